@@ -1,0 +1,65 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: install demo test test-all lint format bench constraints data bundled-model
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt uv
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[all]'
+	touch $@
+
+demo: install
+	$(BIN)/dalle-lean demo
+
+test: install
+	$(BIN)/pytest
+
+test-all: install
+	$(BIN)/pytest -m 'not gpu'
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install
+	$(BIN)/python -m benchmarks.speed
+
+# Pins every package again, for all systems and Python versions. numpy 2.4 breaks hivemind's 8-bit compression.
+constraints: install
+	echo uv | $(BIN)/uv pip compile pyproject.toml - --all-extras --universal --python-version 3.11 \
+		--no-emit-package dalle-lean --no-annotate --no-header --quiet --upgrade --output-file constraints.txt
+
+# Pictures to learn from: five vector sets and emojibase's words, pinned. Another size: make data SIDE=64 DATA=data/emoji64
+DATA := data/emoji
+SIDE := 128
+EMOJI_PACKAGES := @iconify-json/noto@1.2.9 @iconify-json/noto-v1@1.2.5 @iconify-json/twemoji@1.2.5 \
+	@iconify-json/fluent-emoji@1.2.7 @iconify-json/fluent-emoji-flat@1.2.6 emojibase-data@17.0.0
+
+data: install
+	npm install --prefix data/npm --ignore-scripts --no-audit --no-fund --no-save $(EMOJI_PACKAGES)
+	$(BIN)/python -m preprocessing.emoji $(DATA) --packages data/npm/node_modules --side $(SIDE)
+
+# models/emoji from nothing. Every step continues where it was stopped.
+RUN := runs/emoji64
+bundled-model: install
+	test -e data/emoji64/heldout.json || $(MAKE) data SIDE=64 DATA=data/emoji64
+	$(BIN)/dalle-lean train-vqgan data/emoji64/train $(RUN)/vqgan --heldout data/emoji64/heldout \
+		--steps 5500 --discriminator-start 0.75 --save-dtype bfloat16
+	$(BIN)/dalle-lean preprocess data/emoji64/train $(RUN)/shards/train --vqgan $(RUN)/vqgan
+	$(BIN)/dalle-lean preprocess data/emoji64/heldout $(RUN)/shards/heldout --vqgan $(RUN)/vqgan
+	$(BIN)/dalle-lean train $(RUN)/shards/train $(RUN)/dalle --config emoji64 \
+		--heldout $(RUN)/shards/heldout --vqgan $(RUN)/vqgan
+	$(BIN)/dalle-lean train-clip data/emoji64/train $(RUN)/clip --heldout data/emoji64/heldout \
+		--vqgan $(RUN)/vqgan --steps 1800 --save-dtype bfloat16
+	$(BIN)/dalle-lean pack $(RUN)/dalle/model models/emoji --clip $(RUN)/clip/clip \
+		--card models/emoji/README.md --dtype bfloat16
+	$(BIN)/python -m benchmarks.quality data/emoji64 $(RUN)/shards
+	$(BIN)/python -m benchmarks.pictures models/emoji/pictures.png

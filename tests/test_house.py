@@ -1,0 +1,119 @@
+"""The rules of the house: what may import what, and one set of versions everywhere."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("dalle_lean", "preprocessing", "training", "inference", "demo")
+MAY_IMPORT = {
+    "dalle_lean": set(),
+    "preprocessing": {"dalle_lean"},
+    "training": {"dalle_lean", "preprocessing"},
+    "inference": {"dalle_lean"},
+    "demo": {"dalle_lean", "inference", "training"},
+}
+TERMINAL = {"typer", "rich"}
+
+
+def imports_of(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def sources(room):
+    return sorted((ROOT / room).rglob("*.py"))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_imports_go_one_way(room):
+    for path in sources(room):
+        rooms = {name.split(".")[0] for name in imports_of(path)} & set(ROOMS)
+        assert rooms <= MAY_IMPORT[room] | {room}, path
+
+
+def test_training_reads_shards_through_the_one_reader():
+    for path in sources("training"):
+        for name in imports_of(path):
+            assert not name.startswith("preprocessing") or name == "preprocessing.shards", path
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_only_the_command_line_speaks_to_the_terminal(room):
+    for path in sources(room):
+        if path.name in ("cli.py", "terminal.py", "__main__.py") or path.name.startswith("commands"):
+            continue
+        assert not {name.split(".")[0] for name in imports_of(path)} & TERMINAL, path
+        assert "dalle_lean.terminal" not in set(imports_of(path)), path
+
+
+@pytest.mark.parametrize("room", ["dalle_lean", "inference"])
+def test_a_bare_gpu_machine_can_import(room):
+    script = f"""
+import sys
+for name in ("typer", "rich", "hivemind", "bitsandbytes", "datasets", "pyarrow", "open_clip", "taming", "gradio",
+             "torchvision", "tensorboard", "brotli", "yaml", "tqdm"):
+    sys.modules[name] = None
+import {room}
+from dalle_lean import Dalle, DalleConfig, load_model
+import dalle_lean.vqgan, dalle_lean.tokenizer, dalle_lean.clip, dalle_lean.optim, dalle_lean.convert
+if "{room}" == "inference":
+    from inference import Generator
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def project():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def requirement_names(requirements):
+    return {re.split(r"[\[<>=!~; ]", requirement)[0].lower().replace("_", "-") for requirement in requirements}
+
+
+def pinned():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return {
+        line.split("==")[0]: line.split("==")[1].split(" ")[0] for line in lines if line and not line.startswith("#")
+    }
+
+
+def test_every_requirement_is_pinned():
+    extras = project()["optional-dependencies"]
+    wanted = requirement_names(project()["dependencies"])
+    for name, requirements in extras.items():
+        if name != "all":
+            wanted |= requirement_names(requirements)
+    assert wanted <= set(pinned())
+
+
+def test_numpy_stays_below_what_breaks_hiveminds_8_bit_compression():
+    assert tuple(int(part) for part in pinned()["numpy"].split(".")[:2]) < (2, 4)
+
+
+def test_conda_installs_the_same_extras_with_the_same_pins():
+    environment = (ROOT / "environment.yml").read_text()
+    assert "--constraint constraints.txt" in environment
+    assert "--editable .[all]" in environment
+    assert set(requirement_names(project()["optional-dependencies"]["all"])) == {"dalle-lean"}
+    everything = re.fullmatch(r"dalle-lean\[(.+)\]", project()["optional-dependencies"]["all"][0])[1]
+    assert set(everything.split(",")) == set(project()["optional-dependencies"]) - {"all"}
+
+
+def test_ci_runs_the_readmes_two_checks_and_nothing_else():
+    commands = [
+        line
+        for line in (ROOT / ".ci" / "run").read_text().splitlines()
+        if line and not line.startswith("#") and not line.startswith(("set ", "cd "))
+    ]
+    assert commands == ["make lint", "make test"]
+    assert all(command in (ROOT / "README.md").read_text() for command in commands)
