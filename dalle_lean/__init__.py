@@ -1,0 +1,27 @@
+"""The model and what it is made of."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dalle_lean.config import DalleConfig
+    from dalle_lean.folder import load_model, save_model
+    from dalle_lean.memory import MemoryPlan
+    from dalle_lean.model import Dalle
+
+__all__ = ["Dalle", "DalleConfig", "MemoryPlan", "load_model", "save_model"]
+
+_HOMES = {
+    "Dalle": "dalle_lean.model",
+    "DalleConfig": "dalle_lean.config",
+    "MemoryPlan": "dalle_lean.memory",
+    "load_model": "dalle_lean.folder",
+    "save_model": "dalle_lean.folder",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: the command line's help must not wait for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dalle_lean' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

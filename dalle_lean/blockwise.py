@@ -1,0 +1,68 @@
+"""Blockwise 8-bit quantization of optimizer statistics.
+
+A tensor is cut into blocks of neighbours in raster order. Each block keeps its largest magnitude as a float32 scale,
+each element one byte: the index of the nearest value of a fixed map over [-1, 1], or [0, 1] for what is never negative.
+Source: Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization", section 2.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+DECADES = 7
+
+
+@cache
+def dynamic_map(signed: bool) -> Tensor:
+    """The 256 values a byte may mean, ascending, float32 [256]: zero, one, and seven decades below one.
+
+    A decade has half as many values as the one above it, evenly spaced: relative error is under 1 % near the block's
+    largest element, while elements 10 million times smaller still differ from zero.
+    """
+    values = [torch.tensor([0.0, 1.0], dtype=torch.float64)]
+    for decade in range(DECADES):
+        count = 2 ** (DECADES - signed - decade)
+        edges = torch.linspace(0.1, 1, count + 1, dtype=torch.float64) * 10.0**-decade
+        centres = (edges[:-1] + edges[1:]) / 2
+        values += [centres, -centres] if signed else [centres]
+    return torch.cat(values).sort().values.float()
+
+
+@cache
+def nearest_code(signed: bool) -> Tensor:
+    """The code of every bfloat16 number: uint8 [65536], indexed by its bits read as int16, plus 32768.
+
+    Looking a number up by its upper 16 bits is several times faster than a search, and as good: bfloat16 rounds by
+    at most 0.4 %, the map's finest step is 0.7 %. Unsigned, only zero becomes zero: a second moment that vanished
+    under a first moment that did not would make the step explode.
+    """
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    numbers = bits.view(torch.bfloat16).float()
+    values = dynamic_map(signed)
+    codes = torch.bucketize(numbers, (values[1:] + values[:-1]) / 2)
+    if not signed:
+        codes[numbers > 0] = codes[numbers > 0].clamp(min=1)
+    return codes.to(torch.uint8)
+
+
+def quantize(x: Tensor, *, signed: bool, block_size: int) -> tuple[Tensor, Tensor]:
+    """Finite floats of any shape and layout -> (codes uint8, of x's shape; scales float32, one per block).
+
+    The last block may be shorter. Zeros stay exactly zero. Unsigned needs x >= 0.
+    """
+    flat = x.reshape(-1).float()
+    blocks = functional.pad(flat, (0, -flat.numel() % block_size)).view(-1, block_size)
+    scales = blocks.abs().amax(dim=1)
+    smallest = torch.finfo(torch.float32).tiny
+    bits = (blocks / scales.clamp(min=smallest)[:, None]).bfloat16().view(torch.int16)
+    codes = nearest_code(signed).index_select(0, bits.view(-1).int() + 2**15)
+    return codes[: flat.numel()].view(x.shape), scales
+
+
+def dequantize(codes: Tensor, scales: Tensor, *, signed: bool, block_size: int) -> Tensor:
+    """What `quantize` gave -> float32 of the same shape."""
+    flat = functional.pad(codes.view(-1), (0, -codes.numel() % block_size))
+    values = functional.embedding(flat.int(), dynamic_map(signed)[:, None]).view(-1, block_size)
+    return (values * scales[:, None]).view(-1)[: codes.numel()].view(codes.shape)

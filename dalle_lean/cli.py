@@ -1,0 +1,77 @@
+"""The program `dalle-lean`: one word per job.
+
+A room's module is imported only when one of its commands runs, so `dalle-lean --help` answers at once.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+
+from dalle_lean.terminal import error
+
+# word: (where its function lives, one line of help)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "preprocess": ("preprocessing.commands:preprocess", "Pictures with captions -> shards of VQGAN codes."),
+    "train": ("training.commands_train:train", "Train the transformer on shards, on this machine."),
+    "generate": ("inference.commands:generate", "Draw prompts: pictures, a contact sheet and their scores."),
+    "demo": ("demo.commands:demo", "Open the prompt page in a browser."),
+    "train-vqgan": ("training.commands_vqgan:train_vqgan", "Train a small VQGAN on a folder of pictures."),
+    "train-clip": ("training.commands_clip:train_clip", "Train a small CLIP on pictures with captions."),
+    "pack": ("dalle_lean.commands:pack", "The parts of a model -> one model folder."),
+    "convert": ("dalle_lean.convert.commands:convert", "Published checkpoints <-> model folders."),
+}
+
+# What a user can mend is one line and exit code 2; anything else is a bug and keeps its traceback.
+MISTAKES = (ValueError, OSError, ImportError)
+INTERRUPTED = 130
+
+
+def load(target: str) -> Callable[..., Any]:
+    """The function that "module:name" says."""
+    module, name = target.split(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def build_app(word: str | None) -> typer.Typer:
+    """The program, with the real command behind `word` and a line of help for every other one."""
+    app = typer.Typer(
+        name="dalle-lean",
+        help="A text-to-image transformer that anyone can train together over the Internet and run at home.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(lambda: None)
+    for name, (target, summary) in COMMANDS.items():
+        if name == word:
+            app.command(name)(load(target))
+        else:
+            app.command(name, help=summary)(lambda: None)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run `dalle-lean` and exit: 0 for success, 2 for a mistake (one line on stderr), 130 for Ctrl+C."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    word = next((argument for argument in arguments if not argument.startswith("-")), None)
+    try:
+        code = build_app(word)(arguments, standalone_mode=False)
+    except Exception as mistake:
+        if os.environ.get("DALLE_LEAN_TRACEBACK"):
+            raise
+        if hasattr(mistake, "format_message"):  # Typer's own usage errors
+            if mistake.format_message():  # empty where help was shown for want of arguments
+                error(mistake.format_message())
+        elif isinstance(mistake, MISTAKES):
+            error(" ".join(str(mistake).split()) or type(mistake).__name__)
+        else:
+            raise
+        sys.exit(2)
+    if code == INTERRUPTED:  # Typer answers Ctrl+C with this code
+        error("stopped; what was finished is kept")
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,183 @@
+"""DalleConfig: everything that changes what the model predicts."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+ATTENTION_KINDS = ("row", "column", "conv", "full")
+CONV_WINDOWS = ("centred", "corner")
+# Sizes and the largest that is taken: far beyond any known model, but no damaged file can ask for all memory.
+LARGEST = {
+    "text_vocab_size": 2**24,
+    "text_len": 2**16,
+    "image_vocab_size": 2**24,
+    "image_side": 1024,
+    "hidden_size": 2**16,
+    "num_layers": 4096,
+    "num_heads": 4096,
+    "head_size": 2**16,
+    "ffn_multiplier": 256,
+    "conv_kernel": 255,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DalleConfig:
+    """The function the model computes; saved with its weights. The defaults are the paper's model.
+
+    Source: Borzunov et al. 2022, "Training Transformers Together", section 3; layer details as in the run's code.
+
+    Args:
+        text_vocab_size: ids of the tokenizer, V; text ids are in [0, V).
+        text_len: text positions T; captions are padded to it.
+        image_vocab_size: size C of the VQGAN's codebook.
+        image_side: side f of the square grid of codes; a picture is f * f codes in raster order.
+        hidden_size: width D of the residual streams; a multiple of 4 with token_shift.
+        num_layers, num_heads, head_size: num_heads * head_size need not be hidden_size.
+        ffn_multiplier: inner width of the GEGLU feed-forward, in hidden sizes.
+        attention_pattern: kinds of attention, repeated over the layers: "row", "column", "conv", "full".
+        last_attention: kind of the last layer; None continues the pattern.
+        conv_kernel: side of the convolution window, odd.
+        conv_window: "centred" (the training run) or "corner" (dalle-pytorch 1.5.0 and later).
+        shared_blocks: how layers share weights. An int n: layer i uses block i % n, and a last layer with its own
+            kind has a block of its own. None: nothing is tied. A tuple names the block of each layer.
+        tie_embeddings: the input table is the output layer's weight.
+        token_shift: part of the channels comes from the neighbours above and to the left.
+        rotary: rotary positions on queries, keys and values; False: learnt position tables.
+        reversible: two residual streams instead of one (another function, not only another backward).
+        sandwich_norm: a LayerNorm after each branch too.
+        image_loss_weight: weight of the image part of the loss; the text part weighs 1.
+
+    Raises:
+        ValueError: names the field, its value and what is allowed.
+    """
+
+    text_vocab_size: int = 32100
+    text_len: int = 256
+    image_vocab_size: int = 8192
+    image_side: int = 32
+    hidden_size: int = 1024
+    num_layers: int = 64
+    num_heads: int = 16
+    head_size: int = 64
+    ffn_multiplier: int = 4
+    attention_pattern: tuple[str, ...] = ("row", "column", "row", "row")
+    last_attention: str | None = "conv"
+    conv_kernel: int = 5
+    conv_window: str = "centred"
+    shared_blocks: int | tuple[int, ...] | None = 4
+    tie_embeddings: bool = True
+    token_shift: bool = True
+    rotary: bool = True
+    reversible: bool = True
+    sandwich_norm: bool = False
+    image_loss_weight: float = 7
+
+    def __post_init__(self) -> None:
+        for name, largest in LARGEST.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
+                raise ValueError(f"{name}={value!r}: must be a whole number in 1..{largest}")
+        for name in ("tie_embeddings", "token_shift", "rotary", "reversible", "sandwich_norm"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be true or false")
+        if not isinstance(self.image_loss_weight, int | float) or not 0 <= self.image_loss_weight < float("inf"):
+            raise ValueError(f"image_loss_weight={self.image_loss_weight!r}: must be a finite number of at least 0")
+        if not isinstance(self.attention_pattern, tuple) or not self.attention_pattern:
+            raise ValueError(
+                f"attention_pattern={self.attention_pattern!r}: must be a tuple of at least one kind of attention"
+            )
+        for kind in (*self.attention_pattern, *([self.last_attention] if self.last_attention is not None else [])):
+            if kind not in ATTENTION_KINDS:
+                raise ValueError(f"attention kind {kind!r}: must be one of {', '.join(ATTENTION_KINDS)}")
+        if self.conv_window not in CONV_WINDOWS:
+            raise ValueError(f"conv_window={self.conv_window!r}: must be one of {', '.join(CONV_WINDOWS)}")
+        if self.conv_kernel % 2 == 0:
+            raise ValueError(f"conv_kernel={self.conv_kernel}: must be odd, the window has a centre")
+        if self.token_shift and self.hidden_size % 4:
+            raise ValueError(f"hidden_size={self.hidden_size}: token_shift needs a multiple of 4")
+        if self.rotary and self.head_size < 6:
+            raise ValueError(
+                f"head_size={self.head_size}: rotary needs at least 6, two channels for each of three axes"
+            )
+        self._check_sharing()
+
+    def _check_sharing(self) -> None:
+        shared = self.shared_blocks
+        if isinstance(shared, tuple):
+            if len(shared) != self.num_layers or any(not isinstance(block, int) or block < 0 for block in shared):
+                raise ValueError(f"shared_blocks={shared}: a tuple names a block of at least 0 for each layer")
+            if set(shared) != set(range(max(shared) + 1)):
+                raise ValueError(f"shared_blocks={shared}: blocks must be numbered from 0 without gaps")
+        elif shared is not None and (not isinstance(shared, int) or isinstance(shared, bool) or shared < 1):
+            raise ValueError(f"shared_blocks={shared!r}: must be a number of at least 1, a tuple or None")
+        kind_of_block: dict[int, str] = {}
+        for layer, (block, kind) in enumerate(zip(self.layer_blocks, self.layer_kinds, strict=True)):
+            if kind_of_block.setdefault(block, kind) != kind:
+                raise ValueError(
+                    f"shared_blocks={shared}: layer {layer} has {kind} attention but shares block {block} with a "
+                    f"{kind_of_block[block]} layer; layers that share a block need the same kind"
+                )
+
+    @classmethod
+    def paper(cls) -> "DalleConfig":
+        """The paper's model: 64 layers, 125,894,244 parameters."""
+        return cls()
+
+    @property
+    def layer_kinds(self) -> tuple[str, ...]:
+        """The attention kind of each layer."""
+        pattern = self.attention_pattern
+        kinds = [pattern[layer % len(pattern)] for layer in range(self.num_layers)]
+        if self.last_attention is not None:
+            kinds[-1] = self.last_attention
+        return tuple(kinds)
+
+    @property
+    def layer_blocks(self) -> tuple[int, ...]:
+        """The block (attention and feed-forward weights) of each layer, numbered from 0 in order of first use."""
+        if isinstance(self.shared_blocks, tuple):
+            return self.shared_blocks
+        count = self.shared_blocks or self.num_layers
+        blocks = [layer % count for layer in range(self.num_layers)]
+        if self.last_attention is not None:
+            blocks[-1] = min(count, self.num_layers - 1)
+        return tuple(blocks)
+
+    @property
+    def image_len(self) -> int:
+        """Codes in a picture, I."""
+        return self.image_side**2
+
+    @property
+    def num_text_positions(self) -> int:
+        """Positions 0..T: `<bos>` and the caption."""
+        return self.text_len + 1
+
+    @property
+    def sequence_len(self) -> int:
+        """Input positions in training, L = T + I: `<bos>`, the caption and all codes but the last."""
+        return self.text_len + self.image_len
+
+    @property
+    def num_text_tokens(self) -> int:
+        """Text rows of the vocabulary, V' = V + T: the tokenizer's ids and one padding id per text position."""
+        return self.text_vocab_size + self.text_len
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the vocabulary, N = V' + C."""
+        return self.num_text_tokens + self.image_vocab_size
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "DalleConfig":
+        """Inverse of `to_dict`; an unknown field is a ValueError that names it."""
+        unknown = set(fields) - {field.name for field in dataclasses.fields(cls)}
+        if unknown:
+            raise ValueError(f"unknown DalleConfig field: {', '.join(sorted(unknown))}")
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+        return cls(**values)

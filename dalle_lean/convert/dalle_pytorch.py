@@ -1,0 +1,172 @@
+"""State dicts of dalle-pytorch and of the training run's fork <-> Dalle.
+
+Four generations of names differ only in how many `.fn` wrappers stand between a layer and its inner module, so the
+loader ignores that run of wrappers and checks everything else. Shared modules are stored once per layer that uses them.
+"""
+
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dalle_lean.config import DalleConfig
+from dalle_lean.model import Dalle
+from dalle_lean.rotary import rotary_angles
+
+GENERATIONS = ("fork", "1.4")
+"""The training run's fork, and dalle-pytorch 1.4.0 to 1.6.6."""
+
+LAYER_KEY = re.compile(r"transformer\.layers\.(?:blocks\.(\d+)\.(f|g)\.net|layers\.(\d+)\.(0|1))\.(.+)")
+POSITIONS_KEY = "transformer.pos_emb"
+# their leaf -> ours, for the attention and the feed-forward branch
+OWN_LEAVES = {"scale": "scale", "fn.norm.weight": "norm.weight", "fn.norm.bias": "norm.bias"}
+SHARED_LEAVES = (
+    {"to_qkv.weight": "qkv.weight", "to_out.0.weight": "out.weight", "to_out.0.bias": "out.bias"},
+    {"net.0.weight": "up.weight", "net.0.bias": "up.bias", "net.3.weight": "down.weight", "net.3.bias": "down.bias"},
+)
+BRANCHES = ("attention", "feed_forward")
+OUTPUT_KEYS = {
+    "to_logits.0.weight": "norm.weight",
+    "to_logits.0.bias": "norm.bias",
+    "to_logits.1.weight": "output.weight",
+    "to_logits.1.bias": "output.bias",
+}
+TIED_ALIASES = {
+    f"{part}_emb.linear.{leaf}": f"output.{leaf}" for part in ("text", "image") for leaf in ("weight", "bias")
+}
+
+
+def from_dalle_pytorch(state_dict: dict[str, Tensor], config: DalleConfig) -> Dalle:
+    """The model of a published state dict, any of the four generations of names, with or without the `model.` prefix.
+
+    Raises:
+        ValueError: names a key that is missing, unknown or misshapen, an alias that differs from what it is an alias
+            of, or a position table that is not this model's.
+    """
+    _check_convertible(config)
+    model = Dalle(config)
+    wanted = model.state_dict()
+    found: dict[str, tuple[str, Tensor]] = {}
+    input_tables: dict[str, Tensor] = {}
+    for key, value in state_dict.items():
+        name = key.removeprefix("model.")
+        if name == POSITIONS_KEY:
+            _check_positions(key, value, config)
+            continue
+        if not config.tie_embeddings and name in ("text_emb.weight", "image_emb.weight"):
+            input_tables[name] = value
+            continue
+        ours = _our_name(name, config)
+        if ours is None:
+            raise ValueError(f"{key} does not belong to this model")
+        value = value.reshape(-1) if ours.endswith(".scale") else value
+        if value.shape != wanted[ours].shape:
+            raise ValueError(f"{key} has shape {list(value.shape)}; this model needs {list(wanted[ours].shape)}")
+        earlier_key, earlier = found.setdefault(ours, (key, value))
+        if earlier is not value and not torch.equal(earlier, value):
+            raise ValueError(f"{key} differs from {earlier_key}, but this model shares them")
+    if not config.tie_embeddings:
+        found["embedding.weight"] = ("text_emb.weight", _input_table(input_tables, config))
+    for ours in wanted:
+        if ours not in found:
+            raise ValueError(f"{_their_names(config, 'fork')[ours][0]} is missing")
+    model.load_state_dict({ours: value for ours, (_, value) in found.items()})
+    return model
+
+
+def to_dalle_pytorch(model: Dalle, generation: str = "fork", prefix: str = "") -> dict[str, Tensor]:
+    """The published names of a model's tensors, aliases included; aliases share their tensor.
+
+    Args:
+        generation: "fork" (the training run) or "1.4" (dalle-pytorch 1.4.0 to 1.6.6).
+        prefix: "model." for files as the run wrote them.
+    """
+    config = model.config
+    _check_convertible(config)
+    if generation not in GENERATIONS:
+        raise ValueError(f"generation={generation!r}: must be one of {', '.join(GENERATIONS)}")
+    angles = rotary_angles(config.num_text_positions, config.image_side, config.head_size)
+    published = {POSITIONS_KEY: angles.repeat_interleave(2, dim=-1)[None]}
+    names = _their_names(config, generation)
+    for ours, value in model.state_dict().items():
+        if ours == "embedding.weight":
+            published["text_emb.weight"], published["image_emb.weight"] = value.split(
+                [config.num_text_tokens, config.image_vocab_size]
+            )
+        for theirs in names.get(ours, []):
+            published[theirs] = value.reshape(1, 1, -1) if ours.endswith(".scale") else value
+    return {prefix + key: value for key, value in published.items()}
+
+
+def _our_name(name: str, config: DalleConfig) -> str | None:
+    if name in OUTPUT_KEYS:
+        return OUTPUT_KEYS[name]
+    if config.tie_embeddings and name in TIED_ALIASES:
+        return TIED_ALIASES[name]
+    match = LAYER_KEY.fullmatch(name)
+    if match is None or (match[1] is not None) != config.reversible:
+        return None
+    layer = int(match[1] or match[3])
+    branch = "fg".index(match[2]) if config.reversible else int(match[4])
+    if layer >= config.num_layers:
+        return None
+    if match[5] in OWN_LEAVES:
+        return f"layers.{layer}.{BRANCHES[branch]}.{OWN_LEAVES[match[5]]}"
+    leaf = re.sub(r"^(fn\.)+", "", match[5])
+    if leaf == match[5] or leaf not in SHARED_LEAVES[branch]:
+        return None
+    return f"blocks.{config.layer_blocks[layer]}.{BRANCHES[branch]}.{SHARED_LEAVES[branch][leaf]}"
+
+
+def _their_names(config: DalleConfig, generation: str) -> dict[str, list[str]]:
+    """Our name -> every name it has in a published state dict, the first one first."""
+    names: dict[str, list[str]] = {ours: [theirs] for theirs, ours in OUTPUT_KEYS.items()}
+    if config.tie_embeddings:
+        for alias, ours in TIED_ALIASES.items():
+            names[ours].append(alias)
+    else:
+        names["embedding.weight"] = []
+    for theirs, ours in _layer_names(config, generation):
+        names.setdefault(ours, []).append(theirs)
+    return names
+
+
+def _layer_names(config: DalleConfig, generation: str) -> Iterator[tuple[str, str]]:
+    wrappers = {"fork": (2, 2), "1.4": (3, 2)}[generation]
+    if config.token_shift:
+        wrappers = {"fork": (3, 3), "1.4": (5, 4)}[generation]
+    for layer, block in enumerate(config.layer_blocks):
+        for branch, name in enumerate(BRANCHES):
+            prefix = f"transformer.layers.blocks.{layer}.{'fg'[branch]}.net."
+            if not config.reversible:
+                prefix = f"transformer.layers.layers.{layer}.{branch}."
+            for theirs, ours in OWN_LEAVES.items():
+                yield prefix + theirs, f"layers.{layer}.{name}.{ours}"
+            for theirs, ours in SHARED_LEAVES[branch].items():
+                yield prefix + "fn." * wrappers[branch] + theirs, f"blocks.{block}.{name}.{ours}"
+
+
+def _input_table(tables: dict[str, Tensor], config: DalleConfig) -> Tensor:
+    for name, rows in (("text_emb.weight", config.num_text_tokens), ("image_emb.weight", config.image_vocab_size)):
+        if name not in tables:
+            raise ValueError(f"{name} is missing")
+        if tables[name].shape != (rows, config.hidden_size):
+            raise ValueError(f"{name} has shape {list(tables[name].shape)}; needs {[rows, config.hidden_size]}")
+    return torch.cat([tables["text_emb.weight"], tables["image_emb.weight"]])
+
+
+def _check_positions(key: str, value: Tensor, config: DalleConfig) -> None:
+    angles = rotary_angles(config.num_text_positions, config.image_side, config.head_size)
+    ours = angles.repeat_interleave(2, dim=-1)[None]
+    if value.shape != ours.shape or not torch.allclose(value.float(), ours, rtol=1e-6, atol=1e-5):
+        raise ValueError(
+            f"{key} is not the rotary table of this configuration; check text_len, image_side and head_size"
+        )
+
+
+def _check_convertible(config: DalleConfig) -> None:
+    if not config.rotary:
+        raise ValueError("rotary=False: only models with rotary positions have a published form")
+    if config.sandwich_norm:
+        raise ValueError("sandwich_norm=True: only models without it have a published form")

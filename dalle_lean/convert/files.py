@@ -1,0 +1,73 @@
+"""Conversion of files: what `dalle-lean convert` does."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from dalle_lean.config import DalleConfig
+from dalle_lean.convert.dalle_pytorch import from_dalle_pytorch, to_dalle_pytorch
+from dalle_lean.convert.taming import from_taming
+from dalle_lean.files import atomic_write, read_json
+from dalle_lean.folder import load_model, save_model
+from dalle_lean.require import require
+from dalle_lean.vqgan import VQGAN
+
+
+def import_dalle(
+    source: Path, out: Path, config: Path | None, *, tokenizer: Path | None = None, vqgan: Path | None = None
+) -> None:
+    """A published DALL-E state dict -> a model folder; `config`: JSON of DalleConfig fields, by default the paper's."""
+    fields = read_json(config) if config is not None else {}
+    if not isinstance(fields, dict):
+        raise ValueError(f"{config} must hold a JSON object of DalleConfig fields")
+    model = from_dalle_pytorch(read_state_dict(source), DalleConfig.from_dict(fields))
+    fingerprint = VQGAN.load(vqgan).fingerprint() if vqgan is not None else None
+    save_model(model, out, tokenizer=tokenizer, vqgan=vqgan, vqgan_fingerprint=fingerprint)
+
+
+def import_vqgan(source: Path, out: Path, config: Path | None) -> None:
+    """A published taming-transformers checkpoint and its config.yaml -> a VQGAN folder."""
+    if config is None:
+        raise ValueError("a VQGAN needs --config: the config.yaml that was published beside its checkpoint")
+    yaml = require("yaml", extra="preprocessing")
+    try:
+        content = yaml.safe_load(config.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{config} is not YAML: {error}") from None
+    if not isinstance(content, dict) or "model" not in content:
+        raise ValueError(f"{config} has no section `model`")
+    from_taming(read_state_dict(source), content["model"]).save(out)
+
+
+def export_dalle(folder: Path, out: Path, generation: str, prefix: str) -> None:
+    """A model folder -> a file of the published key names, aliases sharing their storage, as torch.save wrote them."""
+    state = to_dalle_pytorch(load_model(folder), generation, prefix)
+    with atomic_write(out) as temporary:
+        torch.save(state, temporary)
+
+
+def read_state_dict(path: Path) -> dict[str, Tensor]:
+    """Tensors by name from safetensors or a `torch.save`d file (weights only), with or without a `state_dict` level."""
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file")
+    try:
+        if path.suffix == ".safetensors":
+            content: Any = load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged files raise nearly anything
+        raise ValueError(f"{path} cannot be read as weights: {first_line(error)}") from None
+    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
+        content = content["state_dict"]
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
+    ):
+        raise ValueError(f"{path} does not hold a state dict (names and tensors)")
+    return content
+
+
+def first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,0 +1,20 @@
+"""Where to compute."""
+
+import torch
+
+
+def pick_device(device: str | torch.device) -> torch.device:
+    """The device meant; "auto" is CUDA where there is one, else the CPU. ValueError for one that is not usable here."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        picked = torch.device(device)
+    except RuntimeError:
+        picked = torch.device("meta")
+    if picked.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={str(device)!r}: it must be auto, cpu, cuda or cuda:N")
+    if picked.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={str(device)!r}: no CUDA device is usable here; take cpu")
+    if picked.index is not None and picked.type == "cuda" and picked.index >= torch.cuda.device_count():
+        raise ValueError(f"device={str(device)!r}: there are only {torch.cuda.device_count()} CUDA devices here")
+    return picked

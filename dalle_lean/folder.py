@@ -1,0 +1,225 @@
+"""Model folders: all that `generate` needs in one place, every part named with its hash.
+
+config.json, model.safetensors and, where given, tokenizer.json, vqgan/, clip/ and a card README.md.
+"""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dalle_lean.config import DalleConfig
+from dalle_lean.files import read_json, sha256_file, sync_folder, write_json
+from dalle_lean.memory import MemoryPlan
+from dalle_lean.model import Dalle
+from dalle_lean.weights import load_strictly, read_weights, save_weights
+
+FORMAT = "dalle_lean_model/1"
+WEIGHTS = "model.safetensors"
+HASHED_SUFFIXES = (".json", ".safetensors")
+PART_FILES = ("config.json", "model.safetensors", "tokenizer.json")
+
+
+class DamagedFolder(ValueError):
+    """A model folder misses a part, or a part is not the one the folder was saved with."""
+
+
+def save_model(
+    model: Dalle,
+    folder: str | Path,
+    *,
+    tokenizer: str | Path | None = None,
+    vqgan: str | Path | None = None,
+    clip: str | Path | None = None,
+    card: str | None = None,
+    vqgan_fingerprint: str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Write a model folder. An existing one is replaced whole, when the new one is complete on disk; a folder of
+    anything else is a ValueError.
+
+    Args:
+        tokenizer: a tokenizer.json to copy.
+        vqgan, clip: folders of these parts to copy.
+        card: text of README.md.
+        vqgan_fingerprint: the VQGAN on whose codes the model was trained; `generate` refuses another one.
+        dtype: of the stored floating-point weights.
+    """
+    folder = Path(folder)
+    check_replaceable(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
+    try:
+        save_weights(model.state_dict(), fresh / WEIGHTS, dtype)
+        if tokenizer is not None:
+            shutil.copyfile(tokenizer, fresh / "tokenizer.json")
+        for name, part in (("vqgan", vqgan), ("clip", clip)):
+            if part is not None:
+                copy_part(Path(part), fresh / name)
+        if card is not None:
+            (fresh / "README.md").write_text(card, encoding="utf-8")
+        content = {
+            "format": FORMAT,
+            "dalle": model.config.to_dict(),
+            "vqgan_fingerprint": vqgan_fingerprint,
+            "parts": {name: sha256_file(fresh / name) for name in hashed_parts(fresh)},
+        }
+        write_json(fresh / "config.json", content)
+        fresh.chmod(0o755)
+        replace_folder(fresh, folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def load_model(
+    folder: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    plan: MemoryPlan | None = None,
+) -> Dalle:
+    """The transformer of a model folder, in eval mode, after `check_parts`.
+
+    Raises:
+        DamagedFolder: a part is missing or altered.
+        ValueError: the configuration or the weights do not fit this program.
+    """
+    folder = Path(folder)
+    content = check_parts(folder)
+    model = Dalle(DalleConfig.from_dict(content["dalle"]), plan)
+    load_strictly(model, read_weights(folder / WEIGHTS), str(folder / WEIGHTS))
+    return model.to(device=device, dtype=dtype).eval()
+
+
+def copy_part(part: Path, out: Path) -> None:
+    """Copy the files a VQGAN or CLIP consists of, and nothing of the run that may lie beside them."""
+    out.mkdir()
+    for name in PART_FILES:
+        if (part / name).is_file():
+            shutil.copyfile(part / name, out / name)
+    if not (out / "config.json").exists():
+        raise ValueError(f"{part} is no finished VQGAN or CLIP: it has no config.json")
+
+
+def pack_model(
+    model: Path,
+    out: Path,
+    *,
+    vqgan: Path | None = None,
+    clip: Path | None = None,
+    card: Path | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Write the model folder `model` to `out` with other parts or another dtype; a part not given is `model`'s.
+
+    ValueError where `vqgan` is not the one on whose codes the model was trained.
+    """
+    content = check_parts(model)
+    expected = content["vqgan_fingerprint"]
+    if vqgan is not None and expected is not None:
+        from dalle_lean.vqgan import VQGAN
+
+        if (actual := VQGAN.load(vqgan).fingerprint()) != expected:
+            raise ValueError(f"{vqgan} is the VQGAN {actual[:12]}; {model} was trained on codes of {expected[:12]}")
+    given = {"tokenizer.json": None, "vqgan": vqgan, "clip": clip, "README.md": card}
+    parts = {name: path or model / name for name, path in given.items() if path or (model / name).exists()}
+    save_model(
+        load_model(model),
+        out,
+        tokenizer=parts.get("tokenizer.json"),
+        vqgan=parts.get("vqgan"),
+        clip=parts.get("clip"),
+        card=parts["README.md"].read_text(encoding="utf-8") if "README.md" in parts else None,
+        vqgan_fingerprint=expected,
+        dtype=dtype,
+    )
+
+
+def check_parts(folder: str | Path) -> dict[str, Any]:
+    """The content of config.json, after every part's SHA-256 was compared with the one it was saved with."""
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise DamagedFolder(f"{folder} is not a model folder: it has no config.json")
+    content = read_json(folder / "config.json")
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise DamagedFolder(f"{folder}/config.json is not of the format {FORMAT}")
+    parts = content.get("parts")
+    if not isinstance(content.get("dalle"), dict) or not isinstance(parts, dict) or WEIGHTS not in parts:
+        raise DamagedFolder(f"{folder}/config.json does not name the model's configuration and its parts")
+    if not isinstance(content.get("vqgan_fingerprint"), str | None):
+        raise DamagedFolder(f"{folder}/config.json: vqgan_fingerprint must be a string or null")
+    on_disk = set(hashed_parts(folder))
+    for name in sorted(on_disk | set(parts)):
+        if name not in on_disk:
+            raise DamagedFolder(f"{folder}: {name} is missing; get a complete copy of the folder")
+        if name not in parts:
+            raise DamagedFolder(f"{folder}: {name} does not belong to this model; remove it or save the folder again")
+        if sha256_file(folder / name) != parts[name]:
+            raise DamagedFolder(f"{folder}: {name} is not the file this model was saved with; get a complete copy")
+    return content
+
+
+def hashed_parts(folder: Path) -> list[str]:
+    """The parts that carry a hash: JSON and safetensors files, relative to the folder, without config.json itself."""
+    files = (path for path in folder.rglob("*") if path.suffix in HASHED_SUFFIXES and path.is_file())
+    return sorted(path.relative_to(folder).as_posix() for path in files if path != folder / "config.json")
+
+
+def find_model(name: str | None = None) -> Path:
+    """The folder that `--model` means: a folder, a hub id, else $DALLE_LEAN_MODEL, else the bundled model.
+
+    A hub id ("owner/name") is downloaded, and only then; its code and pickles are not.
+    """
+    name = name or os.environ.get("DALLE_LEAN_MODEL")
+    if name is None:
+        return bundled_model()
+    if Path(name).is_dir():
+        return Path(name)
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise ValueError(f"no model folder at {name}; give a folder, or a hub id such as owner/name")
+    from dalle_lean.require import require
+
+    hub = require("huggingface_hub", extra="demo")
+    patterns = [f"*{suffix}" for suffix in HASHED_SUFFIXES] + ["*.md"]
+    try:
+        return Path(hub.snapshot_download(name, allow_patterns=patterns))
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{name} is neither a folder here nor a model on the hub: {reason}") from None
+
+
+def bundled_model() -> Path:
+    """The model that comes with the package."""
+    folder = Path(__file__).resolve().parent.parent / "models" / "emoji"
+    if not (folder / "config.json").is_file():
+        raise ValueError("this installation has no bundled model; name one with --model or $DALLE_LEAN_MODEL")
+    return folder
+
+
+def check_replaceable(folder: Path) -> None:
+    """ValueError unless `folder` is missing, empty or a model folder: nothing else is ever replaced."""
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
+    config = folder / "config.json"
+    if folder.exists() and not (config.is_file() and FORMAT.encode() in config.read_bytes()):
+        raise ValueError(f"{folder} is not empty and no model folder; name another place, nothing there is replaced")
+
+
+def replace_folder(fresh: Path, folder: Path) -> None:
+    """Put the complete folder `fresh` in the place of `folder`.
+
+    A kill between the two renames leaves the old folder beside it as `.NAME.old`; the next call begins by putting it
+    back, so a complete folder is never lost.
+    """
+    retired = folder.with_name(f".{folder.name}.old")
+    if retired.exists() and not folder.exists():
+        os.rename(retired, folder)
+    shutil.rmtree(retired, ignore_errors=True)
+    if folder.exists():
+        os.rename(folder, retired)
+    os.rename(fresh, folder)
+    sync_folder(folder.parent)
+    shutil.rmtree(retired, ignore_errors=True)

@@ -1,0 +1,20 @@
+"""Optional packages, imported where they are used."""
+
+import importlib
+from types import ModuleType
+
+
+class MissingPackage(ImportError):
+    """An optional package is not installed; the message says what to install."""
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import `module`, or raise MissingPackage naming the extra that brings it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
+            raise
+        raise MissingPackage(
+            f"{error.name} is not installed; install it with: pip install 'dalle-lean[{extra}]'"
+        ) from None

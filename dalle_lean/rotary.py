@@ -1,0 +1,57 @@
+"""Rotary positions over text, rows and columns.
+
+P text positions, f side of the code grid, d head size; rot = d // 3 channels for each of three blocks: the position in
+the text, the row and the column; n = rot // 2 angles a block. Channels past 6 n are not rotated.
+Source: Su et al. 2021 (RoFormer), with dalle-pytorch's axial frequencies for the picture.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+TEXT_POSITION_OF_IMAGE = 8192.0
+PICTURE_POSITION_OF_TEXT = -10.0
+HIGHEST_PICTURE_FREQUENCY = 5.0
+
+
+def rotary_angles(num_text: int, side: int, head_size: int, device: torch.device | str = "cpu") -> Tensor:
+    """Angles in radians of every position, float32: [P + f * f, 3 n].
+
+    They are float32 products, as the published checkpoints were trained with; 8192 times a frequency rounds visibly.
+    """
+    rot = head_size // 3
+    n = rot // 2
+    text_frequency = 1.0 / (10000 ** (torch.arange(0, 2 * n, 2, device=device).float() / rot))
+    picture_frequency = torch.linspace(1.0, HIGHEST_PICTURE_FREQUENCY, n, device=device) * math.pi
+
+    text_position = torch.full((num_text + side * side,), TEXT_POSITION_OF_IMAGE, device=device)
+    text_position[:num_text] = torch.arange(num_text, device=device).float()
+    outside = torch.full((num_text,), PICTURE_POSITION_OF_TEXT, device=device)
+    axis = torch.linspace(-1.0, 1.0, side, device=device)
+    row = torch.cat([outside, axis.repeat_interleave(side)])
+    column = torch.cat([outside, axis.repeat(side)])
+    return torch.cat(
+        [
+            text_position[:, None] * text_frequency,
+            row[:, None] * picture_frequency,
+            column[:, None] * picture_frequency,
+        ],
+        dim=1,
+    )
+
+
+def rotary_table(angles: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cosines and sines of the angles: [2, S, 3 n] in float64 for float64 activations, else in float32."""
+    angles = angles.to(torch.float64 if dtype == torch.float64 else torch.float32)
+    return torch.stack([angles.cos(), angles.sin()])
+
+
+def rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Turn each adjacent pair of channels by its position's angle; x [..., S, d], table [2, S, 3 n]."""
+    cos, sin = table
+    turned = 2 * cos.shape[-1]
+    pairs = x[..., :turned].unflatten(-1, (-1, 2)).to(table.dtype)
+    u, v = pairs.unbind(-1)
+    rotated = torch.stack([u * cos - v * sin, v * cos + u * sin], dim=-1).flatten(-2)
+    return torch.cat([rotated.to(x.dtype), x[..., turned:]], dim=-1)

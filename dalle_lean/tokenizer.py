@@ -1,0 +1,117 @@
+"""Captions -> token ids: a thin cover over the `tokenizers` package that owns the padding id."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Self
+
+import tokenizers
+import torch
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from torch import Tensor
+
+from dalle_lean.files import atomic_write
+
+# Ids 0, 1 and 2 of a trained vocabulary. The model replaces id 0 wherever it stands, so no caption may yield it.
+SPECIAL_TOKENS = ("<unused>", "<pad>", "<unk>")
+DEFAULT_PADDING_ID = 1
+# Every byte has a token of its own, so that no caption is ever unknown.
+SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256
+
+
+class Tokenizer:
+    """Token ids of captions, truncated or right-padded to a length.
+
+    A caption is plain text throughout: "<pad>" or "</s>" in it is spelt out, and no start or end token is added.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, padding_id: int = DEFAULT_PADDING_ID):
+        """Take over `backend`; ValueError when `padding_id` is not one of its ids."""
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        if not vocabulary:
+            raise ValueError("the tokenizer's vocabulary is empty")
+        # One past the largest id: a vocabulary may have holes, and every id must fit the model's table.
+        self.vocab_size = max(vocabulary.values()) + 1
+        if isinstance(padding_id, bool) or not isinstance(padding_id, int) or not 0 <= padding_id < self.vocab_size:
+            raise ValueError(f"padding id {padding_id!r} is outside the vocabulary 0..{self.vocab_size - 1}")
+        self.padding_id = padding_id
+        self._backend = backend
+        self._backend.no_padding()
+        self._backend.no_truncation()
+        self._backend.encode_special_tokens = True
+
+    @classmethod
+    def from_file(cls, path: str | Path, padding_id: int | None = None) -> Self:
+        """Read a `tokenizer.json`.
+
+        The padding id is `padding_id`, else the file's padding section, else 1 (T5's `</s>`, as in the paper's run).
+        ValueError for a file that is no tokenizer or whose padding id is outside its vocabulary.
+        """
+        text = Path(path).read_bytes()
+        try:
+            backend = tokenizers.Tokenizer.from_str(text.decode("utf-8"))
+        except Exception as error:  # the package raises bare Exception
+            raise ValueError(f"{path} is not a tokenizer.json: {error}") from None
+        if padding_id is None:
+            padding_id = backend.padding["pad_id"] if backend.padding else DEFAULT_PADDING_ID
+        try:
+            return cls(backend, padding_id)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    @classmethod
+    def train(cls, captions: Iterable[str], vocab_size: int) -> Self:
+        """Learn a lower-cased byte-level BPE of at most `vocab_size` ids; the same captions give the same file.
+
+        Few captions may yield fewer ids than asked. Padding is id 1, and id 0 is never produced.
+        Source: Sennrich et al. 2016 (arXiv 1508.07909), on bytes as in GPT-2.
+        """
+        if vocab_size < SMALLEST_VOCABULARY:
+            raise ValueError(f"vocab_size={vocab_size}: at least {SMALLEST_VOCABULARY} ids are needed, one per byte")
+        backend = tokenizers.Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS[2]))
+        backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+        # With the space in front a word has the same id at the start of a caption and inside it.
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        backend.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=2,
+            special_tokens=list(SPECIAL_TOKENS),
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        backend.train_from_iterator((encodable(caption) for caption in captions), trainer)
+        return cls(backend)
+
+    def save(self, path: str | Path) -> None:
+        """Write a `tokenizer.json` with its padding section, atomically."""
+        copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        copy.enable_padding(pad_id=self.padding_id, pad_token=copy.id_to_token(self.padding_id) or SPECIAL_TOKENS[1])
+        with atomic_write(path) as temporary:
+            temporary.write_text(copy.to_str(pretty=True) + "\n", encoding="utf-8")
+
+    def encode(self, captions: Sequence[str], length: int) -> Tensor:
+        """Token ids [B, length] (int64, in 0..vocab_size-1), cut at `length`, padded on the right with `padding_id`."""
+        if isinstance(captions, str):
+            raise ValueError("captions must be a sequence of strings, not one string")
+        if length < 1:
+            raise ValueError(f"length={length}: must be at least 1")
+        ids = torch.full((len(captions), length), self.padding_id, dtype=torch.int64)
+        for row, caption in zip(ids, captions, strict=True):
+            found = self._ids(caption)[:length]
+            row[: len(found)] = torch.tensor(found, dtype=torch.int64)
+        return ids
+
+    def count(self, caption: str) -> int:
+        """How many ids a caption has, without padding or truncation."""
+        return len(self._ids(caption))
+
+    def _ids(self, caption: str) -> list[int]:
+        ids: list[int] = self._backend.encode(encodable(caption), add_special_tokens=False).ids
+        return ids
+
+
+def encodable(caption: str) -> str:
+    """The caption with half surrogates, which no UTF-8 can hold, turned into question marks."""
+    if not isinstance(caption, str):
+        raise ValueError(f"a caption must be a string, not {type(caption).__name__}: {caption!r}")
+    return caption.encode("utf-8", "replace").decode("utf-8")

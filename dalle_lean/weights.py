@@ -1,0 +1,47 @@
+"""Weights in safetensors files, and filling a module with them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from dalle_lean.files import atomic_write
+
+
+def save_weights(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype = torch.float32) -> None:
+    """Write tensors as safetensors, atomically, floating-point ones in `dtype`."""
+    stored = {
+        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype).contiguous().clone()
+        for name, tensor in weights.items()
+    }
+    with atomic_write(path) as temporary:
+        save_file(stored, temporary)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file; a missing or damaged one is a ValueError that names it."""
+    if not path.is_file():
+        raise ValueError(f"{path} is missing")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file: {error}") from None
+
+
+def load_strictly(module: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
+    """Copy `weights` into `module`; a missing, unknown or misshapen key is a ValueError that names it and `source`."""
+    wanted = module.state_dict()
+    for name in sorted(wanted.keys() | weights.keys()):
+        if name not in weights:
+            raise ValueError(f"{source}: missing key {name}")
+        if name not in wanted:
+            raise ValueError(f"{source}: unknown key {name}")
+        have, need = weights[name], wanted[name]
+        if have.shape != need.shape:
+            raise ValueError(f"{source}: key {name} has shape {list(have.shape)}; must be {list(need.shape)}")
+        if have.is_floating_point() != need.is_floating_point():
+            raise ValueError(f"{source}: key {name} has dtype {have.dtype}; must be {need.dtype}")
+    module.load_state_dict(dict(weights))

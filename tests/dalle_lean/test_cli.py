@@ -1,0 +1,87 @@
+"""The front door: quick help, mistakes in one line, exit codes."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from dalle_lean.cli import COMMANDS, load
+
+PROGRAM = (sys.executable, "-c", "from dalle_lean.cli import main; main()")
+
+
+def run(*arguments):
+    return subprocess.run([*PROGRAM, *arguments], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_help_names_every_command_and_imports_neither_torch_nor_a_room():
+    script = textwrap.dedent("""
+        import sys
+        from dalle_lean.cli import main
+        try:
+            main(["--help"])
+        except SystemExit:
+            heavy = {"torch", "numpy", "preprocessing", "training", "inference", "demo"} & set(sys.modules)
+            sys.exit(f"imported {heavy}" if heavy else 0)
+    """)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    for name in COMMANDS:
+        assert name in result.stdout
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_of_the_table_exists_and_says_what_it_does(name):
+    assert (load(COMMANDS[name][0]).__doc__ or "").strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["paint"], "No such command 'paint'"),
+        (["convert"], "Missing argument"),
+        (["convert", "nothing.pt", "out"], "nothing.pt is not a file"),
+        (["convert", "a.pt", "b", "--kind", "clip"], "--kind clip"),
+    ],
+)
+def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(arguments, words):
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_missing_package_is_one_line_that_says_what_to_install():
+    script = (
+        "import sys; sys.modules['yaml'] = None\nfrom dalle_lean.require import require; require('yaml', extra='demo')"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert re.search(
+        r"MissingPackage: yaml is not installed; install it with: pip install 'dalle-lean\[demo\]'", result.stderr
+    )
+
+
+def test_ctrl_c_ends_with_a_line_and_no_traceback(tmp_path):
+    fifo = tmp_path / "weights.pt"
+    os.mkfifo(fifo)
+    script = f"""
+import dalle_lean.convert.files as files, time
+from dalle_lean.cli import main
+files.import_dalle = lambda *a, **k: (print("working", flush=True), time.sleep(60))
+main(["convert", "{fifo}", "out"])
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "working\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors.strip() == "error: stopped; what was finished is kept"

@@ -1,0 +1,135 @@
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dalle_lean import Dalle, DalleConfig, load_model, save_model
+from dalle_lean.folder import DamagedFolder, check_parts, find_model, pack_model, replace_folder
+
+CONFIG = DalleConfig(
+    text_vocab_size=20,
+    text_len=4,
+    image_vocab_size=10,
+    image_side=2,
+    hidden_size=16,
+    num_layers=3,
+    num_heads=2,
+    head_size=8,
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    vqgan = tmp_path / "vqgan"
+    vqgan.mkdir()
+    (vqgan / "config.json").write_text("{}")
+    (vqgan / "checkpoint").mkdir()
+    (vqgan / "checkpoint" / "state.pt").write_text("of the run, not of the model")
+    torch.manual_seed(0)
+    model = Dalle(CONFIG)
+    save_model(model, tmp_path / "model", tokenizer=tmp_path / "tokenizer.json", vqgan=vqgan, card="# A card\n")
+    return tmp_path / "model"
+
+
+def test_a_model_comes_back_as_it_was_saved(folder):
+    torch.manual_seed(0)
+    original, loaded = Dalle(CONFIG), load_model(folder)
+    assert loaded.config == CONFIG
+    assert not loaded.training
+    for name, value in original.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value)
+    assert sorted(check_parts(folder)["parts"]) == ["model.safetensors", "tokenizer.json", "vqgan/config.json"]
+    assert (folder / "README.md").read_text() == "# A card\n"
+    assert not (folder / "vqgan" / "checkpoint").exists()
+
+
+def test_bfloat16_weights_load_as_float32(tmp_path):
+    model = Dalle(CONFIG)
+    save_model(model, tmp_path / "half", dtype=torch.bfloat16)
+    assert load_file(tmp_path / "half" / "model.safetensors")["norm.weight"].dtype == torch.bfloat16
+    loaded = load_model(tmp_path / "half")
+    assert torch.equal(loaded.output.weight, model.output.weight.bfloat16().float())
+
+
+def test_saving_again_replaces_the_folder_whole(folder, tmp_path):
+    save_model(Dalle(CONFIG), folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_folder_of_something_else_is_never_replaced(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ValueError, match="nothing there is replaced"):
+        save_model(Dalle(CONFIG), tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_kill_between_the_renames_loses_no_folder(folder, tmp_path):
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    folder.rename(tmp_path / ".model.old")
+    replace_folder(fresh, folder)
+    assert list(folder.iterdir()) == []
+    assert not (tmp_path / ".model.old").exists()
+
+
+def test_packing_adds_parts_and_keeps_the_others(folder, tmp_path):
+    clip = tmp_path / "clip"
+    clip.mkdir()
+    (clip / "config.json").write_text("{}")
+    pack_model(folder, tmp_path / "packed", clip=clip, dtype=torch.bfloat16)
+    packed = check_parts(tmp_path / "packed")["parts"]
+    assert sorted(packed) == ["clip/config.json", "model.safetensors", "tokenizer.json", "vqgan/config.json"]
+    assert (tmp_path / "packed" / "README.md").read_text() == "# A card\n"
+    pack_model(tmp_path / "packed", tmp_path / "packed")
+    assert sorted(check_parts(tmp_path / "packed")["parts"]) == sorted(packed)
+
+
+def rewrite_config(folder, change):
+    content = json.loads((folder / "config.json").read_text())
+    change(content)
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+def drop_bias(folder):
+    weights = load_file(folder / "model.safetensors")
+    del weights["output.bias"]
+    save_file(weights, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda f: (f / "config.json").unlink(), "it has no config.json"),
+        (lambda f: (f / "config.json").write_text("{"), "is not JSON"),
+        (lambda f: (f / "config.json").write_text("[]"), "not of the format"),
+        (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json is missing"),
+        (lambda f: (f / "tokenizer.json").write_text("[]"), "tokenizer.json is not the file"),
+        (lambda f: (f / "clip.json").write_text("{}"), "clip.json does not belong"),
+        (drop_bias, "model.safetensors is not the file"),
+        (lambda f: rewrite_config(f, lambda c: c["dalle"].update(depth=3)), "unknown DalleConfig field: depth"),
+        (lambda f: rewrite_config(f, lambda c: c["dalle"].update(num_heads=3)), "has shape"),
+    ],
+)
+def test_a_damaged_folder_is_refused_by_part(folder, spoil, words):
+    spoil(folder)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        load_model(folder)
+
+
+def test_another_vqgan_inside_is_refused(folder):
+    (folder / "vqgan" / "config.json").write_text('{"codebook_size": 3}')
+    with pytest.raises(DamagedFolder, match=r"vqgan/config\.json is not the file"):
+        check_parts(folder)
+
+
+def test_a_model_is_found_by_folder_or_environment(folder, monkeypatch):
+    assert find_model(str(folder)) == folder
+    monkeypatch.setenv("DALLE_LEAN_MODEL", str(folder))
+    assert find_model() == folder
+    with pytest.raises(ValueError, match="no model folder at"):
+        find_model("./nowhere")
