@@ -1,0 +1,1 @@
+"""Pictures with captions -> shards of VQGAN codes."""

@@ -1,0 +1,35 @@
+"""`python -m preprocessing.emoji OUT`: build the emoji picture set from npm packages. `make data` runs it."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dalle_lean.terminal import error, progress_bar, say
+from preprocessing.emoji.build import build
+
+
+def command(
+    out: Annotated[Path, typer.Argument(help="Folder to write: train, heldout, heldout.json and LICENSES.")],
+    packages: Annotated[Path, typer.Option(help="npm's node_modules with the emoji packages.")] = Path(
+        "data/npm/node_modules"
+    ),
+    side: Annotated[int, typer.Option(help="Width and height of the pictures, in pixels.")] = 128,
+    seed: Annotated[int, typer.Option(help="The same seed writes the same bytes.")] = 0,
+    processes: Annotated[int, typer.Option(help="Processes that draw.")] = os.cpu_count() or 1,
+) -> None:
+    """Draw the emoji picture set: plain drawings, scenes on coloured grounds, two things side by side."""
+    try:
+        with progress_bar("drawing", "pictures") as on_progress:
+            counts = build(packages, out, side=side, seed=seed, processes=processes, on_progress=on_progress)
+    except (ValueError, OSError, ImportError) as mistake:
+        error(" ".join(str(mistake).split()))
+        sys.exit(2)
+    for part, numbers in counts.items():
+        say(f"{part}: " + ", ".join(f"{number} {what}" for what, number in numbers.items()))
+
+
+if __name__ == "__main__":
+    typer.run(command)

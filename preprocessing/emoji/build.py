@@ -1,0 +1,100 @@
+"""Draws the planned pictures with several processes into a folder that `datasets` reads as an ImageFolder."""
+
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import count
+from multiprocessing import get_context
+from multiprocessing.pool import Pool
+from pathlib import Path
+
+from PIL.Image import Image
+
+from dalle_lean.files import write_json
+from preprocessing.emoji.heldout import hold_out
+from preprocessing.emoji.licences import write_licences
+from preprocessing.emoji.plan import plan_held_out, plan_training
+from preprocessing.emoji.render import layered, png_bytes, sprite
+from preprocessing.emoji.scenes import Picture
+from preprocessing.emoji.sets import Drawing, read_drawings, read_things
+
+OnProgress = Callable[[int, int, str], None]
+
+
+def build(
+    packages: Path, out: Path, *, side: int, seed: int, processes: int, on_progress: OnProgress | None = None
+) -> dict[str, dict[str, int]]:
+    """Write OUT/train, OUT/heldout, OUT/heldout.json and OUT/LICENSES; count what is in and what is left out.
+
+    `packages` is npm's node_modules; pictures are side x side pixels. The same seed writes the same bytes. Everything
+    is drawn beside OUT first and takes its place at the end. Raises ValueError if OUT holds something else.
+    """
+    if not 16 <= side <= 1024:
+        raise ValueError(f"side={side}: pictures are 16 to 1024 pixels wide")
+    if out.exists() and any(out.iterdir()) and not (out / "heldout.json").is_file():
+        raise ValueError(f"{out} holds something else; name a new or empty folder")
+    dropped: Counter[str] = Counter()
+    drawings = read_drawings(packages, read_things(packages / "emojibase-data", dropped), dropped)
+    held_out = hold_out(drawings)
+    parts = {
+        "train": plan_training(drawings, held_out, seed),
+        "heldout": plan_held_out(drawings, held_out, seed),
+    }
+
+    unfinished = out.with_name(out.name + ".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    used = unique(placed.drawing for pictures in parts.values() for picture in pictures for placed in picture.placed)
+    total = len(used) + sum(map(len, parts.values()))
+    done = count(1)
+
+    def step(part: str) -> None:
+        if on_progress is not None and ((so_far := next(done)) % 100 == 0 or so_far == total):
+            on_progress(so_far, total, part)
+
+    with get_context("spawn").Pool(processes) as pool:
+        sprites = {}
+        for drawing, image in zip(used, pool.imap(partial(sprite, side=side), used, chunksize=16), strict=True):
+            sprites[drawing] = image
+            step("drawings")
+        for part, pictures in parts.items():
+            for _ in write_pictures(pictures, sprites, unfinished / part, side, pool):
+                step(part)
+    counts = {
+        **{part: counted(picture.kind for picture in pictures) for part, pictures in parts.items()},
+        "held_out": counted(str(picture.held_out) for picture in parts["heldout"]),
+        "left_out": counted(dropped.elements()),
+    }
+    write_licences(packages, unfinished / "LICENSES")
+    write_json(unfinished / "heldout.json", {"seed": seed, "side": side, **held_out.to_json(), "counts": counts})
+    if out.exists():
+        shutil.rmtree(out)
+    os.replace(unfinished, out)
+    return counts
+
+
+def write_pictures(
+    pictures: Sequence[Picture], sprites: Mapping[Drawing, Image], folder: Path, side: int, pool: Pool
+) -> Iterator[None]:
+    """Draw `pictures` into `folder` as 000000.png, ... and metadata.jsonl; yield after each."""
+    folder.mkdir(parents=True)
+    with (folder / "metadata.jsonl").open("w", encoding="utf-8") as metadata:
+        layers = (layered(picture, sprites) for picture in pictures)
+        drawn = pool.imap(partial(png_bytes, side=side), layers, chunksize=64)
+        for index, (picture, png) in enumerate(zip(pictures, drawn, strict=True)):
+            name = f"{index:06d}.png"
+            (folder / name).write_bytes(png)
+            metadata.write(json.dumps({"file_name": name, **picture.facts()}, ensure_ascii=False) + "\n")
+            yield
+
+
+def unique(drawings: Iterable[Drawing]) -> list[Drawing]:
+    """Each drawing once, in order of first use."""
+    return list(dict.fromkeys(drawings))
+
+
+def counted(words: Iterable[str]) -> dict[str, int]:
+    """How often each word comes, by word."""
+    return dict(sorted(Counter(words).items()))

@@ -1,0 +1,130 @@
+"""What training never sees, decided by hashes of names, so that the split is the same whatever the seed."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from preprocessing.emoji.names import contains_words
+from preprocessing.emoji.sets import Drawing, Thing, by_thing
+
+GROUNDS = {
+    "red": (220, 40, 40),
+    "orange": (245, 140, 30),
+    "yellow": (250, 215, 50),
+    "green": (50, 160, 70),
+    "blue": (50, 100, 220),
+    "purple": (130, 65, 180),
+    "pink": (245, 150, 190),
+    "brown": (125, 80, 50),
+    "black": (25, 25, 25),
+}
+"""The named colours of grounds, RGB 0..255."""
+
+OBJECT_GROUPS = ("animals-nature", "food-drink", "travel-places", "activities", "objects")
+SCENE_GROUPS = (*OBJECT_GROUPS, "smileys-emotion", "shape")
+NUM_CONCEPTS = 40
+NUM_DRAWINGS = 240
+SHARE_OF_GROUNDS = 0.04
+SHARE_OF_SHAPE_GROUNDS = 0.15
+SHARE_OF_THING_PAIRS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """The four kinds of things kept out of training."""
+
+    concepts: frozenset[str]
+    """Things that training sees from no set, nor reads of."""
+    drawings: frozenset[tuple[str, str]]
+    """(thing, set): the drawing of one set; training knows the thing from other sets."""
+    grounds: frozenset[tuple[str, str]]
+    """(thing, ground colour): training sees both, never together."""
+
+    def thing_pair(self, first: str, second: str) -> bool:
+        """Whether two things are kept from standing side by side; one pair of things in ten is."""
+        return first != second and _share("thing pair", *sorted((first, second))) < SHARE_OF_THING_PAIRS
+
+    def reason(self, things: Sequence[str], sets: Sequence[str], ground: str) -> str | None:
+        """Why a picture may not be in training, or None if it may."""
+        if self.concepts.intersection(things):
+            return "concept"
+        if self.drawings.intersection(zip(things, sets, strict=True)):
+            return "drawing"
+        if self.grounds.intersection((thing, ground) for thing in things):
+            return "ground"
+        if len(things) == 2 and self.thing_pair(*things):
+            return "thing pair"
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """Sorted lists, for an evaluation to read."""
+        return {
+            "concepts": sorted(self.concepts),
+            "drawings": [{"thing": thing, "set": name} for thing, name in sorted(self.drawings)],
+            "grounds": [{"thing": thing, "ground": ground} for thing, ground in sorted(self.grounds)],
+        }
+
+
+def hold_out(drawings: Sequence[Drawing]) -> HeldOut:
+    """Choose what is held out among `drawings`."""
+    things = by_thing(drawings)
+    concepts = frozenset(name for (name,) in _choose("concept", _concept_candidates(things), NUM_CONCEPTS))
+    seen = {name: versions for name, versions in things.items() if name not in concepts}
+    one_set_each = [
+        min(candidates, key=lambda pair: _share("drawing", *pair))
+        for name, versions in seen.items()
+        if (candidates := _drawing_candidates(name, versions))
+    ]
+    kept_out = frozenset((name, set_name) for name, set_name in _choose("drawing", one_set_each, NUM_DRAWINGS))
+    grounds = frozenset(
+        (name, ground)
+        for name, versions in seen.items()
+        for ground in allowed_grounds(versions[0].thing)
+        if versions[0].thing.group in SCENE_GROUPS
+        and _share("ground", name, ground)
+        < (SHARE_OF_SHAPE_GROUNDS if versions[0].thing.group == "shape" else SHARE_OF_GROUNDS)
+    )
+    return HeldOut(concepts=concepts, drawings=kept_out, grounds=grounds)
+
+
+@cache
+def allowed_grounds(thing: Thing) -> tuple[str, ...]:
+    """The grounds on which a thing can be seen: not its own named colour, nor yellow behind yellow faces and hands."""
+    own = {"yellow"} if thing.group in ("smileys-emotion", "people-body") else set()
+    return tuple(ground for ground in GROUNDS if ground not in own and not contains_words(thing.name, ground))
+
+
+def _concept_candidates(things: dict[str, list[Drawing]]) -> list[tuple[str, ...]]:
+    """Things of many sets whose name no other name contains and whose drawings no other thing shares."""
+    bodies = Counter(drawing.body for versions in things.values() for drawing in versions)
+    most_sets = max(len(versions) for versions in things.values())
+    candidates = [
+        name
+        for name, versions in things.items()
+        if versions[0].thing.group in OBJECT_GROUPS
+        and len(versions) >= most_sets - 1
+        and all(bodies[drawing.body] == 1 for drawing in versions)
+    ]
+    return [(name,) for name in candidates if not any(contains_words(other, name) for other in things if other != name)]
+
+
+def _drawing_candidates(name: str, versions: list[Drawing]) -> list[tuple[str, ...]]:
+    """(thing, set) that may be held out; the two generations of noto draw some things alike, so they count as one."""
+    sets = {drawing.set for drawing in versions}
+    twins = {"noto", "noto-v1"} if {"noto", "noto-v1"} <= sets else set()
+    if versions[0].thing.group not in OBJECT_GROUPS or len(sets) < 3:
+        return []
+    return [(name, set_name) for set_name in sorted(sets - twins)]
+
+
+def _choose(purpose: str, candidates: list[tuple[str, ...]], count: int) -> list[tuple[str, ...]]:
+    """The first `count` candidates by hash, at most a quarter of them."""
+    return sorted(candidates, key=lambda names: _share(purpose, *names))[: min(count, len(candidates) // 4)]
+
+
+def _share(*names: str) -> float:
+    """A number in [0, 1) fixed by the names."""
+    return int.from_bytes(hashlib.sha256("|".join(names).encode()).digest()[:8], "big") / 2**64

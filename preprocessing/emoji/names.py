@@ -1,0 +1,137 @@
+"""Emojibase's labels as natural English: what a thing is called in a caption, and its article."""
+
+import re
+
+SHAPES = {
+    "heart": ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white", "grey", "light"),
+    "circle": ("red", "orange", "yellow", "green", "blue", "purple", "brown", "black", "white"),
+    "square": ("red", "orange", "yellow", "green", "blue", "purple", "brown", "black", "white"),
+    "book": ("red", "orange", "green", "blue"),
+}
+"""Things that come in many colours, and the first word of their names."""
+
+RENAMED = {
+    "1st place medal": "first place medal",
+    "2nd place medal": "second place medal",
+    "3rd place medal": "third place medal",
+    "automobile": "car",
+    "black large square": "black square",
+    "building construction": "building under construction",
+    "camping": "tent under trees",
+    "closed book": "red book",
+    "cooking": "egg in a pan",
+    "deciduous tree": "tree",
+    "dizzy": "dizzy star",
+    "flower playing cards": "flower playing card",
+    "foggy": "foggy city",
+    "gem stone": "gem",
+    "glasses": "pair of glasses",
+    "headphone": "pair of headphones",
+    "high voltage": "lightning bolt",
+    "hot beverage": "hot drink",
+    "hourglass done": "hourglass",
+    "hourglass not done": "running hourglass",
+    "hundred points": "hundred points sign",
+    "ice": "ice cube",
+    "information": "information sign",
+    "input latin letters": "button with letters",
+    "input latin lowercase": "button with small letters",
+    "input latin uppercase": "button with capital letters",
+    "input numbers": "button with numbers",
+    "input symbols": "button with symbols",
+    "kiss": "kissing couple",
+    "lady beetle": "ladybug",
+    "large blue diamond": "blue diamond",
+    "large orange diamond": "orange diamond",
+    "link": "chain link",
+    "locked": "closed lock",
+    "locked with key": "closed lock with a key",
+    "locked with pen": "closed lock with a pen",
+    "mate": "mate drink",
+    "mount fuji": "Mount Fuji",
+    "oncoming automobile": "oncoming car",
+    "performing arts": "pair of theatre masks",
+    "pick": "pickaxe",
+    "pool 8 ball": "pool ball",
+    "rolling on the floor laughing": "face rolling on the floor laughing",
+    "sake": "bottle of sake",
+    "sauropod": "long-necked dinosaur",
+    "selfie": "hand taking a selfie",
+    "snowman without snow": "plain snowman",
+    "star-struck": "star-struck face",
+    "Statue of Liberty": "the Statue of Liberty",
+    "unlocked": "open lock",
+    "white large square": "white square",
+    "wood": "pile of wood",
+    "ZZZ": "sleeping sign",
+}
+
+SUBGROUP_NOUNS = {"transport-sign": "sign", "warning": "sign", "zodiac": "sign", "math": "sign", "religion": "symbol"}
+"""What kind of thing a bare label of a subgroup is: "no smoking" is a sign."""
+
+NOUNS_ENOUGH = ("sign", "symbol", "room", "restroom", "closet", "cross", "David", "dharma", "crescent", "menorah")
+
+# fmt: off
+MASS = frozenset((
+    "bacon", "badminton", "bowling", "bread", "butter", "construction", "coral", "curry", "dna", "fire", "fog",
+    "fondue", "garlic", "hockey", "ice", "lacrosse", "luggage", "money", "oden", "popcorn", "rice", "salt",
+    "shrimp", "soap", "spaghetti", "sushi", "tennis", "yarn",
+))
+# fmt: on
+PROPER = ("Santa Claus", "Mrs. Claus", "Mx Claus", "Mount Fuji", "the Statue of Liberty")
+PLURAL_WORDS = frozenset(["people", "men", "women", "children", "dice"])
+SINGULAR_ENDINGS = ("ss", "us", "rhinoceros")
+# fmt: off
+HEAD_ENDS = frozenset((
+    "and", "as", "at", "behind", "bowing", "down", "fluttering", "for", "from", "getting", "holding", "hugging",
+    "in", "lifting", "not", "of", "on", "or", "over", "playing", "pointing", "showing", "to", "under", "up",
+    "wearing", "with", "without", "wrestling",
+))
+# fmt: on
+
+VOWEL_SOUND = re.compile(
+    r"(?!uni|use|ufo|eu|ewe|one\b|once|u-)([aeiou]|hour|heir|honest|x-ray|sos\b|ng\b|8)", re.IGNORECASE
+)
+
+
+def caption_name(label: str, subgroup: str) -> str:
+    """A label as the noun of a sentence: "closed book" is a "red book", "two-thirty" a "clock at half past two"."""
+    label = label.replace("’", "'").replace("“", "").replace("”", "").replace("ñ", "n")
+    label = re.sub(r" \(.*\)|!", "", label)
+    if label in RENAMED:
+        return RENAMED[label]
+    if label.endswith(" o'clock"):
+        return f"clock at {label}"
+    if subgroup == "time" and label.endswith("-thirty"):
+        return f"clock at half past {label.removesuffix('-thirty')}"
+    if label.startswith("keycap: "):
+        return f"button with {label.removeprefix('keycap: ')}"
+    if ": " in label:
+        who, what = label.split(": ")
+        return f"bald {who}" if what == "bald" else f"{who} with {'a beard' if what == 'beard' else what}"
+    noun = SUBGROUP_NOUNS.get(subgroup)
+    return f"{label} {noun}" if noun and not label.endswith(NOUNS_ENOUGH) else label
+
+
+def is_uncountable(name: str) -> bool:
+    """Whether a name goes without "a": plurals, mass nouns and proper names."""
+    if name in PROPER:
+        return True
+    words = name.split()
+    ends = (i for i, word in enumerate(words) if i > 0 and (word in HEAD_ENDS or "'" in words[i - 1]))
+    head = words[: next(ends, len(words))][-1]
+    if head in MASS or head in PLURAL_WORDS:
+        return True
+    return head.endswith("s") and not head.endswith(SINGULAR_ENDINGS) and "'" not in head
+
+
+def with_article(noun: str, countable: bool = True) -> str:
+    """`noun` with "a" or "an" by its sound."""
+    if not countable:
+        return noun
+    return f"{'an' if VOWEL_SOUND.match(noun) else 'a'} {noun}"
+
+
+def contains_words(text: str, words: str) -> bool:
+    """Whether `words` stand in `text` as whole words, in order, whatever the case."""
+    return re.search(rf"(?<![\w-]){re.escape(words.lower())}(?![\w-])", text.lower()) is not None

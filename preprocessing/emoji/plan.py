@@ -1,0 +1,108 @@
+"""Which pictures the set has: how many of each kind for training, and all that is held out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from random import Random
+
+from preprocessing.emoji.heldout import OBJECT_GROUPS, SCENE_GROUPS, HeldOut, allowed_grounds
+from preprocessing.emoji.names import contains_words
+from preprocessing.emoji.scenes import Picture, pair, plain, scene
+from preprocessing.emoji.sets import Drawing, Thing, by_thing
+
+COPIES = {
+    "shape": {"plain": 8, "scene": 72, "pair": 24},
+    "smileys-emotion": {"plain": 2, "scene": 4, "pair": 1},
+    "people-body": {"plain": 2, "scene": 1, "pair": 0},
+    "symbols": {"plain": 2, "scene": 2, "pair": 0},
+    "flags": {"plain": 2, "scene": 2, "pair": 0},
+    **{group: {"plain": 2, "scene": 8, "pair": 4} for group in OBJECT_GROUPS},
+}
+"""Training pictures of each kind per drawing, by the thing's group."""
+
+
+def plan_training(drawings: Sequence[Drawing], held_out: HeldOut, seed: int) -> list[Picture]:
+    """Every training picture, shuffled."""
+    pictures: list[Picture] = []
+    known = [d for d in drawings if held_out.reason([d.thing.name], [d.set], "white") is None]
+    partners = [d for d in known if COPIES[d.thing.group]["pair"]]
+    for drawing in known:
+        random = Random(f"{seed}/train/{drawing.set}/{drawing.thing.name}")
+        copies = COPIES[drawing.thing.group]
+        tags = safe_tags(drawing.thing, held_out)
+        grounds = [g for g in allowed_grounds(drawing.thing) if (drawing.thing.name, g) not in held_out.grounds]
+        on_white = grounds if contains_words(drawing.thing.name, "white") else [*grounds, "white"]
+        pictures += [plain(drawing, tags, random) for _ in range(copies["plain"])]
+        pictures += [scene(drawing, ground, random) for ground in cycled(on_white, copies["scene"], random)]
+        for _ in range(copies["pair"]):
+            second = random.choice(partners)
+            shared = [g for g in grounds if g in allowed_grounds(second.thing)]
+            ground = random.choice(shared) if shared and random.random() < 0.75 else "white"
+            picture = pair(drawing, second, ground, random)
+            different = drawing.thing != second.thing
+            if different and held_out.reason(picture.things, picture.sets, picture.ground) is None:
+                pictures.append(picture)
+    Random(f"{seed}/order").shuffle(pictures)
+    return pictures
+
+
+def plan_held_out(drawings: Sequence[Drawing], held_out: HeldOut, seed: int, num_pairs: int = 400) -> list[Picture]:
+    """Held-out pictures, each with the one reason why it is out of training."""
+    return [
+        replace(picture, held_out=held_out.reason(picture.things, picture.sets, picture.ground))
+        for picture in _held_out_pictures(drawings, held_out, seed, num_pairs)
+    ]
+
+
+def _held_out_pictures(drawings: Sequence[Drawing], held_out: HeldOut, seed: int, num_pairs: int) -> Iterator[Picture]:
+    things = by_thing(drawings)
+    for drawing in drawings:
+        name = drawing.thing.name
+        random = Random(f"{seed}/held out/{drawing.set}/{name}")
+        reason = held_out.reason([name], [drawing.set], "white")
+        if reason:
+            tags = drawing.thing.tags if reason == "concept" else safe_tags(drawing.thing, held_out)
+            yield plain(drawing, tags, random)
+            grounds = [g for g in allowed_grounds(drawing.thing) if (name, g) not in held_out.grounds]
+            for ground in cycled(grounds, 2 if reason == "concept" else 1, random):
+                yield scene(drawing, ground, random)
+    for name, ground in sorted(held_out.grounds):
+        random = Random(f"{seed}/held out/{name}/{ground}")
+        known = [d for d in things[name] if (name, d.set) not in held_out.drawings]
+        for drawing in random.sample(known, min(2, len(known))):
+            yield scene(drawing, ground, random)
+    yield from _held_out_pairs(drawings, held_out, seed, num_pairs)
+
+
+def _held_out_pairs(drawings: Sequence[Drawing], held_out: HeldOut, seed: int, num_pairs: int) -> Iterator[Picture]:
+    random = Random(f"{seed}/held out/pairs")
+    known = [
+        d
+        for d in drawings
+        if d.thing.group in SCENE_GROUPS and held_out.reason([d.thing.name], [d.set], "white") is None
+    ]
+    for _ in range(num_pairs):
+        first = random.choice(known)
+        name = first.thing.name
+        second = next((d for d in random.choices(known, k=200) if held_out.thing_pair(name, d.thing.name)), first)
+        if second.thing.name == name:
+            continue
+        shared = [
+            ground
+            for ground in allowed_grounds(first.thing)
+            if ground in allowed_grounds(second.thing)
+            and not held_out.grounds.intersection(((name, ground), (second.thing.name, ground)))
+        ]
+        yield pair(first, second, random.choice([*shared, "white"]), random)
+
+
+@cache
+def safe_tags(thing: Thing, held_out: HeldOut) -> tuple[str, ...]:
+    """A thing's tags without the words of held-out concepts."""
+    return tuple(tag for tag in thing.tags if not any(contains_words(tag, name) for name in held_out.concepts))
+
+
+def cycled(grounds: Sequence[str], count: int, random: Random) -> list[str]:
+    """`count` grounds, each as often as the others."""
+    order = random.sample(grounds, len(grounds))
+    return [order[i % len(order)] for i in range(count)]

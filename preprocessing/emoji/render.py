@@ -1,0 +1,66 @@
+"""Drawings to pixels: resvg for the vectors, Pillow to place them on a ground."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from PIL import Image
+
+from dalle_lean.require import require
+from preprocessing.emoji.scenes import Picture
+from preprocessing.emoji.sets import Drawing
+
+
+class Layer(NamedTuple):
+    """One drawing in a picture, as pixels; scale and centre are shares of the picture's side."""
+
+    sprite: Image.Image
+    scale: float
+    centre: tuple[float, float]
+
+
+def sprite(drawing: Drawing, side: int) -> Image.Image:
+    """What a drawing shows, cut to its visible part, RGBA, at most `side` pixels long."""
+    resvg = require("resvg_py", extra="dev")
+    svg = (
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        f'viewBox="{drawing.view_box}" width="{2 * side}" height="{2 * side}">{drawing.body}</svg>'
+    )
+    image = Image.open(io.BytesIO(bytes(resvg.svg_to_bytes(svg_string=svg, skip_system_fonts=True)))).convert("RGBA")
+    visible = image.getchannel("A").point(lambda alpha: 255 if alpha > 8 else 0).getbbox()
+    if visible is None:
+        raise ValueError(f"the drawing of {drawing.thing.name!r} in {drawing.set} is empty")
+    image = image.crop(visible)
+    scale = side / max(image.size)
+    return resized(image, scale)
+
+
+def resized(image: Image.Image, scale: float) -> Image.Image:
+    """An RGBA image scaled with antialiasing; Pillow weighs colours by alpha, so edges keep their colour."""
+    width, height = (max(1, round(length * scale)) for length in image.size)
+    return image.resize((width, height), Image.Resampling.LANCZOS)
+
+
+def draw(ground_rgb: tuple[int, int, int], layers: Sequence[Layer], side: int) -> Image.Image:
+    """The layers on a ground, RGB, side x side pixels."""
+    canvas = Image.new("RGBA", (side, side), (*ground_rgb, 255))
+    for layer in layers:
+        thing = resized(layer.sprite, layer.scale * side / max(layer.sprite.size))
+        left, top = (round(centre * side - length / 2) for centre, length in zip(layer.centre, thing.size, strict=True))
+        # A thing at the edge stays whole.
+        left, top = max(0, min(left, side - thing.width)), max(0, min(top, side - thing.height))
+        canvas.alpha_composite(thing, (left, top))
+    return canvas.convert("RGB")
+
+
+def png_bytes(picture: tuple[tuple[int, int, int], Sequence[Layer]], side: int) -> bytes:
+    """A ground and its layers as a PNG file."""
+    file = io.BytesIO()
+    draw(*picture, side).save(file, format="PNG", compress_level=6)
+    return file.getvalue()
+
+
+def layered(picture: Picture, sprites: Mapping[Drawing, Image.Image]) -> tuple[tuple[int, int, int], list[Layer]]:
+    """A planned picture with its drawings as pixels, ready for another process."""
+    layers = [Layer(sprites[placed.drawing], placed.scale, placed.centre) for placed in picture.placed]
+    return picture.ground_rgb, layers

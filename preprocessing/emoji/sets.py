@@ -1,0 +1,134 @@
+"""What the npm packages hold: things (names, tags, groups) and their drawings by five hands."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dalle_lean.files import read_json
+from preprocessing.emoji.names import SHAPES, caption_name, contains_words
+
+SETS = ("noto", "noto-v1", "twemoji", "fluent-emoji", "fluent-emoji-flat")
+
+KEPT_TONES = (("light skin tone", "light skin"), ("dark skin tone", "dark skin"))
+TONES_KEPT_ONE_IN = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thing:
+    """One code point of Unicode as captions speak of it."""
+
+    name: str
+    tags: tuple[str, ...]
+    group: str
+    """Emojibase's group ("animals-nature", ...), or "shape" for coloured hearts, circles, squares and books."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """One set's drawing of one thing."""
+
+    thing: Thing
+    set: str
+    body: str
+    """SVG elements without the outer <svg>."""
+    view_box: str
+
+
+def read_things(emojibase: Path, dropped: Counter[str]) -> dict[str, Thing]:
+    """Things by code points ("2764"), from an `emojibase-data` package; what is left out is counted by reason."""
+    groups = read_json(emojibase / "meta" / "groups.json")
+    things: dict[str, Thing] = {}
+    names: set[str] = set()
+    for entry in read_json(emojibase / "en" / "data.json"):
+        group = groups["groups"].get(str(entry.get("group")), "none")
+        subgroup = groups["subgroups"].get(str(entry.get("subgroup")), "none")
+        skins = entry.get("skins", [])
+        if reason := drop_reason(entry["label"], group, subgroup):
+            dropped[reason] += 1 + len(skins)
+            continue
+        name = caption_name(entry["label"], subgroup)
+        if name in names:
+            raise ValueError(f"two emoji are both named {name!r}; give one of them another name in names.RENAMED")
+        names.add(name)
+        shape = name.rpartition(" ")[2] in SHAPES and name.split(" ")[0] in SHAPES[name.rpartition(" ")[2]]
+        tags = tuple(tag for tag in entry.get("tags", ()) if is_plain_word(tag) and not contains_words(name, tag))
+        things[code_key(entry["hexcode"])] = Thing(name=name, tags=tags, group="shape" if shape else group)
+        for skin in skins:
+            tone = next((words for ending, words in KEPT_TONES if skin["label"].endswith(f": {ending}")), None)
+            if tone is None or entry["order"] % TONES_KEPT_ONE_IN:
+                dropped["skin-tone variant"] += 1
+                continue
+            things[code_key(skin["hexcode"])] = Thing(name=f"{name} with {tone}", tags=(), group=group)
+    return things
+
+
+def drop_reason(label: str, group: str, subgroup: str) -> str | None:
+    """Why an emoji is left out, or None."""
+    if label.startswith("flag: ") or subgroup in ("country-flag", "subdivision-flag"):
+        return "flag of a country"
+    if group in ("none", "component"):
+        return "letter, skin or hair sample"
+    if label.startswith(("family:", "kiss:", "couple with heart:")):
+        return "family by its members"
+    if label.endswith("facing right"):
+        return "mirrored person"
+    if "-small square" in label or "medium square" in label or "small square" in label or label.startswith("small "):
+        return "smaller copy of a shape"
+    return None
+
+
+def read_drawings(packages: Path, things: Mapping[str, Thing], dropped: Counter[str]) -> list[Drawing]:
+    """Every set's drawings of `things`, in order of set and name; what is left out is counted by reason.
+
+    `packages` is npm's node_modules. Not every set tells its icons' code points; icon names are shared between the
+    sets, so those that tell them name them for the others.
+    """
+    icons = {name: read_json(packages / "@iconify-json" / name / "icons.json") for name in SETS}
+    codes: dict[str, str] = {}
+    for name in SETS:
+        chars = read_json(packages / "@iconify-json" / name / "chars.json")
+        for code, icon in chars.items():
+            codes.setdefault(icon, code_key(code))
+    for content in icons.values():
+        for alias, target in content.get("aliases", {}).items():
+            if alias in codes and len(target) == 1:
+                codes.setdefault(target["parent"], codes[alias])
+
+    drawings: list[Drawing] = []
+    for set_name, content in icons.items():
+        drawn: set[str] = set()
+        for icon, svg in sorted(content["icons"].items()):
+            code = codes.get(icon)
+            if code is None:
+                dropped["icon without a code point"] += 1
+            elif code not in things:
+                dropped["icon of a thing left out"] += 1
+            elif code in drawn:
+                dropped["second icon of one code point"] += 1
+            else:
+                drawn.add(code)
+                width, height = (svg.get(key, content.get(key, 16)) for key in ("width", "height"))
+                view_box = f"{svg.get('left', 0)} {svg.get('top', 0)} {width} {height}"
+                drawings.append(Drawing(thing=things[code], set=set_name, body=svg["body"], view_box=view_box))
+    if not drawings:
+        raise ValueError(f"{packages}: no icon of {', '.join(SETS)} matches a name of emojibase")
+    return drawings
+
+
+def is_plain_word(tag: str) -> bool:
+    """Whether a tag is English words: no emoticon, number or accent."""
+    return tag.isascii() and tag.replace(" ", "").isalpha()
+
+
+def code_key(code: str) -> str:
+    """A code point sequence as one comparable key: lower case, without the variation selector."""
+    return "-".join(part for part in code.lower().split("-") if part != "fe0f")
+
+
+def by_thing(drawings: Iterable[Drawing]) -> dict[str, list[Drawing]]:
+    """Drawings by the thing's name, both in their given order."""
+    groups: dict[str, list[Drawing]] = {}
+    for drawing in drawings:
+        groups.setdefault(drawing.thing.name, []).append(drawing)
+    return groups

@@ -1,0 +1,60 @@
+"""A small folder of pictures with captions, and a tiny VQGAN."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image, ImageDraw
+
+from dalle_lean.vqgan import VQGAN, VQGANConfig
+
+COLOURS = ("red", "green", "blue", "orange", "purple", "black")
+
+
+EMOJI = Path(__file__).parents[1] / "data" / "emoji"
+
+
+@pytest.fixture
+def emoji():
+    """200 real pictures with captions."""
+    return EMOJI
+
+
+@pytest.fixture
+def discs(tmp_path):
+    """30 coloured discs of differing sizes, listed in metadata.jsonl, to be spoilt at will."""
+    folder = tmp_path / "discs"
+    folder.mkdir()
+    lines = []
+    for index in range(30):
+        colour = COLOURS[index % len(COLOURS)]
+        image = Image.new("RGB", (24 + index % 7, 24), "white")
+        ImageDraw.Draw(image).ellipse((2, 2, 12 + index % 9, 12 + index % 11), fill=colour)
+        image.save(folder / f"{index:03d}.png")
+        lines.append(json.dumps({"file_name": f"{index:03d}.png", "text": f"a {colour} disc, number {index}"}) + "\n")
+    (folder / "metadata.jsonl").write_text("".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def vqgan():
+    torch.manual_seed(0)
+    config = VQGANConfig(
+        codebook_size=64,
+        code_width=32,
+        z_channels=32,
+        channels=32,
+        channel_multipliers=(1, 1, 1, 1),
+        num_res_blocks=1,
+        attention_resolutions=(),
+        picture_side=16,
+    )
+    return VQGAN(config).eval()
+
+
+@pytest.fixture(scope="session")
+def vqgan_folder(vqgan, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vqgan")
+    vqgan.save(folder)
+    return folder

@@ -1,0 +1,79 @@
+"""Small emoji packages in the format of the real ones: five sets of simple coloured shapes."""
+
+import json
+from itertools import count
+from pathlib import Path
+
+from preprocessing.emoji.sets import SETS
+
+GROUPS = {"groups": {"0": "smileys-emotion", "1": "people-body", "3": "animals-nature", "7": "objects", "9": "flags"}}
+SUBGROUPS = {"14": "heart", "23": "person", "34": "animal-mammal", "82": "other-object", "97": "country-flag"}
+ANIMALS = "cow fox goat hen ibex jackal kiwi lynx mole newt okapi puma quail raven seal tapir"
+OBJECTS = "anvil bell cup drum easel fork globe harp iron jug kite lamp mop nail"
+HEARTS = "red green"
+FILLS = ("#d22", "#2a2", "#22d", "#e92", "#82b", "#111")
+
+
+def write_packages(folder: Path) -> Path:
+    """An npm `node_modules` with about 30 things; returns it."""
+    codes = count(0x1F400)
+    entries = [entry(next(codes), f"{colour} heart", 0, 14, tags=[colour, "love"]) for colour in HEARTS.split()]
+    entries += [entry(next(codes), name, 3, 34, tags=["animal", f"{name} farm"]) for name in ANIMALS.split()]
+    entries += [entry(next(codes), name, 7, 82, tags=["thing", "cow tool", ":-)"]) for name in OBJECTS.split()]
+    entries += [entry(next(codes), "flag: Nowhere", 9, 97), with_skins(entry(next(codes), "man: beard", 1, 23))]
+
+    emojibase = folder / "emojibase-data"
+    write(emojibase / "meta" / "groups.json", {**GROUPS, "subgroups": SUBGROUPS})
+    write(emojibase / "en" / "data.json", entries)
+    write(emojibase / "package.json", {"version": "0.0.1", "license": "MIT", "author": "Nobody"})
+    (emojibase / "LICENSE").write_text("The whole text of a licence.\n")
+    for index, name in enumerate(SETS):
+        icons = {icon_name(e["label"]): {"body": body(e["label"], index)} for e in entries}
+        chars = {e["hexcode"].lower(): icon_name(e["label"]) for e in entries}
+        package = folder / "@iconify-json" / name
+        write(package / "icons.json", {"icons": icons, "width": 32, "height": 32, "aliases": {}})
+        # As in the real packages, not every set tells its code points.
+        write(package / "chars.json", chars if index % 2 == 0 else {})
+        licence = {"title": "Free", "spdx": "CC0-1.0", "url": "licence page"}
+        write(package / "info.json", {"name": name, "author": {"name": "A hand", "url": "a page"}, "license": licence})
+        write(package / "package.json", {"version": "1.2.3"})
+    return folder
+
+
+def entry(code: int, label: str, group: int, subgroup: int, tags: list[str] | None = None) -> dict:
+    return {
+        "label": label,
+        "hexcode": f"{code:X}",
+        "group": group,
+        "subgroup": subgroup,
+        "order": code,
+        "tags": tags or [],
+    }
+
+
+def with_skins(person: dict) -> dict:
+    tones = ("light", "medium-light", "medium", "medium-dark", "dark")
+    skins = [
+        {"label": f"{person['label']}: {tone} skin tone", "hexcode": f"{person['hexcode']}-1F3F{letter}"}
+        for tone, letter in zip(tones, "BCDEF", strict=True)
+    ]
+    return {**person, "order": 8, "skins": skins}
+
+
+def icon_name(label: str) -> str:
+    return label.replace(": ", "-").replace(" ", "-").lower()
+
+
+def body(label: str, hand: int) -> str:
+    """A disc or a bar, its colour by the label, its size by the hand; no two labels draw the same."""
+    number = sum(ord(letter) * place for place, letter in enumerate(label, start=1))
+    fill = FILLS[number % len(FILLS)]
+    extent = 8 + hand + number % 100 / 50
+    if number % 2:
+        return f'<circle cx="16" cy="16" r="{extent}" fill="{fill}" data-name="{label}"/>'
+    return f'<rect x="4" y="6" width="{2 * extent}" height="{extent}" fill="{fill}" data-name="{label}"/>'
+
+
+def write(path: Path, content: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))

@@ -1,0 +1,81 @@
+"""Nothing held out is in training, and what is held out apart is known apart."""
+
+from collections import Counter
+
+import pytest
+
+from preprocessing.emoji.heldout import hold_out
+from preprocessing.emoji.names import contains_words
+from preprocessing.emoji.plan import plan_held_out, plan_training
+from preprocessing.emoji.sets import read_drawings, read_things
+
+
+@pytest.fixture(scope="module")
+def drawings(emoji_packages):
+    dropped = Counter()
+    return read_drawings(emoji_packages, read_things(emoji_packages / "emojibase-data", dropped), dropped)
+
+
+@pytest.fixture(scope="module")
+def held_out(drawings):
+    return hold_out(drawings)
+
+
+@pytest.fixture(scope="module")
+def training(drawings, held_out):
+    return plan_training(drawings, held_out, seed=0)
+
+
+@pytest.fixture(scope="module")
+def kept_out(drawings, held_out):
+    return plan_held_out(drawings, held_out, seed=0, num_pairs=40)
+
+
+def test_every_kind_of_holding_out_is_used(held_out, kept_out):
+    assert held_out.concepts
+    assert held_out.drawings
+    assert held_out.grounds
+    assert {picture.held_out for picture in kept_out} == {"concept", "drawing", "ground", "thing pair"}
+
+
+def test_no_held_out_concept_is_drawn_or_named_in_training(training, held_out):
+    for picture in training:
+        assert not held_out.concepts.intersection(picture.things)
+        assert not any(contains_words(picture.text, name) for name in held_out.concepts), picture.text
+
+
+def test_no_held_out_drawing_is_in_training_but_its_thing_is(training, held_out):
+    seen = {(placed.drawing.thing.name, placed.drawing.set) for picture in training for placed in picture.placed}
+    assert not held_out.drawings & seen
+    assert {thing for thing, _ in held_out.drawings} <= {thing for thing, _ in seen}
+
+
+def test_no_held_out_ground_is_behind_its_thing_in_training_but_both_are_seen_apart(training, held_out):
+    seen = {(thing, picture.ground) for picture in training for thing in picture.things}
+    assert not held_out.grounds & seen
+    assert {thing for thing, _ in held_out.grounds} <= {thing for thing, _ in seen}
+    assert {ground for _, ground in held_out.grounds} <= {ground for _, ground in seen}
+
+
+def test_no_held_out_pair_of_things_is_side_by_side_in_training(training, kept_out):
+    def pairs(pictures):
+        return {frozenset(picture.things) for picture in pictures if picture.kind == "pair"}
+
+    held_out_pairs = pairs(picture for picture in kept_out if picture.held_out == "thing pair")
+    assert len(held_out_pairs) > 10
+    assert not held_out_pairs & pairs(training)
+
+
+def test_training_pictures_say_they_are_not_held_out_and_held_out_ones_say_why(training, kept_out):
+    assert {picture.held_out for picture in training} == {None}
+    assert None not in {picture.held_out for picture in kept_out}
+
+
+def test_what_is_held_out_does_not_depend_on_the_order_of_drawings(drawings, held_out):
+    assert hold_out(drawings[::-1]) == held_out
+
+
+def test_no_thing_is_on_a_ground_of_its_own_name(training):
+    for picture in training:
+        if picture.ground != "white":
+            assert not any(contains_words(thing, picture.ground) for thing in picture.things)

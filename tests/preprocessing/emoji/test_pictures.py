@@ -1,0 +1,101 @@
+"""Pictures show what their captions say."""
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from preprocessing.emoji.heldout import GROUNDS
+from preprocessing.emoji.render import draw, layered, sprite
+from preprocessing.emoji.scenes import GROUND_JITTER, pair, plain, scene
+from preprocessing.emoji.sets import Drawing, Thing
+
+SIDE = 64
+
+
+def square(name, fill):
+    thing = Thing(name=name, tags=(), group="objects")
+    body = f'<rect x="8" y="8" width="8" height="8" fill="{fill}"/>'
+    return Drawing(thing=thing, set="noto", body=body, view_box="0 0 32 32")
+
+
+WHITE = square("tile", "#fff")
+GREY = square("brick", "#888")
+
+
+def pixels(picture):
+    """The picture drawn, [SIDE, SIDE, 3]."""
+    sprites = {placed.drawing: sprite(placed.drawing, SIDE) for placed in picture.placed}
+    return np.asarray(draw(*layered(picture, sprites), SIDE)).astype(int)
+
+
+def pixels_like(picture, rgb):
+    """[SIDE, SIDE] bool: pixels within 40 of `rgb` in every channel."""
+    pixels_HWC = pixels(picture)
+    return (abs(pixels_HWC - np.array(rgb)) <= 40).all(axis=2)
+
+
+def middle(mask):
+    """Mean position of the true pixels, (across, down), as shares of the side."""
+    down, across = np.nonzero(mask)
+    return across.mean() / SIDE, down.mean() / SIDE
+
+
+@pytest.mark.parametrize("ground", GROUNDS)
+def test_a_scene_has_its_ground_at_every_corner(ground):
+    for i in range(10):
+        picture = scene(WHITE, ground, Random(i))
+        pixels_HWC = pixels(picture)
+        free = [pixels_HWC[row, column] for row in (0, -1) for column in (0, -1)]
+        assert (abs(np.array(free) - GROUNDS[ground]) <= GROUND_JITTER).all()
+
+
+def test_a_thing_stands_where_its_place_says():
+    for i in range(200):
+        picture = scene(WHITE, "black", Random(i))
+        across, down = middle(pixels_like(picture, (255, 255, 255)))
+        sides = {"left": across < 0.4, "right": across > 0.6, "top": down < 0.4, "bottom": down > 0.6}
+        told = {side: side in picture.place for side in sides}
+        assert sides == told, picture.text
+
+
+def test_a_big_thing_fills_most_of_a_side_and_a_small_one_little():
+    extents = {"big": [], "small": [], None: []}
+    for i in range(100):
+        picture = scene(WHITE, "black", Random(i))
+        extents[picture.size].append(np.sqrt(pixels_like(picture, (255, 255, 255)).mean()))
+    assert max(extents["small"]) < min(extents[None]) <= max(extents[None]) < min(extents["big"])
+
+
+def test_of_two_things_the_first_stands_where_the_caption_says():
+    for i in range(100):
+        picture = pair(WHITE, GREY, "black", Random(i))
+        (across1, down1), (across2, down2) = (
+            middle(pixels_like(picture, rgb)) for rgb in ((255, 255, 255), (136, 136, 136))
+        )
+        true = {
+            "left of": across1 < across2 - 0.3,
+            "right of": across1 > across2 + 0.3,
+            "above": down1 < down2 - 0.3,
+            "below": down1 > down2 + 0.3,
+        }
+        assert [relation for relation, holds in true.items() if holds] == [picture.place]
+
+
+def test_a_plain_drawing_is_whole_and_on_white():
+    drawing = square("brick", "#d00")
+    for i in range(10):
+        picture = plain(drawing, (), Random(i))
+        red = pixels_like(picture, (221, 0, 0))
+        assert red.mean() >= 0.75**2
+        assert (red | pixels_like(picture, (255, 255, 255))).mean() > 0.9
+
+
+def test_a_sprite_is_cut_to_what_is_visible():
+    assert sprite(WHITE, SIDE).size == (SIDE, SIDE)
+
+
+def test_an_empty_drawing_is_named():
+    empty = Drawing(thing=Thing(name="nothing", tags=(), group="objects"), set="noto", body="<g/>", view_box="0 0 9 9")
+    with pytest.raises(ValueError, match="'nothing' in noto"):
+        sprite(empty, SIDE)

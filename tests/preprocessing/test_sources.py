@@ -1,0 +1,150 @@
+import json
+
+import pytest
+from PIL import Image
+
+from dalle_lean import pictures
+from preprocessing.sources import Sample, open_source
+
+
+def read_all(source) -> list[Sample]:
+    return [sample for part in range(len(source.part_sizes)) for sample in source.samples(part)]
+
+
+def write_listing(folder, *rows):
+    lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
+    (folder / "metadata.jsonl").write_bytes(b"\n".join(lines))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three pictures, one of them in a subfolder, and nothing that captions them."""
+    (tmp_path / "sub").mkdir()
+    for name in ("b.png", "a.JPG", "sub/c.webp"):
+        Image.new("RGB", (4, 4)).save(tmp_path / name)
+    return tmp_path
+
+
+def test_a_listing_gives_its_pictures_in_the_order_of_its_lines(folder):
+    write_listing(
+        folder,
+        {"file_name": "sub/c.webp", "text": "a first", "url": "http://x/c", "NSFW": "UNLIKELY"},
+        {"file_name": "a.JPG", "caption": "a second", "key": 17},
+        {"file_name": "b.png", "text": None, "caption": "a third"},
+    )
+    samples = read_all(open_source(folder, 2))
+    assert [(sample.key, sample.caption) for sample in samples] == [
+        ("sub/c.webp", "a first"),
+        ("17", "a second"),
+        ("b.png", "a third"),
+    ]
+    assert [sample.picture for sample in samples] == [
+        (folder / name).read_bytes() for name in ("sub/c.webp", "a.JPG", "b.png")
+    ]
+    assert samples[0].metadata["url"] == "http://x/c"
+    assert samples[0].metadata["NSFW"] == "UNLIKELY"
+    assert not any(sample.problem for sample in samples)
+
+
+def test_texts_beside_the_pictures_are_their_captions(folder):
+    (folder / "b.txt").write_text("a line\r\nand another\n", encoding="utf-8-sig")
+    (folder / "sub" / "c.txt").write_bytes(b"caf\xe9 noir")
+    samples = read_all(open_source(folder, 10))
+    assert [(sample.key, sample.caption) for sample in samples] == [
+        ("a.JPG", None),
+        ("b.png", "a line and another"),
+        ("sub/c.webp", "caf\N{REPLACEMENT CHARACTER} noir"),
+    ]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_any_part_can_be_read_alone(discs, listed):
+    if not listed:
+        (discs / "metadata.jsonl").unlink()
+    whole, cut = open_source(discs, 30), open_source(discs, 7)
+    assert cut.part_sizes == [7, 7, 7, 7, 2]
+    assert list(cut.samples(3)) == list(whole.samples(0))[21:28]
+    assert read_all(cut) == read_all(whole)
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        (b"{", "metadata_broken"),
+        (b"\xff\xfe", "metadata_broken"),
+        (b"[" * 100_000, "metadata_broken"),
+        (b'"a.JPG"', "metadata_broken"),
+        ({"text": "no file"}, "metadata_broken"),
+        ({"file_name": 3, "text": "a number"}, "metadata_broken"),
+        ({"file_name": "gone.png", "text": "a cat"}, "picture_missing"),
+        ({"file_name": "", "text": "a cat"}, "picture_missing"),
+        ({"file_name": "sub", "text": "a folder"}, "picture_missing"),
+        ({"file_name": "x" * 5000, "text": "a cat"}, "picture_unreadable"),
+        ({"file_name": "../b.png", "text": "a cat"}, "picture_outside_folder"),
+        ({"file_name": "/etc/hostname", "text": "a cat"}, "picture_outside_folder"),
+    ],
+)
+def test_a_bad_line_is_passed_over_with_its_problem(folder, row, problem):
+    write_listing(folder, {"file_name": "a.JPG", "text": "before"}, row, {"file_name": "b.png", "text": "after"})
+    samples = read_all(open_source(folder, 10))
+    assert [sample.problem for sample in samples] == [None, problem, None]
+    assert samples[1].picture == b""
+
+
+def test_a_bad_line_is_named_by_its_number(folder):
+    write_listing(folder, {"file_name": "a.JPG", "text": "before"}, b"", b"{")
+    assert read_all(open_source(folder, 10))[1].key == "metadata.jsonl line 3"
+
+
+def test_text_that_utf8_cannot_hold_is_mended(folder):
+    write_listing(folder, b'{"file_name": "a.JPG", "text": "a \\ud800 cat", "key": "\\udc00"}')
+    (sample,) = read_all(open_source(folder, 10))
+    assert (sample.key, sample.caption) == ("?", "a ? cat")
+
+
+def test_a_file_too_large_for_a_picture_is_not_read_whole(folder, monkeypatch):
+    monkeypatch.setattr(pictures, "MAX_PICTURE_BYTES", 10)
+    assert {sample.problem for sample in read_all(open_source(folder, 10))} == {"file_too_large"}
+
+
+def test_the_fingerprint_tells_other_samples_and_another_order(discs):
+    (discs / "metadata.jsonl").rename(discs / "listing")
+    lines = (discs / "listing").read_bytes().splitlines()
+    fingerprints = {open_source(discs, 7).fingerprint()}
+    for listing in (lines, lines[::-1], lines[:-1]):
+        (discs / "metadata.jsonl").write_bytes(b"\n".join(listing))
+        fingerprints |= {open_source(discs, 7).fingerprint(), open_source(discs, 8).fingerprint()}
+    assert len(fingerprints) == 4
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_the_fingerprint_tells_replaced_pictures_and_captions(discs, listed):
+    if not listed:
+        (discs / "metadata.jsonl").unlink()
+    caption, picture = discs / "000.txt", discs / "001.png"
+    caption.write_text("before")
+    fingerprints = [open_source(discs, 7).fingerprint() for _ in range(2)]
+    picture.write_bytes(picture.read_bytes() + b"longer")
+    fingerprints.append(open_source(discs, 7).fingerprint())
+    caption.write_text("behind")
+    fingerprints.append(open_source(discs, 7).fingerprint())
+    assert fingerprints[0] == fingerprints[1]
+    assert len(set(fingerprints)) == (2 if listed else 3)  # a listing has its own captions
+
+
+def test_a_source_without_pictures_is_a_mistake(tmp_path):
+    with pytest.raises(ValueError, match="no such folder"):
+        open_source(tmp_path / "gone", 10)
+    with pytest.raises(ValueError, match="holds no pictures"):
+        open_source(tmp_path, 10)
+    (tmp_path / "metadata.jsonl").write_text("\n\n")
+    with pytest.raises(ValueError, match="lists no picture"):
+        open_source(tmp_path, 10)
+
+
+def test_held_out_pictures_are_not_swept_up_by_naming_their_parent(folder):
+    for split in ("train", "heldout"):
+        (folder / split).mkdir()
+        write_listing(folder / split, {"file_name": "a.png", "text": "a cat"})
+    with pytest.raises(ValueError, match=r"take one of \S+heldout, \S+train"):
+        open_source(folder, 10)
