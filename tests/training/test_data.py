@@ -1,0 +1,77 @@
+from itertools import islice
+
+import pytest
+import torch
+
+from dalle_lean.tokenizer import Tokenizer
+from preprocessing.shards import open_stream
+from training.data import Position, TrainingData, captions, collate, heldout_rows, is_heldout
+
+
+@pytest.fixture
+def data(shards):
+    return TrainingData(folder=shards, heldout_share=0.1, shuffle_buffer=16, seed=3)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train(["a red heart", "a blue book"], 300)
+
+
+def keys(rows):
+    return [row["key"] for row in rows]
+
+
+def test_a_pass_has_every_training_row_once_in_another_order_than_the_shards(data, shards):
+    stored = [row["key"] for row in open_stream(shards) if not is_heldout(row["key"], 0.1)]
+    order = keys(data.epoch(0))
+    assert sorted(order) == sorted(stored)
+    assert order != stored
+
+
+def test_the_order_follows_from_the_seed_and_the_pass(data, shards):
+    other_seed = TrainingData(folder=shards, heldout_share=0.1, shuffle_buffer=16, seed=4)
+    assert keys(data.epoch(0)) == keys(data.epoch(0))
+    assert keys(data.epoch(0)) != keys(data.epoch(1))
+    assert keys(data.epoch(0)) != keys(other_seed.epoch(0))
+
+
+def test_from_any_position_on_the_batches_are_those_of_an_uninterrupted_reader(data, tokenizer):
+    whole = list(islice(data.batches(25, tokenizer, 6), 9))  # two passes
+    assert whole[-1][1].epoch == 2
+    for number, (_, position) in enumerate(whole[:-1], start=1):
+        batch, _ = next(data.batches(25, tokenizer, 6, position))
+        wanted, _ = whole[number]
+        assert torch.equal(batch.text_ids, wanted.text_ids)
+        assert torch.equal(batch.image_codes, wanted.image_codes)
+
+
+def test_a_batch_has_the_captions_and_codes_of_its_rows(data, tokenizer):
+    rows = list(islice(data.epoch(0), 3))
+    batch = collate(rows, tokenizer, 6)
+    assert batch.text_ids.shape == (3, 6)
+    assert batch.image_codes.tolist() == [list(row["codes"]) for row in rows]
+    assert torch.equal(batch.text_ids, tokenizer.encode([row["caption"] for row in rows], 6))
+
+
+def test_what_is_held_out_is_never_trained_on(data):
+    heldout = keys(heldout_rows(data, None, 1000))
+    assert 0 < len(heldout) < 40
+    assert not set(heldout) & set(keys(data.epoch(0)))
+    assert len(heldout) + len(list(captions(data))) == 120
+
+
+def test_shards_of_their_own_can_be_held_out(data, shards):
+    assert len(heldout_rows(data, shards, 50)) == 50
+
+
+def test_the_hash_holds_out_the_share_asked_for():
+    share = sum(is_heldout(f"key-{index}", 0.2) for index in range(5000)) / 5000
+    assert 0.18 < share < 0.22
+    assert not is_heldout("any", 0.0)
+
+
+def test_data_without_a_training_row_is_refused(shards):
+    nothing = TrainingData(folder=shards, heldout_share=1.0, shuffle_buffer=16, seed=0)
+    with pytest.raises(ValueError, match="no sample"):
+        next(nothing.samples(Position()))

@@ -1,0 +1,78 @@
+import pytest
+
+from dalle_lean import Dalle, DalleConfig
+from training.learner import build_optimizer
+from training.recipe import Recipe, load_recipe, recipe_names
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_each_shipped_recipe_parses_and_survives_its_own_form(name):
+    recipe = load_recipe(name)
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+
+
+def test_the_paper_recipe_is_the_papers_run():
+    recipe = load_recipe("paper")
+    config = recipe.model_config(image_side=32, image_vocab_size=8192, text_vocab_size=32100)
+    assert config == DalleConfig.paper()
+    assert recipe.data.batch_size == 4096
+    assert (recipe.optimizer.name, recipe.optimizer.betas, recipe.optimizer.eps) == ("lamb", (0.9, 0.96), 1e-6)
+    assert (recipe.optimizer.weight_decay, recipe.optimizer.clip_norm) == (0.045, 4)
+    assert (recipe.schedule.peak_lr, recipe.schedule.warmup_steps, recipe.schedule.total_steps) == (2.5e-3, 3125, 31250)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"optimiser": {}}, r"\[optimiser\]"),
+        ({"optimizer": {"learning_rate": 1.0}}, r"\[optimizer\] learning_rate: unknown key"),
+        ({"model": {"depth": 12}}, "depth"),
+        ({"model": {"num_layers": 0}}, "num_layers=0"),
+        ({"data": {"batch_size": "many"}}, r"\[data\] batch_size = 'many'"),
+        ({"data": {"batch_size": True}}, r"\[data\] batch_size = True"),
+        ({"data": {"heldout_share": 1.5}}, r"heldout_share = 1.5"),
+        ({"memory": {"precision": "fp8"}}, "precision = 'fp8'"),
+        ({"memory": {"activations": "none"}}, "activations='none'"),
+        ({"optimizer": {"name": "sgd"}}, "name = 'sgd'"),
+        ({"optimizer": {"betas": [0.9]}}, "betas"),
+        ({"optimizer": {"name": "adamw", "block_size": 256}}, "block_size: adamw has no such setting"),
+        ({"schedule": {"warmup_steps": 10, "total_steps": 5}}, "warmup_steps = 10"),
+        ({"data": {"batch_size": 10}, "memory": {"micro_batches": 4}}, "batch_size = 10"),
+        ({"data": 3}, "data = 3"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_by_name(sections, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe.from_dict(sections)
+
+
+def test_a_missing_recipe_names_those_there_are(tmp_path):
+    with pytest.raises(ValueError, match="emoji64"):
+        load_recipe("no-such-recipe")
+    (tmp_path / "mine.toml").write_text("[data\n")
+    with pytest.raises(ValueError, match=r"mine\.toml"):
+        load_recipe(tmp_path / "mine.toml")
+
+
+def test_options_override_the_recipe_and_the_warm_up_keeps_its_share():
+    recipe = load_recipe("paper").override(steps=1000, batch_size=512, lr=1.0, seed=7, precision="fp32")
+    assert (recipe.schedule.total_steps, recipe.schedule.warmup_steps, recipe.schedule.peak_lr) == (1000, 100, 1.0)
+    assert (recipe.data.batch_size, recipe.data.seed, recipe.memory.precision) == (512, 7, "fp32")
+    assert load_recipe("paper").override() == load_recipe("paper")
+
+
+def test_a_model_that_does_not_fit_the_data_is_refused():
+    recipe = Recipe(model={"image_side": 8})
+    sizes = {"image_side": 8, "image_vocab_size": 64, "text_vocab_size": 300}
+    assert recipe.model_config(**sizes).text_vocab_size == 300
+    with pytest.raises(ValueError, match="image_side = 8, but the data has 16"):
+        recipe.model_config(**{**sizes, "image_side": 16})
+
+
+@pytest.mark.parametrize("name", ["lamb", "adamw"])
+def test_the_recipe_names_the_optimizer(name):
+    recipe = load_recipe("tiny")
+    model = Dalle(recipe.model_config(image_side=2, image_vocab_size=8, text_vocab_size=300))
+    optimizer = build_optimizer(model, Recipe.from_dict({"optimizer": {"name": name}}).optimizer)
+    assert type(optimizer).__name__.lower() == name
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.045, 0.0]

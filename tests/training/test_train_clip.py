@@ -1,0 +1,251 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from itertools import islice
+
+import pytest
+import torch
+from PIL import Image, ImageDraw
+from safetensors.torch import load_file
+
+from dalle_lean.clip import ClipScorer
+from dalle_lean.clip_architecture import build_clip, model_config
+from dalle_lean.tokenizer import Tokenizer
+from dalle_lean.vqgan import VQGAN, VQGANConfig
+from training.captioned import distinct_batches, hold_out, jitter, read_captioned
+from training.clip import train_clip
+from training.clip_learner import ClipRecipe
+
+COLOURS = ("red", "green", "blue", "black")
+SHAPES = ("circle", "square")
+TINY = {
+    "picture_side": 32,
+    "image_width": 8,
+    "width": 64,
+    "text_layers": 1,
+    "context_length": 12,
+    "vocab_size": 300,
+    "batch_size": 6,
+    "precision": "fp32",
+    "lr": 3e-3,
+    "heldout_every": 3,
+    "checkpoint_every": 2,
+    "log_every": 1,
+}
+
+
+def draw(colour, shape, offset):
+    image = Image.new("RGB", (32, 32), "white")
+    box = (6 + offset, 6, 22 + offset, 22)
+    pen = ImageDraw.Draw(image)
+    pen.ellipse(box, fill=colour) if shape == "circle" else pen.rectangle(box, fill=colour)
+    return image
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Three pictures of each of eight captions."""
+    folder = tmp_path_factory.mktemp("shapes")
+    lines = []
+    for colour in COLOURS:
+        for shape in SHAPES:
+            for offset in range(3):
+                name = f"{colour}-{shape}-{offset}.png"
+                draw(colour, shape, offset).save(folder / name)
+                lines.append(json.dumps({"file_name": name, "text": f"a {colour} {shape}"}))
+    (folder / "metadata.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def metrics(out):
+    """The lines of a run's metrics, without what depends on the clock."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "samples_per_s"} for line in lines]
+
+
+def test_a_trained_clip_ranks_the_picture_that_fits_first(folder, tmp_path):
+    recipe = ClipRecipe(**{**TINY, "steps": 80, "batch_size": 8})
+    end = train_clip(folder, tmp_path, recipe, heldout=folder, save_dtype=torch.bfloat16)
+    assert end.measured["right_caption_first"] > 0.9
+    scorer = ClipScorer.load(tmp_path / "clip")
+    captions = [f"a {colour} {shape}" for colour in COLOURS for shape in SHAPES]
+    images = [draw(colour, shape, 1) for colour in COLOURS for shape in SHAPES]
+    best = [scorer.score(images, caption).argmax().item() for caption in captions]
+    assert best == list(range(8))
+    losses = [line["loss"] for line in metrics(tmp_path) if "loss" in line]
+    assert losses[-1] < losses[0] / 2
+
+
+KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+from training.clip import train_clip
+from training.clip_learner import ClipRecipe
+
+def on_progress(done, total, note):
+    if note.startswith("step 5/"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+recipe = ClipRecipe(**json.loads(sys.argv[3]))
+train_clip(Path(sys.argv[1]), Path(sys.argv[2]), recipe, on_progress=on_progress)
+"""
+
+
+def test_a_killed_run_continues_exactly_where_its_checkpoint_stood(folder, tmp_path):
+    recipe = ClipRecipe(**{**TINY, "steps": 8, "precision": "bf16"})
+    command = [sys.executable, "-c", KILLED, str(folder), str(tmp_path / "killed"), json.dumps(asdict(recipe))]
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    assert subprocess.run(command, env={**os.environ, **threads}).returncode == -signal.SIGKILL
+    assert metrics(tmp_path / "killed")[-1]["step"] == 5
+    assert not (tmp_path / "killed/clip").exists()
+
+    steps_seen = []
+    train_clip(folder, tmp_path / "killed", recipe, on_progress=lambda done, total, note: steps_seen.append(note))
+    train_clip(folder, tmp_path / "whole", recipe)
+    assert [note.split("/")[0] for note in steps_seen if note] == ["step 5", "step 6", "step 7", "step 8"]
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
+    killed, whole = (load_file(tmp_path / name / "clip/model.safetensors") for name in ("killed", "whole"))
+    assert all(torch.equal(killed[name], whole[name]) for name in whole)
+
+
+def test_another_recipe_does_not_continue_the_run(folder, tmp_path):
+    recipe = ClipRecipe(**{**TINY, "steps": 2})
+    train_clip(folder, tmp_path, recipe)
+    before = (tmp_path / "clip/model.safetensors").read_bytes()
+    train_clip(folder, tmp_path, recipe)  # finished already: nothing changes
+    assert (tmp_path / "clip/model.safetensors").read_bytes() == before
+    with pytest.raises(ValueError, match="holds another run: its recipe"):
+        train_clip(folder, tmp_path, ClipRecipe(**{**TINY, "steps": 2, "lr": 1e-4}))
+
+
+def test_pictures_can_be_shown_as_a_vqgan_decodes_them(folder, tmp_path):
+    config = VQGANConfig(
+        quantizer="vq", codebook_size=16, code_width=8, z_channels=8, channels=32, channel_multipliers=(1, 1),
+        num_res_blocks=1, attention_resolutions=(), picture_side=32,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    VQGAN(config).save(tmp_path / "vqgan")
+    recipe = ClipRecipe(**{**TINY, "steps": 2})
+    end = train_clip(folder, tmp_path / "out", recipe, heldout=folder, vqgan=tmp_path / "vqgan")
+    assert set(end.measured) == {"right_caption_first", "decoded_right_caption_first"}
+    decoded = load_file(tmp_path / "out/decoded.safetensors")["pixels"]
+    assert decoded.shape == (12, 3, 32, 32)
+    plain = ClipRecipe(**{**TINY, "steps": 2})
+    train_clip(folder, tmp_path / "plain", plain, heldout=folder)
+    assert metrics(tmp_path / "plain")[0] != metrics(tmp_path / "out")[0]
+
+
+def test_a_given_tokenizer_travels_into_the_clip_folder(folder, tmp_path):
+    Tokenizer.train(["a red circle", "a blue square"] * 5, 280).save(tmp_path / "mine.json")
+    train_clip(folder, tmp_path / "out", ClipRecipe(**{**TINY, "steps": 1}), tokenizer=tmp_path / "mine.json")
+    assert (tmp_path / "out/clip/tokenizer.json").read_bytes() == (tmp_path / "mine.json").read_bytes()
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(folder, tmp_path):
+    recipe = ClipRecipe(**{**TINY, "steps": 4, "checkpoint_every": 1})
+    blowing_up = {"weight_decay": 1e38}
+    with pytest.raises(ValueError, match="keeps its last checkpoint; try a lower lr"):
+        train_clip(folder, tmp_path, ClipRecipe(**{**asdict(recipe), **blowing_up}))
+    assert (tmp_path / "checkpoint").is_dir()
+    assert not (tmp_path / "clip").exists()
+
+
+def test_no_batch_holds_a_caption_twice_and_every_picture_has_its_turn():
+    captions = [f"thing {number % 10}" for number in range(40)]
+    captions[0] = "  THING   1 "
+    batches = list(islice(distinct_batches(captions, 5, seed=0), 8))
+    for batch in batches:
+        assert len({" ".join(captions[row].lower().split()) for row in batch}) == 5
+    assert len({row for batch in batches for row in batch}) >= 35
+    assert batches == list(islice(distinct_batches(captions, 5, seed=0), 8))
+    assert batches != list(islice(distinct_batches(captions, 5, seed=1), 8))
+    with pytest.raises(ValueError, match=r"batch_size=11: must be in 2\.\.10"):
+        next(distinct_batches(captions, 11, seed=0))
+
+
+def test_held_out_captions_are_not_trained_on(folder):
+    rest, heldout = hold_out(read_captioned(folder, 16), 0.25, seed=0)
+    assert len(heldout) == 6
+    assert len(rest) == 18
+    assert not set(rest.captions) & set(heldout.captions)
+
+
+def test_jitter_moves_a_little_and_neither_mirrors_nor_recolours():
+    left_red = torch.zeros(64, 3, 16, 16)
+    left_red[:, 0, :, :8] = 1.0
+    moved = jitter(left_red, torch.Generator().manual_seed(0))
+    assert (moved[:, 0, :, :6] > 0.99).all()
+    assert (moved[:, 0, :, 10:] < 0.01).all()
+    assert (moved[:, 1:] == 0).all()
+    assert len({tuple(row.tolist()) for row in moved[:, 0, 8]}) > 32
+
+
+def test_lines_that_cannot_be_used_are_counted_by_reason(folder, tmp_path):
+    Image.new("RGBA", (40, 20), (255, 0, 0, 0)).save(tmp_path / "clear.png")
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG no more")
+    Image.new("RGB", (8, 8)).save(tmp_path / "drawing.png", "EPS")
+    Image.new("1", (8192, 8193)).save(tmp_path / "bomb.png")
+    lines = [
+        {"file_name": "clear.png", "caption": "nothing"},
+        {"file_name": "broken.png", "text": "x"},
+        {"file_name": "missing.png", "text": "x"},
+        {"file_name": "drawing.png", "text": "x"},
+        {"file_name": "bomb.png", "text": "x"},
+        {"file_name": "nul\0.png", "text": "x"},
+        {"file_name": "clear.png", "text": "  "},
+        {"file_name": "clear.png"},
+        {"text": "x"},
+        {"file_name": f"../{folder.name}/red-circle-0.png", "text": "x"},
+    ]
+    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n{half a line\n")
+    data = read_captioned(tmp_path, 8)
+    assert data.captions == ["nothing"]
+    assert (data.pixels == 255).all()  # transparent: white
+    assert dict(data.skipped) == {
+        "picture broken": 2,
+        "too many pixels": 1,
+        "picture unreadable": 1,
+        "picture missing": 1,
+        "no caption": 2,
+        "no file_name": 1,
+        "file_name leads out of the folder": 1,
+        "line is not JSON": 1,
+    }
+
+
+@pytest.mark.parametrize(("listing", "message"), [(None, "has no metadata.jsonl"), ("", "no line can be used")])
+def test_a_folder_without_anything_usable_is_refused_by_name(tmp_path, listing, message):
+    if listing is not None:
+        (tmp_path / "metadata.jsonl").write_text(listing)
+    with pytest.raises(ValueError, match=message) as caught:
+        read_captioned(tmp_path, 16)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"steps": 0},
+        {"width": 100},
+        {"lr": 0.0},
+        {"precision": "fp8"},
+        {"picture_side": 60},
+        {"image_layers": (1, 1)},
+        {"heldout_share": 1.5},
+    ],
+)
+def test_a_recipe_that_makes_no_sense_is_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        ClipRecipe(**wrong)
+
+
+def test_the_default_clip_is_small(folder, tmp_path):
+    tokenizer = Tokenizer.train(read_captioned(folder, 16).captions, 2048)
+    recipe = ClipRecipe()
+    model = build_clip(model_config(recipe.architecture(tokenizer)))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    grown = (recipe.vocab_size - tokenizer.vocab_size) * recipe.width
+    assert parameters + grown < 4.6e6

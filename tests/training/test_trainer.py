@@ -1,0 +1,292 @@
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from dalle_lean import Dalle, load_model
+from dalle_lean.folder import check_parts
+from dalle_lean.vqgan import VQGAN, VQGANConfig
+from training.checkpoint import NAME as CHECKPOINT
+from training.data import Batch
+from training.learner import Learner
+from training.metrics import NAME as METRICS
+from training.metrics import read_metrics
+from training.recipe import load_recipe
+from training.trainer import Run, TrainingDiverged, train
+
+
+@pytest.fixture
+def recipe():
+    return load_recipe("tiny")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(shards, tmp_path_factory):
+    """The folder of a whole run."""
+    out = tmp_path_factory.mktemp("whole")
+    train(shards, out, load_recipe("tiny"))
+    return out
+
+
+def losses(out):
+    """The loss of each step, and that no step was written twice."""
+    lines = [line for line in read_metrics(out / METRICS) if "loss" in line]
+    steps = {line["step"]: line["loss"] for line in lines}
+    assert len(steps) == len(lines)
+    return steps
+
+
+def weights(out):
+    return load_model(out / "model").state_dict()
+
+
+class Killed(Exception):
+    pass
+
+
+def at_step(step, action):
+    """An on_progress that acts after a step (batches of 8)."""
+
+    def on_progress(done, total, note):
+        if done == step * 8:
+            action()
+
+    return on_progress
+
+
+def kill():
+    raise Killed
+
+
+def test_a_run_learns_and_leaves_a_model_folder_metrics_and_a_checkpoint(uninterrupted):
+    steps = losses(uninterrupted)
+    assert list(steps) == list(range(1, 13))
+    measured = [line for line in read_metrics(uninterrupted / METRICS) if "heldout_loss" in line]
+    assert [line["step"] for line in measured] == [4, 8, 12]
+    assert measured[-1]["heldout_loss"] < measured[0]["heldout_loss"]
+    assert measured[0]["heldout_image_bits"] == pytest.approx(measured[0]["heldout_image_nats"] / 0.6931, rel=1e-3)
+    assert set(check_parts(uninterrupted / "model")["parts"]) == {"model.safetensors", "tokenizer.json"}
+    assert list((uninterrupted / "tensorboard").glob("events*"))
+
+
+@pytest.mark.parametrize("killed_after", [1, 3, 8, 11])
+def test_a_run_killed_anywhere_ends_with_the_losses_and_weights_of_a_whole_one(
+    shards, recipe, uninterrupted, tmp_path, killed_after
+):
+    with pytest.raises(Killed):
+        train(shards, tmp_path, recipe, on_progress=at_step(killed_after, kill))
+    train(shards, tmp_path, recipe)
+    assert losses(tmp_path) == losses(uninterrupted)
+    for name, value in weights(tmp_path).items():
+        assert torch.equal(value, weights(uninterrupted)[name]), name
+
+
+def test_a_process_killed_with_signal_9_continues_with_the_same_command(shards, recipe, tmp_path):
+    def start():
+        command = ["-c", "from dalle_lean.cli import main; main()", "train", str(shards), str(tmp_path / "killed")]
+        options = ["--config", "tiny", "--steps", "30", "--device", "cpu"]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+        return subprocess.Popen([sys.executable, *command, *options], stderr=subprocess.PIPE, env=environment)
+
+    with start() as killed:
+        try:
+            while len(read_metrics(tmp_path / "killed" / METRICS)) < 8:
+                assert killed.poll() is None, killed.stderr.read()
+                time.sleep(0.01)
+        finally:
+            killed.kill()
+    assert killed.returncode == -signal.SIGKILL
+    train(shards, tmp_path / "whole", recipe.override(steps=30))
+    with start() as again:
+        _, message = again.communicate()
+    assert again.returncode == 0, message
+    assert len(losses(tmp_path / "killed")) == 30
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+
+
+def test_control_c_saves_the_step_it_interrupts(shards, recipe, uninterrupted, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(shards, tmp_path, recipe, on_progress=at_step(5, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    assert saved_progress(tmp_path)["step"] == 5
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    train(shards, tmp_path, recipe)
+    assert losses(tmp_path) == losses(uninterrupted)
+
+
+def saved_progress(out):
+    return torch.load(out / CHECKPOINT, weights_only=True)["progress"]
+
+
+def test_a_finished_run_stays_as_it_is(shards, recipe, uninterrupted):
+    before = (uninterrupted / METRICS).read_text()
+    assert train(shards, uninterrupted, recipe).step == 12
+    assert (uninterrupted / METRICS).read_text() == before
+
+
+def test_another_run_is_refused_in_the_same_folder(shards, recipe, uninterrupted):
+    with pytest.raises(ValueError, match="another run: its data"):
+        train(shards, uninterrupted, recipe.override(seed=5))
+
+
+def spoil(run, steps):
+    """Turn the gradient of one weight into NaN in the given steps, as an overflow would."""
+    run.model.norm.weight.register_hook(
+        lambda gradient: torch.where(torch.tensor(run.progress.step in steps), torch.nan, gradient)
+    )
+
+
+def test_steps_with_nan_gradients_are_skipped_counted_and_said(shards, recipe, tmp_path):
+    run = Run(shards, tmp_path, recipe)
+    spoil(run, {4, 5, 9})
+    notes = []
+    run.go(lambda done, total, note: notes.append(note))
+    assert run.progress.skipped == 3
+    assert "3 steps skipped" in notes[-1]
+    assert sorted(losses(tmp_path)) == [1, 2, 3, 6, 7, 8, 10, 11, 12]
+    assert [line["step"] for line in read_metrics(tmp_path / METRICS) if "skipped" in line] == [4, 5, 9]
+    assert all(value.isfinite().all() for value in weights(tmp_path).values())
+
+
+def test_a_skipped_step_changes_neither_weights_nor_statistics(shards, recipe, tmp_path):
+    run = Run(shards, tmp_path, recipe)
+    batch, _ = next(run.batches())
+    run.learner.step(batch, 0.01)
+    before = [tensor.clone() for tensor in everything(run)]
+    run.model.norm.weight.register_hook(lambda gradient: gradient * torch.inf)
+    _, norm = run.learner.step(batch, 0.01)
+    assert not torch.tensor(norm).isfinite()
+    assert all(torch.equal(old, new) for old, new in zip(before, everything(run), strict=True))
+
+
+def everything(run):
+    statistics = [value for state in run.learner.optimizer.state.values() for value in state.values()]
+    return [*run.model.state_dict().values(), *(value for value in statistics if isinstance(value, torch.Tensor))]
+
+
+def test_many_bad_steps_in_a_row_end_the_run_and_the_last_good_state_stays(shards, recipe, tmp_path):
+    recipe = dataclasses.replace(recipe, optimizer=dataclasses.replace(recipe.optimizer, max_skipped_in_row=5))
+    run = Run(shards, tmp_path, recipe)
+    spoil(run, range(5, 100))
+    with pytest.raises(TrainingDiverged, match=r"5 steps in a row .* state of step 3"):
+        run.go()
+    assert saved_progress(tmp_path)["step"] == 3
+    assert all(value.isfinite().all() for value in weights(tmp_path).values())
+
+
+@pytest.mark.parametrize("micro_batches", [2, 8])
+def test_accumulated_gradients_are_those_of_the_whole_batch(recipe, micro_batches):
+    whole, parts = learner(recipe), learner(recipe, micro_batches=micro_batches)
+    loss, accumulated = whole.accumulate_gradient(random_batch()), parts.accumulate_gradient(random_batch())
+    torch.testing.assert_close(accumulated, loss)
+    for one, other in zip(parts.model.parameters(), whole.model.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_the_loss_that_is_trained_is_the_models_own(recipe):
+    ours = learner(recipe)
+    batch = random_batch()
+    torch.testing.assert_close(ours.accumulate_gradient(batch), ours.model.loss(*batch))
+    assert ours.measure(batch)["heldout_loss"] == pytest.approx(ours.model.loss(*batch).item(), rel=1e-5)
+
+
+def test_the_gradient_is_clipped_to_its_norm(recipe):
+    ours = learner(recipe)
+    ours.clip_norm = 0.01
+    _, norm = ours.step(random_batch(), lr=0.0)
+    assert norm > 0.1
+    total = torch.stack([parameter.grad.norm() for parameter in ours.model.parameters()]).norm()
+    assert float(total) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_bfloat16_trains_float32_weights_to_nearly_the_same_loss(recipe):
+    ends = []
+    for precision in ("fp32", "bf16"):
+        ours = learner(recipe, precision=precision)
+        ends.append([ours.step(random_batch(), 0.01)[0] for _ in range(5)][-1])
+        assert all(parameter.dtype == torch.float32 for parameter in ours.model.parameters())
+    assert ends[1] == pytest.approx(ends[0], rel=0.01)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_has_the_same_gradient(recipe):
+    plain, compiled = learner(recipe, activations="keep"), learner(recipe, activations="keep", compile=True)
+    torch.testing.assert_close(compiled.accumulate_gradient(random_batch()), plain.accumulate_gradient(random_batch()))
+    for one, other in zip(compiled.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+
+
+def learner(recipe, **memory):
+    torch.manual_seed(0)
+    recipe = dataclasses.replace(recipe, memory=dataclasses.replace(recipe.memory, **memory))
+    model = Dalle(recipe.model_config(image_side=4, image_vocab_size=32, text_vocab_size=300))
+    return Learner(model, recipe)
+
+
+def random_batch():
+    generator = torch.Generator().manual_seed(1)
+    text_ids = torch.randint(1, 300, (8, 12), generator=generator)
+    return Batch(text_ids, torch.randint(0, 32, (8, 16), generator=generator))
+
+
+@pytest.fixture(scope="module")
+def vqgan(tmp_path_factory):
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("parts") / "vqgan"
+    config = VQGANConfig(
+        codebook_size=32, code_width=32, z_channels=32, channels=32, channel_multipliers=(1, 1, 1, 1), num_res_blocks=1,
+        attention_resolutions=(), picture_side=32,
+    )  # fmt: skip
+    VQGAN(config).save(folder)
+    return folder
+
+
+@pytest.fixture
+def decodable(shards, vqgan, tmp_path):
+    """The shards, as if made by `vqgan`."""
+    folder = tmp_path / "decodable"
+    folder.mkdir()
+    for shard in shards.glob("*.parquet"):
+        (folder / shard.name).hardlink_to(shard)
+    info = json.loads((shards / "dataset.json").read_text())
+    (folder / "dataset.json").write_text(json.dumps({**info, "vqgan": VQGAN.load(vqgan).fingerprint()}))
+    return folder
+
+
+def test_samples_are_drawn_below_the_pictures_whose_captions_they_have(decodable, recipe, vqgan, tmp_path):
+    out = tmp_path / "out"
+    train(decodable, out, recipe, vqgan=vqgan)
+    with Image.open(out / "samples" / "step-000012.png") as sheet:
+        assert sheet.size == (8 * 32, 2 * 32)
+    assert (out / "model" / "vqgan" / "config.json").exists()
+    check_parts(out / "model")
+
+
+def test_a_vqgan_that_did_not_make_the_codes_is_refused(shards, recipe, vqgan, tmp_path):
+    with pytest.raises(ValueError, match="preprocessed with"):
+        train(shards, tmp_path, recipe, vqgan=vqgan)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_can_start_from_a_model_folder(shards, recipe, uninterrupted, tmp_path):
+    run = Run(shards, tmp_path, recipe, init=uninterrupted / "model")
+    for name, value in run.model.state_dict().items():
+        assert torch.equal(value, weights(uninterrupted)[name]), name
+    tokenizers = [json.loads((folder / "tokenizer.json").read_text()) for folder in (tmp_path, uninterrupted)]
+    assert tokenizers[0] == tokenizers[1]
+
+
+def test_half_written_files_of_a_killed_process_are_removed(shards, recipe, tmp_path):
+    (tmp_path / ".model.abc.tmp").mkdir()
+    (tmp_path / ".model.abc.tmp" / "model.safetensors").write_bytes(b"half")
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / ".state.pt.abc.tmp").write_bytes(b"half")
+    Run(shards, tmp_path, recipe)
+    assert not [path for path in Path(tmp_path).rglob("*") if path.name.endswith(".tmp")]

@@ -1,0 +1,1 @@
+"""Shards -> batches -> loss -> gradients -> a trained model."""

@@ -1,0 +1,153 @@
+"""Pictures with captions in memory, and the batches a CLIP learns from.
+
+Shapes: N pictures, B pictures of a batch, S side in pixels.
+"""
+
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dalle_lean import pictures
+
+OnProgress = Callable[[int, int, str], None]
+CAPTION_FIELDS = ("text", "caption")
+
+
+@dataclass(frozen=True, eq=False)
+class Captioned:
+    """Pictures and their captions."""
+
+    pixels: Tensor
+    """uint8 [N, 3, S, S]"""
+    captions: list[str]
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Lines of the listing that could not be used, counted by reason."""
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+    def take(self, rows: Sequence[int]) -> "Captioned":
+        """The pictures of these rows."""
+        chosen = torch.tensor(rows, dtype=torch.int64)
+        return replace(self, pixels=self.pixels[chosen], captions=[self.captions[row] for row in rows])
+
+
+def read_captioned(folder: Path, side: int, on_progress: OnProgress | None = None) -> Captioned:
+    """Read a folder as `datasets`' ImageFolder has it: pictures, and metadata.jsonl with file_name and text or caption.
+
+    Pictures become side x side as `dalle_lean.pictures` makes them. A line that cannot be used
+    is counted under its reason; ValueError when none can.
+    """
+    listing = folder / "metadata.jsonl"
+    if not listing.is_file():
+        raise ValueError(f"{folder} has no metadata.jsonl; give a folder of pictures with one line of JSON for each")
+    lines = [line for line in listing.read_bytes().split(b"\n") if line.strip()]
+    pixels = torch.empty(len(lines), 3, side, side, dtype=torch.uint8)
+    captions: list[str] = []
+    skipped: Counter[str] = Counter()
+    for done, line in enumerate(lines, start=1):
+        try:
+            name, caption = parse_line(line)
+            pixels[len(captions)] = read_picture(folder, name, side)
+        except Unusable as reason:
+            skipped[str(reason)] += 1
+        else:
+            captions.append(caption)
+        if on_progress is not None and (done % 500 == 0 or done == len(lines)):
+            on_progress(done, len(lines), f"{skipped.total()} unusable" if skipped else "")
+    if not captions:
+        raise ValueError(f"{listing}: no line can be used: {dict(skipped) or 'it is empty'}")
+    return Captioned(pixels[: len(captions)], captions, skipped)
+
+
+class Unusable(Exception):
+    """A line of a listing is passed over; the message is the reason it is counted under."""
+
+
+def parse_line(line: bytes) -> tuple[str, str]:
+    """File name and caption of one line of metadata.jsonl."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        raise Unusable("line is not JSON") from None
+    if not isinstance(entry, dict) or not isinstance(entry.get("file_name"), str):
+        raise Unusable("no file_name")
+    caption = next((entry[name] for name in CAPTION_FIELDS if isinstance(entry.get(name), str)), "").strip()
+    if not caption:
+        raise Unusable("no caption")
+    return entry["file_name"], caption
+
+
+def read_picture(folder: Path, name: str, side: int) -> Tensor:
+    """One picture as uint8 [3, side, side]."""
+    path = folder / name
+    try:
+        inside = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError):  # a name that no file can have
+        raise Unusable("picture unreadable") from None
+    if not inside:
+        raise Unusable("file_name leads out of the folder")
+    content, problem = pictures.read_picture(path)
+    if problem is not None:
+        raise Unusable(problem.replace("_", " "))
+    try:
+        square = pictures.square_pixels(pictures.open_picture(content), side)
+    except pictures.UnusablePicture as error:
+        raise Unusable(error.reason.replace("_", " ")) from None
+    return torch.tensor(square).permute(2, 0, 1)
+
+
+def hold_out(data: Captioned, share: float, seed: int) -> tuple[Captioned, Captioned]:
+    """(the rest, the held-out part): whole captions are held out, so that none of them is in the rest."""
+    distinct = sorted(set(data.captions))
+    if len(distinct) < 2:
+        raise ValueError("all captions are the same; nothing can be held out or learnt")
+    order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed)).tolist()
+    chosen = {distinct[index] for index in order[: math.ceil(share * len(distinct))]}
+    rows: dict[bool, list[int]] = {False: [], True: []}
+    for row, caption in enumerate(data.captions):
+        rows[caption in chosen].append(row)
+    return data.take(rows[False]), data.take(rows[True])
+
+
+def distinct_batches(captions: Sequence[str], batch_size: int, seed: int) -> Iterator[list[int]]:
+    """Endless batches of rows, shuffled anew in each pass, none holding a caption twice.
+
+    Two pictures of one caption would count as each other's negatives. A row whose caption the batch has already goes
+    into the next one; the batches that a pass leaves unfilled are dropped.
+    """
+    keys = [" ".join(caption.lower().split()) for caption in captions]
+    if not 2 <= batch_size <= len(set(keys)):
+        raise ValueError(f"batch_size={batch_size}: must be in 2..{len(set(keys))}, the number of different captions")
+    for epoch in itertools.count():
+        order = torch.randperm(len(keys), generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+        unfilled: list[dict[str, int]] = []
+        for row in order:
+            batch = next((batch for batch in unfilled if keys[row] not in batch), None)
+            if batch is None:
+                unfilled.append(batch := {})
+            batch[keys[row]] = row
+            if len(batch) == batch_size:
+                unfilled.remove(batch)
+                yield list(batch.values())
+
+
+def jitter(pixels: Tensor, generator: torch.Generator, shift: float = 0.06, scale: float = 0.1) -> Tensor:
+    """Move each picture [B, 3, S, S] by up to `shift` of its side and scale it by up to 1 +- `scale`; edges go on.
+
+    No mirroring and no change of colour: captions speak of left, right and colours.
+    """
+    draws = torch.rand(len(pixels), 3, generator=generator) * 2 - 1
+    theta = torch.zeros(len(pixels), 2, 3)
+    theta[:, 0, 0] = theta[:, 1, 1] = 1 + scale * draws[:, 0]
+    theta[:, :, 2] = 2 * shift * draws[:, 1:]  # in grid units the side is 2
+    grid = F.affine_grid(theta, list(pixels.shape), align_corners=False)
+    return F.grid_sample(pixels, grid.to(pixels.device), padding_mode="border", align_corners=False)

@@ -1,0 +1,78 @@
+"""All that a killed run needs to go on as if nothing had happened, in one file that is old or new, never half."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dalle_lean.files import atomic_write
+
+FORMAT = "dalle_lean_training/1"
+NAME = "checkpoint/state.pt"
+
+
+def save_checkpoint(
+    out: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, progress: dict[str, Any], run: dict[str, Any]
+) -> None:
+    """Write weights, optimizer state, random state, `progress` (numbers that move) and `run` (what the run is)."""
+    state = {
+        "format": FORMAT,
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "random": random_state(),
+        "progress": progress,
+        "run": json.dumps(run),
+    }
+    with atomic_write(out / NAME) as temporary:
+        torch.save(state, temporary)
+
+
+def has_checkpoint(out: Path) -> bool:
+    """Whether the folder holds a run that was saved at least once."""
+    return (out / NAME).exists()
+
+
+def load_checkpoint(
+    out: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, run: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Restore what `save_checkpoint` wrote and return its `progress`; None where there is no checkpoint yet.
+
+    ValueError for a damaged file and for a checkpoint of another run, naming what differs.
+    """
+    path = out / NAME
+    if not has_checkpoint(out):
+        return None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"{path} is damaged ({reason}); remove it to start the run again") from None
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise ValueError(f"{path} is not a checkpoint of this program")
+    saved = json.loads(state["run"])
+    for name, value in json.loads(json.dumps(run)).items():
+        if saved.get(name) != value:
+            raise ValueError(
+                f"{out} holds another run: its {name} is {saved.get(name)}, now {value}; give another folder"
+            )
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    set_random_state(state["random"])
+    progress: dict[str, Any] = state["progress"]
+    return progress
+
+
+def random_state() -> dict[str, Any]:
+    """The state of torch's generators."""
+    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Inverse of `random_state`; generators of devices that are not here are left out."""
+    torch.set_rng_state(state["cpu"])
+    if torch.cuda.is_available():
+        for device, generator in enumerate(state["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(generator, device)

@@ -1,0 +1,199 @@
+"""The run that trains a small CLIP: what it reads, what it measures on its way, and how it survives a kill.
+
+OUT gets clip/ (a CLIP folder), checkpoint/, tokenizer.json, metrics.jsonl and tensorboard/; with a VQGAN also
+decoded.safetensors, the pictures as it decodes them.
+"""
+
+import dataclasses
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dalle_lean.clip import ClipScorer, right_caption_first
+from dalle_lean.files import atomic_write, sha256_file
+from dalle_lean.tokenizer import Tokenizer
+from dalle_lean.vqgan import VQGAN
+from training.captioned import Captioned, hold_out, read_captioned
+from training.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
+from training.clip_learner import ClipRecipe, Learner, new_scorer
+from training.interrupt import interrupt_deferred
+from training.metrics import MetricsLog
+
+OnProgress = Callable[[int, int, str], None]
+
+
+@dataclass
+class Progress:
+    """The numbers that move; a checkpoint holds them."""
+
+    step: int = 0
+    loss: float = math.nan
+    measured: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Shares in 0..1 of held-out pictures, the last time they were measured."""
+    unusable: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Lines of DATA's listing that were passed over, by reason."""
+
+    def note(self, total_steps: int) -> str:
+        """A few words for a progress bar."""
+        words = [f"step {self.step}/{total_steps}"]
+        if math.isfinite(self.loss):
+            words.append(f"loss {self.loss:.3f}")
+        words += [f"{name.replace('_', ' ')} of 50: {share:.1%}" for name, share in self.measured.items()]
+        words += [f"passed over {count} ({reason})" for reason, count in self.unusable.items()]
+        return ", ".join(words)
+
+
+def train_clip(
+    data: Path,
+    out: Path,
+    recipe: ClipRecipe,
+    *,
+    heldout: Path | None = None,
+    tokenizer: Path | None = None,
+    vqgan: Path | None = None,
+    save_dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    on_progress: OnProgress | None = None,
+) -> Progress:
+    """Train on the folder `data`, or continue the run that `out` holds exactly where its last checkpoint stood.
+
+    Args:
+        heldout: a folder to measure on; without it a share of the captions is left out of the training.
+        tokenizer: a tokenizer.json; without it one is made from the captions.
+        vqgan: a VQGAN folder; then a share of the pictures is shown as it decodes them, so that scores hold for
+            drawn pictures, which are a little blurred.
+        save_dtype: of the weights in OUT/clip.
+        on_progress: called with (done, total, note): pictures read, pictures decoded, then pictures trained on.
+
+    Raises:
+        ValueError: data, tokenizer or the run in `out` do not fit, or the loss stopped being finite.
+        KeyboardInterrupt: on Ctrl+C, once the step is finished and saved.
+    """
+    train_set, heldout_set = read_sets(data, heldout, recipe, on_progress)
+    run = {
+        "recipe": {name: value for name, value in dataclasses.asdict(recipe).items() if not name.endswith("_every")},
+        "training pictures": digest(train_set),
+        "tokenizer": sha256_file(tokenizer) if tokenizer else None,
+        "vqgan": sha256_file(vqgan / "config.json") if vqgan else None,
+    }
+    views = {"right_caption_first": heldout_set.pixels}
+    if vqgan is not None:
+        views["decoded_right_caption_first"] = decode(VQGAN.load(vqgan).to(device), heldout_set.pixels, device)
+        train_set = partly_decoded(train_set, out / "decoded.safetensors", vqgan, recipe, device, on_progress)
+    scorer = new_scorer(recipe, place_tokenizer(out, tokenizer, train_set, recipe.vocab_size), device)
+    learner = Learner(recipe, scorer, train_set)
+    saved = load_checkpoint(out, model=scorer.model, optimizer=learner.optimizer, run=run)
+    progress = Progress(**saved) if saved else Progress(unusable=dict(train_set.skipped))
+
+    def due(interval: int) -> bool:
+        return progress.step % interval == 0 or progress.step == recipe.steps
+
+    clock, clock_step = time.perf_counter(), progress.step
+    with MetricsLog(out, progress.step) as metrics, interrupt_deferred() as interrupted:
+        for step, rows in learner.batches(progress.step):
+            loss = learner.step(step, rows)
+            if not math.isfinite(loss):
+                raise ValueError(f"step {step}: the loss is {loss}; {out} keeps its last checkpoint; try a lower lr")
+            progress.step, progress.loss = step, loss
+            if due(recipe.log_every):
+                now = time.perf_counter()
+                rate = (step - clock_step) * recipe.batch_size / (now - clock)
+                clock, clock_step = now, step
+                metrics.write(step, loss=loss, lr=recipe.learning_rate(step), samples_per_s=rate)
+            if due(recipe.heldout_every):
+                progress.measured = measure(scorer, views, heldout_set.captions)
+                metrics.write(step, **progress.measured)
+            if due(recipe.checkpoint_every) or interrupted():
+                state = dataclasses.asdict(progress)
+                save_checkpoint(out, model=scorer.model, optimizer=learner.optimizer, progress=state, run=run)
+            if on_progress is not None:
+                total = recipe.steps * recipe.batch_size
+                on_progress(step * recipe.batch_size, total, progress.note(recipe.steps))
+            if interrupted():
+                raise KeyboardInterrupt
+    scorer.save(out / "clip", save_dtype)
+    return progress
+
+
+def read_sets(
+    data: Path, heldout: Path | None, recipe: ClipRecipe, on_progress: OnProgress | None
+) -> tuple[Captioned, Captioned]:
+    """The pictures to train on, and those to measure on: of a folder, else of captions set aside."""
+    train_set = read_captioned(data, recipe.picture_side, on_progress)
+    if heldout is None:
+        train_set, heldout_set = hold_out(train_set, recipe.heldout_share, recipe.seed)
+    else:
+        heldout_set = read_captioned(heldout, recipe.picture_side)
+    stride = math.ceil(len(heldout_set) / recipe.heldout_pictures)
+    return train_set, heldout_set.take(range(0, len(heldout_set), stride))
+
+
+def measure(scorer: ClipScorer, views: dict[str, Tensor], captions: list[str]) -> dict[str, float]:
+    """For each view of the held-out pictures, uint8 [N, 3, S, S], the share whose own caption comes first of 50."""
+    text_features = scorer.text_features(captions).cpu()
+    return {
+        name: right_caption_first(scorer.image_features(pixels.float() / 255).cpu(), text_features, captions)
+        for name, pixels in views.items()
+    }
+
+
+def partly_decoded(
+    data: Captioned, cache: Path, vqgan: Path, recipe: ClipRecipe, device: str, on_progress: OnProgress | None
+) -> Captioned:
+    """`data` with a share of its pictures, drawn by the seed, as the VQGAN decodes them; kept in the file `cache`."""
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(recipe.seed))
+    rows = order[: round(recipe.decoded_share * len(data))]
+    made_from = f"{digest(data)} {sha256_file(vqgan / 'config.json')} {recipe.seed} {len(rows)}"
+    if not cache.is_file() or cached_from(cache) != made_from:
+        decoded = decode(VQGAN.load(vqgan).to(device), data.pixels[rows], device, on_progress)
+        with atomic_write(cache) as temporary:
+            save_file({"pixels": decoded}, temporary, {"made_from": made_from})
+    with safe_open(cache, "pt") as file:
+        pixels = data.pixels.index_copy(0, rows, file.get_tensor("pixels"))
+    return dataclasses.replace(data, pixels=pixels)
+
+
+def cached_from(cache: Path) -> str | None:
+    """What a file of decoded pictures was made from."""
+    with safe_open(cache, "pt") as file:
+        return (file.metadata() or {}).get("made_from")
+
+
+@torch.no_grad()
+def decode(
+    vqgan: VQGAN, pixels: Tensor, device: str, on_progress: OnProgress | None = None, batch_size: int = 64
+) -> Tensor:
+    """uint8 [N, 3, S, S] -> the same after encoding and decoding."""
+    decoded = torch.empty_like(pixels)
+    for start in range(0, len(pixels), batch_size):
+        part = slice(start, start + batch_size)
+        with torch.autocast(torch.device(device).type, torch.bfloat16):
+            images = vqgan.decode(vqgan.encode(pixels[part].to(device).float() / 255))
+        decoded[part] = (images.float() * 255).round().to("cpu", torch.uint8)
+        if on_progress is not None:
+            on_progress(min(part.stop, len(pixels)), len(pixels), "pictures through the VQGAN")
+    return decoded
+
+
+def place_tokenizer(out: Path, source: Path | None, data: Captioned, vocab_size: int) -> Tokenizer:
+    """The run's tokenizer.json, put there before the first checkpoint: `source`, or one made from the captions."""
+    path = out / "tokenizer.json"
+    if not has_checkpoint(out):
+        tokenizer = Tokenizer.from_file(source) if source else Tokenizer.train(data.captions, vocab_size)
+        tokenizer.save(path)
+    return Tokenizer.from_file(path)
+
+
+def digest(data: Captioned) -> str:
+    """SHA-256 over pictures and captions."""
+    running = hashlib.sha256("\n".join(data.captions).encode("utf-8", "surrogatepass"))
+    running.update(data.pixels.contiguous().numpy().data)
+    return running.hexdigest()

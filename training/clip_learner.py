@@ -1,0 +1,187 @@
+"""A small CLIP with a vocabulary of its own, and the steps in which it learns (arXiv 2103.00020).
+
+Model and loss are open_clip's. Shapes: B pictures of a batch, S side in pixels.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dalle_lean.clip import ClipScorer
+from dalle_lean.clip_architecture import build_clip, model_config
+from dalle_lean.require import require
+from dalle_lean.tokenizer import Tokenizer
+from training.captioned import Captioned, distinct_batches, jitter
+from training.precision import autocast
+
+PIXEL_MEAN = PIXEL_STD = (0.5, 0.5, 0.5)
+HEAD_SIZE = 32
+# Similarities are scaled by at most 100 (section 2.5 of the paper).
+LARGEST_LOGIT_SCALE = math.log(100)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipRecipe:
+    """How a CLIP is built and trained."""
+
+    picture_side: int = 64
+    """Pixels; a multiple of 32."""
+    image_width: int = 24
+    """Of the convolutional image tower at its first resolution; the last one has 32 times as many channels."""
+    image_layers: tuple[int, int, int, int] = (1, 1, 1, 1)
+    """Blocks at each of the four resolutions."""
+    width: int = 192
+    """Of the text tower and of the features; a multiple of 32."""
+    text_layers: int = 2
+    context_length: int = 24
+    """Token ids of a caption, the closing padding id included."""
+    vocab_size: int = 2048
+    """Of the tokenizer made from the captions, at most."""
+    steps: int = 2500
+    batch_size: int = 128
+    """Pictures; no caption twice."""
+    lr: float = 1e-3
+    """At its peak, after the warm-up; from there half a cosine down to 0."""
+    warmup_share: float = 0.05
+    """Of the steps."""
+    weight_decay: float = 0.1
+    """Not for biases, norms and the temperature."""
+    clip_grad_norm: float = 1.0
+    precision: str = "bf16"
+    """"bf16" (autocast) or "fp32"."""
+    decoded_share: float = 0.5
+    """Of the training pictures that are shown as a VQGAN decodes them, when one is given."""
+    heldout_share: float = 0.05
+    """Of the captions, when no held-out folder is given."""
+    heldout_pictures: int = 512
+    """At most so many are measured."""
+    seed: int = 0
+    log_every: int = 20
+    """Steps."""
+    heldout_every: int = 200
+    """Steps."""
+    checkpoint_every: int = 50
+    """Steps."""
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            least = {"seed": 0, "context_length": 2, "batch_size": 2}.get(name, 1)
+            if isinstance(value, int) and value < least:
+                raise ValueError(f"{name}={value}: must be at least {least}")
+            if name.endswith("_share") and not 0 <= value < 1:
+                raise ValueError(f"{name}={value}: must be in 0..1")
+        if self.precision not in ("bf16", "fp32"):
+            raise ValueError(f"precision={self.precision!r}: must be bf16 or fp32")
+        if not 0 < self.lr < 1:
+            raise ValueError(f"lr={self.lr}: must be between 0 and 1")
+        if len(self.image_layers) != 4 or min(self.image_layers) < 1:
+            raise ValueError(f"image_layers={self.image_layers}: must be four positive numbers")
+        for name in ("width", "picture_side"):
+            if getattr(self, name) % 32:
+                raise ValueError(f"{name}={getattr(self, name)}: must be a multiple of 32")
+
+    def architecture(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """open_clip's model config, with CLIP's residual network for pictures.
+
+        At this size it learns more from the same computing time than a vision transformer. Captions end at the first
+        padding id, where the causal text tower is read.
+        """
+        return {
+            "embed_dim": self.width,
+            "vision_cfg": {
+                "image_size": self.picture_side,
+                "width": self.image_width,
+                "head_width": HEAD_SIZE,
+                "layers": list(self.image_layers),
+            },
+            "text_cfg": {
+                "context_length": self.context_length,
+                "vocab_size": tokenizer.vocab_size,
+                "width": self.width,
+                "heads": self.width // HEAD_SIZE,
+                "layers": self.text_layers,
+                "pool_type": "eos",
+                "eos_id": tokenizer.padding_id,
+            },
+        }
+
+    def learning_rate(self, step: int) -> float:
+        """At a step, the first being 1: linear up to `lr`, then half a cosine that reaches 0 after the last."""
+        warmup_steps = max(1, round(self.warmup_share * self.steps))
+        if step <= warmup_steps:
+            return self.lr * step / warmup_steps
+        done = (step - warmup_steps) / (self.steps + 1 - warmup_steps)
+        return self.lr * (1 + math.cos(math.pi * done)) / 2
+
+
+class Learner:
+    """The steps of a run. What step i does depends on recipe, data, weights and i alone, not on the process."""
+
+    def __init__(self, recipe: ClipRecipe, scorer: ClipScorer, data: Captioned):
+        self.recipe, self.scorer, self.data = recipe, scorer, data
+        scorer.model.visual.to(memory_format=torch.channels_last)  # for the convolutions' speed
+        self.optimizer = new_optimizer(scorer.model, recipe.weight_decay)
+        self.caption_ids = scorer.caption_ids(data.captions)
+        self.clip_loss = require("open_clip", extra="training").ClipLoss()
+
+    def batches(self, steps_done: int) -> Iterator[tuple[int, list[int]]]:
+        """(step, rows) of the steps that are left; the first step of a run is 1."""
+        batches = distinct_batches(self.data.captions, self.recipe.batch_size, self.recipe.seed)
+        return itertools.islice(enumerate(batches, start=1), steps_done, self.recipe.steps)
+
+    def step(self, step: int, rows: list[int]) -> float:
+        """Learn from these rows and return the loss; one that is not finite changes nothing."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.learning_rate(step)
+        model = self.scorer.model.train()
+        with self.arithmetic():
+            pixels = self.scorer.prepare(self.pictures(step, rows))
+            images = model.encode_image(pixels.contiguous(memory_format=torch.channels_last))
+            texts = model.encode_text(self.caption_ids[rows].to(self.scorer.device))
+        images, texts = F.normalize(images.float(), dim=-1), F.normalize(texts.float(), dim=-1)
+        loss: Tensor = self.clip_loss(images, texts, model.logit_scale.exp())
+        if torch.isfinite(loss):
+            self.optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), self.recipe.clip_grad_norm)
+            self.optimizer.step()
+            with torch.no_grad():
+                model.logit_scale.clamp_(0, LARGEST_LOGIT_SCALE)
+        model.eval()
+        return loss.item()
+
+    def pictures(self, step: int, rows: list[int]) -> Tensor:
+        """The pictures of a step, [B, 3, S, S] in 0..1, each a little moved and scaled."""
+        generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + step)
+        return jitter(self.data.pixels[rows].float() / 255, generator)
+
+    def arithmetic(self) -> AbstractContextManager[object]:
+        """The precision of the two towers."""
+        return autocast(self.scorer.device.type, self.recipe.precision, self.recipe.context_length)
+
+
+def new_scorer(recipe: ClipRecipe, tokenizer: Tokenizer, device: str) -> ClipScorer:
+    """A CLIP with new weights, the same for the same seed."""
+    architecture = recipe.architecture(tokenizer)
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.seed)
+        weights = build_clip(model_config(architecture)).state_dict()
+    return ClipScorer(
+        architecture, weights, tokenizer=tokenizer, image_mean=PIXEL_MEAN, image_std=PIXEL_STD, device=device
+    )
+
+
+def new_optimizer(model: torch.nn.Module, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW that lets only matrices decay."""
+    parameters = list(model.parameters())
+    matrices = {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": weight_decay}
+    others = {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0}
+    return torch.optim.AdamW([matrices, others], betas=(0.9, 0.98), eps=1e-6)

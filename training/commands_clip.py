@@ -1,0 +1,75 @@
+"""The command `dalle-lean train-clip`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dalle_lean.terminal import Device, StoredDtype, progress_bar, say
+
+
+def train_clip(
+    data: Annotated[Path, typer.Argument(help="Folder of pictures with a metadata.jsonl: file_name and text.")],
+    out: Annotated[Path, typer.Argument(help="Folder of the run; the same command continues what it holds.")],
+    heldout: Annotated[
+        Path | None,
+        typer.Option(help="Folder to measure on; without it one caption in twenty is left out of the training."),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A tokenizer.json; without it one is made from the captions.")
+    ] = None,
+    vqgan: Annotated[
+        Path | None, typer.Option(help="VQGAN folder: half of the pictures are shown as it decodes them.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps in all; 2500 unless told.", min=1)] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Pictures in a step, no caption twice; 128 unless told.", min=2)
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate; 1e-3 unless told.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the first weights and the order of the data; 0 unless told.", min=0)
+    ] = None,
+    picture_side: Annotated[
+        int | None, typer.Option(help="Pixels of a side, to which pictures are resized; 64 unless told.")
+    ] = None,
+    image_width: Annotated[
+        int | None, typer.Option(help="Channels of the image tower at its first resolution; 24 unless told.", min=4)
+    ] = None,
+    width: Annotated[
+        int | None, typer.Option(help="Of text tower and features, a multiple of 32; 192 unless told.")
+    ] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32 or bf16 (autocast); bf16 unless told.")] = None,
+    save_dtype: Annotated[StoredDtype, typer.Option(help="Type of the stored weights.")] = StoredDtype.FLOAT32,
+    device: Device = "auto",
+) -> None:
+    """Train a small CLIP on pictures with captions; OUT/clip is what ranks the pictures of a model."""
+    import torch
+
+    from dalle_lean.devices import pick_device
+    from training.clip import ClipRecipe
+    from training.clip import train_clip as run
+
+    chosen: dict[str, Any] = {
+        "steps": steps,
+        "batch_size": batch_size,
+        "lr": lr,
+        "seed": seed,
+        "picture_side": picture_side,
+        "image_width": image_width,
+        "width": width,
+        "precision": precision,
+    }
+    recipe = ClipRecipe(**{name: value for name, value in chosen.items() if value is not None})
+    with progress_bar("training CLIP", "pictures") as on_progress:
+        end = run(
+            data,
+            out,
+            recipe,
+            heldout=heldout,
+            tokenizer=tokenizer,
+            vqgan=vqgan,
+            save_dtype=getattr(torch, save_dtype),
+            device=str(pick_device(device)),
+            on_progress=on_progress,
+        )
+    say(f"{end.note(recipe.steps)}; the CLIP is in {out / 'clip'}")

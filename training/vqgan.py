@@ -1,0 +1,211 @@
+"""Training of a VQGAN on a folder of pictures (Esser et al. 2021, arXiv 2012.09841), without downloaded weights.
+
+OUT becomes a VQGAN folder; beside it stand checkpoint/, metrics.jsonl, tensorboard/ and reconstructions/.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dalle_lean.vqgan import VQGAN
+from training.captioned import Unusable, read_picture
+from training.checkpoint import load_checkpoint, save_checkpoint
+from training.codebook import codebook_use
+from training.interrupt import interrupt_deferred
+from training.metrics import MetricsLog
+from training.samples import save_sheet
+from training.vqgan_learner import VQGANLearner, VQGANRecipe, autocast
+
+OnProgress = Callable[[int, int, str], None]
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"}
+
+
+@dataclass
+class Progress:
+    """The numbers that move; a checkpoint holds them."""
+
+    step: int = 0
+    loss: float = math.nan
+    psnr_db: float = math.nan
+    """On the held-out pictures, the last time it was measured."""
+    codes_used: float = math.nan
+    """Share of the codebook, on the same pictures."""
+    skipped: int = 0
+    """Files that could not be read as pictures."""
+
+    def note(self, total_steps: int) -> str:
+        """A few words for a progress bar."""
+        words = [f"step {self.step}/{total_steps}"]
+        if math.isfinite(self.loss):
+            words.append(f"loss {self.loss:.4f}")
+        if math.isfinite(self.psnr_db):
+            words.append(f"PSNR {self.psnr_db:.2f} dB, {self.codes_used:.0%} of the codes used")
+        if self.skipped:
+            words.append(f"{self.skipped} files are no pictures")
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Pictures in memory."""
+
+    pixels: Tensor
+    """uint8 [N, 3, S, S]"""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Files that could not be read, by reason."""
+
+
+def train_vqgan(
+    data: Path,
+    out: Path,
+    recipe: VQGANRecipe,
+    *,
+    heldout: Path | None = None,
+    save_dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    on_progress: OnProgress | None = None,
+) -> Progress:
+    """Train on all pictures below `data`, or continue the run that `out` holds exactly where its checkpoint stood.
+
+    Args:
+        heldout: a folder to measure on; without it every 50th picture is left out of the training.
+        save_dtype: to which the final weights are rounded; what they measure afterwards is the last line of metrics.
+        on_progress: called with (done, total, note): pictures read first, then pictures trained on.
+
+    Raises:
+        ValueError: the data or the run in `out` do not fit, or the loss stopped being finite.
+        KeyboardInterrupt: on Ctrl+C, once the step is finished and saved.
+    """
+    train_set, heldout_set = read_sets(data, heldout, recipe, on_progress)
+    learner = VQGANLearner(recipe).to(device)
+    identity = {
+        "recipe": {name: value for name, value in dataclasses.asdict(recipe).items() if not name.endswith("_every")},
+        "pictures": hashlib.sha256(train_set.pixels.numpy().data).hexdigest(),
+    }
+    saved = load_checkpoint(out, model=learner, optimizer=learner.optimizer, run=identity)
+    progress = Progress(**saved) if saved else Progress()
+    progress.skipped = train_set.skipped.total() + heldout_set.skipped.total()
+
+    def due(interval: int) -> bool:
+        return progress.step % interval == 0 or progress.step == recipe.steps
+
+    def look(metrics: MetricsLog, vqgan: VQGAN, name: str) -> None:
+        measured, shown = measure(vqgan, heldout_set.pixels, recipe)
+        progress.psnr_db, progress.codes_used = measured["heldout_psnr_db"], measured["heldout_codes_used"]
+        metrics.write(progress.step, **measured)
+        save_sheet(out / "reconstructions" / f"{name}.png", shown)
+
+    clock, clock_step = time.perf_counter(), progress.step
+    with MetricsLog(out, progress.step) as metrics, interrupt_deferred() as interrupted:
+        for step, rows in batches(len(train_set.pixels), progress.step, recipe):
+            losses = learner.step(step, train_set.pixels[rows])
+            if not math.isfinite(losses["loss"]):
+                raise ValueError(f"step {step}: loss {losses['loss']}; {out} keeps the last checkpoint; try a lower lr")
+            progress.step, progress.loss = step, losses["loss"]
+            if due(recipe.log_every):
+                now = time.perf_counter()
+                rate = (step - clock_step) * recipe.batch_size / (now - clock)
+                metrics.write(step, **losses, pictures_per_s=rate)
+                clock, clock_step = now, step
+            if due(recipe.heldout_every):
+                look(metrics, learner.vqgan, f"step-{step:06d}")
+            if due(recipe.checkpoint_every) or interrupted():
+                state = dataclasses.asdict(progress)
+                save_checkpoint(out, model=learner, optimizer=learner.optimizer, progress=state, run=identity)
+            if on_progress is not None:
+                on_progress(step * recipe.batch_size, recipe.steps * recipe.batch_size, progress.note(recipe.steps))
+            if interrupted():
+                raise KeyboardInterrupt
+        learner.vqgan.save(out, save_dtype)
+        look(metrics, VQGAN.load(out).to(device), "final")
+    return progress
+
+
+@torch.no_grad()
+def measure(
+    vqgan: VQGAN, pixels: Tensor, recipe: VQGANRecipe, batch_size: int = 64
+) -> tuple[dict[str, float], list[Tensor]]:
+    """PSNR (dB, of the mean squared error over all pictures, pixels in 0..1) and codebook use; and rows to look at."""
+    device = vqgan.quant_conv.weight.device
+    codes, squared_error = [], 0.0
+    shown: list[Tensor] = []
+    for chunk in pixels.split(batch_size):
+        original = chunk.to(device).float() / 255
+        with autocast(device, recipe):
+            codes.append(vqgan.encode(original))
+            reconstruction = vqgan.decode(codes[-1]).float()
+        squared_error += float((reconstruction - original).double().square().sum())
+        if not shown:
+            shown = side_by_side(original, reconstruction)
+    use = codebook_use(torch.cat(codes), vqgan.config.codebook_size)
+    psnr_db = -10 * math.log10(max(squared_error / pixels.numel(), 1e-10))
+    return {
+        "heldout_psnr_db": psnr_db,
+        "heldout_codes_used": use.share,
+        "heldout_codes_perplexity": use.perplexity,
+    }, shown
+
+
+def side_by_side(originals: Tensor, reconstructions: Tensor, width: int = 16) -> list[Tensor]:
+    """Rows of `width` pictures: originals, their reconstructions below, and so on; a last short row is left out."""
+    if len(originals) < width:
+        return [originals, reconstructions]
+    whole = len(originals) - len(originals) % width
+    pairs = zip(originals[:whole].split(width), reconstructions[:whole].split(width), strict=True)
+    return [row for pair in pairs for row in pair]
+
+
+def batches(count: int, steps_done: int, recipe: VQGANRecipe) -> Iterator[tuple[int, Tensor]]:
+    """(step, rows) of the steps that are left; the first step of a run is 1. Shuffled anew in each pass."""
+    if count < recipe.batch_size:
+        raise ValueError(f"{count} pictures to train on; batch_size={recipe.batch_size} needs as many")
+
+    def endless() -> Iterator[Tensor]:
+        for epoch in itertools.count():
+            order = torch.randperm(count, generator=torch.Generator().manual_seed(recipe.seed + epoch))
+            yield from order[: count - count % recipe.batch_size].split(recipe.batch_size)
+
+    return itertools.islice(enumerate(endless(), start=1), steps_done, recipe.steps)
+
+
+def read_sets(
+    data: Path, heldout: Path | None, recipe: VQGANRecipe, on_progress: OnProgress | None
+) -> tuple[Pictures, Pictures]:
+    """The pictures to train on, and those to measure on."""
+    train_set = read_pictures(data, recipe.config.picture_side, on_progress)
+    if heldout is not None:
+        heldout_set = read_pictures(heldout, recipe.config.picture_side, on_progress)
+    else:
+        held = torch.arange(len(train_set.pixels)) % 50 == 0
+        heldout_set = Pictures(train_set.pixels[held])
+        train_set = Pictures(train_set.pixels[~held], train_set.skipped)
+    stride = math.ceil(len(heldout_set.pixels) / recipe.heldout_pictures)
+    return train_set, Pictures(heldout_set.pixels[::stride], heldout_set.skipped)
+
+
+def read_pictures(folder: Path, side: int, on_progress: OnProgress | None = None) -> Pictures:
+    """All pictures below a folder in the order of their names, side x side; ValueError when none can be read."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    pixels = torch.empty(len(names), 3, side, side, dtype=torch.uint8)
+    skipped: Counter[str] = Counter()
+    count = 0
+    for done, name in enumerate(names, start=1):
+        try:
+            pixels[count] = read_picture(folder, name, side)
+            count += 1
+        except Unusable as reason:
+            skipped[str(reason)] += 1
+        if on_progress is not None and (done % 500 == 0 or done == len(names)):
+            on_progress(done, len(names), f"{skipped.total()} unusable" if skipped else "")
+    if not count:
+        raise ValueError(f"{folder}: no picture can be read: {dict(skipped) or 'there are none'}")
+    return Pictures(pixels[:count], skipped)
