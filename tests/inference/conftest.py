@@ -1,0 +1,26 @@
+"""A tiny model folder, with and without CLIP, and its generator."""
+
+import pytest
+
+from inference import Generator
+from tests.inference.tiny_model import save_tiny_model
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def model_folder_without_clip(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("tiny_without_clip"), with_clip=False)
+
+
+@pytest.fixture(scope="session")
+def generator(model_folder):
+    return Generator.from_folder(model_folder, device="cpu")
+
+
+@pytest.fixture(scope="session")
+def generator_without_clip(model_folder_without_clip):
+    return Generator.from_folder(model_folder_without_clip, device="cpu")

@@ -1,0 +1,103 @@
+"""What is left on disk: pictures, contact sheet, results, through the command a user types."""
+
+import hashlib
+import json
+import re
+
+import pytest
+from PIL import Image
+
+from dalle_lean.cli import main
+from inference.gallery import contact_sheet, slug
+
+
+def run(*arguments):
+    with pytest.raises(SystemExit) as stop:
+        main(["generate", *map(str, arguments)])
+    return stop.value.code
+
+
+def contents(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_generate_leaves_pictures_contact_sheet_and_results(model_folder, tmp_path):
+    assert run("a red heart", "--out", tmp_path, "--model", model_folder, "--num-images", 6, "--best", 2) == 0
+    assert set(contents(tmp_path)) == {"00.png", "01.png", "contact_sheet.png", "results.json"}
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["prompt"] == "a red heart"
+    assert results["settings"]["num_images"] == 6
+    assert results["settings"]["seed"] == 0
+    model_sha256 = hashlib.sha256((model_folder / "model.safetensors").read_bytes()).hexdigest()
+    assert results["settings"]["model_sha256"] == model_sha256
+    assert [picture["file"] for picture in results["pictures"]] == ["00.png", "01.png"]
+    scores = [picture["score"] for picture in results["pictures"]]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_results_name_the_codes_of_each_picture(model_folder, generator, tmp_path):
+    run("a red heart", "--out", tmp_path, "--model", model_folder, "--num-images", 6, "--best", 2)
+    results = json.loads((tmp_path / "results.json").read_text())
+    for picture, line in zip(generator("a red heart", num_images=6, best=2), results["pictures"], strict=True):
+        codes = picture.codes.numpy().astype("<i4")
+        assert line["codes_sha256"] == hashlib.sha256(codes.tobytes()).hexdigest()
+        assert Image.open(tmp_path / line["file"]).tobytes() == picture.image.tobytes()
+
+
+def test_the_same_call_writes_the_same_bytes(model_folder, tmp_path):
+    for name in ("first", "second"):
+        arguments = ("--model", model_folder, "--num-images", 5, "--best", 3, "--seed", 3)
+        assert run("a car", "--out", tmp_path / name, *arguments) == 0
+    assert contents(tmp_path / "first") == contents(tmp_path / "second")
+
+
+def test_several_prompts_get_a_numbered_folder_each(model_folder, tmp_path):
+    arguments = ("--out", tmp_path, "--model", model_folder, "--num-images", 2, "--best", 1)
+    assert run("A red heart!", "Two cats", *arguments) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00-a-red-heart", "01-two-cats"]
+
+
+def test_a_shorter_gallery_leaves_no_picture_of_the_longer_one_before(model_folder, tmp_path):
+    for best in (4, 2):
+        run("a car", "--out", tmp_path, "--model", model_folder, "--num-images", 4, "--best", best)
+    assert sorted(path.name for path in tmp_path.glob("0*.png")) == ["00.png", "01.png"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("A red heart!", "a-red-heart"), ("Crème brûlée", "creme-brulee"), ("../../etc", "etc"), ("猫", "prompt")],
+)
+def test_slugs_are_safe_file_names(prompt, expected):
+    assert slug(prompt) == expected
+    assert len(slug(prompt * 50)) <= 48
+
+
+def test_a_contact_sheet_holds_every_picture_enlarged(generator):
+    pictures = generator("a red heart", num_images=6, best=6)
+    sheet = contact_sheet("a red heart", pictures)
+    assert sheet.width > 4 * 256
+    assert sheet.height > 2 * 256
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("",), "prompt is empty"),
+        (("a car", "--top-p", "7"), r"top_p=7"),
+        (("a car", "--temperature", "-1"), r"temperature=-1"),
+        (("a car", "--model", "nowhere"), "no model folder at nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, capsys, arguments, message):
+    assert run(*arguments, "--out", tmp_path / "out") == 2
+    said = capsys.readouterr().err
+    assert len(said.strip().splitlines()) == 1
+    assert re.search(message, said)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_long_prompt_is_drawn_and_the_cut_is_said(model_folder, tmp_path, capsys):
+    prompt = "a red heart on a white ground beside a green book and two black cats in a house"
+    assert run(prompt, "--out", tmp_path, "--model", model_folder, "--num-images", 1) == 0
+    assert re.search(r"last \d+ tokens of the prompt do not fit", capsys.readouterr().err)
+    assert (tmp_path / "00.png").exists()

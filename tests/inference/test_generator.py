@@ -1,0 +1,136 @@
+"""From a prompt to the best few pictures, with a whole tiny model."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from dalle_lean import DalleConfig, load_model, save_model
+from dalle_lean.clip import ClipScorer
+from dalle_lean.files import sha256_file
+from inference import Generator
+from inference.generator import Settings, default_batch_size, to_pil
+from tests.inference.tiny_model import TEXT_LEN, tiny_dalle, tiny_vqgan
+
+SETTINGS = {"num_images": 11, "best": 3, "top_k": 0, "top_p": 1.0, "seed": 5}
+
+
+def pixels(pictures):
+    return [picture.image.tobytes() for picture in pictures]
+
+
+def test_the_best_come_first_and_are_the_best_of_all(generator):
+    every = generator("a red heart", **SETTINGS | {"best": 11})
+    scores = [picture.score for picture in every]
+    assert scores == sorted(scores, reverse=True)
+    assert sorted(picture.index for picture in every) == list(range(11))
+    best = generator("a red heart", **SETTINGS)
+    assert [picture.index for picture in best] == [picture.index for picture in every[:3]]
+
+
+def test_a_picture_is_its_codes_decoded_and_its_score_is_clips(generator, model_folder):
+    clip = ClipScorer.load(model_folder / "clip")
+    for picture in generator("a green book", **SETTINGS):
+        decoded = generator.vqgan.decode(picture.codes[None])
+        assert picture.image.size == (32, 32)
+        difference = torch.tensor(list(picture.image.tobytes())) - torch.tensor(list(to_pil(decoded)[0].tobytes()))
+        assert difference.abs().max() <= 1  # of 255: a batch of another size rounds differently
+        assert abs(picture.score - clip.score(decoded, "a green book").item()) < 1e-5
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 8, 11])
+def test_the_seed_fixes_picture_i_whatever_the_batch_size(generator, batch_size):
+    expected = generator("two black cats", **SETTINGS)
+    pictures = generator("two black cats", **SETTINGS, batch_size=batch_size)
+    assert [(picture.index, picture.score) for picture in pictures] == [
+        (picture.index, picture.score) for picture in expected
+    ]
+    assert pixels(pictures) == pixels(expected)
+
+
+def test_picture_i_does_not_depend_on_how_many_are_drawn(generator):
+    few = {picture.index: picture for picture in generator("a car", **SETTINGS | {"num_images": 3, "best": 3})}
+    many = {picture.index: picture for picture in generator("a car", **SETTINGS | {"best": 11})}
+    assert all(few[index].image.tobytes() == many[index].image.tobytes() for index in range(3))
+
+
+def test_without_clip_the_first_pictures_come_by_index_without_scores(generator_without_clip, generator):
+    pictures = generator_without_clip("a house", **SETTINGS)
+    assert [(picture.index, picture.score) for picture in pictures] == [(0, None), (1, None), (2, None)]
+    ranked = {picture.index: picture for picture in generator("a house", **SETTINGS | {"best": 11})}
+    assert pixels(pictures) == pixels([ranked[index] for index in range(3)])
+
+
+def test_progress_counts_every_code(generator):
+    seen = []
+    generator("a house", **SETTINGS, batch_size=4, on_progress=lambda *progress: seen.append(progress))
+    done = [progress[0] for progress in seen]
+    assert done == sorted(done)
+    assert done[-1] == 11 * 16
+    assert {progress[1] for progress in seen} == {11 * 16}
+    assert seen[-1][2] == "done"
+
+
+def test_a_long_prompt_is_cut_and_said(generator):
+    prompt = "a red heart on a white ground beside a green book and two black cats in a house"
+    excess = generator.excess_tokens(prompt)
+    assert excess == generator.tokenizer.count(prompt) - TEXT_LEN > 0
+    with pytest.warns(UserWarning, match=f"last {excess} tokens"):
+        assert len(generator(prompt, num_images=1)) == 1
+
+
+@pytest.mark.parametrize("prompt", ["", "  \n"])
+def test_an_empty_prompt_is_refused(generator, prompt):
+    with pytest.raises(ValueError, match="prompt is empty"):
+        generator(prompt)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"num_images": 0}, {"best": 0}, {"top_k": -1}, {"top_p": 2.0}, {"temperature": -1.0}, {"seed": -1}),
+        *({"num_images": 2.5}, {"seed": None}, {"temperature": None}),
+    ],
+)
+def test_settings_out_of_range_are_named(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Settings(**wrong)
+
+
+def test_a_batch_size_below_one_is_refused(generator):
+    with pytest.raises(ValueError, match="batch_size=0"):
+        generator("a house", batch_size=0)
+
+
+def test_an_unusable_device_is_refused(model_folder):
+    with pytest.raises(ValueError, match="device='toaster'"):
+        Generator.from_folder(model_folder, device="toaster")
+
+
+def test_another_vqgan_than_the_trained_one_is_refused(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    tiny_vqgan(seed=1).save(folder / "vqgan")
+    content = json.loads((folder / "config.json").read_text())
+    for name in ("vqgan/config.json", "vqgan/model.safetensors"):
+        content["parts"][name] = sha256_file(folder / name)
+    (folder / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="not the VQGAN on whose codes"):
+        Generator.from_folder(folder)
+
+
+def test_parts_that_do_not_fit_are_refused(generator):
+    with pytest.raises(ValueError, match="tokenizer has"):
+        Generator(tiny_dalle(text_vocab_size=20), generator.tokenizer, generator.vqgan)
+
+
+def test_a_folder_without_vqgan_is_refused(model_folder, tmp_path):
+    save_model(load_model(model_folder), tmp_path / "bare")
+    with pytest.raises(ValueError, match="is missing"):
+        Generator.from_folder(tmp_path / "bare")
+
+
+def test_the_default_batch_follows_the_caches_size():
+    assert default_batch_size(tiny_dalle().config, 4) == 64
+    # The paper's model keeps half a GiB of keys and values for a picture.
+    assert default_batch_size(DalleConfig.paper(), 4) == 8
