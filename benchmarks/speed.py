@@ -1,0 +1,81 @@
+"""How fast are the three users' jobs on this machine? `python -m benchmarks.speed [DATA]`.
+
+DATA is a folder of pictures with captions (default: the drawings of the tests). Everything runs with the bundled model.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.report import print_json, print_table
+from dalle_lean import Dalle
+from dalle_lean.folder import bundled_model
+from dalle_lean.vqgan import VQGAN
+from inference import Generator
+from inference.generator import Settings
+from preprocessing.encode import preprocess
+from preprocessing.sources import open_source
+from training.data import Batch
+from training.learner import Learner
+from training.recipe import load_recipe
+
+TEST_PICTURES = Path(__file__).parent.parent / "tests" / "data" / "emoji"
+TRAIN_STEPS = 8
+PICTURES = 64
+
+
+def main() -> None:
+    """Measure the three rates, print the table and the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path, nargs="?", default=TEST_PICTURES)
+    data: Path = parser.parse_args().data
+    generator = Generator.from_folder(bundled_model())
+    rates = {
+        "preprocess_pictures_per_s": preprocess_rate(data, generator.device),
+        "train_samples_per_s": train_rate(generator.model),
+        "generate_pictures_per_s": generate_rate(generator),
+    }
+    print_table(("rate", "value"), [(name, f"{rate:.1f}") for name, rate in rates.items()])
+    print_json("speed", rates)
+
+
+def preprocess_rate(data: Path, device: torch.device) -> float:
+    """Pictures read, filtered, encoded and written in a second."""
+    vqgan = VQGAN.load(bundled_model() / "vqgan").to(device)
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        info = preprocess(open_source(data, 4096), Path(folder) / "shards", vqgan)
+        return info.counts.seen / (time.perf_counter() - started)
+
+
+def train_rate(model: Dalle) -> float:
+    """Samples in a second of optimizer steps with the bundled model's recipe."""
+    recipe, config = load_recipe("emoji64"), model.config
+    torch.manual_seed(0)
+    learner = Learner(Dalle(config).to(model.output.weight.device), recipe)
+    size = recipe.data.batch_size
+    batch = Batch(
+        torch.randint(1, config.text_vocab_size, (size, config.text_len)),
+        torch.randint(0, config.image_vocab_size, (size, config.image_len)),
+    )
+    learner.step(batch, lr=1e-4)
+    started = time.perf_counter()
+    for _ in range(TRAIN_STEPS):
+        learner.step(batch, lr=1e-4)
+    return TRAIN_STEPS * size / (time.perf_counter() - started)
+
+
+def generate_rate(generator: Generator) -> float:
+    """Pictures drawn, decoded and ranked in a second."""
+    settings = Settings(num_images=PICTURES)
+    generator.run("a red heart", Settings(num_images=4))
+    started = time.perf_counter()
+    generator.run("a red heart", settings)
+    return PICTURES / (time.perf_counter() - started)
+
+
+if __name__ == "__main__":
+    main()
