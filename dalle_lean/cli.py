@@ -42,9 +42,9 @@ def build_app(word: str | None) -> typer.Typer:
     app = typer.Typer(
         name="dalle-lean",
         help="A text-to-image transformer that anyone can train together over the Internet and run at home.",
-        no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # Rich's tables cut long names and eat what stands in brackets
     )
     app.callback()(lambda: None)
     for name, (target, summary) in COMMANDS.items():
@@ -57,7 +57,7 @@ def build_app(word: str | None) -> typer.Typer:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `dalle-lean` and exit: 0 for success, 2 for a mistake (one line on stderr), 130 for Ctrl+C."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     word = next((argument for argument in arguments if not argument.startswith("-")), None)
     try:
         code = build_app(word)(arguments, standalone_mode=False)
@@ -65,8 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if os.environ.get("DALLE_LEAN_TRACEBACK"):
             raise
         if hasattr(mistake, "format_message"):  # Typer's own usage errors
-            if mistake.format_message():  # empty where help was shown for want of arguments
-                error(mistake.format_message())
+            error(mistake.format_message())
         elif isinstance(mistake, MISTAKES):
             error(" ".join(str(mistake).split()) or type(mistake).__name__)
         else:

@@ -10,7 +10,7 @@ from dalle_lean.terminal import Device, progress_bar, say, warn
 
 def generate(
     prompts: Annotated[
-        list[str], typer.Argument(metavar="PROMPT...", help="What to draw; several prompts get one folder each.")
+        list[str], typer.Argument(metavar="PROMPT", help="What to draw; several prompts get one folder each.")
     ],
     out: Annotated[Path, typer.Option(help="Folder for the pictures, contact_sheet.png and results.json.")],
     model: Annotated[

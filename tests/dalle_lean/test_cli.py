@@ -1,5 +1,6 @@
 """The front door: quick help, mistakes in one line, exit codes."""
 
+import inspect
 import os
 import re
 import signal
@@ -10,7 +11,7 @@ import time
 
 import pytest
 
-from dalle_lean.cli import COMMANDS, load
+from dalle_lean.cli import COMMANDS, load, main
 
 PROGRAM = (sys.executable, "-c", "from dalle_lean.cli import main; main()")
 
@@ -38,6 +39,32 @@ def test_help_names_every_command_and_imports_neither_torch_nor_a_room():
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_of_the_table_exists_and_says_what_it_does(name):
     assert (load(COMMANDS[name][0]).__doc__ or "").strip()
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_names_every_option_whole_on_80_columns(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    names = re.findall(r"^  (--[a-z0-9-]+)", shown, flags=re.MULTILINE)
+    signature = inspect.signature(load(COMMANDS[name][0]))
+    parameters = {f"--{parameter.replace('_', '-')}" for parameter in signature.parameters}
+    arguments = set(re.findall(r"^  ([A-Za-z]+) <", shown, flags=re.MULTILINE))
+    assert len(parameters) + 1 == len(names) + len(arguments)
+    assert set(names) <= parameters | {"--help"}
+
+
+def test_no_word_at_all_is_answered_with_the_help(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([])
+    assert stop.value.code == 0
+    said = capsys.readouterr()
+    assert "train-vqgan" in said.out
+    assert said.err == ""
 
 
 @pytest.mark.parametrize(
