@@ -1,5 +1,6 @@
 """What commands have in common: options, lines, mistakes and progress bars. Only command modules import it."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -8,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from rich.text import Text
 
 OnProgress = Callable[[int, int, str], None]
@@ -42,11 +44,16 @@ def error(line: str) -> None:
     err.print(f"error: {line}", style="red", markup=False)
 
 
+LINE_INTERVAL_S = 10.0
+# Rich forgets older steps when it tells the rate; a large model's step takes minutes.
+RATE_PERIOD_S = 300.0
+
+
 class RateColumn(ProgressColumn):
     """Finished pieces per second."""
 
     def __init__(self, unit: str):
-        super().__init__()
+        super().__init__(Column(no_wrap=True))
         self.unit = unit
 
     def render(self, task: Task) -> Text:
@@ -56,19 +63,40 @@ class RateColumn(ProgressColumn):
 
 @contextmanager
 def progress_bar(description: str, unit: str) -> Iterator[OnProgress]:
-    """A bar with the count, the rate in `unit`/s and the time left; yields the callback that moves it."""
+    """A bar with the count, the rate in `unit`/s and the time left; yields the callback that moves it.
+
+    Where nobody watches (a file, a pipe) it is a plain line every 10 s and one at the end.
+    """
+    watched = err.is_interactive and err.file.isatty()
+    # Only the bar may become narrower: what does not fit is cut, so that the bar never takes a second line.
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
-        MofNCompleteColumn(),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
         RateColumn(unit),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[note]}", markup=False),
     )
-    with Progress(*columns, console=err) as progress:
-        task = progress.add_task(description, total=None, note="")
+    words = [column for column in columns if not isinstance(column, BarColumn)]
+    said_s, unsaid = time.monotonic(), False
+    with Progress(*columns, console=err, disable=not watched, speed_estimate_period=RATE_PERIOD_S) as progress:
+        number = progress.add_task(description, total=None, note="")
+        task = progress.tasks[number]
+        progress.live.transient = True  # a mistake before the first step leaves no empty bar above its line
+
+        def say_line() -> None:
+            nonlocal said_s, unsaid
+            said_s, unsaid = time.monotonic(), False
+            err.print(" ".join(str(column(task)) for column in words).strip(), markup=False)
 
         def on_progress(done: int, total: int, note: str = "") -> None:
-            progress.update(task, completed=done, total=total, note=note)
+            nonlocal unsaid
+            progress.live.transient = False
+            progress.update(number, completed=done, total=total, note=note)
+            unsaid = not watched
+            if unsaid and time.monotonic() - said_s >= LINE_INTERVAL_S:
+                say_line()
 
         yield on_progress
+        if unsaid:
+            say_line()
