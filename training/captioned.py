@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dalle_lean import pictures
+from training.progress import OnProgress
 
-OnProgress = Callable[[int, int, str], None]
 CAPTION_FIELDS = ("text", "caption")
 
 

@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,15 +18,14 @@ from torch import Tensor
 
 from dalle_lean.clip import ClipScorer, right_caption_first
 from dalle_lean.files import atomic_write, sha256_file
-from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vqgan import VQGAN
 from training.captioned import Captioned, hold_out, read_captioned
-from training.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
+from training.checkpoint import load_checkpoint, save_checkpoint
 from training.clip_learner import ClipRecipe, Learner, new_scorer
 from training.interrupt import interrupt_deferred
 from training.metrics import MetricsLog
-
-OnProgress = Callable[[int, int, str], None]
+from training.progress import OnProgress
+from training.run_folder import place_tokenizer
 
 
 @dataclass
@@ -88,7 +86,8 @@ def train_clip(
     if vqgan is not None:
         views["decoded_right_caption_first"] = decode(VQGAN.load(vqgan).to(device), heldout_set.pixels, device)
         train_set = partly_decoded(train_set, out / "decoded.safetensors", vqgan, recipe, device, on_progress)
-    scorer = new_scorer(recipe, place_tokenizer(out, tokenizer, train_set, recipe.vocab_size), device)
+    placed = place_tokenizer(out, tokenizer, train_set.captions, recipe.vocab_size)
+    scorer = new_scorer(recipe, placed, device)
     learner = Learner(recipe, scorer, train_set)
     saved = load_checkpoint(out, model=scorer.model, optimizer=learner.optimizer, run=run)
     progress = Progress(**saved) if saved else Progress(unusable=dict(train_set.skipped))
@@ -181,15 +180,6 @@ def decode(
         if on_progress is not None:
             on_progress(min(part.stop, len(pixels)), len(pixels), "pictures through the VQGAN")
     return decoded
-
-
-def place_tokenizer(out: Path, source: Path | None, data: Captioned, vocab_size: int) -> Tokenizer:
-    """The run's tokenizer.json, put there before the first checkpoint: `source`, or one made from the captions."""
-    path = out / "tokenizer.json"
-    if not has_checkpoint(out):
-        tokenizer = Tokenizer.from_file(source) if source else Tokenizer.train(data.captions, vocab_size)
-        tokenizer.save(path)
-    return Tokenizer.from_file(path)
 
 
 def digest(data: Captioned) -> str:

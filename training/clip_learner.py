@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from dalle_lean.clip import ClipScorer
 from dalle_lean.clip_architecture import build_clip, model_config
+from dalle_lean.optim import parameter_groups
 from dalle_lean.require import require
 from dalle_lean.tokenizer import Tokenizer
 from training.captioned import Captioned, distinct_batches, jitter
@@ -181,7 +182,4 @@ def new_scorer(recipe: ClipRecipe, tokenizer: Tokenizer, device: str) -> ClipSco
 
 def new_optimizer(model: torch.nn.Module, weight_decay: float) -> torch.optim.AdamW:
     """AdamW that lets only matrices decay."""
-    parameters = list(model.parameters())
-    matrices = {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": weight_decay}
-    others = {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0}
-    return torch.optim.AdamW([matrices, others], betas=(0.9, 0.98), eps=1e-6)
+    return torch.optim.AdamW(parameter_groups(model, weight_decay), betas=(0.9, 0.98), eps=1e-6)

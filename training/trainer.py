@@ -7,7 +7,7 @@ import dataclasses
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,47 +15,34 @@ import torch
 
 from dalle_lean import Dalle, load_model, save_model
 from dalle_lean.files import read_json, sha256_file
-from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vqgan import VQGAN
 from preprocessing.shards import DatasetInfo, read_dataset_info
-from training.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
+from training.checkpoint import load_checkpoint, save_checkpoint
 from training.data import Batch, Position, TrainingData, captions, collate, heldout_rows
 from training.interrupt import interrupt_deferred
 from training.learner import Learner
 from training.metrics import MetricsLog
+from training.progress import OnProgress, StepCount
 from training.recipe import Recipe
+from training.run_folder import place_tokenizer
 from training.samples import draw_codes, save_sheet
 from training.schedule import learning_rate
 
-OnProgress = Callable[[int, int, str], None]
 NUM_SAMPLES = 8
 
 
-class TrainingDiverged(ValueError):
-    """Too many steps in a row had a loss or a gradient that is not finite."""
-
-
 @dataclass
-class Progress:
-    """The numbers that move; a checkpoint holds them. Loss and bits are the latest (nan: none yet)."""
+class Progress(StepCount):
+    """The numbers of this run that move."""
 
-    step: int = 0
     position: Position = field(default_factory=Position)
-    skipped: int = 0
-    skipped_in_row: int = 0
-    loss: float = math.nan
     heldout_image_bits: float = math.nan
+    """The last time it was measured."""
 
-    def note(self, total_steps: int) -> str:
-        """A few words for a progress bar."""
-        words = [f"step {self.step}/{total_steps}"]
-        if math.isfinite(self.loss):
-            words.append(f"loss {self.loss:.3f}")
+    def findings(self) -> list[str]:
         if math.isfinite(self.heldout_image_bits):
-            words.append(f"held-out {self.heldout_image_bits:.3f} bits/code")
-        if self.skipped:
-            words.append(f"{self.skipped} steps skipped (not finite)")
-        return ", ".join(words)
+            return [f"held-out {self.heldout_image_bits:.3f} bits/code"]
+        return []
 
 
 def train(
@@ -114,7 +101,7 @@ class Run:
             seed=recipe.data.seed,
         )
         source = tokenizer or (init / "tokenizer.json" if init else None)
-        self.tokenizer = place_tokenizer(out, source, self.data, recipe.data.text_vocab_size)
+        self.tokenizer = place_tokenizer(out, source, captions(self.data), recipe.data.text_vocab_size)
         torch.manual_seed(recipe.data.seed)
         self.model = build_model(recipe, self.info, self.tokenizer.vocab_size, init).to(device)
         self.learner = Learner(self.model, recipe)
@@ -165,28 +152,25 @@ class Run:
     def take_step(self, batch: Batch, position: Position, metrics: MetricsLog) -> None:
         """Learn from a batch; a step that is not finite is skipped, recorded and, many in a row, the end."""
         progress, schedule = self.progress, self.recipe.schedule
-        progress.step, progress.position = progress.step + 1, position
+        progress.position = position
         lr = learning_rate(
-            progress.step, peak=schedule.peak_lr, warmup_steps=schedule.warmup_steps, total_steps=schedule.total_steps
+            progress.step + 1,
+            peak=schedule.peak_lr,
+            warmup_steps=schedule.warmup_steps,
+            total_steps=schedule.total_steps,
         )
         loss, grad_norm = self.learner.step(batch, lr)
-        if math.isfinite(loss) and math.isfinite(grad_norm):
-            progress.loss, progress.skipped_in_row = loss, 0
-            if self.due(schedule.log_every):
-                now = time.perf_counter()
-                rate = (progress.step - self.clock_step) * len(batch.text_ids) / (now - self.clock)
-                self.clock, self.clock_step = now, progress.step
-                metrics.write(progress.step, loss=loss, grad_norm=grad_norm, lr=lr, samples_per_s=rate)
-            return
-        progress.skipped += 1
-        progress.skipped_in_row += 1
-        metrics.write(progress.step, skipped=progress.skipped)
-        if progress.skipped_in_row >= self.recipe.optimizer.max_skipped_in_row:
-            raise TrainingDiverged(
-                f"{progress.skipped_in_row} steps in a row had a loss or gradient that is not finite, until step "
-                f"{progress.step} (loss {loss}, gradient norm {grad_norm}); {self.out} keeps the state of step "
-                f"{self.saved_step}; try a lower learning rate, a longer warm-up or fp32"
+        numbers = {"loss": loss, "grad_norm": grad_norm}
+        if not progress.count_step(numbers):
+            metrics.write(progress.step, skipped=progress.skipped)
+            progress.refuse_divergence(
+                numbers, self.recipe.optimizer.max_skipped_in_row, out=self.out, saved_step=self.saved_step
             )
+        elif self.due(schedule.log_every):
+            now = time.perf_counter()
+            rate = (progress.step - self.clock_step) * len(batch.text_ids) / (now - self.clock)
+            self.clock, self.clock_step = now, progress.step
+            metrics.write(progress.step, **numbers, lr=lr, samples_per_s=rate)
 
     def look(self, metrics: MetricsLog) -> None:
         """What is due after this step: held-out loss, samples, checkpoint."""
@@ -268,15 +252,6 @@ def matching_vqgan(folder: Path, info: DatasetInfo) -> VQGAN:
             "give the folder that the data was preprocessed with"
         )
     return vqgan
-
-
-def place_tokenizer(out: Path, source: Path | None, data: TrainingData, vocab_size: int) -> Tokenizer:
-    """The run's tokenizer.json, put there before the first checkpoint: `source`, or one made from the captions."""
-    path = out / "tokenizer.json"
-    if not has_checkpoint(out):
-        tokenizer = Tokenizer.from_file(source) if source else Tokenizer.train(captions(data), vocab_size)
-        tokenizer.save(path)
-    return Tokenizer.from_file(path)
 
 
 def remove_leftovers(out: Path) -> None:

@@ -9,7 +9,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,10 +22,11 @@ from training.checkpoint import load_checkpoint, save_checkpoint
 from training.codebook import codebook_use
 from training.interrupt import interrupt_deferred
 from training.metrics import MetricsLog
+from training.precision import autocast
+from training.progress import OnProgress
 from training.samples import save_sheet
-from training.vqgan_learner import VQGANLearner, VQGANRecipe, autocast
+from training.vqgan_learner import VQGANLearner, VQGANRecipe
 
-OnProgress = Callable[[int, int, str], None]
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"}
 
 
@@ -140,7 +141,7 @@ def measure(
     shown: list[Tensor] = []
     for chunk in pixels.split(batch_size):
         original = chunk.to(device).float() / 255
-        with autocast(device, recipe):
+        with autocast(device.type, recipe.precision, recipe.config.image_side**2):
             codes.append(vqgan.encode(original))
             reconstruction = vqgan.decode(codes[-1]).float()
         squared_error += float((reconstruction - original).double().square().sum())

@@ -3,6 +3,7 @@
 Shapes: B pictures of a batch, S side in pixels.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from dalle_lean.require import require
 from dalle_lean.vqgan import VQGAN, VQGANConfig
 from training.codebook import codebook_learner
+from training.precision import autocast
 from training.schedule import learning_rate
 
 EMOJI = VQGANConfig(
@@ -110,10 +112,10 @@ class VQGANLearner(nn.Module):
             mirrored = torch.rand(len(pixels), generator=generator) < 0.5
             original[mirrored] = original[mirrored].flip(dims=[3])
 
-        with autocast(device, recipe):
+        with self.arithmetic():
             z = self.vqgan.latents(original)
         quantized, codebook_loss = self.codebook(z.float(), done, generator)
-        with autocast(device, recipe):
+        with self.arithmetic():
             reconstruction = self.vqgan.pixels(quantized).float()
 
         # Both judges speak through the gradient on the pixels, where their shares can be weighed.
@@ -124,7 +126,7 @@ class VQGANLearner(nn.Module):
         losses = {"loss": loss + codebook_loss, "absolute": absolute, "squared": squared, "codebook": codebook_loss}
         self.optimizer.zero_grad()
         if done >= recipe.discriminator_start:
-            with autocast(device, recipe):
+            with self.arithmetic():
                 (adversarial,) = torch.autograd.grad(-self.discriminator(seen).float().mean(), seen)
                 verdicts = self.discriminator(original).float(), self.discriminator(seen.detach()).float()
             hinge = (F.relu(1 - verdicts[0]).mean() + F.relu(1 + verdicts[1]).mean()) / 2
@@ -137,9 +139,10 @@ class VQGANLearner(nn.Module):
         self.optimizer.step()
         return {name: value.item() for name, value in losses.items()}
 
-
-def autocast(device: torch.device, recipe: VQGANRecipe) -> torch.autocast:
-    return torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16")
+    def arithmetic(self) -> AbstractContextManager[object]:
+        """The precision of the networks; the codebook keeps float32."""
+        config = self.recipe.config
+        return autocast(self.vqgan.quant_conv.weight.device.type, self.recipe.precision, config.image_side**2)
 
 
 def new_discriminator(recipe: VQGANRecipe) -> nn.Module:

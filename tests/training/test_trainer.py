@@ -19,8 +19,9 @@ from training.data import Batch
 from training.learner import Learner
 from training.metrics import NAME as METRICS
 from training.metrics import read_metrics
+from training.progress import TrainingDiverged
 from training.recipe import load_recipe
-from training.trainer import Run, TrainingDiverged, train
+from training.trainer import Run, train
 
 
 @pytest.fixture
@@ -139,7 +140,7 @@ def test_another_run_is_refused_in_the_same_folder(shards, recipe, uninterrupted
 def spoil(run, steps):
     """Turn the gradient of one weight into NaN in the given steps, as an overflow would."""
     run.model.norm.weight.register_hook(
-        lambda gradient: torch.where(torch.tensor(run.progress.step in steps), torch.nan, gradient)
+        lambda gradient: torch.where(torch.tensor(run.progress.step + 1 in steps), torch.nan, gradient)
     )
 
 

@@ -1,0 +1,61 @@
+"""What every training counts and tells on its way."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+OnProgress = Callable[[int, int, str], None]
+"""Called by long work with (done, total, note); the note is a few words such as the current loss."""
+
+OnNotice = Callable[[str], None]
+"""Called with a line that a person should read at once."""
+
+
+class TrainingDiverged(ValueError):
+    """Too many steps in a row had a loss or a gradient that is not finite."""
+
+
+@dataclass
+class StepCount:
+    """The numbers of a run that move; its checkpoint holds them. A loss is the latest one (nan: none yet)."""
+
+    step: int = 0
+    loss: float = math.nan
+    skipped: int = 0
+    """Steps that changed nothing, because a loss or a gradient was not finite."""
+    skipped_in_row: int = 0
+
+    def count_step(self, numbers: Mapping[str, float]) -> bool:
+        """Count a step by its `numbers` (its "loss" and whatever else must be finite); returns whether it was taken."""
+        self.step += 1
+        taken = all(math.isfinite(number) for number in numbers.values())
+        if taken:
+            self.loss, self.skipped_in_row = numbers["loss"], 0
+        else:
+            self.skipped, self.skipped_in_row = self.skipped + 1, self.skipped_in_row + 1
+        return taken
+
+    def refuse_divergence(self, numbers: Mapping[str, float], limit: int, out: Path, saved_step: int) -> None:
+        """TrainingDiverged once `limit` steps in a row were skipped; `saved_step` is what `out` goes back to."""
+        if self.skipped_in_row >= limit:
+            listed = ", ".join(f"{name} {number}" for name, number in numbers.items())
+            raise TrainingDiverged(
+                f"{self.skipped_in_row} steps in a row had a loss or gradient that is not finite, until step "
+                f"{self.step} ({listed}); {out} keeps the state of step {saved_step}; "
+                "try a lower learning rate, a longer warm-up or fp32"
+            )
+
+    def note(self, total_steps: int) -> str:
+        """A few words for a progress bar."""
+        words = [f"step {self.step}/{total_steps}"]
+        if math.isfinite(self.loss):
+            words.append(f"loss {self.loss:.4g}")
+        words += self.findings()
+        if self.skipped:
+            words.append(f"{self.skipped} steps skipped (not finite)")
+        return ", ".join(words)
+
+    def findings(self) -> list[str]:
+        """What a kind of training adds to the note."""
+        return []
