@@ -17,7 +17,10 @@ def generate(
         str | None, typer.Option(help="Model folder or hub id. Default: $DALLE_LEAN_MODEL, else the bundled model.")
     ] = None,
     num_images: Annotated[int, typer.Option(help="Pictures drawn for each prompt.")] = 128,
-    best: Annotated[int, typer.Option(help="How many to keep, by CLIP score.")] = 4,
+    best: Annotated[
+        int | None,
+        typer.Option(help="How many to keep, by CLIP score. Default: 4, or all where fewer are drawn."),
+    ] = None,
     top_k: Annotated[int, typer.Option(help="Draw each code from the k most likely ones; 0 is off.")] = 256,
     top_p: Annotated[float, typer.Option(help="Draw each code from the likeliest with this mass; 1 is off.")] = 0.75,
     temperature: Annotated[

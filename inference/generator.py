@@ -28,6 +28,7 @@ from inference.sampler import ROW_GROUP, sample_codes
 if TYPE_CHECKING:
     from dalle_lean.clip import ClipScorer
 
+DEFAULT_BEST = 4
 LARGEST_BATCH = 64
 CACHE_BUDGET_BYTES = 2**31
 # Convolutions round differently for other numbers of pictures; always this many, so that picture i is always the same.
@@ -39,7 +40,8 @@ class Settings:
     """What to draw for a prompt; the defaults are the paper's. ValueError outside the ranges."""
 
     num_images: int = 128
-    best: int = 4
+    best: int | None = None
+    """How many to keep; None is 4, or all where fewer are drawn."""
     top_k: int = 256
     top_p: float = 0.75
     temperature: float = 1.0
@@ -47,16 +49,24 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("num_images", "best", "top_k", "seed"):
-            if not isinstance(getattr(self, name), int):
+            optional = name == "best" and self.best is None
+            if not (optional or isinstance(getattr(self, name), int)):
                 raise ValueError(f"{name}={getattr(self, name)}: it must be a whole number")
         for name in ("top_p", "temperature"):
             if not isinstance(getattr(self, name), int | float):
                 raise ValueError(f"{name}={getattr(self, name)}: it must be a number")
-        for name in ("num_images", "best"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: it must be at least 1")
+        for name, value in (("num_images", self.num_images), ("best", self.num_best)):
+            if value < 1:
+                raise ValueError(f"{name}={value}: it must be at least 1")
+        if self.num_best > self.num_images:
+            raise ValueError(f"best={self.best} is more than num_images={self.num_images}; draw more or show fewer")
         check_sampling(self.top_k, self.top_p, self.temperature)
         check_seed(self.seed)
+
+    @property
+    def num_best(self) -> int:
+        """How many pictures are kept."""
+        return min(DEFAULT_BEST, self.num_images) if self.best is None else self.best
 
 
 @dataclass(frozen=True)
@@ -133,7 +143,7 @@ class Generator:
         self,
         prompt: str,
         num_images: int = 128,
-        best: int = 4,
+        best: int | None = None,
         top_k: int = 256,
         top_p: float = 0.75,
         temperature: float = 1.0,
@@ -147,6 +157,7 @@ class Generator:
 
         Args:
             prompt: cut to the model's text length, with a warning; an empty one is a ValueError.
+            best: at most `num_images`; None is 4, or all where fewer are drawn.
             top_k, top_p: codes that may be drawn; 0 and 1 are off.
             temperature: 0 takes the most likely code each time.
             seed: 0..2^64-1; picture i of a seed is the same for any batch size and number of pictures.
@@ -187,7 +198,7 @@ class Generator:
             batch_size = default_batch_size(self.model.config, self.model.output.weight.element_size())
         elif batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: it must be at least 1")
-        wanted = min(settings.best, settings.num_images)
+        wanted = settings.num_best
         drawn = wanted if self.clip is None else settings.num_images
         config = self.model.config
         total = drawn * config.image_len
@@ -269,4 +280,4 @@ def to_pil(pixels: Tensor) -> list[Image.Image]:
 
 def describe(generator: Generator, settings: Settings) -> dict[str, Any]:
     """What fixes the pictures besides the prompt, ready for JSON."""
-    return {**asdict(settings), "model_sha256": generator.model_sha256}
+    return {**asdict(settings), "best": settings.num_best, "model_sha256": generator.model_sha256}

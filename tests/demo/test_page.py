@@ -41,6 +41,12 @@ def test_a_setting_that_cannot_be_is_answered_with_a_sentence(generator):
     assert pictures == []
 
 
+def test_showing_more_than_are_drawn_is_answered_with_a_sentence(generator):
+    *_, (status, pictures, _) = draw(generator, "a red heart", 2, 4, 0, 1.0, 1.0, 0, False)
+    assert "Best=4 is more than num_images=2; draw more or show fewer." in status
+    assert pictures == []
+
+
 def test_a_new_seed_is_shown_so_that_the_pictures_can_be_had_again(generator):
     *_, (_, pictures, seed) = draw(generator, "a red heart", 6, 2, 0, 1.0, 1.0, 0, True)
     *_, (_, again, _) = draw(generator, "a red heart", 6, 2, 0, 1.0, 1.0, seed, False)

@@ -35,6 +35,19 @@ def test_generate_leaves_pictures_contact_sheet_and_results(model_folder, tmp_pa
     assert scores == sorted(scores, reverse=True)
 
 
+def test_fewer_than_four_drawings_are_all_kept(model_folder, tmp_path):
+    assert run("a red heart", "--out", tmp_path, "--model", model_folder, "--num-images", 2) == 0
+    assert set(contents(tmp_path)) == {"00.png", "01.png", "contact_sheet.png", "results.json"}
+    assert json.loads((tmp_path / "results.json").read_text())["settings"]["best"] == 2
+
+
+def test_keeping_more_than_are_drawn_is_a_mistake_and_writes_nothing(model_folder, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert run("a red heart", "--out", out, "--model", model_folder, "--num-images", 2, "--best", 3) == 2
+    assert capsys.readouterr().err == "error: best=3 is more than num_images=2; draw more or show fewer\n"
+    assert not out.exists()
+
+
 def test_results_name_the_codes_of_each_picture(model_folder, generator, tmp_path):
     run("a red heart", "--out", tmp_path, "--model", model_folder, "--num-images", 6, "--best", 2)
     results = json.loads((tmp_path / "results.json").read_text())

@@ -98,6 +98,17 @@ def test_settings_out_of_range_are_named(wrong):
         Settings(**wrong)
 
 
+def test_more_cannot_be_kept_than_are_drawn():
+    with pytest.raises(ValueError, match="best=9 is more than num_images=8; draw more or show fewer"):
+        Settings(num_images=8, best=9)
+    assert Settings(num_images=8, best=8).num_best == 8
+
+
+@pytest.mark.parametrize(("num_images", "kept"), [(128, 4), (4, 4), (2, 2), (1, 1)])
+def test_four_are_kept_unless_told_or_all_where_fewer_are_drawn(num_images, kept):
+    assert Settings(num_images=num_images).num_best == kept
+
+
 def test_a_batch_size_below_one_is_refused(generator):
     with pytest.raises(ValueError, match="batch_size=0"):
         generator("a house", batch_size=0)
