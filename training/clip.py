@@ -24,29 +24,22 @@ from training.checkpoint import load_checkpoint, save_checkpoint
 from training.clip_learner import ClipRecipe, Learner, new_scorer
 from training.interrupt import interrupt_deferred
 from training.metrics import MetricsLog
-from training.progress import OnProgress
+from training.progress import OnProgress, StepCount
 from training.run_folder import place_tokenizer
 
 
 @dataclass
-class Progress:
-    """The numbers that move; a checkpoint holds them."""
+class Progress(StepCount):
+    """The numbers of this run that move."""
 
-    step: int = 0
-    loss: float = math.nan
     measured: dict[str, float] = dataclasses.field(default_factory=dict)
     """Shares in 0..1 of held-out pictures, the last time they were measured."""
     unusable: dict[str, int] = dataclasses.field(default_factory=dict)
     """Lines of DATA's listing that were passed over, by reason."""
 
-    def note(self, total_steps: int) -> str:
-        """A few words for a progress bar."""
-        words = [f"step {self.step}/{total_steps}"]
-        if math.isfinite(self.loss):
-            words.append(f"loss {self.loss:.3f}")
-        words += [f"{name.replace('_', ' ')} of 50: {share:.1%}" for name, share in self.measured.items()]
-        words += [f"passed over {count} ({reason})" for reason, count in self.unusable.items()]
-        return ", ".join(words)
+    def findings(self) -> list[str]:
+        words = [f"{name.replace('_', ' ')} of 50: {share:.1%}" for name, share in self.measured.items()]
+        return words + [f"passed over {count} ({reason})" for reason, count in self.unusable.items()]
 
 
 def train_clip(
@@ -72,7 +65,8 @@ def train_clip(
         on_progress: called with (done, total, note): pictures read, pictures decoded, then pictures trained on.
 
     Raises:
-        ValueError: data, tokenizer or the run in `out` do not fit, or the loss stopped being finite.
+        TrainingDiverged: see ClipRecipe.max_skipped_in_row; the last checkpoint stays as it was.
+        ValueError: data, tokenizer or the run in `out` do not fit.
         KeyboardInterrupt: on Ctrl+C, once the step is finished and saved.
     """
     train_set, heldout_set = read_sets(data, heldout, recipe, on_progress)
@@ -95,24 +89,27 @@ def train_clip(
     def due(interval: int) -> bool:
         return progress.step % interval == 0 or progress.step == recipe.steps
 
+    saved_step = progress.step
     clock, clock_step = time.perf_counter(), progress.step
     with MetricsLog(out, progress.step) as metrics, interrupt_deferred() as interrupted:
         for step, rows in learner.batches(progress.step):
-            loss = learner.step(step, rows)
-            if not math.isfinite(loss):
-                raise ValueError(f"step {step}: the loss is {loss}; {out} keeps its last checkpoint; try a lower lr")
-            progress.step, progress.loss = step, loss
-            if due(recipe.log_every):
+            numbers = learner.step(step, rows)
+            if not progress.count_step(numbers):
+                metrics.write(step, skipped=progress.skipped)
+                progress.refuse_divergence(numbers, recipe.max_skipped_in_row, out=out, saved_step=saved_step)
+            elif due(recipe.log_every):
                 now = time.perf_counter()
                 rate = (step - clock_step) * recipe.batch_size / (now - clock)
                 clock, clock_step = now, step
-                metrics.write(step, loss=loss, lr=recipe.learning_rate(step), samples_per_s=rate)
+                metrics.write(step, **numbers, lr=recipe.learning_rate(step), samples_per_s=rate)
             if due(recipe.heldout_every):
                 progress.measured = measure(scorer, views, heldout_set.captions)
                 metrics.write(step, **progress.measured)
-            if due(recipe.checkpoint_every) or interrupted():
+            # Many bad steps may be the fault of the weights: what was saved before them stays.
+            if progress.skipped_in_row == 0 and (due(recipe.checkpoint_every) or interrupted()):
                 state = dataclasses.asdict(progress)
                 save_checkpoint(out, model=scorer.model, optimizer=learner.optimizer, progress=state, run=run)
+                saved_step = step
             if on_progress is not None:
                 total = recipe.steps * recipe.batch_size
                 on_progress(step * recipe.batch_size, total, progress.note(recipe.steps))

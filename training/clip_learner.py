@@ -22,6 +22,7 @@ from dalle_lean.require import require
 from dalle_lean.tokenizer import Tokenizer
 from training.captioned import Captioned, distinct_batches, jitter
 from training.precision import autocast
+from training.undo import remember
 
 PIXEL_MEAN = PIXEL_STD = (0.5, 0.5, 0.5)
 HEAD_SIZE = 32
@@ -56,6 +57,8 @@ class ClipRecipe:
     weight_decay: float = 0.1
     """Not for biases, norms and the temperature."""
     clip_grad_norm: float = 1.0
+    max_skipped_in_row: int = 20
+    """So many non-finite steps in a row end the run."""
     precision: str = "bf16"
     """"bf16" (autocast) or "fp32"."""
     decoded_share: float = 0.5
@@ -138,26 +141,33 @@ class Learner:
         batches = distinct_batches(self.data.captions, self.recipe.batch_size, self.recipe.seed)
         return itertools.islice(enumerate(batches, start=1), steps_done, self.recipe.steps)
 
-    def step(self, step: int, rows: list[int]) -> float:
-        """Learn from these rows and return the loss; one that is not finite changes nothing."""
+    def step(self, step: int, rows: list[int]) -> dict[str, float]:
+        """Learn from these rows -> loss, and norm of the gradient before clipping ("grad_norm").
+
+        Where either is not finite, nothing is changed.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.learning_rate(step)
         model = self.scorer.model.train()
+        put_back = remember(model)
         with self.arithmetic():
             pixels = self.scorer.prepare(self.pictures(step, rows))
             images = model.encode_image(pixels.contiguous(memory_format=torch.channels_last))
             texts = model.encode_text(self.caption_ids[rows].to(self.scorer.device))
         images, texts = F.normalize(images.float(), dim=-1), F.normalize(texts.float(), dim=-1)
         loss: Tensor = self.clip_loss(images, texts, model.logit_scale.exp())
-        if torch.isfinite(loss):
-            self.optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), self.recipe.clip_grad_norm)
+        self.optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self.recipe.clip_grad_norm)
+        numbers = {"loss": loss.item(), "grad_norm": norm.item()}
+        if all(math.isfinite(number) for number in numbers.values()):
             self.optimizer.step()
             with torch.no_grad():
                 model.logit_scale.clamp_(0, LARGEST_LOGIT_SCALE)
+        else:
+            put_back()
         model.eval()
-        return loss.item()
+        return numbers
 
     def pictures(self, step: int, rows: list[int]) -> Tensor:
         """The pictures of a step, [B, 3, S, S] in 0..1, each a little moved and scaled."""

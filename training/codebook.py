@@ -62,7 +62,7 @@ class NearestLearner(nn.Module):
         """
         quantizer = self.quantizers[0]
         vectors = z.detach().permute(0, 2, 3, 1).flatten(end_dim=2)  # [M, C]
-        if progress == 0:
+        if not self.counts.any():
             self.begin(vectors, generator)
         with torch.no_grad():
             codes = quantizer.scores(z).argmax(dim=1)  # [N, h, w]

@@ -23,7 +23,7 @@ from training.codebook import codebook_use
 from training.interrupt import interrupt_deferred
 from training.metrics import MetricsLog
 from training.precision import autocast
-from training.progress import OnProgress
+from training.progress import OnProgress, StepCount
 from training.samples import save_sheet
 from training.vqgan_learner import VQGANLearner, VQGANRecipe
 
@@ -31,28 +31,21 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"}
 
 
 @dataclass
-class Progress:
-    """The numbers that move; a checkpoint holds them."""
+class Progress(StepCount):
+    """The numbers of this run that move."""
 
-    step: int = 0
-    loss: float = math.nan
     psnr_db: float = math.nan
     """On the held-out pictures, the last time it was measured."""
     codes_used: float = math.nan
     """Share of the codebook, on the same pictures."""
-    skipped: int = 0
-    """Files that could not be read as pictures."""
+    unusable: dict[str, int] = field(default_factory=dict)
+    """Files that could not be read as pictures, by reason."""
 
-    def note(self, total_steps: int) -> str:
-        """A few words for a progress bar."""
-        words = [f"step {self.step}/{total_steps}"]
-        if math.isfinite(self.loss):
-            words.append(f"loss {self.loss:.4f}")
+    def findings(self) -> list[str]:
+        words = []
         if math.isfinite(self.psnr_db):
             words.append(f"PSNR {self.psnr_db:.2f} dB, {self.codes_used:.0%} of the codes used")
-        if self.skipped:
-            words.append(f"{self.skipped} files are no pictures")
-        return ", ".join(words)
+        return words + [f"passed over {count} ({reason})" for reason, count in self.unusable.items()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +76,8 @@ def train_vqgan(
         on_progress: called with (done, total, note): pictures read first, then pictures trained on.
 
     Raises:
-        ValueError: the data or the run in `out` do not fit, or the loss stopped being finite.
+        TrainingDiverged: see VQGANRecipe.max_skipped_in_row; the last checkpoint stays as it was.
+        ValueError: the data or the run in `out` do not fit.
         KeyboardInterrupt: on Ctrl+C, once the step is finished and saved.
     """
     train_set, heldout_set = read_sets(data, heldout, recipe, on_progress)
@@ -94,7 +88,7 @@ def train_vqgan(
     }
     saved = load_checkpoint(out, model=learner, optimizer=learner.optimizer, run=identity)
     progress = Progress(**saved) if saved else Progress()
-    progress.skipped = train_set.skipped.total() + heldout_set.skipped.total()
+    progress.unusable = dict(train_set.skipped + heldout_set.skipped)
 
     def due(interval: int) -> bool:
         return progress.step % interval == 0 or progress.step == recipe.steps
@@ -105,23 +99,26 @@ def train_vqgan(
         metrics.write(progress.step, **measured)
         save_sheet(out / "reconstructions" / f"{name}.png", shown)
 
+    saved_step = progress.step
     clock, clock_step = time.perf_counter(), progress.step
     with MetricsLog(out, progress.step) as metrics, interrupt_deferred() as interrupted:
         for step, rows in batches(len(train_set.pixels), progress.step, recipe):
-            losses = learner.step(step, train_set.pixels[rows])
-            if not math.isfinite(losses["loss"]):
-                raise ValueError(f"step {step}: loss {losses['loss']}; {out} keeps the last checkpoint; try a lower lr")
-            progress.step, progress.loss = step, losses["loss"]
-            if due(recipe.log_every):
+            numbers = learner.step(step, train_set.pixels[rows])
+            if not progress.count_step(numbers):
+                metrics.write(step, skipped=progress.skipped)
+                progress.refuse_divergence(numbers, recipe.max_skipped_in_row, out=out, saved_step=saved_step)
+            elif due(recipe.log_every):
                 now = time.perf_counter()
                 rate = (step - clock_step) * recipe.batch_size / (now - clock)
-                metrics.write(step, **losses, pictures_per_s=rate)
+                metrics.write(step, **numbers, pictures_per_s=rate)
                 clock, clock_step = now, step
             if due(recipe.heldout_every):
                 look(metrics, learner.vqgan, f"step-{step:06d}")
-            if due(recipe.checkpoint_every) or interrupted():
+            # Many bad steps may be the fault of the weights: what was saved before them stays.
+            if progress.skipped_in_row == 0 and (due(recipe.checkpoint_every) or interrupted()):
                 state = dataclasses.asdict(progress)
                 save_checkpoint(out, model=learner, optimizer=learner.optimizer, progress=state, run=identity)
+                saved_step = step
             if on_progress is not None:
                 on_progress(step * recipe.batch_size, recipe.steps * recipe.batch_size, progress.note(recipe.steps))
             if interrupted():

@@ -3,6 +3,7 @@
 Shapes: B pictures of a batch, S side in pixels.
 """
 
+import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from dalle_lean.vqgan import VQGAN, VQGANConfig
 from training.codebook import codebook_learner
 from training.precision import autocast
 from training.schedule import learning_rate
+from training.undo import remember
 
 EMOJI = VQGANConfig(
     quantizer="vq",
@@ -42,6 +44,8 @@ class VQGANRecipe:
     """At its peak, after the warm-up; from there linearly down to 0."""
     warmup_steps: int = 200
     clip_grad_norm: float = 1.0
+    max_skipped_in_row: int = 20
+    """So many non-finite steps in a row end the run."""
     squared_weight: float = 1.0
     """Of the mean squared error beside the mean absolute error, pixels in -1..1."""
     discriminator_start: float = 0.6
@@ -65,7 +69,15 @@ class VQGANRecipe:
     """Steps."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "heldout_pictures", "log_every", "heldout_every", "checkpoint_every"):
+        for name in (
+            "steps",
+            "batch_size",
+            "max_skipped_in_row",
+            "heldout_pictures",
+            "log_every",
+            "heldout_every",
+            "checkpoint_every",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
         if self.precision not in ("bf16", "fp32"):
@@ -99,8 +111,12 @@ class VQGANLearner(nn.Module):
         )
 
     def step(self, step: int, pixels: Tensor) -> dict[str, float]:
-        """Learn from pictures [B, 3, S, S] uint8; returns the losses. `step` counts from 1."""
+        """Learn from pictures [B, 3, S, S] uint8 -> losses, and norms of gradients before clipping.
+
+        `step` counts from 1. Where one of the numbers is not finite, nothing is changed.
+        """
         recipe = self.recipe
+        put_back = remember(self)
         generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
         done = (step - 1) / recipe.steps
         rate = learning_rate(step, peak=recipe.lr, warmup_steps=recipe.warmup_steps, total_steps=recipe.steps)
@@ -135,9 +151,16 @@ class VQGANLearner(nn.Module):
             pixel_gradient = pixel_gradient + share * adversarial
             losses["discriminator"] = hinge
         torch.autograd.backward([reconstruction, codebook_loss], [pixel_gradient, None])
-        nn.utils.clip_grad_norm_(self.learning, recipe.clip_grad_norm)
-        self.optimizer.step()
-        return {name: value.item() for name, value in losses.items()}
+        losses["grad_norm"] = nn.utils.clip_grad_norm_(self.learning, recipe.clip_grad_norm)
+        if "discriminator" in losses:
+            gradients = [weight.grad for weight in self.discriminator.parameters() if weight.grad is not None]
+            losses["discriminator_grad_norm"] = nn.utils.get_total_norm(gradients)
+        numbers = {name: value.item() for name, value in losses.items()}
+        if all(math.isfinite(number) for number in numbers.values()):
+            self.optimizer.step()
+        else:
+            put_back()
+        return numbers
 
     def arithmetic(self) -> AbstractContextManager[object]:
         """The precision of the networks; the codebook keeps float32."""

@@ -17,7 +17,8 @@ from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vqgan import VQGAN, VQGANConfig
 from training.captioned import distinct_batches, hold_out, jitter, read_captioned
 from training.clip import train_clip
-from training.clip_learner import ClipRecipe
+from training.clip_learner import ClipRecipe, Learner
+from training.progress import TrainingDiverged
 
 COLOURS = ("red", "green", "blue", "black")
 SHAPES = ("circle", "square")
@@ -145,12 +146,37 @@ def test_a_given_tokenizer_travels_into_the_clip_folder(folder, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(folder, tmp_path):
-    recipe = ClipRecipe(**{**TINY, "steps": 4, "checkpoint_every": 1})
-    blowing_up = {"weight_decay": 1e38}
-    with pytest.raises(ValueError, match="keeps its last checkpoint; try a lower lr"):
-        train_clip(folder, tmp_path, ClipRecipe(**{**asdict(recipe), **blowing_up}))
+    blowing_up = {"weight_decay": 1e38, "max_skipped_in_row": 2}
+    recipe = ClipRecipe(**{**TINY, "steps": 8, "checkpoint_every": 1, **blowing_up})
+    with pytest.raises(TrainingDiverged, match=r"2 steps in a row .* state of step 1"):
+        train_clip(folder, tmp_path, recipe)
     assert (tmp_path / "checkpoint").is_dir()
     assert not (tmp_path / "clip").exists()
+
+
+def test_a_step_with_an_infinite_gradient_changes_nothing_and_is_counted(folder, tmp_path, monkeypatch):
+    recipe = ClipRecipe(**{**TINY, "steps": 4, "checkpoint_every": 1})
+    states = []
+
+    class Overflowing(Learner):
+        """In step 3 the gradient of one weight overflows; the loss stays finite."""
+
+        def step(self, step, rows):
+            states.append({name: value.clone() for name, value in self.scorer.model.state_dict().items()})
+            hook = self.scorer.model.text_projection.register_hook(lambda gradient: gradient * torch.inf)
+            if step != 3:
+                hook.remove()
+            numbers = super().step(step, rows)
+            hook.remove()
+            return numbers
+
+    monkeypatch.setattr("training.clip.Learner", Overflowing)
+    end = train_clip(folder, tmp_path, recipe)
+    assert all(torch.equal(states[2][name], value) for name, value in states[3].items())
+    assert not all(torch.equal(states[1][name], value) for name, value in states[2].items())
+    assert (end.step, end.skipped, end.skipped_in_row) == (4, 1, 0)
+    assert "1 steps skipped (not finite)" in end.note(4)
+    assert [line["step"] for line in metrics(tmp_path) if "skipped" in line] == [3]
 
 
 def test_no_batch_holds_a_caption_twice_and_every_picture_has_its_turn():

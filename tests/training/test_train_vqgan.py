@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 from dalle_lean.vqgan import VQGAN, GumbelQuantizer, NearestQuantizer, VQGANConfig
 from training.codebook import GumbelLearner, NearestLearner, codebook_use
+from training.progress import TrainingDiverged
 from training.vqgan import batches, read_pictures, side_by_side, train_vqgan
 from training.vqgan_learner import VQGANLearner, VQGANRecipe
 
@@ -159,6 +161,46 @@ def test_the_discriminator_moves_the_pixels_by_its_share():
     trained, untouched = with_judge.discriminator.state_dict(), without.discriminator.state_dict()
     assert not torch.equal(trained["main.0.weight"], fresh["main.0.weight"])
     assert all(torch.equal(untouched[name], fresh[name]) for name in fresh)
+
+
+@pytest.mark.parametrize("quantizer", ["vq", "gumbel"])
+@pytest.mark.parametrize("overflowing", ["vqgan.decoder.conv_out.weight", "discriminator.main.0.weight"])
+def test_a_step_with_an_infinite_gradient_changes_nothing(quantizer, overflowing):
+    pixels = read_pictures(EMOJI, 16).pixels[:8]
+    config = dataclasses.replace(SHAPE, quantizer=quantizer)
+    learner = VQGANLearner(dataclasses.replace(TINY, config=config, precision="fp32", discriminator_start=0.0))
+    for step in (1, 2):
+        before = {name: value.clone() for name, value in learner.state_dict().items()}
+        hook = learner.get_parameter(overflowing).register_hook(lambda gradient: gradient * torch.inf)
+        numbers = learner.step(step, pixels)
+        hook.remove()
+        assert math.isfinite(numbers["loss"])
+        assert not all(math.isfinite(number) for number in numbers.values())
+        assert all(torch.equal(before[name], value) for name, value in learner.state_dict().items())
+        learner.step(step, pixels)  # the same without the overflow: something changes
+        assert not all(torch.equal(before[name], value) for name, value in learner.state_dict().items())
+
+
+def test_skipped_steps_are_counted_and_said_and_many_in_a_row_end_the_run(tmp_path, monkeypatch):
+    class Overflowing(VQGANLearner):
+        """The gradient overflows in the steps 2 and 4, and from step 7 on."""
+
+        def step(self, step, pixels):
+            hook = self.vqgan.decoder.conv_out.weight.register_hook(
+                lambda gradient: gradient * (torch.inf if step in (2, 4) or step > 6 else 1)
+            )
+            numbers = super().step(step, pixels)
+            hook.remove()
+            return numbers
+
+    monkeypatch.setattr("training.vqgan.VQGANLearner", Overflowing)
+    notes = []
+    recipe = dataclasses.replace(TINY, max_skipped_in_row=3)
+    with pytest.raises(TrainingDiverged, match=r"3 steps in a row .* until step 9 .* state of step 5"):
+        train_vqgan(EMOJI, tmp_path, recipe, on_progress=lambda done, total, note: notes.append(note))
+    assert [line["step"] for line in lines(tmp_path) if "skipped" in line] == [2, 4, 7, 8, 9]
+    assert "4 steps skipped (not finite)" in notes[-1]
+    assert not (tmp_path / "model.safetensors").exists()
 
 
 def test_running_means_place_each_code_at_the_mean_of_its_vectors():
