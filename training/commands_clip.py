@@ -48,6 +48,7 @@ def train_clip(
     from dalle_lean.devices import pick_device
     from training.clip import ClipRecipe
     from training.clip import train_clip as run
+    from training.run_folder import run_folder
 
     chosen: dict[str, Any] = {
         "steps": steps,
@@ -60,7 +61,7 @@ def train_clip(
         "precision": precision,
     }
     recipe = ClipRecipe(**{name: value for name, value in chosen.items() if value is not None})
-    with progress_bar("training CLIP", "pictures") as on_progress:
+    with run_folder(out), progress_bar("training CLIP", "pictures") as on_progress:
         end = run(
             data,
             out,

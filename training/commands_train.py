@@ -34,10 +34,11 @@ def train(
     """Train the transformer on shards, on this machine. Options left out are the recipe's."""
     from dalle_lean.devices import pick_device
     from training.recipe import load_recipe
+    from training.run_folder import run_folder
     from training.trainer import train as run
 
     recipe = load_recipe(config).override(steps=steps, batch_size=batch_size, lr=lr, seed=seed, precision=precision)
-    with progress_bar("training", "samples") as on_progress:
+    with run_folder(out), progress_bar("training", "samples") as on_progress:
         end = run(
             data,
             out,

@@ -53,6 +53,7 @@ def train_vqgan(
     import torch
 
     from dalle_lean.devices import pick_device
+    from training.run_folder import run_folder
     from training.vqgan import train_vqgan as run
     from training.vqgan_learner import VQGANRecipe
 
@@ -80,7 +81,7 @@ def train_vqgan(
     config = dataclasses.replace(recipe.config, **{name: value for name, value in shape.items() if value is not None})
     given = {name: value for name, value in chosen.items() if value is not None}
     recipe = dataclasses.replace(recipe, config=config, **given)
-    with progress_bar("training VQGAN", "pictures") as on_progress:
+    with run_folder(out), progress_bar("training VQGAN", "pictures") as on_progress:
         end = run(
             data,
             out,

@@ -1,10 +1,35 @@
-"""What a run puts into its folder before it begins."""
+"""The folder of a run: one process at a time, and never a folder of something else."""
 
-from collections.abc import Iterable
+import fcntl
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dalle_lean.tokenizer import Tokenizer
 from training.checkpoint import has_checkpoint
+
+LOCK = ".run.lock"
+"""Written first, so that a folder is known for a run's even if it was killed at once."""
+
+
+@contextmanager
+def run_folder(out: Path) -> Iterator[None]:
+    """Keep `out` for this process while it trains; the kernel lets go of it even when the process is killed.
+
+    ValueError where another process trains there, and where `out` is neither empty nor the folder of a run: then
+    nothing is written.
+    """
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file; name a folder for the run")
+    if out.is_dir() and any(out.iterdir()) and not (out / LOCK).exists() and not has_checkpoint(out):
+        raise ValueError(f"{out} is not empty and holds no run; name another folder, nothing there is replaced")
+    out.mkdir(parents=True, exist_ok=True)
+    with open(out / LOCK, "a", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process trains in {out}; wait for it, or name another folder") from None
+        yield
 
 
 def place_tokenizer(out: Path, source: Path | None, captions: Iterable[str], vocab_size: int) -> Tokenizer:
