@@ -1,6 +1,7 @@
 """Shards -> batches: streamed, shuffled with a seed, the same from any position on."""
 
 import hashlib
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -86,18 +87,25 @@ def collate(rows: tuple[Sample, ...] | list[Sample], tokenizer: Tokenizer, text_
     return Batch(tokenizer.encode([row["caption"] for row in rows], text_len), torch.from_numpy(codes))
 
 
+def key_hash(key: str) -> int:
+    """A number in 0..2**64-1 that looks drawn at random, the same always and everywhere."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
+
+
 def is_heldout(key: str, share: float) -> bool:
-    """Whether the row with this key is kept away from training: the same answer always and everywhere."""
-    digest = hashlib.sha256(key.encode()).digest()
-    return int.from_bytes(digest[:8], "big") < share * 2**64
+    """Whether the row with this key is kept away from training."""
+    return key_hash(key) < share * 2**64
 
 
 def heldout_rows(data: TrainingData, heldout: Path | None, count: int) -> list[Sample]:
-    """At most `count` rows never trained on: those of the shards `heldout`, else those that `data` leaves out."""
+    """At most `count` rows never trained on: of the shards `heldout`, else of those that `data` leaves out.
+
+    Those whose keys have the smallest hashes: a fair sample wherever they stand. Holds `count` rows in memory.
+    """
     rows = open_stream(heldout or data.folder)
-    if heldout is not None:
-        return list(islice(rows, count))
-    return list(islice((row for row in rows if is_heldout(row["key"], data.heldout_share)), count))
+    if heldout is None:
+        rows = (row for row in rows if is_heldout(row["key"], data.heldout_share))
+    return heapq.nsmallest(count, rows, key=lambda row: key_hash(row["key"]))
 
 
 def captions(data: TrainingData) -> Iterator[str]:

@@ -1,3 +1,4 @@
+import json
 from itertools import islice
 
 import pytest
@@ -5,6 +6,7 @@ import torch
 
 from dalle_lean.tokenizer import Tokenizer
 from preprocessing.shards import open_stream
+from tests.training.conftest import write_shards
 from training.data import Position, TrainingData, captions, collate, heldout_rows, is_heldout
 
 
@@ -63,6 +65,19 @@ def test_what_is_held_out_is_never_trained_on(data):
 
 def test_shards_of_their_own_can_be_held_out(data, shards):
     assert len(heldout_rows(data, shards, 50)) == 50
+
+
+def test_held_out_rows_are_a_fair_sample_that_does_not_depend_on_their_order(data, tmp_path):
+    sorted_shards = write_shards(tmp_path / "sorted", 600)
+    places = sorted(int(key.removeprefix("picture-")) for key in keys(heldout_rows(data, sorted_shards, 150)))
+    quarters = [sum(start <= place < start + 150 for place in places) for start in range(0, 600, 150)]
+    assert all(25 <= quarter <= 50 for quarter in quarters)
+    assert len(set(places)) == 150
+
+    info = json.loads((sorted_shards / "dataset.json").read_text())
+    info["shards"].reverse()
+    (sorted_shards / "dataset.json").write_text(json.dumps(info))
+    assert sorted(int(key.removeprefix("picture-")) for key in keys(heldout_rows(data, sorted_shards, 150))) == places
 
 
 def test_the_hash_holds_out_the_share_asked_for():
