@@ -93,6 +93,8 @@ class Run:
     ):
         self.out, self.recipe, self.vqgan_folder = out, recipe, vqgan
         self.info = read_dataset_info(data)
+        if heldout is not None:
+            refuse_other_codes(heldout, data, self.info)
         self.vqgan = matching_vqgan(vqgan, self.info) if vqgan else None
         self.data = TrainingData(
             folder=data,
@@ -241,6 +243,17 @@ def build_model(recipe: Recipe, info: DatasetInfo, vocab_size: int, init: Path |
         raise ValueError(f"{init} was trained on codes of the VQGAN {recorded[:12]}, the data is of {info.vqgan[:12]}")
     dataclasses.replace(recipe, model=model.config.to_dict()).model_config(**sizes)
     return model
+
+
+def refuse_other_codes(heldout: Path, data: Path, info: DatasetInfo) -> None:
+    """ValueError unless the codes of the shards `heldout` mean what those of `data` mean."""
+    theirs = read_dataset_info(heldout)
+    for name in ("vqgan", "image_side", "codebook_size"):
+        if getattr(theirs, name) != getattr(info, name):
+            raise ValueError(
+                f"{heldout} has {name} {getattr(theirs, name)}, but {data} has {getattr(info, name)}; "
+                "preprocess both with the same --vqgan and --picture-side"
+            )
 
 
 def matching_vqgan(folder: Path, info: DatasetInfo) -> VQGAN:

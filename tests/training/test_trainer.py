@@ -15,6 +15,7 @@ from dalle_lean import Dalle, load_model
 from dalle_lean.folder import check_parts
 from dalle_lean.vqgan import VQGAN, VQGANConfig
 from training.checkpoint import NAME as CHECKPOINT
+from training.checkpoint import has_checkpoint, save_checkpoint
 from training.data import Batch
 from training.learner import Learner
 from training.metrics import NAME as METRICS
@@ -88,6 +89,24 @@ def test_a_run_killed_anywhere_ends_with_the_losses_and_weights_of_a_whole_one(
     assert losses(tmp_path) == losses(uninterrupted)
     for name, value in weights(tmp_path).items():
         assert torch.equal(value, weights(uninterrupted)[name]), name
+
+
+@pytest.mark.parametrize("step", [3, 12])
+def test_a_kill_between_model_and_checkpoint_loses_nothing(shards, recipe, uninterrupted, tmp_path, monkeypatch, step):
+    def killed_before_saving(out, *, progress, **parts):
+        if progress["step"] == step:
+            raise Killed
+        save_checkpoint(out, progress=progress, **parts)
+
+    monkeypatch.setattr("training.trainer.save_checkpoint", killed_before_saving)
+    with pytest.raises(Killed):
+        train(shards, tmp_path, recipe)
+    monkeypatch.undo()
+    check_parts(tmp_path / "model")
+    assert has_checkpoint(tmp_path) == (step > 3)
+    train(shards, tmp_path, recipe)
+    assert losses(tmp_path) == losses(uninterrupted)
+    assert all(torch.equal(value, weights(uninterrupted)[name]) for name, value in weights(tmp_path).items())
 
 
 def test_a_process_killed_with_signal_9_continues_with_the_same_command(shards, recipe, tmp_path):
@@ -249,16 +268,20 @@ def vqgan(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def decodable(shards, vqgan, tmp_path):
-    """The shards, as if made by `vqgan`."""
-    folder = tmp_path / "decodable"
+def relabelled(shards, folder, **changes):
+    """The same shards with other words in their dataset.json."""
     folder.mkdir()
     for shard in shards.glob("*.parquet"):
         (folder / shard.name).hardlink_to(shard)
     info = json.loads((shards / "dataset.json").read_text())
-    (folder / "dataset.json").write_text(json.dumps({**info, "vqgan": VQGAN.load(vqgan).fingerprint()}))
+    (folder / "dataset.json").write_text(json.dumps({**info, **changes}))
     return folder
+
+
+@pytest.fixture
+def decodable(shards, vqgan, tmp_path):
+    """The shards, as if made by `vqgan`."""
+    return relabelled(shards, tmp_path / "decodable", vqgan=VQGAN.load(vqgan).fingerprint())
 
 
 def test_samples_are_drawn_below_the_pictures_whose_captions_they_have(decodable, recipe, vqgan, tmp_path):
@@ -274,6 +297,21 @@ def test_a_vqgan_that_did_not_make_the_codes_is_refused(shards, recipe, vqgan, t
     with pytest.raises(ValueError, match="preprocessed with"):
         train(shards, tmp_path, recipe, vqgan=vqgan)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vqgan": "b" * 64}, f"vqgan {'b' * 64}, but .* has {'a' * 64}; preprocess both"),
+        ({"image_side": 8}, "image_side 8, but .* has 4; preprocess both"),
+        ({"codebook_size": 64}, "codebook_size 64, but .* has 32; preprocess both"),
+    ],
+)
+def test_held_out_shards_of_other_codes_are_refused(shards, recipe, tmp_path, changes, message):
+    heldout = relabelled(shards, tmp_path / "heldout", **changes)
+    with pytest.raises(ValueError, match=message):
+        train(shards, tmp_path / "out", recipe, heldout=heldout)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_can_start_from_a_model_folder(shards, recipe, uninterrupted, tmp_path):
