@@ -87,10 +87,21 @@ def load_model(
         DamagedFolder: a part is missing or altered.
         ValueError: the configuration or the weights do not fit this program.
     """
-    folder = Path(folder)
-    content = check_parts(folder)
-    model = Dalle(DalleConfig.from_dict(content["dalle"]), plan)
-    load_strictly(model, read_weights(folder / WEIGHTS), str(folder / WEIGHTS))
+    return read_model(folder, check_parts(folder), device=device, dtype=dtype, plan=plan)
+
+
+def read_model(
+    folder: str | Path,
+    checked: dict[str, Any],
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    plan: MemoryPlan | None = None,
+) -> Dalle:
+    """As `load_model`, for who has called `check_parts` already: `checked` is its answer. Nothing is hashed again."""
+    weights = Path(folder) / WEIGHTS
+    model = Dalle(DalleConfig.from_dict(checked["dalle"]), plan)
+    load_strictly(model, read_weights(weights), str(weights))
     return model.to(device=device, dtype=dtype).eval()
 
 
@@ -127,7 +138,7 @@ def pack_model(
     given = {"tokenizer.json": None, "vqgan": vqgan, "clip": clip, "README.md": card}
     parts = {name: path or model / name for name, path in given.items() if path or (model / name).exists()}
     save_model(
-        load_model(model),
+        read_model(model, content),
         out,
         tokenizer=parts.get("tokenizer.json"),
         vqgan=parts.get("vqgan"),

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from dalle_lean.config import DalleConfig
 from dalle_lean.devices import pick_device
-from dalle_lean.folder import check_parts, find_model, load_model
+from dalle_lean.folder import check_parts, find_model, read_model
 from dalle_lean.model import Dalle
 from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vqgan import VQGAN
@@ -118,9 +118,13 @@ class Generator:
         """
         path, where = find_model(None if folder is None else str(folder)), pick_device(device)
         content = check_parts(path)
-        for name in ("tokenizer.json", "vqgan/config.json"):
-            if name not in content["parts"]:
-                raise ValueError(f"{path}: {name} is missing; pictures need a model folder with tokenizer and VQGAN")
+        if "tokenizer.json" not in content["parts"]:
+            raise ValueError(f"{path}: tokenizer.json is missing; without it no prompt can be read")
+        if "vqgan/config.json" not in content["parts"]:
+            raise ValueError(
+                f"{path}: vqgan/config.json is missing; add the VQGAN whose codes the model was trained on: "
+                f"dalle-lean pack {path} OUT --vqgan FOLDER"
+            )
         vqgan = VQGAN.load(path / "vqgan")
         trained_on = content.get("vqgan_fingerprint")
         if trained_on is not None and trained_on != vqgan.fingerprint():
@@ -131,7 +135,7 @@ class Generator:
 
             clip = ClipScorer.load(path / "clip", device=where)
         generator = cls(
-            load_model(path, device=where, dtype=dtype),
+            read_model(path, content, device=where, dtype=dtype),
             Tokenizer.from_file(path / "tokenizer.json"),
             vqgan.to(where),
             clip,

@@ -9,6 +9,7 @@ import torch
 from dalle_lean import DalleConfig, load_model, save_model
 from dalle_lean.clip import ClipScorer
 from dalle_lean.files import sha256_file
+from dalle_lean.folder import hashed_parts
 from inference import Generator
 from inference.generator import Settings, default_batch_size, to_pil
 from tests.inference.tiny_model import TEXT_LEN, tiny_dalle, tiny_vqgan
@@ -136,9 +137,32 @@ def test_parts_that_do_not_fit_are_refused(generator):
 
 
 def test_a_folder_without_vqgan_is_refused(model_folder, tmp_path):
+    tokenizer = model_folder / "tokenizer.json"
     save_model(load_model(model_folder), tmp_path / "bare")
-    with pytest.raises(ValueError, match="is missing"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json is missing"):
         Generator.from_folder(tmp_path / "bare")
+    save_model(load_model(model_folder), tmp_path / "bare", tokenizer=tokenizer)
+    with pytest.raises(
+        ValueError, match=r"vqgan/config\.json is missing; .* dalle-lean pack .*/bare OUT --vqgan FOLDER"
+    ):
+        Generator.from_folder(tmp_path / "bare")
+
+
+def test_loading_hashes_every_part_once(model_folder, monkeypatch):
+    hashed = []
+    monkeypatch.setattr("dalle_lean.folder.sha256_file", lambda path: hashed.append(path) or sha256_file(path))
+    Generator.from_folder(model_folder, device="cpu")
+    assert sorted(hashed) == sorted(model_folder / name for name in hashed_parts(model_folder))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "vqgan/model.safetensors", "clip/model.safetensors"])
+def test_a_part_with_one_altered_byte_is_refused(model_folder, tmp_path, name):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    content = bytearray((folder / name).read_bytes())
+    content[-1] ^= 1
+    (folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name} is not the file this model was saved with"):
+        Generator.from_folder(folder)
 
 
 def test_the_default_batch_follows_the_caches_size():
