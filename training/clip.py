@@ -24,7 +24,7 @@ from training.checkpoint import load_checkpoint, save_checkpoint
 from training.clip_learner import ClipRecipe, Learner, new_scorer
 from training.interrupt import interrupt_deferred
 from training.metrics import MetricsLog
-from training.progress import OnProgress, StepCount
+from training.progress import OnNotice, OnProgress, StepCount
 from training.run_folder import place_tokenizer
 
 
@@ -53,6 +53,7 @@ def train_clip(
     save_dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     on_progress: OnProgress | None = None,
+    on_notice: OnNotice | None = None,
 ) -> Progress:
     """Train on the folder `data`, or continue the run that `out` holds exactly where its last checkpoint stood.
 
@@ -63,6 +64,7 @@ def train_clip(
             drawn pictures, which are a little blurred.
         save_dtype: of the weights in OUT/clip.
         on_progress: called with (done, total, note): pictures read, pictures decoded, then pictures trained on.
+        on_notice: called when Ctrl+C was pressed.
 
     Raises:
         TrainingDiverged: see ClipRecipe.max_skipped_in_row; the last checkpoint stays as it was.
@@ -91,7 +93,7 @@ def train_clip(
 
     saved_step = progress.step
     clock, clock_step = time.perf_counter(), progress.step
-    with MetricsLog(out, progress.step) as metrics, interrupt_deferred() as interrupted:
+    with MetricsLog(out, progress.step) as metrics, interrupt_deferred(on_notice) as interrupted:
         for step, rows in learner.batches(progress.step):
             numbers = learner.step(step, rows)
             if not progress.count_step(numbers):

@@ -72,5 +72,6 @@ def train_clip(
             save_dtype=getattr(torch, save_dtype),
             device=str(pick_device(device)),
             on_progress=on_progress,
+            on_notice=say,
         )
     say(f"{end.note(recipe.steps)}; the CLIP is in {out / 'clip'}")

@@ -49,5 +49,6 @@ def train(
             init=init,
             device=str(pick_device(device)),
             on_progress=on_progress,
+            on_notice=say,
         )
     say(f"{end.note(recipe.schedule.total_steps)}; the model is in {out / 'model'}")

@@ -90,6 +90,7 @@ def train_vqgan(
             save_dtype=getattr(torch, save_dtype),
             device=str(pick_device(device)),
             on_progress=on_progress,
+            on_notice=say,
         )
     say(f"{end.note(recipe.steps)}; the VQGAN is in {out}")
 

@@ -6,10 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from training.progress import OnNotice
+
+NOTICE = "finishing this step, then saving ... (Ctrl+C again stops at once)"
+
 
 @contextmanager
-def interrupt_deferred() -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells whether Ctrl+C was pressed; the second press ends at once.
+def interrupt_deferred(on_notice: OnNotice | None = None) -> Iterator[Callable[[], bool]]:
+    """Yield a function that tells whether Ctrl+C was pressed; the first press is answered by a notice, the second ends
+    at once.
 
     Elsewhere than in the main thread, where Python takes no signals, it never was.
     """
@@ -23,6 +28,9 @@ def interrupt_deferred() -> Iterator[Callable[[], bool]]:
         if pressed.is_set():
             raise KeyboardInterrupt
         pressed.set()
+        if on_notice is not None:
+            # In a thread of its own: the signal may have stopped this one while it held what printing waits for.
+            threading.Thread(target=on_notice, args=(NOTICE,)).start()
 
     signal.signal(signal.SIGINT, press)
     try:

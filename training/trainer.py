@@ -22,7 +22,7 @@ from training.data import Batch, Position, TrainingData, captions, collate, held
 from training.interrupt import interrupt_deferred
 from training.learner import Learner
 from training.metrics import MetricsLog
-from training.progress import OnProgress, StepCount
+from training.progress import OnNotice, OnProgress, StepCount
 from training.recipe import Recipe
 from training.run_folder import place_tokenizer
 from training.samples import draw_codes, save_sheet
@@ -56,6 +56,7 @@ def train(
     init: Path | None = None,
     device: str = "cpu",
     on_progress: OnProgress | None = None,
+    on_notice: OnNotice | None = None,
 ) -> Progress:
     """Train on the shards `data`, or continue the run that `out` holds; returns how it ended.
 
@@ -65,6 +66,7 @@ def train(
         vqgan: the folder of the VQGAN that made the codes: draws samples, and goes into the model folder.
         init: a model folder to start from; the recipe's [model] does not count then.
         on_progress: called after each step with samples done, samples in all, and a note.
+        on_notice: called when Ctrl+C was pressed, and when the run turns out to be finished already.
 
     Raises:
         TrainingDiverged: see OptimizerRecipe.max_skipped_in_row; the last checkpoint and model stay as they were.
@@ -72,7 +74,7 @@ def train(
         KeyboardInterrupt: on Ctrl+C, once the step is finished and saved.
     """
     run = Run(data, out, recipe, tokenizer=tokenizer, heldout=heldout, vqgan=vqgan, init=init, device=device)
-    run.go(on_progress)
+    run.go(on_progress, on_notice)
     return run.progress
 
 
@@ -107,8 +109,6 @@ class Run:
         torch.manual_seed(recipe.data.seed)
         self.model = build_model(recipe, self.info, self.tokenizer.vocab_size, init).to(device)
         self.learner = Learner(self.model, recipe)
-        rows = heldout_rows(self.data, heldout, recipe.data.heldout_samples)
-        self.heldout = collate(rows, self.tokenizer, self.model.config.text_len) if rows else None
         sections = recipe.to_dict()
         self.identity = {
             "model": self.model.config.to_dict(),
@@ -121,11 +121,26 @@ class Run:
         }
         self.progress = self.restore()
         remove_leftovers(out)
+        rows = [] if self.finished else heldout_rows(self.data, heldout, recipe.data.heldout_samples)
+        self.heldout = collate(rows, self.tokenizer, self.model.config.text_len) if rows else None
         self.saved_step = self.progress.step
         self.clock, self.clock_step = time.perf_counter(), self.progress.step
 
-    def go(self, on_progress: OnProgress | None = None) -> None:
+    @property
+    def finished(self) -> bool:
+        """Whether no step is left."""
+        return self.progress.step >= self.recipe.schedule.total_steps
+
+    def go(self, on_progress: OnProgress | None = None, on_notice: OnNotice | None = None) -> None:
         """All steps that are left; see `train`."""
+        if not self.finished:
+            self.learn(on_progress, on_notice)
+        elif on_notice is not None:
+            on_notice(f"already finished at step {self.progress.step}")
+        self.finish()
+
+    def learn(self, on_progress: OnProgress | None, on_notice: OnNotice | None) -> None:
+        """Step after step; Ctrl+C ends it once all is saved."""
         total_steps, batch_size = self.recipe.schedule.total_steps, self.recipe.data.batch_size
 
         def tell() -> None:
@@ -134,7 +149,7 @@ class Run:
                 on_progress(self.progress.step * batch_size, total_steps * batch_size, note)
 
         tell()
-        with MetricsLog(self.out, self.progress.step) as metrics, interrupt_deferred() as interrupted:
+        with MetricsLog(self.out, self.progress.step) as metrics, interrupt_deferred(on_notice) as interrupted:
             for batch, position in self.batches():
                 self.take_step(batch, position, metrics)
                 self.look(metrics)
@@ -142,7 +157,6 @@ class Run:
                 if interrupted():
                     self.finish()
                     raise KeyboardInterrupt
-        self.finish()
 
     def batches(self) -> Iterator[tuple[Batch, Position]]:
         """The batches that are left, each with the data position behind it."""

@@ -23,7 +23,7 @@ from training.codebook import codebook_use
 from training.interrupt import interrupt_deferred
 from training.metrics import MetricsLog
 from training.precision import autocast
-from training.progress import OnProgress, StepCount
+from training.progress import OnNotice, OnProgress, StepCount
 from training.samples import save_sheet
 from training.vqgan_learner import VQGANLearner, VQGANRecipe
 
@@ -67,6 +67,7 @@ def train_vqgan(
     save_dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     on_progress: OnProgress | None = None,
+    on_notice: OnNotice | None = None,
 ) -> Progress:
     """Train on all pictures below `data`, or continue the run that `out` holds exactly where its checkpoint stood.
 
@@ -74,6 +75,7 @@ def train_vqgan(
         heldout: a folder to measure on; without it every 50th picture is left out of the training.
         save_dtype: to which the final weights are rounded; what they measure afterwards is the last line of metrics.
         on_progress: called with (done, total, note): pictures read first, then pictures trained on.
+        on_notice: called when Ctrl+C was pressed.
 
     Raises:
         TrainingDiverged: see VQGANRecipe.max_skipped_in_row; the last checkpoint stays as it was.
@@ -101,7 +103,7 @@ def train_vqgan(
 
     saved_step = progress.step
     clock, clock_step = time.perf_counter(), progress.step
-    with MetricsLog(out, progress.step) as metrics, interrupt_deferred() as interrupted:
+    with MetricsLog(out, progress.step) as metrics, interrupt_deferred(on_notice) as interrupted:
         for step, rows in batches(len(train_set.pixels), progress.step, recipe):
             numbers = learner.step(step, train_set.pixels[rows])
             if not progress.count_step(numbers):

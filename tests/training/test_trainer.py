@@ -133,8 +133,16 @@ def test_a_process_killed_with_signal_9_continues_with_the_same_command(shards, 
 
 
 def test_control_c_saves_the_step_it_interrupts(shards, recipe, uninterrupted, tmp_path):
+    notices = []
+
+    def press():
+        os.kill(os.getpid(), signal.SIGINT)
+        while not notices:  # it comes at once, before the step is saved
+            assert saved_progress(tmp_path)["step"] == 3
+
     with pytest.raises(KeyboardInterrupt):
-        train(shards, tmp_path, recipe, on_progress=at_step(5, lambda: os.kill(os.getpid(), signal.SIGINT)))
+        train(shards, tmp_path, recipe, on_progress=at_step(5, press), on_notice=notices.append)
+    assert notices == ["finishing this step, then saving ... (Ctrl+C again stops at once)"]
     assert saved_progress(tmp_path)["step"] == 5
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     train(shards, tmp_path, recipe)
@@ -146,9 +154,19 @@ def saved_progress(out):
 
 
 def test_a_finished_run_stays_as_it_is(shards, recipe, uninterrupted):
-    before = (uninterrupted / METRICS).read_text()
+    before = {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*")}
     assert train(shards, uninterrupted, recipe).step == 12
-    assert (uninterrupted / METRICS).read_text() == before
+    assert {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*")} == before
+
+
+def test_a_finished_run_says_so_without_reading_the_data_again(shards, recipe, tmp_path):
+    train(relabelled(shards, tmp_path / "data"), tmp_path / "out", recipe)
+    for shard in (tmp_path / "data").glob("*.parquet"):
+        shard.unlink()
+        shard.write_bytes(b"unreadable")
+    notices = []
+    assert train(tmp_path / "data", tmp_path / "out", recipe, on_notice=notices.append).step == 12
+    assert notices == ["already finished at step 12"]
 
 
 def test_another_run_is_refused_in_the_same_folder(shards, recipe, uninterrupted):
