@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dalle_lean.terminal import Device, progress_bar, say
+from dalle_lean.terminal import Device, progress_bar, say, warn
 
 
 def train(
@@ -22,7 +22,11 @@ def train(
     ] = None,
     vqgan: Annotated[
         Path | None,
-        typer.Option(help="The VQGAN that made the codes: to draw samples, and to complete the model folder."),
+        typer.Option(
+            help="The VQGAN that made the codes: to draw samples, and to complete the model folder. "
+            "[default: the bundled model's, if it made them]",
+            show_default=False,
+        ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps; the warm-up keeps its share.", min=1)] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples in a step.", min=1)] = None,
@@ -35,9 +39,13 @@ def train(
     from dalle_lean.devices import pick_device
     from training.recipe import load_recipe
     from training.run_folder import run_folder
+    from training.trainer import bundled_vqgan
     from training.trainer import train as run
 
     recipe = load_recipe(config).override(steps=steps, batch_size=batch_size, lr=lr, seed=seed, precision=precision)
+    vqgan = vqgan or bundled_vqgan(data)
+    if vqgan is None:
+        warn(f"{out / 'model'} will have no VQGAN, and generate needs one: name the one that made the codes (--vqgan)")
     with run_folder(out), progress_bar("training", "samples") as on_progress:
         end = run(
             data,

@@ -15,6 +15,7 @@ import torch
 
 from dalle_lean import Dalle, load_model, save_model
 from dalle_lean.files import read_json, sha256_file
+from dalle_lean.folder import bundled_model
 from dalle_lean.vqgan import VQGAN
 from preprocessing.shards import DatasetInfo, read_dataset_info
 from training.checkpoint import load_checkpoint, save_checkpoint
@@ -257,6 +258,16 @@ def build_model(recipe: Recipe, info: DatasetInfo, vocab_size: int, init: Path |
         raise ValueError(f"{init} was trained on codes of the VQGAN {recorded[:12]}, the data is of {info.vqgan[:12]}")
     dataclasses.replace(recipe, model=model.config.to_dict()).model_config(**sizes)
     return model
+
+
+def bundled_vqgan(data: Path) -> Path | None:
+    """The bundled model's VQGAN, if it is the one that made the codes of the shards `data`."""
+    try:
+        folder = bundled_model()
+    except ValueError:  # this installation has none
+        return None
+    made_them = read_json(folder / "config.json")["vqgan_fingerprint"] == read_dataset_info(data).vqgan
+    return folder / "vqgan" if made_them else None
 
 
 def refuse_other_codes(heldout: Path, data: Path, info: DatasetInfo) -> None:

@@ -12,7 +12,9 @@ import torch
 from PIL import Image
 
 from dalle_lean import Dalle, load_model
-from dalle_lean.folder import check_parts
+from dalle_lean.cli import main
+from dalle_lean.files import sha256_file
+from dalle_lean.folder import bundled_model, check_parts
 from dalle_lean.vqgan import VQGAN, VQGANConfig
 from training.checkpoint import NAME as CHECKPOINT
 from training.checkpoint import has_checkpoint, save_checkpoint
@@ -330,6 +332,28 @@ def test_held_out_shards_of_other_codes_are_refused(shards, recipe, tmp_path, ch
     with pytest.raises(ValueError, match=message):
         train(shards, tmp_path / "out", recipe, heldout=heldout)
     assert not (tmp_path / "out").exists()
+
+
+def run_command(data, out):
+    with pytest.raises(SystemExit) as end:
+        main(["train", str(data), str(out), "--config", "tiny", "--steps", "1", "--device", "cpu"])
+    assert end.value.code == 0
+
+
+def test_the_bundled_vqgan_is_taken_where_it_made_the_codes(shards, tmp_path, capsys):
+    bundled = bundled_model() / "vqgan"
+    run_command(relabelled(shards, tmp_path / "data", vqgan=VQGAN.load(bundled).fingerprint()), tmp_path / "out")
+    assert sha256_file(tmp_path / "out/model/vqgan/config.json") == sha256_file(bundled / "config.json")
+    assert list((tmp_path / "out/samples").iterdir())
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_a_model_that_will_have_no_vqgan_is_announced_in_one_line(shards, tmp_path, capsys):
+    run_command(shards, tmp_path / "out")
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    assert "no VQGAN" in line
+    assert "--vqgan" in line
+    assert not (tmp_path / "out/model/vqgan").exists()
 
 
 def test_a_run_can_start_from_a_model_folder(shards, recipe, uninterrupted, tmp_path):
