@@ -6,6 +6,7 @@ Shapes: N pictures, B pictures of a batch, S side in pixels.
 import itertools
 import json
 import math
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -99,7 +100,10 @@ def read_picture(folder: Path, name: str, side: int) -> Tensor:
     if problem is not None:
         raise Unusable(problem.replace("_", " "))
     try:
-        square = pictures.square_pixels(pictures.open_picture(content), side)
+        with warnings.catch_warnings():
+            # Pillow warns of many oddities that do not stop it; what does is counted.
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+            square = pictures.square_pixels(pictures.open_picture(content), side)
     except pictures.UnusablePicture as error:
         raise Unusable(error.reason.replace("_", " ")) from None
     return torch.tensor(square).permute(2, 0, 1)

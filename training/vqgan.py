@@ -27,7 +27,8 @@ from training.progress import OnNotice, OnProgress, StepCount
 from training.samples import save_sheet
 from training.vqgan_learner import VQGANLearner, VQGANRecipe
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"}
+# The same that `preprocess` takes: a VQGAN learns from every picture that it will encode.
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 
 
 @dataclass

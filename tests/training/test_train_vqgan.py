@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,10 @@ from PIL import Image
 from torch.nn import functional as F
 
 from dalle_lean.vqgan import VQGAN, GumbelQuantizer, NearestQuantizer, VQGANConfig
+from preprocessing.sources import PICTURE_SUFFIXES
 from training.codebook import GumbelLearner, NearestLearner, codebook_use
 from training.progress import TrainingDiverged
-from training.vqgan import batches, read_pictures, side_by_side, train_vqgan
+from training.vqgan import SUFFIXES, batches, read_pictures, side_by_side, train_vqgan
 from training.vqgan_learner import VQGANLearner, VQGANRecipe
 
 EMOJI = Path(__file__).parents[1] / "data" / "emoji"
@@ -128,6 +130,20 @@ def test_files_that_are_no_pictures_are_counted(tmp_path):
     pictures = read_pictures(tmp_path, 4)
     assert dict(pictures.skipped) == {"picture broken": 1}
     assert pictures.pixels[:, :, 0, 0].tolist() == [[255, 255, 255], [255, 0, 0]]
+
+
+def test_what_preprocess_takes_as_a_picture_is_one_to_learn_from():
+    assert SUFFIXES == PICTURE_SUFFIXES
+
+
+def test_what_pillow_finds_odd_is_counted_and_not_warned_of(tmp_path):
+    Image.new("1", (9500, 9500)).save(tmp_path / "huge.png")
+    Image.new("RGB", (8, 8)).save(tmp_path / "small.tif")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pictures = read_pictures(tmp_path, 4)
+    assert len(pictures.pixels) == 1
+    assert dict(pictures.skipped) == {"too many pixels": 1}
 
 
 def test_a_folder_without_pictures_is_refused(tmp_path):
