@@ -59,8 +59,8 @@ def test_only_the_command_line_speaks_to_the_terminal(room):
 def test_a_bare_gpu_machine_can_import(room):
     script = f"""
 import sys
-for name in ("typer", "rich", "hivemind", "bitsandbytes", "datasets", "pyarrow", "open_clip", "taming", "gradio",
-             "torchvision", "tensorboard", "brotli", "yaml", "tqdm"):
+for name in ("typer", "rich", "hivemind", "bitsandbytes", "numba", "datasets", "pyarrow", "open_clip", "taming",
+             "gradio", "torchvision", "tensorboard", "brotli", "yaml", "tqdm"):
     sys.modules[name] = None
 import {room}
 from dalle_lean import Dalle, DalleConfig, load_model
