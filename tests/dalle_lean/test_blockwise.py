@@ -1,7 +1,14 @@
 import pytest
 import torch
 
-from dalle_lean.blockwise import dequantize, dynamic_map, quantize
+from dalle_lean.blockwise import (
+    SMALLEST_SCALE,
+    dequantize,
+    dynamic_map,
+    quantize,
+    quantize_with_bitsandbytes,
+    zero_code,
+)
 
 
 def round_trip(x, *, signed, block_size):
@@ -58,6 +65,13 @@ def test_a_second_moment_never_vanishes():
     assert (round_trip(x, signed=False, block_size=4) > 0).tolist() == [True, True, True, False]
 
 
+def test_a_block_of_subnormal_numbers_keeps_zeros():
+    x = torch.tensor([SMALLEST_SCALE / 4, -SMALLEST_SCALE / 8, 1.0, 0.5])
+    codes, scales = quantize(x, signed=True, block_size=2)
+    assert codes[:2].tolist() == [zero_code(True)] * 2
+    assert scales.tolist() == [0, 1]
+
+
 def test_blocks_do_not_disturb_each_other():
     x = torch.cat([torch.full((7,), 1e-6), torch.full((7,), 1e6)])
     torch.testing.assert_close(round_trip(x, signed=True, block_size=7), x)
@@ -81,3 +95,19 @@ def test_the_map_is_the_one_bitsandbytes_has_on_a_gpu():
     functional = pytest.importorskip("bitsandbytes.functional")
     for signed in (True, False):
         torch.testing.assert_close(dynamic_map(signed), functional.create_dynamic_map(signed), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_bitsandbytes_agrees_and_is_made_to_keep_zeros(numbers, signed):
+    pytest.importorskip("bitsandbytes")
+    x = numbers.flatten() if signed else numbers.flatten().abs()
+    x[::3] = 0
+    x[1] = 1e-20
+    theirs, their_scales = quantize_with_bitsandbytes(x, signed=signed, block_size=256)
+    ours, our_scales = quantize(x, signed=signed, block_size=256)
+    assert torch.equal(their_scales, our_scales)
+    large = x.abs() > 1e-3 * x.abs().max()  # the CPU kernel is coarse below
+    assert (theirs.int() - ours.int())[large].abs().max() <= 1
+    assert (dequantize(theirs, their_scales, signed=signed, block_size=256)[x == 0] == 0).all()
+    if not signed:
+        assert (theirs[x > 0] > 0).all()
