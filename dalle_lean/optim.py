@@ -1,16 +1,24 @@
-"""LAMB with 8-bit statistics kept on the CPU.
+"""LAMB with 8-bit statistics kept on the CPU, and the other optimizers a run may choose.
 
 Source: You et al. 2020, "Large Batch Optimization for Deep Learning", algorithm 2.
 """
 
+import importlib
+import warnings
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dalle_lean.blockwise import dequantize, quantize
+from dalle_lean.blockwise import CPU
+from dalle_lean.lamb_plain import Rule, new_statistics, step_plain
+from dalle_lean.require import require
+
+OPTIMIZERS = ("lamb", "adamw", "adamw8bit")
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -24,15 +32,104 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
 
 
+def make_optimizer(
+    name: str,
+    groups: list[dict[str, Any]],
+    *,
+    lr: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.96),
+    eps: float = 1e-6,
+    **lamb_settings: Any,
+) -> torch.optim.Optimizer:
+    """The optimizer of that name over the groups of `parameter_groups`; each group brings its `weight_decay`.
+
+    "lamb" is Lamb, "adamw" torch's AdamW, "adamw8bit" bitsandbytes' for small runs. (On a CPU the latter's 8-bit
+    statistics do not keep exact zeros, so weights that never get a gradient drift a little.)
+
+    Raises:
+        ValueError: an unknown name, or settings of Lamb for another optimizer.
+        MissingPackage: "adamw8bit" without bitsandbytes.
+    """
+    if name not in OPTIMIZERS:
+        raise ValueError(f"optimizer {name!r}: must be one of {', '.join(OPTIMIZERS)}")
+    if name == "lamb":
+        return Lamb(groups, lr=lr, betas=betas, eps=eps, **lamb_settings)
+    if lamb_settings:
+        raise ValueError(f"{', '.join(lamb_settings)}: {name} has no such setting, leave it out or choose lamb")
+    if name == "adamw":
+        return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)
+    optimizer: torch.optim.Optimizer = require("bitsandbytes", "training").optim.AdamW8bit(
+        groups, lr=lr, betas=betas, eps=eps
+    )
+    return optimizer
+
+
+@cache
+def has_numba() -> bool:
+    """Whether the compiled step can be used; a warning where numba is installed and does not work."""
+    try:
+        importlib.import_module("dalle_lean.lamb_fused")
+    except ModuleNotFoundError:
+        return False
+    except ImportError as error:
+        warnings.warn(f"numba cannot be used, LAMB's steps take longer: {error}", stacklevel=2)
+        return False
+    return True
+
+
+@dataclass
+class Update:
+    """One parameter's step: its numbers flat, where its statistics are. `run` changes weight and state alone."""
+
+    parameter: Tensor
+    weight: Tensor
+    gradient: Tensor
+    state: dict[str, Any]
+    rule: Rule
+    fused: bool
+    chunk_size: int | None
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """The arithmetic; ValueError names the parameter's shape where a number is not finite."""
+        try:
+            if self.fused:
+                from dalle_lean.lamb_fused import step_fused
+
+                step_fused(self.weight, self.gradient, self.state, self.rule)
+            else:
+                step_plain(self.weight, self.gradient, self.state, self.rule, self.chunk_size)
+        except ValueError as error:
+            raise ValueError(f"parameter of shape {list(self.parameter.shape)}: {error}") from None
+        self.state["step"] += 1
+
+    def new_value(self) -> Tensor:
+        """The updated weight, of the parameter's shape, in the statistics' precision."""
+        return self.weight.view(self.parameter.shape)
+
+
 class Lamb(torch.optim.Optimizer):
     """LAMB: each tensor moves by `lr` times its own norm, in the direction that Adam with weight decay says.
 
     update = mean / (sqrt(square) + eps) + weight_decay * weight
     weight -= lr * min(|weight|, clamp_weight_norm) / |update| * update     (a ratio of 1 where either norm is 0)
 
-    The two moving averages live on the CPU wherever the parameters are: in float32 below `min_eight_bit_numel`
-    elements, else (`eight_bit`) as bytes in blocks of `block_size`. A step takes finite gradients of any float type,
-    computes in float32, and leaves parameters without a gradient alone.
+    The two moving averages are float32 below `min_eight_bit_numel` elements, else (`eight_bit`) bytes in blocks of
+    `block_size` that keep zeros exact. A step takes gradients of any float type, computes in float32, leaves
+    parameters without a gradient alone, and refuses numbers that are not finite before it changes their tensor.
+
+    How it is computed, which changes the result by rounding only and is not part of the state dict:
+
+    Args:
+        offload: statistics (and `master_weights`) on the CPU; False: on each parameter's device.
+        master_weights: keep a float32 copy of bfloat16 and float16 parameters, update it, round it into the parameter.
+            Where a weight is changed from outside, its copy follows.
+        fused: compiled by numba where statistics are 8-bit on the CPU. None: where numba is installed.
+        chunk_size: elements worked on at once without numba. None: what suits the device.
+
+    Raises:
+        ValueError: a setting out of its range; at a step, a number that is not finite.
+        MissingPackage: `fused=True` without numba.
     """
 
     def __init__(
@@ -47,6 +144,11 @@ class Lamb(torch.optim.Optimizer):
         eight_bit: bool = True,
         block_size: int = 4096,
         min_eight_bit_numel: int = 65536,
+        *,
+        offload: bool = True,
+        master_weights: bool = False,
+        fused: bool | None = None,
+        chunk_size: int | None = None,
     ):
         for name, value in {"lr": lr, "eps": eps, "weight_decay": weight_decay}.items():
             if not 0 <= value < float("inf"):
@@ -55,8 +157,15 @@ class Lamb(torch.optim.Optimizer):
             raise ValueError(f"betas={betas}: each must be at least 0 and below 1")
         if not clamp_weight_norm > 0:
             raise ValueError(f"clamp_weight_norm={clamp_weight_norm}: must be above 0")
-        if block_size < 1:
-            raise ValueError(f"block_size={block_size}: must be at least 1")
+        for name, size in {"block_size": block_size, "chunk_size": chunk_size}.items():
+            if size is not None and size < 1:
+                raise ValueError(f"{name}={size}: must be at least 1")
+        if fused:
+            require("numba", "training")
+        self.offload = offload
+        self.master_weights = master_weights
+        self.fused = fused
+        self.chunk_size = chunk_size
         defaults = {
             "lr": lr,
             "betas": tuple(betas),
@@ -70,6 +179,17 @@ class Lamb(torch.optim.Optimizer):
         }
         super().__init__(params, defaults)
 
+    def __getstate__(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in ("offload", "master_weights", "fused", "chunk_size")}
+        return {**super().__getstate__(), **own}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's; a parameter that stands twice in the group (tied) is updated once."""
+        params = param_group["params"]
+        if not isinstance(params, Tensor):
+            param_group["params"] = list(dict.fromkeys(params))
+        super().add_param_group(param_group)
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """One update of every parameter that has a gradient; returns the closure's loss, if there is one."""
@@ -77,66 +197,109 @@ class Lamb(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step_one(parameter, parameter.grad, group)
+        self.apply_pending()
+        for parameter, group in self.with_gradient():
+            update = self.prepare(parameter, group)
+            update.run()
+            if update.weight.data_ptr() == parameter.data_ptr():
+                torch.autograd.graph.increment_version(parameter)  # numba wrote where autograd does not look
+            else:
+                parameter.copy_(update.new_value())
         return loss
 
-    def _step_one(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        beta_mean, beta_square = group["betas"]
-        gradient = gradient.to("cpu", torch.float32)
-        weight = parameter.to("cpu", torch.float32)
-        state = self.state[parameter]
-        mean, square = read_statistics(state, gradient, group["block_size"])
-        mean.lerp_(gradient, 1 - beta_mean)
-        square.mul_(beta_square).addcmul_(gradient, gradient, value=1 - beta_square)
-        in_bytes = group["eight_bit"] and parameter.numel() >= group["min_eight_bit_numel"]
-        state["step"] = state.get("step", 0) + 1
-        write_statistics(state, mean, square, group["block_size"] if in_bytes else None)
+    def with_gradient(self) -> list[tuple[Tensor, dict[str, Any]]]:
+        """The parameters that have a gradient, each with its group."""
+        pairs = [(parameter, group) for group in self.param_groups for parameter in group["params"]]
+        return [(parameter, group) for parameter, group in pairs if parameter.grad is not None]
 
-        direction_scale = square_scale = 1.0
-        if group["bias_correction"]:
-            direction_scale = 1 / (1 - beta_mean ** state["step"])
-            square_scale = 1 / (1 - beta_square ** state["step"])
-        denominator = (square * square_scale).sqrt_().add_(group["eps"])
-        update = (mean * direction_scale).div_(denominator).add_(weight, alpha=group["weight_decay"])
-        weight_norm = float(torch.linalg.vector_norm(weight))
-        update_norm = float(torch.linalg.vector_norm(update))
-        ratio = 1.0
-        if weight_norm > 0 and update_norm > 0:
-            ratio = min(weight_norm, group["clamp_weight_norm"]) / update_norm
-        parameter.add_(update.to(parameter.device), alpha=-group["lr"] * ratio)
+    def prepare(self, parameter: Tensor, group: dict[str, Any], *, copy: bool = False) -> Update:
+        """What the step of one parameter needs, on the device of its statistics.
+
+        Without `copy` the weight and gradient may be the parameter's own; with it they never are.
+        """
+        device = CPU if self.offload else parameter.device
+        precision = torch.promote_types(parameter.dtype, torch.float32)
+        state = self.state[parameter]
+        if self.master_weights and parameter.dtype != precision:
+            weight = follow(state, parameter.to(device))
+        else:
+            weight = parameter.detach().to(device, precision, copy=copy).contiguous()
+        if "step" not in state:
+            in_bytes = group["eight_bit"] and parameter.numel() >= group["min_eight_bit_numel"]
+            state.update(new_statistics(weight, block_size=group["block_size"] if in_bytes else None), step=0)
+        check_statistics(state, weight, group["block_size"])
+        gradient = parameter.grad
+        assert gradient is not None
+        if gradient.layout != torch.strided:
+            raise ValueError(f"parameter of shape {list(parameter.shape)}: LAMB takes no sparse gradients")
+        # Across to the device first: there and back a gradient in 16 bits is half the bytes.
+        gradient = gradient.detach().to(device, copy=copy).to(precision).contiguous()
+        fits = "mean_codes" in state and device.type == "cpu" and precision == torch.float32
+        fused = fits and (has_numba() if self.fused is None else self.fused)
+        rule = rule_of(group, step=state["step"] + 1)
+        return Update(parameter, weight.view(-1), gradient.view(-1), state, rule, fused, self.chunk_size)
+
+    @torch.no_grad()
+    def apply_pending(self) -> None:
+        """Give parameters the weights that a delayed step (dalle_lean.lamb_delayed) has computed for them."""
+        for parameter, state in self.state.items():
+            if "pending" in state:
+                parameter.copy_(state.pop("pending"))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict()` gave, bit for bit."""
-        super().load_state_dict(state_dict)
-        # torch has just cast the statistics to each parameter's dtype and device; ours are bytes, on the CPU.
+        """Restore what `state_dict()` gave, bit for bit; ValueError where statistics do not fit their parameter."""
+        # torch would cast the statistics to each parameter's dtype and device; ours have their own.
+        super().load_state_dict({**state_dict, "state": {}})
         names = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        parameters = chain.from_iterable(group["params"] for group in self.param_groups)
-        for name, parameter in zip(names, parameters, strict=True):
+        pairs = ((parameter, group) for group in self.param_groups for parameter in group["params"])
+        for name, (parameter, group) in zip(names, pairs, strict=True):
             if name in state_dict["state"]:
-                saved = state_dict["state"][name]
+                device = CPU if self.offload else parameter.device
                 self.state[parameter] = {
-                    key: value.cpu().clone() if isinstance(value, Tensor) else value for key, value in saved.items()
+                    key: value.to(device, copy=True).contiguous() if isinstance(value, Tensor) else value
+                    for key, value in state_dict["state"][name].items()
                 }
+                check_statistics(self.state[parameter], parameter, group["block_size"])
 
 
-def read_statistics(state: dict[str, Any], gradient: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
-    """The moving averages (mean of the gradient, mean of its square) in float32; zeros before the first step."""
-    if "mean_codes" in state:
-        mean = dequantize(state["mean_codes"], state["mean_scales"], signed=True, block_size=block_size)
-        square = dequantize(state["square_codes"], state["square_scales"], signed=False, block_size=block_size)
-        return mean, square
-    if "mean" in state:
-        return state["mean"], state["square"]
-    return torch.zeros_like(gradient), torch.zeros_like(gradient)
+def rule_of(group: dict[str, Any], *, step: int) -> Rule:
+    """The numbers of a group's step, the first being step 1."""
+    beta_mean, beta_square = group["betas"]
+    names = ("eps", "weight_decay", "clamp_weight_norm", "block_size")
+    settings = {name: group[name] for name in names}
+    if group["bias_correction"]:
+        settings["mean_correction"] = 1 / (1 - beta_mean**step)
+        settings["square_correction"] = 1 / (1 - beta_square**step)
+    return Rule(lr=float(group["lr"]), beta_mean=beta_mean, beta_square=beta_square, **settings)
 
 
-def write_statistics(state: dict[str, Any], mean: Tensor, square: Tensor, block_size: int | None) -> None:
-    """Keep the moving averages: as bytes in blocks of `block_size`, or as they are (None)."""
-    if block_size is None:
-        state["mean"], state["square"] = mean, square
-        return
-    state["mean_codes"], state["mean_scales"] = quantize(mean, signed=True, block_size=block_size)
-    state["square_codes"], state["square_scales"] = quantize(square, signed=False, block_size=block_size)
+def follow(state: dict[str, Any], low: Tensor) -> Tensor:
+    """The float32 master copy of low-precision weights `low`; it takes their value wherever it does not round to it."""
+    master: Tensor | None = state.get("master")
+    if master is None:
+        master = state["master"] = low.to(torch.float32).contiguous()
+        return master
+    changed = master.to(low.dtype) != low
+    if changed.any():
+        torch.where(changed, low.to(torch.float32), master, out=master)
+    return master
+
+
+def check_statistics(state: dict[str, Any], weight: Tensor, block_size: int) -> None:
+    """ValueError unless the statistics have the shapes and types of `weight` in blocks of `block_size`."""
+    num_blocks = (-(-weight.numel() // block_size),)
+    wanted: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    for name in ("mean", "square"):
+        if "mean" in state:
+            wanted[name] = (tuple(weight.shape), torch.float32)
+        else:
+            wanted[f"{name}_codes"] = (tuple(weight.shape), torch.uint8)
+            wanted[f"{name}_scales"] = (num_blocks, torch.float32)
+    for name, (shape, dtype) in wanted.items():
+        found = state.get(name)
+        if not (isinstance(found, Tensor) and tuple(found.shape) == shape and found.dtype == dtype):
+            kind = f"{list(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else "missing"
+            raise ValueError(
+                f"optimizer state {name} of a parameter of shape {list(weight.shape)} is {kind}; "
+                f"with blocks of {block_size} it must be {list(shape)} of {dtype}"
+            )
