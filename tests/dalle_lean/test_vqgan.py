@@ -7,26 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dalle_lean.convert.taming import from_taming
-from dalle_lean.vqgan import VQGAN, VQGANConfig
+from dalle_lean.vqgan import VQGAN
 from tests import golden_data as golden
-
-TINY = VQGANConfig(
-    quantizer="vq",
-    codebook_size=32,
-    code_width=8,
-    z_channels=8,
-    channels=32,
-    channel_multipliers=(1, 1, 1, 1),
-    num_res_blocks=1,
-    attention_resolutions=(),
-    picture_side=32,
-    norm_groups=8,
-)
-
-
-def tiny(**changes) -> VQGAN:
-    torch.manual_seed(0)
-    return VQGAN(dataclasses.replace(TINY, **changes)).eval()
+from tests.tiny import VQGAN_CONFIG, tiny_vqgan
 
 
 def pictures(number: int = 3, side: int = 32) -> torch.Tensor:
@@ -51,7 +34,7 @@ def test_codes_and_reconstruction_equal_the_reference(name, dtype):
 
 @pytest.mark.parametrize("quantizer", ["gumbel", "vq"])
 def test_each_code_is_the_best_of_the_obvious_search(quantizer):
-    model = tiny(quantizer=quantizer)
+    model = tiny_vqgan(quantizer=quantizer)
     images = pictures()
     z = model.latents(images * 2 - 1).flatten(2).transpose(1, 2)  # [N, h*w, C]
     if quantizer == "vq":
@@ -62,7 +45,7 @@ def test_each_code_is_the_best_of_the_obvious_search(quantizer):
 
 
 def test_encoding_draws_no_noise():
-    model = tiny(quantizer="gumbel")
+    model = tiny_vqgan(quantizer="gumbel")
     before = torch.get_rng_state()
     first, second = model.encode(pictures()), model.encode(pictures())
     assert torch.equal(first, second)
@@ -70,13 +53,13 @@ def test_encoding_draws_no_noise():
 
 
 def test_other_picture_sizes_pass_where_the_grid_fits():
-    codes = tiny().encode(pictures(side=48))
+    codes = tiny_vqgan().encode(pictures(side=48))
     assert codes.shape == (3, 36)
-    assert tiny().decode(codes).shape == (3, 3, 48, 48)
+    assert tiny_vqgan().decode(codes).shape == (3, 3, 48, 48)
 
 
 def test_decoded_pictures_stay_in_0_to_1():
-    model = tiny()
+    model = tiny_vqgan()
     with torch.no_grad():
         model.decoder.conv_out.weight *= 100
     images = model.decode(torch.zeros(1, 16, dtype=torch.int64))
@@ -100,7 +83,7 @@ def test_decoded_pictures_stay_in_0_to_1():
 )
 def test_what_is_no_picture_is_refused(images, complaint):
     with pytest.raises(ValueError, match=f"images: .*{complaint}"):
-        tiny().encode(images)
+        tiny_vqgan().encode(images)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +99,7 @@ def test_what_is_no_picture_is_refused(images, complaint):
 )
 def test_what_are_no_codes_is_refused(codes, complaint):
     with pytest.raises(ValueError, match=f"codes: .*{complaint}"):
-        tiny().decode(codes)
+        tiny_vqgan().decode(codes)
 
 
 @pytest.mark.parametrize(
@@ -139,11 +122,11 @@ def test_what_are_no_codes_is_refused(codes, complaint):
 )
 def test_a_wrong_config_says_what_is_wrong(changes, complaint):
     with pytest.raises(ValueError, match=complaint):
-        dataclasses.replace(TINY, **changes)
+        dataclasses.replace(VQGAN_CONFIG, **changes)
 
 
 def test_a_saved_folder_loads_as_the_same_model(tmp_path):
-    model = tiny()
+    model = tiny_vqgan()
     model.save(tmp_path)
     loaded = VQGAN.load(tmp_path)
     assert loaded.config == model.config
@@ -152,17 +135,17 @@ def test_a_saved_folder_loads_as_the_same_model(tmp_path):
 
 
 def test_the_fingerprint_is_that_of_the_values_not_of_their_storage(tmp_path):
-    model = tiny()
+    model = tiny_vqgan()
     model.save(tmp_path / "rounded", dtype=torch.bfloat16)
     rounded = VQGAN.load(tmp_path / "rounded")
     rounded.save(tmp_path / "wide")
     assert VQGAN.load(tmp_path / "wide").fingerprint() == rounded.fingerprint()
     assert rounded.fingerprint() != model.fingerprint()  # rounding changed the weights, so it changed the codes
-    assert tiny(norm_groups=4).fingerprint() != model.fingerprint()
+    assert tiny_vqgan(norm_groups=4).fingerprint() != model.fingerprint()
 
 
 def test_weights_that_were_swapped_are_refused(tmp_path):
-    tiny().save(tmp_path)
+    tiny_vqgan().save(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     weights["quant_conv.bias"] += 1
     save_file(weights, tmp_path / "model.safetensors")
@@ -177,5 +160,5 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 
 
 def test_building_prints_nothing(capsys):
-    tiny()
+    tiny_vqgan()
     assert capsys.readouterr().out == ""

@@ -12,7 +12,8 @@ from dalle_lean.files import sha256_file
 from dalle_lean.folder import hashed_parts
 from inference import Generator
 from inference.generator import Settings, default_batch_size, to_pil
-from tests.inference.tiny_model import TEXT_LEN, tiny_dalle, tiny_vqgan
+from tests.inference.tiny_model import CODEBOOK_SIZE, TEXT_LEN, tiny_dalle
+from tests.tiny import tiny_vqgan
 
 SETTINGS = {"num_images": 11, "best": 3, "top_k": 0, "top_p": 1.0, "seed": 5}
 
@@ -122,7 +123,7 @@ def test_an_unusable_device_is_refused(model_folder):
 
 def test_another_vqgan_than_the_trained_one_is_refused(model_folder, tmp_path):
     folder = shutil.copytree(model_folder, tmp_path / "model")
-    tiny_vqgan(seed=1).save(folder / "vqgan")
+    tiny_vqgan(seed=1, codebook_size=CODEBOOK_SIZE).save(folder / "vqgan")
     content = json.loads((folder / "config.json").read_text())
     for name in ("vqgan/config.json", "vqgan/model.safetensors"):
         content["parts"][name] = sha256_file(folder / name)

@@ -9,7 +9,7 @@ from dalle_lean import Dalle, DalleConfig, save_model
 from dalle_lean.clip import ClipScorer
 from dalle_lean.clip_architecture import build_clip, model_config
 from dalle_lean.tokenizer import Tokenizer
-from dalle_lean.vqgan import VQGAN, VQGANConfig
+from tests.tiny import tiny_vqgan
 
 CAPTIONS = ["a red heart", "a green book", "a blue circle on a white ground", "two black cats", "a house", "a red car"]
 TEXT_LEN = 16
@@ -40,21 +40,6 @@ def tiny_dalle(text_vocab_size: int = 300) -> Dalle:
     return lively(Dalle(config))
 
 
-def tiny_vqgan(seed: int = 0) -> VQGAN:
-    torch.manual_seed(seed)
-    config = VQGANConfig(
-        codebook_size=CODEBOOK_SIZE,
-        code_width=8,
-        z_channels=8,
-        channels=32,
-        channel_multipliers=(1, 1, 1, 1),
-        num_res_blocks=1,
-        attention_resolutions=(),
-        picture_side=32,
-    )
-    return VQGAN(config).eval()
-
-
 def tiny_clip(tokenizer: Tokenizer) -> ClipScorer:
     architecture = {
         "embed_dim": 16,
@@ -77,7 +62,7 @@ def save_tiny_model(folder: Path, *, with_clip: bool = True) -> Path:
     """Write the model to `folder`/model and return that."""
     tokenizer = Tokenizer.train(CAPTIONS, vocab_size=300)
     tokenizer.save(folder / "tokenizer.json")
-    vqgan = tiny_vqgan()
+    vqgan = tiny_vqgan(codebook_size=CODEBOOK_SIZE)
     vqgan.save(folder / "vqgan")
     if with_clip:
         tiny_clip(tokenizer).save(folder / "clip")

@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image, ImageDraw
 
-from dalle_lean.vqgan import VQGAN, VQGANConfig
+from tests.tiny import tiny_vqgan
 
 COLOURS = ("red", "green", "blue", "orange", "purple", "black")
 
@@ -39,18 +38,7 @@ def discs(tmp_path):
 
 @pytest.fixture(scope="session")
 def vqgan():
-    torch.manual_seed(0)
-    config = VQGANConfig(
-        codebook_size=64,
-        code_width=32,
-        z_channels=32,
-        channels=32,
-        channel_multipliers=(1, 1, 1, 1),
-        num_res_blocks=1,
-        attention_resolutions=(),
-        picture_side=16,
-    )
-    return VQGAN(config).eval()
+    return tiny_vqgan(codebook_size=64, picture_side=16)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from dalle_lean.clip import ClipScorer
 from dalle_lean.clip_architecture import build_clip, model_config
 from dalle_lean.tokenizer import Tokenizer
-from dalle_lean.vqgan import VQGAN, VQGANConfig
+from tests.tiny import tiny_vqgan
 from training.captioned import distinct_batches, hold_out, jitter, read_captioned
 from training.clip import train_clip
 from training.clip_learner import ClipRecipe, Learner
@@ -123,12 +123,7 @@ def test_another_recipe_does_not_continue_the_run(folder, tmp_path):
 
 
 def test_pictures_can_be_shown_as_a_vqgan_decodes_them(folder, tmp_path):
-    config = VQGANConfig(
-        quantizer="vq", codebook_size=16, code_width=8, z_channels=8, channels=32, channel_multipliers=(1, 1),
-        num_res_blocks=1, attention_resolutions=(), picture_side=32,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    VQGAN(config).save(tmp_path / "vqgan")
+    tiny_vqgan().save(tmp_path / "vqgan")
     recipe = ClipRecipe(**{**TINY, "steps": 2})
     end = train_clip(folder, tmp_path / "out", recipe, heldout=folder, vqgan=tmp_path / "vqgan")
     assert set(end.measured) == {"right_caption_first", "decoded_right_caption_first"}

@@ -16,26 +16,16 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from dalle_lean.vqgan import VQGAN, GumbelQuantizer, NearestQuantizer, VQGANConfig
+from dalle_lean.vqgan import VQGAN, GumbelQuantizer, NearestQuantizer
 from preprocessing.sources import PICTURE_SUFFIXES
+from tests.tiny import VQGAN_CONFIG
 from training.codebook import GumbelLearner, NearestLearner, codebook_use
 from training.progress import TrainingDiverged
 from training.vqgan import SUFFIXES, batches, read_pictures, side_by_side, train_vqgan
 from training.vqgan_learner import VQGANLearner, VQGANRecipe
 
 EMOJI = Path(__file__).parents[1] / "data" / "emoji"
-SHAPE = VQGANConfig(
-    quantizer="vq",
-    codebook_size=32,
-    code_width=8,
-    z_channels=8,
-    channels=32,
-    channel_multipliers=(1, 1, 1, 1),
-    num_res_blocks=1,
-    attention_resolutions=(),
-    picture_side=16,
-    norm_groups=8,
-)
+SHAPE = dataclasses.replace(VQGAN_CONFIG, picture_side=16)
 TINY = VQGANRecipe(
     config=SHAPE, steps=40, batch_size=8, warmup_steps=5, log_every=1, heldout_every=20, checkpoint_every=5
 )

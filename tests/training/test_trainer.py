@@ -15,7 +15,8 @@ from dalle_lean import Dalle, load_model
 from dalle_lean.cli import main
 from dalle_lean.files import sha256_file
 from dalle_lean.folder import bundled_model, check_parts
-from dalle_lean.vqgan import VQGAN, VQGANConfig
+from dalle_lean.vqgan import VQGAN
+from tests.tiny import tiny_vqgan
 from training.checkpoint import NAME as CHECKPOINT
 from training.checkpoint import has_checkpoint, save_checkpoint
 from training.data import Batch
@@ -278,13 +279,8 @@ def random_batch():
 
 @pytest.fixture(scope="module")
 def vqgan(tmp_path_factory):
-    torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("parts") / "vqgan"
-    config = VQGANConfig(
-        codebook_size=32, code_width=32, z_channels=32, channels=32, channel_multipliers=(1, 1, 1, 1), num_res_blocks=1,
-        attention_resolutions=(), picture_side=32,
-    )  # fmt: skip
-    VQGAN(config).save(folder)
+    tiny_vqgan().save(folder)
     return folder
 
 
