@@ -33,9 +33,10 @@ CSS = """
 .bar div { height: 100%; background: var(--color-accent); transition: width .2s; }
 .status.mistake { color: var(--error-text-color, #b91c1c); font-weight: 600; }
 #status .html-container { padding: 0 2px; }
-#gallery { min-height: 24em; }
+#gallery, #gallery .empty { min-height: 24em; }
 #gallery .grid-wrap { max-height: none; overflow: visible; }
 #facts { opacity: .75; font-size: .9em; }
+footer .divider { display: none !important; }
 """
 
 

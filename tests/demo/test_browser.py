@@ -64,3 +64,9 @@ def test_an_address_with_a_prompt_draws_it(opened):
     page.get_by_text("4 pictures, best first").wait_for(timeout=TIMEOUT_MS)
     assert prompt_box(page).input_value() == "a green book"
     assert page.get_by_label("Seed", exact=False).first.input_value() == "5"
+
+
+def test_the_foot_ends_with_its_only_link(opened):
+    page = opened()
+    page.get_by_text("Use via API").wait_for(timeout=TIMEOUT_MS)
+    assert page.locator("footer").inner_text().strip() == "Use via API"
