@@ -10,8 +10,12 @@ from dalle_lean.terminal import out as console
 
 
 def preprocess(
-    source: Annotated[Path, typer.Argument(help="Folder with metadata.jsonl, or with a .txt beside each picture.")],
-    out: Annotated[Path, typer.Argument(help="Folder for the shards; the same command continues a killed run.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="Folder with metadata.jsonl, or with a .txt beside each picture.")
+    ],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Folder for the shards; the same command continues a killed run.")
+    ],
     vqgan: Annotated[Path | None, typer.Option(help="VQGAN folder; by default the bundled model's.")] = None,
     picture_side: Annotated[int | None, typer.Option(help="Pixels; by default the VQGAN's own.")] = None,
     batch_size: Annotated[int, typer.Option(help="Pictures encoded at once.")] = 32,
@@ -65,4 +69,5 @@ def preprocess(
     console.print(table)
     if encoded:
         say(f"{encoded} pictures in {seconds:.1f} s, {encoded / seconds:.1f} pictures/s on {where}")
-    say(f"{len(info.shards)} shards of {info.image_side}x{info.image_side} codes in {out}")
+    shards = "1 shard" if len(info.shards) == 1 else f"{len(info.shards)} shards"
+    say(f"{shards} of {info.image_side}x{info.image_side} codes in {out}")

@@ -3,11 +3,13 @@
 import inspect
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
@@ -112,3 +114,16 @@ main(["convert", "{fifo}", "out"])
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert errors.strip() == "error: stopped; what was finished is kept"
+
+
+def test_the_readme_calls_real_commands_with_real_options_and_data():
+    root = Path(__file__).parents[2]
+    lines = re.findall(r"^    dalle-lean (.*)$", (root / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert len(lines) >= 6
+    for line in lines:
+        name, *words = shlex.split(line, comments=True)
+        parameters = {
+            parameter.replace("_", "-") for parameter in inspect.signature(load(COMMANDS[name][0])).parameters
+        }
+        assert {word.removeprefix("--") for word in words if word.startswith("--")} <= parameters, line
+        assert all((root / word).exists() for word in words if word.startswith(("tests/", "models/"))), line
