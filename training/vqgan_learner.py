@@ -99,7 +99,6 @@ class VQGANLearner(nn.Module):
             self.vqgan = VQGAN(recipe.config)
             self.discriminator = new_discriminator(recipe)
         self.codebook = codebook_learner(self.vqgan.quantize)
-        self.vqgan.to(memory_format=torch.channels_last)
         self.learning = [parameter for parameter in self.vqgan.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.Adam(
             [
@@ -123,7 +122,7 @@ class VQGANLearner(nn.Module):
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         device = self.vqgan.quant_conv.weight.device
-        original = (pixels.to(device).float() / 127.5 - 1).contiguous(memory_format=torch.channels_last)
+        original = pixels.to(device).float() / 127.5 - 1
         if recipe.flip:
             mirrored = torch.rand(len(pixels), generator=generator) < 0.5
             original[mirrored] = original[mirrored].flip(dims=[3])
