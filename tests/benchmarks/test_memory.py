@@ -1,0 +1,78 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from benchmarks import memory
+from benchmarks.plans import KEEP
+
+SIZES = {"hidden_size": 48, "num_heads": 2, "head_size": 24, "text_len": 8, "image_side": 4, "text_vocab_size": 32}
+TINY = dataclasses.replace(memory.SMALL, image_vocab_size=32, **SIZES)
+
+
+def nothing():
+    pass
+
+
+@pytest.fixture(scope="module")
+def layers():
+    return {line["way"]: line for line in memory.layer_figures(TINY, nothing)}
+
+
+def test_a_plain_layer_keeps_24_widths_as_counted_by_hand(layers):
+    # The input of each LayerNorm and its output (2 + 2), queries, keys, values and output of attention (4), the halves
+    # of the feed-forward (8), the gate's GELU (4), their product (4); besides, statistics of norms and of attention.
+    line = layers["plain PyTorch, torch's attention"]
+    assert 24 <= line["widths"] < 24.5
+    assert line["hooked_bytes"] == line["live_bytes"]
+
+
+def test_another_reversible_layer_keeps_no_activations(layers):
+    assert layers["reversible: reversible"]["hooked_bytes"] == 0
+    assert layers["reversible: keep"]["widths"] > layers["plain PyTorch, torch's attention"]["widths"]
+
+
+def test_checkpoints_keep_the_input_of_each_branch(layers):
+    line = layers["sequential: checkpoint"]
+    assert line["hooked_bytes"] == 2 * TINY.hidden_size * memory.FLOAT_BYTES
+    assert (
+        line["hooked_bytes"] < layers["sequential: selective"]["live_bytes"] < layers["sequential: keep"]["live_bytes"]
+    )
+
+
+def test_pieces_make_the_peak_smaller():
+    figures = memory.peak_figures(dataclasses.replace(TINY, num_layers=2), (2,), nothing)
+    peaks = {(line["reversible"], line["way"]): line["peak_bytes"] for line in figures}
+    assert peaks[True, "+ branches in pieces"] < peaks[True, "reversible"] < peaks[True, "keep"]
+    assert peaks[False, "+ branches in pieces"] < peaks[False, "checkpoint"] < peaks[False, "keep"]
+
+
+def test_growth_is_counted_by_layer_sample_and_position():
+    growth = {
+        (line["reversible"], line["way"]): line
+        for line in memory.growth_figures(TINY, 6, nothing, depths=(2, 4), batch_size=2)
+    }
+    leanest = growth[True, "+ gradients in place"]
+    assert leanest["peak_bytes_a_sample"] < growth[True, "reversible"]["peak_bytes_a_sample"] / 2
+    state_bytes = len(torch.get_rng_state())
+    own_bytes = 6 * TINY.hidden_size * memory.FLOAT_BYTES
+    for way in ("reversible", "+ gradients in place"):
+        assert growth[True, way]["kept_bytes_a_layer"] <= 2 * state_bytes, "at most a random state for each branch"
+        more_bytes = growth[True, way]["peak_bytes_a_layer"] - growth[True, way]["kept_bytes_a_layer"]
+        assert more_bytes == (own_bytes if way == "reversible" else 0), "gradients of norms and scales, unless in place"
+
+
+def test_the_report_is_three_tables_and_a_line_of_json(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["memory", "--threads", "1"])
+    monkeypatch.setattr(memory, "PAPER_LAYERS", TINY)
+    monkeypatch.setattr(memory, "PAPER", dataclasses.replace(TINY, num_layers=2))
+    monkeypatch.setattr(memory, "SMALL", TINY)
+    monkeypatch.setattr(memory, "LONGER_SIDE", 6)
+    monkeypatch.setattr(memory, "PLANS", {True: {"keep": KEEP}, False: {"keep": KEEP}})
+    memory.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("| ---") for line in lines) == 3
+    figures = json.loads(lines[-1])
+    assert figures["benchmark"] == "memory"
+    assert all(figures[part] for part in ("layers", "peaks", "growth"))
