@@ -12,7 +12,7 @@ from dalle_lean.require import MissingPackage
 
 pytest.importorskip("numba")
 from dalle_lean import lamb_fused
-from dalle_lean.lamb_fused import step_fused
+from dalle_lean.lamb_fused import compiled, step_fused
 
 
 def rule(block_size, **settings):
@@ -137,3 +137,9 @@ def test_without_numba_the_plain_step_runs_and_asking_for_it_is_one_clear_line(m
             Lamb([parameter], lr=0.01, fused=True)
     finally:
         has_numba.cache_clear()
+
+
+def test_where_no_cache_can_be_written_it_is_compiled_all_the_same():
+    without_file: dict = {}
+    exec("def double(x):\n    return 2 * x", without_file)
+    assert compiled(without_file["double"])(3) == 6
