@@ -19,6 +19,7 @@ forward, again where nothing is kept, and twice in backward; the output layer in
 import argparse
 import dataclasses
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -61,7 +62,16 @@ THEIR_KINDS = {"row": "axial_row", "column": "axial_col", "conv": "conv_like", "
 AGREEMENT = 1e-4
 """Largest relative difference of losses and gradient norms in fp32."""
 MB = 1e6
-HEADER = ("function", "how", "tokens/s", "speed-up", "peak, MB", "step, MB", "step, less by", "matmul rate reached")
+COLUMNS = (
+    ("tokens/s", "tokens_per_s", ",.0f", 1),
+    ("seconds", "seconds", ",.2f", 1),
+    ("speed-up", "speed_up", ".2f", 1),
+    ("peak, MB", "peak_bytes", ",.0f", MB),
+    ("step, MB", "step_bytes", ",.0f", MB),
+    ("step, less by", "step_less_by", ".1f", 1),
+    ("of the matmul rate", "matmul_rate_reached", ".0%", 1),
+)
+"""Title, figure, format, unit; only what was measured is shown."""
 
 
 class Contest(NamedTuple):
@@ -95,18 +105,27 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="of each process (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the JSON line alone")
     options = parser.parse_args()
+    reference = options.reference and shutil.which(options.reference)
+    if options.reference and reference is None:
+        parser.error(f"--reference {options.reference}: no such interpreter")
+    for name in ("turns", "threads"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} {getattr(options, name)}: must be at least 1")
     torch.set_num_threads(options.threads)
     load_average = os.getloadavg()[0]
-    contests = [paper_contest(options.reference)] if options.paper else small_contests(options.turns)
+    contests = [paper_contest(reference)] if options.paper else small_contests(options.turns)
     rate = matmul_rate() if options.paper else None
-    results = [run(contest, options.reference, options.threads) for contest in contests]
+    try:
+        results = [run(contest, reference, options.threads) for contest in contests]
+    except ValueError as mistake:
+        parser.error(str(mistake))
     rate = max(rate, matmul_rate()) if rate else None
     figures = [line for contest, found in zip(contests, results, strict=True) for line in judge(contest, found, rate)]
     if not options.json:
-        print_table(HEADER, [row(line) for line in figures])
+        print_table(*table(figures))
         loss, gradient = (max(line[f"{name}_difference"] for line in figures) for name in ("loss", "gradient_norm"))
         print(f"Of one function, losses agree to {loss:.1e} and gradient norms to {gradient:.1e} of their value.")
-        if options.reference is None:
+        if reference is None:
             print("dalle-pytorch was not measured: name an interpreter that has it with --reference.")
     settings = {"threads": options.threads, "load_average": load_average, "matmul_flop_per_s": rate}
     print_json("training_paper" if options.paper else "training", {**settings, "ways": figures})
@@ -260,22 +279,19 @@ def judge(contest: Contest, results: list[Result], rate: float | None) -> list[d
     return figures
 
 
-def row(line: dict[str, Any]) -> tuple[str, ...]:
-    """A line of the table; what was not measured is a dash."""
-
-    def cell(name: str, form: str, unit: float = 1) -> str:
-        return format(line[name] / unit, form) if name in line else "-"
-
-    return (
-        "reversible" if line["reversible"] else "sequential",
-        line["way"],
-        cell("tokens_per_s", ",.0f"),
-        cell("speed_up", ".2f"),
-        cell("peak_bytes", ",.0f", MB),
-        cell("step_bytes", ",.0f", MB),
-        cell("step_less_by", ".1f"),
-        cell("matmul_rate_reached", ".0%"),
-    )
+def table(figures: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of what was measured."""
+    columns = [column for column in COLUMNS if column[1] in figures[0]]
+    header = ["function", "way", *(title for title, *_ in columns)]
+    rows = [
+        [
+            "reversible" if line["reversible"] else "sequential",
+            line["way"],
+            *(format(line[name] / unit, form) for _, name, form, unit in columns),
+        ]
+        for line in figures
+    ]
+    return header, rows
 
 
 def step_flop(config: DalleConfig, batch_size: int, *, forward_again: bool) -> float:

@@ -99,7 +99,7 @@ class Child:
     def __init__(self, python: str, module: str, task: dict[str, Any]):
         threads = str(task["threads"])
         self.process = subprocess.Popen(
-            [python, "-m", module, json.dumps(task)],
+            [os.path.abspath(python), "-m", module, json.dumps(task)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -51,8 +53,6 @@ def test_checkpoints_keep_their_input_alone():
 
 
 def test_what_is_said_on_standard_error_afterwards_is_heard(capfd):
-    import sys
-
     allocated(lambda: tensor(1))
     print("heard", file=sys.stderr)
     assert capfd.readouterr().err.strip() == "heard"

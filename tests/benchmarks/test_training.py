@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import os
+import sys
 
 import pytest
 import torch
@@ -74,12 +75,16 @@ def test_another_function_is_refused():
         training.check_agreement([result(training.REFERENCE, [], 1), result("keep", [], 1, loss=float("nan"))])
 
 
-def test_an_interpreter_without_dalle_pytorch_is_a_clear_mistake(capfd):
-    import sys
-
-    with pytest.raises(ValueError, match="ended before it answered"):
-        training.run(training.Contest(TINY, 1, PLANS, 0), sys.executable)
-    assert "dalle_pytorch" in capfd.readouterr().err
+@pytest.mark.parametrize(
+    ("python", "words"), [(sys.executable, "ended before it answered"), ("no/such/python", "no such interpreter")]
+)
+def test_an_interpreter_without_dalle_pytorch_is_a_clear_mistake(python, words, monkeypatch, capfd):
+    monkeypatch.setattr("sys.argv", ["training", "--reference", python])
+    monkeypatch.setattr(training, "small_contests", lambda turns: [training.Contest(TINY, 2, PLANS, turns)])
+    with pytest.raises(SystemExit) as end:
+        training.main()
+    assert end.value.code == 2
+    assert words in capfd.readouterr().err
 
 
 def test_the_centred_window_has_no_counterpart():
