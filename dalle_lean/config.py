@@ -6,6 +6,7 @@ from typing import Any
 
 ATTENTION_KINDS = ("row", "column", "conv", "full")
 CONV_WINDOWS = ("centred", "corner")
+FFN_ACTIVATIONS = ("gelu", "silu", "relu", "relu_squared")
 # Sizes and the largest that is taken: far beyond any known model, but no damaged file can ask for all memory.
 LARGEST = {
     "text_vocab_size": 2**24,
@@ -18,6 +19,8 @@ LARGEST = {
     "head_size": 2**16,
     "ffn_multiplier": 256,
     "conv_kernel": 255,
+    "pixelfly_block_size": 4096,
+    "pixelfly_butterfly_size": 4096,
 }
 
 
@@ -34,7 +37,9 @@ class DalleConfig:
         image_side: side f of the square grid of codes; a picture is f * f codes in raster order.
         hidden_size: width D of the residual streams; a multiple of 4 with token_shift.
         num_layers, num_heads, head_size: num_heads * head_size need not be hidden_size.
-        ffn_multiplier: inner width of the GEGLU feed-forward, in hidden sizes.
+        ffn_multiplier: inner width of the feed-forward, in hidden sizes.
+        ffn_activation: "gelu", "silu", "relu" or "relu_squared".
+        ffn_gated: the activation gates a second set of values (GEGLU, Shazeer 2020), as in the paper's model.
         attention_pattern: kinds of attention, repeated over the layers: "row", "column", "conv", "full".
         last_attention: kind of the last layer; None continues the pattern.
         conv_kernel: side of the convolution window, odd.
@@ -46,6 +51,10 @@ class DalleConfig:
         rotary: rotary positions on queries, keys and values; False: learnt position tables.
         reversible: two residual streams instead of one (another function, not only another backward).
         sandwich_norm: a LayerNorm after each branch too.
+        pixelfly_rank: rank of the low-rank part of block-sparse projections (PixelFly, Chen et al. 2021) in place of
+            all dense ones of attention and feed-forward; None is dense.
+        pixelfly_block_size, pixelfly_butterfly_size: side of their blocks, and blocks over which their butterflies
+            reach (a power of two).
         image_loss_weight: weight of the image part of the loss; the text part weighs 1.
 
     Raises:
@@ -61,6 +70,8 @@ class DalleConfig:
     num_heads: int = 16
     head_size: int = 64
     ffn_multiplier: int = 4
+    ffn_activation: str = "gelu"
+    ffn_gated: bool = True
     attention_pattern: tuple[str, ...] = ("row", "column", "row", "row")
     last_attention: str | None = "conv"
     conv_kernel: int = 5
@@ -71,6 +82,9 @@ class DalleConfig:
     rotary: bool = True
     reversible: bool = True
     sandwich_norm: bool = False
+    pixelfly_rank: int | None = None
+    pixelfly_block_size: int = 32
+    pixelfly_butterfly_size: int = 8
     image_loss_weight: float = 7
 
     def __post_init__(self) -> None:
@@ -78,7 +92,7 @@ class DalleConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
                 raise ValueError(f"{name}={value!r}: must be a whole number in 1..{largest}")
-        for name in ("tie_embeddings", "token_shift", "rotary", "reversible", "sandwich_norm"):
+        for name in ("tie_embeddings", "token_shift", "rotary", "reversible", "sandwich_norm", "ffn_gated"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be true or false")
         if not isinstance(self.image_loss_weight, int | float) or not 0 <= self.image_loss_weight < float("inf"):
@@ -90,6 +104,11 @@ class DalleConfig:
         for kind in (*self.attention_pattern, *([self.last_attention] if self.last_attention is not None else [])):
             if kind not in ATTENTION_KINDS:
                 raise ValueError(f"attention kind {kind!r}: must be one of {', '.join(ATTENTION_KINDS)}")
+        if self.ffn_activation not in FFN_ACTIVATIONS:
+            raise ValueError(f"ffn_activation={self.ffn_activation!r}: must be one of {', '.join(FFN_ACTIVATIONS)}")
+        rank = self.pixelfly_rank
+        if rank is not None and (not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank <= 2**16):
+            raise ValueError(f"pixelfly_rank={rank!r}: must be a whole number in 0..{2**16}, or None for dense")
         if self.conv_window not in CONV_WINDOWS:
             raise ValueError(f"conv_window={self.conv_window!r}: must be one of {', '.join(CONV_WINDOWS)}")
         if self.conv_kernel % 2 == 0:

@@ -4,49 +4,74 @@ B batch, T text length, I codes in a picture, n codes given, L = T + I, D hidden
 text, then C for image codes. Positions 0..T hold `<bos>` and the caption, position T + 1 + m holds code m.
 """
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, embedding, linear
 
-from dalle_lean.blocks import Block, Layer
+from dalle_lean.attention import Layout
+from dalle_lean.blocks import Block, Layer, normalise
+from dalle_lean.branches import AttentionBranch, FeedForwardBranch, Surroundings
 from dalle_lean.config import DalleConfig
-from dalle_lean.masks import attention_mask
-from dalle_lean.memory import MemoryPlan
+from dalle_lean.loss import Section, embed, section_losses
+from dalle_lean.memory.plan import MemoryPlan
+from dalle_lean.projection import Weights
 from dalle_lean.rotary import rotary_angles, rotary_table
-from dalle_lean.shift import token_shift
-from dalle_lean.stack import BranchCall, Stack, run_reversible, run_reversible_keeping, run_sequential
+from dalle_lean.scaling import BranchScales
+from dalle_lean.stack import (
+    Stack,
+    StackBranch,
+    run_lean,
+    run_reversible_keeping,
+    run_selective,
+    run_sequential,
+    without_autocast,
+)
 
 BOS = 0
 
 
-class Surroundings(NamedTuple):
-    """What attention needs to know of the positions it runs over."""
+class Crop(NamedTuple):
+    """A part of each sample that the loss is taken over: fewer caption ids, a smaller square of codes."""
 
-    masks: dict[str, Tensor]
-    """By kind of attention, [S, S]."""
-    table: Tensor | None
-    """Rotary cosines and sines, [2, S, 3 n]."""
+    text_len: int
+    """Caption ids from the first."""
+    side: int
+    row: int = 0
+    column: int = 0
+    """Of the square's first code."""
 
 
 class Dalle(nn.Module):
     """The paper's decoder (Borzunov et al. 2022, section 3) for a DalleConfig; its MemoryPlan can be set later."""
 
-    def __init__(self, config: DalleConfig, plan: MemoryPlan | None = None):
+    def __init__(
+        self,
+        config: DalleConfig,
+        plan: MemoryPlan | None = None,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
         super().__init__()
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.config = config
         self.plan = plan or MemoryPlan()
-        self.blocks = nn.ModuleList(Block(config) for _ in range(max(config.layer_blocks) + 1))
-        self.layers = nn.ModuleList(Layer(config, layer) for layer in range(config.num_layers))
-        self.norm = nn.LayerNorm(config.hidden_size)
-        self.output = nn.Linear(config.hidden_size, config.num_tokens)
+        self.scales: BranchScales | None = None
+        self.blocks = nn.ModuleList(Block(config, **factory) for _ in range(max(config.layer_blocks) + 1))
+        self.layers = nn.ModuleList(Layer(config, layer, **factory) for layer in range(config.num_layers))
+        self.norm = nn.LayerNorm(config.hidden_size, **factory)
+        self.output = nn.Linear(config.hidden_size, config.num_tokens, **factory)
         if not config.tie_embeddings:
-            self.embedding = nn.Embedding(config.num_tokens, config.hidden_size)
+            self.embedding = nn.Embedding(config.num_tokens, config.hidden_size, **factory)
         if not config.rotary:
-            self.text_positions = nn.Parameter(torch.randn(config.num_text_positions, config.hidden_size) * 0.02)
-            self.row_positions = nn.Parameter(torch.randn(config.image_side, config.hidden_size) * 0.02)
-            self.column_positions = nn.Parameter(torch.randn(config.image_side, config.hidden_size) * 0.02)
+
+            def positions(count: int) -> nn.Parameter:
+                return nn.Parameter(torch.randn(count, config.hidden_size, **factory) * 0.02)
+
+            self.text_positions = positions(config.num_text_positions)
+            self.row_positions, self.column_positions = positions(config.image_side), positions(config.image_side)
 
     @property
     def plan(self) -> MemoryPlan:
@@ -88,86 +113,127 @@ class Dalle(nn.Module):
         predicts_text = torch.arange(logits.shape[1], device=logits.device) < text_len
         return logits.masked_fill(is_text_row[None, :] != predicts_text[:, None], forbidden)
 
-    def loss(self, text_ids: Tensor, image_codes: Tensor) -> Tensor:
-        """Weighted mean of the text's and the image's cross-entropy in nats; text_ids [B, T], image_codes [B, I]."""
-        text_nats, image_nats = self.losses(text_ids, image_codes)
+    def loss(self, text_ids: Tensor, image_codes: Tensor, crop: Crop | None = None) -> Tensor:
+        """Weighted mean of the text's and the image's cross-entropy in nats; see `losses`."""
+        text_nats, image_nats = self.losses(text_ids, image_codes, crop)
         weight = self.config.image_loss_weight
         return (text_nats + weight * image_nats) / (1 + weight)
 
-    def losses(self, text_ids: Tensor, image_codes: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean cross-entropy in nats of a caption id and of an image code; each softmax runs over its own rows only."""
+    def losses(self, text_ids: Tensor, image_codes: Tensor, crop: Crop | None = None) -> tuple[Tensor, Tensor]:
+        """Mean cross-entropy in nats of a caption id and of an image code; each softmax runs over its own rows only.
+
+        Args:
+            text_ids: [B, T]; image_codes: [B, I].
+            crop: take the loss over a part; what stays keeps its position.
+        """
         self._check_inputs(text_ids, image_codes)
         config = self.config
         if image_codes.shape[1] != config.image_len:
             raise ValueError(
                 f"image_codes has {image_codes.shape[1]} codes a picture; the loss needs {config.image_len}"
             )
-        hidden = self.hidden(text_ids, image_codes)
-        split = config.num_text_tokens
-        text_logits = linear(hidden[:, : config.text_len], self.output.weight[:split], self.output.bias[:split])
-        image_logits = linear(hidden[:, config.text_len :], self.output.weight[split:], self.output.bias[split:])
-        text_nats = cross_entropy(text_logits.flatten(0, 1).to(hidden.dtype), self._text_rows(text_ids).flatten())
-        image_nats = cross_entropy(image_logits.flatten(0, 1).to(hidden.dtype), image_codes.long().flatten())
+        text_rows, codes, grid = self._text_rows(text_ids), image_codes.long(), self._whole
+        if crop is not None:
+            grid = self._check_crop(crop)
+            square = codes.unflatten(1, (config.image_side, config.image_side))
+            square = square[:, crop.row : crop.row + crop.side, crop.column : crop.column + crop.side]
+            text_rows, codes = text_rows[:, : crop.text_len], square.flatten(1)
+        hidden, dtype = self._hidden(text_rows, codes, grid), self._compute_dtype()
+        text = Section(slice(0, grid.text_len), slice(0, config.num_text_tokens), text_rows)
+        image = Section(slice(grid.text_len, None), slice(config.num_text_tokens, None), codes)
+        with without_autocast(hidden.device):
+            text_nats, image_nats = section_losses(
+                hidden, self.output.weight, self.output.bias, (text, image), dtype, self.plan
+            )
         return text_nats, image_nats
 
     def hidden(self, text_ids: Tensor, image_codes: Tensor) -> Tensor:
         """Normalised outputs of the stack before the output layer, [B, S, D]."""
-        x = self.embed(text_ids, image_codes)
-        stack = self.stack(self.surroundings(x.shape[1], x.dtype, x.device))
-        if not self.config.reversible:
-            x = run_sequential(x, stack)
-        elif self.plan.activations_for(self.config) == "reversible" and torch.is_grad_enabled():
-            x = run_reversible(x, stack)
-        else:
-            x = run_reversible_keeping(x, stack)
-        hidden: Tensor = self.norm(x)
-        return hidden
+        return self._hidden(self._text_rows(text_ids), image_codes.long(), self._whole)
+
+    def _hidden(self, text_rows: Tensor, codes: Tensor, crop: Crop) -> Tensor:
+        x = self._embed(text_rows, codes, crop)
+        x = x.to(self.plan.residual_dtype_for(x.dtype))
+        surroundings = self.surroundings(x.shape[1], x.dtype, x.device, crop)
+        dtype = self._compute_dtype()
+        with without_autocast(x.device):
+            return normalise(self.norm, self._run(x, self.stack(surroundings), dtype))
+
+    def _run(self, x: Tensor, stack: Stack, dtype: torch.dtype) -> Tensor:
+        """The stack over x [B, S, D], computed in `dtype` as the plan says."""
+        activations, reversible = self.plan.activations_for(self.config), self.config.reversible
+        lean = activations in ("checkpoint", "reversible")
+        if lean or not torch.is_grad_enabled():
+            return run_lean(x, stack, self.plan, dtype, reversible, self.scales)
+        weights = Weights(dtype)
+        runs = [(partial(attend.run, weights=weights), partial(feed.run, weights=weights)) for attend, feed in stack]
+        if activations == "selective":
+            return run_selective(x, runs)
+        return run_reversible_keeping(x, runs) if reversible else run_sequential(x, runs)
+
+    def _compute_dtype(self) -> torch.dtype:
+        """What autocast wants, or else the weights' dtype."""
+        weight = self.output.weight
+        if torch.is_autocast_enabled(weight.device.type):
+            return torch.get_autocast_dtype(weight.device.type)
+        return weight.dtype
 
     def embed(self, text_ids: Tensor, image_codes: Tensor) -> Tensor:
         """`<bos>`, caption and codes, the last code dropped where all are given: [B, S, D] with S <= L."""
+        return self._embed(self._text_rows(text_ids), image_codes.long(), self._whole)
+
+    def _embed(self, text_rows: Tensor, codes: Tensor, crop: Crop) -> Tensor:
         config = self.config
-        ids = torch.cat([self._text_rows(text_ids), image_codes.long() + config.num_text_tokens], dim=1)
-        ids = nn.functional.pad(ids, (1, 0), value=BOS)[:, : config.sequence_len]
-        x = embedding(ids, self.output.weight if config.tie_embeddings else self.embedding.weight)
+        ids = torch.cat([text_rows, codes + config.num_text_tokens], dim=1)
+        ids = nn.functional.pad(ids, (1, 0), value=BOS)[:, : crop.text_len + crop.side**2]
+        x = embed(ids, self.output.weight if config.tie_embeddings else self.embedding.weight, self.plan)
         if not config.rotary:
-            x = x + self._position_table()[: x.shape[1]]
+            x = x + self._position_table()[self._places(crop, x.device)][: x.shape[1]]
         return x
 
-    def surroundings(self, length: int, dtype: torch.dtype, device: torch.device) -> Surroundings:
-        """Masks and rotary table of the first `length` positions, for activations of `dtype`."""
-        config = self.config
-        kinds = dict.fromkeys(config.layer_kinds)
-        masks = {kind: attention_mask(config, kind, device)[:length, :length] for kind in kinds}
-        if not config.rotary:
-            return Surroundings(masks, None)
-        angles = rotary_angles(config.num_text_positions, config.image_side, config.head_size, device)
-        return Surroundings(masks, rotary_table(angles[:length], dtype))
+    def surroundings(
+        self, length: int, dtype: torch.dtype, device: torch.device, crop: Crop | None = None
+    ) -> Surroundings:
+        """Layout and rotary table of the first `length` positions, for residual streams of `dtype`."""
+        config, crop = self.config, crop or self._whole
+        table = None
+        if config.rotary:
+            angles = rotary_angles(config.num_text_positions, config.image_side, config.head_size, device)
+            table = rotary_table(angles[self._places(crop, device)][:length], dtype)
+        return Surroundings(config, Layout(crop.text_len + 1, crop.side), table, dtype)
 
     def stack(self, surroundings: Surroundings) -> Stack:
         """The branches of all layers over the given positions."""
-        return [self._branches(layer, surroundings) for layer in range(self.config.num_layers)]
+        stack: list[tuple[StackBranch, StackBranch]] = []
+        for index, (layer, kind) in enumerate(zip(self.layers, self.config.layer_kinds, strict=True)):
+            assert isinstance(layer, Layer)
+            block = self.block(index)
+            attention = AttentionBranch(
+                layer.attention, block.attention, surroundings, kind, self.plan.full_attention_queries
+            )
+            stack.append((attention, FeedForwardBranch(layer.feed_forward, block.feed_forward, surroundings)))
+        return stack
 
-    def _branches(self, index: int, surroundings: Surroundings) -> tuple[BranchCall, BranchCall]:
-        layer, block = self.layers[index], self.block(index)
-        assert isinstance(layer, Layer)
-        mask = surroundings.masks[self.config.layer_kinds[index]]
+    @property
+    def _whole(self) -> Crop:
+        return Crop(self.config.text_len, self.config.image_side)
 
-        def attend(x: Tensor) -> Tensor:
-            return layer.attention.leave(block.attention(self.shift(layer.attention.norm(x)), mask, surroundings.table))
+    def _check_crop(self, crop: Crop) -> Crop:
+        config = self.config
+        inside = crop.side >= 1 and 0 <= crop.row <= config.image_side - crop.side
+        if not (inside and 0 <= crop.column <= config.image_side - crop.side and 1 <= crop.text_len <= config.text_len):
+            raise ValueError(
+                f"{crop}: must lie in {config.text_len} caption ids and {config.image_side} x {config.image_side} codes"
+            )
+        return crop
 
-        def feed(x: Tensor) -> Tensor:
-            return layer.feed_forward.leave(block.feed_forward(self.shift(layer.feed_forward.norm(x))))
-
-        return (
-            BranchCall(attend, [*layer.attention.parameters(), *block.attention.parameters()]),
-            BranchCall(feed, [*layer.feed_forward.parameters(), *block.feed_forward.parameters()]),
-        )
-
-    def shift(self, x: Tensor) -> Tensor:
-        """Token shift where the config has it; x [B, S, D] from position 0."""
-        if not self.config.token_shift:
-            return x
-        return token_shift(x, self.config.num_text_positions, self.config.image_side)
+    def _places(self, crop: Crop, device: torch.device) -> Tensor:
+        """Positions of the whole sequence that a crop keeps: its text, then its codes."""
+        side, start = self.config.image_side, self.config.num_text_positions
+        text = torch.arange(crop.text_len + 1, device=device)
+        square = torch.arange(side * side, device=device).view(side, side)
+        square = square[crop.row : crop.row + crop.side, crop.column : crop.column + crop.side]
+        return torch.cat([text, start + square.flatten()])
 
     def _text_rows(self, text_ids: Tensor) -> Tensor:
         """Vocabulary rows of the caption: every id 0 becomes the padding id of its position."""

@@ -1,118 +1,187 @@
-"""Composition of the layers' branches: one residual stream, or two reversible ones.
+"""Composition of the layers' branches: one residual stream or two, and where backward finds activations.
 
-A branch is (function [B, S, D] -> [B, S, D], the parameters it uses). A stack is a list of (attention, feed-forward).
+B batch, S positions, D hidden size. A stack is a list of (attention, feed-forward).
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from dalle_lean.lean import LeanBranch, add_branch, undo_branch
+from dalle_lean.memory.plan import MemoryPlan
+from dalle_lean.projection import Gradients, Weights
+from dalle_lean.scaling import BranchScales
+
+Run = Callable[[Tensor], Tensor]
+"""A branch as a function, [B, S, D] -> [B, S, D]."""
 
 
-class BranchCall(NamedTuple):
-    """One branch of one layer, ready to be called."""
+class StackBranch(LeanBranch, Protocol):
+    """A branch that can also be run as a whole, and tells all of its parameters."""
 
-    run: Callable[[Tensor], Tensor]
     parameters: list[nn.Parameter]
 
+    def run(self, x: Tensor, weights: Weights) -> Tensor:
+        """What it adds to the stream x, [B, S, D]."""
+        ...
 
-Stack = Sequence[tuple[BranchCall, BranchCall]]
+
+Stack = Sequence[tuple[StackBranch, StackBranch]]
 
 
-def run_sequential(x: Tensor, stack: Stack) -> Tensor:
-    """x += F(x); x += G(x) for each layer; [B, S, D]."""
-    for attention, feed_forward in stack:
-        x = x + attention.run(x)
-        x = x + feed_forward.run(x)
+def run_sequential(x: Tensor, stack: Sequence[tuple[Run, Run]]) -> Tensor:
+    """x += F(x); x += G(x) for each layer; [B, S, D]. Autograd keeps all activations."""
+    for attend, feed in stack:
+        x = x + attend(x)
+        x = x + feed(x)
     return x
 
 
-def run_reversible_keeping(x: Tensor, stack: Stack) -> Tensor:
+def run_selective(x: Tensor, stack: Sequence[tuple[Run, Run]]) -> Tensor:
+    """The same; autograd keeps the input of each layer and the outputs of its projections, the rest is run again."""
+
+    def contexts() -> Any:
+        return create_selective_checkpoint_contexts(_keep_projections)
+
+    for layer in stack:
+        x = checkpoint(run_sequential, x, [layer], use_reentrant=False, context_fn=contexts)
+    return x
+
+
+def _keep_projections(_: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    projections = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+    return CheckpointPolicy.MUST_SAVE if operation in projections else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def run_reversible_keeping(x: Tensor, stack: Sequence[tuple[Run, Run]]) -> Tensor:
     """Two streams a = b = x: a += F(b); b += G(a) for each layer; their mean. Autograd keeps all activations."""
     a = b = x
-    for attention, feed_forward in stack:
-        a = a + attention.run(b)
-        b = b + feed_forward.run(a)
+    for attend, feed in stack:
+        a = a + attend(b)
+        b = b + feed(a)
     return (a + b) / 2
 
 
-def run_reversible(x: Tensor, stack: Stack) -> Tensor:
-    """The same function and gradients as `run_reversible_keeping`, but nothing is kept for backward.
+@torch.compiler.disable
+def run_lean(
+    x: Tensor, stack: Stack, plan: MemoryPlan, dtype: torch.dtype, reversible: bool, scales: BranchScales | None = None
+) -> Tensor:
+    """`run_sequential` or `run_reversible_keeping` with branches computed in pieces, twice.
 
-    Source: Gomez et al. 2017, "The Reversible Residual Network"; as in Reformer (Kitaev et al. 2020).
+    Backward finds the input of each branch kept or, reversible, rebuilds it from its output: then nothing is kept.
+    Sources: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"; Gomez et al. 2017, "The Reversible
+    Residual Network"; Kitaev et al. 2020, "Reformer".
+
+    Args:
+        dtype: that branches are computed in; the streams have x's.
+        scales: of the gradients that enter each branch, for float16.
     """
-    parameters = unique_parameters(stack)
-    a, b = _Reversible.apply(x, stack, parameters, *parameters)
-    return (a + b) / 2
+    branches = [branch for layer in stack for branch in layer]
+    parameters = list({id(p): p for branch in branches for p in branch.parameters}.values())
+    function = _Reversible if reversible else _Checkpointed
+    out: Tensor = function.apply(x, _Pass(branches, plan, dtype, scales, parameters), *parameters)
+    return out
 
 
-def unique_parameters(stack: Stack) -> list[nn.Parameter]:
-    """Every parameter of the stack once, in order of first use."""
-    return list({id(p): p for layer in stack for branch in layer for p in branch.parameters}.values())
+@dataclass(frozen=True)
+class _Pass:
+    """What the two functions below share. Parameters are inputs of them, so that they get gradients even where x
+    needs none."""
+
+    branches: list[StackBranch]
+    plan: MemoryPlan
+    dtype: torch.dtype
+    scales: BranchScales | None
+    parameters: list[nn.Parameter]
+
+    def backward(self, gradients: Gradients, device: torch.device) -> Iterator[tuple[int, Weights]]:
+        """The branches' numbers and weights, the last first."""
+        weights = Weights(self.dtype, gradients)
+        for index in reversed(range(len(self.branches))):
+            yield index, weights if self.scales is None else self.scales.apply(weights, index, device)
 
 
-class _Reversible(torch.autograd.Function):
-    """Streams in, streams out; backward rebuilds each layer's inputs from its outputs.
-
-    Parameters are inputs of the function, so that they get gradients even where x needs none.
-    """
+class _Checkpointed(torch.autograd.Function):
+    """One stream; the input of each branch is kept."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, stack: Stack, parameters: list[nn.Parameter], *_: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.stack, ctx.parameters = stack, parameters
-        ctx.autocast = _autocast_state(x.device.type)
-        a, b = x.clone(), x.clone()
-        with ctx.autocast():
-            for attention, feed_forward in stack:
-                a += attention.run(b)
-                b += feed_forward.run(a)
-        ctx.save_for_backward(a, b)
-        return a.clone(), b.clone()
+    def forward(ctx: Any, x: Tensor, run: _Pass, *_: Tensor) -> Tensor:
+        inputs, ctx.random, ctx.run, weights = [], [], run, Weights(run.dtype)
+        with without_autocast(x.device):
+            for branch in run.branches:
+                inputs.append(x)
+                ctx.random.append(random_state(x.device))
+                x = x.clone()
+                add_branch(branch, inputs[-1], x, weights, run.plan)
+        ctx.save_for_backward(*inputs)
+        return x
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_a: Tensor, grad_b: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        a, b = (stream.clone() for stream in ctx.saved_tensors)
-        grad_a, grad_b = grad_a.clone(), grad_b.clone()
-        grads: dict[int, Tensor] = {}
-        with ctx.autocast():
-            for attention, feed_forward in reversed(ctx.stack):
-                _undo(feed_forward, source=a, target=b, grad_source=grad_a, grad_target=grad_b, grads=grads)
-                _undo(attention, source=b, target=a, grad_source=grad_b, grad_target=grad_a, grads=grads)
-        return grad_a + grad_b, None, None, *(grads.get(id(p)) for p in ctx.parameters)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        run, grad = ctx.run, grad.clone()
+        gradients = Gradients(run.plan.grads_in_place)
+        with without_autocast(grad.device):
+            for index, weights in run.backward(gradients, grad.device):
+                grad_x = grad.clone()
+                with restored(ctx.random[index], grad.device):
+                    undo_branch(run.branches[index], ctx.saved_tensors[index], None, grad_x, grad, weights, run.plan)
+                grad = grad_x
+        return grad, None, *gradients.hand_over(run.parameters)
 
 
-def _undo(
-    branch: BranchCall,
-    *,
-    source: Tensor,
-    target: Tensor,
-    grad_source: Tensor,
-    grad_target: Tensor,
-    grads: dict[int, Tensor],
-) -> None:
-    """Undo `target += branch(source)` in place, and carry the gradient of `target` back through the branch."""
-    wanted = [p for p in branch.parameters if p.requires_grad]
-    with torch.enable_grad():
-        leaf = source.detach().requires_grad_()
-        value = branch.run(leaf)
-    grad_leaf, *grad_parameters = torch.autograd.grad(value, [leaf, *wanted], grad_target.to(value.dtype))
-    target -= value.detach()
-    grad_source += grad_leaf
-    for parameter, grad in zip(wanted, grad_parameters, strict=True):
-        if id(parameter) in grads:
-            grads[id(parameter)] += grad
-        else:
-            grads[id(parameter)] = grad
+class _Reversible(torch.autograd.Function):
+    """Two streams, given back as their mean; each branch's input is rebuilt from the streams that left it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, run: _Pass, *_: Tensor) -> Tensor:
+        ctx.random, ctx.run, weights = [], run, Weights(run.dtype)
+        source, target = x.clone(), x.clone()
+        with without_autocast(x.device):
+            for branch in run.branches:
+                ctx.random.append(random_state(x.device))
+                add_branch(branch, source, target, weights, run.plan)
+                source, target = target, source
+        ctx.save_for_backward(source, target)
+        return (source + target) / 2
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        run = ctx.run
+        source, target = (stream.clone() for stream in ctx.saved_tensors)
+        grad_source, grad_target = grad / 2, grad / 2
+        gradients = Gradients(run.plan.grads_in_place)
+        with without_autocast(grad.device):
+            for index, weights in run.backward(gradients, grad.device):
+                source, target = target, source
+                grad_source, grad_target = grad_target, grad_source
+                with restored(ctx.random[index], grad.device):
+                    undo_branch(run.branches[index], source, target, grad_source, grad_target, weights, run.plan)
+        return grad_source + grad_target, None, *gradients.hand_over(run.parameters)
 
 
-def _autocast_state(device_type: str) -> Callable[[], torch.autocast]:
-    """A way to enter the present autocast again, in backward.
+def without_autocast(device: torch.device) -> torch.autocast:
+    """Branches name the dtype of every step themselves."""
+    return torch.autocast(device.type, enabled=False)
 
-    The cache of cast weights stays off: filled without gradients, it would cut the weights off in the recomputation.
-    """
-    enabled = torch.is_autocast_enabled(device_type)
-    dtype = torch.get_autocast_dtype(device_type)
-    return lambda: torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=False)
+
+def random_state(device: torch.device) -> list[Tensor]:
+    """The state of the random numbers that a branch on this device may draw."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+@contextmanager
+def restored(state: list[Tensor], device: torch.device) -> Iterator[None]:
+    """Draw the same random numbers again; afterwards the generators go on as if nothing had been drawn."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.set_rng_state(state[0])
+        if len(state) > 1:
+            torch.cuda.set_rng_state(state[1], device)
+        yield

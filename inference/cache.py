@@ -17,7 +17,7 @@ from dalle_lean.config import DalleConfig
 from dalle_lean.masks import attention_mask
 from dalle_lean.model import Dalle
 from dalle_lean.rotary import rotary_angles, rotary_table
-from dalle_lean.stack import BranchCall, run_reversible_keeping, run_sequential
+from dalle_lean.stack import Run, run_reversible_keeping, run_sequential
 
 InnerModule = Callable[[int, Tensor], Tensor]
 """(layer, normalised input [B, S, D]) -> output [B, S, D] of the layer's attention or feed-forward."""
@@ -44,14 +44,14 @@ def read_prompt(model: Dalle, text_ids: Tensor) -> Prompt:
 
     def attend(layer: int, x: Tensor) -> Tensor:
         attention = model.block(layer).attention
-        query, key, value = attention.project(model.shift(x), surroundings.table)
+        query, key, value = attention.project(surroundings.shift(x), surroundings.table)
         keys.append(key[0])
         values.append(value[0])
         # All kinds of attention are the same over text.
         return attention.merge(scaled_dot_product_attention(query, key, value, is_causal=True))
 
     def feed(layer: int, x: Tensor) -> Tensor:
-        return model.block(layer).feed_forward(model.shift(x))
+        return model.block(layer).feed_forward(surroundings.shift(x))
 
     hidden = run_layers(model, x, attend, feed)
     return Prompt(keys, values, code_logits(model, hidden[:, -1])[0])
@@ -137,8 +137,8 @@ def attend_prompt_and_codes(query: Tensor, prompt: tuple[Tensor, Tensor], codes:
 def run_layers(model: Dalle, x: Tensor, attend: InnerModule, feed: InnerModule) -> Tensor:
     """x [B, S, D] through all layers and the last norm, with `attend` and `feed` as their inner modules."""
 
-    def branch(own: Branch, inner: Callable[[Tensor], Tensor]) -> BranchCall:
-        return BranchCall(lambda x: own.leave(inner(own.norm(x))), [])
+    def branch(own: Branch, inner: Run) -> Run:
+        return lambda x: own.leave(inner(own.enter(x)), x.dtype)
 
     stack = []
     for index, layer in enumerate(model.layers):

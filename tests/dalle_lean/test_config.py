@@ -72,9 +72,24 @@ def test_a_config_cannot_be_changed():
 
 def test_a_plan_that_the_config_cannot_have_is_refused():
     plain = DalleConfig(reversible=False)
-    assert MemoryPlan().activations_for(plain) == "keep"
+    assert MemoryPlan().activations_for(plain) == "checkpoint"
     assert MemoryPlan().activations_for(DalleConfig()) == "reversible"
-    with pytest.raises(ValueError, match="reversible=True"):
+    with pytest.raises(ValueError, match="reversible=False takes keep, selective, checkpoint"):
         MemoryPlan(activations="reversible").activations_for(plain)
-    with pytest.raises(ValueError, match="'magic'"):
-        MemoryPlan(activations="magic")
+    with pytest.raises(ValueError, match="reversible=True takes keep, reversible"):
+        MemoryPlan(activations="checkpoint").activations_for(DalleConfig())
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"activations": "magic"}, "activations='magic'"),
+        ({"samples": 0}, "samples=0"),
+        ({"loss_tokens": 1.5}, "loss_tokens=1.5"),
+        ({"residual_dtype": "float8"}, "residual_dtype='float8'"),
+        ({"grads_in_place": 1}, "grads_in_place=1"),
+    ],
+)
+def test_a_plan_that_means_nothing_is_refused(fields, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        MemoryPlan(**fields)

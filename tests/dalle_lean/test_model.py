@@ -91,41 +91,6 @@ def test_forbidden_logits_are_the_most_negative_finite_number():
     assert not forbidden[:, 6:, 56:].any()
 
 
-@pytest.mark.parametrize("fields", [variant for variant in VARIANTS if variant.get("reversible", True)])
-def test_rebuilt_activations_give_the_gradients_of_kept_ones(fields):
-    model, (text, codes) = tiny(**fields).double(), batch()
-    model.plan = MemoryPlan(activations="keep")
-    kept_loss, kept = gradients(model, text, codes)
-    model.plan = MemoryPlan(activations="reversible")
-    lean_loss, lean = gradients(model, text, codes)
-    torch.testing.assert_close(lean_loss, kept_loss)
-    for name in kept:
-        torch.testing.assert_close(lean[name], kept[name], rtol=1e-8, atol=1e-10)
-
-
-def test_rebuilt_activations_give_the_gradients_of_kept_ones_under_autocast():
-    model, (text, codes) = tiny(), batch()
-    results = {}
-    for activations in ("keep", "reversible"):
-        model.plan = MemoryPlan(activations=activations)
-        model.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model.loss(text, codes)
-        loss.backward()
-        results[activations] = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-    error = (results["reversible"] - results["keep"]).norm() / results["keep"].norm()
-    assert error < 0.01
-
-
-def test_a_reversible_stack_trains_where_its_input_needs_no_gradient():
-    model, (text, codes) = tiny(tie_embeddings=False), batch()
-    model.embedding.weight.requires_grad_(False)
-    model.blocks[1].requires_grad_(False)
-    model.loss(text, codes).backward()
-    assert model.blocks[0].attention.qkv.weight.grad.abs().sum() > 0
-    assert model.blocks[1].attention.qkv.weight.grad is None
-
-
 def test_a_reversible_stack_keeps_no_activations():
     def kept_bytes(layers, activations):
         model, (text, codes) = tiny(num_layers=layers), batch()

@@ -1,0 +1,84 @@
+"""MemoryPlan: what trades memory for time and never changes the result beyond rounding."""
+
+from dataclasses import dataclass
+
+import torch
+
+from dalle_lean.config import DalleConfig
+
+ACTIVATIONS = {True: ("keep", "reversible"), False: ("keep", "selective", "checkpoint")}
+"""What a config can have, by whether it is reversible; the last is the leanest."""
+CHUNKS = ("samples", "attention_heads", "feed_forward_tokens", "full_attention_queries", "loss_tokens")
+RESIDUAL_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """How a model computes its backward; apart from DalleConfig and never saved with the weights.
+
+    Args:
+        activations: where backward gets a layer's activations. "keep": stored in forward. "selective": outputs of
+            the projections are stored, the rest is computed again. "checkpoint": the input of each branch is stored.
+            "reversible": nothing is stored, inputs are rebuilt from outputs. Reversible configs take keep and
+            reversible, the others keep, selective and checkpoint. None: the leanest that the config allows.
+        samples: how many of the batch go through a branch at once.
+        attention_heads: heads at once.
+        feed_forward_tokens: tokens at once.
+        full_attention_queries: queries and keys at once in layers of kind "full", whose weights then never exist as
+            a whole (Rabe & Staats 2021); None leaves them to torch's own attention.
+        loss_tokens: tokens whose logits exist at once.
+        grads_in_place: backward adds gradients to each parameter's .grad itself, so that none exists twice while they
+            are accumulated. Call `loss.backward()` then: `torch.autograd.grad` and hooks on parameters see nothing.
+        residual_dtype: of the residual streams: "float32", "bfloat16" or "float64"; None is at least float32.
+        offload_optimizer: the optimizer's statistics are on the CPU.
+        master_weights: low-precision weights have float32 copies on the CPU, which the optimizer updates.
+
+    None leaves a size whole. samples, attention_heads and feed_forward_tokens hold where branches are computed again
+    (checkpoint, reversible) and where no gradient is wanted; other plans run each branch as a whole.
+
+    Raises:
+        ValueError: names the field, its value and what is allowed.
+    """
+
+    activations: str | None = None
+    samples: int | None = None
+    attention_heads: int | None = None
+    feed_forward_tokens: int | None = None
+    full_attention_queries: int | None = None
+    loss_tokens: int | None = 512
+    grads_in_place: bool = False
+    residual_dtype: str | None = None
+    offload_optimizer: bool = True
+    master_weights: bool = False
+
+    def __post_init__(self) -> None:
+        known = tuple(dict.fromkeys((*ACTIVATIONS[False], *ACTIVATIONS[True])))
+        if self.activations is not None and self.activations not in known:
+            raise ValueError(f"activations={self.activations!r}: must be one of {', '.join(known)}")
+        for name in CHUNKS:
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ValueError(f"{name}={value!r}: must be a whole number of at least 1, or None for all at once")
+        if self.residual_dtype is not None and self.residual_dtype not in RESIDUAL_DTYPES:
+            raise ValueError(f"residual_dtype={self.residual_dtype!r}: must be one of {', '.join(RESIDUAL_DTYPES)}")
+        for name in ("grads_in_place", "offload_optimizer", "master_weights"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be true or false")
+
+    def activations_for(self, config: DalleConfig) -> str:
+        """The choice for this config; ValueError where the config cannot have it."""
+        allowed = ACTIVATIONS[config.reversible]
+        if self.activations is None:
+            return allowed[-1]
+        if self.activations not in allowed:
+            raise ValueError(
+                f"activations={self.activations!r}: a config with reversible={config.reversible} takes "
+                f"{', '.join(allowed)}"
+            )
+        return self.activations
+
+    def residual_dtype_for(self, weights: torch.dtype) -> torch.dtype:
+        """The residual streams' dtype of a model with weights of this dtype."""
+        if self.residual_dtype is None:
+            return torch.promote_types(weights, torch.float32)
+        return RESIDUAL_DTYPES[self.residual_dtype]

@@ -1,0 +1,186 @@
+"""Weights as one pass over the model sees them, and where their gradients go."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import linear
+
+
+class Gradients:
+    """A buffer for the gradient of each parameter, which a hand-written backward adds to.
+
+    Args:
+        in_place: the buffers are the parameters' own .grad; else they are float32 (or wider) until handed over.
+    """
+
+    def __init__(self, in_place: bool):
+        self.in_place = in_place
+        self._buffers: dict[int, Tensor] = {}
+
+    def of(self, parameter: Tensor) -> Tensor | None:
+        """The buffer; None where no gradient is wanted."""
+        if not parameter.requires_grad:
+            return None
+        if self.in_place:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            return parameter.grad
+        if id(parameter) not in self._buffers:
+            dtype = torch.promote_types(parameter.dtype, torch.float32)
+            self._buffers[id(parameter)] = torch.zeros_like(parameter, dtype=dtype)
+        return self._buffers[id(parameter)]
+
+    def hand_over(self, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+        """What an autograd function returns for its inputs `parameters`: nothing, if gradients are in place."""
+        buffers = [self._buffers.pop(id(parameter), None) for parameter in parameters]
+        return [None if b is None else b.to(p.dtype) for p, b in zip(parameters, buffers, strict=True)]
+
+
+class Weights:
+    """The parameters in the dtype that a pass computes in.
+
+    Args:
+        dtype: of the computation; None is each parameter's own.
+        gradients: where backward adds the gradients of the projections' parameters; None leaves them to autograd.
+        grad_scale: the factor by which gradients that arrive are too large; it is taken out before they are added.
+        overflow: a boolean scalar that becomes true where a gradient is not finite; None does not look.
+    """
+
+    def __init__(
+        self,
+        dtype: torch.dtype | None = None,
+        gradients: Gradients | None = None,
+        grad_scale: float = 1.0,
+        overflow: Tensor | None = None,
+    ):
+        self.dtype = dtype
+        self.gradients = gradients
+        self.grad_scale = grad_scale
+        self.overflow = overflow
+        self._cast: dict[int, Tensor] = {}
+
+    def scaled(self, grad_scale: float, overflow: Tensor) -> "Weights":
+        """The same weights for a branch whose incoming gradient was multiplied by `grad_scale`."""
+        weights = Weights(self.dtype, self.gradients, grad_scale, overflow)
+        weights._cast = self._cast
+        return weights
+
+    def add(self, buffer: Tensor, grad: Tensor) -> None:
+        """Add a gradient, its scale taken out, to a buffer of any float dtype."""
+        buffer.add_(self.finite(grad), alpha=1 / self.grad_scale)
+
+    def finite(self, grad: Tensor) -> Tensor:
+        """The gradient, or where overflow is looked for: with zeros for what is not finite, which is noted."""
+        if self.overflow is None:
+            return grad
+        self.overflow.logical_or_(~grad.isfinite().all())
+        return grad.nan_to_num(0.0, 0.0, 0.0)
+
+    def cast(self, parameter: Tensor) -> Tensor:
+        """The parameter in the pass's dtype, converted once for all layers that share it."""
+        if self.dtype is None or parameter.dtype == self.dtype:
+            return parameter
+        if id(parameter) not in self._cast:
+            self._cast[id(parameter)] = parameter.to(self.dtype)
+        return self._cast[id(parameter)]
+
+    def project(
+        self,
+        layer: nn.Module,
+        x: Tensor,
+        rows: slice = slice(None),
+        columns: slice = slice(None),
+        with_bias: bool = True,
+    ) -> Tensor:
+        """`layer(x)`; of an nn.Linear perhaps only some outputs (rows) of some inputs (columns)."""
+        if not isinstance(layer, nn.Linear):
+            return self._project_structured(layer, x)
+        weight = self.cast(layer.weight)[rows, columns]
+        has_bias = with_bias and layer.bias is not None
+        bias = self.cast(layer.bias)[rows] if has_bias else None
+        if self.gradients is None:
+            return linear(x, weight, bias)
+        weight_grad, bias_grad = self.gradients.of(layer.weight), self.gradients.of(layer.bias) if has_bias else None
+        return _Linear.apply(  # type: ignore[no-any-return]
+            x,
+            weight.detach(),
+            None if bias is None else bias.detach(),
+            None if weight_grad is None else weight_grad[rows, columns],
+            None if bias_grad is None else bias_grad[rows],
+            self,
+        )
+
+    def _project_structured(self, layer: nn.Module, x: Tensor) -> Tensor:
+        names, parameters = zip(*layer.named_parameters(), strict=True)
+        if self.gradients is None:
+            return functional_call(layer, {n: self.cast(p) for n, p in zip(names, parameters, strict=True)}, x)  # type: ignore[no-any-return]
+        cast = {name: self.cast(p).detach() for name, p in zip(names, parameters, strict=True)}
+        buffers = {name: self.gradients.of(p) for name, p in zip(names, parameters, strict=True)}
+        return _Structured.apply(x, layer, cast, buffers, self)  # type: ignore[no-any-return]
+
+
+PLAIN = Weights()
+"""Each parameter as it is, gradients through autograd."""
+
+
+class _Linear(torch.autograd.Function):
+    """x [..., n] -> x W^T + b [..., m]; backward adds the gradients of W and b to buffers."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        weight_grad: Tensor | None,
+        bias_grad: Tensor | None,
+        weights: Weights,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.weight_grad, ctx.bias_grad, ctx.weights = weight_grad, bias_grad, weights
+        return linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        rows, inputs = grad.flatten(0, -2), x.flatten(0, -2)
+        if ctx.weight_grad is not None:
+            if ctx.weight_grad.dtype == rows.dtype and ctx.weights.overflow is None:
+                ctx.weight_grad.addmm_(rows.t(), inputs, alpha=1 / ctx.weights.grad_scale)
+            else:
+                ctx.weights.add(ctx.weight_grad, rows.t() @ inputs)
+        if ctx.bias_grad is not None:
+            ctx.weights.add(ctx.bias_grad, rows.sum(0, dtype=ctx.bias_grad.dtype))
+        return grad @ weight, None, None, None, None, None
+
+
+class _Structured(torch.autograd.Function):
+    """Any other projection: backward runs it again and adds its parameters' gradients to buffers."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        layer: nn.Module,
+        cast: dict[str, Tensor],
+        buffers: dict[str, Tensor | None],
+        weights: Weights,
+    ) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.layer, ctx.cast, ctx.buffers, ctx.weights = layer, cast, buffers, weights
+        return functional_call(layer, cast, x)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        wanted = {name: buffer for name, buffer in ctx.buffers.items() if buffer is not None}
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            leaves = {name: tensor.detach().requires_grad_(name in wanted) for name, tensor in ctx.cast.items()}
+            out = functional_call(ctx.layer, leaves, x)
+        grad_x, *grads = torch.autograd.grad(out, [x, *(leaves[name] for name in wanted)], grad)
+        for buffer, parameter_grad in zip(wanted.values(), grads, strict=True):
+            ctx.weights.add(buffer, parameter_grad)
+        return grad_x, None, None, None, None
