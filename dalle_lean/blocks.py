@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.nn.functional import layer_norm
 
 from dalle_lean.config import DalleConfig
+from dalle_lean.geglu import geglu
 from dalle_lean.pixelfly import PixelFly
 from dalle_lean.projection import PLAIN, Weights
 from dalle_lean.rotary import rotate
@@ -96,10 +97,16 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor, weights: Weights = PLAIN) -> Tensor:
         """x [B, S, D] -> [B, S, D]."""
         up = weights.project(self.up, x)
+        return weights.project(self.down, self.activate(up))
+
+    def activate(self, up: Tensor) -> Tensor:
+        """The first layer's output -> the second's input."""
         if not self.gated:
-            return weights.project(self.down, self.activation(up))
+            return self.activation(up)
+        if self.activation is functional.gelu:
+            return geglu(up)
         value, gate = up.chunk(2, dim=-1)
-        return weights.project(self.down, value * self.activation(gate))
+        return value * self.activation(gate)
 
 
 class Block(nn.Module):

@@ -6,9 +6,11 @@ Source: Su et al. 2021 (RoFormer), with dalle-pytorch's axial frequencies for th
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 TEXT_POSITION_OF_IMAGE = 8192.0
 PICTURE_POSITION_OF_TEXT = -10.0
@@ -49,9 +51,30 @@ def rotary_table(angles: Tensor, dtype: torch.dtype) -> Tensor:
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
     """Turn each adjacent pair of channels by its position's angle; x [..., S, d], table [2, S, 3 n]."""
-    cos, sin = table
-    turned = 2 * cos.shape[-1]
-    pairs = x[..., :turned].unflatten(-1, (-1, 2)).to(table.dtype)
-    u, v = pairs.unbind(-1)
-    rotated = torch.stack([u * cos - v * sin, v * cos + u * sin], dim=-1).flatten(-2)
-    return torch.cat([rotated.to(x.dtype), x[..., turned:]], dim=-1)
+    turned: Tensor = _Rotation.apply(x, table)
+    return turned
+
+
+class _Rotation(torch.autograd.Function):
+    """Pairs as complex numbers, written once; the gradient is turned back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(table)
+        return _turn(x, torch.complex(table[0], table[1]))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (table,) = ctx.saved_tensors
+        return _turn(grad, torch.complex(table[0], -table[1])), None
+
+
+def _turn(x: Tensor, turn: Tensor) -> Tensor:
+    """x [..., S, d] times the unit numbers `turn` [S, 3 n], in their precision."""
+    channels = 2 * turn.shape[-1]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out[..., channels:] = x[..., channels:]
+    pairs = torch.view_as_complex(x[..., :channels].to(turn.real.dtype).unflatten(-1, (-1, 2)))
+    out[..., :channels] = torch.view_as_real(pairs * turn).flatten(-2)
+    return out

@@ -35,3 +35,9 @@ def test_bfloat16_activations_are_turned_by_exact_angles():
     half = rotate(x.bfloat16(), rotary_table(angles, torch.bfloat16))
     assert half.dtype == torch.bfloat16
     assert (half.double() - exact).abs().max() < 2**-6
+
+
+def test_the_gradient_is_turned_back():
+    table = rotary_table(rotary_angles(3, 2, 14), torch.float64)
+    x = torch.randn(2, 7, 14, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: rotate(x, table), x)

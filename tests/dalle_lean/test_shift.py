@@ -18,3 +18,9 @@ def test_each_position_takes_its_neighbours_channels(codes):
             left = x[:, position - 1, width // 4 : width // 2] if code % side else 0
             slow[:, position, width // 4 : width // 2] = left
     assert torch.equal(token_shift(x, num_text, side), slow)
+
+
+@pytest.mark.parametrize(("num_text", "side", "length"), [(5, 3, 14), (5, 3, 10), (1, 4, 8), (3, 2, 3), (2, 1, 3)])
+def test_gradients_go_back_the_way_channels_came(num_text, side, length):
+    x = torch.randn(2, length, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: token_shift(x, num_text, side), x)
