@@ -1,15 +1,17 @@
 """MemoryPlan: what trades memory for time and never changes the result beyond rounding."""
 
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from dalle_lean.config import DalleConfig
+
+if TYPE_CHECKING:  # the calculator must not wait for torch
+    import torch
 
 ACTIVATIONS = {True: ("keep", "reversible"), False: ("keep", "selective", "checkpoint")}
 """What a config can have, by whether it is reversible; the last is the leanest."""
 CHUNKS = ("samples", "attention_heads", "feed_forward_tokens", "full_attention_queries", "loss_tokens")
-RESIDUAL_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+RESIDUAL_DTYPES = ("float32", "bfloat16", "float64")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,7 @@ class MemoryPlan:
     attention_heads: int | None = None
     feed_forward_tokens: int | None = None
     full_attention_queries: int | None = None
-    loss_tokens: int | None = 512
+    loss_tokens: int | None = 256
     grads_in_place: bool = False
     residual_dtype: str | None = None
     offload_optimizer: bool = True
@@ -77,8 +79,11 @@ class MemoryPlan:
             )
         return self.activations
 
-    def residual_dtype_for(self, weights: torch.dtype) -> torch.dtype:
+    def residual_dtype_for(self, weights: "torch.dtype") -> "torch.dtype":
         """The residual streams' dtype of a model with weights of this dtype."""
+        import torch
+
         if self.residual_dtype is None:
             return torch.promote_types(weights, torch.float32)
-        return RESIDUAL_DTYPES[self.residual_dtype]
+        dtype: torch.dtype = getattr(torch, self.residual_dtype)
+        return dtype

@@ -1,0 +1,88 @@
+"""How much arithmetic a DALL-E's training step is: multiplications and additions of its matrix products.
+
+B batch, S positions, P text positions, f side of the grid, D hidden size, H heads, d head size.
+"""
+
+from dataclasses import dataclass
+
+from dalle_lean.config import DalleConfig
+from dalle_lean.memory.parameters import projection_shapes, projection_sizes
+from dalle_lean.memory.plan import MemoryPlan
+
+
+@dataclass(frozen=True)
+class Flop:
+    """Floating-point operations of matrix products; a multiplication and an addition are two."""
+
+    projections: float
+    """Of attention and feed-forward."""
+    attention: float
+    """Scores, and weights times values."""
+    output: float
+    """Logits."""
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.projections + self.attention + self.output
+
+
+def forward_flop(config: DalleConfig, batch: int, plan: MemoryPlan | None = None) -> Flop:
+    """One forward: 2 B S (weights of the projections) a layer; 4 B H d (computed pairs) a layer; 2 B D (pairs of
+    position and vocabulary row)."""
+    plan = plan or MemoryPlan()
+    tokens = batch * config.sequence_len
+    # Every weight of a projection, dense or not, meets each token once; biases are no products.
+    weights = sum(
+        sum(projection_sizes(config, in_features, out_features, bias=False))
+        for in_features, out_features, _ in projection_shapes(config).values()
+    )
+    pairs = sum(attention_pairs(config, kind, plan) for kind in config.layer_kinds)
+    rows = config.text_len * config.num_text_tokens + config.image_len * config.image_vocab_size
+    return Flop(
+        projections=2.0 * tokens * weights * config.num_layers,
+        attention=4.0 * batch * config.num_heads * config.head_size * pairs,
+        output=2.0 * batch * config.hidden_size * rows,
+    )
+
+
+def step_flop(config: DalleConfig, batch: int, plan: MemoryPlan) -> Flop:
+    """Forward and backward: backward is twice the forward, and what the plan does not keep is computed once more.
+
+    projections: 3 forwards where they are kept, 4 where they are not (5 if sparse: their own backward runs them again).
+    attention: 3 where it is kept, else 4; kernels that never hold its weights make scores again, half a forward more.
+    output: 3, in pieces 4.
+    """
+    forward = forward_flop(config, batch, plan)
+    activations = plan.activations_for(config)
+    lean = activations in ("checkpoint", "reversible")
+    projections = 3 + lean + (lean and config.pixelfly_rank is not None)
+    full = sum(attention_pairs(config, kind, plan) for kind in config.layer_kinds if kind == "full")
+    scores_again = 0.5 * 4.0 * batch * config.num_heads * config.head_size * full
+    return Flop(
+        projections=projections * forward.projections,
+        attention=(3 + (activations != "keep")) * forward.attention + scores_again,
+        output=(3 + (plan.loss_tokens is not None)) * forward.output,
+    )
+
+
+def attention_pairs(config: DalleConfig, kind: str, plan: MemoryPlan) -> int:
+    """Pairs of query and key that one head of a layer computes, allowed or not.
+
+    row, column: P^2 + f^2 (P + f). conv: P^2 + f^2 (P + rows f). full: what lies on or under the diagonal,
+    S (S + 1) / 2, in whole tiles where it is chunked.
+    """
+    text, side, length = config.num_text_positions, config.image_side, config.sequence_len
+    if kind == "full":
+        chunk = min(plan.full_attention_queries or 1, length)
+        tiles = -(-length // chunk)
+        return tiles * (tiles + 1) // 2 * chunk**2
+    return text**2 + side**2 * (text + window(config, kind))
+
+
+def window(config: DalleConfig, kind: str) -> int:
+    """Codes that a line of queries meets: its own, and those of the rows above that a convolution reaches."""
+    if kind != "conv":
+        return config.image_side
+    above = config.conv_kernel // 2 if config.conv_window == "centred" else config.conv_kernel - 1
+    return (above + 1) * config.image_side

@@ -1,0 +1,67 @@
+"""How many parameters a DALL-E has, tensor by tensor.
+
+D hidden size, H d heads times their size, m D inner width of the feed-forward, V rows of the vocabulary.
+"""
+
+from dalle_lean.config import DalleConfig
+
+
+def parameters(config: DalleConfig) -> int:
+    """Parameters of `Dalle(config)`, each tied one once."""
+    return sum(parameter_sizes(config))
+
+
+def parameter_sizes(config: DalleConfig) -> list[int]:
+    """Elements of each parameter tensor: the blocks, what layers own, the output layer, the tables."""
+    blocks = block_sizes(config) * (max(config.layer_blocks) + 1)
+    layers = layer_sizes(config) * config.num_layers
+    return [*blocks, *layers, *output_sizes(config), *table_sizes(config)]
+
+
+def block_sizes(config: DalleConfig) -> list[int]:
+    """A block: qkv [3 H d, D], out [D, H d] + D; up [m D, D] + m D, twice that where gated; down [D, m D] + D."""
+    return [size for layer in projection_shapes(config).values() for size in projection_sizes(config, *layer)]
+
+
+def projection_shapes(config: DalleConfig) -> dict[str, tuple[int, int, bool]]:
+    """The projections of a block: (inputs, outputs, bias)."""
+    width, attention = config.hidden_size, config.num_heads * config.head_size
+    inner = config.ffn_multiplier * width
+    return {
+        "qkv": (width, 3 * attention, False),
+        "out": (attention, width, True),
+        "up": (width, (1 + config.ffn_gated) * inner, True),
+        "down": (inner, width, True),
+    }
+
+
+def projection_sizes(config: DalleConfig, in_features: int, out_features: int, bias: bool) -> list[int]:
+    """The tensors of one projection: a dense weight [out, in], or PixelFly's butterfly and low-rank factors; a bias."""
+    if config.pixelfly_rank is None:
+        return [in_features * out_features, *([out_features] if bias else [])]
+    from dalle_lean.pixelfly import pixelfly_parameters
+
+    sizes = (in_features, out_features, config.pixelfly_block_size, config.pixelfly_butterfly_size)
+    butterfly = pixelfly_parameters(*sizes, rank=0, bias=False)
+    both = pixelfly_parameters(*sizes, rank=config.pixelfly_rank, bias=False)
+    low_rank = [config.pixelfly_rank * in_features, config.pixelfly_rank * out_features] if both > butterfly else []
+    return [butterfly, *low_rank, *([out_features] if bias else [])]
+
+
+def layer_sizes(config: DalleConfig) -> list[int]:
+    """What a layer owns: for each branch LayerScale [D] and LayerNorm (2 [D]) in front, or also behind."""
+    return [config.hidden_size] * (2 * (5 if config.sandwich_norm else 3))
+
+
+def output_sizes(config: DalleConfig) -> list[int]:
+    """The last LayerNorm, 2 [D], and the output layer, [V, D] + V."""
+    return [config.hidden_size, config.hidden_size, config.num_tokens * config.hidden_size, config.num_tokens]
+
+
+def table_sizes(config: DalleConfig) -> list[int]:
+    """An untied input table [V, D]; learnt positions of the text, of rows and of columns where nothing is rotated."""
+    width = config.hidden_size
+    tables = [] if config.tie_embeddings else [config.num_tokens * width]
+    if not config.rotary:
+        tables += [config.num_text_positions * width, config.image_side * width, config.image_side * width]
+    return tables

@@ -1,0 +1,94 @@
+"""Published transformers that the calculator knows by name."""
+
+from dalle_lean.memory.shapes import TransformerShape
+
+BERT_SOURCE = "Devlin et al. 2019, section 3; the uncased English checkpoints, without the heads of pretraining"
+T5_SOURCE = "Raffel et al. 2020, section 3.7; the checkpoints of version 1.0, 32,128 rows of vocabulary"
+GPT2_SOURCE = "Radford et al. 2019, table 2"
+GPT3_SOURCE = "Brown et al. 2020, table 2.1; dense attention in every layer"
+GPTJ_SOURCE = "Wang and Komatsuzaki 2021, GPT-J-6B, its configuration file"
+
+
+def bert(layers: int, hidden: int) -> TransformerShape:
+    """Post-norm encoder with heads of 64, segments and a pooler."""
+    return TransformerShape(
+        source=BERT_SOURCE,
+        layers=layers,
+        hidden=hidden,
+        ffn=4 * hidden,
+        heads=hidden // 64,
+        head_size=64,
+        vocabulary=30522,
+        tokens=512,
+        learnt_positions=512,
+        segments=2,
+        embedding_norm=True,
+        final_norm=False,
+        pooler=True,
+    )
+
+
+def t5(layers: int, hidden: int, ffn: int, heads: int, head_size: int = 64) -> TransformerShape:
+    """Encoder and decoder without biases, with relative positions; 512 tokens on either side."""
+    return TransformerShape(
+        source=T5_SOURCE,
+        layers=layers,
+        hidden=hidden,
+        ffn=ffn,
+        heads=heads,
+        head_size=head_size,
+        vocabulary=32128,
+        tokens=512,
+        position_buckets=32,
+        encoder_decoder=True,
+        attention_biases=False,
+        ffn_biases=False,
+        norm_biases=False,
+    )
+
+
+def gpt(layers: int, hidden: int, heads: int, tokens: int = 1024, source: str = GPT2_SOURCE) -> TransformerShape:
+    """Pre-norm decoder with learnt positions."""
+    return TransformerShape(
+        source=source,
+        layers=layers,
+        hidden=hidden,
+        ffn=4 * hidden,
+        heads=heads,
+        head_size=hidden // heads,
+        vocabulary=50257,
+        tokens=tokens,
+        learnt_positions=tokens,
+    )
+
+
+GPT_J = TransformerShape(
+    source=GPTJ_SOURCE,
+    layers=28,
+    hidden=4096,
+    ffn=16384,
+    heads=16,
+    head_size=256,
+    vocabulary=50400,
+    tokens=2048,
+    tied=False,
+    attention_biases=False,
+    output_bias=True,
+    norms=1,  # attention and feed-forward stand side by side behind one
+)
+
+PRESETS: dict[str, TransformerShape] = {
+    "bert-base": bert(12, 768),
+    "bert-large": bert(24, 1024),
+    "t5-small": t5(6, 512, 2048, 8),
+    "t5-base": t5(12, 768, 3072, 12),
+    "t5-large": t5(24, 1024, 4096, 16),
+    "t5-3b": t5(24, 1024, 16384, 32, 128),
+    "t5-11b": t5(24, 1024, 65536, 128, 128),
+    "gpt2": gpt(12, 768, 12),
+    "gpt2-medium": gpt(24, 1024, 16),
+    "gpt2-large": gpt(36, 1280, 20),
+    "gpt2-xl": gpt(48, 1600, 25),
+    "gpt3": gpt(96, 12288, 96, tokens=2048, source=GPT3_SOURCE),
+    "gpt-j": GPT_J,
+}
