@@ -9,8 +9,8 @@ from dalle_lean.terminal import StoredDtype, say
 
 
 def pack(
-    model: Annotated[Path, typer.Argument(help="Model folder to take, such as RUN/model.")],
-    out: Annotated[Path, typer.Argument(help="Model folder to write; an existing one is replaced.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder to take, such as RUN/model.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Model folder to write; an existing one is replaced.")],
     vqgan: Annotated[Path | None, typer.Option(help="VQGAN folder. [default: MODEL's]", show_default=False)] = None,
     clip: Annotated[Path | None, typer.Option(help="CLIP folder. [default: MODEL's]", show_default=False)] = None,
     card: Annotated[Path | None, typer.Option(help="README.md. [default: MODEL's]", show_default=False)] = None,

@@ -4,6 +4,9 @@ Pictures come from anywhere: each is right or refused with a reason.
 """
 
 import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ from PIL import Image, ImageOps
 
 # Formats whose decoders are widely exposed to hostile files; never those that start other programs (EPS).
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+PICTURE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 MAX_PICTURE_BYTES = 64 * 2**20
 MAX_PIXELS = 2**26
 # Resizing first averages whole pixels, down to this many times the target: several times faster, hardly visible.
@@ -83,6 +87,14 @@ def on_white(image: Image.Image) -> Image.Image:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert("RGB")
+
+
+@contextmanager
+def quiet_pillow() -> Iterator[None]:
+    """Pillow warns of many oddities that do not stop it; what does is counted."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        yield
 
 
 def broken(error: Exception) -> UnusablePicture:

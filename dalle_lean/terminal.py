@@ -1,7 +1,7 @@
 """What commands have in common: options, lines, mistakes and progress bars. Only command modules import it."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Annotated
@@ -12,8 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Column
 from rich.text import Text
 
-OnProgress = Callable[[int, int, str], None]
-"""Called by long work with (done, total, note); the note is a few words such as the current loss."""
+from dalle_lean.progress import OnProgress
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; auto takes CUDA where there is one.")]
 

@@ -5,11 +5,9 @@ started again, makes the shards that are missing.
 """
 
 import os
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -20,7 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dalle_lean.pictures import MAX_PIXELS, UnusablePicture, open_picture, square_pixels
+from dalle_lean.pictures import MAX_PIXELS, UnusablePicture, open_picture, quiet_pillow, square_pixels
+from dalle_lean.progress import OnProgress
 from dalle_lean.vqgan import VQGAN
 from preprocessing.filters import MAX_ASPECT_RATIO, MIN_CAPTION_LENGTH, reject_reason, text_reject_reason
 from preprocessing.progress import (
@@ -43,7 +42,6 @@ from preprocessing.shards import (
 )
 from preprocessing.sources import Sample, Source, utf8
 
-OnProgress = Callable[[int, int, str], None]
 MAX_SIDE = 2**31 - 1  # shards hold sizes as int32
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -225,11 +223,3 @@ def keep_candidates(decoded: Iterable[Candidate | Rejection], rejections: list[R
             rejections.append(result)
         else:
             yield result
-
-
-@contextmanager
-def quiet_pillow() -> Iterator[None]:
-    """Pillow warns of many oddities that do not stop it; what does is counted."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")
-        yield

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, TypeVar
 
-from dalle_lean.pictures import read_picture
+from dalle_lean.pictures import PICTURE_SUFFIXES, read_picture
 
-PICTURE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 CAPTION_COLUMNS = ("text", "caption")
 MAX_CAPTION_BYTES = 64 * 2**10
 

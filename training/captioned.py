@@ -6,7 +6,6 @@ Shapes: N pictures, B pictures of a batch, S side in pixels.
 import itertools
 import json
 import math
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dalle_lean import pictures
-from training.progress import OnProgress
+from dalle_lean.progress import OnProgress
 
 CAPTION_FIELDS = ("text", "caption")
 
@@ -100,9 +99,7 @@ def read_picture(folder: Path, name: str, side: int) -> Tensor:
     if problem is not None:
         raise Unusable(problem.replace("_", " "))
     try:
-        with warnings.catch_warnings():
-            # Pillow warns of many oddities that do not stop it; what does is counted.
-            warnings.filterwarnings("ignore", module=r"PIL\.")
+        with pictures.quiet_pillow():
             square = pictures.square_pixels(pictures.open_picture(content), side)
     except pictures.UnusablePicture as error:
         raise Unusable(error.reason.replace("_", " ")) from None

@@ -18,13 +18,14 @@ from torch import Tensor
 
 from dalle_lean.clip import ClipScorer, right_caption_first
 from dalle_lean.files import atomic_write, sha256_file
+from dalle_lean.progress import OnProgress
 from dalle_lean.vqgan import VQGAN
 from training.captioned import Captioned, hold_out, read_captioned
 from training.checkpoint import load_checkpoint, save_checkpoint
 from training.clip_learner import ClipRecipe, Learner, new_scorer
 from training.interrupt import interrupt_deferred
 from training.metrics import MetricsLog
-from training.progress import OnNotice, OnProgress, StepCount
+from training.progress import OnNotice, StepCount
 from training.run_folder import place_tokenizer
 
 

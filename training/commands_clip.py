@@ -9,8 +9,12 @@ from dalle_lean.terminal import Device, StoredDtype, progress_bar, say
 
 
 def train_clip(
-    data: Annotated[Path, typer.Argument(help="Folder of pictures with a metadata.jsonl: file_name and text.")],
-    out: Annotated[Path, typer.Argument(help="Folder of the run; the same command continues what it holds.")],
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="Folder of pictures with a metadata.jsonl: file_name and text.")
+    ],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Folder of the run; the same command continues what it holds.")
+    ],
     heldout: Annotated[
         Path | None,
         typer.Option(help="Folder to measure on; without it one caption in twenty is left out of the training."),

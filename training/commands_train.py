@@ -9,8 +9,10 @@ from dalle_lean.terminal import Device, progress_bar, say, warn
 
 
 def train(
-    data: Annotated[Path, typer.Argument(help="Folder of shards, as `preprocess` writes it.")],
-    out: Annotated[Path, typer.Argument(help="Folder of the run; the same command continues what it holds.")],
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="Folder of shards, as `preprocess` writes it.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Folder of the run; the same command continues what it holds.")
+    ],
     config: Annotated[str, typer.Option(help="Recipe: a name or a TOML file.")] = "emoji64",
     init: Annotated[Path | None, typer.Option(help="Model folder to start from, instead of new weights.")] = None,
     tokenizer: Annotated[

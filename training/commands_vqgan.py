@@ -17,8 +17,10 @@ class Quantizer(StrEnum):
 
 
 def train_vqgan(
-    data: Annotated[Path, typer.Argument(help="Folder of pictures, subfolders included.")],
-    out: Annotated[Path, typer.Argument(help="Folder of the run; the same command continues what it holds.")],
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="Folder of pictures, subfolders included.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Folder of the run; the same command continues what it holds.")
+    ],
     heldout: Annotated[
         Path | None, typer.Option(help="Folder to measure on; without it every 50th picture is kept for that.")
     ] = None,

@@ -5,9 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-OnProgress = Callable[[int, int, str], None]
-"""Called by long work with (done, total, note); the note is a few words such as the current loss."""
-
 OnNotice = Callable[[str], None]
 """Called with a line that a person should read at once."""
 

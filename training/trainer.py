@@ -16,6 +16,7 @@ import torch
 from dalle_lean import Dalle, load_model, save_model
 from dalle_lean.files import read_json, sha256_file
 from dalle_lean.folder import bundled_model
+from dalle_lean.progress import OnProgress
 from dalle_lean.vqgan import VQGAN
 from preprocessing.shards import DatasetInfo, read_dataset_info
 from training.checkpoint import load_checkpoint, save_checkpoint
@@ -23,7 +24,7 @@ from training.data import Batch, Position, TrainingData, captions, collate, held
 from training.interrupt import interrupt_deferred
 from training.learner import Learner
 from training.metrics import MetricsLog
-from training.progress import OnNotice, OnProgress, StepCount
+from training.progress import OnNotice, StepCount
 from training.recipe import Recipe
 from training.run_folder import place_tokenizer
 from training.samples import draw_codes, save_sheet

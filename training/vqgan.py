@@ -16,6 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dalle_lean.pictures import PICTURE_SUFFIXES
+from dalle_lean.progress import OnProgress
 from dalle_lean.vqgan import VQGAN
 from training.captioned import Unusable, read_picture
 from training.checkpoint import load_checkpoint, save_checkpoint
@@ -23,12 +25,9 @@ from training.codebook import codebook_use
 from training.interrupt import interrupt_deferred
 from training.metrics import MetricsLog
 from training.precision import autocast
-from training.progress import OnNotice, OnProgress, StepCount
+from training.progress import OnNotice, StepCount
 from training.samples import save_sheet
 from training.vqgan_learner import VQGANLearner, VQGANRecipe
-
-# The same that `preprocess` takes: a VQGAN learns from every picture that it will encode.
-SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 
 
 @dataclass
@@ -195,7 +194,9 @@ def read_sets(
 
 def read_pictures(folder: Path, side: int, on_progress: OnProgress | None = None) -> Pictures:
     """All pictures below a folder in the order of their names, side x side; ValueError when none can be read."""
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    names = sorted(
+        str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix.lower() in PICTURE_SUFFIXES
+    )
     pixels = torch.empty(len(names), 3, side, side, dtype=torch.uint8)
     skipped: Counter[str] = Counter()
     count = 0

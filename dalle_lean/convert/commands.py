@@ -7,8 +7,10 @@ import typer
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="A published checkpoint file, or (with --to) a model folder.")],
-    out: Annotated[Path, typer.Argument(help="The folder to write, or (with --to) the file.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="A published checkpoint file, or (with --to) a model folder.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write, or (with --to) the file.")],
     config: Annotated[
         Path | None,
         typer.Option(

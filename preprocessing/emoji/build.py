@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from multiprocessing import get_context
@@ -14,14 +14,13 @@ from pathlib import Path
 from PIL.Image import Image
 
 from dalle_lean.files import write_json
+from dalle_lean.progress import OnProgress
 from preprocessing.emoji.heldout import hold_out
 from preprocessing.emoji.licences import write_licences
 from preprocessing.emoji.plan import plan_held_out, plan_training
 from preprocessing.emoji.render import layered, png_bytes, sprite
 from preprocessing.emoji.scenes import Picture
 from preprocessing.emoji.sets import Drawing, read_drawings, read_things
-
-OnProgress = Callable[[int, int, str], None]
 
 
 def build(

@@ -17,11 +17,10 @@ from PIL import Image
 from torch.nn import functional as F
 
 from dalle_lean.vqgan import VQGAN, GumbelQuantizer, NearestQuantizer
-from preprocessing.sources import PICTURE_SUFFIXES
 from tests.tiny import VQGAN_CONFIG
 from training.codebook import GumbelLearner, NearestLearner, codebook_use
 from training.progress import TrainingDiverged
-from training.vqgan import SUFFIXES, batches, read_pictures, side_by_side, train_vqgan
+from training.vqgan import batches, read_pictures, side_by_side, train_vqgan
 from training.vqgan_learner import VQGANLearner, VQGANRecipe
 
 EMOJI = Path(__file__).parents[1] / "data" / "emoji"
@@ -120,10 +119,6 @@ def test_files_that_are_no_pictures_are_counted(tmp_path):
     pictures = read_pictures(tmp_path, 4)
     assert dict(pictures.skipped) == {"picture broken": 1}
     assert pictures.pixels[:, :, 0, 0].tolist() == [[255, 255, 255], [255, 0, 0]]
-
-
-def test_what_preprocess_takes_as_a_picture_is_one_to_learn_from():
-    assert SUFFIXES == PICTURE_SUFFIXES
 
 
 def test_what_pillow_finds_odd_is_counted_and_not_warned_of(tmp_path):
