@@ -32,7 +32,7 @@ class _Geglu(torch.autograd.Function):
         grad_value, grad_gate = out.chunk(2, dim=-1)
         cumulative = (gate * math.sqrt(0.5)).erf_().add_(1).mul_(0.5)
         torch.mul(grad, gate, out=grad_value).mul_(cumulative)
-        slope = gate.square().mul_(-0.5).exp_().mul_(gate)
+        slope = (gate * gate).mul_(-0.5).exp_().mul_(gate)
         cumulative.add_(slope, alpha=1 / math.sqrt(2 * math.pi))
         torch.mul(grad, value, out=grad_gate).mul_(cumulative)
         return out

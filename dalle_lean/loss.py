@@ -87,7 +87,8 @@ class _SectionLosses(torch.autograd.Function):
             grads = _chunks(grad_hidden, section, ctx.plan)
             for (h, targets), (grad_h, _) in zip(_chunks(hidden, section, ctx.plan), grads, strict=True):
                 # The factor comes last: the entries before are at most 1, which float16 holds.
-                grad_logits = rows.logits(h).softmax(dim=-1)
+                grad_logits = rows.logits(h)
+                grad_logits.sub_(grad_logits.logsumexp(dim=-1, keepdim=True)).exp_()
                 grad_logits[torch.arange(len(targets), device=targets.device), targets] -= 1
                 narrow = grad_logits.to(ctx.dtype)
                 grad_h.add_(narrow @ rows.weight, alpha=factor)
@@ -95,6 +96,7 @@ class _SectionLosses(torch.autograd.Function):
                     _add_product(weight_grad[section.rows], narrow.t(), h.to(ctx.dtype), factor)
                 if bias_grad is not None:
                     bias_grad[section.rows].add_(grad_logits.sum(0), alpha=factor)
+                del grad_logits, narrow  # before the next ones are made
         return grad_hidden, *gradients.hand_over([weight, bias]), None, None, None
 
 

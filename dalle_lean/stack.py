@@ -68,7 +68,6 @@ def run_reversible_keeping(x: Tensor, stack: Sequence[tuple[Run, Run]]) -> Tenso
     return (a + b) / 2
 
 
-@torch.compiler.disable
 def run_lean(
     x: Tensor, stack: Stack, plan: MemoryPlan, dtype: torch.dtype, reversible: bool, scales: BranchScales | None = None
 ) -> Tensor:
@@ -85,8 +84,13 @@ def run_lean(
     branches = [branch for layer in stack for branch in layer]
     parameters = list({id(p): p for branch in branches for p in branch.parameters}.values())
     function = _Reversible if reversible else _Checkpointed
-    out: Tensor = function.apply(x, _Pass(branches, plan, dtype, scales, parameters), *parameters)
+    out: Tensor = _uncompiled(function.apply)(x, _Pass(branches, plan, dtype, scales, parameters), *parameters)
     return out
+
+
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which torch.compile is to go around. Asking for that imports the compiler, so only it may ask."""
+    return torch.compiler.disable(function) if torch.compiler.is_compiling() else function
 
 
 @dataclass(frozen=True)
@@ -116,9 +120,9 @@ class _Checkpointed(torch.autograd.Function):
         with without_autocast(x.device):
             for branch in run.branches:
                 inputs.append(x)
-                ctx.random.append(random_state(x.device))
                 x = x.clone()
-                add_branch(branch, inputs[-1], x, weights, run.plan)
+                with drawn(ctx.random, x.device):
+                    add_branch(branch, inputs[-1], x, weights, run.plan)
         ctx.save_for_backward(*inputs)
         return x
 
@@ -145,8 +149,8 @@ class _Reversible(torch.autograd.Function):
         source, target = x.clone(), x.clone()
         with without_autocast(x.device):
             for branch in run.branches:
-                ctx.random.append(random_state(x.device))
-                add_branch(branch, source, target, weights, run.plan)
+                with drawn(ctx.random, x.device):
+                    add_branch(branch, source, target, weights, run.plan)
                 source, target = target, source
         ctx.save_for_backward(source, target)
         return (source + target) / 2
@@ -178,8 +182,20 @@ def random_state(device: torch.device) -> list[Tensor]:
 
 
 @contextmanager
-def restored(state: list[Tensor], device: torch.device) -> Iterator[None]:
+def drawn(states: list[list[Tensor] | None], device: torch.device) -> Iterator[None]:
+    """Append the state that random numbers were drawn from in this context, or None where none were."""
+    before = random_state(device)
+    yield
+    same = all(torch.equal(*pair) for pair in zip(before, random_state(device), strict=True))
+    states.append(None if same else before)
+
+
+@contextmanager
+def restored(state: list[Tensor] | None, device: torch.device) -> Iterator[None]:
     """Draw the same random numbers again; afterwards the generators go on as if nothing had been drawn."""
+    if state is None:
+        yield
+        return
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.set_rng_state(state[0])
         if len(state) > 1:
