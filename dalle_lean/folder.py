@@ -99,10 +99,14 @@ def read_model(
     plan: MemoryPlan | None = None,
 ) -> Dalle:
     """As `load_model`, for who has called `check_parts` already: `checked` is its answer. Nothing is hashed again."""
-    weights = Path(folder) / WEIGHTS
-    model = Dalle(DalleConfig.from_dict(checked["dalle"]), plan)
-    load_strictly(model, read_weights(weights), str(weights))
-    return model.to(device=device, dtype=dtype).eval()
+    path = Path(folder) / WEIGHTS
+    model = Dalle(DalleConfig.from_dict(checked["dalle"]), plan, device="meta")
+    weights = {
+        name: tensor.to(device, dtype if tensor.is_floating_point() else None)
+        for name, tensor in read_weights(path).items()
+    }
+    load_strictly(model, weights, str(path), assign=True)
+    return model.eval()
 
 
 def copy_part(part: Path, out: Path) -> None:

@@ -31,8 +31,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} is not a safetensors file: {error}") from None
 
 
-def load_strictly(module: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Copy `weights` into `module`; a missing, unknown or misshapen key is a ValueError that names it and `source`."""
+def load_strictly(module: nn.Module, weights: Mapping[str, Tensor], source: str, assign: bool = False) -> None:
+    """Copy `weights` into `module`; a missing, unknown or misshapen key is a ValueError that names it and `source`.
+
+    assign: make them the module's own instead, whatever device and dtype both have.
+    """
     wanted = module.state_dict()
     for name in sorted(wanted.keys() | weights.keys()):
         if name not in weights:
@@ -44,4 +47,4 @@ def load_strictly(module: nn.Module, weights: Mapping[str, Tensor], source: str)
             raise ValueError(f"{source}: key {name} has shape {list(have.shape)}; must be {list(need.shape)}")
         if have.is_floating_point() != need.is_floating_point():
             raise ValueError(f"{source}: key {name} has dtype {have.dtype}; must be {need.dtype}")
-    module.load_state_dict(dict(weights))
+    module.load_state_dict(dict(weights), assign=assign)

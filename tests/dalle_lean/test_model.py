@@ -48,9 +48,15 @@ def gradients(model, text, codes):
 
 
 def test_the_papers_model_has_125_894_244_parameters():
-    with torch.device("meta"):
-        model = Dalle(DalleConfig.paper())
+    model = Dalle(DalleConfig.paper(), device="meta")
     assert sum(parameter.numel() for parameter in model.parameters()) == 125_894_244
+
+
+@pytest.mark.parametrize("fields", VARIANTS)
+def test_a_model_is_made_on_its_device_in_its_dtype(fields):
+    model = Dalle(DalleConfig(**{**TINY, **fields}), device="meta", dtype=torch.bfloat16)
+    tensors = [*model.parameters(), *model.buffers()]
+    assert {(tensor.device.type, tensor.dtype) for tensor in tensors} == {("meta", torch.bfloat16)}
 
 
 def test_tied_layers_are_one_object():
