@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train-vqgan": ("training.commands_vqgan:train_vqgan", "Train a small VQGAN on a folder of pictures."),
     "train-clip": ("training.commands_clip:train_clip", "Train a small CLIP on pictures with captions."),
     "pack": ("dalle_lean.commands:pack", "The parts of a model -> one model folder."),
+    "calculator": ("dalle_lean.commands:calculator", "What training a model costs: memory by kind, arithmetic."),
     "convert": ("dalle_lean.convert.commands:convert", "Published checkpoints <-> model folders."),
 }
 

@@ -41,6 +41,7 @@ def t5(layers: int, hidden: int, ffn: int, heads: int, head_size: int = 64) -> T
         tokens=512,
         position_buckets=32,
         encoder_decoder=True,
+        activation="relu",
         attention_biases=False,
         ffn_biases=False,
         norm_biases=False,

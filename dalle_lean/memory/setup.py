@@ -1,13 +1,18 @@
 """TrainingSetup: what a step's cost depends on besides the model and its MemoryPlan."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Self
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 OPTIMIZERS = ("lamb8bit", "lamb", "adamw", "adamw8bit")
 DEVICES = ("cuda", "cpu")
-
-Optimizer = Literal["lamb8bit", "lamb", "adamw", "adamw8bit"]
+PRECISIONS = {
+    "fp32": ("float32", None),
+    "bf16": ("float32", "bfloat16"),
+    "fp16": ("float32", "float16"),
+    "bf16-weights": ("bfloat16", None),
+}
+"""Types of (weights, autocast) by the names that recipes have for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +25,7 @@ class TrainingSetup:
         compute_dtype: of autocast; None computes in the weights' dtype.
         optimizer: "lamb8bit" (dalle_lean.optim.Lamb), "lamb" (the same with float32 statistics), "adamw" (torch's) or
             "adamw8bit" (bitsandbytes').
+        delayed: LAMB's step runs beside the next forward and backward, on copies (dalle_lean.lamb_delayed).
         device: "cuda", or "cpu": there the host is the device, and nothing can be offloaded.
 
     Raises:
@@ -30,6 +36,7 @@ class TrainingSetup:
     weight_dtype: str = "float32"
     compute_dtype: str | None = None
     optimizer: str = "lamb8bit"
+    delayed: bool = False
     device: str = "cuda"
 
     def __post_init__(self) -> None:
@@ -41,6 +48,19 @@ class TrainingSetup:
         if self.compute_dtype is not None and self.compute_dtype not in DTYPE_BYTES:
             raise ValueError(f"compute_dtype={self.compute_dtype!r}: must be one of {', '.join(DTYPE_BYTES)}, or None")
 
+    @classmethod
+    def of_precision(cls, precision: str, **fields: Any) -> Self:
+        """With the types that a name of `PRECISIONS` stands for."""
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision={precision!r}: must be one of {', '.join(PRECISIONS)}")
+        weight_dtype, compute_dtype = PRECISIONS[precision]
+        return cls(weight_dtype=weight_dtype, compute_dtype=compute_dtype, **fields)
+
+    @property
+    def is_lamb(self) -> bool:
+        """Whether the optimizer is this package's own, which alone can be offloaded."""
+        return self.optimizer.startswith("lamb")
+
     @property
     def weight_bytes(self) -> int:
         """Bytes of a weight."""
@@ -50,8 +70,3 @@ class TrainingSetup:
     def compute_bytes(self) -> int:
         """Bytes of a number that projections and attention compute with."""
         return DTYPE_BYTES[self.compute_dtype or self.weight_dtype]
-
-    @property
-    def wide_bytes(self) -> int:
-        """Bytes of a number in at least float32: of gradient buffers and what the loss computes with."""
-        return max(4, self.weight_bytes)

@@ -24,6 +24,7 @@ class TransformerShape:
         encoder_decoder: an encoder of `layers` layers in front of the decoder.
         tied: the token table is the output layer's weight.
         attention_biases, ffn_biases, norm_biases, output_bias: which of them there are.
+        activation: "gelu" or "relu".
         norms: LayerNorms of a layer; the encoder-decoder's second attention brings one more.
         embedding_norm, final_norm: a LayerNorm behind the tables; one behind the last layer.
         pooler: a projection [D, D] + D over the first token (BERT).
@@ -47,6 +48,7 @@ class TransformerShape:
     ffn_biases: bool = True
     norm_biases: bool = True
     output_bias: bool = False
+    activation: str = "gelu"
     norms: int = 2
     embedding_norm: bool = False
     final_norm: bool = True

@@ -1,0 +1,155 @@
+"""What a training step costs: parameters, arithmetic, and bytes by kind on the device and on the host."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dalle_lean.config import DalleConfig
+from dalle_lean.memory.flops import Flop, forward_flop, step_flop
+from dalle_lean.memory.moments import Moment, moments
+from dalle_lean.memory.parameters import parameter_sizes
+from dalle_lean.memory.plan import MemoryPlan
+from dalle_lean.memory.setup import TrainingSetup
+
+LAMB_BLOCK, LAMB_SMALLEST = 4096, 65536
+"""dalle_lean.optim.Lamb's defaults: elements with one scale, and from how many on statistics are bytes."""
+BITSANDBYTES_BLOCK, BITSANDBYTES_SMALLEST = 256, 4096
+KINDS = ("gradient_buffers", "activations", "layer", "logits", "copies")
+"""Kinds of bytes that come and go within a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bytes:
+    """Bytes by kind at one moment."""
+
+    weights: int = 0
+    gradients: int = 0
+    gradient_buffers: int = 0
+    """Gradients that backward adds up before it hands them over."""
+    master_weights: int = 0
+    optimizer_state: int = 0
+    activations: int = 0
+    """Kept for backward; the residual streams and their gradients while it runs."""
+    layer: int = 0
+    """The most inside of one layer's backward."""
+    logits: int = 0
+    """Logits, their softmax and gradient."""
+    copies: int = 0
+    """Low-precision copies of weights, the rotary table."""
+    transfer: int = 0
+    """Weight and gradient of one tensor on the way to an optimizer on the host."""
+
+    @property
+    def total(self) -> int:
+        """Their sum."""
+        return sum(self.by_kind().values())
+
+    def by_kind(self) -> dict[str, int]:
+        """Name of each kind and its bytes."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """A training step's cost."""
+
+    parameters: int
+    forward: Flop
+    step: Flop
+    moment: str
+    """When the device holds the most."""
+    device: Bytes
+    """At that moment."""
+    host: Bytes
+    """What is offloaded; all zero where the host is the device."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most on the device."""
+        return self.device.total
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it with the sums, ready for JSON."""
+        sums = {
+            "forward_flop": self.forward.total,
+            "step_flop": self.step.total,
+            "device_bytes": self.device.total,
+            "host_bytes": self.host.total,
+        }
+        return {**dataclasses.asdict(self), **sums}
+
+
+def cost_of(config: DalleConfig, plan: MemoryPlan, setup: TrainingSetup) -> Cost:
+    """The cost of one forward and backward, with weights, gradients and optimizer in place.
+
+    Gradients are taken to exist before (accumulated, or zeroed). Not in it: the device's context and kernels' own
+    workspaces, fragmentation, the batch's ids.
+    """
+    sizes = parameter_sizes(config)
+    forward, step = forward_flop(config, setup.batch, plan), step_flop(config, setup.batch, plan)
+    return cost_at_worst(sizes, forward, step, list(moments(config, plan, setup)), plan, setup)
+
+
+def cost_at_worst(
+    sizes: Sequence[int], forward: Flop, step: Flop, at: Sequence[Moment], plan: MemoryPlan, setup: TrainingSetup
+) -> Cost:
+    """The cost of a model with parameter tensors of these sizes, at the moment when the device holds the most."""
+    host, resident = standing_bytes(sizes, plan, setup)
+    filled = [(m.name, dataclasses.replace(resident, **{kind: getattr(m, kind) for kind in KINDS})) for m in at]
+    name, device = max(filled, key=lambda named: named[1].total)
+    return Cost(parameters=sum(sizes), forward=forward, step=step, moment=name, device=device, host=host)
+
+
+def standing_bytes(sizes: Sequence[int], plan: MemoryPlan, setup: TrainingSetup) -> tuple[Bytes, Bytes]:
+    """What stays through all steps: (on the host, on the device); LAMB's part is on the host where it is offloaded."""
+    own = Bytes(
+        optimizer_state=optimizer_state_bytes(sizes, setup),
+        master_weights=master_bytes(sizes, plan, setup),
+        transfer=transfer_bytes(sizes, plan, setup),
+    )
+    weights = weight_bytes(sizes, setup)
+    resident = Bytes(weights=weights, gradients=weights)
+    if is_offloaded(plan, setup):
+        return own, resident
+    return Bytes(), dataclasses.replace(own, weights=weights, gradients=weights)
+
+
+def is_offloaded(plan: MemoryPlan, setup: TrainingSetup) -> bool:
+    """Whether the optimizer's state is on a host that is not the device."""
+    return setup.is_lamb and plan.offload_optimizer and setup.device != "cpu"
+
+
+def weight_bytes(sizes: Sequence[int], setup: TrainingSetup) -> int:
+    """Bytes of all weights, or of all their gradients: parameters x bytes of a weight."""
+    return sum(sizes) * setup.weight_bytes
+
+
+def master_bytes(sizes: Sequence[int], plan: MemoryPlan, setup: TrainingSetup) -> int:
+    """LAMB's float32 copies of low-precision weights: 4 bytes a parameter."""
+    return 4 * sum(sizes) if setup.is_lamb and plan.master_weights and setup.weight_bytes < 4 else 0
+
+
+def transfer_bytes(sizes: Sequence[int], plan: MemoryPlan, setup: TrainingSetup) -> int:
+    """Gradient and weight in float32 on the way to LAMB: 8 bytes an element, 4 where there is a master copy.
+
+    Of all tensors while a delayed step is under way, else of the largest, where they have to cross to the host.
+    """
+    each = 4 if master_bytes(sizes, plan, setup) else 8
+    if setup.is_lamb and setup.delayed:
+        return each * sum(sizes)
+    return each * max(sizes) if is_offloaded(plan, setup) else 0
+
+
+def optimizer_state_bytes(sizes: Sequence[int], setup: TrainingSetup) -> int:
+    """Two statistics of every parameter.
+
+    float32: 8 bytes a parameter (adamw: in the weights' type, and a step count of 4 bytes a tensor). 8 bits: 2 bytes a
+    parameter and 8 a block; small tensors stay float32.
+    """
+    if setup.optimizer == "adamw":
+        return 2 * sum(sizes) * setup.weight_bytes + 4 * len(sizes)
+    if setup.optimizer == "lamb":
+        return 8 * sum(sizes)
+    block, smallest = (LAMB_BLOCK, LAMB_SMALLEST) if setup.is_lamb else (BITSANDBYTES_BLOCK, BITSANDBYTES_SMALLEST)
+    return sum(2 * size + 8 * -(-size // block) if size >= smallest else 8 * size for size in sizes)
