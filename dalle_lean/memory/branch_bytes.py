@@ -66,13 +66,13 @@ def inner_chain(
 def lean_branch_peak(config: DalleConfig, number: NumberBytes, plan: MemoryPlan, branch: Branch, batch: int) -> int:
     """The most inside of `undo_branch`: while one piece runs back, or while the entrance does.
 
-    All the while there are the entrance's result and its gradient, 2 n D; while a piece runs, its value, and the
-    gradient of the piece before.
+    All the while there are the entrance's result and its gradient, 2 n D; while a piece runs, its value, the gradient
+    of the piece before and that of the samples before.
     """
     samples = min(plan.samples or batch, batch)
     tokens = samples * config.sequence_len
     width = config.hidden_size
-    h = tokens * width * number.compute
+    h, stream = tokens * width * number.compute, tokens * width * number.stream
     held = 2 * h + tokens * STATISTIC_BYTES
     heads, piece_tokens = piece_sizes(config, plan, branch, tokens)
     first, *others = inner_chain(config, number, plan, branch, samples, heads, piece_tokens, lean=True)
@@ -82,9 +82,9 @@ def lean_branch_peak(config: DalleConfig, number: NumberBytes, plan: MemoryPlan,
     value = last.out
     last = Op(0, last.keeps, last.work, last.back)  # its gradient is a view of the stream's
     piece = [first, *others, last]
-    before = entering if piece_tokens < tokens or heads < config.num_heads else 0
+    several = samples < batch or piece_tokens < tokens or heads < config.num_heads
+    before = entering * several + stream * (samples < batch)
     enter = [Op(op.out, 0) for op in enter_chain(config, number, tokens)]
-    stream = tokens * width * number.stream
     return held + max(
         before + value + max(forward_peak(piece), backward_peak(piece, entering)),
         backward_peak(enter, stream) - enter[-1].out,

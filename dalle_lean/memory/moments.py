@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dalle_lean.config import DalleConfig
 from dalle_lean.memory.branch_bytes import Branch, branches_of, lean_branch_peak, whole_chain
 from dalle_lean.memory.operations import STATISTIC_BYTES, NumberBytes, backward_peak, kept
-from dalle_lean.memory.parameters import block_sizes, layer_sizes
+from dalle_lean.memory.parameters import block_sizes, layer_sizes, projection_shapes, projection_sizes
 from dalle_lean.memory.plan import MemoryPlan
 from dalle_lean.memory.setup import TrainingSetup
 
@@ -137,7 +137,8 @@ def loss_moments(case: Case) -> Iterator[Moment]:
         tokens = min(case.plan.loss_tokens, positions)
         logits = tokens * rows
         narrow = logits * number.compute if number.compute < number.wide else 0
-        product = rows * config.hidden_size * number.compute if number.compute != number.buffer else 0
+        mixed = number.compute + number.mixed if number.compute != number.buffer else 0
+        product = rows * config.hidden_size * mixed
         cast = rows * (config.hidden_size + 1) * number.compute if number.casts else 0
         yield Moment(
             name="loss",
@@ -149,7 +150,10 @@ def loss_moments(case: Case) -> Iterator[Moment]:
 
 
 def whole_loss_moments(case: Case, standing: int, copies: int) -> Iterator[Moment]:
-    """All logits at once: forward's end, and the backward of the image's part."""
+    """All logits at once: forward's end; the backward of the image's part; the output layer's gradient.
+
+    The last is three: that of the image's rows spread over all, that of the text's rows, and that spread over all.
+    """
     number, config, batch = case.number, case.config, case.setup.batch
     width = config.hidden_size
     log_probabilities = sum(batch * positions * rows for positions, rows in sections(config)) * number.wide
@@ -170,6 +174,13 @@ def whole_loss_moments(case: Case, standing: int, copies: int) -> Iterator[Momen
         logits=log_probabilities + 2 * image * number.wide,
         copies=copies + cast,
     )
+    text_rows = sections(config)[0][1] * width * number.weight
+    yield Moment(
+        name="output layer",
+        gradient_buffers=2 * output_buffer(case, number.weight) + text_rows,
+        activations=standing,
+        copies=copies,
+    )
 
 
 def tied_buffer(case: Case) -> int:
@@ -179,54 +190,61 @@ def tied_buffer(case: Case) -> int:
 
 
 def lean_moments(case: Case) -> Iterator[Moment]:
-    """The branches' backward: each kind of branch once, when all gradient buffers exist.
+    """Each branch's backward, with the gradient buffers of all branches from the last to this one.
 
     reversible: the two streams that were kept and two that are taken back, their two gradients and the one that came.
     checkpoint: inputs that were kept; the gradient that came and two of the branch.
     """
     config, plan, number = case.config, case.plan, case.number
-    parameters = sum(block_sizes(config)) * (max(config.layer_blocks) + 1)
-    parameters += sum(layer_sizes(config)) * config.num_layers
     streams = 7 if case.activations == "reversible" else 2 * config.num_layers + 3
-    peaks = {branch: lean_branch_peak(config, number, plan, branch, case.setup.batch) for branch in branches_of(config)}
-    yield Moment(
-        name="branch",
-        gradient_buffers=tied_buffer(case) + (0 if plan.grads_in_place else parameters * number.buffer),
-        activations=streams * case.stream,
-        layer=max(peaks.values()),
-        copies=rotary_bytes(case) + block_copies(case),
-    )
+    branches = branches_of(config)
+    peaks = {branch: lean_branch_peak(config, number, plan, branch, case.setup.batch) for branch in set(branches)}
+    own, touched = sum(layer_sizes(config)) // 2, set[tuple[int, bool]]()
+    elements = 0
+    for branch in reversed(branches):
+        part = (branch.block, branch.kind is None)
+        elements += own + (0 if part in touched else sum(branch_sizes(config, branch)))
+        touched.add(part)
+        yield Moment(
+            name="branch",
+            gradient_buffers=tied_buffer(case) + (0 if plan.grads_in_place else elements * number.buffer),
+            activations=streams * case.stream,
+            layer=peaks[branch],
+            copies=rotary_bytes(case) + block_copies(case),
+        )
+
+
+def branch_sizes(config: DalleConfig, branch: Branch) -> list[int]:
+    """The parameters of a branch that layers share."""
+    names = ("up", "down") if branch.kind is None else ("qkv", "out")
+    shapes = projection_shapes(config)
+    return [size for name in names for size in projection_sizes(config, *shapes[name])]
 
 
 def kept_moments(case: Case) -> Iterator[Moment]:
     """Each branch's backward while those before it are still kept, from the last to the first.
 
-    The gradient of a block's weights waits in the type of the computation until its first branch is done.
+    selective: when backward reaches a layer, all that its two branches would have kept is there again.
+    The gradient of a block's weights waits in the type of the computation until its first layer is done.
     """
     config, number = case.config, case.number
     branches = branches_of(config)
-    remaining = stack_kept(case)
-    pending: dict[tuple[int, bool], int] = {}
-    first = {(branch.block, branch.kind is None): i for i, branch in reversed(list(enumerate(branches)))}
+    kept_by = selective_kept if case.activations == "selective" else branch_kept
+    before = [0]
+    for branch in branches:
+        before.append(before[-1] + kept_by(case, branch))
     for index in reversed(range(len(branches))):
-        branch = branches[index]
-        chain = whole_chain(config, number, case.plan, branch, case.setup.batch)
-        own = branch_kept(case, branch)
-        key = (branch.block, branch.kind is None)
+        branch, first_of_layer = branches[index], index - index % 2
+        beside = 0 if index == first_of_layer else branch_kept(case, branches[first_of_layer])
+        later, earlier = {b.block for b in branches[index + 1 :]}, {b.block for b in branches[: index + 1]}
         yield Moment(
-            name=f"branch {index}",
-            gradient_buffers=tied_buffer(case) + sum(pending.values()),
-            activations=remaining - own,
-            layer=backward_peak(chain, case.stream) + case.stream,
+            name="branch",
+            gradient_buffers=tied_buffer(case) + len(later & earlier) * sum(block_sizes(config)) * number.compute,
+            activations=before[first_of_layer] + beside,
+            layer=backward_peak(whole_chain(config, number, case.plan, branch, case.setup.batch), case.stream)
+            + case.stream,
             copies=rotary_bytes(case) + block_copies(case),
         )
-        remaining -= own
-        sizes = block_sizes(config)
-        half = sum(sizes[:3]) if not key[1] else sum(sizes[3:])
-        if first[key] == index:
-            pending.pop(key, None)
-        else:
-            pending[key] = half * number.compute
 
 
 def embedding_moment(case: Case) -> Moment:

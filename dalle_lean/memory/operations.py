@@ -15,6 +15,8 @@ from dalle_lean.memory.setup import DTYPE_BYTES, TrainingSetup
 
 STATISTIC_BYTES = 8
 """Mean and inverse deviation of a token in a LayerNorm."""
+TILES = 5
+"""Scores, weights, their gradients and copies that chunked attention's backward has at once."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,16 @@ class NumberBytes:
     """What projections and attention compute with."""
     stream: int
     """Of the residual streams."""
+    mixed: int
+    """Of a number of `compute` while it is added to a wider one: a CPU converts it first, a GPU on the way."""
 
     @classmethod
     def of(cls, plan: MemoryPlan, setup: TrainingSetup) -> "NumberBytes":
         """What a plan and a setup say."""
         stream = DTYPE_BYTES[plan.residual_dtype] if plan.residual_dtype else max(4, setup.weight_bytes)
-        return cls(setup.weight_bytes, setup.compute_bytes, stream)
+        buffer = max(4, setup.weight_bytes)
+        mixed = buffer if setup.device == "cpu" and setup.compute_bytes != buffer else 0
+        return cls(setup.weight_bytes, setup.compute_bytes, stream, mixed)
 
     @property
     def wide(self) -> int:
@@ -115,41 +121,38 @@ def leave_chain(config: DalleConfig, number: NumberBytes, tokens: int) -> list[O
 def project_op(config: DalleConfig, number: NumberBytes, name: str, tokens: int, share: float, lean: bool) -> Op:
     """A projection of n tokens, which keeps its input; `share` of it where heads come in groups.
 
-    Lean, the weight's gradient goes to its buffer directly where both have one type. An input of a lean piece that is
-    only a view is subtracted by the caller.
+    In backward the weight's gradient, which lean goes to its buffer directly where both have one type. PixelFly adds
+    reordered products: two in forward; in backward two and an input, lean also the result of running it again.
     """
     in_features, out_features, _ = projection_shapes(config)[name]
-    weight = sum(projection_sizes(config, in_features, out_features, bias=False))
+    elements = round(share * sum(projection_sizes(config, in_features, out_features, bias=False)))
     if name == "out":
         in_features = round(in_features * share)
     else:
         out_features = round(out_features * share)
-    direct = lean and number.compute == number.buffer
-    grad = 0 if direct else round(weight * share) * number.compute
-    return Op(
-        out=tokens * out_features * number.compute,
-        keeps=tokens * in_features * number.compute,
-        back=grad,
-    )
+    inputs, outputs = (tokens * features * number.compute for features in (in_features, out_features))
+    if config.pixelfly_rank is not None:
+        return Op(outputs, keeps=inputs, work=2 * outputs, back=(2 + lean) * outputs + inputs)
+    grad = elements * (number.compute + number.mixed)
+    return Op(outputs, keeps=inputs, back=0 if lean and number.compute == number.buffer else grad)
 
 
 def feed_forward_chain(config: DalleConfig, number: NumberBytes, tokens: int, lean: bool) -> list[Op]:
     """up, activation, down over n tokens.
 
-    GEGLU keeps its input and in backward needs two of its results; the others keep the gate's activation too.
+    Gated, the activation keeps values and gates; GEGLU needs two of its results in backward, the others keep one more.
     """
     inner = tokens * config.ffn_multiplier * config.hidden_size * number.compute
-    up = project_op(config, number, "up", tokens, 1, lean)
-    down = project_op(config, number, "down", tokens, 1, lean)
-    if not config.ffn_gated:
-        keeps = 0 if config.ffn_activation == "relu" else inner
-        activation = [Op(inner, keeps=keeps, back=inner)]
-    elif config.ffn_activation == "gelu":
-        activation = [Op(inner, keeps=2 * inner, back=2 * inner)]
+    squared = config.ffn_activation == "relu_squared"
+    if config.ffn_gated and config.ffn_activation == "gelu":
+        activation = Op(inner, keeps=2 * inner, back=2 * inner)
+    elif config.ffn_gated:
+        activation = Op(inner, keeps=3 * inner + inner * squared)
     else:
-        squared = inner if config.ffn_activation == "relu_squared" else 0
-        activation = [Op(inner, keeps=3 * inner + squared, back=2 * inner)]
-    return [up, *activation, down]
+        # relu keeps its result, which the next layer keeps as well.
+        activation = Op(inner, keeps=0 if config.ffn_activation == "relu" else inner, back=2 * inner * squared)
+    up, down = (project_op(config, number, name, tokens, 1, lean) for name in ("up", "down"))
+    return [up, activation, down]
 
 
 def attention_chain(
@@ -157,20 +160,20 @@ def attention_chain(
 ) -> list[Op]:
     """qkv, rotation, the attention of that kind, out; over some samples and heads."""
     tokens, share = samples * config.sequence_len, heads / config.num_heads
-    values = tokens * heads * config.head_size * number.compute  # bytes of the queries, as many as of keys or values
+    values = tokens * heads * config.head_size * number.compute  # bytes of the queries; as many of keys and of values
     chain = [project_op(config, number, "qkv", tokens, share, lean)]
     if heads < config.num_heads:
-        chain.append(Op(3 * values))  # the stack of three projections
+        chain.append(Op(3 * values))  # three projections are stacked
     if config.rotary:
-        turned = round(values / number.compute * number.wide * rotated_share(config))
-        casts = 3 * turned if number.compute < number.wide else 0
-        chain.append(Op(3 * values, work=3 * turned + casts, back=3 * turned + casts))
+        pairs = round(3 * values / number.compute * number.wide * rotated_share(config))
+        turned = pairs if number.compute == number.wide else 2 * pairs
+        chain.append(Op(3 * values, work=turned, back=turned))
+    # Taking queries, keys and values apart copies nothing, but their gradients are stacked.
+    chain.append(Op(3 * values))
+    out = project_op(config, number, "out", tokens, share, lean)
     if kind == "full":
-        chain.append(full_op(config, number, plan, samples, heads))
-    else:
-        chain += [Op(values), window_op(config, number, kind, samples, heads)]
-    # Heads change places, which copies them.
-    return [*chain, Op(values), project_op(config, number, "out", tokens, share, lean)]
+        return [*chain, full_op(config, number, plan, samples, heads), Op(values), out]
+    return [*chain, Op(values), window_op(config, number, kind, samples, heads), Op(values), out]
 
 
 def rotated_share(config: DalleConfig) -> float:
@@ -179,20 +182,38 @@ def rotated_share(config: DalleConfig) -> float:
 
 
 def full_op(config: DalleConfig, number: NumberBytes, plan: MemoryPlan, samples: int, heads: int) -> Op:
-    """Attention that never holds its weights: keeps queries, keys, values, result and a sum for each query."""
+    """Attention that never holds its weights: keeps queries, keys, values, its result and a sum for each query.
+
+    In chunks, backward has some tiles of chunk x chunk, and gradients of keys and values in at least float32.
+    """
     rows = samples * heads * config.sequence_len
     values = rows * config.head_size * number.compute
-    return Op(values, keeps=4 * values + 4 * rows, back=3 * values)
+    back = 0
+    if plan.full_attention_queries is not None:
+        chunk = min(plan.full_attention_queries, config.sequence_len)
+        tile = samples * heads * chunk**2 * number.wide
+        back = TILES * tile + 2 * rows * config.head_size * (number.wide - number.compute)
+    return Op(values, keeps=4 * values + rows * number.wide, back=back)
 
 
 def window_op(config: DalleConfig, number: NumberBytes, kind: str, samples: int, heads: int) -> Op:
-    """Text over text; codes over text and their window."""
-    values = samples * heads * config.sequence_len * config.head_size * number.compute
-    text, side = config.num_text_positions, config.image_side
-    text_scores = samples * heads * text**2
-    image_scores = samples * heads * side**2 * (text + window(config, kind))
-    codes = samples * heads * side**2 * config.head_size * number.compute
-    weights = image_scores * (number.wide + (number.compute if number.compute < number.wide else 0))
-    text_weights = text_scores * (number.wide + (number.compute if number.compute < number.wide else 0))
-    keeps = 4 * values + 3 * codes + weights + text_weights
-    return Op(values, keeps=keeps, work=2 * image_scores * number.compute, back=2 * image_scores * number.wide)
+    """Text over text, codes over the text and their window; from scaled queries to the heads' results.
+
+    X scores of codes, K codes of all heads, W codes of all windows. Keeps queries, keys and values of both parts, the
+    scaled queries, W codes of keys and of values, and the softmax (twice where it is converted). The most in forward:
+    scores and three results beside that; in backward: three gradients of the scores.
+    """
+    text, side, size = config.num_text_positions, config.image_side, config.head_size
+    each = samples * heads * number.compute
+    values, text_values = each * config.sequence_len * size, each * text * size
+    scores = each * side**2 * (text + window(config, kind))
+    codes = each * side**2 * size
+    windows = codes * window(config, kind) // side
+    weights = (each * text**2 + scores) // number.compute * (number.wide + number.compute * (number.compute < 4))
+    # Columns lie across: what products read of them is copied once more, queries twice.
+    across = kind == "column"
+    # Not rotated, they are views of qkv, of which products keep copies of the text.
+    whole = 4 * values if config.rotary else 3 * text_values
+    keeps = whole + (1 + across) * codes + 2 * windows + weights
+    work = max(2 * scores, scores + (6 if across else 3) * codes + text_values) - values
+    return Op(values, keeps=keeps, work=max(0, work), back=max(0, 3 * scores + text_values - values))
