@@ -122,7 +122,7 @@ def project_op(config: DalleConfig, number: NumberBytes, name: str, tokens: int,
     """A projection of n tokens, which keeps its input; `share` of it where heads come in groups.
 
     In backward the weight's gradient, which lean goes to its buffer directly where both have one type. PixelFly adds
-    reordered products: two in forward; in backward two and an input, lean also the result of running it again.
+    reordered inputs and products: two in forward, three in backward, lean also the result of running it again.
     """
     in_features, out_features, _ = projection_shapes(config)[name]
     elements = round(share * sum(projection_sizes(config, in_features, out_features, bias=False)))
@@ -132,7 +132,8 @@ def project_op(config: DalleConfig, number: NumberBytes, name: str, tokens: int,
         out_features = round(out_features * share)
     inputs, outputs = (tokens * features * number.compute for features in (in_features, out_features))
     if config.pixelfly_rank is not None:
-        return Op(outputs, keeps=inputs, work=2 * outputs, back=(2 + lean) * outputs + inputs)
+        keeps = inputs * (1 if in_features <= out_features else 2)
+        return Op(outputs, keeps=keeps, work=2 * outputs, back=(3 + lean) * max(inputs, outputs))
     grad = elements * (number.compute + number.mixed)
     return Op(outputs, keeps=inputs, back=0 if lean and number.compute == number.buffer else grad)
 
