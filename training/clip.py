@@ -7,7 +7,6 @@ decoded.safetensors, the pictures as it decodes them.
 import dataclasses
 import hashlib
 import math
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from training.captioned import Captioned, hold_out, read_captioned
 from training.checkpoint import load_checkpoint, save_checkpoint
 from training.clip_learner import ClipRecipe, Learner, new_scorer
 from training.interrupt import interrupt_deferred
-from training.metrics import MetricsLog
+from training.metrics import MetricsLog, Pace
 from training.progress import OnNotice, StepCount
 from training.run_folder import place_tokenizer
 
@@ -93,18 +92,16 @@ def train_clip(
         return progress.step % interval == 0 or progress.step == recipe.steps
 
     saved_step = progress.step
-    clock, clock_step = time.perf_counter(), progress.step
+    pace = Pace()
     with MetricsLog(out, progress.step) as metrics, interrupt_deferred(on_notice) as interrupted:
         for step, rows in learner.batches(progress.step):
             numbers = learner.step(step, rows)
+            pace.count(samples=recipe.batch_size)
             if not progress.count_step(numbers):
                 metrics.write(step, skipped=progress.skipped)
                 progress.refuse_divergence(numbers, recipe.max_skipped_in_row, out=out, saved_step=saved_step)
             elif due(recipe.log_every):
-                now = time.perf_counter()
-                rate = (step - clock_step) * recipe.batch_size / (now - clock)
-                clock, clock_step = now, step
-                metrics.write(step, **numbers, lr=recipe.learning_rate(step), samples_per_s=rate)
+                metrics.write(step, **numbers, lr=recipe.learning_rate(step), **pace.per_second())
             if due(recipe.heldout_every):
                 progress.measured = measure(scorer, views, heldout_set.captions)
                 metrics.write(step, **progress.measured)

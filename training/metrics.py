@@ -1,6 +1,8 @@
 """What a run measures on the way: lines of JSON for programs, TensorBoard for eyes."""
 
 import json
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,6 +44,25 @@ class MetricsLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Pace:
+    """How much is done in a second, since it was last asked."""
+
+    def __init__(self) -> None:
+        self.done: Counter[str] = Counter()
+        self.started = time.perf_counter()
+
+    def count(self, **amounts: int) -> None:
+        """So much of each was done."""
+        self.done.update(amounts)
+
+    def per_second(self) -> dict[str, float]:
+        """The rates by name, such as "samples_per_s"; begins anew."""
+        now = time.perf_counter()
+        rates = {f"{name}_per_s": amount / (now - self.started) for name, amount in self.done.items()}
+        self.done, self.started = Counter(), now
+        return rates
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

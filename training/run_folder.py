@@ -1,6 +1,7 @@
 """The folder of a run: one process at a time, and never a folder of something else."""
 
 import fcntl
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +18,9 @@ def run_folder(out: Path) -> Iterator[None]:
     """Keep `out` for this process while it trains; the kernel lets go of it even when the process is killed.
 
     ValueError where another process trains there, and where `out` is neither empty nor the folder of a run: then
-    nothing is written.
+    nothing is written. A folder made here is removed again where an error came before anything was written.
     """
+    made = not out.exists()
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; name a folder for the run")
     if out.is_dir() and any(out.iterdir()) and not (out / LOCK).exists() and not has_checkpoint(out):
@@ -29,7 +31,22 @@ def run_folder(out: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"another process trains in {out}; wait for it, or name another folder") from None
-        yield
+        try:
+            yield
+        except BaseException:
+            if made and [path.name for path in out.iterdir()] == [LOCK]:
+                shutil.rmtree(out)
+            raise
+
+
+def remove_leftovers(out: Path) -> None:
+    """Remove what a killed process left half-written of this run: hidden names ending in .tmp."""
+    for pattern in (".*.tmp", "checkpoint/.*.tmp", "samples/.*.tmp"):
+        for path in out.glob(pattern):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def place_tokenizer(out: Path, source: Path | None, captions: Iterable[str], vocab_size: int) -> Tokenizer:

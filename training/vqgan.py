@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import itertools
 import math
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from training.captioned import Unusable, read_picture
 from training.checkpoint import load_checkpoint, save_checkpoint
 from training.codebook import codebook_use
 from training.interrupt import interrupt_deferred
-from training.metrics import MetricsLog
+from training.metrics import MetricsLog, Pace
 from training.precision import autocast
 from training.progress import OnNotice, StepCount
 from training.samples import save_sheet
@@ -101,19 +100,18 @@ def train_vqgan(
         metrics.write(progress.step, **measured)
         save_sheet(out / "reconstructions" / f"{name}.png", shown)
 
+    steps = batches(len(train_set.pixels), progress.step, recipe)
     saved_step = progress.step
-    clock, clock_step = time.perf_counter(), progress.step
+    pace = Pace()
     with MetricsLog(out, progress.step) as metrics, interrupt_deferred(on_notice) as interrupted:
-        for step, rows in batches(len(train_set.pixels), progress.step, recipe):
+        for step, rows in steps:
             numbers = learner.step(step, train_set.pixels[rows])
+            pace.count(pictures=recipe.batch_size)
             if not progress.count_step(numbers):
                 metrics.write(step, skipped=progress.skipped)
                 progress.refuse_divergence(numbers, recipe.max_skipped_in_row, out=out, saved_step=saved_step)
             elif due(recipe.log_every):
-                now = time.perf_counter()
-                rate = (step - clock_step) * recipe.batch_size / (now - clock)
-                metrics.write(step, **numbers, pictures_per_s=rate)
-                clock, clock_step = now, step
+                metrics.write(step, **numbers, **pace.per_second())
             if due(recipe.heldout_every):
                 look(metrics, learner.vqgan, f"step-{step:06d}")
             # Many bad steps may be the fault of the weights: what was saved before them stays.
@@ -140,7 +138,7 @@ def measure(
     shown: list[Tensor] = []
     for chunk in pixels.split(batch_size):
         original = chunk.to(device).float() / 255
-        with autocast(device.type, recipe.precision, recipe.config.image_side**2):
+        with autocast(device.type, recipe.precision):
             codes.append(vqgan.encode(original))
             reconstruction = vqgan.decode(codes[-1]).float()
         squared_error += float((reconstruction - original).double().square().sum())

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from dalle_lean.cli import main
 from training.checkpoint import NAME as CHECKPOINT
@@ -37,6 +38,15 @@ def test_two_processes_never_train_in_one_folder(word, shards, tmp_path, capsys)
     with run_folder(tmp_path):
         line = refusal(word, shards if word == "train" else EMOJI, tmp_path, capsys)
     assert f"another process trains in {tmp_path}" in line
+
+
+def test_a_run_that_never_began_leaves_no_folder(tmp_path, capsys):
+    data = tmp_path / "data"
+    data.mkdir()
+    Image.new("RGB", (64, 64)).save(data / "only.png")
+    line = refusal("train-vqgan", data, tmp_path / "out", capsys)
+    assert "0 pictures to train on; batch_size=16 needs as many" in line
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_killed_process_no_longer_holds_its_folder(tmp_path):
