@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +10,29 @@ import torch
 from torch import nn
 
 from dalle_lean.files import atomic_write
+from dalle_lean.lamb_delayed import DelayedLamb
+from dalle_lean.scaling import BranchScales
 
 FORMAT = "dalle_lean_training/1"
 NAME = "checkpoint/state.pt"
 
 
 def save_checkpoint(
-    out: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, progress: dict[str, Any], run: dict[str, Any]
+    out: Path,
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | DelayedLamb,
+    progress: dict[str, Any],
+    run: dict[str, Any],
+    scales: BranchScales | None = None,
 ) -> None:
-    """Write weights, optimizer state, random state, `progress` (numbers that move) and `run` (what the run is)."""
+    """Write weights, optimizer state, gradient scales, random state, `progress` (numbers that move) and `run` (what
+    the run is)."""
     state = {
         "format": FORMAT,
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
+        "scales": None if scales is None else scales.state_dict(),
         "random": random_state(),
         "progress": progress,
         "run": json.dumps(run),
@@ -36,11 +47,22 @@ def has_checkpoint(out: Path) -> bool:
 
 
 def load_checkpoint(
-    out: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, run: dict[str, Any]
+    out: Path,
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | DelayedLamb,
+    run: dict[str, Any],
+    scales: BranchScales | None = None,
+    defaults: Mapping[str, dict[str, Any]] | None = None,
 ) -> dict[str, Any] | None:
     """Restore what `save_checkpoint` wrote and return its `progress`; None where there is no checkpoint yet.
 
-    ValueError for a damaged file and for a checkpoint of another run, naming what differs.
+    Args:
+        scales: stay as they are where the checkpoint has none.
+        defaults: settings by the name of their part of `run`: their value in a checkpoint too old to know them.
+
+    Raises:
+        ValueError: a damaged file, or a checkpoint of another run; names what differs.
     """
     path = out / NAME
     if not has_checkpoint(out):
@@ -53,6 +75,8 @@ def load_checkpoint(
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise ValueError(f"{path} is not a checkpoint of this program")
     saved = json.loads(state["run"])
+    for name, settings in json.loads(json.dumps(defaults or {})).items():
+        saved[name] = {**settings, **saved[name]}
     for name, value in json.loads(json.dumps(run)).items():
         if saved.get(name) != value:
             raise ValueError(
@@ -60,6 +84,8 @@ def load_checkpoint(
             )
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
+    if scales is not None and state.get("scales") is not None:
+        scales.load_state_dict(state["scales"])
     set_random_state(state["random"])
     progress: dict[str, Any] = state["progress"]
     return progress

@@ -7,13 +7,14 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dalle_lean.clip import ClipScorer
 from dalle_lean.clip_architecture import build_clip, model_config
@@ -174,9 +175,16 @@ class Learner:
         generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + step)
         return jitter(self.data.pixels[rows].float() / 255, generator)
 
-    def arithmetic(self) -> AbstractContextManager[object]:
-        """The precision of the two towers."""
-        return autocast(self.scorer.device.type, self.recipe.precision, self.recipe.context_length)
+    @contextmanager
+    def arithmetic(self) -> Iterator[None]:
+        """The precision of the two towers; on a CPU with explicit attention weights."""
+        # Captions are short: the fused CPU kernel's backward makes the text tower take twice as long.
+        on_cpu = self.scorer.device.type == "cpu"
+        with (
+            autocast(self.scorer.device.type, self.recipe.precision),
+            sdpa_kernel(SDPBackend.MATH) if on_cpu else nullcontext(),
+        ):
+            yield
 
 
 def new_scorer(recipe: ClipRecipe, tokenizer: Tokenizer, device: str) -> ClipScorer:

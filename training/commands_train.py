@@ -34,31 +34,32 @@ def train(
     batch_size: Annotated[int | None, typer.Option(help="Samples in a step.", min=1)] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the first weights and the order of the data.", min=0)] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32 or bf16 (autocast).")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16 (autocast), or bf16-weights.")] = None,
     device: Device = "auto",
 ) -> None:
     """Train the transformer on shards, on this machine. Options left out are the recipe's."""
     from dalle_lean.devices import pick_device
+    from training.parts import bundled_vqgan
     from training.recipe import load_recipe
     from training.run_folder import run_folder
-    from training.trainer import bundled_vqgan
     from training.trainer import train as run
 
     recipe = load_recipe(config).override(steps=steps, batch_size=batch_size, lr=lr, seed=seed, precision=precision)
     vqgan = vqgan or bundled_vqgan(data)
-    if vqgan is None:
-        warn(f"{out / 'model'} will have no VQGAN, and generate needs one: name the one that made the codes (--vqgan)")
-    with run_folder(out), progress_bar("training", "samples") as on_progress:
-        end = run(
-            data,
-            out,
-            recipe,
-            tokenizer=tokenizer,
-            heldout=heldout,
-            vqgan=vqgan,
-            init=init,
-            device=str(pick_device(device)),
-            on_progress=on_progress,
-            on_notice=say,
-        )
+    with run_folder(out):
+        if vqgan is None:
+            warn(f"{out / 'model'} will have no VQGAN, and generate needs one: name what made the codes with --vqgan")
+        with progress_bar("training", "samples") as on_progress:
+            end = run(
+                data,
+                out,
+                recipe,
+                tokenizer=tokenizer,
+                heldout=heldout,
+                vqgan=vqgan,
+                init=init,
+                device=str(pick_device(device)),
+                on_progress=on_progress,
+                on_notice=say,
+            )
     say(f"{end.note(recipe.schedule.total_steps)}; the model is in {out / 'model'}")

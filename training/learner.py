@@ -1,48 +1,66 @@
 """A model with its optimizer: one step, one measurement."""
 
 import math
-from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dalle_lean import Dalle
-from dalle_lean.optim import Lamb, parameter_groups
+from dalle_lean import Dalle, MemoryPlan
+from dalle_lean.lamb_delayed import DelayedLamb
+from dalle_lean.model import Crop
+from dalle_lean.optim import Lamb, make_optimizer, parameter_groups
+from dalle_lean.scaling import BranchScales
 from training.data import Batch
 from training.precision import autocast
-from training.recipe import OptimizerRecipe, Recipe
+from training.recipe import LAMB_ONLY, OptimizerRecipe, Recipe
 
 
-def build_optimizer(model: torch.nn.Module, recipe: OptimizerRecipe) -> torch.optim.Optimizer:
+def build_optimizer(
+    model: torch.nn.Module, recipe: OptimizerRecipe, plan: MemoryPlan
+) -> torch.optim.Optimizer | DelayedLamb:
     """The optimizer that the recipe names, over `model`'s parameters; the learning rate is set at each step."""
-    groups = parameter_groups(model, recipe.weight_decay)
+    settings: dict[str, Any] = {}
+    if recipe.name == "lamb":
+        settings = {name: getattr(recipe, name) for name in LAMB_ONLY if name != "delayed"}
+        settings |= {"offload": plan.offload_optimizer, "master_weights": plan.master_weights}
     beta_mean, beta_square = recipe.betas
-    if recipe.name == "adamw":
-        return torch.optim.AdamW(groups, lr=0.0, betas=(beta_mean, beta_square), eps=recipe.eps, fused=True)
-    return Lamb(
-        groups,
-        lr=0.0,
-        betas=(beta_mean, beta_square),
-        eps=recipe.eps,
-        clamp_weight_norm=recipe.clamp_weight_norm,
-        bias_correction=recipe.bias_correction,
-        eight_bit=recipe.eight_bit,
-        block_size=recipe.block_size,
-        min_eight_bit_numel=recipe.min_eight_bit_numel,
-    )
+    groups = parameter_groups(model, recipe.weight_decay)
+    optimizer = make_optimizer(recipe.name, groups, betas=(beta_mean, beta_square), eps=recipe.eps, **settings)
+    if not recipe.delayed:
+        return optimizer
+    assert isinstance(optimizer, Lamb)
+    return DelayedLamb(optimizer)
+
+
+class Step(NamedTuple):
+    """How a step went."""
+
+    loss: float
+    """In nats."""
+    grad_norm: float
+    """Before clipping."""
+    rescaled: bool = False
+    """float16 overflowed in a gradient; its scale is smaller now, and nothing was learnt."""
 
 
 class Learner:
-    """Turns batches into better weights of `model`, which it changes in place."""
+    """Turns batches into better weights of `model`, which it changes in place.
+
+    ValueError where the model cannot have the recipe's memory plan or precision.
+    """
 
     def __init__(self, model: Dalle, recipe: Recipe):
-        self.model = model.train()
-        self.model.plan = recipe.memory.plan()
         self.memory = recipe.memory
+        self.model = model.train()
+        self.model.plan = recipe.memory
+        if self.memory.precision == "bf16-weights":
+            self.model.to(torch.bfloat16)
+        if self.memory.precision == "fp16":
+            self.model.scales = BranchScales(2 * model.config.num_layers)
         self.micro_batch_size = recipe.data.batch_size // recipe.memory.micro_batches
         self.clip_norm = recipe.optimizer.clip_norm
-        self.optimizer = build_optimizer(model, recipe.optimizer)
+        self.optimizer = build_optimizer(model, recipe.optimizer, recipe.memory)
         self.losses: Any = torch.compile(model.losses) if recipe.memory.compile else model.losses
 
     @property
@@ -50,35 +68,49 @@ class Learner:
         """Where the model is."""
         return next(self.model.parameters()).device
 
-    def step(self, batch: Batch, lr: float) -> tuple[float, float]:
-        """One optimizer step on the whole batch -> (loss, norm of the gradient before clipping).
+    def step(self, batch: Batch, lr: float, crop: Crop | None = None) -> Step:
+        """One optimizer step on the whole batch, or on a crop of each of its samples.
 
-        Where either is not finite, nothing is changed.
+        Where loss or gradient is not finite, or a gradient was rescaled, nothing is changed.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.accumulate_gradient(batch)
+        loss = self.accumulate_gradient(batch, crop)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
         loss_nats, grad_norm = torch.stack([loss, norm.to(loss.dtype)]).tolist()  # one wait for the device
-        if math.isfinite(loss_nats) and math.isfinite(grad_norm):
+        finite = math.isfinite(loss_nats) and math.isfinite(grad_norm)
+        if self.model.scales is not None:
+            before = list(self.model.scales.values)
+            if not self.model.scales.update():
+                # A scale that stays at its smallest helps no more: the gradient itself is too large for float16.
+                if any(old == new == 1 for old, new in zip(before, self.model.scales.values, strict=True)):
+                    return Step(loss_nats, math.inf)
+                return Step(loss_nats, grad_norm, rescaled=finite)
+        if finite:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self.optimizer.step()
-        return loss_nats, grad_norm
+        return Step(loss_nats, grad_norm)
 
-    def accumulate_gradient(self, batch: Batch) -> Tensor:
+    def accumulate_gradient(self, batch: Batch, crop: Crop | None = None) -> Tensor:
         """Add the gradient of the batch's mean loss, one micro-batch at a time; returns that loss in nats."""
         total = torch.zeros((), device=self.device)
         for part in self.micro_batches(batch):
             with self.autocast():
-                text_nats, image_nats = self.losses(*part)
+                text_nats, image_nats = self.losses(*part, crop)
                 loss = self.weigh(text_nats, image_nats) * (len(part.text_ids) / len(batch.text_ids))
             loss.backward()
             total += loss.detach()
         return total
 
+    def finish(self) -> None:
+        """Let a delayed step move the weights; before they are looked at or saved for use."""
+        if isinstance(self.optimizer, DelayedLamb):
+            self.optimizer.finish()
+
     @torch.no_grad()
     def measure(self, batch: Batch) -> dict[str, float]:
         """Losses of samples that are not trained on: the training loss, its two parts, and bits per image code."""
+        self.finish()
         self.model.eval()
         sums = torch.zeros(2, device=self.device)
         for part in self.micro_batches(batch):
@@ -104,6 +136,6 @@ class Learner:
         parts = zip(batch.text_ids.split(size), batch.image_codes.split(size), strict=True)
         return [Batch(text_ids.to(self.device), image_codes.to(self.device)) for text_ids, image_codes in parts]
 
-    def autocast(self) -> AbstractContextManager[object]:
-        """bfloat16 where the recipe wants it."""
-        return autocast(self.device.type, self.memory.precision, self.model.config.sequence_len)
+    def autocast(self) -> torch.autocast:
+        """The recipe's precision."""
+        return autocast(self.device.type, self.memory.precision)

@@ -7,48 +7,47 @@ from pathlib import Path
 from typing import Any, Self
 
 from dalle_lean import DalleConfig, MemoryPlan
+from dalle_lean.optim import OPTIMIZERS
+from training.fields import check_at_least, check_one_of, typed_section
 
 RECIPES = Path(__file__).parent / "recipes"
-
-
-def check_at_least(minimum: float, **values: float) -> None:
-    """ValueError that names the first of `values` below `minimum`."""
-    for name, value in values.items():
-        if not minimum <= value < float("inf"):
-            raise ValueError(f"{name} = {value}: must be a finite number of at least {minimum}")
-
-
-def check_one_of(allowed: tuple[str, ...], **values: str) -> None:
-    """ValueError that names the first of `values` outside `allowed`."""
-    for name, value in values.items():
-        if value not in allowed:
-            raise ValueError(f"{name} = {value!r}: must be one of {', '.join(allowed)}")
+LAMB_ONLY = ("clamp_weight_norm", "bias_correction", "eight_bit", "block_size", "min_eight_bit_numel", "delayed")
+PRECISIONS = ("fp32", "bf16", "fp16", "bf16-weights")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryRecipe:
-    """What trades memory for time; it changes the result only by rounding.
+class MemoryRecipe(MemoryPlan):
+    """A MemoryPlan, where 0 and "" stand for None, and what else trades memory for time; all of it changes the result
+    by rounding only.
 
     Args:
-        activations: see MemoryPlan; "" takes the leanest that the model allows.
-        precision: "fp32", or "bf16" for bfloat16 autocast over float32 weights.
+        precision: "fp32"; "bf16" or "fp16", autocast over float32 weights, fp16 with a gradient scale for each branch
+            (dalle_lean.scaling), so only where branches are computed again; "bf16-weights", no float32 but Lamb's
+            copies of the weights on the CPU.
         micro_batches: parts a batch is computed in; their gradients are accumulated.
         compile: run the forward and backward through torch.compile.
     """
 
-    activations: str = ""
+    grads_in_place: bool = True
+    master_weights: bool = True
     precision: str = "fp32"
     micro_batches: int = 1
     compile: bool = False
 
     def __post_init__(self) -> None:
-        check_one_of(("fp32", "bf16"), precision=self.precision)
+        super().__post_init__()
+        check_one_of(PRECISIONS, precision=self.precision)
         check_at_least(1, micro_batches=self.micro_batches)
-        self.plan()
 
-    def plan(self) -> MemoryPlan:
-        """The model's part of it."""
-        return MemoryPlan(activations=self.activations or None)
+    def activations_for(self, config: DalleConfig) -> str:
+        """As MemoryPlan's; ValueError too where the precision does not go with it."""
+        activations = super().activations_for(config)
+        if self.precision == "fp16" and activations not in ("checkpoint", "reversible"):
+            raise ValueError(
+                f"precision = 'fp16' with activations = {activations!r}: gradient scales need branches that are "
+                "computed again, choose checkpoint or reversible"
+            )
+        return activations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +55,11 @@ class OptimizerRecipe:
     """The optimizer; the defaults are the paper's. See dalle_lean.optim.Lamb for the fields they share.
 
     Args:
-        name: "lamb", or "adamw": torch's, which takes none of the fields after clip_norm.
-        clip_norm: the gradient's norm is cut to this.
+        name: "lamb"; "adamw" (torch's) and "adamw8bit" (bitsandbytes') take none of the fields after clip_norm.
         max_skipped_in_row: so many non-finite steps in a row end the run.
+        clip_norm: the gradient's norm is cut to this.
+        delayed: the step runs beside the next forward and backward, whose gradient is taken at the weights before it.
+            Measuring, drawing and saving wait for it.
     """
 
     name: str = "lamb"
@@ -72,9 +73,10 @@ class OptimizerRecipe:
     eight_bit: bool = True
     block_size: int = 4096
     min_eight_bit_numel: int = 65536
+    delayed: bool = False
 
     def __post_init__(self) -> None:
-        check_one_of(("lamb", "adamw"), name=self.name)
+        check_one_of(OPTIMIZERS, name=self.name)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas = {list(self.betas)}: must be two numbers of at least 0 and below 1")
         check_at_least(0, eps=self.eps, weight_decay=self.weight_decay, min_eight_bit_numel=self.min_eight_bit_numel)
@@ -83,10 +85,9 @@ class OptimizerRecipe:
             raise ValueError(
                 f"clip_norm = {self.clip_norm}, clamp_weight_norm = {self.clamp_weight_norm}: must be above 0"
             )
-        own = ("clamp_weight_norm", "bias_correction", "eight_bit", "block_size", "min_eight_bit_numel")
         for spec in dataclasses.fields(self):
-            if self.name == "adamw" and spec.name in own and getattr(self, spec.name) != spec.default:
-                raise ValueError(f"{spec.name}: adamw has no such setting, leave it out or choose lamb")
+            if self.name != "lamb" and spec.name in LAMB_ONLY and getattr(self, spec.name) != spec.default:
+                raise ValueError(f"{spec.name}: {self.name} has no such setting, leave it out or choose lamb")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +98,16 @@ class ScheduleRecipe:
         peak_lr: learning rate at the end of the warm-up.
         warmup_steps: linear rise from 0.
         total_steps: linear fall to 0 after the warm-up.
+        length_warmup: (until_step, text_len, image_side), until_step rising: up to that step the loss is taken over the
+            first text_len ids of each caption and a square of codes of that side, elsewhere at each step; after the
+            last over everything.
         log_every, heldout_every, sample_every, checkpoint_every: intervals; the last step always has all of them.
     """
 
     peak_lr: float = 2.5e-3
     warmup_steps: int = 3125
     total_steps: int = 31250
+    length_warmup: tuple[tuple[int, int, int], ...] = ()
     log_every: int = 10
     heldout_every: int = 500
     sample_every: int = 500
@@ -116,6 +121,30 @@ class ScheduleRecipe:
         )
         if self.warmup_steps > self.total_steps:
             raise ValueError(f"warmup_steps = {self.warmup_steps}: more than total_steps = {self.total_steps}")
+        ends = [until_step for until_step, _, _ in self.length_warmup]
+        if ends != sorted(set(ends)) or not all(1 <= end <= self.total_steps for end in ends):
+            raise ValueError(f"length_warmup ends at the steps {ends}: they must rise within 1..{self.total_steps}")
+
+    def check_lengths(self, config: DalleConfig) -> None:
+        """ValueError where a stage of `length_warmup` is no part of the model's captions and pictures."""
+        for until_step, text_len, image_side in self.length_warmup:
+            if not (1 <= text_len <= config.text_len and 1 <= image_side <= config.image_side):
+                raise ValueError(
+                    f"length_warmup = {[until_step, text_len, image_side]}: this model has text_len in "
+                    f"1..{config.text_len} and image_side in 1..{config.image_side}"
+                )
+
+    def lasting(self, steps: int) -> Self:
+        """The same over another number of steps: what warms up keeps its share of them."""
+
+        def share(step: int) -> int:
+            return round(step * steps / self.total_steps)
+
+        stages = {share(until_step): (text_len, side) for until_step, text_len, side in self.length_warmup}
+        lengths = tuple((until_step, *length) for until_step, length in stages.items() if until_step)
+        return dataclasses.replace(
+            self, total_steps=steps, warmup_steps=share(self.warmup_steps), length_warmup=lengths
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +187,12 @@ class Recipe:
     data: DataRecipe = DataRecipe()
 
     def __post_init__(self) -> None:
-        DalleConfig.from_dict(self.model)
+        self.memory.activations_for(DalleConfig.from_dict(self.model))
+        if self.memory.precision == "bf16-weights" and self.optimizer.name != "lamb":
+            raise ValueError(
+                f"precision = 'bf16-weights' with optimizer {self.optimizer.name!r}: steps too small for bfloat16 are "
+                "lost without the float32 copies that only lamb keeps"
+            )
         if self.data.batch_size % self.memory.micro_batches:
             sizes = f"batch_size = {self.data.batch_size}, micro_batches = {self.memory.micro_batches}"
             raise ValueError(f"{sizes}: the first must be a multiple of the second")
@@ -192,11 +226,10 @@ class Recipe:
         seed: int | None = None,
         precision: str | None = None,
     ) -> Self:
-        """The recipe with what is given put in its place; the warm-up keeps its share of `steps`."""
+        """The recipe with what is given put in its place; what warms up keeps its share of `steps`."""
         schedule = self.schedule
         if steps is not None:
-            warmup_steps = round(schedule.warmup_steps * steps / schedule.total_steps)
-            schedule = dataclasses.replace(schedule, total_steps=steps, warmup_steps=warmup_steps)
+            schedule = schedule.lasting(steps)
         return dataclasses.replace(
             self,
             schedule=replace_given(schedule, peak_lr=lr),
@@ -211,25 +244,9 @@ class Recipe:
             if self.model.get(name, value) != value:
                 origin = "tokenizer" if name == "text_vocab_size" else "data"
                 raise ValueError(f"the recipe's model has {name} = {self.model[name]}, but the {origin} has {value}")
-        return DalleConfig.from_dict({**self.model, **found})
-
-
-def typed_section(section: type, values: dict[str, Any]) -> Any:
-    """`section(**values)` once every key is known and every value has its default's type."""
-    defaults = {spec.name: spec.default for spec in dataclasses.fields(section)}
-    typed = {}
-    for name, value in values.items():
-        if name not in defaults:
-            raise ValueError(f"{name}: unknown key; known are {', '.join(defaults)}")
-        default = defaults[name]
-        if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if isinstance(default, tuple) and isinstance(value, list):
-            value = tuple(value)
-        if type(value) is not type(default):
-            raise ValueError(f"{name} = {value!r}: must be of type {type(default).__name__}")
-        typed[name] = value
-    return section(**typed)
+        config = DalleConfig.from_dict({**self.model, **found})
+        self.schedule.check_lengths(config)
+        return config
 
 
 def replace_given(section: Any, **values: Any) -> Any:

@@ -5,30 +5,29 @@ OUT gets model/ (a model folder), checkpoint/, tokenizer.json, metrics.jsonl, te
 
 import dataclasses
 import math
-import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from dalle_lean import Dalle, load_model, save_model
-from dalle_lean.files import read_json, sha256_file
-from dalle_lean.folder import bundled_model
+from dalle_lean import DalleConfig, save_model
+from dalle_lean.files import sha256_file
 from dalle_lean.progress import OnProgress
 from dalle_lean.vqgan import VQGAN
-from preprocessing.shards import DatasetInfo, read_dataset_info
+from preprocessing.shards import read_dataset_info
 from training.checkpoint import load_checkpoint, save_checkpoint
 from training.data import Batch, Position, TrainingData, captions, collate, heldout_rows
 from training.interrupt import interrupt_deferred
 from training.learner import Learner
-from training.metrics import MetricsLog
+from training.metrics import MetricsLog, Pace
+from training.parts import build_model, matching_vqgan, refuse_other_codes
 from training.progress import OnNotice, StepCount
-from training.recipe import Recipe
-from training.run_folder import place_tokenizer
+from training.recipe import DataRecipe, OptimizerRecipe, Recipe
+from training.run_folder import place_tokenizer, remove_leftovers
 from training.samples import draw_codes, save_sheet
-from training.schedule import learning_rate
+from training.schedule import crop_of_step, learning_rate
 
 NUM_SAMPLES = 8
 
@@ -38,13 +37,25 @@ class Progress(StepCount):
     """The numbers of this run that move."""
 
     position: Position = field(default_factory=Position)
+    tokens: int = 0
+    """Positions learnt from."""
+    tokens_per_s: float = math.nan
+    sample_tokens: int = 0
+    """Positions of a sample, which grow with the length."""
     heldout_image_bits: float = math.nan
     """The last time it was measured."""
+    rescaled: int = 0
+    """Steps that changed nothing but a scale of float16 gradients."""
 
     def findings(self) -> list[str]:
+        words = []
         if math.isfinite(self.heldout_image_bits):
-            return [f"held-out {self.heldout_image_bits:.3f} bits/code"]
-        return []
+            words.append(f"held-out {self.heldout_image_bits:.3f} bits/code")
+        if math.isfinite(self.tokens_per_s):
+            words.append(f"{self.tokens_per_s:,.0f} tokens/s, {self.sample_tokens} a sample")
+        if self.rescaled:
+            words.append(f"{self.rescaled} steps skipped (gradient scales lowered)")
+        return words
 
 
 def train(
@@ -126,7 +137,7 @@ class Run:
         rows = [] if self.finished else heldout_rows(self.data, heldout, recipe.data.heldout_samples)
         self.heldout = collate(rows, self.tokenizer, self.model.config.text_len) if rows else None
         self.saved_step = self.progress.step
-        self.clock, self.clock_step = time.perf_counter(), self.progress.step
+        self.pace = Pace()
 
     @property
     def finished(self) -> bool:
@@ -157,7 +168,7 @@ class Run:
                 self.look(metrics)
                 tell()
                 if interrupted():
-                    self.finish()
+                    self.stop()
                     raise KeyboardInterrupt
 
     def batches(self) -> Iterator[tuple[Batch, Position]]:
@@ -169,26 +180,34 @@ class Run:
 
     def take_step(self, batch: Batch, position: Position, metrics: MetricsLog) -> None:
         """Learn from a batch; a step that is not finite is skipped, recorded and, many in a row, the end."""
-        progress, schedule = self.progress, self.recipe.schedule
+        progress, schedule, config = self.progress, self.recipe.schedule, self.model.config
         progress.position = position
+        step = progress.step + 1
+        crop = crop_of_step(step, schedule.length_warmup, config.image_side, self.recipe.data.seed)
+        progress.sample_tokens = crop.text_len + crop.side**2 if crop else config.sequence_len
+        tokens = progress.sample_tokens * len(batch.text_ids)
+        progress.tokens += tokens
         lr = learning_rate(
-            progress.step + 1,
+            step,
             peak=schedule.peak_lr,
             warmup_steps=schedule.warmup_steps,
             total_steps=schedule.total_steps,
         )
-        loss, grad_norm = self.learner.step(batch, lr)
+        loss, grad_norm, rescaled = self.learner.step(batch, lr, crop)
         numbers = {"loss": loss, "grad_norm": grad_norm}
-        if not progress.count_step(numbers):
+        self.pace.count(samples=len(batch.text_ids), tokens=tokens)
+        if rescaled:
+            progress.step, progress.rescaled = step, progress.rescaled + 1
+            metrics.write(step, rescaled=progress.rescaled)
+        elif not progress.count_step(numbers):
             metrics.write(progress.step, skipped=progress.skipped)
             progress.refuse_divergence(
                 numbers, self.recipe.optimizer.max_skipped_in_row, out=self.out, saved_step=self.saved_step
             )
         elif self.due(schedule.log_every):
-            now = time.perf_counter()
-            rate = (progress.step - self.clock_step) * len(batch.text_ids) / (now - self.clock)
-            self.clock, self.clock_step = now, progress.step
-            metrics.write(progress.step, **numbers, lr=lr, samples_per_s=rate)
+            rates = self.pace.per_second()
+            progress.tokens_per_s = rates["tokens_per_s"]
+            metrics.write(step, **numbers, lr=lr, **rates, tokens=progress.tokens, sample_tokens=progress.sample_tokens)
 
     def look(self, metrics: MetricsLog) -> None:
         """What is due after this step: held-out loss, samples, checkpoint."""
@@ -199,8 +218,7 @@ class Run:
             metrics.write(progress.step, **measured)
         if self.heldout and self.vqgan and self.due(schedule.sample_every):
             self.draw(self.heldout, self.vqgan)
-        # Many bad steps may be the fault of the weights: what was saved before them stays.
-        if progress.skipped_in_row == 0 and self.due(schedule.checkpoint_every):
+        if self.unsaved and self.due(schedule.checkpoint_every):
             self.save()
 
     def due(self, interval: int) -> bool:
@@ -213,20 +231,26 @@ class Run:
         path = self.out / "samples" / f"step-{self.progress.step:06d}.png"
         generator = torch.Generator().manual_seed(self.recipe.data.seed)
         text_ids, image_codes = (part[:NUM_SAMPLES] for part in heldout)
+        self.learner.finish()
         with self.learner.autocast():
             codes = draw_codes(self.model, text_ids.to(self.learner.device), generator)
         save_sheet(path, [vqgan.decode(image_codes), vqgan.decode(codes.cpu())])
 
     def save(self) -> None:
         """Write the model folder and the checkpoint."""
-        state = {**dataclasses.asdict(self.progress), "position": tuple(self.progress.position)}
         # The checkpoint comes last: once it says that the run is finished, the model folder is never written again.
         self.save_model()
-        save_checkpoint(self.out, model=self.model, optimizer=self.learner.optimizer, progress=state, run=self.identity)
+        self.save_checkpoint()
+
+    def save_checkpoint(self) -> None:
+        """Write all that a killed run needs, what a delayed step has not given out yet included."""
+        state = {**dataclasses.asdict(self.progress), "position": tuple(self.progress.position)}
+        save_checkpoint(self.out, **self.moving, progress=state, run=self.identity)
         self.saved_step = self.progress.step
 
     def save_model(self) -> None:
         """Write the model folder."""
+        self.learner.finish()
         save_model(
             self.model,
             self.out / "model",
@@ -237,67 +261,36 @@ class Run:
 
     def restore(self) -> Progress:
         """The state of the checkpoint, or the beginning."""
-        saved = load_checkpoint(self.out, model=self.model, optimizer=self.learner.optimizer, run=self.identity)
+        earlier = {
+            "model": DalleConfig().to_dict(),
+            "optimizer": dataclasses.asdict(OptimizerRecipe()),
+            "data": dataclasses.asdict(DataRecipe()),
+        }
+        saved = load_checkpoint(self.out, **self.moving, run=self.identity, defaults=earlier)
         return Progress(**{**saved, "position": Position(*saved["position"])}) if saved else Progress()
+
+    @property
+    def moving(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the progress."""
+        return {"model": self.model, "optimizer": self.learner.optimizer, "scales": self.model.scales}
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether there is something new that is worth keeping: many bad steps may be the fault of the weights."""
+        return self.progress.skipped_in_row == 0 and self.saved_step < self.progress.step
+
+    def stop(self) -> None:
+        """Save where Ctrl+C fell."""
+        if self.unsaved:
+            # First, with the weights where they are: giving out a delayed step here would make another run of it.
+            self.save_checkpoint()
+            self.save_model()
+        self.finish()
 
     def finish(self) -> None:
         """Leave everything saved."""
-        if self.progress.skipped_in_row == 0 and self.saved_step < self.progress.step:
+        if self.unsaved:
             self.save()
         elif not (self.out / "model").exists():
             self.save_model()
-
-
-def build_model(recipe: Recipe, info: DatasetInfo, vocab_size: int, init: Path | None) -> Dalle:
-    """The recipe's model with new weights, or `init`; ValueError where it does not fit the data and the tokenizer."""
-    sizes = {"image_side": info.image_side, "image_vocab_size": info.codebook_size, "text_vocab_size": vocab_size}
-    if init is None:
-        return Dalle(recipe.model_config(**sizes))
-    model = load_model(init)
-    recorded = read_json(init / "config.json")["vqgan_fingerprint"]
-    if recorded is not None and recorded != info.vqgan:
-        raise ValueError(f"{init} was trained on codes of the VQGAN {recorded[:12]}, the data is of {info.vqgan[:12]}")
-    dataclasses.replace(recipe, model=model.config.to_dict()).model_config(**sizes)
-    return model
-
-
-def bundled_vqgan(data: Path) -> Path | None:
-    """The bundled model's VQGAN, if it is the one that made the codes of the shards `data`."""
-    try:
-        folder = bundled_model()
-    except ValueError:  # this installation has none
-        return None
-    made_them = read_json(folder / "config.json")["vqgan_fingerprint"] == read_dataset_info(data).vqgan
-    return folder / "vqgan" if made_them else None
-
-
-def refuse_other_codes(heldout: Path, data: Path, info: DatasetInfo) -> None:
-    """ValueError unless the codes of the shards `heldout` mean what those of `data` mean."""
-    theirs = read_dataset_info(heldout)
-    for name in ("vqgan", "image_side", "codebook_size"):
-        if getattr(theirs, name) != getattr(info, name):
-            raise ValueError(
-                f"{heldout} has {name} {getattr(theirs, name)}, but {data} has {getattr(info, name)}; "
-                "preprocess both with the same --vqgan and --picture-side"
-            )
-
-
-def matching_vqgan(folder: Path, info: DatasetInfo) -> VQGAN:
-    """The VQGAN of a folder; ValueError unless it is the one that made the codes."""
-    vqgan = VQGAN.load(folder)
-    if vqgan.fingerprint() != info.vqgan:
-        raise ValueError(
-            f"{folder} is the VQGAN {vqgan.fingerprint()[:12]}, but the data's codes are of {info.vqgan[:12]}; "
-            "give the folder that the data was preprocessed with"
-        )
-    return vqgan
-
-
-def remove_leftovers(out: Path) -> None:
-    """Remove what a killed process left half-written of this run: hidden names ending in .tmp."""
-    for pattern in (".*.tmp", "checkpoint/.*.tmp", "samples/.*.tmp"):
-        for path in out.glob(pattern):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        self.learner.finish()

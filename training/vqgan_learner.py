@@ -163,8 +163,7 @@ class VQGANLearner(nn.Module):
 
     def arithmetic(self) -> AbstractContextManager[object]:
         """The precision of the networks; the codebook keeps float32."""
-        config = self.recipe.config
-        return autocast(self.vqgan.quant_conv.weight.device.type, self.recipe.precision, config.image_side**2)
+        return autocast(self.vqgan.quant_conv.weight.device.type, self.recipe.precision)
 
 
 def new_discriminator(recipe: VQGANRecipe) -> nn.Module:

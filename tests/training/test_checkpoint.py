@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from dalle_lean.optim import Lamb
+from dalle_lean.scaling import BranchScales
 from training.checkpoint import NAME, has_checkpoint, load_checkpoint, save_checkpoint
 
 RUN = {"model": {"num_layers": 2}, "betas": (0.9, 0.96)}
@@ -40,6 +41,24 @@ def test_a_checkpoint_of_another_run_is_refused_by_what_differs(tmp_path):
     save_checkpoint(tmp_path, **parts(), progress={}, run=RUN)
     with pytest.raises(ValueError, match="another run: its model"):
         load_checkpoint(tmp_path, **parts(), run={**RUN, "model": {"num_layers": 3}})
+
+
+def test_a_checkpoint_made_before_a_setting_existed_had_its_default(tmp_path):
+    save_checkpoint(tmp_path, **parts(), progress={}, run=RUN)
+    now = {**RUN, "model": {"num_layers": 2, "gated": True}}
+    assert load_checkpoint(tmp_path, **parts(), run=now, defaults={"model": {"gated": True}}) == {}
+    with pytest.raises(ValueError, match="another run: its model"):
+        load_checkpoint(tmp_path, **parts(), run=now, defaults={"model": {"gated": False}})
+
+
+def test_a_checkpoint_without_gradient_scales_leaves_them_as_they_are(tmp_path):
+    save_checkpoint(tmp_path, **parts(), progress={}, run=RUN)
+    state = torch.load(tmp_path / NAME, weights_only=True)
+    del state["scales"]
+    torch.save(state, tmp_path / NAME)
+    scales = BranchScales(2, initial=64.0)
+    load_checkpoint(tmp_path, **parts(), run=RUN, scales=scales)
+    assert scales.values == [64.0, 64.0]
 
 
 @pytest.mark.parametrize("keep_bytes", [0, 10, 5000])

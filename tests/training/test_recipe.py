@@ -1,6 +1,8 @@
+import dataclasses
+
 import pytest
 
-from dalle_lean import Dalle, DalleConfig
+from dalle_lean import Dalle, DalleConfig, MemoryPlan
 from training.learner import build_optimizer
 from training.recipe import Recipe, load_recipe, recipe_names
 
@@ -33,6 +35,19 @@ def test_the_paper_recipe_is_the_papers_run():
         ({"data": {"heldout_share": 1.5}}, r"heldout_share = 1.5"),
         ({"memory": {"precision": "fp8"}}, "precision = 'fp8'"),
         ({"memory": {"activations": "none"}}, "activations='none'"),
+        ({"memory": {"activations": "selective"}}, "reversible=True takes keep, reversible"),
+        ({"memory": {"samples": -1}}, "samples=-1"),
+        ({"memory": {"samples": False}}, "samples = False"),
+        ({"memory": {"residual_dtype": "float16"}}, "residual_dtype='float16'"),
+        ({"memory": {"precision": "fp16", "activations": "keep"}}, "'fp16' with activations = 'keep'"),
+        (
+            {"memory": {"precision": "bf16-weights"}, "optimizer": {"name": "adamw"}},
+            "'bf16-weights' with optimizer 'ad",
+        ),
+        ({"optimizer": {"name": "adamw8bit", "delayed": True}}, "delayed: adamw8bit has no such setting"),
+        ({"schedule": {"length_warmup": [[10, 4]]}}, "length_warmup = "),
+        ({"schedule": {"length_warmup": [[20, 4, 2], [10, 8, 4]]}}, r"the steps \[20, 10\]"),
+        ({"schedule": {"warmup_steps": 1, "total_steps": 5, "length_warmup": [[6, 4, 2]]}}, r"within 1\.\.5"),
         ({"optimizer": {"name": "sgd"}}, "name = 'sgd'"),
         ({"optimizer": {"betas": [0.9]}}, "betas"),
         ({"optimizer": {"name": "adamw", "block_size": 256}}, "block_size: adamw has no such setting"),
@@ -61,6 +76,42 @@ def test_options_override_the_recipe_and_the_warm_up_keeps_its_share():
     assert load_recipe("paper").override() == load_recipe("paper")
 
 
+def test_stages_of_length_keep_their_share_and_vanish_where_no_step_is_left_for_them():
+    stages = [[10, 4, 2], [400, 8, 4]]
+    recipe = Recipe.from_dict({"schedule": {"warmup_steps": 0, "total_steps": 800, "length_warmup": stages}})
+    assert recipe.override(steps=80).schedule.length_warmup == ((1, 4, 2), (40, 8, 4))
+    assert recipe.override(steps=8).schedule.length_warmup == ((4, 8, 4),)
+
+
+@pytest.mark.parametrize("stage", [(5, 9, 4), (5, 0, 4), (5, 8, 5), (5, 8, 0)])
+def test_a_stage_of_length_that_the_model_does_not_have_is_refused(stage):
+    recipe = Recipe.from_dict({"model": {"text_len": 8}, "schedule": {"length_warmup": [list(stage)]}})
+    with pytest.raises(ValueError, match=r"length_warmup = .* text_len in 1\.\.8 and image_side in 1\.\.4"):
+        recipe.model_config(image_side=4, image_vocab_size=8, text_vocab_size=300)
+
+
+def test_every_field_of_a_memory_plan_can_be_set_and_zero_is_the_whole():
+    chosen = {
+        "activations": "checkpoint",
+        "samples": 2,
+        "attention_heads": 1,
+        "feed_forward_tokens": 16,
+        "full_attention_queries": 8,
+        "loss_tokens": 32,
+        "grads_in_place": False,
+        "residual_dtype": "bfloat16",
+        "offload_optimizer": False,
+        "master_weights": False,
+    }
+    assert set(chosen) == {field.name for field in dataclasses.fields(MemoryPlan)}
+    memory = Recipe.from_dict({"model": {"reversible": False}, "memory": chosen}).memory
+    assert {name: getattr(memory, name) for name in chosen} == chosen
+
+    none = {"activations": "", "samples": 0, "loss_tokens": 0, "residual_dtype": ""}
+    memory = Recipe.from_dict({"memory": none}).memory
+    assert [getattr(memory, name) for name in none] == [None] * 4
+
+
 def test_a_model_that_does_not_fit_the_data_is_refused():
     recipe = Recipe(model={"image_side": 8})
     sizes = {"image_side": 8, "image_vocab_size": 64, "text_vocab_size": 300}
@@ -69,10 +120,10 @@ def test_a_model_that_does_not_fit_the_data_is_refused():
         recipe.model_config(**{**sizes, "image_side": 16})
 
 
-@pytest.mark.parametrize("name", ["lamb", "adamw"])
+@pytest.mark.parametrize("name", ["lamb", "adamw", "adamw8bit"])
 def test_the_recipe_names_the_optimizer(name):
     recipe = load_recipe("tiny")
     model = Dalle(recipe.model_config(image_side=2, image_vocab_size=8, text_vocab_size=300))
-    optimizer = build_optimizer(model, Recipe.from_dict({"optimizer": {"name": name}}).optimizer)
+    optimizer = build_optimizer(model, Recipe.from_dict({"optimizer": {"name": name}}).optimizer, recipe.memory)
     assert type(optimizer).__name__.lower() == name
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.045, 0.0]

@@ -11,12 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
-from dalle_lean import Dalle, load_model
+from dalle_lean import Dalle
 from dalle_lean.cli import main
 from dalle_lean.files import sha256_file
 from dalle_lean.folder import bundled_model, check_parts
 from dalle_lean.vqgan import VQGAN
 from tests.tiny import tiny_vqgan
+from tests.training.runs import Killed, at_step, kill, losses, saved_progress, weights
 from training.checkpoint import NAME as CHECKPOINT
 from training.checkpoint import has_checkpoint, save_checkpoint
 from training.data import Batch
@@ -41,36 +42,6 @@ def uninterrupted(shards, tmp_path_factory):
     return out
 
 
-def losses(out):
-    """The loss of each step, and that no step was written twice."""
-    lines = [line for line in read_metrics(out / METRICS) if "loss" in line]
-    steps = {line["step"]: line["loss"] for line in lines}
-    assert len(steps) == len(lines)
-    return steps
-
-
-def weights(out):
-    return load_model(out / "model").state_dict()
-
-
-class Killed(Exception):
-    pass
-
-
-def at_step(step, action):
-    """An on_progress that acts after a step (batches of 8)."""
-
-    def on_progress(done, total, note):
-        if done == step * 8:
-            action()
-
-    return on_progress
-
-
-def kill():
-    raise Killed
-
-
 def test_a_run_learns_and_leaves_a_model_folder_metrics_and_a_checkpoint(uninterrupted):
     steps = losses(uninterrupted)
     assert list(steps) == list(range(1, 13))
@@ -92,6 +63,17 @@ def test_a_run_killed_anywhere_ends_with_the_losses_and_weights_of_a_whole_one(
     assert losses(tmp_path) == losses(uninterrupted)
     for name, value in weights(tmp_path).items():
         assert torch.equal(value, weights(uninterrupted)[name]), name
+
+
+def test_a_checkpoint_of_an_earlier_program_is_continued(shards, recipe, tmp_path):
+    with pytest.raises(Killed):
+        train(shards, tmp_path, recipe, on_progress=at_step(6, kill))
+    state = torch.load(tmp_path / CHECKPOINT, weights_only=True)
+    run = json.loads(state["run"])
+    del state["scales"], state["progress"]["tokens"], state["progress"]["rescaled"]
+    del run["optimizer"]["delayed"], run["model"]["ffn_activation"]
+    torch.save({**state, "run": json.dumps(run)}, tmp_path / CHECKPOINT)
+    assert train(shards, tmp_path, recipe).step == 12
 
 
 @pytest.mark.parametrize("step", [3, 12])
@@ -152,10 +134,6 @@ def test_control_c_saves_the_step_it_interrupts(shards, recipe, uninterrupted, t
     assert losses(tmp_path) == losses(uninterrupted)
 
 
-def saved_progress(out):
-    return torch.load(out / CHECKPOINT, weights_only=True)["progress"]
-
-
 def test_a_finished_run_stays_as_it_is(shards, recipe, uninterrupted):
     before = {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*")}
     assert train(shards, uninterrupted, recipe).step == 12
@@ -202,7 +180,7 @@ def test_a_skipped_step_changes_neither_weights_nor_statistics(shards, recipe, t
     run.learner.step(batch, 0.01)
     before = [tensor.clone() for tensor in everything(run)]
     run.model.norm.weight.register_hook(lambda gradient: gradient * torch.inf)
-    _, norm = run.learner.step(batch, 0.01)
+    norm = run.learner.step(batch, 0.01).grad_norm
     assert not torch.tensor(norm).isfinite()
     assert all(torch.equal(old, new) for old, new in zip(before, everything(run), strict=True))
 
@@ -241,7 +219,7 @@ def test_the_loss_that_is_trained_is_the_models_own(recipe):
 def test_the_gradient_is_clipped_to_its_norm(recipe):
     ours = learner(recipe)
     ours.clip_norm = 0.01
-    _, norm = ours.step(random_batch(), lr=0.0)
+    norm = ours.step(random_batch(), lr=0.0).grad_norm
     assert norm > 0.1
     total = torch.stack([parameter.grad.norm() for parameter in ours.model.parameters()]).norm()
     assert float(total) == pytest.approx(0.01, rel=1e-3)
@@ -251,7 +229,7 @@ def test_bfloat16_trains_float32_weights_to_nearly_the_same_loss(recipe):
     ends = []
     for precision in ("fp32", "bf16"):
         ours = learner(recipe, precision=precision)
-        ends.append([ours.step(random_batch(), 0.01)[0] for _ in range(5)][-1])
+        ends.append([ours.step(random_batch(), 0.01).loss for _ in range(5)][-1])
         assert all(parameter.dtype == torch.float32 for parameter in ours.model.parameters())
     assert ends[1] == pytest.approx(ends[0], rel=0.01)
 

@@ -1,0 +1,115 @@
+"""What the settings of a recipe make of a run: precision, a delayed step, short sequences first."""
+
+import dataclasses
+import os
+import signal
+
+import pytest
+import torch
+
+from dalle_lean import load_model
+from tests.training.runs import Killed, at_step, kill, losses, weights
+from training.metrics import NAME as METRICS
+from training.metrics import read_metrics
+from training.progress import TrainingDiverged
+from training.recipe import load_recipe
+from training.trainer import Run, train
+
+
+@pytest.fixture
+def recipe():
+    return load_recipe("tiny")
+
+
+CHANGES = {
+    "delayed": {"optimizer": {"delayed": True}},
+    "fp16": {"memory": {"precision": "fp16"}},
+    "bf16 weights": {"memory": {"precision": "bf16-weights"}},
+    "delayed bf16 weights": {"memory": {"precision": "bf16-weights"}, "optimizer": {"delayed": True}},
+    "adamw8bit": {"optimizer": {"name": "adamw8bit"}},
+    "length warm-up": {"schedule": {"length_warmup": ((4, 4, 2), (7, 8, 3))}},
+}
+
+
+def changed(recipe, sections):
+    parts = {name: dataclasses.replace(getattr(recipe, name), **values) for name, values in sections.items()}
+    return dataclasses.replace(recipe, **parts)
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_run_of_any_kind_goes_on_bit_for_bit_after_a_kill_and_after_control_c(shards, recipe, tmp_path, change):
+    recipe = changed(recipe, change)
+    train(shards, tmp_path / "whole", recipe)
+
+    def press():
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(shards, tmp_path / "again", recipe, on_progress=at_step(5, press))
+    load_model(tmp_path / "again/model")
+    with pytest.raises(Killed):
+        train(shards, tmp_path / "again", recipe, on_progress=at_step(11, kill))
+    train(shards, tmp_path / "again", recipe)
+    assert losses(tmp_path / "again") == losses(tmp_path / "whole")
+    whole = weights(tmp_path / "whole")
+    assert all(torch.equal(value, whole[name]) for name, value in weights(tmp_path / "again").items())
+
+
+def test_what_is_measured_and_saved_has_the_delayed_step(shards, recipe, tmp_path):
+    run = Run(shards, tmp_path, changed(recipe, CHANGES["delayed"]))
+    batch, _ = next(run.batches())
+    before = [parameter.clone() for parameter in run.model.parameters()]
+    run.learner.step(batch, 0.01)
+    assert all(torch.equal(old, new) for old, new in zip(before, run.model.parameters(), strict=True))
+    run.learner.measure(run.heldout)
+    assert not all(torch.equal(old, new) for old, new in zip(before, run.model.parameters(), strict=True))
+
+
+def test_short_sequences_are_learnt_from_first_and_everything_is_measured(shards, recipe, tmp_path):
+    run = Run(shards, tmp_path, changed(recipe, CHANGES["length warm-up"]))
+    notes = []
+    run.go(lambda done, total, note: notes.append(note))
+    lines = [line for line in read_metrics(tmp_path / METRICS) if "loss" in line]
+    lengths = [4 + 2 * 2] * 4 + [8 + 3 * 3] * 3 + [12 + 4 * 4] * 5
+    assert [line["sample_tokens"] for line in lines] == lengths
+    assert [line["tokens"] for line in lines] == [8 * sum(lengths[: step + 1]) for step in range(12)]
+    assert all(line["tokens_per_s"] == pytest.approx(line["samples_per_s"] * line["sample_tokens"]) for line in lines)
+    assert "tokens/s, 8 a sample" in notes[4]
+    assert run.learner.measure(run.heldout)["heldout_loss"] == pytest.approx(
+        run.model.loss(*run.heldout).item(), rel=1e-5
+    )
+
+
+def test_bfloat16_weights_stay_so_and_leave_a_model_folder_like_any_other(shards, recipe, tmp_path):
+    run = Run(shards, tmp_path, changed(recipe, CHANGES["bf16 weights"]))
+    run.go()
+    assert {parameter.dtype for parameter in run.model.parameters()} == {torch.bfloat16}
+    masters = [state["master"].dtype for state in run.learner.optimizer.state.values()]
+    assert masters == [torch.float32] * len(list(run.model.parameters()))
+    assert {value.dtype for value in weights(tmp_path).values()} == {torch.float32}
+    measured = [line["heldout_loss"] for line in read_metrics(tmp_path / METRICS) if "heldout_loss" in line]
+    assert measured[-1] < measured[0]
+
+
+def test_a_step_that_only_lowered_a_scale_is_counted_apart(shards, recipe, tmp_path):
+    run = Run(shards, tmp_path, changed(recipe, CHANGES["fp16"]))
+    run.model.scales.values[0] = 2.0**24
+    run.model.layers[0].attention.scale.data.fill_(30.0)
+    notes = []
+    run.go(lambda done, total, note: notes.append(note))
+    assert run.progress.skipped == 0
+    assert 0 < run.progress.rescaled < 12
+    assert run.model.scales.values[0] < 2.0**24
+    assert f"{run.progress.rescaled} steps skipped (gradient scales lowered)" in notes[-1]
+    counted = [line["rescaled"] for line in read_metrics(tmp_path / METRICS) if "rescaled" in line]
+    assert counted == list(range(1, run.progress.rescaled + 1))
+
+
+def test_a_gradient_too_large_for_the_smallest_scale_ends_the_run(shards, recipe, tmp_path):
+    recipe = changed(recipe, {**CHANGES["fp16"], "optimizer": {"max_skipped_in_row": 3}})
+    run = Run(shards, tmp_path, recipe)
+    run.model.scales.values[:] = [1.0] * 6
+    run.learner.weigh = lambda text_nats, image_nats: 1e12 * (text_nats + image_nats)
+    with pytest.raises(TrainingDiverged, match=r"3 steps in a row .* lower learning rate"):
+        run.go()
+    assert run.progress.rescaled == 0

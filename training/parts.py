@@ -1,0 +1,56 @@
+"""What a run is put together from, each part checked against the data."""
+
+import dataclasses
+from pathlib import Path
+
+from dalle_lean import Dalle, load_model
+from dalle_lean.files import read_json
+from dalle_lean.folder import bundled_model
+from dalle_lean.vqgan import VQGAN
+from preprocessing.shards import DatasetInfo, read_dataset_info
+from training.recipe import Recipe
+
+
+def build_model(recipe: Recipe, info: DatasetInfo, vocab_size: int, init: Path | None) -> Dalle:
+    """The recipe's model with new weights, or `init`; ValueError where it does not fit the data and the tokenizer."""
+    sizes = {"image_side": info.image_side, "image_vocab_size": info.codebook_size, "text_vocab_size": vocab_size}
+    if init is None:
+        return Dalle(recipe.model_config(**sizes))
+    model = load_model(init)
+    recorded = read_json(init / "config.json")["vqgan_fingerprint"]
+    if recorded is not None and recorded != info.vqgan:
+        raise ValueError(f"{init} was trained on codes of the VQGAN {recorded[:12]}, the data is of {info.vqgan[:12]}")
+    dataclasses.replace(recipe, model=model.config.to_dict()).model_config(**sizes)
+    return model
+
+
+def bundled_vqgan(data: Path) -> Path | None:
+    """The bundled model's VQGAN, if it is the one that made the codes of the shards `data`."""
+    try:
+        folder = bundled_model()
+    except ValueError:  # this installation has none
+        return None
+    made_them = read_json(folder / "config.json")["vqgan_fingerprint"] == read_dataset_info(data).vqgan
+    return folder / "vqgan" if made_them else None
+
+
+def refuse_other_codes(heldout: Path, data: Path, info: DatasetInfo) -> None:
+    """ValueError unless the codes of the shards `heldout` mean what those of `data` mean."""
+    theirs = read_dataset_info(heldout)
+    for name in ("vqgan", "image_side", "codebook_size"):
+        if getattr(theirs, name) != getattr(info, name):
+            raise ValueError(
+                f"{heldout} has {name} {getattr(theirs, name)}, but {data} has {getattr(info, name)}; "
+                "preprocess both with the same --vqgan and --picture-side"
+            )
+
+
+def matching_vqgan(folder: Path, info: DatasetInfo) -> VQGAN:
+    """The VQGAN of a folder; ValueError unless it is the one that made the codes."""
+    vqgan = VQGAN.load(folder)
+    if vqgan.fingerprint() != info.vqgan:
+        raise ValueError(
+            f"{folder} is the VQGAN {vqgan.fingerprint()[:12]}, but the data's codes are of {info.vqgan[:12]}; "
+            "give the folder that the data was preprocessed with"
+        )
+    return vqgan
