@@ -147,6 +147,9 @@ def loss_moments(case: Case) -> Iterator[Moment]:
             logits=logits * number.wide + max(logits * number.wide, narrow + product),
             copies=copies + cast,
         )
+    if number.buffer != number.weight:
+        both = output_buffer(case, number.buffer + number.weight)
+        yield Moment(name="hand-over", gradient_buffers=both, activations=standing + case.stream, copies=copies)
 
 
 def whole_loss_moments(case: Case, standing: int, copies: int) -> Iterator[Moment]:
@@ -184,7 +187,8 @@ def whole_loss_moments(case: Case, standing: int, copies: int) -> Iterator[Momen
 
 
 def tied_buffer(case: Case) -> int:
-    """The output layer's gradient waits for the embedding's where they are one table."""
+    """The output layer's gradient waits for the embedding's where they are one table, unless the loss in pieces puts
+    it in place."""
     waits = case.config.tie_embeddings and not (case.plan.grads_in_place and case.plan.loss_tokens is not None)
     return case.config.num_tokens * case.config.hidden_size * case.number.weight if waits else 0
 
@@ -210,6 +214,13 @@ def lean_moments(case: Case) -> Iterator[Moment]:
             gradient_buffers=tied_buffer(case) + (0 if plan.grads_in_place else elements * number.buffer),
             activations=streams * case.stream,
             layer=peaks[branch],
+            copies=rotary_bytes(case) + block_copies(case),
+        )
+    if number.buffer != number.weight:
+        yield Moment(
+            name="hand-over",  # buffers and what they are converted to
+            gradient_buffers=tied_buffer(case) + elements * (number.buffer + number.weight),
+            activations=(streams + 1) * case.stream,
             copies=rotary_bytes(case) + block_copies(case),
         )
 

@@ -28,6 +28,8 @@ class NumberBytes:
     """What projections and attention compute with."""
     stream: int
     """Of the residual streams."""
+    buffer: int
+    """Of what hand-written backward passes add gradients to: at least float32, in place the weight's."""
     mixed: int
     """Of a number of `compute` while it is added to a wider one: a CPU converts it first, a GPU on the way."""
 
@@ -35,19 +37,14 @@ class NumberBytes:
     def of(cls, plan: MemoryPlan, setup: TrainingSetup) -> "NumberBytes":
         """What a plan and a setup say."""
         stream = DTYPE_BYTES[plan.residual_dtype] if plan.residual_dtype else max(4, setup.weight_bytes)
-        buffer = max(4, setup.weight_bytes)
+        buffer = setup.weight_bytes if plan.grads_in_place else max(4, setup.weight_bytes)
         mixed = buffer if setup.device == "cpu" and setup.compute_bytes != buffer else 0
-        return cls(setup.weight_bytes, setup.compute_bytes, stream, mixed)
+        return cls(setup.weight_bytes, setup.compute_bytes, stream, buffer, mixed)
 
     @property
     def wide(self) -> int:
         """At least float32: softmax, rotary, loss."""
         return max(4, self.compute)
-
-    @property
-    def buffer(self) -> int:
-        """Of the buffers that hand-written backward passes add gradients to."""
-        return max(4, self.weight)
 
     @property
     def casts(self) -> bool:

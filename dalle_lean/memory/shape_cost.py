@@ -22,8 +22,10 @@ def shape_cost(shape: TransformerShape, plan: MemoryPlan, setup: TrainingSetup) 
     if activations not in SHAPE_ACTIVATIONS:
         raise ValueError(f"activations={activations!r}: this model takes {' or '.join(SHAPE_ACTIVATIONS)}")
     forward = shape_forward_flop(shape, setup.batch)
-    again = 3 + (activations == "checkpoint")
-    step = Flop(again * forward.projections, again * forward.attention, 3 * forward.output)
+    # A checkpoint's second forward ends with the last thing that backward wants, the input of the last projection.
+    again = activations == "checkpoint"
+    last = 2.0 * setup.batch * shape.tokens * shape.hidden * shape.ffn * shape.layers * shape.stacks
+    step = Flop((3 + again) * forward.projections - again * last, (3 + again) * forward.attention, 3 * forward.output)
     at = shape_moments(shape, setup, activations)
     return cost_at_worst(shape_parameter_sizes(shape), forward, step, at, plan, setup)
 
@@ -41,39 +43,50 @@ def shape_forward_flop(shape: TransformerShape, batch: int) -> Flop:
 
 
 def shape_moments(shape: TransformerShape, setup: TrainingSetup, activations: str) -> list[Moment]:
-    """The loss, the last layer's backward, the embedding's."""
+    """Forward's end, the loss's backward, the last layer's, the embedding's."""
     tokens = setup.batch * shape.tokens
     stream = tokens * shape.hidden * setup.weight_bytes
+    again = activations == "checkpoint"
     chains = [layer_chain(shape, setup, crossing=stack > 0) for stack in range(shape.stacks)]
-    if activations == "checkpoint":
-        stack, last = shape.layers * shape.stacks * stream, 0
-    else:
-        stack, last = shape.layers * sum(kept(chain) for chain in chains), kept(chains[-1])
-    # Autocast converts what projections and the output layer read: all but tables that are only looked up.
-    looked_up = (shape.learnt_positions + shape.segments + (0 if shape.tied else shape.vocabulary)) * shape.hidden
-    read = sum(shape_parameter_sizes(shape)) - looked_up
-    copies = setup.compute_bytes * read if setup.compute_bytes != setup.weight_bytes else 0
-    table = shape.vocabulary * shape.hidden * setup.weight_bytes
-    tied = table if shape.tied else 0
-    # What layers share waits until the first of them is done.
-    block = (
-        sum(attention_sizes(shape)) * (1 + shape.stacks) * shape.stacks // 2
-        + sum(feed_forward_sizes(shape)) * shape.stacks
-    )
-    shared = block * min(shape.shared_blocks or 0, shape.layers) * setup.compute_bytes
-    norm = tokens * STATISTIC_BYTES + stream * shape.final_norm
-    hidden = tokens * shape.hidden * setup.compute_bytes
-    end = stack + norm + hidden
+    layers_kept = shape.layers * sum(stream if again else kept(chain) for chain in chains)
+    last_kept = 0 if again else kept(chains[-1])
+    end = tokens * STATISTIC_BYTES + stream * shape.final_norm + tokens * shape.hidden * setup.compute_bytes
+
+    table = shape.vocabulary * shape.hidden
+    block = sum(attention_sizes(shape)) * shape.attentions // shape.layers
+    block += sum(feed_forward_sizes(shape)) * shape.stacks
+    blocks = min(shape.shared_blocks or shape.layers, shape.layers)
+    # Autocast converts what products read and keeps that through forward; in backward, checkpoints have a layer's.
+    converted = setup.compute_bytes if setup.compute_bytes != setup.weight_bytes else 0
+    all_copies = converted * (block * blocks + table)
+    copies = 0 if again else converted * block * blocks
+    logits = setup.batch * shape.tokens * shape.vocabulary
+    wide = max(4, setup.compute_bytes)
+    # Gradients of what layers share, or tables, wait until the first to use it is done.
+    shared = setup.compute_bytes * block * blocks if shape.shared_blocks else 0
+    tied = setup.weight_bytes * table if shape.tied else 0
     return [
-        Moment(name="loss", activations=end, logits=logits_bytes(shape, setup), copies=copies),
+        # Logits, in at least float32 as well, and log-probabilities; then these and two gradients.
+        Moment(
+            name="forward",
+            activations=layers_kept + end,
+            logits=logits * (2 * wide + (setup.compute_bytes if setup.compute_bytes < wide else 0)),
+            copies=all_copies,
+        ),
+        Moment(
+            name="loss",
+            activations=layers_kept + end,
+            logits=3 * logits * wide,
+            copies=copies + converted * table,
+        ),
         Moment(
             name="layer",
             gradient_buffers=tied + shared,
-            activations=stack - last + stream,
+            activations=layers_kept - last_kept + stream,
             layer=backward_peak(chains[-1], stream),
-            copies=copies,
+            copies=copies or converted * block // shape.stacks,
         ),
-        Moment(name="embedding", gradient_buffers=tied + table, activations=stream),
+        Moment(name="embedding", gradient_buffers=tied + setup.weight_bytes * table, activations=stream),
     ]
 
 
@@ -103,10 +116,3 @@ def layer_chain(shape: TransformerShape, setup: TrainingSetup, crossing: bool) -
         return [*enter, *attend, *feed, *leave]
     across = [*enter, *attend, *leave] if crossing else []
     return [*enter, *attend, *leave, *across, *enter, *feed, *leave]
-
-
-def logits_bytes(shape: TransformerShape, setup: TrainingSetup) -> int:
-    """Logits in the type of the computation; their log-probabilities and two gradients in at least float32."""
-    wide = max(4, setup.compute_bytes)
-    logits = setup.batch * shape.tokens * shape.vocabulary
-    return logits * (3 * wide + (setup.compute_bytes if setup.compute_bytes < wide else 0))
