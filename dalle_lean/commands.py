@@ -30,7 +30,12 @@ def pack(
 
 def calculator(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Recipe (paper) or its TOML file, model folder, gpt2, t5-base, ...")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Recipe or TOML file, model folder, or one of: bert-base, bert-large, t5-small, t5-base, t5-large, "
+            "t5-3b, t5-11b, gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3, gpt-j.",
+        ),
     ] = "paper",
     batch: Annotated[
         int | None,

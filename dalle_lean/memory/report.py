@@ -64,16 +64,28 @@ def answer(
     budget_bytes = None if budget is None else parse_bytes(budget)
     chosen = subject.plan if plan is None else parse_plan(plan)
     if plan is None and budget_bytes is not None:
-        if isinstance(subject.model, DalleConfig):
-            chosen = fastest_plan(subject.model, setup, budget_bytes)
-        elif subject.cost(chosen, setup).peak_bytes > budget_bytes:
-            chosen = dataclasses.replace(chosen, activations="checkpoint")
+        chosen = plan_within(subject, chosen, setup, budget_bytes)
 
     def peak_of(batch: int) -> int:
         return subject.cost(chosen, dataclasses.replace(setup, batch=batch)).peak_bytes
 
     most = None if budget_bytes is None else largest_batch(peak_of, budget_bytes)
     return Answer(subject, chosen, setup, precision, subject.cost(chosen, setup), budget_bytes, most, tflops)
+
+
+def plan_within(subject: Subject, own: MemoryPlan, setup: TrainingSetup, budget_bytes: float) -> MemoryPlan:
+    """The fastest plan that fits; a published transformer has its own, or one with checkpoints."""
+    if isinstance(subject.model, DalleConfig):
+        return fastest_plan(subject.model, setup, budget_bytes)
+    plans = [own, dataclasses.replace(own, activations="checkpoint")]
+    peaks = [subject.cost(plan, setup).peak_bytes for plan in plans]
+    for plan, peak in zip(plans, peaks, strict=True):
+        if peak <= budget_bytes:
+            return plan
+    raise ValueError(
+        f"{subject.name} at batch {setup.batch} needs at least {human_bytes(min(peaks))} of the "
+        f"{human_bytes(budget_bytes)} allowed: take a smaller --batch, fewer --tokens or --precision bf16-weights"
+    )
 
 
 def lines_of(found: Answer) -> list[str]:
