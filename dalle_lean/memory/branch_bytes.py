@@ -79,14 +79,13 @@ def lean_branch_peak(config: DalleConfig, number: NumberBytes, plan: MemoryPlan,
     entering = piece_tokens * width * number.compute
     first = Op(first.out, first.keeps - entering, first.work, first.back)  # only a view of h
     *others, last = [*others, *leave_chain(config, number, piece_tokens)]
-    value = last.out
-    last = Op(0, last.keeps, last.work, last.back)  # its gradient is a view of the stream's
-    piece = [first, *others, last]
+    back = Op(0, last.keeps, last.work, last.back)  # the value stays, its gradient is a view of the stream's
     several = samples < batch or piece_tokens < tokens or heads < config.num_heads
     before = entering * several + stream * (samples < batch)
     enter = [Op(op.out, 0) for op in enter_chain(config, number, tokens)]
     return held + max(
-        before + value + max(forward_peak(piece), backward_peak(piece, entering)),
+        before + forward_peak([first, *others, last]),
+        before + last.out + backward_peak([first, *others, back], entering),
         backward_peak(enter, stream) - enter[-1].out,
     )
 

@@ -171,7 +171,7 @@ def attention_chain(
     out = project_op(config, number, "out", tokens, share, lean)
     if kind == "full":
         return [*chain, full_op(config, number, plan, samples, heads), Op(values), out]
-    return [*chain, Op(values), window_op(config, number, kind, samples, heads), Op(values), out]
+    return [*chain, Op(values), *window_chain(config, number, kind, samples, heads), Op(values), out]
 
 
 def rotated_share(config: DalleConfig) -> float:
@@ -194,24 +194,30 @@ def full_op(config: DalleConfig, number: NumberBytes, plan: MemoryPlan, samples:
     return Op(values, keeps=4 * values + rows * number.wide, back=back)
 
 
-def window_op(config: DalleConfig, number: NumberBytes, kind: str, samples: int, heads: int) -> Op:
-    """Text over text, codes over the text and their window; from scaled queries to the heads' results.
+def window_chain(config: DalleConfig, number: NumberBytes, kind: str, samples: int, heads: int) -> list[Op]:
+    """Text over text, then codes over the text and their window; from scaled queries to the heads' results.
 
-    X scores of codes, K codes of all heads, W codes of all windows. Keeps queries, keys and values of both parts, the
-    scaled queries, W codes of keys and of values, and the softmax (twice where it is converted). The most in forward:
-    scores and three results beside that; in backward: three gradients of the scores.
+    X scores of codes, K codes of all heads, W codes of all windows, T scores of the text. The text keeps queries,
+    scaled ones, keys and values; the codes keep their part of them, W of keys and of values; both keep their softmax,
+    twice where it is converted. The most besides in forward: 2 X, or X and three results; in backward: 3 X, or those of
+    the window with the gradients of its lines and keys.
     """
     text, side, size = config.num_text_positions, config.image_side, config.head_size
     each = samples * heads * number.compute
     values, text_values = each * config.sequence_len * size, each * text * size
-    scores = each * side**2 * (text + window(config, kind))
+    text_scores, scores = each * text**2, each * side**2 * (text + window(config, kind))
     codes = each * side**2 * size
     windows = codes * window(config, kind) // side
-    weights = (each * text**2 + scores) // number.compute * (number.wide + number.compute * (number.compute < 4))
-    # Columns lie across: what products read of them is copied once more, queries twice.
-    across = kind == "column"
+    softmax = (number.wide + number.compute * (number.compute < number.wide)) // number.compute
     # Not rotated, they are views of qkv, of which products keep copies of the text.
     whole = 4 * values if config.rotary else 3 * text_values
-    keeps = whole + (1 + across) * codes + 2 * windows + weights
+    # Columns lie across: what products read of them is copied once more, queries twice.
+    across = kind == "column"
+    keeps = (1 + across) * codes + 2 * windows + softmax * scores
     work = max(2 * scores, scores + (6 if across else 3) * codes + text_values) - values
-    return Op(values, keeps=keeps, work=max(0, work), back=max(0, 3 * scores + text_values - values))
+    back = max(3 * scores, each * side**2 * window(config, kind) + codes + windows)
+    text_back = text_scores // number.compute * (2 * number.wide - number.compute * (number.compute < number.wide))
+    return [
+        Op(text_values, keeps=whole + softmax * text_scores, work=2 * text_scores, back=text_back + 3 * codes),
+        Op(values, keeps=keeps, work=max(0, work), back=back),
+    ]
