@@ -7,8 +7,6 @@ computes without the [S, S] weights of the pairs that are not seen.
 B batch, H heads, S positions, d head size, P text positions, f side of the grid, w keys in a window.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -17,20 +15,24 @@ from dalle_lean.chunked_attention import chunked_attention
 from dalle_lean.config import DalleConfig
 
 
-@dataclass(frozen=True)
 class Layout:
-    """What positions stand for: `num_text` of text (with `<bos>`), then codes of a grid of `side` columns."""
+    """What positions stand for: `num_text` of text (with `<bos>`), then codes of a grid of `side` columns.
 
-    num_text: int
-    side: int
+    Holds the masks that layers of the config share; True is what a query does not see.
+    """
+
+    def __init__(self, config: DalleConfig, num_text: int, side: int, device: torch.device | str = "cpu"):
+        self.config, self.num_text, self.side = config, num_text, side
+        self.future = torch.ones(num_text, num_text, dtype=torch.bool, device=device).triu(1)
+        kinds = set(config.layer_kinds) - {"full"}
+        self.unseen = {kind: ~window_mask(kind, side, config, device) for kind in kinds}
 
 
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, kind: str, layout: Layout, config: DalleConfig, chunk: int | None = None
-) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, kind: str, layout: Layout, chunk: int | None = None) -> Tensor:
     """Attention of one kind; query, key, value and the result are [B, H, S, d] from position 0, S at most P + f * f.
 
-    Weights are at least float32. chunk: queries and keys at once in full attention (None: torch's own choice).
+    The softmax is computed in float32 or wider.
+    chunk: queries and keys at once in full attention (None: torch's own choice).
     """
     if kind == "full":
         if chunk is not None:
@@ -40,12 +42,10 @@ def attend(
     text_query, image_query = split(query, layout)
     text_key, image_key = split(key, layout)
     text_value, image_value = split(value, layout)
-    text = attend_text(text_query, text_key, text_value)
+    text = attend_text(text_query, text_key, text_value, layout)
     if image_query.shape[2] == 0:
         return text
-    image = attend_image(
-        image_query, (text_key, text_value), (image_key, image_value), kind=kind, side=layout.side, config=config
-    )
+    image = attend_image(image_query, (text_key, text_value), (image_key, image_value), kind, layout)
     return torch.cat([text, image], dim=2)
 
 
@@ -54,31 +54,27 @@ def split(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     return x[:, :, : layout.num_text], x[:, :, layout.num_text :]
 
 
-def attend_text(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def attend_text(query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> Tensor:
     """Causal attention; scaled query, key and value [B, H, P, d]."""
     length = query.shape[2]
-    future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+    future = layout.future[:length, :length]
     return softmax((query @ key.transpose(-1, -2)).masked_fill(future, -torch.inf)) @ value
 
 
 def attend_image(
-    query: Tensor,
-    text: tuple[Tensor, Tensor],
-    codes: tuple[Tensor, Tensor],
-    *,
-    kind: str,
-    side: int,
-    config: DalleConfig,
+    query: Tensor, text: tuple[Tensor, Tensor], codes: tuple[Tensor, Tensor], kind: str, layout: Layout
 ) -> Tensor:
     """One softmax over the text and the window of codes.
 
     query [B, H, n, d], scaled; text: keys and values [B, H, P, d]; codes: keys and values [B, H, n, d], n <= f * f.
     Returns [B, H, n, d].
     """
-    num_codes, num_text = query.shape[2], text[0].shape[2]
+    num_codes, num_text, side = query.shape[2], text[0].shape[2], layout.side
     lines = to_lines(query, kind, side)  # [B, H, f, f, d]
-    window_keys, window_values = (to_windows(to_lines(x, kind, side), kind, config) for x in codes)  # [B, H, f, w, d]
-    unseen = ~window_mask(kind, side, config, query.device)  # [f, f, w]
+    window_keys, window_values = (
+        to_windows(to_lines(x, kind, side), kind, layout.config) for x in codes
+    )  # [B, H, f, w, d]
+    unseen = layout.unseen[kind]  # [f, f, w]
     to_text = lines.flatten(2, 3) @ text[0].transpose(-1, -2)
     to_codes = (lines @ window_keys.transpose(-1, -2)).masked_fill(unseen, -torch.inf)
     weights = softmax(torch.cat([to_text.unflatten(2, (side, side)), to_codes], dim=-1))
@@ -118,7 +114,7 @@ def rows_above(config: DalleConfig) -> int:
     return config.conv_kernel // 2 if config.conv_window == "centred" else config.conv_kernel - 1
 
 
-def window_mask(kind: str, side: int, config: DalleConfig, device: torch.device) -> Tensor:
+def window_mask(kind: str, side: int, config: DalleConfig, device: torch.device | str) -> Tensor:
     """Which keys of its window each query sees, [f, f, w]; the same pairs as in `masks.py`."""
     place = torch.arange(side, device=device)
     if kind != "conv":

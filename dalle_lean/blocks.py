@@ -17,11 +17,17 @@ from dalle_lean.pixelfly import PixelFly
 from dalle_lean.projection import PLAIN, Weights
 from dalle_lean.rotary import rotate
 
+
+def relu_squared(x: Tensor) -> Tensor:
+    """relu(x)^2 (So et al. 2021, "Primer")."""
+    return functional.relu(x).square()
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "silu": functional.silu,
     "relu": functional.relu,
-    "relu_squared": lambda x: functional.relu(x).square(),
+    "relu_squared": relu_squared,
 }
 
 

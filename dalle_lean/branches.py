@@ -79,7 +79,7 @@ class AttentionBranch(LayerBranch):
 
     def _attend(self, h: Tensor, weights: Weights, heads: slice | None = None) -> Tensor:
         query, key, value = self.module.project(h, self.surroundings.table, weights, heads)
-        outputs = attend(query, key, value, self.kind, self.surroundings.layout, self.surroundings.config, self.chunk)
+        outputs = attend(query, key, value, self.kind, self.surroundings.layout, self.chunk)
         return self.leave(self.module.merge(outputs, weights, heads))
 
 

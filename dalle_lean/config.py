@@ -119,6 +119,8 @@ class DalleConfig:
             raise ValueError(
                 f"head_size={self.head_size}: rotary needs at least 6, two channels for each of three axes"
             )
+        if self.rotary and self.head_size % 2:
+            raise ValueError(f"head_size={self.head_size}: rotary turns channels in pairs, it needs an even number")
         self._check_sharing()
 
     def _check_sharing(self) -> None:

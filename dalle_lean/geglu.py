@@ -1,6 +1,5 @@
 """GEGLU: values gated by the Gaussian error linear unit of a second set (Shazeer 2020)."""
 
-import math
 from typing import Any
 
 import torch
@@ -25,14 +24,10 @@ class _Geglu(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        """With the normal distribution's Phi and phi: gelu(g) = g Phi(g), gelu'(g) = Phi(g) + g phi(g)."""
         (x,) = ctx.saved_tensors
         value, gate = x.chunk(2, dim=-1)
         out = torch.empty_like(x)
         grad_value, grad_gate = out.chunk(2, dim=-1)
-        cumulative = (gate * math.sqrt(0.5)).erf_().add_(1).mul_(0.5)
-        torch.mul(grad, gate, out=grad_value).mul_(cumulative)
-        slope = (gate * gate).mul_(-0.5).exp_().mul_(gate)
-        cumulative.add_(slope, alpha=1 / math.sqrt(2 * math.pi))
-        torch.mul(grad, value, out=grad_gate).mul_(cumulative)
+        torch.mul(grad, gelu(gate), out=grad_value)
+        torch.ops.aten.gelu_backward.grad_input(grad * value, gate, grad_input=grad_gate)
         return out

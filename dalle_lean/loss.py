@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy, embedding, linear
 
 from dalle_lean.lean import ranges
 from dalle_lean.memory.plan import MemoryPlan
-from dalle_lean.projection import Gradients
+from dalle_lean.projection import IN_PLACE_DTYPES, Gradients
 
 
 class Section(NamedTuple):
@@ -38,7 +38,7 @@ def section_losses(
         dtype: that logits are multiplied in; their softmax is at least float32.
         plan: its loss_tokens is how many tokens' logits exist at once, made again in backward; None keeps all.
     """
-    if plan.loss_tokens is not None:
+    if plan.loss_tokens is not None or dtype == torch.float16:  # plain backward would round small factors to zero
         out: Tensor = _SectionLosses.apply(hidden, weight, bias, sections, dtype, plan)
         return out
     losses = []
@@ -63,8 +63,9 @@ class _SectionLosses(torch.autograd.Function):
         dtype: torch.dtype,
         plan: MemoryPlan,
     ) -> Tensor:
-        ctx.save_for_backward(hidden, weight, bias)
-        ctx.sections, ctx.dtype, ctx.plan = sections, dtype, plan
+        ctx.save_for_backward(hidden)
+        # Not saved for backward: what comes back from there need not be the parameter whose .grad is added to.
+        ctx.weight, ctx.bias, ctx.sections, ctx.dtype, ctx.plan = weight, bias, sections, dtype, plan
         losses = []
         for section in sections:
             rows = _Rows(weight, bias, section, dtype)
@@ -77,7 +78,7 @@ class _SectionLosses(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        hidden, weight, bias = ctx.saved_tensors
+        (hidden,), weight, bias = ctx.saved_tensors, ctx.weight, ctx.bias
         gradients = Gradients(ctx.plan.grads_in_place)
         weight_grad, bias_grad = gradients.of(weight), gradients.of(bias)
         grad_hidden = torch.zeros_like(hidden)
@@ -133,7 +134,7 @@ def widen(x: Tensor) -> Tensor:
 
 def embed(ids: Tensor, weight: Tensor, plan: MemoryPlan) -> Tensor:
     """Rows of `weight` [V, D] by ids [B, S] -> [B, S, D]; in place, the gradient needs no second [V, D]."""
-    if plan.grads_in_place and weight.requires_grad and torch.is_grad_enabled():
+    if plan.grads_in_place and weight.dtype in IN_PLACE_DTYPES and torch.is_grad_enabled():
         out: Tensor = _Embed.apply(ids, weight)
         return out
     return embedding(ids, weight)
@@ -142,14 +143,15 @@ def embed(ids: Tensor, weight: Tensor, plan: MemoryPlan) -> Tensor:
 class _Embed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(ids, weight)
+        ctx.save_for_backward(ids)
+        ctx.weight = weight
         return embedding(ids, weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:  # type: ignore[override]
-        ids, weight = ctx.saved_tensors
-        buffer = Gradients(in_place=True).of(weight)
-        assert buffer is not None
-        buffer.index_add_(0, ids.flatten(), grad.flatten(0, 1).to(buffer.dtype))
-        return None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (ids,) = ctx.saved_tensors
+        gradients = Gradients(in_place=True)
+        if (buffer := gradients.of(ctx.weight)) is not None:
+            buffer.index_add_(0, ids.flatten(), grad.flatten(0, 1).to(buffer.dtype))
+        return None, *gradients.hand_over([ctx.weight])

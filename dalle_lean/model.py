@@ -106,7 +106,7 @@ class Dalle(nn.Module):
         if image_codes is None:
             image_codes = text_ids.new_zeros(len(text_ids), 0)
         self._check_inputs(text_ids, image_codes)
-        logits: Tensor = self.output(self.hidden(text_ids, image_codes))
+        logits: Tensor = self.output(self.hidden(text_ids, image_codes).to(self.output.weight.dtype))
         num_text_tokens, text_len = self.config.num_text_tokens, self.config.text_len
         forbidden = torch.finfo(logits.dtype).min
         is_text_row = torch.arange(self.config.num_tokens, device=logits.device) < num_text_tokens
@@ -163,6 +163,11 @@ class Dalle(nn.Module):
         """The stack over x [B, S, D], computed in `dtype` as the plan says."""
         activations, reversible = self.plan.activations_for(self.config), self.config.reversible
         lean = activations in ("checkpoint", "reversible")
+        if self.scales is not None and not (lean and self.scales.count == 2 * self.config.num_layers):
+            raise ValueError(
+                f"{self.scales.count} gradient scales with activations={activations!r}: they need checkpoint or "
+                f"reversible, and two for each of {self.config.num_layers} layers"
+            )
         if lean or not torch.is_grad_enabled():
             return run_lean(x, stack, self.plan, dtype, reversible, self.scales)
         weights = Weights(dtype)
@@ -200,7 +205,7 @@ class Dalle(nn.Module):
         if config.rotary:
             angles = rotary_angles(config.num_text_positions, config.image_side, config.head_size, device)
             table = rotary_table(angles[self._places(crop, device)][:length], dtype)
-        return Surroundings(config, Layout(crop.text_len + 1, crop.side), table, dtype)
+        return Surroundings(config, Layout(config, crop.text_len + 1, crop.side, device), table, dtype)
 
     def stack(self, surroundings: Surroundings) -> Stack:
         """The branches of all layers over the given positions."""
@@ -254,6 +259,8 @@ class Dalle(nn.Module):
             raise ValueError(
                 f"image_codes has {image_codes.shape[1]} codes; this model takes at most {config.image_len}"
             )
+        if len(text_ids) == 0:
+            raise ValueError("text_ids has 0 rows; a batch has at least one sample")
         if len(text_ids) != len(image_codes):
             raise ValueError(f"text_ids has {len(text_ids)} rows and image_codes {len(image_codes)}; they must agree")
 
@@ -266,6 +273,6 @@ def check_ids(name: str, ids: Tensor, size: int) -> None:
         raise ValueError(f"{name} has shape {list(ids.shape)}; it must be [batch, positions]")
     if torch.compiler.is_compiling() or ids.numel() == 0:
         return
-    low, high = (int(bound) for bound in torch.aminmax(ids))
+    low, high = torch.stack(torch.aminmax(ids)).tolist()
     if low < 0 or high >= size:
         raise ValueError(f"{name} has the value {low if low < 0 else high}; it must be in 0..{size - 1}")

@@ -8,12 +8,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import linear
 
+IN_PLACE_DTYPES = (torch.float32, torch.float64)
+"""Of parameters whose .grad many small gradients can be added to without being rounded away."""
+
 
 class Gradients:
     """A buffer for the gradient of each parameter, which a hand-written backward adds to.
 
     Args:
-        in_place: the buffers are the parameters' own .grad; else they are float32 (or wider) until handed over.
+        in_place: the buffers are the parameters' own .grad, where its dtype is wide enough; else they are float32 (or
+            wider) until handed over.
     """
 
     def __init__(self, in_place: bool):
@@ -24,7 +28,7 @@ class Gradients:
         """The buffer; None where no gradient is wanted."""
         if not parameter.requires_grad:
             return None
-        if self.in_place:
+        if self.in_place and parameter.dtype in IN_PLACE_DTYPES:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             return parameter.grad
@@ -34,7 +38,7 @@ class Gradients:
         return self._buffers[id(parameter)]
 
     def hand_over(self, parameters: Sequence[Tensor]) -> list[Tensor | None]:
-        """What an autograd function returns for its inputs `parameters`: nothing, if gradients are in place."""
+        """What an autograd function returns for its inputs `parameters`: nothing for gradients in place."""
         buffers = [self._buffers.pop(id(parameter), None) for parameter in parameters]
         return [None if b is None else b.to(p.dtype) for p, b in zip(parameters, buffers, strict=True)]
 

@@ -30,6 +30,7 @@ class BranchScales:
                 f"count={count}, growth_steps={growth_steps}, initial={initial}: the first two must be at least 1, "
                 f"initial in 1..{LARGEST:.0f}"
             )
+        self.count = count
         self.values = [float(initial)] * count
         self.growth = 2.0 ** (1 / growth_steps)
         self._overflow = torch.zeros(count, dtype=torch.bool)
@@ -55,6 +56,6 @@ class BranchScales:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`; ValueError for another number of branches or a scale out of range."""
         values = [float(value) for value in state["values"]]
-        if len(values) != len(self.values) or not all(1 <= value <= LARGEST for value in values):
-            raise ValueError(f"{len(values)} gradient scales: this model needs {len(self.values)} in 1..{LARGEST:.0f}")
+        if len(values) != self.count or not all(1 <= value <= LARGEST for value in values):
+            raise ValueError(f"{len(values)} gradient scales: this model needs {self.count} in 1..{LARGEST:.0f}")
         self.values = values

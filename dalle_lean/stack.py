@@ -84,7 +84,8 @@ def run_lean(
     branches = [branch for layer in stack for branch in layer]
     parameters = list({id(p): p for branch in branches for p in branch.parameters}.values())
     function = _Reversible if reversible else _Checkpointed
-    out: Tensor = _uncompiled(function.apply)(x, _Pass(branches, plan, dtype, scales, parameters), *parameters)
+    run = _Pass(branches, plan, dtype, scales, parameters, torch.is_grad_enabled())
+    out: Tensor = _uncompiled(function.apply)(x, run, *parameters)
     return out
 
 
@@ -103,6 +104,7 @@ class _Pass:
     dtype: torch.dtype
     scales: BranchScales | None
     parameters: list[nn.Parameter]
+    grad_enabled: bool
 
     def backward(self, gradients: Gradients, device: torch.device) -> Iterator[tuple[int, Weights]]:
         """The branches' numbers and weights, the last first."""
@@ -119,23 +121,24 @@ class _Checkpointed(torch.autograd.Function):
         inputs, ctx.random, ctx.run, weights = [], [], run, Weights(run.dtype)
         with without_autocast(x.device):
             for branch in run.branches:
-                inputs.append(x)
-                x = x.clone()
+                source, x = x, x.clone()
                 with drawn(ctx.random, x.device):
-                    add_branch(branch, inputs[-1], x, weights, run.plan)
+                    add_branch(branch, source, x, weights, run.plan)
+                if run.grad_enabled:
+                    inputs.append(source)
         ctx.save_for_backward(*inputs)
         return x
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        run, grad = ctx.run, grad.clone()
+        run, grad, inputs = ctx.run, grad.clone(), ctx.saved_tensors
         gradients = Gradients(run.plan.grads_in_place)
         with without_autocast(grad.device):
             for index, weights in run.backward(gradients, grad.device):
                 grad_x = grad.clone()
                 with restored(ctx.random[index], grad.device):
-                    undo_branch(run.branches[index], ctx.saved_tensors[index], None, grad_x, grad, weights, run.plan)
+                    undo_branch(run.branches[index], inputs[index], None, grad_x, grad, weights, run.plan)
                 grad = grad_x
         return grad, None, *gradients.hand_over(run.parameters)
 
@@ -152,14 +155,16 @@ class _Reversible(torch.autograd.Function):
                 with drawn(ctx.random, x.device):
                     add_branch(branch, source, target, weights, run.plan)
                 source, target = target, source
-        ctx.save_for_backward(source, target)
+        ctx.streams = (source, target) if run.grad_enabled else None
         return (source + target) / 2
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         run = ctx.run
-        source, target = (stream.clone() for stream in ctx.saved_tensors)
+        if ctx.streams is None:
+            raise RuntimeError("a second backward through a reversible stack: compute the loss again first")
+        (source, target), ctx.streams = ctx.streams, None  # undone in place: nothing is left to start from again
         grad_source, grad_target = grad / 2, grad / 2
         gradients = Gradients(run.plan.grads_in_place)
         with without_autocast(grad.device):

@@ -57,6 +57,8 @@ def fastest_plan(config: DalleConfig, setup: TrainingSetup, budget_bytes: float)
         ValueError: none fits; tells the least that is needed, and the batch that would fit.
     """
     plans = sorted(candidates(config), key=lambda plan: effort(config, plan, setup))
+    if setup.compute_dtype == "float16":  # its gradient scales need branches that are computed again
+        plans = [plan for plan in plans if plan.activations_for(config) in ("checkpoint", "reversible")]
     peaks = [cost_of(config, plan, setup).peak_bytes for plan in plans]
     for plan, peak in zip(plans, peaks, strict=True):
         if peak <= budget_bytes:

@@ -3,6 +3,7 @@
 B batch, S positions, L layers, D hidden size, V rows of the vocabulary, v of a section of it (text or image).
 """
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -59,6 +60,8 @@ class Case:
 
 def moments(config: DalleConfig, plan: MemoryPlan, setup: TrainingSetup) -> Iterator[Moment]:
     """Loss, the branches' backward from the last to the first, the embedding's backward."""
+    if setup.weight_bytes < 4:  # gradients of narrow weights are added up in float32 first
+        plan = dataclasses.replace(plan, grads_in_place=False)
     case = Case(config, plan, setup)
     yield from loss_moments(case)
     yield from lean_moments(case) if case.lean else kept_moments(case)
@@ -196,11 +199,11 @@ def tied_buffer(case: Case) -> int:
 def lean_moments(case: Case) -> Iterator[Moment]:
     """Each branch's backward, with the gradient buffers of all branches from the last to this one.
 
-    reversible: the two streams that were kept and two that are taken back, their two gradients and the one that came.
+    reversible: the two streams, which are taken back in place, their two gradients and the one that came.
     checkpoint: inputs that were kept; the gradient that came and two of the branch.
     """
     config, plan, number = case.config, case.plan, case.number
-    streams = 7 if case.activations == "reversible" else 2 * config.num_layers + 3
+    streams = 5 if case.activations == "reversible" else 2 * config.num_layers + 3
     branches = branches_of(config)
     peaks = {branch: lean_branch_peak(config, number, plan, branch, case.setup.batch) for branch in set(branches)}
     own, touched = sum(layer_sizes(config)) // 2, set[tuple[int, bool]]()

@@ -29,7 +29,7 @@ class NumberBytes:
     stream: int
     """Of the residual streams."""
     buffer: int
-    """Of what hand-written backward passes add gradients to: at least float32, in place the weight's."""
+    """Of what hand-written backward passes add gradients to: at least float32."""
     mixed: int
     """Of a number of `compute` while it is added to a wider one: a CPU converts it first, a GPU on the way."""
 
@@ -37,7 +37,7 @@ class NumberBytes:
     def of(cls, plan: MemoryPlan, setup: TrainingSetup) -> "NumberBytes":
         """What a plan and a setup say."""
         stream = DTYPE_BYTES[plan.residual_dtype] if plan.residual_dtype else max(4, setup.weight_bytes)
-        buffer = setup.weight_bytes if plan.grads_in_place else max(4, setup.weight_bytes)
+        buffer = max(4, setup.weight_bytes)
         mixed = buffer if setup.device == "cpu" and setup.compute_bytes != buffer else 0
         return cls(setup.weight_bytes, setup.compute_bytes, stream, buffer, mixed)
 

@@ -20,7 +20,7 @@ class MemoryPlan:
 
     Args:
         activations: where backward gets a layer's activations. "keep": stored in forward. "selective": outputs of
-            the projections are stored, the rest is computed again. "checkpoint": the input of each branch is stored.
+            dense projections are stored, the rest is computed again. "checkpoint": the input of each branch is stored.
             "reversible": nothing is stored, inputs are rebuilt from outputs. Reversible configs take keep and
             reversible, the others keep, selective and checkpoint. None: the leanest that the config allows.
         samples: how many of the batch go through a branch at once.
@@ -29,9 +29,11 @@ class MemoryPlan:
         full_attention_queries: queries and keys at once in layers of kind "full", whose weights then never exist as
             a whole (Rabe & Staats 2021); None leaves them to torch's own attention.
         loss_tokens: tokens whose logits exist at once.
-        grads_in_place: backward adds gradients to each parameter's .grad itself, so that none exists twice while they
-            are accumulated. Call `loss.backward()` then: `torch.autograd.grad` and hooks on parameters see nothing.
-        residual_dtype: of the residual streams: "float32", "bfloat16" or "float64"; None is at least float32.
+        grads_in_place: backward adds gradients to the .grad of each parameter (in float32 or wider) itself, so that
+            none exists twice while they are accumulated. Call `loss.backward()` then: `torch.autograd.grad` and hooks
+            on parameters see nothing.
+        residual_dtype: of the residual streams: "float32", "bfloat16" or "float64"; None is at least float32. Rebuilt
+            from bfloat16 streams, inputs drift by more than rounding: reversible backward refuses them.
         offload_optimizer: the optimizer's statistics are on the CPU.
         master_weights: low-precision weights have float32 copies on the CPU, which the optimizer updates.
 
@@ -85,14 +87,15 @@ class MemoryPlan:
     def activations_for(self, config: DalleConfig) -> str:
         """The choice for this config; ValueError where the config cannot have it."""
         allowed = ACTIVATIONS[config.reversible]
-        if self.activations is None:
-            return allowed[-1]
-        if self.activations not in allowed:
+        activations = allowed[-1] if self.activations is None else self.activations
+        if activations == "reversible" and self.residual_dtype == "bfloat16":
+            raise ValueError("residual_dtype='bfloat16': activations='reversible' needs float32 or float64")
+        if activations not in allowed:
             raise ValueError(
                 f"activations={self.activations!r}: a config with reversible={config.reversible} takes "
                 f"{', '.join(allowed)}"
             )
-        return self.activations
+        return activations
 
     def residual_dtype_for(self, weights: "torch.dtype") -> "torch.dtype":
         """The residual streams' dtype of a model with weights of this dtype."""

@@ -33,10 +33,10 @@ def dense(query, key, value, mask):
 @pytest.mark.parametrize("codes", [0, 1, 7, 24, 25])
 @pytest.mark.parametrize(("kind", "fields"), KINDS)
 def test_sparse_attention_is_dense_attention_with_the_mask(kind, fields, codes):
-    config = DalleConfig(text_len=3, image_side=5, **fields)
+    config = DalleConfig(text_len=3, image_side=5, last_attention=kind, **fields)
     query, key, value = heads(4 + codes)
     mask = attention_mask(config, kind)[: 4 + codes, : 4 + codes]
-    out, expected = attend(query, key, value, kind, Layout(4, 5), config), dense(query, key, value, mask)
+    out, expected = attend(query, key, value, kind, Layout(config, 4, 5)), dense(query, key, value, mask)
     torch.testing.assert_close(out, expected)
     upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(0), dtype=out.dtype)
     ours = torch.autograd.grad(out, (query, key, value), upstream)
@@ -47,13 +47,13 @@ def test_sparse_attention_is_dense_attention_with_the_mask(kind, fields, codes):
 def test_full_attention_in_chunks_is_full_attention():
     config = DalleConfig(text_len=3, image_side=5)
     query, key, value = heads(28)
-    expected = attend(query, key, value, "full", Layout(4, 5), config)
-    torch.testing.assert_close(attend(query, key, value, "full", Layout(4, 5), config, chunk=8), expected)
+    expected = attend(query, key, value, "full", Layout(config, 4, 5))
+    torch.testing.assert_close(attend(query, key, value, "full", Layout(config, 4, 5), chunk=8), expected)
 
 
 @pytest.mark.parametrize("kind", ["row", "column", "conv"])
 def test_weights_of_unseen_pairs_never_exist(kind):
-    config = DalleConfig(text_len=3, image_side=16)
+    config = DalleConfig(text_len=3, image_side=16, last_attention=kind)
     seen = {}
 
     def pack(tensor):
@@ -62,7 +62,7 @@ def test_weights_of_unseen_pairs_never_exist(kind):
 
     query, key, value = heads(4 + 256)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        attend(query, key, value, kind, Layout(4, 16), config)
+        attend(query, key, value, kind, Layout(config, 4, 16))
     window = 16 if kind != "conv" else 3 * 16
     assert max(seen.values()) <= 2 * 3 * 256 * max(4 + window, 3 * 6)
     assert max(seen.values()) < 2 * 3 * 260 * 260 / 4

@@ -14,8 +14,8 @@ def test_values_and_gradients_are_those_of_torchs_gelu(dtype):
     expected = value * gelu(gate)
     torch.testing.assert_close(geglu(x), expected)
     ours, theirs = (torch.autograd.grad(out, x, upstream)[0] for out in (geglu(x), expected))
-    bound = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1}[dtype]
-    torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound)
+    bound = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2**-7}[dtype]
+    torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound / 100)
 
 
 def test_far_gates_give_finite_gradients():

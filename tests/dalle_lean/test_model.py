@@ -127,6 +127,7 @@ def test_a_reversible_stack_keeps_no_activations():
         (torch.zeros(1, 5, dtype=torch.long), None, "text_ids has 5 ids"),
         (torch.zeros(1, 6, dtype=torch.long), torch.full((1, 3), 40), "image_codes has the value 40"),
         (torch.zeros(1, 6, dtype=torch.long), torch.zeros(1, 17, dtype=torch.long), "image_codes has 17 codes"),
+        (torch.zeros(0, 6, dtype=torch.long), None, "text_ids has 0 rows"),
         (torch.zeros(1, 6, dtype=torch.long), torch.zeros(2, 3, dtype=torch.long), "they must agree"),
     ],
 )

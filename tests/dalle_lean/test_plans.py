@@ -1,9 +1,12 @@
 """No plan changes loss or gradients beyond rounding."""
 
 import itertools
+import weakref
 
 import pytest
 import torch
+import torch.utils.checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dalle_lean import Dalle, DalleConfig, MemoryPlan
 from dalle_lean.model import Crop
@@ -130,6 +133,7 @@ def test_autocast_keeps_the_gradients_direction_under_every_plan(variant, dtype,
 def test_low_precision_weights_have_float32_streams_and_gradients_near_the_float32_ones(variant):
     exact = results(tiny(torch.float32, **VARIANTS[variant]), KEPT)
     model = tiny(torch.float32, **VARIANTS[variant]).bfloat16()
+    assert model(*batch()).dtype == torch.bfloat16
     for plan in (KEPT, MemoryPlan(**CHUNKS)):
         ours = results(model, plan)
         assert ours[0].dtype == torch.float32
@@ -137,9 +141,50 @@ def test_low_precision_weights_have_float32_streams_and_gradients_near_the_float
 
 
 def test_residual_streams_of_bfloat16_are_a_choice():
-    model = tiny(torch.float32)
+    model = tiny(torch.float32, num_layers=64, reversible=False)
     exact = results(model, KEPT)
-    assert 1e-4 < relative_error(results(model, MemoryPlan(residual_dtype="bfloat16")), exact) < 0.2
+    for activations in ("keep", "checkpoint"):
+        plan = MemoryPlan(activations=activations, residual_dtype="bfloat16")
+        assert 1e-4 < relative_error(results(model, plan), exact) < 0.1
+
+
+def test_reversible_backward_refuses_streams_that_it_could_not_rebuild():
+    with pytest.raises(ValueError, match="residual_dtype='bfloat16'"):
+        tiny(torch.float32).plan = MemoryPlan(residual_dtype="bfloat16")
+
+
+def test_rebuilt_inputs_do_not_drift_over_64_layers():
+    model = tiny(torch.float32, num_layers=64)
+    assert relative_error(results(model, MemoryPlan(**CHUNKS)), results(model, KEPT)) < 1e-4
+
+
+@pytest.mark.parametrize("variant", ["paper", "plain"])
+def test_gradients_in_place_survive_an_outer_checkpoint(variant):
+    model = tiny(**VARIANTS[variant])
+    kept = results(model, KEPT)
+    model.plan = MemoryPlan(**CHUNKS)
+    model.zero_grad()
+    torch.utils.checkpoint.checkpoint(model.loss, *batch(), use_reentrant=False).backward()
+    grads = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    torch.testing.assert_close(grads, kept[1], rtol=1e-7, atol=1e-12)
+
+
+def test_without_gradients_no_branch_input_outlives_its_branch():
+    model, (text, codes) = tiny(torch.float32, num_layers=16, reversible=False), batch()
+    streams = []
+
+    class CountStreams(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            if function is torch.ops.aten.clone.default:
+                streams.append(weakref.ref(out))
+                most.append(sum(stream() is not None for stream in streams))
+            return out
+
+    most = [0]
+    with torch.no_grad(), CountStreams():
+        model.loss(text, codes)
+    assert max(most) <= 4
 
 
 @pytest.mark.parametrize("activations", ["keep", "reversible"])
@@ -196,3 +241,11 @@ def test_a_crop_keeps_positions():
     other = codes.clone()
     other[:, 8:] = (other[:, 8:] + 1) % 40
     torch.testing.assert_close(model.loss(text, codes, Crop(6, 2)), model.loss(text, other, Crop(6, 2)))
+
+
+def test_a_second_backward_through_streams_that_are_undone_is_refused():
+    model = tiny()
+    loss = model.loss(*batch())
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="compute the loss again first"):
+        loss.backward()

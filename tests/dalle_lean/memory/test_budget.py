@@ -71,9 +71,7 @@ def test_the_largest_batch_fits_and_one_more_does_not():
 
 
 def test_every_candidate_is_told_in_the_words_that_it_is_read_from():
-    for plan in (
-        candidates(TWO_STREAMS) + candidates(ONE_STREAM) + [MemoryPlan(), MemoryPlan(residual_dtype="bfloat16")]
-    ):
+    for plan in candidates(TWO_STREAMS) + candidates(ONE_STREAM) + [MemoryPlan(), MemoryPlan(residual_dtype="float64")]:
         assert parse_plan(describe(plan)) == plan
 
 
@@ -105,3 +103,8 @@ def test_bytes_are_told_in_three_digits():
         "2.5 GB",
         "1.5 TB",
     ]
+
+
+def test_float16_gets_a_plan_whose_branches_can_be_scaled():
+    plan = MemoryPlan.for_budget(TWO_STREAMS, 1, 1e12, compute_dtype="float16")
+    assert plan.activations == "reversible"
