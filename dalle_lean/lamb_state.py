@@ -18,21 +18,38 @@ def follow(state: dict[str, Any], low: Tensor) -> Tensor:
     return master
 
 
-def check_statistics(state: dict[str, Any], weight: Tensor, block_size: int) -> None:
-    """ValueError unless the statistics have the shapes and types of `weight` in blocks of `block_size`."""
-    num_blocks = (-(-weight.numel() // block_size),)
-    wanted: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-    for name in ("mean", "square"):
-        if "mean" in state:
-            wanted[name] = (tuple(weight.shape), torch.float32)
-        else:
-            wanted[f"{name}_codes"] = (tuple(weight.shape), torch.uint8)
-            wanted[f"{name}_scales"] = (num_blocks, torch.float32)
-    for name, (shape, dtype) in wanted.items():
-        found = state.get(name)
-        if not (isinstance(found, Tensor) and tuple(found.shape) == shape and found.dtype == dtype):
-            kind = f"{list(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else "missing"
+def check_state(state: dict[str, Any], parameter: Tensor, block_size: int) -> None:
+    """ValueError unless the state is that of `parameter` with blocks of `block_size`; names what is not.
+
+    It holds `step`, the number of steps taken; the two averages, in float32 or as codes and scales; and, where there
+    are any, the float32 `master` copy of the weights and the `pending` ones, of the parameter's own type.
+    """
+    owner = f"of a parameter of shape {list(parameter.shape)}"
+    step = state.get("step")
+    if type(step) is not int or step < 0:
+        found = repr(step) if "step" in state else "missing"
+        raise ValueError(f"optimizer state step {owner} is {found}; it must be a whole number, at least 0")
+    for name, (shape, dtype) in tensors_of(state, parameter, block_size).items():
+        value = state.get(name)
+        if not (isinstance(value, Tensor) and tuple(value.shape) == shape and value.dtype == dtype):
+            found = f"{list(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else "missing"
             raise ValueError(
-                f"optimizer state {name} of a parameter of shape {list(weight.shape)} is {kind}; "
+                f"optimizer state {name} {owner} is {found}; "
                 f"with blocks of {block_size} it must be {list(shape)} of {dtype}"
             )
+
+
+def tensors_of(
+    state: dict[str, Any], parameter: Tensor, block_size: int
+) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and type of each tensor that a state of this kind must have."""
+    shape = tuple(parameter.shape)
+    tensors = {}
+    for name in ("mean", "square"):
+        if "mean" in state:
+            tensors[name] = (shape, torch.float32)
+        else:
+            tensors[f"{name}_codes"] = (shape, torch.uint8)
+            tensors[f"{name}_scales"] = ((-(-parameter.numel() // block_size),), torch.float32)
+    optional = {"master": (shape, torch.float32), "pending": (shape, parameter.dtype)}
+    return {**tensors, **{name: wanted for name, wanted in optional.items() if name in state}}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dalle_lean.blockwise import CPU
 from dalle_lean.lamb_plain import Rule, new_statistics, step_plain
-from dalle_lean.lamb_state import check_statistics, follow
+from dalle_lean.lamb_state import check_state, follow
 from dalle_lean.require import require
 
 OPTIMIZERS = ("lamb", "adamw", "adamw8bit")
@@ -228,7 +228,7 @@ class Lamb(torch.optim.Optimizer):
         if "step" not in state:
             in_bytes = group["eight_bit"] and parameter.numel() >= group["min_eight_bit_numel"]
             state.update(new_statistics(weight, block_size=group["block_size"] if in_bytes else None), step=0)
-        check_statistics(state, weight, group["block_size"])
+        check_state(state, parameter, group["block_size"])
         gradient = parameter.grad
         assert gradient is not None
         if gradient.layout != torch.strided:
@@ -248,7 +248,7 @@ class Lamb(torch.optim.Optimizer):
                 parameter.copy_(state.pop("pending"))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict()` gave, bit for bit; ValueError where statistics do not fit their parameter."""
+        """Restore what `state_dict()` gave, bit for bit; ValueError where a state does not fit its parameter."""
         # torch would cast the statistics to each parameter's dtype and device; ours have their own.
         super().load_state_dict({**state_dict, "state": {}})
         names = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
@@ -260,7 +260,7 @@ class Lamb(torch.optim.Optimizer):
                     key: value.to(device, copy=True).contiguous() if isinstance(value, Tensor) else value
                     for key, value in state_dict["state"][name].items()
                 }
-                check_statistics(self.state[parameter], parameter, group["block_size"])
+                check_state(self.state[parameter], parameter, group["block_size"])
 
 
 def rule_of(group: dict[str, Any], *, step: int) -> Rule:

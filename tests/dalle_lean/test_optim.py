@@ -264,6 +264,34 @@ def test_statistics_that_do_not_fit_are_refused_by_name():
         optimizer.step()
 
 
+@pytest.mark.parametrize("step", [None, -1, 1.0, True, "1", torch.tensor(1)])
+def test_a_state_without_its_number_of_steps_is_refused(step):
+    parameter = nn.Parameter(weights_of((10, 30)))
+    optimizer = eight_bit_lamb([parameter])
+    run(optimizer, parameter, gradients_of((10, 30), 1))
+    state = copy.deepcopy(optimizer.state_dict())
+    if step is None:
+        del state["state"][0]["step"]
+    else:
+        state["state"][0]["step"] = step
+    with pytest.raises(ValueError, match=r"optimizer state step of a parameter of shape \[10, 30\] is"):
+        optimizer.load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", ["master", "pending"])
+@pytest.mark.parametrize("wrong", [torch.zeros(30, 10), torch.zeros(10, 30, dtype=torch.int64), None])
+def test_a_master_copy_or_pending_weights_that_do_not_fit_are_refused_by_name(name, wrong):
+    parameter = nn.Parameter(weights_of((10, 30)).bfloat16())
+    optimizer = eight_bit_lamb([parameter], master_weights=True)
+    run(optimizer, parameter, [gradient.bfloat16() for gradient in gradients_of((10, 30), 1)])
+    state = copy.deepcopy(optimizer.state_dict())
+    state["state"][0]["pending"] = parameter.detach().clone()
+    optimizer.load_state_dict(state)
+    state["state"][0][name] = wrong
+    with pytest.raises(ValueError, match=rf"optimizer state {name} of a parameter of shape \[10, 30\] is"):
+        optimizer.load_state_dict(state)
+
+
 def test_a_copied_optimizer_keeps_how_it_computes():
     settings = {"master_weights": True, "offload": False, "fused": False, "chunk_size": 7}
     optimizer = Lamb([nn.Parameter(torch.ones(3))], lr=LR, **settings)
