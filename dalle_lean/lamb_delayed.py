@@ -3,6 +3,7 @@
 Source: Ren et al. 2021, "ZeRO-Offload", section 5.2, one-step delayed parameter update.
 """
 
+import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -17,12 +18,16 @@ class DelayedLamb:
     So the gradient of step n is taken at weights that step n - 1 has not moved yet. Which step sees which weights does
     not depend on timing. An error in the thread is raised by the next call. While a step is under way the copies of
     gradients and weights take 8 bytes a parameter on the statistics' device (4 for weights that have a master copy).
+
+    Raises:
+        RuntimeError: at any call but `zero_grad` in a process forked while a step was under way: its thread and its
+            half-changed statistics stayed behind. Call `finish()` before such a fork.
     """
 
     def __init__(self, optimizer: Lamb):
         self.optimizer = optimizer
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="delayed-lamb")
         self._running: Future[None] | None = None
+        self._process_id = os.getpid()
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -35,7 +40,10 @@ class DelayedLamb:
         self.finish()
         pairs = self.optimizer.with_gradient()
         updates = [self.optimizer.prepare(parameter, group, copy=True) for parameter, group in pairs]
-        self._running = self._thread.submit(run_all, updates)
+        # A thread for this step alone: one that waits for the next step would be missing after a fork.
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="delayed-lamb")
+        self._running, self._process_id = thread.submit(run_all, updates), os.getpid()
+        thread.shutdown(wait=False)
 
     def finish(self) -> None:
         """Wait for the step under way and move the weights; call it before they are measured or saved for use."""
@@ -44,12 +52,15 @@ class DelayedLamb:
 
     def wait(self) -> None:
         """Wait for the arithmetic under way; the weights stay where they are. Raises what went wrong in it."""
-        if self._running is not None:
-            try:
-                self._running.result()
-            finally:
-                if self._running.done():
-                    self._running = None
+        if self._running is None:
+            return
+        if self._process_id != os.getpid() and not self._running.done():
+            raise RuntimeError("this process was forked while a step was under way: call finish() before the fork")
+        try:
+            self._running.result()
+        finally:
+            if self._running.done():
+                self._running = None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's."""

@@ -1,3 +1,4 @@
+import multiprocessing
 import threading
 
 import pytest
@@ -139,4 +140,50 @@ def test_a_new_learning_rate_counts_from_the_next_step():
     assert equal(model, twin)
     run(model, optimizer, [1])
     optimizer.finish()
+    assert equal(model, twin)
+
+
+def exit_code_of_fork(work, timeout_s=60):
+    """Exit code of a forked process that does `work()`; None where it hangs."""
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(timeout_s)
+    exit_code = process.exitcode
+    process.kill()
+    process.join()
+    return exit_code
+
+
+def test_a_forked_process_goes_on_where_its_parent_stood():
+    model, twin = Bowl().share_memory(), Bowl()
+    optimizer, other = DelayedLamb(lamb(model)), DelayedLamb(lamb(twin))
+    run(model, optimizer, range(2))
+    optimizer.wait()
+
+    def go_on():
+        run(model, optimizer, range(2, 4))
+        optimizer.finish()
+
+    assert exit_code_of_fork(go_on) == 0
+    run(twin, other, range(4))
+    other.finish()
+    assert equal(model, twin)
+
+
+def test_a_step_under_way_at_a_fork_is_an_error_in_the_child_and_ends_in_the_parent(monkeypatch):
+    may_go_on, real_run = threading.Event(), Update.run
+    monkeypatch.setattr(Update, "run", lambda update: (may_go_on.wait(60), real_run(update)))
+    model, twin = Bowl(), Bowl()
+    optimizer = DelayedLamb(lamb(model))
+    run(model, optimizer, [0])
+
+    def use():
+        for call in (optimizer.step, optimizer.finish, optimizer.state_dict):
+            with pytest.raises(RuntimeError, match=r"call finish\(\) before the fork"):
+                call()
+
+    assert exit_code_of_fork(use) == 0
+    may_go_on.set()
+    optimizer.finish()
+    run(twin, lamb(twin), [0])
     assert equal(model, twin)
