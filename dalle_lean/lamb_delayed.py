@@ -16,8 +16,12 @@ class DelayedLamb:
     """`step()` starts the arithmetic on copies and returns; the next `step()` or `finish()` moves the weights.
 
     So the gradient of step n is taken at weights that step n - 1 has not moved yet. Which step sees which weights does
-    not depend on timing. An error in the thread is raised by the next call. While a step is under way the copies of
-    gradients and weights take 8 bytes a parameter on the statistics' device (4 for weights that have a master copy).
+    not depend on timing. While a step is under way the copies of gradients and weights take 8 bytes a parameter on the
+    statistics' device (4 for weights that have a master copy).
+
+    Weights that are changed from outside between `step()` and `finish()` are overwritten by `finish()`; call it first.
+    An error in the thread is raised by the next call; the step is then partial, as Lamb's: what was computed before it
+    moves the weights at the next `finish()`, later tensors stay.
 
     Raises:
         RuntimeError: at any call but `zero_grad` in a process forked while a step was under way: its thread and its

@@ -116,8 +116,9 @@ class Lamb(torch.optim.Optimizer):
     weight -= lr * min(|weight|, clamp_weight_norm) / |update| * update     (a ratio of 1 where either norm is 0)
 
     The two moving averages are float32 below `min_eight_bit_numel` elements, else (`eight_bit`) bytes in blocks of
-    `block_size` that keep zeros exact. A step takes gradients of any float type, computes in float32, leaves
-    parameters without a gradient alone, and refuses numbers that are not finite before it changes their tensor.
+    `block_size` that keep zeros exact. A step takes gradients of any float type, computes in float32 and leaves
+    parameters without a gradient alone. It refuses numbers that are not finite before it changes their tensor, but
+    such a step is partial: the tensors before that one have moved, the later ones have not.
 
     How it is computed, which changes the result by rounding only and is not part of the state dict:
 

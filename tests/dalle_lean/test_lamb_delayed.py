@@ -130,6 +130,34 @@ def test_an_error_in_the_thread_is_raised_by_the_next_call_once():
     assert all(torch.equal(a, b) for a, b in zip(model.values(), before, strict=True))
 
 
+def test_a_delayed_step_that_fails_moves_the_tensors_before_the_error():
+    model, twin = Bowl(), Bowl()
+    optimizer = DelayedLamb(lamb(model))
+    model.backward(0)
+    model.vector.grad[0] = float("nan")
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"parameter of shape \[40\]: weights or gradients are not finite"):
+        optimizer.finish()
+    optimizer.finish()
+    assert torch.equal(model.vector, twin.vector)
+    run(twin, lamb(twin), [0])
+    assert torch.equal(model.matrix, twin.matrix)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "settings"), [(torch.float32, {}), (torch.bfloat16, {"master_weights": True}), (torch.bfloat16, {})]
+)
+def test_weights_changed_from_outside_during_a_step_are_overwritten(dtype, settings):
+    model, twin = Bowl(dtype), Bowl(dtype)
+    optimizer = DelayedLamb(lamb(model, **settings))
+    run(model, optimizer, [0])
+    for parameter in model.parameters():
+        parameter.data.fill_(7.0)
+    optimizer.finish()
+    run(twin, lamb(twin, **settings), [0])
+    assert equal(model, twin)
+
+
 def test_a_new_learning_rate_counts_from_the_next_step():
     model, twin = Bowl(), Bowl()
     optimizer, other = DelayedLamb(lamb(model)), lamb(twin)

@@ -332,6 +332,18 @@ def test_sparse_gradients_are_refused():
         Lamb(embedding.parameters(), lr=LR).step()
 
 
+def test_a_step_with_a_gradient_that_is_not_finite_is_partial(fused):
+    parameters = [nn.Parameter(weights_of((20, 20))) for _ in range(3)]
+    optimizer = eight_bit_lamb(parameters, fused=fused)
+    for parameter in parameters:
+        parameter.grad = torch.ones(20, 20)
+    parameters[1].grad[3, 3] = float("inf")
+    with pytest.raises(ValueError, match="not finite"):
+        optimizer.step()
+    assert [optimizer.state[parameter].get("step") for parameter in parameters] == [1, 0, None]
+    assert [torch.equal(parameter, weights_of((20, 20))) for parameter in parameters] == [False, True, True]
+
+
 def test_parameters_without_a_gradient_are_left_alone():
     parameter = nn.Parameter(torch.ones(3))
     Lamb([parameter], lr=LR).step()
