@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -173,10 +174,10 @@ class Run:
 
     def batches(self) -> Iterator[tuple[Batch, Position]]:
         """The batches that are left, each with the data position behind it."""
-        remaining = range(self.progress.step, self.recipe.schedule.total_steps)
+        remaining = self.recipe.schedule.total_steps - self.progress.step
         size, length = self.recipe.data.batch_size, self.model.config.text_len
         batches = self.data.batches(size, self.tokenizer, length, self.progress.position)
-        return (batch for _, batch in zip(remaining, batches, strict=False))
+        return islice(batches, remaining)
 
     def take_step(self, batch: Batch, position: Position, metrics: MetricsLog) -> None:
         """Learn from a batch; a step that is not finite is skipped, recorded and, many in a row, the end."""

@@ -89,7 +89,8 @@ def backward_peak(chain: Chain, entering: int) -> int:
     entering: bytes of the chain's input.
     """
     peaks, before = [0], 0
-    for op, grad_in in zip(chain, [entering, *(op.out for op in chain)], strict=False):
+    grads_in = [entering, *(op.out for op in chain[:-1])] if chain else []
+    for op, grad_in in zip(chain, grads_in, strict=True):
         before += op.keeps
         peaks.append(before + op.out + grad_in + op.back)
     return max(peaks)

@@ -4,17 +4,10 @@ import pytest
 import torch
 
 from dalle_lean import Dalle, DalleConfig, MemoryPlan
+from tests.tiny import DALLE_FIELDS as TINY
+from tests.tiny import tiny_batch as batch
+from tests.tiny import tiny_dalle as tiny
 
-TINY = {
-    "text_vocab_size": 50,
-    "text_len": 6,
-    "image_vocab_size": 40,
-    "image_side": 4,
-    "hidden_size": 32,
-    "num_layers": 5,
-    "num_heads": 3,
-    "head_size": 8,
-}
 VARIANTS = [
     {},
     {"reversible": False},
@@ -23,28 +16,6 @@ VARIANTS = [
     {"sandwich_norm": True, "shared_blocks": None},
     {"attention_pattern": ("full",), "last_attention": None, "shared_blocks": (0, 0, 1, 1, 0)},
 ]
-
-
-def tiny(**fields):
-    torch.manual_seed(0)
-    model = Dalle(DalleConfig(**{**TINY, **fields}))
-    for name, parameter in model.named_parameters():
-        if name.endswith("scale"):
-            parameter.data.uniform_(0.5, 1.5)
-    return model
-
-
-def batch(size=3):
-    generator = torch.Generator().manual_seed(1)
-    text = torch.randint(0, 50, (size, 6), generator=generator)
-    return text, torch.randint(0, 40, (size, 16), generator=generator)
-
-
-def gradients(model, text, codes):
-    model.zero_grad()
-    loss = model.loss(text, codes)
-    loss.backward()
-    return loss.detach(), {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
 def test_the_papers_model_has_125_894_244_parameters():

@@ -8,19 +8,11 @@ import torch
 import torch.utils.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dalle_lean import Dalle, DalleConfig, MemoryPlan
+from dalle_lean import MemoryPlan
 from dalle_lean.model import Crop
+from tests.tiny import tiny_batch as batch
+from tests.tiny import tiny_dalle
 
-TINY = {
-    "text_vocab_size": 50,
-    "text_len": 6,
-    "image_vocab_size": 40,
-    "image_side": 4,
-    "hidden_size": 32,
-    "num_layers": 5,
-    "num_heads": 3,
-    "head_size": 8,
-}
 CHUNKS = {"samples": 2, "attention_heads": 2, "feed_forward_tokens": 7, "loss_tokens": 5, "grads_in_place": True}
 KEPT = MemoryPlan(activations="keep", loss_tokens=None)
 
@@ -34,18 +26,7 @@ def plans(activations):
 
 
 def tiny(dtype=torch.float64, **fields):
-    torch.manual_seed(0)
-    model = Dalle(DalleConfig(**{**TINY, **fields}), dtype=dtype)
-    for name, parameter in model.named_parameters():
-        if name.endswith("scale"):
-            parameter.data.uniform_(0.5, 1.5)
-    return model
-
-
-def batch(size=3):
-    generator = torch.Generator().manual_seed(1)
-    text = torch.randint(0, 50, (size, 6), generator=generator)
-    return text, torch.randint(0, 40, (size, 16), generator=generator)
+    return tiny_dalle(dtype=dtype, **fields)
 
 
 def results(model, plan, crop=None, autocast=None, backwards=1):
