@@ -158,7 +158,7 @@ def captions(
     generator: Generator, data: Path, heldout: list[dict[str, Any]], sizes: Sizes, figures: dict[str, Any]
 ) -> list[tuple[str, str]]:
     """Share of pictures for which CLIP puts the right one of 50 held-out captions first."""
-    clip = generator.clip
+    clip = generator.scorer
     if clip is None:
         return [("right caption first of 50", "the model has no CLIP")]
     lines = [line for line in heldout if line["held_out"] in ("drawing", "ground", "thing pair")]

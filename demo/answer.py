@@ -87,7 +87,7 @@ def facts(generator: Generator) -> str:
     config = generator.model.config
     parameters = sum(parameter.numel() for parameter in generator.model.parameters())
     side = generator.picture_side
-    ranked = "ranked by CLIP" if generator.clip is not None else "not ranked: no CLIP in this model"
+    ranked = "ranked by CLIP" if generator.scorer is not None else "not ranked: no CLIP in this model"
     return (
         f"{parameters:,} parameters · {config.num_layers} layers · pictures of {side} × {side} pixels, "
         f"drawn as {config.image_len} codes out of {config.image_vocab_size:,} · {ranked} · on {generator.device.type}"

@@ -113,7 +113,7 @@ def add_settings(generator: Generator) -> list[Any]:
     import gradio as gr
 
     codes = generator.model.config.image_vocab_size
-    ranked = generator.clip is not None
+    ranked = generator.scorer is not None
     num_images = gr.Slider(1, 128, NUM_IMAGES, step=1, label="Draw", info="CLIP chooses among so many", visible=ranked)
     best = gr.Slider(1, 16, 4, step=1, label="Show the best" if ranked else "Draw")
     with gr.Accordion("Sampling", open=False):

@@ -19,6 +19,12 @@ def check_sampling(top_k: int, top_p: float, temperature: float) -> None:
         raise ValueError(f"temperature={temperature}: it must be 0 (greedy) or a positive number")
 
 
+def check_guidance(guidance: float) -> None:
+    """Raise ValueError unless the guidance scale is finite and at least 0."""
+    if not (guidance >= 0 and math.isfinite(guidance)):
+        raise ValueError(f"guidance={guidance}: it must be 1 (off) or another number of at least 0")
+
+
 def filter_logits(logits_BC: Tensor, top_k: int | Tensor = 0, top_p: float | Tensor = 1.0) -> Tensor:
     """Set the logits of codes that may not be drawn to -inf; each setting is one number or a tensor [B].
 

@@ -18,10 +18,11 @@ from dalle_lean.config import DalleConfig
 from dalle_lean.devices import pick_device
 from dalle_lean.folder import check_parts, find_model, read_model
 from dalle_lean.model import Dalle
+from dalle_lean.pictures import square_pixels
 from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vqgan import VQGAN
 from inference.cache import read_prompt
-from inference.filtering import check_sampling
+from inference.filtering import check_guidance, check_sampling
 from inference.noise import check_seed
 from inference.sampler import ROW_GROUP, sample_codes
 
@@ -46,13 +47,18 @@ class Settings:
     top_p: float = 0.75
     temperature: float = 1.0
     seed: int = 0
+    guidance: float = 1.0
+    """Classifier-free guidance (Ho & Salimans 2022): how far to go from the empty caption's logits past the prompt's.
+
+    1 is off; it needs a model that was trained with caption dropout.
+    """
 
     def __post_init__(self) -> None:
         for name in ("num_images", "best", "top_k", "seed"):
             optional = name == "best" and self.best is None
             if not (optional or isinstance(getattr(self, name), int)):
                 raise ValueError(f"{name}={getattr(self, name)}: it must be a whole number")
-        for name in ("top_p", "temperature"):
+        for name in ("top_p", "temperature", "guidance"):
             if not isinstance(getattr(self, name), int | float):
                 raise ValueError(f"{name}={getattr(self, name)}: it must be a number")
         for name, value in (("num_images", self.num_images), ("best", self.num_best)):
@@ -61,6 +67,7 @@ class Settings:
         if self.num_best > self.num_images:
             raise ValueError(f"best={self.best} is more than num_images={self.num_images}; draw more or show fewer")
         check_sampling(self.top_k, self.top_p, self.temperature)
+        check_guidance(self.guidance)
         check_seed(self.seed)
 
     @property
@@ -90,16 +97,18 @@ class Progress:
     total: int
     note: str = ""
     pictures: list[Picture] | None = None
+    codes: Tensor | None = None
+    """[n, m], the first m codes of the n pictures being drawn."""
 
 
 class Generator:
     """A model folder made ready to draw: transformer, tokenizer, VQGAN and, where the folder has one, CLIP."""
 
-    def __init__(self, model: Dalle, tokenizer: Tokenizer, vqgan: VQGAN, clip: "ClipScorer | None" = None):
+    def __init__(self, model: Dalle, tokenizer: Tokenizer, vqgan: VQGAN, scorer: "ClipScorer | None" = None):
         """Put the parts together; ValueError where they do not fit."""
         config = model.config
         check_fit(config, tokenizer, vqgan)
-        self.model, self.tokenizer, self.vqgan, self.clip = model, tokenizer, vqgan, clip
+        self.model, self.tokenizer, self.vqgan, self.scorer = model, tokenizer, vqgan, scorer
         self.device = model.output.weight.device
         self.model_sha256: str | None = None
 
@@ -192,10 +201,15 @@ class Generator:
         return pictures
 
     @torch.inference_mode()
-    def draw(self, prompt: str, settings: Settings, batch_size: int | None = None) -> Iterator[Progress]:
+    def draw(
+        self, prompt: str, settings: Settings, batch_size: int | None = None, *, start: Tensor | None = None
+    ) -> Iterator[Progress]:
         """Draw step by step: one Progress for each row of codes, the last one with the pictures.
 
         Close the iterator to cancel: nothing is kept.
+
+        Args:
+            start: the first codes [m] of every picture, m < I, as `read_picture` gives them; the rest is drawn.
         """
         check_prompt(prompt)
         if batch_size is None:
@@ -203,14 +217,15 @@ class Generator:
         elif batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: it must be at least 1")
         wanted = settings.num_best
-        drawn = wanted if self.clip is None else settings.num_images
+        drawn = wanted if self.scorer is None else settings.num_images
         config = self.model.config
         total = drawn * config.image_len
         text_ids = self.tokenizer.encode([prompt], config.text_len).to(self.device)
         prepared = read_prompt(self.model, text_ids)
+        null = None if settings.guidance == 1 else read_prompt(self.model, torch.zeros_like(text_ids))
         finished: list[Tensor] = []
-        for start in range(0, drawn, batch_size):
-            indices = range(start, min(start + batch_size, drawn))
+        for first in range(0, drawn, batch_size):
+            indices = range(first, min(first + batch_size, drawn))
             codes = torch.empty(0)
             for codes in sample_codes(
                 self.model,
@@ -220,24 +235,48 @@ class Generator:
                 top_p=settings.top_p,
                 temperature=settings.temperature,
                 seed=settings.seed,
+                guidance=settings.guidance,
+                null=null,
+                start=start,
             ):
                 if codes.shape[1] % config.image_side == 0:
-                    yield Progress(start * config.image_len + codes.numel(), total, "drawing")
+                    yield Progress(first * config.image_len + codes.numel(), total, "drawing", codes=codes)
             finished.append(codes)
         codes_NI = torch.cat(finished)
         images, scores = [], []
         for chunk in codes_NI.split(DECODE_BATCH):
-            yield Progress(total, total, "ranking" if self.clip else "painting")
+            yield Progress(total, total, "ranking" if self.scorer else "painting")
             pixels = self.vqgan.decode(pad(chunk, (0, 0, 0, DECODE_BATCH - len(chunk))))
             images += to_pil(pixels[: len(chunk)])
-            if self.clip is not None:
-                scores += self.clip.score(pixels, prompt).tolist()[: len(chunk)]
+            if self.scorer is not None:
+                scores += self.scorer.score(pixels, prompt).tolist()[: len(chunk)]
         order = sorted(range(drawn), key=lambda index: (-scores[index] if scores else 0.0, index))
         pictures = [
             Picture(images[index], scores[index] if scores else None, index, codes_NI[index].cpu())
             for index in order[:wanted]
         ]
         yield Progress(total, total, "done", pictures)
+
+    def read_picture(self, image: Image.Image) -> Tensor:
+        """The codes [I] of the centre square of a picture; ValueError for broken data."""
+        pixels = torch.from_numpy(square_pixels(image, self.picture_side).copy())
+        codes: Tensor = self.vqgan.encode(pixels.permute(2, 0, 1)[None].to(self.device) / 255)[0]
+        return codes
+
+    def preview(self, codes: Tensor) -> list[Image.Image]:
+        """Unfinished pictures from their first codes [n, m]: whole rows that are drawn, transparent below."""
+        side, scale = self.model.config.image_side, self.vqgan.config.downscale
+        rows = codes.shape[1] // side
+        # The decoder looks past the edge of what is drawn; repeating the last row disturbs it least.
+        whole = torch.cat(
+            [codes[:, : rows * side], *[codes[:, (rows - 1) * side : rows * side]] * (side - rows)], dim=1
+        )
+        pictures = []
+        for image in to_pil(self.vqgan.decode(whole)) if rows else []:
+            drawn = Image.new("RGBA", image.size)
+            drawn.paste(image.crop((0, 0, image.width, rows * scale)))
+            pictures.append(drawn)
+        return pictures
 
     def excess_tokens(self, prompt: str) -> int:
         """How many of the prompt's tokens this model has no room for; they are cut off."""

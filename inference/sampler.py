@@ -25,6 +25,9 @@ def sample_codes(
     top_p: float = 0.75,
     temperature: float = 1.0,
     seed: int = 0,
+    guidance: float = 1.0,
+    null: Prompt | None = None,
+    start: Tensor | None = None,
 ) -> Iterator[Tensor]:
     """Draw the pictures with these indices; yields their codes so far, [B, n] for n = 1..I.
 
@@ -36,12 +39,19 @@ def sample_codes(
     config, device = model.config, prompt.logits.device
     rows = -(-len(pictures) // ROW_GROUP) * ROW_GROUP
     index_B = torch.tensor([*pictures, *[0] * (rows - len(pictures))], device=device)
-    cache = PictureCache(model, prompt, rows)
+    prompts = [prompt] if null is None else [prompt, null]
+    caches = [PictureCache(model, prompt, rows) for prompt in prompts]
     codes = torch.empty(rows, config.image_len, dtype=torch.long, device=device)
-    logits = prompt.logits.expand(rows, -1)
+    logits = [prompt.logits.expand(rows, -1) for prompt in prompts]
+    given = 0 if start is None else len(start)
     for step in range(config.image_len):
-        noise = gumbel_noise(seed, index_B, step, config.image_vocab_size)
-        codes[:, step] = choose(filter_logits(logits, top_k, top_p), noise, temperature)
+        if step < given:
+            assert start is not None
+            codes[:, step] = start[step]
+        else:
+            guided = logits[-1] + (logits[0] - logits[-1]) * guidance
+            noise = gumbel_noise(seed, index_B, step, config.image_vocab_size)
+            codes[:, step] = choose(filter_logits(guided, top_k, top_p), noise, temperature)
         yield codes[: len(pictures), : step + 1]
         if step + 1 < config.image_len:
-            logits = cache.read(codes[:, step])
+            logits = [cache.read(codes[:, step]) for cache in caches]

@@ -49,7 +49,7 @@ def test_a_failure_while_drawing_is_answered_with_a_sentence(generator, caplog):
             raise RuntimeError("out of memory\nand a page of details")
 
     vqgan = OutOfMemory(generator.vqgan.config)
-    broken = Generator(generator.model, generator.tokenizer, vqgan, generator.clip)
+    broken = Generator(generator.model, generator.tokenizer, vqgan, generator.scorer)
     *_, last = answer(broken, "a car", SETTINGS)
     assert "Drawing failed: out of memory." in last.status
     assert "details" not in last.status
