@@ -29,6 +29,8 @@ TOKENIZER = "tokenizer.json"
 IMAGE_MEAN = (0.48145466, 0.4578275, 0.40821073)
 IMAGE_STD = (0.26862954, 0.26130258, 0.27577711)
 
+INTERPOLATIONS = ("bicubic", "bilinear")
+
 Images = Tensor | Sequence[Image.Image]
 """[N, 3, H, W] floating point in 0..1, or N PIL pictures."""
 
@@ -44,6 +46,8 @@ class ClipScorer:
         tokenizer: Tokenizer | None = None,
         image_mean: Sequence[float] = IMAGE_MEAN,
         image_std: Sequence[float] = IMAGE_STD,
+        interpolation: str = "bicubic",
+        name: str = "CLIP",
         device: torch.device | str = "cpu",
     ):
         """
@@ -51,6 +55,8 @@ class ClipScorer:
             weights: a .safetensors file, a published .pt or .bin (loaded weights-only), or a state dict.
             tokenizer: the CLIP's own vocabulary; without it, open_clip's for the architecture.
             image_mean, image_std: of red, green and blue in 0..1.
+            interpolation: how pictures are resized, "bicubic" or "bilinear"; both antialiased.
+            name: what people read beside a score.
 
         Raises:
             ValueError: an unknown architecture, weights that do not fit it, or parts of it that are only on the hub.
@@ -59,7 +65,15 @@ class ClipScorer:
         self.tokenizer = tokenizer
         self.image_mean = rgb("image_mean", image_mean, smallest=0.0)
         self.image_std = rgb("image_std", image_std, smallest=1e-3)
+        if interpolation not in INTERPOLATIONS:
+            raise ValueError(f"interpolation={interpolation!r}: must be one of {', '.join(INTERPOLATIONS)}")
+        self.interpolation = interpolation
+        self.name = name
         self.device = torch.device(device)
+        self._mean, self._std = (
+            torch.tensor(numbers, device=self.device)[:, None, None] for numbers in (self.image_mean, self.image_std)
+        )
+        self._latest: tuple[str, Tensor] | None = None
         config = model_config(architecture)
         self._caption_ids = caption_encoder(config, tokenizer)
         self.model = build_clip(config)
@@ -85,6 +99,7 @@ class ClipScorer:
                 tokenizer=Tokenizer.from_file(folder / TOKENIZER) if own_vocabulary else None,
                 image_mean=config["image_mean"],
                 image_std=config["image_std"],
+                interpolation=config["interpolation"],
                 device=device,
             )
         except ValueError as error:
@@ -103,14 +118,21 @@ class ClipScorer:
             "architecture": self.architecture,
             "image_mean": self.image_mean,
             "image_std": self.image_std,
+            "interpolation": self.interpolation,
             "tokenizer": "open_clip" if self.tokenizer is None else TOKENIZER,
             "sha256": {name: sha256_file(folder / name) for name in names},
         }
         write_json(folder / "config.json", content)
 
     def score(self, images: Images, prompt: str) -> Tensor:
-        """Cosine similarity in -1..1 of each picture and the prompt: [N] float32 on the CPU."""
-        return (self.image_features(images) @ self.text_features([prompt])[0]).cpu()
+        """Cosine similarity in -1..1 of each picture and the prompt: [N] float32 on the device, perhaps still at work.
+
+        The features of the latest prompt are kept, so that all its batches read it once.
+        """
+        latest = self._latest
+        if latest is None or latest[0] != prompt:
+            self._latest = latest = (prompt, self.text_features([prompt])[0])
+        return self.image_features(images) @ latest[1]
 
     @torch.no_grad()
     def image_features(self, images: Images, batch_size: int = 64) -> Tensor:
@@ -133,21 +155,25 @@ class ClipScorer:
         return self._caption_ids(captions)
 
     def prepare(self, images: Images) -> Tensor:
-        """open_clip's preprocessing: antialiased bicubic resize, centre crop, normalise -> [N, 3, side, side]."""
+        """open_clip's preprocessing: antialiased resize, centre crop, normalise -> [N, 3, side, side]."""
         if not isinstance(images, Tensor):
             to_input = require("open_clip", extra="demo").image_transform(
-                self.image_side, is_train=False, mean=self.image_mean, std=self.image_std
+                self.image_side,
+                is_train=False,
+                mean=self.image_mean,
+                std=self.image_std,
+                interpolation=self.interpolation,
             )
             return torch.stack([to_input(image) for image in images]).to(self.device)
         if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
             raise ValueError(f"images: {images.dtype} {list(images.shape)}: must be floating point [N, 3, H, W]")
         vision = require("torchvision.transforms.functional", extra="demo")
         pixels = images.to(self.device, torch.float32)
-        pixels = vision.resize(pixels, self.image_side, vision.InterpolationMode.BICUBIC, antialias=True)
+        pixels = vision.resize(pixels, self.image_side, vision.InterpolationMode(self.interpolation), antialias=True)
         # Bicubic overshoots beside sharp edges; 8-bit pictures cut that off, and so must we.
         pixels = vision.center_crop(pixels.clamp(0, 1), self.image_side)
-        prepared: Tensor = vision.normalize(pixels, self.image_mean, self.image_std)
-        return prepared
+        # torchvision's normalize would look at its numbers, and so wait for the device.
+        return (pixels - self._mean) / self._std
 
 
 def right_caption_first(
@@ -178,7 +204,9 @@ def read_clip_config(folder: Path) -> dict[str, Any]:
     config = read_json(path)
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise ValueError(f"{path} is not of the format {FORMAT}")
-    if wrong := {"format", "architecture", "image_mean", "image_std", "tokenizer", "sha256"} ^ set(config):
+    config.setdefault("interpolation", "bicubic")  # folders of earlier programs do not name it
+    fields = {"format", "architecture", "image_mean", "image_std", "interpolation", "tokenizer", "sha256"}
+    if wrong := fields ^ set(config):
         raise ValueError(f"{path}: unknown or missing fields {sorted(wrong)}")
     if config["tokenizer"] not in ("open_clip", TOKENIZER):
         raise ValueError(f"{path}: tokenizer={config['tokenizer']!r}: must be 'open_clip' or '{TOKENIZER}'")

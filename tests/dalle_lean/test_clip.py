@@ -85,6 +85,25 @@ def test_tensors_are_prepared_as_open_clip_prepares_the_same_picture(scorer, siz
     assert levels.max() < 12
 
 
+@pytest.mark.parametrize("size", [(40, 90), (20, 28)])
+def test_pictures_are_resized_by_the_interpolation_of_the_clip(scorer, tokenizer, size):
+    bilinear = ClipScorer(architecture(), scorer.model.state_dict(), tokenizer=tokenizer, interpolation="bilinear")
+    images = pictures(3, *size)
+    levels = (bilinear.prepare(as_tensor(images)) - bilinear.prepare(images)).abs() * min(scorer.image_std) * 255
+    assert levels.max() < 2
+    assert (bilinear.prepare(images) - scorer.prepare(images)).abs().max() > 0.1
+
+
+def test_the_interpolation_is_saved_and_folders_of_earlier_programs_are_bicubic(scorer, tokenizer, tmp_path):
+    bilinear = ClipScorer(architecture(), scorer.model.state_dict(), tokenizer=tokenizer, interpolation="bilinear")
+    bilinear.save(tmp_path)
+    assert ClipScorer.load(tmp_path).interpolation == "bilinear"
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["interpolation"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert ClipScorer.load(tmp_path).interpolation == "bicubic"
+
+
 def test_batches_change_nothing(scorer):
     images = torch.rand(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(scorer.image_features(images, batch_size=2), scorer.image_features(images))
@@ -182,6 +201,7 @@ def write(name, content):
         (edit(image_mean=[0, 0]), r"image_mean=\[0, 0\]"),
         (edit(image_std=[0, 1, 1]), r"image_std=\[0, 1, 1\]"),
         (edit(image_mean=[0, 0, "x"]), "image_mean"),
+        (edit(interpolation="nearest"), "interpolation='nearest': must be one of bicubic, bilinear"),
         (edit(architecture=7), "must be a name or a model config"),
         (edit(architecture={"embed_dim": 48}), "vision_cfg must be an object"),
         (edit(architecture=architecture(vocab_size=10**9)), r"text_cfg\.vocab_size=1000000000: must be"),
