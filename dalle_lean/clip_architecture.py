@@ -127,7 +127,10 @@ def caption_encoder(config: Mapping[str, Any], tokenizer: Tokenizer | None) -> C
                 f"pool_type='eos' and eos_id={tokenizer.padding_id}"
             )
     elif text.get("hf_tokenizer_name"):
-        raise ValueError(f"architecture: its tokenizer {text['hf_tokenizer_name']!r} is on the hub, not in open_clip")
+        raise ValueError(
+            f"architecture: its tokenizer {text['hf_tokenizer_name']!r} is on the hub, not in open_clip; "
+            "take one that open_clip holds whole"
+        )
     else:
         options = text.get("tokenizer_kwargs", {})
         try:

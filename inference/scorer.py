@@ -1,0 +1,167 @@
+"""Scorers: how well a picture fits its prompt. The best pictures of a prompt are those with the highest scores.
+
+CLIP is one. A second is one class, named on the command line as `--scorer my_scorers:Darkest`:
+
+    # my_scorers.py, in a folder that PYTHONPATH names
+    import torch
+
+    class Darkest:
+        name = "darkness"
+
+        def __init__(self, device: torch.device):
+            self.weights = torch.tensor([0.299, 0.587, 0.114], device=device)  # luma of red, green and blue
+
+        def score(self, pixels: torch.Tensor, prompt: str) -> torch.Tensor:
+            return 1 - torch.einsum("nchw,c->n", pixels, self.weights) / pixels[0, 0].numel()
+
+Shapes: N pictures, H x W pixels.
+"""
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from dalle_lean.clip import IMAGE_MEAN, IMAGE_STD, ClipScorer
+from dalle_lean.clip_architecture import Architecture, caption_encoder, model_config
+from dalle_lean.files import read_json
+from dalle_lean.require import MissingPackage, require
+
+SPECS = "clip, none, ARCHITECTURE:FILE, ARCHITECTURE:PRETRAINED_TAG, hf-hub:OWNER/NAME or MODULE:CLASS"
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """What ranks pictures. A class of one's own is called with the torch.device on which it will get its pictures."""
+
+    name: str
+    """What people read beside a score."""
+
+    def score(self, pixels: Tensor, prompt: str) -> Tensor:
+        """Pictures [N, 3, H, W], float32 in 0..1 on the device -> scores [N] there, finite, higher is better.
+
+        A picture's score must not depend on the others: which come together, and what fills up the last batch, says
+        nothing. On CUDA, decoding goes on meanwhile for as long as nothing here waits (`.item()`, `.cpu()`).
+        """
+        ...
+
+
+def make_scorer(spec: str, clip_folder: Path | None, device: torch.device) -> Scorer | None:
+    """The scorer that a person asked for; None is no ranking.
+
+    Args:
+        spec: "clip", the CLIP of `clip_folder`, None where there is none; "none"; "ViT-B-32:/path/weights.pt", any
+            architecture that open_clip holds whole with a file of weights (safetensors, or read weights-only);
+            "ViT-B-32:laion2b_s34b_b79k" or "hf-hub:OWNER/NAME", fetched by open_clip, so with the network unless it is
+            in its cache; "my_scorers:Darkest", a class called with `device`.
+
+    Raises:
+        ValueError: there is no such scorer, it cannot be had, or it is none; says what to do.
+    """
+    if spec == "none":
+        return None
+    if spec == "clip":
+        return None if clip_folder is None else ClipScorer.load(clip_folder, device)
+    head, _, tail = spec.partition(":")
+    if not head or not tail:
+        raise ValueError(f"scorer={spec!r}: must be {SPECS}")
+    try:
+        if head == "hf-hub":
+            return hub_clip(tail, device)
+        if names_a_class(head, tail):
+            return own_scorer(head, tail, device)
+        return named_clip(head, tail, device)
+    except ValueError as error:
+        raise ValueError(f"scorer={spec!r}: {error}") from error
+
+
+def names_a_class(module: str, attribute: str) -> bool:
+    """Whether this is MODULE:CLASS rather than an architecture of open_clip such as RN50:openai."""
+    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        return False
+    try:
+        return module not in require("open_clip", extra="demo").list_models()
+    except MissingPackage:
+        return True
+
+
+def own_scorer(module: str, attribute: str, device: torch.device) -> Scorer:
+    """A user's class, called with the device; whatever goes wrong in it is a ValueError that says so."""
+    try:
+        scorer_class = getattr(importlib.import_module(module), attribute)
+        scorer = scorer_class(device)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"no module {error.name}; install it, or name its folder in PYTHONPATH") from error
+    except Exception as error:  # it is a stranger's code
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    if not isinstance(scorer, Scorer) or not isinstance(scorer.name, str):
+        raise ValueError(f"{attribute} is no scorer: it needs a name (str) and score(pixels, prompt)")
+    return scorer
+
+
+def named_clip(architecture: str, weights: str, device: torch.device) -> ClipScorer:
+    """An architecture of open_clip with a file of weights, else with the published weights of that tag."""
+    config = whole(architecture)
+    open_clip = require("open_clip", extra="demo")
+    tags = open_clip.list_pretrained_tags_by_model(architecture)
+    name = f"CLIP {architecture} ({Path(weights).name})"
+    if Path(weights).is_file():
+        published = [preprocessing(open_clip.get_pretrained_cfg(architecture, tag)) for tag in tags]
+        # A file does not say how its pictures were prepared. Mostly, that goes with the architecture.
+        usual = published[0] if published and all(each == published[0] for each in published) else preprocessing({})
+        return ClipScorer(architecture, weights, **usual, name=name, device=device)
+    if not open_clip.is_pretrained_cfg(architecture, weights):
+        known = f"one of {', '.join(tags)}" if tags else "but it has none"
+        raise ValueError(f"{weights} is neither a file nor a tag of {architecture} ({known})")
+    published_weights = open_clip.get_pretrained_cfg(architecture, weights)
+    # open_clip's own loading only warns where the activation is not the one that these weights were trained with.
+    config["quick_gelu"] = published_weights.get("quick_gelu", False)
+    file = fetched(open_clip.download_pretrained, published_weights)
+    return ClipScorer(config, file, **preprocessing(published_weights), name=name, device=device)
+
+
+def hub_clip(address: str, device: torch.device) -> ClipScorer:
+    """OWNER/NAME on the hub, in open_clip's format."""
+    open_clip = require("open_clip", extra="demo")
+    path = fetched(open_clip.pretrained.download_pretrained_from_hf, address, filename="open_clip_config.json")
+    content = read_json(path)
+    if not isinstance(content, dict) or not isinstance(content.get("model_cfg"), dict):
+        raise ValueError("its open_clip_config.json has no model_cfg")
+    config, usual = whole(content["model_cfg"]), preprocessing(content.get("preprocess_cfg") or {})
+    weights = fetched(open_clip.pretrained.download_pretrained_from_hf, address)
+    return ClipScorer(config, weights, **usual, name=f"CLIP {address}", device=device)
+
+
+def whole(architecture: Architecture) -> dict[str, Any]:
+    """The model config; ValueError, before any weights are fetched, where open_clip does not hold all of it."""
+    config = model_config(architecture)
+    caption_encoder(config, None)
+    return config
+
+
+def fetched(download: Any, *arguments: Any, **options: Any) -> Path:
+    """The file that one of open_clip's downloads leaves; ValueError where it does not come."""
+    try:
+        return Path(download(*arguments, **options))
+    except Exception as error:  # the network's, the hub's and the disk's, all of them
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"it cannot be fetched ({type(error).__name__}: {reason}); look at its name and the network, "
+            "or give ARCHITECTURE:FILE"
+        ) from error
+
+
+def preprocessing(published: Mapping[str, Any]) -> dict[str, Any]:
+    """open_clip's description of how pictures are prepared, as ClipScorer takes it.
+
+    Its resize_mode says nothing here: it tells only what becomes of pictures that are not square.
+    """
+    interpolation = published.get("interpolation") or "bicubic"
+    return {
+        "image_mean": published.get("mean") or IMAGE_MEAN,
+        "image_std": published.get("std") or IMAGE_STD,
+        "interpolation": "bicubic" if interpolation == "random" else interpolation,
+    }
