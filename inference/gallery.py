@@ -1,14 +1,20 @@
-"""What `dalle-lean generate` leaves in a folder: numbered PNGs, a contact sheet and results.json."""
+"""What `dalle-lean generate` leaves in a folder: numbered PNGs, a contact sheet and results.json.
+
+A PNG says itself how to draw it again, in its text chunks.
+"""
 
 import hashlib
+import io
+import json
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 
 from dalle_lean.files import atomic_write, read_json, write_json
 from inference.generator import Picture
@@ -41,8 +47,8 @@ def write_gallery(folder: str | Path, prompt: str, pictures: Sequence[Picture], 
     earlier = pictures_of(folder)
     names = [f"{place:02d}.png" for place in range(len(pictures))]
     for name, picture in zip(names, pictures, strict=True):
-        write_png(folder / name, picture.image)
-    write_png(folder / "contact_sheet.png", contact_sheet(prompt, pictures))
+        write_png(folder / name, picture.image, prompt_metadata(prompt, settings) | picture_metadata(picture))
+    write_png(folder / "contact_sheet.png", contact_sheet(prompt, pictures), prompt_metadata(prompt, settings))
     write_json(
         folder / "results.json",
         {
@@ -79,9 +85,49 @@ def codes_sha256(codes: torch.Tensor) -> str:
     return hashlib.sha256(codes.cpu().numpy().astype("<i4").tobytes()).hexdigest()
 
 
-def write_png(path: Path, image: Image.Image) -> None:
+def prompt_metadata(prompt: str, settings: Mapping[str, Any]) -> dict[str, str]:
+    """What all pictures of a prompt share: the prompt, its seed, all settings as JSON, the model where it has a hash.
+
+    Args:
+        settings: as `inference.generator.describe` gives them.
+    """
+    metadata = {
+        "Software": "dalle_lean",
+        "prompt": prompt,
+        "seed": str(settings["seed"]),
+        "settings": json.dumps(settings, ensure_ascii=False),
+    }
+    if settings.get("model_sha256") is not None:
+        metadata["model_sha256"] = settings["model_sha256"]
+    return metadata
+
+
+def picture_metadata(picture: Picture) -> dict[str, str]:
+    """What is one picture's own: its index and, where it was ranked, its score."""
+    score = {} if picture.score is None else {"score": f"{picture.score:.6f}"}
+    return {"index": str(picture.index), **score}
+
+
+def png_bytes(image: Image.Image, metadata: Mapping[str, str]) -> bytes:
+    """A PNG with `metadata` as text chunks in UTF-8 (iTXt); the same call gives the same bytes.
+
+    Args:
+        metadata: keys of 1 to 79 Latin-1 letters. In values, what a chunk cannot hold becomes a replacement character.
+    """
+    chunks = PngInfo()
+    for key, value in metadata.items():
+        # NUL would end the text. Lone surrogates stand for bytes of a command line that were no UTF-8.
+        readable = re.sub("[\0\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", value)
+        chunks.add_itxt(key, readable)
+    file = io.BytesIO()
+    image.save(file, format="PNG", pnginfo=chunks)
+    return file.getvalue()
+
+
+def write_png(path: Path, image: Image.Image, metadata: Mapping[str, str]) -> None:
+    """Write `png_bytes`, atomically."""
     with atomic_write(path) as temporary:
-        image.save(temporary, format="PNG")
+        temporary.write_bytes(png_bytes(image, metadata))
 
 
 def enlarged(image: Image.Image, side: int = TILE_SIDE) -> Image.Image:

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from dalle_lean.cli import main
-from inference.gallery import contact_sheet, slug
+from inference.gallery import contact_sheet, png_bytes, prompt_metadata, slug
 
 
 def run(*arguments):
@@ -62,6 +62,49 @@ def test_the_same_call_writes_the_same_bytes(model_folder, tmp_path):
         arguments = ("--model", model_folder, "--num-images", 5, "--best", 3, "--seed", 3)
         assert run("a car", "--out", tmp_path / name, *arguments) == 0
     assert contents(tmp_path / "first") == contents(tmp_path / "second")
+
+
+def test_a_picture_says_itself_how_it_was_drawn(model_folder, tmp_path):
+    run("a red heart", "--out", tmp_path, "--model", model_folder, "--num-images", 5, "--best", 2, "--seed", 9)
+    results = json.loads((tmp_path / "results.json").read_text())
+    for line in results["pictures"]:
+        with Image.open(tmp_path / line["file"]) as picture:
+            said = picture.text
+        assert set(said) == {"Software", "prompt", "seed", "settings", "model_sha256", "index", "score"}
+        assert (said["prompt"], said["seed"], said["index"]) == ("a red heart", "9", str(line["index"]))
+        assert float(said["score"]) == pytest.approx(line["score"], abs=1e-6)
+        assert json.loads(said["settings"]) == results["settings"]
+        assert said["model_sha256"] == results["settings"]["model_sha256"]
+    with Image.open(tmp_path / "contact_sheet.png") as sheet:
+        assert sheet.text["prompt"] == "a red heart"
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        ("", ""),
+        ("a cat\nand a dog", "a cat\nand a dog"),
+        ("Käse 猫 🐈", "Käse 猫 🐈"),
+        ("end\0not", "end\ufffdnot"),
+        ("byte \udcff", "byte \ufffd"),
+    ],
+)
+def test_whatever_is_typed_stands_in_the_chunk(value, read, tmp_path):
+    image = Image.new("RGBA", (4, 4))
+    (tmp_path / "x.png").write_bytes(png_bytes(image, {"prompt": value}))
+    with Image.open(tmp_path / "x.png") as picture:
+        assert picture.text == {"prompt": read}
+        assert picture.tobytes() == image.tobytes()
+
+
+def test_the_chunks_come_before_the_pixels_so_that_a_reader_need_not_decode(tmp_path):
+    content = png_bytes(Image.new("RGB", (4, 4)), {"prompt": "a cat"})
+    assert content.index(b"iTXt") < content.index(b"IDAT")
+    assert content == png_bytes(Image.new("RGB", (4, 4)), {"prompt": "a cat"})
+
+
+def test_a_model_made_of_parts_has_no_hash_to_tell():
+    assert "model_sha256" not in prompt_metadata("a cat", {"seed": 0, "model_sha256": None})
 
 
 def test_several_prompts_get_a_numbered_folder_each(model_folder, tmp_path):
