@@ -87,6 +87,19 @@ def collate(rows: tuple[Sample, ...] | list[Sample], tokenizer: Tokenizer, text_
     return Batch(tokenizer.encode([row["caption"] for row in rows], text_len), torch.from_numpy(codes))
 
 
+def drop_captions(batch: Batch, share: float, *, seed: int, step: int) -> Batch:
+    """The batch of a step with about `share` of its captions empty, that is of ids 0: what guidance starts from.
+
+    Classifier-free guidance (Ho & Salimans 2022, arXiv 2207.12598, section 3.2). Which captions go follows from seed
+    and step alone, so that a resumed run draws the same.
+    """
+    if share == 0:
+        return batch
+    generator = torch.Generator().manual_seed(key_hash(f"dropped captions {seed} {step}"))
+    kept = torch.rand(len(batch.text_ids), 1, generator=generator) >= share
+    return batch._replace(text_ids=batch.text_ids * kept)
+
+
 def key_hash(key: str) -> int:
     """A number in 0..2**64-1 that looks drawn at random, the same always and everywhere."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")

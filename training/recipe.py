@@ -157,7 +157,9 @@ class DataRecipe:
         shuffle_buffer: samples held in memory to shuffle among.
         heldout_share: share of the rows, by the hash of their keys, kept for measuring where no held-out shards are.
         heldout_samples: at most so many are measured.
-        seed: of the order of the data, the first weights and the drawn samples.
+        caption_dropout: share of the captions, 0..1, in whose place the empty one is learnt, for classifier-free
+            guidance; what is held out keeps its captions.
+        seed: of the order of the data, the first weights, the dropped captions and the drawn samples.
     """
 
     batch_size: int = 4096
@@ -165,6 +167,7 @@ class DataRecipe:
     shuffle_buffer: int = 10_000
     heldout_share: float = 0.01
     heldout_samples: int = 512
+    caption_dropout: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -174,6 +177,8 @@ class DataRecipe:
         check_at_least(0, heldout_samples=self.heldout_samples, seed=self.seed)
         if not 0 <= self.heldout_share < 1:
             raise ValueError(f"heldout_share = {self.heldout_share}: must be at least 0 and below 1")
+        if not 0 <= self.caption_dropout <= 1:
+            raise ValueError(f"caption_dropout = {self.caption_dropout}: must be in 0..1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from dalle_lean.progress import OnProgress
 from dalle_lean.vqgan import VQGAN
 from preprocessing.shards import read_dataset_info
 from training.checkpoint import load_checkpoint, save_checkpoint
-from training.data import Batch, Position, TrainingData, captions, collate, heldout_rows
+from training.data import Batch, Position, TrainingData, captions, collate, drop_captions, heldout_rows
 from training.interrupt import interrupt_deferred
 from training.learner import Learner
 from training.metrics import MetricsLog, Pace
@@ -184,7 +184,9 @@ class Run:
         progress, schedule, config = self.progress, self.recipe.schedule, self.model.config
         progress.position = position
         step = progress.step + 1
-        crop = crop_of_step(step, schedule.length_warmup, config.image_side, self.recipe.data.seed)
+        seed = self.recipe.data.seed
+        batch = drop_captions(batch, self.recipe.data.caption_dropout, seed=seed, step=step)
+        crop = crop_of_step(step, schedule.length_warmup, config.image_side, seed)
         progress.sample_tokens = crop.text_len + crop.side**2 if crop else config.sequence_len
         tokens = progress.sample_tokens * len(batch.text_ids)
         progress.tokens += tokens

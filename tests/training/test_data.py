@@ -7,7 +7,7 @@ import torch
 from dalle_lean.tokenizer import Tokenizer
 from preprocessing.shards import open_stream
 from tests.training.conftest import write_shards
-from training.data import Position, TrainingData, captions, collate, heldout_rows, is_heldout
+from training.data import Batch, Position, TrainingData, captions, collate, drop_captions, heldout_rows, is_heldout
 
 
 @pytest.fixture
@@ -90,3 +90,31 @@ def test_data_without_a_training_row_is_refused(shards):
     nothing = TrainingData(folder=shards, heldout_share=1.0, shuffle_buffer=16, seed=0)
     with pytest.raises(ValueError, match="no sample"):
         next(nothing.samples(Position()))
+
+
+def full_batch(size):
+    return Batch(torch.arange(1, size * 6 + 1).reshape(size, 6), torch.arange(size * 4).reshape(size, 4))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+def test_the_share_asked_for_has_empty_captions_and_the_rest_stays_as_it_is(share):
+    batch = full_batch(4000)
+    dropped = drop_captions(batch, share, seed=0, step=1)
+    empty = (dropped.text_ids == 0).all(dim=1)
+    assert empty.float().mean().item() == pytest.approx(share, abs=0.03 if 0 < share < 1 else 0)
+    assert torch.equal(dropped.text_ids[~empty], batch.text_ids[~empty])
+    assert dropped.text_ids.dtype == torch.int64
+    assert torch.equal(dropped.image_codes, batch.image_codes)
+    assert batch.text_ids.all()
+
+
+def test_which_captions_are_dropped_follows_from_seed_and_step_alone():
+    def dropped(seed, step):
+        return (drop_captions(full_batch(64), 0.5, seed=seed, step=step).text_ids == 0)[:, 0].tolist()
+
+    first = dropped(0, 1)
+    torch.rand(1)
+    state = torch.get_rng_state()
+    assert dropped(0, 1) == first
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len({tuple(dropped(seed, step)) for seed in range(3) for step in range(3)}) == 9

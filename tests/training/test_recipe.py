@@ -33,6 +33,8 @@ def test_the_paper_recipe_is_the_papers_run():
         ({"data": {"batch_size": "many"}}, r"\[data\] batch_size = 'many'"),
         ({"data": {"batch_size": True}}, r"\[data\] batch_size = True"),
         ({"data": {"heldout_share": 1.5}}, r"heldout_share = 1.5"),
+        ({"data": {"caption_dropout": 1.5}}, r"caption_dropout = 1.5: must be in 0\.\.1"),
+        ({"data": {"caption_dropout": float("nan")}}, "caption_dropout = nan"),
         ({"memory": {"precision": "fp8"}}, "precision = 'fp8'"),
         ({"memory": {"activations": "none"}}, "activations='none'"),
         ({"memory": {"activations": "selective"}}, "reversible=True takes keep, reversible"),

@@ -28,6 +28,7 @@ CHANGES = {
     "delayed bf16 weights": {"memory": {"precision": "bf16-weights"}, "optimizer": {"delayed": True}},
     "adamw8bit": {"optimizer": {"name": "adamw8bit"}},
     "length warm-up": {"schedule": {"length_warmup": ((4, 4, 2), (7, 8, 3))}},
+    "caption dropout": {"data": {"caption_dropout": 0.5}, "schedule": {"length_warmup": ((4, 4, 2),)}},
 }
 
 
@@ -78,6 +79,62 @@ def test_short_sequences_are_learnt_from_first_and_everything_is_measured(shards
     assert run.learner.measure(run.heldout)["heldout_loss"] == pytest.approx(
         run.model.loss(*run.heldout).item(), rel=1e-5
     )
+
+
+def learnt_from(run):
+    """The batches and crops that the run's learner will get, as they come."""
+    seen, step = [], run.learner.step
+
+    def remembered(batch, lr, crop=None):
+        seen.append((batch, crop))
+        return step(batch, lr, crop)
+
+    run.learner.step = remembered
+    return seen
+
+
+def test_without_dropout_the_learner_gets_every_caption_as_it_was_read(shards, recipe, tmp_path):
+    run, other = Run(shards, tmp_path / "run", recipe), Run(shards, tmp_path / "other", recipe)
+    seen = learnt_from(run)
+    run.go()
+    read = [batch for batch, _ in other.batches()]
+    assert all(torch.equal(batch.text_ids, ids) for (batch, _), (ids, _) in zip(seen, read, strict=True))
+
+
+def test_dropped_captions_are_empty_in_the_batch_and_stay_what_they_are_where_it_is_measured(shards, recipe, tmp_path):
+    whole = Run(shards, tmp_path / "whole", recipe)
+    run = Run(shards, tmp_path / "run", changed(recipe, CHANGES["caption dropout"]))
+    read, seen = [batch for batch, _ in whole.batches()], learnt_from(run)
+    run.go()
+    empty = torch.stack([(batch.text_ids == 0).all(dim=1) for batch, _ in seen])
+    assert 0.3 < empty.float().mean() < 0.7
+    assert [crop is not None for _, crop in seen] == [True] * 4 + [False] * 8
+    for (batch, _), (text_ids, image_codes), gone in zip(seen, read, empty, strict=True):
+        assert torch.equal(batch.text_ids[~gone], text_ids[~gone])
+        assert torch.equal(batch.image_codes, image_codes)
+    assert torch.equal(run.heldout.text_ids, whole.heldout.text_ids)
+    measured = [line["heldout_loss"] for line in read_metrics(tmp_path / "run" / METRICS) if "heldout_loss" in line]
+    assert measured[-1] == pytest.approx(run.model.loss(*whole.heldout).item(), rel=1e-5)
+
+
+@torch.no_grad()
+def empty_caption_nats(run):
+    """Losses of the empty caption and of held-out pictures given it."""
+    text_ids = torch.zeros_like(run.heldout.text_ids)
+    return [nats.item() for nats in run.model.eval().losses(text_ids, run.heldout.image_codes)]
+
+
+def test_a_model_learns_the_empty_caption_where_captions_are_dropped(shards, recipe, tmp_path):
+    recipe = changed(recipe.override(steps=60), {"schedule": {"checkpoint_every": 0, "heldout_every": 0}})
+    runs = [
+        Run(shards, tmp_path / str(share), changed(recipe, {"data": {"caption_dropout": share}}))
+        for share in (0.0, 0.5)
+    ]
+    for run in runs:
+        run.go()
+    (never_text, never_image), (text, image) = map(empty_caption_nats, runs)
+    assert text < never_text - 1
+    assert image < never_image - 0.05
 
 
 def test_bfloat16_weights_stay_so_and_leave_a_model_folder_like_any_other(shards, recipe, tmp_path):
