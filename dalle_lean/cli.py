@@ -27,7 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 # What a user can mend is one line and exit code 2; anything else is a bug and keeps its traceback.
-MISTAKES = (ValueError, OSError, ImportError)
+MISTAKES = (ValueError, OSError, ImportError, MemoryError)
 INTERRUPTED = 130
 
 

@@ -1,11 +1,16 @@
 """`dalle-lean generate`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dalle_lean.terminal import Device, progress_bar, say, warn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from inference.generator import Generator
 
 
 def generate(
@@ -27,28 +32,80 @@ def generate(
         float, typer.Option(help="Above 1 wilder, below 1 tamer; 0 takes the likeliest code.")
     ] = 1.0,
     seed: Annotated[int, typer.Option(help="Picture i of a seed is the same for any batch size.")] = 0,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Pictures drawn at once. Default: by the model's size.")
+    guidance: Annotated[
+        float,
+        typer.Option(help="Above 1 closer to the prompt, for models trained with caption dropout; 1 is off."),
+    ] = 1.0,
+    start: Annotated[
+        Path | None, typer.Option(help="A picture whose upper rows are kept; the rest is drawn below them.")
     ] = None,
+    start_rows: Annotated[
+        int | None, typer.Option(help="Rows of codes kept of --start. Default: the upper half.", min=1)
+    ] = None,
+    scorer: Annotated[
+        str,
+        typer.Option(
+            help="What ranks the pictures: clip (the model's own), none, ARCHITECTURE:FILE, ARCHITECTURE:TAG, "
+            "hf-hub:OWNER/NAME, or a class of yours, MODULE:CLASS."
+        ),
+    ] = "clip",
+    precision: Annotated[
+        str | None,
+        typer.Option(help="fp32, bf16, fp16 (GPU) or int8 (CPU). Default: fp32 on a CPU, bf16 on a GPU."),
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Pictures drawn at once. Default: by the free memory.")] = None,
     device: Device = "auto",
 ) -> None:
     """Draw pictures of each PROMPT and keep the best few."""
     from inference.gallery import prompt_folder, write_gallery
-    from inference.generator import Generator, Settings, check_prompt, describe
+    from inference.generator import Generator, Request, Settings, check_prompt, describe
 
     for prompt in prompts:
         check_prompt(prompt)
-    settings = Settings(num_images=num_images, best=best, top_k=top_k, top_p=top_p, temperature=temperature, seed=seed)
+    settings = Settings(
+        num_images=num_images,
+        best=best,
+        top_k=top_k,
+        top_p=top_p,
+        temperature=temperature,
+        seed=seed,
+        guidance=guidance,
+    )
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; --out needs a folder")
     say("loading the model ...")
-    generator = Generator.from_folder(model, device=device)
+    generator = Generator.from_folder(model, device, precision, scorer)  # type: ignore[arg-type]
+    codes = None if start is None else upper_rows(generator, start, start_rows)
     out.mkdir(parents=True, exist_ok=True)
-    for index, prompt in enumerate(prompts):
+    for prompt in prompts:
         if excess := generator.excess_tokens(prompt):
             warn(f"the last {excess} tokens of the prompt do not fit this model and are not read: {prompt!r}")
-        with progress_bar(f"drawing {prompt[:40]!r}", "codes") as on_progress:
-            pictures = generator.run(prompt, settings, batch_size, on_progress)
-        folder = prompt_folder(out, prompts, index)
-        write_gallery(folder, prompt, pictures, describe(generator, settings))
-        say(f"{len(pictures)} pictures of {prompt!r} are in {folder}")
+    name = repr(prompts[0][:40]) if len(prompts) == 1 else f"{len(prompts)} prompts"
+    written = {}
+    with progress_bar(f"drawing {name}", "codes") as on_progress:
+        for progress in generator.draw_all([Request(prompt, settings, codes) for prompt in prompts], batch_size):
+            on_progress(progress.done, progress.total, progress.note)
+            if progress.pictures is not None:
+                index = progress.request
+                folder = prompt_folder(out, prompts, index)
+                write_gallery(folder, prompts[index], progress.pictures, describe(generator, settings, codes))
+                written[index] = f"{len(progress.pictures)} pictures of {prompts[index]!r} are in {folder}"
+    for index in sorted(written):
+        say(written[index])
+
+
+def upper_rows(generator: "Generator", path: Path, rows: int | None) -> "Tensor":
+    """The codes of the upper rows of a picture's centre square; ValueError for too many rows or no picture."""
+    from dalle_lean.pictures import open_picture, read_picture
+
+    side = generator.model.config.image_side
+    rows = side // 2 if rows is None else rows
+    if not 1 <= rows < side:
+        raise ValueError(f"start_rows={rows}: this model draws {side} rows; keep 1 to {side - 1}")
+    picture, problem = read_picture(path)
+    if problem is not None:
+        raise ValueError(f"{path}: {problem.replace('_', ' ')}")
+    try:
+        return generator.read_picture(open_picture(picture))[: rows * side]
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

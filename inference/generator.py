@@ -4,15 +4,14 @@ N pictures, I codes in a picture, T text length.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import pad
 
 from dalle_lean.config import DalleConfig
 from dalle_lean.devices import pick_device
@@ -21,37 +20,24 @@ from dalle_lean.model import Dalle
 from dalle_lean.pictures import square_pixels
 from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vqgan import VQGAN
-from inference.cache import read_prompt
-from inference.filtering import check_guidance, check_sampling
-from inference.noise import check_seed
-from inference.sampler import ROW_GROUP, sample_codes
-
-if TYPE_CHECKING:
-    from dalle_lean.clip import ClipScorer
+from inference.batches import Batch, default_batch_size, halve, is_out_of_memory, plan_batches
+from inference.decoder import Decoder
+from inference.linear import Precision
+from inference.prompts import Prompts, read_prompts
+from inference.ranking import collect, decode_and_score
+from inference.sampler import Row, Sampling, sample_codes
+from inference.scorer import Scorer, make_scorer
 
 DEFAULT_BEST = 4
-LARGEST_BATCH = 64
-CACHE_BUDGET_BYTES = 2**31
-# Convolutions round differently for other numbers of pictures; always this many, so that picture i is always the same.
-DECODE_BATCH = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Sampling):
     """What to draw for a prompt; the defaults are the paper's. ValueError outside the ranges."""
 
     num_images: int = 128
     best: int | None = None
     """How many to keep; None is 4, or all where fewer are drawn."""
-    top_k: int = 256
-    top_p: float = 0.75
-    temperature: float = 1.0
-    seed: int = 0
-    guidance: float = 1.0
-    """Classifier-free guidance (Ho & Salimans 2022): how far to go from the empty caption's logits past the prompt's.
-
-    1 is off; it needs a model that was trained with caption dropout.
-    """
 
     def __post_init__(self) -> None:
         for name in ("num_images", "best", "top_k", "seed"):
@@ -66,9 +52,7 @@ class Settings:
                 raise ValueError(f"{name}={value}: it must be at least 1")
         if self.num_best > self.num_images:
             raise ValueError(f"best={self.best} is more than num_images={self.num_images}; draw more or show fewer")
-        check_sampling(self.top_k, self.top_p, self.temperature)
-        check_guidance(self.guidance)
-        check_seed(self.seed)
+        super().__post_init__()
 
     @property
     def num_best(self) -> int:
@@ -77,12 +61,22 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class Request:
+    """A prompt and what to draw for it."""
+
+    prompt: str
+    settings: Settings
+    start: Tensor | None = None
+    """The first codes [m] of every picture, m < I, as `Generator.read_picture` gives them; the rest is drawn."""
+
+
+@dataclass(frozen=True)
 class Picture:
     """One picture of a prompt."""
 
     image: Image.Image
     score: float | None
-    """CLIP's cosine similarity with the prompt; None where the model has no CLIP."""
+    """The scorer's; None where nothing ranked the pictures."""
     index: int
     """Its number among the pictures drawn: with prompt, settings and seed it names the picture."""
     codes: Tensor
@@ -91,39 +85,55 @@ class Picture:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the drawing is, in codes; the last one carries the pictures."""
+    """How far the drawing is, in codes of all requests."""
 
     done: int
     total: int
     note: str = ""
     pictures: list[Picture] | None = None
+    """The best of one request, once they are all drawn and ranked."""
     codes: Tensor | None = None
-    """[n, m], the first m codes of the n pictures being drawn."""
+    """[n, m], the first m codes of the n pictures being drawn, where they are all of one request."""
+    request: int = 0
+    """Number of the request that `pictures` or `codes` belong to."""
 
 
 class Generator:
-    """A model folder made ready to draw: transformer, tokenizer, VQGAN and, where the folder has one, CLIP."""
+    """A model folder made ready to draw: transformer, tokenizer, VQGAN and what ranks its pictures."""
 
-    def __init__(self, model: Dalle, tokenizer: Tokenizer, vqgan: VQGAN, scorer: "ClipScorer | None" = None):
+    def __init__(
+        self,
+        model: Dalle,
+        tokenizer: Tokenizer,
+        vqgan: VQGAN,
+        scorer: Scorer | None = None,
+        precision: Precision = "fp32",
+    ):
         """Put the parts together; ValueError where they do not fit."""
-        config = model.config
-        check_fit(config, tokenizer, vqgan)
+        check_fit(model.config, tokenizer, vqgan)
+        self.decoder = Decoder(model, precision)
         self.model, self.tokenizer, self.vqgan, self.scorer = model, tokenizer, vqgan, scorer
         self.device = model.output.weight.device
         self.model_sha256: str | None = None
 
     @classmethod
     def from_folder(
-        cls, folder: str | Path | None = None, device: str | torch.device = "auto", dtype: torch.dtype = torch.float32
+        cls,
+        folder: str | Path | None = None,
+        device: str | torch.device = "auto",
+        precision: Precision | None = None,
+        scorer: str = "clip",
     ) -> Self:
         """Load a model folder or hub id; None means $DALLE_LEAN_MODEL, else the bundled model.
 
         Args:
             device: "auto" takes CUDA where there is one.
-            dtype: of the transformer's weights; the sampling itself is in float32.
+            precision: of the transformer's products; None is fp32 on a CPU and bf16 on a GPU.
+            scorer: what ranks the pictures, as in `make_scorer`; "none" ranks nothing.
 
         Raises:
-            ValueError: a part is missing or altered, or is not the one the transformer was trained with.
+            ValueError: a part is missing or altered, or is not the one the transformer was trained with; a precision
+                or scorer that cannot be had.
         """
         path, where = find_model(None if folder is None else str(folder)), pick_device(device)
         content = check_parts(path)
@@ -138,16 +148,13 @@ class Generator:
         trained_on = content.get("vqgan_fingerprint")
         if trained_on is not None and trained_on != vqgan.fingerprint():
             raise ValueError(f"{path}: vqgan/ is not the VQGAN on whose codes this model was trained")
-        clip = None
-        if "clip/config.json" in content["parts"]:
-            from dalle_lean.clip import ClipScorer
-
-            clip = ClipScorer.load(path / "clip", device=where)
+        clip = path / "clip" if "clip/config.json" in content["parts"] else None
         generator = cls(
-            read_model(path, content, device=where, dtype=dtype),
+            read_model(path, content, device=where),
             Tokenizer.from_file(path / "tokenizer.json"),
             vqgan.to(where),
-            clip,
+            make_scorer(scorer, clip, where),
+            precision or ("fp32" if where.type == "cpu" else "bf16"),
         )
         generator.model_sha256 = content["parts"]["model.safetensors"]
         return generator
@@ -161,12 +168,13 @@ class Generator:
         top_p: float = 0.75,
         temperature: float = 1.0,
         seed: int = 0,
+        guidance: float = 1.0,
         batch_size: int | None = None,
         on_progress: Callable[[int, int, str], None] | None = None,
     ) -> list[Picture]:
         """Draw `num_images` pictures and return the `best` of them, best first.
 
-        Without a CLIP the pictures cannot be told apart: then the first `best` are drawn and returned by index.
+        Without a scorer the pictures cannot be told apart: then the first `best` are drawn and returned by index.
 
         Args:
             prompt: cut to the model's text length, with a warning; an empty one is a ValueError.
@@ -174,11 +182,18 @@ class Generator:
             top_k, top_p: codes that may be drawn; 0 and 1 are off.
             temperature: 0 takes the most likely code each time.
             seed: 0..2^64-1; picture i of a seed is the same for any batch size and number of pictures.
-            batch_size: pictures drawn at once; None chooses by the size of the model.
+            guidance: above 1 keeps closer to the prompt, for a model trained with caption dropout; 1 is off.
+            batch_size: pictures drawn at once; None chooses by the free memory.
             on_progress: called with (codes drawn, codes in all, note).
         """
         settings = Settings(
-            num_images=num_images, best=best, top_k=top_k, top_p=top_p, temperature=temperature, seed=seed
+            num_images=num_images,
+            best=best,
+            top_k=top_k,
+            top_p=top_p,
+            temperature=temperature,
+            seed=seed,
+            guidance=guidance,
         )
         if excess := self.excess_tokens(prompt):
             warnings.warn(f"the last {excess} tokens of the prompt are cut off", stacklevel=2)
@@ -200,62 +215,74 @@ class Generator:
         assert pictures is not None
         return pictures
 
-    @torch.inference_mode()
     def draw(
         self, prompt: str, settings: Settings, batch_size: int | None = None, *, start: Tensor | None = None
     ) -> Iterator[Progress]:
-        """Draw step by step: one Progress for each row of codes, the last one with the pictures.
+        """`draw_all` for one request."""
+        return self.draw_all([Request(prompt, settings, start)], batch_size)
 
-        Close the iterator to cancel: nothing is kept.
+    @torch.inference_mode()
+    def draw_all(self, requests: Sequence[Request], batch_size: int | None = None) -> Iterator[Progress]:
+        """Draw step by step: a Progress for each row of codes, and one with the pictures of each finished request.
+
+        Pictures of several requests are drawn together where they are as many of each. A picture does not depend on
+        what is drawn beside it (exactly so on a CPU in fp32 or bf16). Close the iterator to cancel: nothing is kept.
 
         Args:
-            start: the first codes [m] of every picture, m < I, as `read_picture` gives them; the rest is drawn.
+            batch_size: pictures at once; None chooses by the free memory. Where memory runs out, half as many.
         """
-        check_prompt(prompt)
+        for asked in requests:
+            check_prompt(asked.prompt)
+        config, decoder = self.model.config, self.decoder
         if batch_size is None:
-            batch_size = default_batch_size(self.model.config, self.model.output.weight.element_size())
+            batch_size = default_batch_size(config, decoder.dtype, decoder.device)
         elif batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: it must be at least 1")
-        wanted = settings.num_best
-        drawn = wanted if self.scorer is None else settings.num_images
-        config = self.model.config
-        total = drawn * config.image_len
-        text_ids = self.tokenizer.encode([prompt], config.text_len).to(self.device)
-        prepared = read_prompt(self.model, text_ids)
-        null = None if settings.guidance == 1 else read_prompt(self.model, torch.zeros_like(text_ids))
-        finished: list[Tensor] = []
-        for first in range(0, drawn, batch_size):
-            indices = range(first, min(first + batch_size, drawn))
+        counts = [r.settings.num_best if self.scorer is None else r.settings.num_images for r in requests]
+        kinds = [(r.settings.guidance != 1, 0 if r.start is None else len(r.start)) for r in requests]
+        waiting = plan_batches(counts, kinds, batch_size)
+        drawn: list[list[Tensor]] = [[] for _ in requests]
+        done, total = 0, sum(counts) * config.image_len
+        while waiting:
+            batch = waiting.pop(0)
             codes = torch.empty(0)
-            for codes in sample_codes(
-                self.model,
-                prepared,
-                indices,
-                top_k=settings.top_k,
-                top_p=settings.top_p,
-                temperature=settings.temperature,
-                seed=settings.seed,
-                guidance=settings.guidance,
-                null=null,
-                start=start,
-            ):
-                if codes.shape[1] % config.image_side == 0:
-                    yield Progress(first * config.image_len + codes.numel(), total, "drawing", codes=codes)
-            finished.append(codes)
-        codes_NI = torch.cat(finished)
-        images, scores = [], []
-        for chunk in codes_NI.split(DECODE_BATCH):
-            yield Progress(total, total, "ranking" if self.scorer else "painting")
-            pixels = self.vqgan.decode(pad(chunk, (0, 0, 0, DECODE_BATCH - len(chunk))))
-            images += to_pil(pixels[: len(chunk)])
-            if self.scorer is not None:
-                scores += self.scorer.score(pixels, prompt).tolist()[: len(chunk)]
-        order = sorted(range(drawn), key=lambda index: (-scores[index] if scores else 0.0, index))
-        pictures = [
-            Picture(images[index], scores[index] if scores else None, index, codes_NI[index].cpu())
-            for index in order[:wanted]
+            try:
+                for codes in self._draw_batch(requests, batch):
+                    if codes.shape[1] % config.image_side == 0:
+                        request, shown = batch[0].request, codes if len(batch) == 1 else None
+                        yield Progress(done + codes.numel(), total, "drawing", codes=shown, request=request)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                waiting = halve(batch) + waiting
+                continue
+            done += codes.numel()
+            for part, part_codes in zip(batch, codes.chunk(len(batch)), strict=True):
+                drawn[part.request].append(part_codes)
+                if sum(map(len, drawn[part.request])) == counts[part.request]:
+                    all_codes, note = torch.cat(drawn[part.request]), "ranking" if self.scorer else "painting"
+                    ranked = []
+                    for decoded in decode_and_score(all_codes, requests[part.request].prompt, self.vqgan, self.scorer):
+                        yield Progress(done, total, note, request=part.request)
+                        ranked.append(decoded)
+                    pictures = best_pictures(all_codes, *collect(ranked), requests[part.request].settings.num_best)
+                    yield Progress(done, total, "done", pictures, request=part.request)
+
+    def _draw_batch(self, requests: Sequence[Request], batch: Batch) -> Iterator[Tensor]:
+        """The codes so far of all pictures of a batch, [R, n]."""
+        asked = [requests[part.request] for part in batch]
+        rows = [
+            Row(picture, request.settings)
+            for part, request in zip(batch, asked, strict=True)
+            for picture in part.pictures
         ]
-        yield Progress(total, total, "done", pictures)
+        return sample_codes(self.decoder, self._read(asked), rows)
+
+    def _read(self, asked: Sequence[Request]) -> Prompts:
+        text_ids = self.tokenizer.encode([request.prompt for request in asked], self.model.config.text_len)
+        starts = [request.start for request in asked if request.start is not None]
+        codes = torch.stack(starts) if starts else None
+        return read_prompts(self.decoder, text_ids, codes, guided=asked[0].settings.guidance != 1)
 
     def read_picture(self, image: Image.Image) -> Tensor:
         """The codes [I] of the centre square of a picture; ValueError for broken data."""
@@ -272,11 +299,14 @@ class Generator:
             [codes[:, : rows * side], *[codes[:, (rows - 1) * side : rows * side]] * (side - rows)], dim=1
         )
         pictures = []
-        for image in to_pil(self.vqgan.decode(whole)) if rows else []:
+        for image in self._decode(whole) if rows else []:
             drawn = Image.new("RGBA", image.size)
             drawn.paste(image.crop((0, 0, image.width, rows * scale)))
             pictures.append(drawn)
         return pictures
+
+    def _decode(self, codes: Tensor) -> list[Image.Image]:
+        return collect(decode_and_score(codes, "", self.vqgan))[0]
 
     def excess_tokens(self, prompt: str) -> int:
         """How many of the prompt's tokens this model has no room for; they are cut off."""
@@ -308,19 +338,25 @@ def check_fit(config: DalleConfig, tokenizer: Tokenizer, vqgan: VQGAN) -> None:
         )
 
 
-def default_batch_size(config: DalleConfig, bytes_per_number: int) -> int:
-    """As many pictures as keep the cache of keys and values within 2 GiB, at most 64, in whole groups of rows."""
-    per_picture = 2 * config.num_layers * config.image_len * config.num_heads * config.head_size * bytes_per_number
-    fitting = CACHE_BUDGET_BYTES // per_picture // ROW_GROUP * ROW_GROUP
-    return max(ROW_GROUP, min(LARGEST_BATCH, fitting))
+def best_pictures(
+    codes_NI: Tensor, images: Sequence[Image.Image], scores: Sequence[float] | None, count: int
+) -> list[Picture]:
+    """The `count` pictures with the highest scores, best first; without scores the first ones."""
+    order = sorted(range(len(images)), key=lambda index: (-scores[index] if scores else 0.0, index))
+    return [
+        Picture(images[index], scores[index] if scores else None, index, codes_NI[index].cpu())
+        for index in order[:count]
+    ]
 
 
-def to_pil(pixels: Tensor) -> list[Image.Image]:
-    """[N, 3, H, W] in 0..1 -> RGB pictures."""
-    values = (pixels * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
-    return [Image.fromarray(value) for value in values]
-
-
-def describe(generator: Generator, settings: Settings) -> dict[str, Any]:
+def describe(generator: Generator, settings: Settings, start: Tensor | None = None) -> dict[str, Any]:
     """What fixes the pictures besides the prompt, ready for JSON."""
-    return {**asdict(settings), "best": settings.num_best, "model_sha256": generator.model_sha256}
+    given = {} if start is None else {"start": start.tolist()}
+    return {
+        **asdict(settings),
+        **given,
+        "best": settings.num_best,
+        "precision": generator.decoder.precision,
+        "scorer": None if generator.scorer is None else generator.scorer.name,
+        "model_sha256": generator.model_sha256,
+    }

@@ -1,57 +1,84 @@
-"""A prompt's codes, drawn one after another for a batch of pictures."""
+"""Codes drawn one after another for a batch of pictures of one or several prompts.
+
+N prompts, R rows: R / N pictures for each prompt, in the prompts' order; I codes in a picture.
+"""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dalle_lean.model import Dalle
-from inference.cache import PictureCache, Prompt
-from inference.filtering import check_sampling, choose, filter_logits
-from inference.noise import check_seed, gumbel_noise
+from inference.cache import PictureCache
+from inference.decoder import Decoder
+from inference.filtering import check_guidance, check_sampling, choose, filter_logits
+from inference.noise import GumbelNoise, check_seed
+from inference.prompts import Prompts
 
-# Matrix products of fewer rows take other kernels, which round differently; whole groups of rows round alike, so that
-# picture i is the same in every batch.
-ROW_GROUP = 8
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How codes are drawn; the defaults are the paper's. ValueError outside the ranges."""
+
+    top_k: int = 256
+    """Only the k most likely codes; 0 is off."""
+    top_p: float = 0.75
+    """Only the likeliest codes with this mass, 0..1; 1 is off."""
+    temperature: float = 1.0
+    """0 takes the most likely code each time."""
+    seed: int = 0
+    """0..2^64-1."""
+    guidance: float = 1.0
+    """Classifier-free guidance (Ho & Salimans 2022): how far to go from the empty caption's logits past the prompt's.
+
+    1 is off; it needs a model that was trained with caption dropout.
+    """
+
+    def __post_init__(self) -> None:
+        check_sampling(self.top_k, self.top_p, self.temperature)
+        check_guidance(self.guidance)
+        check_seed(self.seed)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One picture to draw: its number among those of its prompt and seed."""
+
+    picture: int
+    sampling: Sampling
 
 
 @torch.inference_mode()
-def sample_codes(
-    model: Dalle,
-    prompt: Prompt,
-    pictures: Sequence[int],
-    *,
-    top_k: int = 256,
-    top_p: float = 0.75,
-    temperature: float = 1.0,
-    seed: int = 0,
-    guidance: float = 1.0,
-    null: Prompt | None = None,
-    start: Tensor | None = None,
-) -> Iterator[Tensor]:
-    """Draw the pictures with these indices; yields their codes so far, [B, n] for n = 1..I.
+def sample_codes(decoder: Decoder, prompts: Prompts, rows: Sequence[Row]) -> Iterator[Tensor]:
+    """Draw pictures; yields their codes so far, [R, n] for n = m + 1..I, where m codes came with the prompts.
 
-    Code n of picture i depends on the prompt, the settings, the seed and i, not on the other pictures.
+    Code n of a picture depends on its prompt, its sampling and its number, not on the other rows.
     Stop iterating, or close the iterator, to cancel: nothing is kept.
     """
-    check_sampling(top_k, top_p, temperature)
-    check_seed(seed)
-    config, device = model.config, prompt.logits.device
-    rows = -(-len(pictures) // ROW_GROUP) * ROW_GROUP
-    index_B = torch.tensor([*pictures, *[0] * (rows - len(pictures))], device=device)
-    prompts = [prompt] if null is None else [prompt, null]
-    caches = [PictureCache(model, prompt, rows) for prompt in prompts]
-    codes = torch.empty(rows, config.image_len, dtype=torch.long, device=device)
-    logits = [prompt.logits.expand(rows, -1) for prompt in prompts]
-    given = 0 if start is None else len(start)
-    for step in range(config.image_len):
-        if step < given:
-            assert start is not None
-            codes[:, step] = start[step]
-        else:
-            guided = logits[-1] + (logits[0] - logits[-1]) * guidance
-            noise = gumbel_noise(seed, index_B, step, config.image_vocab_size)
-            codes[:, step] = choose(filter_logits(guided, top_k, top_p), noise, temperature)
-        yield codes[: len(pictures), : step + 1]
+    config, device = decoder.config, decoder.device
+    given = prompts.num_codes
+    guidance = torch.tensor([row.sampling.guidance for row in rows], device=device)[:, None]
+    guided = prompts.guided
+    assert guided or bool((guidance == 1).all()), "guidance needs the empty captions"
+    copies = 2 if guided else 1
+    cache = PictureCache(decoder, prompts, copies * len(rows))
+    settings = [
+        torch.tensor([getattr(row.sampling, name) for row in rows], device=device)
+        for name in ("top_k", "top_p", "temperature")
+    ]
+    top_k, top_p, temperature = settings
+    seeds, pictures = [row.sampling.seed for row in rows], [row.picture for row in rows]
+    noise = GumbelNoise(seeds, pictures, config.image_vocab_size, config.image_len, device)
+    codes = torch.empty(len(rows), config.image_len, dtype=torch.long, device=device)
+    codes[:, :given] = prompts.codes[: prompts.count // copies].repeat_interleave(
+        len(rows) * copies // prompts.count, dim=0
+    )
+    logits = prompts.logits.repeat_interleave(copies * len(rows) // prompts.count, dim=0)
+    for step in range(given, config.image_len):
+        if guided:
+            conditional, null = logits.chunk(2)
+            logits = null + (conditional - null) * guidance
+        codes[:, step] = choose(filter_logits(logits, top_k, top_p), noise.at(step), temperature)
+        yield codes[:, : step + 1]
         if step + 1 < config.image_len:
-            logits = [cache.read(codes[:, step]) for cache in caches]
+            logits = cache.read(codes[:, step].repeat(copies))

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from dalle_lean import Dalle, DalleConfig
-from inference.cache import PictureCache, read_prompt
+from inference.cache import PictureCache
+from inference.decoder import Decoder
+from inference.prompts import read_prompts
 
 TINY = {
     "text_vocab_size": 50,
@@ -44,31 +46,134 @@ def lively(config: DalleConfig) -> Dalle:
     return model
 
 
+def uncached(model, text, codes):
+    """The logits of every code, [B, I, C], by the model itself over whole pictures."""
+    config = model.config
+    with torch.no_grad():
+        return model(text, codes)[:, config.text_len :, config.num_text_tokens :]
+
+
+def cached(decoder, text, codes, given=0, guided=False):
+    """The same step by step, from code `given` on; one row of `codes` a caption, or as many for each."""
+    prompts = read_prompts(decoder, text, codes[:: len(codes) // len(text), :given], guided=guided)
+    codes = codes.repeat(2 if guided else 1, 1)
+    cache = PictureCache(decoder, prompts, len(codes))
+    first = prompts.logits.repeat_interleave(len(codes) // prompts.count, dim=0)
+    return torch.stack([first, *(cache.read(codes[:, place]) for place in range(given, codes.shape[1] - 1))], dim=1)
+
+
+def inputs(config, batch, captions=1):
+    text = torch.randint(0, config.text_vocab_size, (captions, config.text_len))
+    return text, torch.randint(0, config.image_vocab_size, (batch, config.image_len))
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_step_agrees_with_the_uncached_model(kind, variant):
-    config = DalleConfig(**TINY | KINDS[kind] | VARIANTS[variant])
-    model = lively(config)
-    text = torch.randint(0, config.text_vocab_size, (1, config.text_len))
-    codes = torch.randint(0, config.image_vocab_size, (3, config.image_len))
-    with torch.no_grad():
-        expected = model(text.expand(3, -1), codes)[:, config.text_len :, config.num_text_tokens :]
+    model = lively(DalleConfig(**TINY | KINDS[kind] | VARIANTS[variant]))
+    text, codes = inputs(model.config, batch=3)
+    expected = uncached(model, text.expand(3, -1), codes)
+    torch.testing.assert_close(cached(Decoder(model), text, codes), expected, atol=1e-4, rtol=0)
 
-    prompt = read_prompt(model, text)
-    cache = PictureCache(model, prompt, batch=3)
-    steps = [prompt.logits.expand(3, -1), *(cache.read(codes[:, place]) for place in range(config.image_len - 1))]
 
-    torch.testing.assert_close(torch.stack(steps, dim=1), expected, atol=1e-4, rtol=0)
+@pytest.mark.parametrize("given", [3, 5, 15, 17, 24])
+@pytest.mark.parametrize("shift", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_after_given_codes_agree_with_the_uncached_model(kind, shift, given):
+    model = lively(DalleConfig(**TINY | KINDS[kind] | {"token_shift": shift}))
+    text, codes = inputs(model.config, batch=3)
+    codes[:, :given] = codes[0, :given]
+    expected = uncached(model, text.expand(3, -1), codes)[:, given:]
+    torch.testing.assert_close(cached(Decoder(model), text, codes, given), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("given", [0, 10])
+@pytest.mark.parametrize("guided", [False, True])
+def test_prompts_in_one_batch_are_kept_apart(guided, given):
+    model = lively(DalleConfig(**TINY))
+    text, codes = inputs(model.config, batch=6, captions=3)
+    codes[:, :given] = codes[::2, :given].repeat_interleave(2, dim=0)
+    expected = uncached(model, text.repeat_interleave(2, dim=0), codes)
+    if guided:
+        null = uncached(model, torch.zeros(6, model.config.text_len, dtype=torch.long), codes)
+        expected = torch.cat([expected, null])
+    steps = cached(Decoder(model), text, codes, given, guided)
+    torch.testing.assert_close(steps, expected[:, given:], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 8, 13])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_row_is_bit_for_bit_the_same_in_any_batch(batch, precision):
+    decoder = Decoder(lively(DalleConfig(**TINY)), precision)
+    text, codes = inputs(decoder.config, batch=24)
+    together = cached(decoder, text, codes)
+    assert torch.equal(cached(decoder, text, codes[:batch]), together[:batch])
+
+
+def test_a_row_is_bit_for_bit_the_same_among_other_prompts():
+    decoder = Decoder(lively(DalleConfig(**TINY)))
+    text, codes = inputs(decoder.config, batch=6, captions=3)
+    assert torch.equal(cached(decoder, text[1:2], codes[2:4]), cached(decoder, text, codes)[2:4])
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.1), ("int8", 0.1)])
+def test_lower_precisions_stay_close(precision, tolerance):
+    model = lively(DalleConfig(**TINY))
+    text, codes = inputs(model.config, batch=3)
+    expected = uncached(model, text.expand(3, -1), codes)
+    error = (cached(Decoder(model, precision), text, codes) - expected).norm() / expected.norm()
+    assert 1e-4 < error < tolerance
 
 
 def test_a_step_sees_nothing_of_what_comes_later():
-    config = DalleConfig(**TINY)
-    model = lively(config)
-    text = torch.randint(0, config.text_vocab_size, (1, config.text_len))
-    codes = torch.randint(0, config.image_vocab_size, (2, config.image_len))
-    cache = PictureCache(model, read_prompt(model, text), batch=2)
+    model = lively(DalleConfig(**TINY))
+    text, codes = inputs(model.config, batch=2)
+    decoder = Decoder(model)
+    cache = PictureCache(decoder, read_prompts(decoder, text), batch=2)
     for place in range(12):
         logits = cache.read(codes[:, place])
         with torch.no_grad():
-            uncached = model(text.expand(2, -1), codes[:, : place + 1])[:, -1, config.num_text_tokens :]
-        torch.testing.assert_close(logits, uncached, atol=1e-4, rtol=0)
+            expected = model(text.expand(2, -1), codes[:, : place + 1])[:, -1, model.config.num_text_tokens :]
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+def test_a_row_layer_keeps_one_row_a_convolution_those_it_sees_and_only_columns_all():
+    decoder = Decoder(lively(DalleConfig(**TINY)))
+    cache = PictureCache(decoder, read_prompts(decoder, inputs(decoder.config, 1)[0]), batch=8)
+    cells = {kind: window.cells for kind, window in cache.windows.items()}
+    # 5 x 5 codes; the paper's centred 5 x 5 convolution sees three rows, with two columns of margin on either side.
+    assert cells == {"row": 5, "column": 25, "conv": 3 * (5 + 4)}
+    assert [kept.numel() for kept in cache.cells] == [
+        2 * 8 * 2 * 12 * cells[kind] for kind in decoder.config.layer_kinds
+    ]
+
+
+def test_pictures_share_the_keys_of_their_prompt():
+    decoder = Decoder(lively(DalleConfig(**TINY)))
+    prompts = read_prompts(decoder, inputs(decoder.config, 1)[0])
+    small, large = (PictureCache(decoder, prompts, batch) for batch in (8, 128))
+    text_bytes = sum(key.numel() * 4 * 2 for key in prompts.keys)
+    assert (small.num_bytes - text_bytes) * 16 == large.num_bytes - text_bytes
+
+
+def test_reading_makes_no_new_buffers():
+    decoder = Decoder(lively(DalleConfig(**TINY)))
+    text, codes = inputs(decoder.config, batch=8)
+    cache = PictureCache(decoder, read_prompts(decoder, text), batch=8)
+    before = [buffer.data_ptr() for buffer in (*cache.cells, cache.inputs, cache.qkv)]
+    for place in range(decoder.config.image_len - 1):
+        cache.read(codes[:, place])
+    assert [buffer.data_ptr() for buffer in (*cache.cells, cache.inputs, cache.qkv)] == before
+
+
+def test_giving_every_code_is_refused():
+    decoder = Decoder(lively(DalleConfig(**TINY)))
+    text, codes = inputs(decoder.config, batch=1)
+    with pytest.raises(ValueError, match="25 codes are given of 25"):
+        read_prompts(decoder, text, codes)
+
+
+@pytest.mark.parametrize(("precision", "message"), [("fp8", "one of fp32"), ("fp16", "a CPU has no fast float16")])
+def test_a_precision_that_cannot_be_is_refused(precision, message):
+    with pytest.raises(ValueError, match=message):
+        Decoder(lively(DalleConfig(**TINY)), precision)

@@ -3,19 +3,26 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
-from dalle_lean import DalleConfig, load_model, save_model
+from dalle_lean import load_model, save_model
 from dalle_lean.clip import ClipScorer
 from dalle_lean.files import sha256_file
 from dalle_lean.folder import hashed_parts
 from inference import Generator
-from inference.generator import Settings, default_batch_size, to_pil
+from inference.generator import Request, Settings
+from inference.ranking import collect, decode_and_score
+from inference.sampler import sample_codes
 from tests.inference.tiny_model import CODEBOOK_SIZE, TEXT_LEN, tiny_dalle
 from tests.tiny import tiny_vqgan
 
 SETTINGS = {"num_images": 11, "best": 3, "top_k": 0, "top_p": 1.0, "seed": 5}
+
+
+def decode(generator, codes):
+    return collect(decode_and_score(codes, "", generator.vqgan))[0]
 
 
 def pixels(pictures):
@@ -36,8 +43,8 @@ def test_a_picture_is_its_codes_decoded_and_its_score_is_clips(generator, model_
     for picture in generator("a green book", **SETTINGS):
         decoded = generator.vqgan.decode(picture.codes[None])
         assert picture.image.size == (32, 32)
-        difference = torch.tensor(list(picture.image.tobytes())) - torch.tensor(list(to_pil(decoded)[0].tobytes()))
-        assert difference.abs().max() <= 1  # of 255: a batch of another size rounds differently
+        difference = np.array(picture.image).astype(int) - (decoded[0].permute(1, 2, 0) * 255).round().numpy()
+        assert abs(difference).max() <= 1  # of 255: a batch of another size rounds differently
         assert abs(picture.score - clip.score(decoded, "a green book").item()) < 1e-5
 
 
@@ -166,7 +173,82 @@ def test_a_part_with_one_altered_byte_is_refused(model_folder, tmp_path, name):
         Generator.from_folder(folder)
 
 
-def test_the_default_batch_follows_the_caches_size():
-    assert default_batch_size(tiny_dalle().config, 4) == 64
-    # The paper's model keeps half a GiB of keys and values for a picture.
-    assert default_batch_size(DalleConfig.paper(), 4) == 8
+PROMPTS = ["a red heart", "a green book", "two black cats"]
+
+
+def by_request(progress):
+    return {step.request: step.pictures for step in progress if step.pictures is not None}
+
+
+@pytest.mark.parametrize("batch_size", [4, 8, 24])
+@pytest.mark.parametrize("counts", [(4, 4, 4), (3, 6, 9)])
+def test_prompts_drawn_together_give_what_each_gives_alone(generator, batch_size, counts):
+    settings = [
+        Settings(num_images=count, best=2, top_k=0, seed=seed, guidance=1.0 if seed else 2.0)
+        for seed, count in enumerate(counts)
+    ]
+    requests = [Request(prompt, setting) for prompt, setting in zip(PROMPTS, settings, strict=True)]
+    together = by_request(generator.draw_all(requests, batch_size))
+    assert sorted(together) == [0, 1, 2]
+    for index, (prompt, setting) in enumerate(zip(PROMPTS, settings, strict=True)):
+        alone = generator.run(prompt, setting)
+        assert pixels(together[index]) == pixels(alone)
+        assert [picture.score for picture in together[index]] == [picture.score for picture in alone]
+
+
+def test_a_picture_is_completed_from_its_upper_part(generator):
+    codes = generator("a house", **SETTINGS)[0].codes
+    *_, last = generator.draw("a car", Settings(num_images=3, seed=8, top_k=0), start=codes[:8])
+    assert all(torch.equal(picture.codes[:8], codes[:8]) for picture in last.pictures)
+    assert len({tuple(picture.codes.tolist()) for picture in last.pictures}) == 3
+
+
+def test_a_read_picture_is_what_the_vqgan_encodes(generator):
+    image = generator("a house", **SETTINGS)[0].image
+    encoded = generator.vqgan.encode(torch.from_numpy(np.array(image)).permute(2, 0, 1)[None] / 255)[0]
+    assert torch.equal(generator.read_picture(image), encoded)
+
+
+def test_a_preview_shows_the_rows_that_are_drawn_and_nothing_below(generator):
+    codes = torch.stack([picture.codes for picture in generator("a house", **SETTINGS)])
+    for image in generator.preview(codes[:, :9]):  # two rows of four, and one code of the third
+        alpha = np.array(image)[:, :, 3]
+        assert (alpha[:16] == 255).all()
+        assert (alpha[16:] == 0).all()
+    assert generator.preview(codes[:, :3]) == []
+    finished = [np.array(image)[:, :, :3].tobytes() for image in generator.preview(codes)]
+    assert finished == [image.tobytes() for image in decode(generator, codes)]
+
+
+def test_where_memory_runs_out_half_as_many_are_drawn_at_once(generator, monkeypatch):
+    expected = generator("a car", **SETTINGS)
+    tried = []
+
+    def cramped(decoder, prompts, rows):
+        tried.append(len(rows))
+        if len(rows) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return sample_codes(decoder, prompts, rows)
+
+    monkeypatch.setattr("inference.generator.sample_codes", cramped)
+    pictures = generator("a car", **SETTINGS)
+    assert tried[:3] == [11, 5, 2]
+    assert pixels(pictures) == pixels(expected)
+
+
+def test_where_one_picture_is_too_much_a_sentence_says_so(generator, monkeypatch):
+    def full(*_):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+
+    monkeypatch.setattr("inference.generator.sample_codes", full)
+    with pytest.raises(MemoryError, match="not enough memory to draw even one picture"):
+        generator("a car", num_images=3)
+
+
+def test_another_failure_is_not_taken_for_a_lack_of_memory(generator, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr("inference.generator.sample_codes", broken)
+    with pytest.raises(RuntimeError, match="something else"):
+        generator("a car", num_images=3)

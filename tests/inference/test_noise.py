@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from inference.noise import check_seed, gumbel_noise, philox_4x32, uniform_noise
+from inference.noise import COUNTERS_AT_ONCE, GumbelNoise, check_seed, philox_4x32
 
 ALL_ONES = 0xFFFFFFFF
 # Known answers of Random123, the authors' own implementation (Salmon et al. 2011).
@@ -18,6 +18,16 @@ KNOWN_ANSWERS = [
 ]
 
 
+def uniform_noise(seed, pictures, step, codes, device="cpu"):
+    """[R, codes] of one step."""
+    noise = GumbelNoise([seed] * len(pictures), list(pictures), codes, step + 1, device)
+    return noise.uniform(range(step, step + 1))[0]
+
+
+def gumbel_noise(seed, pictures, step, codes, device="cpu"):
+    return GumbelNoise([seed] * len(pictures), list(pictures), codes, step + 1, device).at(step)
+
+
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
 def test_the_hash_gives_the_published_answers(counter, key, expected):
     words = philox_4x32(tuple(torch.tensor(word) for word in counter), key)
@@ -25,21 +35,21 @@ def test_the_hash_gives_the_published_answers(counter, key, expected):
 
 
 def test_a_pictures_noise_does_not_depend_on_its_batch():
-    together = uniform_noise(7, torch.arange(20), step=3, codes=101)
-    alone = torch.cat([uniform_noise(7, torch.tensor([index]), step=3, codes=101) for index in range(20)])
+    together = uniform_noise(7, range(20), step=3, codes=101)
+    alone = torch.cat([uniform_noise(7, [index], step=3, codes=101) for index in range(20)])
     assert torch.equal(together, alone)
 
 
 def test_uniform_noise_stays_strictly_inside_0_and_1():
-    noise = uniform_noise(0, torch.arange(64), step=0, codes=8192)
+    noise = uniform_noise(0, range(64), step=0, codes=8192)
     assert 0 < noise.min() < 1e-4
     assert 1 - 1e-4 < noise.max() < 1
-    assert gumbel_noise(0, torch.arange(64), step=0, codes=8192).isfinite().all()
+    assert gumbel_noise(0, range(64), step=0, codes=8192).isfinite().all()
 
 
 def test_uniform_noise_is_uniform():
     # Chi-squared with 255 degrees of freedom: mean 255, standard deviation 22.6.
-    noise = uniform_noise(1, torch.arange(64), step=5, codes=4096).flatten()
+    noise = uniform_noise(1, range(64), step=5, codes=4096).flatten()
     counts = torch.histc(noise, bins=256, min=0, max=1)
     expected = noise.numel() / 256
     assert abs(float(((counts - expected) ** 2 / expected).sum()) - 255) < 5 * 22.6
@@ -47,12 +57,12 @@ def test_uniform_noise_is_uniform():
 
 @pytest.mark.parametrize("change", ["seed", "high half of the seed", "picture", "step", "code"])
 def test_neighbours_are_independent(change):
-    base = uniform_noise(5, torch.arange(100), step=9, codes=2000)
+    base = uniform_noise(5, range(100), step=9, codes=2000)
     neighbour = {
-        "seed": lambda: uniform_noise(6, torch.arange(100), step=9, codes=2000),
-        "high half of the seed": lambda: uniform_noise(5 + 2**32, torch.arange(100), step=9, codes=2000),
-        "picture": lambda: uniform_noise(5, torch.arange(100) + 1, step=9, codes=2000),
-        "step": lambda: uniform_noise(5, torch.arange(100), step=10, codes=2000),
+        "seed": lambda: uniform_noise(6, range(100), step=9, codes=2000),
+        "high half of the seed": lambda: uniform_noise(5 + 2**32, range(100), step=9, codes=2000),
+        "picture": lambda: uniform_noise(5, range(1, 100 + 1), step=9, codes=2000),
+        "step": lambda: uniform_noise(5, range(100), step=10, codes=2000),
         "code": lambda: base.roll(1, dims=1),
     }[change]()
     # The correlation of n independent pairs has a standard deviation of 1 / sqrt(n).
@@ -63,7 +73,7 @@ def test_neighbours_are_independent(change):
 
 def test_the_largest_of_logits_plus_noise_is_a_draw_from_them():
     share = torch.tensor([0.05, 0.15, 0.3, 0.5])
-    drawn = (share.log() + gumbel_noise(2, torch.arange(40_000), step=0, codes=4)).argmax(dim=-1)
+    drawn = (share.log() + gumbel_noise(2, range(40_000), step=0, codes=4)).argmax(dim=-1)
     counts = torch.bincount(drawn, minlength=4) / 40_000
     torch.testing.assert_close(counts, share, atol=5 * (0.25 / 40_000) ** 0.5, rtol=0)
 
@@ -74,10 +84,22 @@ def test_seeds_out_of_range_are_refused(seed):
         check_seed(seed)
 
 
+def test_noise_does_not_depend_on_how_many_steps_are_hashed_at_once():
+    pictures, codes, steps = range(64), 300, 40
+    assert 1 < COUNTERS_AT_ONCE // (64 * 75) < steps
+    together = GumbelNoise([3] * 64, pictures, codes, steps)
+    for step in (*range(steps), 2, 39, 0):
+        assert torch.equal(together.at(step), gumbel_noise(3, pictures, step, codes))
+
+
+def test_rows_have_seeds_and_pictures_of_their_own():
+    together = GumbelNoise([5, 2**63, 5], [0, 0, 2**40], codes=10, steps=1).at(0)
+    for row, (seed, picture) in enumerate([(5, 0), (2**63, 0), (5, 2**40)]):
+        assert torch.equal(together[row], gumbel_noise(seed, [picture], 0, 10)[0])
+    assert len({tuple(row.tolist()) for row in together}) == 3
+
+
 @pytest.mark.gpu
 def test_noise_on_a_gpu_is_the_same():
-    index = torch.arange(128)
-    on_gpu = uniform_noise(3, index.cuda(), step=17, codes=8192).cpu()
-    assert torch.equal(on_gpu, uniform_noise(3, index, step=17, codes=8192))
-    gumbel = gumbel_noise(3, index.cuda(), step=17, codes=8192).cpu()
-    assert torch.equal(gumbel, gumbel_noise(3, index, step=17, codes=8192))
+    on_gpu = gumbel_noise(3, range(128), 17, 8192, "cuda").cpu()
+    assert torch.equal(on_gpu, gumbel_noise(3, range(128), 17, 8192))

@@ -8,8 +8,7 @@ import torch
 from benchmarks.allocations import allocated
 from dalle_lean.clip import ClipScorer
 from dalle_lean.vqgan import VQGAN, VQGANConfig
-from inference.generator import to_pil
-from inference.ranking import collect, decode_and_score, decode_batch_size, decode_bytes
+from inference.ranking import collect, decode_and_score, decode_batch_size, decode_bytes, to_bytes
 from tests.tiny import VQGAN_CONFIG, tiny_vqgan
 
 PROMPT = "a red heart"
@@ -38,7 +37,7 @@ def test_pictures_and_scores_are_the_decoders_and_the_scorers(vqgan, clip):
     codes = some_codes(8)
     images, scores = collect(decode_and_score(codes, PROMPT, vqgan, clip))
     pixels = vqgan.decode(codes)
-    assert [image.tobytes() for image in images] == [image.tobytes() for image in to_pil(pixels)]
+    assert [image.tobytes() for image in images] == [values.tobytes() for values in to_bytes(pixels).numpy()]
     assert scores == clip.score(pixels, PROMPT).tolist()
 
 

@@ -1,0 +1,89 @@
+"""How many pictures are drawn at once, and which together."""
+
+import os
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from dalle_lean.config import DalleConfig
+from inference.linear import ROW_GROUP
+from inference.windows import window_of
+
+LARGEST_BATCH = 128
+# The rest is for what a step computes, the VQGAN's decoder and other programs.
+SHARE_OF_FREE_MEMORY = 0.5
+MEMINFO = Path("/proc/meminfo")
+
+
+class Part(NamedTuple):
+    """Some pictures of one request."""
+
+    request: int
+    pictures: range
+
+
+Batch = list[Part]
+"""As many pictures of each part."""
+
+
+def plan_batches(counts: Sequence[int], kinds: Sequence[Hashable], batch_size: int) -> list[Batch]:
+    """Batches of at most `batch_size` pictures that draw counts[i] pictures of request i.
+
+    Pictures of several requests come together where they are as many of each and of the same kind.
+    """
+    batches: list[Batch] = []
+    open_batches: dict[Hashable, Batch] = {}
+    for request, (count, kind) in enumerate(zip(counts, kinds, strict=True)):
+        for first in range(0, count, batch_size):
+            part = Part(request, range(first, min(first + batch_size, count)))
+            key = (len(part.pictures), kind)
+            batch = open_batches.get(key)
+            if batch is None or (len(batch) + 1) * len(part.pictures) > batch_size:
+                batch = open_batches[key] = []
+                batches.append(batch)
+            batch.append(part)
+    return batches
+
+
+def halve(batch: Batch) -> list[Batch]:
+    """Two batches of half the pictures; MemoryError where there is only one."""
+    if len(batch) > 1:
+        return [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
+    request, pictures = batch[0]
+    if len(pictures) == 1:
+        raise MemoryError("not enough memory to draw even one picture; close other programs or take a smaller model")
+    middle = len(pictures) // 2
+    return [[Part(request, pictures[:middle])], [Part(request, pictures[middle:])]]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out, on a GPU or in torch's allocator for the CPU."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
+def picture_bytes(config: DalleConfig, dtype: torch.dtype) -> int:
+    """What decoding remembers of one picture: keys and values in `dtype`, inputs of token shift in float32."""
+    cells = sum(window_of(config, kind).cells for kind in config.layer_kinds)
+    kept = 2 * cells * config.num_heads * config.head_size * dtype.itemsize
+    shifted = config.num_layers * config.image_side * config.hidden_size * 4 if config.token_shift else 0
+    return kept + shifted
+
+
+def default_batch_size(config: DalleConfig, dtype: torch.dtype, device: torch.device) -> int:
+    """As many pictures as half of the free memory remembers, 8 to 128, in whole groups of rows."""
+    fitting = int(free_bytes(device) * SHARE_OF_FREE_MEMORY) // picture_bytes(config, dtype)
+    return max(ROW_GROUP, min(LARGEST_BATCH, fitting // ROW_GROUP * ROW_GROUP))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can be taken now without swapping."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + cached
+    if MEMINFO.exists():
+        return next(1024 * int(line.split()[1]) for line in MEMINFO.read_text().splitlines() if "MemAvailable" in line)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

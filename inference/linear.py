@@ -1,0 +1,79 @@
+"""Projections made ready for sampling: a layer's weights, converted and packed once for many small products.
+
+R rows.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+Precision = Literal["fp32", "bf16", "fp16", "int8"]
+"""Of weights and what they are multiplied with; int8 also rounds the inputs, by one scale for all rows of a product."""
+
+Projection = Callable[[Tensor], Tensor]
+"""[R, in] -> [R, out]."""
+
+# Products of fewer rows take other kernels, which round differently; whole groups of rows round alike.
+ROW_GROUP = 8
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Raise ValueError unless the device can draw in this precision."""
+    if precision not in get_args(Precision):
+        raise ValueError(f"precision={precision!r}: it must be one of {', '.join(get_args(Precision))}")
+    if precision == "fp16" and device.type == "cpu":
+        raise ValueError("precision='fp16': a CPU has no fast float16; take fp32, bf16 or int8")
+    if precision == "int8" and device.type != "cpu":
+        raise ValueError("precision='int8': only on a CPU; take bf16 or fp16")
+
+
+def compute_dtype(precision: Precision) -> torch.dtype:
+    """What projections take and give in this precision."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+
+
+def pack(layer: nn.Module, precision: Precision) -> Projection:
+    """`layer` as a function of [R, in] in the precision's dtype.
+
+    On a CPU in fp32 and bf16 a row's result is the same in any number of rows.
+    """
+    dtype = compute_dtype(precision)
+    if not isinstance(layer, nn.Linear):
+        return _converted(layer, dtype)
+    weight, bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+    if precision == "int8":
+        return _int8(weight, bias)
+    weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+    if weight.device.type != "cpu":
+        return lambda x: linear(x, weight, bias)
+    if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROW_GROUP)
+        return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], None)
+    return lambda x: _in_groups(x, lambda x: linear(x, weight, bias))
+
+
+def _converted(layer: nn.Module, dtype: torch.dtype) -> Projection:
+    """A projection that is not one dense matrix."""
+    tensors = {name: tensor.detach().to(dtype) for name, tensor in layer.named_parameters()}
+    return lambda x: _in_groups(x, lambda x: torch.func.functional_call(layer, tensors, x))
+
+
+def _int8(weight: Tensor, bias: Tensor | None) -> Projection:
+    """Weights as whole numbers with one scale for each output, inputs with one scale for all."""
+    weight = weight.float()
+    scales = weight.abs().amax(dim=1).clamp(min=1e-12) / 127
+    zeros = torch.zeros(len(weight), dtype=torch.int64)
+    with warnings.catch_warnings():  # of a deprecation; the other int8 products are slower than float32 ones
+        warnings.simplefilter("ignore", UserWarning)
+        quantized = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+    packed = torch.ops.quantized.linear_prepack(quantized, None if bias is None else bias.float())
+    return lambda x: torch.ops.quantized.linear_dynamic(x, packed)
+
+
+def _in_groups(x: Tensor, project: Projection) -> Tensor:
+    missing = -len(x) % ROW_GROUP
+    return project(pad(x, (0, 0, 0, missing)))[: len(x)] if missing else project(x)

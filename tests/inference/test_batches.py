@@ -1,0 +1,70 @@
+"""Which pictures are drawn together, and how many at once."""
+
+import pytest
+import torch
+
+from dalle_lean import DalleConfig
+from inference.batches import Part, default_batch_size, free_bytes, halve, picture_bytes, plan_batches
+from inference.cache import PictureCache
+from inference.decoder import Decoder
+from inference.prompts import read_prompts
+from tests.inference.tiny_model import tiny_dalle
+
+CPU = torch.device("cpu")
+
+
+def sizes(batches):
+    return [sum(len(part.pictures) for part in batch) for batch in batches]
+
+
+@pytest.mark.parametrize("counts", [[1], [128], [4, 4, 4, 4, 4], [3, 128, 3, 7], [130, 2]])
+@pytest.mark.parametrize("batch_size", [1, 8, 64])
+def test_every_picture_is_drawn_once_in_batches_that_are_not_too_large(counts, batch_size):
+    batches = plan_batches(counts, ["same"] * len(counts), batch_size)
+    drawn = [(part.request, picture) for batch in batches for part in batch for picture in part.pictures]
+    assert sorted(drawn) == [(request, picture) for request, count in enumerate(counts) for picture in range(count)]
+    assert max(sizes(batches)) <= batch_size
+    assert all(len({len(part.pictures) for part in batch}) == 1 for batch in batches)
+
+
+def test_small_requests_share_a_batch():
+    assert sizes(plan_batches([4] * 20, ["same"] * 20, 64)) == [64, 16]
+
+
+def test_requests_of_another_kind_have_batches_of_their_own():
+    assert sizes(plan_batches([4] * 4, ["plain", "guided"] * 2, 64)) == [8, 8]
+
+
+def test_halving_loses_no_picture():
+    batch = [Part(0, range(5)), Part(1, range(5)), Part(2, range(5))]
+    for _ in range(5):
+        halves = halve(batch)
+        assert [picture for half in halves for part in half for picture in (part.request, part.pictures)] == [
+            picture for part in batch for picture in (part.request, part.pictures)
+        ] or sum(sizes(halves)) == sizes([batch])[0]
+        batch = halves[0]
+        if sizes([batch]) == [1]:
+            break
+    with pytest.raises(MemoryError, match="even one picture"):
+        halve([Part(3, range(1))])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_pictures_bytes_are_those_its_cache_holds(precision):
+    decoder = Decoder(tiny_dalle(), precision)
+    prompts = read_prompts(decoder, torch.ones(1, 16, dtype=torch.long))
+    small, large = (PictureCache(decoder, prompts, batch).num_bytes for batch in (8, 24))
+    assert (large - small) / 16 == picture_bytes(decoder.config, decoder.dtype)
+
+
+def test_the_default_batch_is_what_half_the_free_memory_remembers(monkeypatch):
+    config = DalleConfig.paper()
+    # Of 64 layers 16 keep 1,024 keys and values of 1,024 channels, the others a row or three.
+    assert 0.14e9 < picture_bytes(config, torch.float32) < 0.16e9
+    for free, expected in ((1e9, 8), (16e9, 48), (200e9, 128)):
+        monkeypatch.setattr("inference.batches.free_bytes", lambda device, free=free: free)
+        assert default_batch_size(config, torch.float32, CPU) == expected
+
+
+def test_free_memory_is_less_than_the_machine_has():
+    assert 2**24 < free_bytes(CPU) < 2**50
