@@ -48,7 +48,11 @@ class LayerWeights:
 
     def feed(self, x: Tensor) -> Tensor:
         """The feed-forward's inner module, [R, D] -> [R, D]."""
-        return self.down(self.ffn.activate(self.up(x)))
+        up = self.up(x)
+        if self.ffn.gated:
+            value, gate = up.chunk(2, dim=-1)
+            return self.down(self.ffn.activation(gate).mul_(value))
+        return self.down(self.ffn.activation(up))
 
 
 class Decoder:
