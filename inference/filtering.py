@@ -25,26 +25,34 @@ def check_guidance(guidance: float) -> None:
         raise ValueError(f"guidance={guidance}: it must be 1 (off) or another number of at least 0")
 
 
-def filter_logits(logits_BC: Tensor, top_k: int | Tensor = 0, top_p: float | Tensor = 1.0) -> Tensor:
+def filter_logits(
+    logits_BC: Tensor, top_k: int | Tensor = 0, top_p: float | Tensor = 1.0, largest_k: int | None = None
+) -> Tensor:
     """Set the logits of codes that may not be drawn to -inf; each setting is one number or a tensor [B].
 
-    First top_k keeps every value >= the k-th largest, so ties stay (0 is off). Then top_p keeps the shortest prefix, by
-    falling probability among what is left, whose mass exceeds p, so the code that crosses p stays (1 is off).
+    First top_k keeps every value >= the k-th largest (0 is off). Then top_p keeps the shortest prefix, by falling
+    probability among what is left, whose mass exceeds p, so the code that crosses p stays (1 is off). Both keep ties.
     The order is that of the paper's inference (Borzunov et al. 2022, arXiv 2207.03481); temperature comes after.
+
+    Args:
+        largest_k: the largest of top_k where it is known, 0 if any is off; saves sorting the others.
     """
     batch, codes = logits_BC.shape
     top_k_B1 = torch.as_tensor(top_k, device=logits_BC.device).expand(batch)[:, None]
     top_p_B1 = torch.as_tensor(top_p, device=logits_BC.device).expand(batch)[:, None]
-    descending_BC, order_BC = logits_BC.sort(dim=-1, descending=True, stable=True)
-    last_rank_B1 = torch.where(top_k_B1 > 0, top_k_B1, codes).clamp(max=codes) - 1
-    is_dropped_BC = descending_BC < descending_BC.gather(-1, last_rank_B1)
-    mass_BC = descending_BC.masked_fill(is_dropped_BC, -torch.inf).softmax(dim=-1)
-    mass_before_BC = mass_BC.cumsum(dim=-1) - mass_BC
-    # Rounding may bring the sum past 1 before the last code, hence the explicit "off".
-    is_dropped_BC |= (mass_before_BC > top_p_B1) & (top_p_B1 < 1)
-    # The sum less its last term may round to above 0 for the first code.
-    is_dropped_BC[:, 0] = False
-    return logits_BC.masked_fill(torch.empty_like(is_dropped_BC).scatter_(-1, order_BC, is_dropped_BC), -torch.inf)
+    top_k_B1 = torch.where(top_k_B1 > 0, top_k_B1, codes).clamp(max=codes)
+    # In float64, so that rounding never depends on how many values are looked at.
+    largest_BK = logits_BC.topk(min(largest_k or codes, codes)).values.double()
+    kth_B1 = largest_BK.gather(1, top_k_B1 - 1)
+    num_kept_B1 = (logits_BC >= kth_B1).sum(dim=1, keepdim=True)
+    weight_BK = (largest_BK - largest_BK[:, :1]).exp()
+    mass_BK = weight_BK.cumsum(dim=1)
+    total_B1 = mass_BK.gather(1, top_k_B1 - 1) + (num_kept_B1 - top_k_B1) * weight_BK.gather(1, top_k_B1 - 1)
+    crosses_BK = (mass_BK > top_p_B1 * total_B1) & (top_p_B1 < 1)
+    # Where no value crosses, argmax gives 0.
+    crossing_B1 = torch.where(crosses_BK.any(dim=1, keepdim=True), crosses_BK.int().argmax(1, keepdim=True), codes)
+    threshold_B1 = largest_BK.gather(1, crossing_B1.clamp(max=largest_BK.shape[1] - 1)).maximum(kth_B1)
+    return logits_BC.masked_fill(logits_BC < threshold_B1, -torch.inf)
 
 
 def choose(logits_BC: Tensor, noise_BC: Tensor, temperature: float | Tensor) -> Tensor:

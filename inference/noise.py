@@ -22,14 +22,17 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def philox_4x32(counter: Words, key: tuple[Tensor | int, Tensor | int]) -> Words:
-    """Four words of 32 random bits for each counter of four words; the shapes of counter and key broadcast."""
+    """Four words of 32 random bits for each counter of four words; the key's shape broadcasts to the counter's."""
     word_0, word_1, word_2, word_3 = counter
     key_0, key_1 = key
     for _ in range(ROUNDS):
         # Products of 32-bit words wrap around in int64, but their 64 bits are right.
         product_0, product_1 = word_0 * MULTIPLIERS[0], word_2 * MULTIPLIERS[1]
-        word_0, word_1 = ((product_1 >> 32) ^ word_1 ^ key_0) & MASK_32, product_1 & MASK_32
-        word_2, word_3 = ((product_0 >> 32) ^ word_3 ^ key_1) & MASK_32, product_0 & MASK_32
+        word_0, word_2 = (
+            (product >> 32).bitwise_xor_(word).bitwise_xor_(key).bitwise_and_(MASK_32)
+            for product, word, key in ((product_1, word_1, key_0), (product_0, word_3, key_1))
+        )
+        word_1, word_3 = product_1.bitwise_and_(MASK_32), product_0.bitwise_and_(MASK_32)
         key_0, key_1 = (key_0 + KEY_STEPS[0]) & MASK_32, (key_1 + KEY_STEPS[1]) & MASK_32
     return word_0, word_1, word_2, word_3
 

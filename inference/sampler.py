@@ -67,6 +67,7 @@ def sample_codes(decoder: Decoder, prompts: Prompts, rows: Sequence[Row]) -> Ite
         for name in ("top_k", "top_p", "temperature")
     ]
     top_k, top_p, temperature = settings
+    largest_k = 0 if any(row.sampling.top_k == 0 for row in rows) else max(row.sampling.top_k for row in rows)
     seeds, pictures = [row.sampling.seed for row in rows], [row.picture for row in rows]
     noise = GumbelNoise(seeds, pictures, config.image_vocab_size, config.image_len, device)
     codes = torch.empty(len(rows), config.image_len, dtype=torch.long, device=device)
@@ -78,7 +79,7 @@ def sample_codes(decoder: Decoder, prompts: Prompts, rows: Sequence[Row]) -> Ite
         if guided:
             conditional, null = logits.chunk(2)
             logits = null + (conditional - null) * guidance
-        codes[:, step] = choose(filter_logits(logits, top_k, top_p), noise.at(step), temperature)
+        codes[:, step] = choose(filter_logits(logits, top_k, top_p, largest_k), noise.at(step), temperature)
         yield codes[:, : step + 1]
         if step + 1 < config.image_len:
             logits = cache.read(codes[:, step].repeat(copies))

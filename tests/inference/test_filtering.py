@@ -52,6 +52,37 @@ def test_each_row_may_have_its_own_settings():
     assert torch.equal(together, torch.cat(alone))
 
 
+def test_top_p_keeps_ties_with_the_code_that_crosses_p():
+    assert kept(filter_logits(torch.tensor([[3.0, 1.0, 2.0, 1.0, 1.0]]), top_p=0.7)) == [[0, 2]]
+    assert kept(filter_logits(torch.tensor([[3.0, 1.0, 2.0, 1.0, 1.0]]), top_p=0.8)) == [[0, 1, 2, 3, 4]]
+
+
+def by_the_definition(logits, top_k, top_p):
+    """Which codes of one row may be drawn, code by code."""
+    order = sorted(range(len(logits)), key=lambda code: -logits[code])
+    if 0 < top_k < len(order):
+        order = [code for code in order if logits[code] >= logits[order[top_k - 1]]]
+    if top_p < 1:
+        chances = torch.tensor([logits[code] for code in order], dtype=torch.float64).softmax(0).tolist()
+        mass, count = 0.0, 0
+        while mass <= top_p and count < len(order):
+            mass, count = mass + chances[count], count + 1
+        order = [code for code in order if logits[code] >= logits[order[count - 1]]]
+    return sorted(order)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("largest_k", [None, 40])
+def test_what_is_kept_is_what_the_definition_keeps(ties, largest_k):
+    torch.manual_seed(0)
+    logits = torch.randn(200, 60) * 3
+    logits = logits.round() if ties else logits
+    top_k, top_p = torch.randint(1 if largest_k else 0, 41, (200,)), torch.rand(200)
+    found = kept(filter_logits(logits, top_k, top_p, largest_k))
+    rows = zip(logits.tolist(), top_k.tolist(), top_p.tolist(), strict=True)
+    assert found == [by_the_definition(*row) for row in rows]
+
+
 def test_the_callers_logits_stay_as_they_are():
     logits = LOGITS.clone()
     filter_logits(logits, top_k=1, top_p=0.1)
