@@ -12,19 +12,42 @@ def demo(
         str | None, typer.Option(help="Model folder or hub id. Default: $DALLE_LEAN_MODEL, else the bundled model.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="TCP port.", min=1, max=65535)] = 7860,
+    port: Annotated[int, typer.Option(help="TCP port; taken, the next free one is used.", min=1, max=65535)] = 7860,
     device: Device = "auto",
     share: Annotated[bool, typer.Option(help="Ask gradio.live for a public address (needs the network).")] = False,
+    auth: Annotated[
+        str | None,
+        typer.Option(
+            metavar="USER:PASSWORD",
+            envvar="DALLE_LEAN_AUTH",
+            help="Ask visitors for these; better given in the environment, where other users cannot read it.",
+        ),
+    ] = None,
+    root_path: Annotated[
+        str | None, typer.Option(help="Path under which a proxy serves the page, such as /dalle.")
+    ] = None,
+    api: Annotated[bool, typer.Option(help="Let programs draw through the endpoint /draw.")] = True,
 ) -> None:
     """Serve the prompt page until Ctrl+C."""
     from dalle_lean.folder import find_model
-    from demo.server import check_port, read_card, serve
+    from demo.server import free_port, read_auth, read_card, serve
+    from demo.studio import Studio
     from inference import Generator
 
-    check_port(host, port)
+    login = read_auth(auth)
+    free = free_port(host, port)
+    if free != port:
+        say(f"port {port} is taken; taking {free}")
     say("loading the model ...")
     folder = find_model(model)
     generator = Generator.from_folder(folder, device=device)
-    server = serve(generator, host, port, card=read_card(folder), share=share)
+    say("measuring how fast this machine draws ...")
+    studio = Studio(generator)
+    say(
+        f"by default {studio.pace.affordable()} candidates, about {studio.pace.seconds(studio.pace.affordable()):.0f} s"
+    )
+    server = serve(studio, host, free, card=read_card(folder), share=share, auth=login, root_path=root_path, api=api)
     say(f"the prompt page is at {server.local_url} (Ctrl+C ends it)")
+    if server.share_url:
+        say(f"for everybody, for a week: {server.share_url}")
     server.block_thread()

@@ -1,13 +1,16 @@
-"""The prompt page: a thin Gradio face over `demo.answer`."""
+"""The prompt page: where things are, and what sets off what."""
 
 import os
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
 from dalle_lean.require import require
-from demo.answer import WELCOME, answer, facts, failure, line
-from inference.generator import Generator, Settings
+from demo import views
+from demo.actions import Actions, Parts, Update
+from demo.controls import add_controls
+from demo.endpoint import add_endpoint
+from demo.request import LONGEST_PROMPT, default_settings
+from demo.studio import Studio
 
 TITLE = "dalle_lean"
 EXPLANATION = (
@@ -16,152 +19,112 @@ EXPLANATION = (
 EXAMPLES = (
     "a red heart",
     "a green book",
-    "a yellow circle on a blue ground",
+    "a fox on a blue ground",
     "a cat on an orange ground",
     "a slice of pizza",
     "a blue car",
 )
-LARGEST_SEED = 2**31
-NUM_IMAGES = 128
-WAITING_LINE = 20
-KEEP_FILES_S = 3600
-CSS = """
-.gradio-container { max-width: 1120px !important; width: 100%; margin: 0 auto; }
-#title h1 { margin-bottom: 0; }
-.status { min-height: 1.6em; display: flex; gap: .8em; align-items: center; }
-.bar { flex: 1; height: .7em; border-radius: 1em; overflow: hidden; background: var(--background-fill-secondary); }
-.bar div { height: 100%; background: var(--color-accent); transition: width .2s; }
-.status.mistake { color: var(--error-text-color, #b91c1c); font-weight: 600; }
-#status .html-container { padding: 0 2px; }
-#gallery, #gallery .empty { min-height: 24em; }
-#gallery .grid-wrap { max-height: none; overflow: visible; }
-#facts { opacity: .75; font-size: .9em; }
-footer .divider { display: none !important; }
-"""
+KEEP_S = 3600
 
 
-def build_page(generator: Generator, card: str = "") -> Any:
-    """The page as Gradio Blocks; `card` is the model card in Markdown."""
+def build_page(studio: Studio, card: str = "", api: bool = True) -> Any:
+    """The page as Gradio Blocks; `card` is the model card in Markdown, `api` adds the endpoint /draw."""
     # Otherwise Gradio asks hosts of its own for versions.
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     require("gradio", extra="demo")
     import gradio as gr
 
-    def on_draw(prompt: str, *settings: Any) -> Iterator[Any]:
-        yield from draw(generator, prompt, *settings)
-
-    def on_open(request: gr.Request, *settings: Any) -> Iterator[Any]:
-        """A page opened as /?prompt=a+red+heart&seed=3 draws it at once."""
-        asked = request.query_params
-        if "prompt" not in asked:
-            yield gr.skip()
-            return
-        if asked.get("seed", "").isdecimal():
-            settings = (*settings[:-2], int(asked["seed"]), False)
-        for shown in draw(generator, asked["prompt"], *settings):
-            yield asked["prompt"], *shown
-
-    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(KEEP_FILES_S, KEEP_FILES_S)) as page:
-        gr.Markdown(f"# {TITLE}\n{EXPLANATION}", elem_id="title")
-        with gr.Row(equal_height=True):
-            prompt = gr.Textbox(
-                placeholder=EXAMPLES[0],
-                label="Prompt",
-                show_label=False,
-                container=False,
-                autofocus=True,
-                max_lines=1,
-                scale=5,
-                elem_id="prompt",
-            )
-            start = gr.Button("Draw", variant="primary", scale=1, min_width=100, elem_id="draw")
-            stop = gr.Button("Stop", scale=1, min_width=80, elem_id="stop")
-        gr.Examples(list(EXAMPLES), prompt, label="Try one of these")
-        status = gr.HTML(line(WELCOME), padding=False, elem_id="status")
-        with gr.Row():
-            with gr.Column(scale=2, min_width=320):
-                gallery = gr.Gallery(
-                    show_label=False,
-                    columns=2,
-                    height="auto",
-                    object_fit="contain",
-                    format="png",
-                    elem_id="gallery",
-                )
-            with gr.Column(scale=1, min_width=300):
-                settings = add_settings(generator)
-        if card:
-            with gr.Accordion("About the model", open=False):
-                gr.Markdown(card)
-        gr.Markdown(facts(generator), elem_id="facts")
-
-        shown = [status, gallery, settings[-2]]
-        one_at_a_time = {"concurrency_limit": 1, "concurrency_id": "draw", "show_progress": "hidden"}
-        typed = gr.on(
-            [prompt.submit, start.click], on_draw, [prompt, *settings], shown, api_name="draw", **one_at_a_time
-        )
-        opened = page.load(on_open, settings, [prompt, *shown], api_visibility="private", **one_at_a_time)
-        stop.click(
-            lambda: line("Stopped."), None, status, cancels=[typed, opened], queue=False, api_visibility="private"
-        )
-    page.queue(max_size=WAITING_LINE)
+    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(KEEP_S, KEEP_S)) as page:
+        parts, examples = add_parts(studio, card=bool(card))
+        # First, so that it gets the name: Gradio names every listener.
+        if api:
+            add_endpoint(studio, parts)
+        connect(page, parts, examples, Actions(studio, parts))
+    if card:
+        with page.route("Model card", "card", show_in_navbar=False):
+            gr.Markdown(card, elem_id="card")
+    # The studio serves and queues; Gradio only carries.
+    page.queue(default_concurrency_limit=None)
     return page
 
 
-def add_settings(generator: Generator) -> list[Any]:
-    """Put the controls on the page, in the order of `draw`'s arguments after the prompt."""
+def add_parts(studio: Studio, card: bool) -> tuple[Parts, Any]:
+    """Put everything on the page, from top to bottom."""
     import gradio as gr
 
-    codes = generator.model.config.image_vocab_size
-    ranked = generator.scorer is not None
-    num_images = gr.Slider(1, 128, NUM_IMAGES, step=1, label="Draw", info="CLIP chooses among so many", visible=ranked)
-    best = gr.Slider(1, 16, 4, step=1, label="Show the best" if ranked else "Draw")
-    with gr.Accordion("Sampling", open=False):
-        top_k = gr.Slider(
-            0, codes, min(256, codes), step=1, label="Top-k", info="Each code is one of the k likeliest; 0 is off"
+    link = " [About this model](card)" if card else ""
+    gr.Markdown(f"# {TITLE}\n{EXPLANATION}{link}", elem_id="title")
+    with gr.Row(elem_id="ask"):
+        prompt = gr.Textbox(
+            placeholder="What shall be drawn?",
+            label="Prompt",
+            show_label=False,
+            container=False,
+            autofocus=True,
+            max_lines=1,
+            max_length=LONGEST_PROMPT,
+            scale=5,
+            min_width=200,
+            elem_id="prompt",
         )
-        top_p = gr.Slider(
-            0, 1, 0.75, step=0.01, label="Top-p", info="... of those with this share of the chance; 1 is off"
-        )
-        temperature = gr.Slider(
-            0, 2, 1, step=0.05, label="Temperature", info="0 is always the likeliest code, above 1 is wilder"
-        )
-    seed = gr.Number(0, precision=0, minimum=0, label="Seed", info="The same seed draws the same pictures")
-    new_seed = gr.Checkbox(True, label="A new seed each time")
-    return [num_images, best, top_k, top_p, temperature, seed, new_seed]
-
-
-def draw(
-    generator: Generator,
-    prompt: str,
-    num_images: int,
-    best: int,
-    top_k: int,
-    top_p: float,
-    temperature: float,
-    seed: int,
-    new_seed: bool,
-) -> Iterator[tuple[str, list[Any], int]]:
-    """What the page shows from pressing Draw to the pictures: (status, gallery, seed), again and again."""
-    if new_seed:
-        seed = secrets.randbelow(LARGEST_SEED)
-    yield line("Reading the prompt."), [], seed
-    try:
-        settings = Settings(
-            num_images=num_images, best=best, top_k=top_k, top_p=top_p, temperature=temperature, seed=seed
-        )
-    except ValueError as mistake:
-        yield failure(str(mistake)).status, [], seed
-        return
-    for view in answer(generator, prompt, settings):
-        yield view.status, view.pictures, seed
-
-
-def look() -> dict[str, Any]:
-    """Theme and style sheet for `launch`; the fonts are the machine's own."""
-    import gradio as gr
-
-    theme = gr.themes.Default(
-        primary_hue="indigo", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+        draw = gr.Button("Draw", variant="primary", scale=1, min_width=90, elem_id="draw")
+        stop = gr.Button("Stop", scale=1, min_width=90, interactive=False, elem_id="stop")
+    examples = gr.Examples(list(EXAMPLES), prompt, label="Try one of these")
+    num_images = default_settings(studio)["num_images" if studio.generator.scorer else "best"]
+    status = gr.HTML(views.welcome(studio, num_images), padding=False, elem_id="status")
+    stage = gr.HTML(views.empty_stage(), padding=False, elem_id="stage")
+    gallery = gr.Gallery(
+        show_label=False,
+        columns=4,
+        height="auto",
+        object_fit="contain",
+        format="png",
+        buttons=["fullscreen"],
+        interactive=False,
+        visible=False,
+        elem_id="gallery",
     )
-    return {"theme": theme, "css": CSS}
+    with gr.Row(visible=False, elem_id="actions") as actions:
+        download = gr.DownloadButton("Download", min_width=150, elem_id="download")
+        more = gr.Button("More like this", min_width=150, elem_id="more")
+        keep = gr.Button("Keep this seed", min_width=150, elem_id="keep")
+    controls = add_controls(studio)
+    gr.Markdown(views.facts(studio.generator), elem_id="facts")
+    drawn = gr.State(None, time_to_live=KEEP_S)
+    chosen = gr.State(0, time_to_live=KEEP_S)
+    parts = Parts(*(prompt, draw, stop, status, stage, gallery, actions, download, more, keep), controls, drawn, chosen)
+    return parts, examples
+
+
+def connect(page: Any, parts: Parts, examples: Any, actions: Actions) -> None:
+    """What sets off what."""
+    import gradio as gr
+
+    def on_open(request: gr.Request, *values: Any) -> Iterator[Update]:
+        yield from actions.open(dict(request.query_params), *values)
+
+    def on_choose(event: gr.SelectData, drawn: Any) -> Iterator[Update]:
+        yield from actions.choose(event.index, drawn)
+
+    controls = parts.controls
+    shown = [
+        *(parts.prompt, parts.draw, parts.stop, parts.status, parts.stage, parts.gallery, parts.actions),
+        *(parts.download, parts.more, parts.drawn, parts.chosen, controls.seed, controls.new_seed),
+    ]
+    slow = {"concurrency_limit": None, "show_progress": "hidden", "api_visibility": "private"}
+    quick = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+    wish = [parts.prompt, controls.new_seed, *controls.inputs()]
+    liked = [parts.prompt, parts.drawn, parts.chosen, *controls.inputs()]
+    drawings = [
+        gr.on([parts.prompt.submit, parts.draw.click], actions.draw, wish, shown, **slow),
+        examples.load_input_event.then(actions.draw, wish, shown, **slow),
+        parts.more.click(actions.draw_more, liked, shown, **slow),
+        page.load(on_open, wish[1:], shown, **slow),
+    ]
+    parts.stop.click(None, cancels=drawings, api_visibility="private").then(actions.stop, None, shown, **quick)
+    parts.gallery.select(on_choose, parts.drawn, shown, **quick)
+    parts.keep.click(actions.keep_seed, parts.drawn, shown, **quick)
+    upload = [controls.upload, controls.rows]
+    gr.on([controls.upload.change, controls.rows.release], actions.look_at_upload, upload, controls.given, **slow)
+    cost = [controls.num_images, controls.best, controls.guidance]
+    gr.on([control.change for control in cost], actions.estimate, cost, controls.estimate, **quick)

@@ -1,50 +1,109 @@
 """Starting the prompt page."""
 
+import errno
 import re
 import socket
 from pathlib import Path
 from typing import Any
 
-from demo.page import build_page, look
-from inference import Generator
+from demo.page import build_page
+from demo.studio import Studio
+from demo.upload import MAX_UPLOAD_BYTES
+
+PORTS_TRIED = 20
+# Those who wait hold a thread each.
+THREADS = 64
+# What each visitor drew last is kept so that "More like this" works.
+VISITORS_KEPT = 500
+STYLE = Path(__file__).with_name("page.css")
+ESCAPE_STOPS = """() => document.addEventListener("keydown", event => {
+    if (event.key === "Escape") document.querySelector("#stop:not(:disabled)")?.click();
+})"""
 
 
-def check_port(host: str, port: int) -> None:
-    """OSError in one sentence when `port` on `host` cannot be listened on."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise OSError(f"cannot listen on {host}, port {port}: {error.strerror}; choose another with --port") from None
+def free_port(host: str, first: int, tries: int = PORTS_TRIED) -> int:
+    """The first port from `first` on that nobody listens on; OSError in one sentence where there is none."""
+    last = min(first + tries - 1, 65535)
+    for port in range(first, last + 1):
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+            return port
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise OSError(f"cannot listen on {host}, port {port}: {error.strerror}") from None
+    raise OSError(f"cannot listen on {host}: ports {first} to {last} are all taken; choose another with --port")
+
+
+def read_auth(auth: str | None) -> tuple[str, str] | None:
+    """USER:PASSWORD in two; ValueError without either."""
+    if auth is None:
+        return None
+    user, colon, password = auth.partition(":")
+    if not (user and colon and password):
+        raise ValueError("--auth takes USER:PASSWORD, both not empty")
+    return user, password
 
 
 def read_card(folder: Path) -> str:
-    """The model card of a folder as Markdown, without the hub's metadata block and the pictures that lie beside it.
+    """The model card of a folder as Markdown, without the hub's metadata block and what lies beside it.
 
     Empty where there is none.
     """
     path = folder / "README.md"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)
-    return re.sub(r"!\[[^\]]*\]\((?!https?:)[^)]*\)\n*", "", text).strip()
+    text = re.sub(r"!\[[^\]]*\]\((?!https?:)[^)]*\)\n*", "", text)
+    return re.sub(r"\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", text).strip()
 
 
 def serve(
-    generator: Generator, host: str = "127.0.0.1", port: int = 7860, *, card: str = "", share: bool = False
+    studio: Studio,
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    *,
+    card: str = "",
+    share: bool = False,
+    auth: tuple[str, str] | None = None,
+    root_path: str | None = None,
+    api: bool = True,
 ) -> Any:
-    """Start the page in threads of its own and return it; `block_thread()` waits, `close()` ends it."""
-    page = build_page(generator, card)
+    """Start the page in threads of its own and return it; `block_thread()` waits, `close()` ends it.
+
+    Args:
+        port: must be free, see `free_port`.
+        auth: user and password that the page asks for.
+        root_path: where a proxy in front of the page puts it.
+        api: whether programs may draw too.
+    """
+    page = build_page(studio, card, api)
     page.launch(
         server_name=host,
         server_port=port,
         share=share,
+        auth=auth,
+        root_path=root_path,
         quiet=True,
         prevent_thread_lock=True,
         ssr_mode=False,
-        footer_links=["api"],
-        show_error=True,
-        **look(),
+        footer_links=["api"] if api else [],
+        show_error=False,
+        max_threads=THREADS,
+        max_file_size=MAX_UPLOAD_BYTES,
+        state_session_capacity=VISITORS_KEPT,
+        theme=theme(),
+        css_paths=STYLE,
+        js=ESCAPE_STOPS,
     )
     return page
+
+
+def theme() -> Any:
+    """Gradio's own, with the machine's fonts."""
+    import gradio as gr
+
+    return gr.themes.Default(
+        primary_hue="indigo", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+    )

@@ -1,10 +1,13 @@
-"""A tiny model's generator, and the page served with it."""
+"""A tiny model's generator, a studio around it, and the page served with it."""
 
 import socket
+from contextlib import contextmanager
 
 import pytest
 
-from demo.server import serve
+from demo.pace import Pace
+from demo.server import free_port, serve
+from demo.studio import Studio
 from inference import Generator
 from tests.inference.tiny_model import save_tiny_model
 
@@ -20,18 +23,35 @@ def generator(model_folder):
 
 
 @pytest.fixture
+def pace():
+    """A machine on which a row of 8 pictures takes 1 s, one of 64 takes 2 s, and painting a picture 0.1 s."""
+    return Pace(4, {8: 1.0, 64: 2.0}, picture_s=0.1)
+
+
+@pytest.fixture
+def studio(generator, pace):
+    return Studio(generator, pace, at_once=2, waiting=1)
+
+
+@contextmanager
+def served(studio, **options):
+    """The page's address while it is up."""
+    page = serve(studio, port=free_port("127.0.0.1", 17860, tries=200), **options)
+    try:
+        yield page.local_url
+    finally:
+        page.close(verbose=False)
+
+
+@pytest.fixture(scope="session")
+def page_url(generator):
+    with served(Studio(generator), card="# A tiny model\n\nwith random weights.") as url:
+        yield url
+
+
+@pytest.fixture
 def taken_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         yield listener.getsockname()[1]
-
-
-@pytest.fixture(scope="session")
-def page_url(generator):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    page = serve(generator, port=port, card="# A tiny model\n\nwith random weights.")
-    yield page.local_url
-    page.close(verbose=False)

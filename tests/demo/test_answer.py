@@ -1,75 +1,127 @@
 """What the page says, without the page."""
 
+from contextlib import closing
+
 import pytest
 
-from demo.answer import answer, facts, failure
-from inference.generator import Generator, Settings
+from demo import views
+from demo.answer import answer
+from demo.pace import Pace
+from demo.request import Wish, read_request
+from demo.studio import Drawing, Studio, Waiting
+from demo.turns import Busy
+from inference.generator import Generator
 
-SETTINGS = Settings(num_images=6, best=2, seed=1)
-
-
-def test_the_last_view_shows_the_best_with_their_scores(generator):
-    *_, last = answer(generator, "a red heart", SETTINGS)
-    expected = generator("a red heart", num_images=6, best=2, seed=1)
-    assert [caption for _, caption in last.pictures] == [
-        f"score {picture.score:.3f} · no. {picture.index}" for picture in expected
-    ]
-    assert "2 pictures, best first" in last.status
+WISH = Wish(6, 2, 0, 1.0, 1.0, 1.0, 1)
 
 
-def test_small_pictures_are_enlarged_for_viewing(generator):
-    *_, last = answer(generator, "a red heart", SETTINGS)
-    assert {image.size for image, _ in last.pictures} == {(384, 384)}
+def ask(studio, prompt="a red heart", wish=WISH):
+    return answer(studio, lambda: read_request(studio, prompt, wish))
 
 
-def test_an_empty_prompt_is_answered_with_a_sentence(generator):
-    (only,) = answer(generator, "  ", SETTINGS)
+def test_the_last_view_has_the_best(studio):
+    *_, last = ask(studio)
+    expected = studio.generator("a red heart", num_images=6, best=2, top_k=0, top_p=1.0, seed=1)
+    assert [picture.index for picture in last.drawn.pictures] == [picture.index for picture in expected]
+    assert "The 2 best of 6, best first" in last.status
+
+
+def test_a_caption_tells_score_number_and_seed(studio):
+    (picture, *_) = studio.generator("a red heart", num_images=6, best=2, seed=1)
+    assert views.caption(picture, 1) == f"score {picture.score:.3f} · no. {picture.index}\nseed 1"
+
+
+def test_an_empty_prompt_is_answered_with_a_sentence(studio):
+    (only,) = ask(studio, "  ")
     assert "The prompt is empty; say in a few words what to draw." in only.status
     assert "mistake" in only.status
-    assert only.pictures == []
+    assert "grow here" in only.stage
 
 
-def test_an_over_long_prompt_is_drawn_and_the_cut_is_said(generator):
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        (Wish(6, 2, 0, 1.0, 1.0, 1.0, None), "Seed=None: it must be a whole number."),
+        (Wish(2, 4, 0, 1.0, 1.0, 1.0, 0), "Best=4 is more than num_images=2; draw more or show fewer."),
+        (Wish(6, 2, 0, 1.0, 1.0, 1.0, 0, b"no picture", 1), "The file is not a picture"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_answered_with_a_sentence(studio, wish, said):
+    (only,) = ask(studio, wish=wish)
+    assert said in only.status
+    assert only.drawn is None
+
+
+def test_an_over_long_prompt_is_drawn_and_the_cut_is_said(studio):
     prompt = "a red heart on a white ground beside a green book and two black cats in a house"
-    *_, last = answer(generator, prompt, SETTINGS)
-    assert f"its last {generator.excess_tokens(prompt)} were left out" in last.status
-    assert len(last.pictures) == 2
+    *_, last = ask(studio, prompt)
+    assert f"its last {studio.generator.excess_tokens(prompt)} were left out" in last.status
+    assert len(last.drawn.pictures) == 2
 
 
-def test_slow_drawing_shows_the_share_done(generator, monkeypatch):
-    monkeypatch.setattr("demo.answer.SHORTEST_INTERVAL_S", -1.0)
-    shares = [view.status for view in answer(generator, "a car", SETTINGS) if "Drawing" in view.status]
-    assert "Drawing: 25%" in shares[0]
-    assert "Drawing: 100%" in shares[-1]
+def test_the_growing_pictures_are_on_the_page(studio, monkeypatch):
+    monkeypatch.setattr("demo.studio.PREVIEW_INTERVAL_S", 0.0)
+    stages = [view.stage for view in ask(studio) if view.stage and "data:image/webp" in view.stage]
+    assert len(stages) == 4
+    assert all("4 of the 6 that are drawn" in stage for stage in stages)
 
 
-def test_a_failure_while_drawing_is_answered_with_a_sentence(generator, caplog):
-    class OutOfMemory(type(generator.vqgan)):
-        def decode(self, codes):
-            raise RuntimeError("out of memory\nand a page of details")
+def test_a_failure_while_drawing_is_answered_with_a_sentence(generator, pace, caplog):
+    class Broken:
+        name = "broken"
 
-    vqgan = OutOfMemory(generator.vqgan.config)
-    broken = Generator(generator.model, generator.tokenizer, vqgan, generator.scorer)
-    *_, last = answer(broken, "a car", SETTINGS)
-    assert "Drawing failed: out of memory." in last.status
-    assert "details" not in last.status
+        def score(self, pixels, prompt):
+            raise RuntimeError("something of the inside\nand a page of details")
+
+    studio = Studio(Generator(generator.model, generator.tokenizer, generator.vqgan, Broken()), pace)
+    *_, last = ask(studio)
+    assert "Drawing failed on this machine" in last.status
+    assert "inside" not in last.status
     assert "details" in caplog.text
 
 
-def test_what_a_sentence_quotes_cannot_become_markup():
-    assert "<b>" not in failure("no <b>bold</b> move").status
+def test_a_full_page_is_answered_kindly(generator, pace):
+    studio = Studio(generator, pace, at_once=1, waiting=0)
+    with closing(ask(studio)) as first:
+        next(first), next(first)
+        *_, last = ask(studio)
+        assert "The page is busy: 1 drawing, 0 waiting. Please try again in about" in last.status
+        assert "mistake" not in last.status
 
 
-def test_a_cancelled_answer_ends(generator):
-    views = answer(generator, "a car", SETTINGS)
-    next(views)
-    views.close()
+def test_a_cancelled_answer_ends_and_frees_its_place(studio):
+    answering = ask(studio)
+    next(answering), next(answering)
+    assert len(studio.turns) == 1
+    answering.close()
+    assert len(studio.turns) == 0
     with pytest.raises(StopIteration):
-        next(views)
+        next(answering)
+
+
+def test_the_line_and_the_bar_say_how_long_it_takes():
+    assert "You are next; your turn comes in about 12 s." in views.waiting(Waiting(1, 12.3))
+    assert "You are number 3 in line; your turn comes in about 3 min." in views.waiting(Waiting(3, 180))
+    bar = views.drawing(Drawing("drawing", 0.25, 7.4, 2))
+    assert 'aria-valuenow="25"' in bar
+    assert "Drawing, about 7 s left (with 2 other prompts)" in bar
+    assert "try again in about 41 s" in views.busy(Busy(3, 20, 41.2))
+
+
+def test_what_a_sentence_quotes_cannot_become_markup():
+    assert "<b>" not in views.failure("no <b>bold</b> move")
+
+
+def test_the_page_says_why_so_many_candidates(generator):
+    fast, slow = (Studio(generator, Pace(4, {8: seconds, 64: seconds})) for seconds in (0.01, 3.0))
+    assert views.advice(fast).endswith("128 as in the paper")
+    assert "The paper draws 128, which would take about" in views.advice(slow)
+    assert "so 8 are set" in views.advice(slow)
+    assert views.estimate(slow, 8) == "8 candidates take about 12 s on this CPU."
 
 
 def test_the_foot_tells_size_and_grid(generator):
     parameters = sum(parameter.numel() for parameter in generator.model.parameters())
-    assert f"{parameters:,} parameters" in facts(generator)
-    assert "32 × 32 pixels" in facts(generator)
-    assert "16 codes" in facts(generator)
+    assert f"{parameters:,} parameters" in views.facts(generator)
+    assert "32 × 32 pixels" in views.facts(generator)
+    assert "16 codes" in views.facts(generator)

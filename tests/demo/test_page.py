@@ -1,70 +1,88 @@
-"""The page as served: its address, its endpoint, its port."""
+"""The page as served: what it loads, where it listens, whom it lets in."""
 
 import re
+import urllib.error
 import urllib.request
 
 import pytest
 
 from dalle_lean.cli import main
-from demo.page import draw
-from demo.server import read_card
+from demo.server import free_port, read_auth, read_card
+from tests.demo.conftest import served
+
+
+def get(url):
+    with urllib.request.urlopen(url, timeout=30) as response:
+        return response.read().decode()
 
 
 def test_the_page_is_served_and_asks_no_other_host(page_url):
-    with urllib.request.urlopen(page_url, timeout=30) as response:
-        text = response.read().decode()
+    text = get(page_url)
     assert "dalle_lean" in text
     loaded = re.findall(r'<(?:script|link)[^>]*(?:src|href)="(https?://[^"]+)"', text)
     preconnect = re.findall(r'<link[^>]*rel="preconnect"[^>]*>', text)
     assert [address for address in loaded if not any(address in tag for tag in preconnect)] == []
 
 
-def test_the_endpoint_draws_the_best(page_url, generator):
+def test_the_model_card_has_an_address_of_its_own(page_url):
+    assert "with random weights" in get(page_url + "card")
+
+
+def test_a_password_is_asked_for(studio):
     from gradio_client import Client
+    from gradio_client.exceptions import AuthenticationError
 
-    client = Client(page_url, verbose=False, analytics_enabled=False)
-    status, gallery, seed = client.predict("a red heart", 6, 2, 0, 1.0, 1.0, 3, False, api_name="/draw")
-    expected = generator("a red heart", num_images=6, best=2, top_k=0, top_p=1.0, seed=3)
-    assert "2 pictures, best first" in status
-    assert seed == 3
-    assert [picture["caption"] for picture in gallery] == [
-        f"score {picture.score:.3f} · no. {picture.index}" for picture in expected
-    ]
-    status, gallery, _ = client.predict("", 6, 2, 0, 1.0, 1.0, 3, False, api_name="/draw")
-    assert "The prompt is empty" in status
-    assert gallery == []
+    with served(studio, auth=("me", "secret")) as url:
+        with pytest.raises(AuthenticationError):
+            Client(url, verbose=False, analytics_enabled=False)
+        client = Client(url, auth=("me", "secret"), verbose=False, analytics_enabled=False)
+        pictures, _ = client.predict("a red heart", num_images=6, best=2, api_name="/draw")
+        assert len(pictures) == 2
 
 
-def test_a_setting_that_cannot_be_is_answered_with_a_sentence(generator):
-    *_, (status, pictures, _) = draw(generator, "a red heart", 6, 2, 0, 1.0, 1.0, None, False)
-    assert "Seed=None: it must be a whole number." in status
-    assert pictures == []
+def test_behind_a_proxy_the_page_knows_its_path(studio):
+    with served(studio, root_path="/dalle") as url:
+        assert '/dalle"' in get(url)
 
 
-def test_showing_more_than_are_drawn_is_answered_with_a_sentence(generator):
-    *_, (status, pictures, _) = draw(generator, "a red heart", 2, 4, 0, 1.0, 1.0, 0, False)
-    assert "Best=4 is more than num_images=2; draw more or show fewer." in status
-    assert pictures == []
+@pytest.mark.parametrize("auth", ["me", "me:", ":secret", ""])
+def test_half_a_login_is_refused(auth):
+    with pytest.raises(ValueError, match="USER:PASSWORD"):
+        read_auth(auth)
 
 
-def test_a_new_seed_is_shown_so_that_the_pictures_can_be_had_again(generator):
-    *_, (_, pictures, seed) = draw(generator, "a red heart", 6, 2, 0, 1.0, 1.0, 0, True)
-    *_, (_, again, _) = draw(generator, "a red heart", 6, 2, 0, 1.0, 1.0, seed, False)
-    assert [image.tobytes() for image, _ in pictures] == [image.tobytes() for image, _ in again]
+def test_a_password_may_hold_colons():
+    assert read_auth("me:a:b") == ("me", "a:b")
+    assert read_auth(None) is None
 
 
-def test_a_taken_port_is_one_line_and_exit_code_2(model_folder, taken_port, capsys):
+def test_a_taken_port_is_answered_with_the_next_free_one(taken_port):
+    port = free_port("127.0.0.1", taken_port)
+    assert taken_port < port < taken_port + 20
+
+
+def test_no_free_port_is_one_line_and_exit_code_2(model_folder, taken_port, capsys, monkeypatch):
+    monkeypatch.setattr("demo.server.PORTS_TRIED", 1)
+    monkeypatch.setattr("demo.server.free_port.__defaults__", (1,))
     with pytest.raises(SystemExit) as stop:
         main(["demo", "--model", str(model_folder), "--port", str(taken_port)])
     assert stop.value.code == 2
     said = capsys.readouterr().err.strip()
-    assert (
-        said
-        == f"error: cannot listen on 127.0.0.1, port {taken_port}: Address already in use; choose another with --port"
+    assert said == (
+        f"error: cannot listen on 127.0.0.1: ports {taken_port} to {taken_port} are all taken; "
+        "choose another with --port"
     )
 
 
-def test_the_cards_metadata_block_is_not_shown(tmp_path):
+def test_an_address_that_is_not_this_machines_is_one_line_and_exit_code_2(model_folder, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["demo", "--model", str(model_folder), "--host", "192.0.2.1"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith("error: cannot listen on 192.0.2.1, port 7860:")
+
+
+def test_of_the_card_only_what_can_be_shown_is_left(tmp_path):
     assert read_card(tmp_path) == ""
-    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# Emoji\n\n![drawn](pictures.png)\n")
-    assert read_card(tmp_path) == "# Emoji"
+    text = "---\nlicense: mit\n---\n# Emoji\n\n![drawn](pictures.png)\nSee [there](../a.md), [here](https://b.org)\n"
+    (tmp_path / "README.md").write_text(text)
+    assert read_card(tmp_path) == "# Emoji\n\nSee there, [here](https://b.org)"

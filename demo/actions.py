@@ -1,0 +1,171 @@
+"""What happens when something on the page is pressed: updates of its parts, by part."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from demo import views
+from demo.answer import answer
+from demo.controls import Controls
+from demo.download import write_pictures
+from demo.request import Wish, first_rows, new_seed, read_request
+from demo.studio import Drawn, Studio
+from inference.generator import Request
+
+Update = dict[Any, Any]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The page's components."""
+
+    prompt: Any
+    draw: Any
+    stop: Any
+    status: Any
+    stage: Any
+    gallery: Any
+    actions: Any
+    download: Any
+    more: Any
+    keep: Any
+    controls: Controls
+    drawn: Any
+    """This visitor's last Drawn."""
+    chosen: Any
+    """The place among its pictures that the buttons mean."""
+
+
+class Actions:
+    """The page's behaviour, for one studio and one set of components."""
+
+    def __init__(self, studio: Studio, parts: Parts):
+        self.studio, self.parts = studio, parts
+
+    def draw(self, prompt: str, fresh: bool, *values: Any) -> Iterator[Update]:
+        """`values`: of a Wish; `fresh` takes a new seed."""
+        wish = Wish(*values)
+        if fresh:
+            wish = replace(wish, seed=new_seed())
+        yield from self.show(partial(read_request, self.studio, prompt, wish), wish.seed)
+
+    def draw_more(self, prompt: str, drawn: Drawn | None, chosen: int, *values: Any) -> Iterator[Update]:
+        """New pictures with the upper rows of the chosen one."""
+        wish = replace(Wish(*values), upload=None, seed=new_seed())
+
+        def read() -> Request:
+            if drawn is None:
+                raise ValueError("these pictures are gone; draw new ones")
+            request = read_request(self.studio, prompt, wish)
+            return replace(request, start=first_rows(self.studio, drawn.pictures[chosen].codes, wish.rows))
+
+        yield from self.show(read, wish.seed)
+
+    def open(self, asked: dict[str, str], fresh: bool, *values: Any) -> Iterator[Update]:
+        """A page opened as /?prompt=a+red+heart&seed=3 draws it at once."""
+        if "prompt" not in asked:
+            yield {self.parts.chosen: 0}
+            return
+        wish = Wish(*values)
+        if asked.get("seed", "").isdecimal():
+            fresh, wish = False, replace(wish, seed=int(asked["seed"]))
+        for update in self.draw(asked["prompt"], fresh, *vars(wish).values()):
+            yield {self.parts.prompt: asked["prompt"], **update}
+
+    def show(self, read: Callable[[], Request], seed: int) -> Iterator[Update]:
+        """Every state of the page until the pictures are there."""
+        import gradio as gr
+
+        parts = self.parts
+        update: Update = {
+            parts.draw: gr.Button(interactive=False),
+            parts.stop: gr.Button(interactive=True),
+            parts.gallery: gr.Gallery(visible=False),
+            parts.actions: gr.Row(visible=False),
+            parts.controls.seed: seed,
+        }
+        for view in answer(self.studio, read):
+            update[parts.status] = view.status
+            if view.stage is not None:
+                update[parts.stage] = view.stage
+            if view.drawn is None:
+                yield update
+            else:
+                # Gradio keeps its own copies, so these files are needed for a moment only.
+                with tempfile.TemporaryDirectory() as folder:
+                    yield {**update, **self.pictures(view.drawn, Path(folder))}
+            update = {}
+        yield self.at_rest()
+
+    def pictures(self, drawn: Drawn, folder: Path) -> Update:
+        """The gallery and the buttons below it."""
+        import gradio as gr
+
+        parts = self.parts
+        paths = write_pictures(self.studio.generator, drawn, folder)
+        captions = [views.caption(picture, drawn.request.settings.seed) for picture in drawn.pictures]
+        return {
+            # Emptied, not hidden: what is sent to a part that is just appearing may be lost.
+            parts.stage: "",
+            parts.gallery: gr.Gallery(list(zip(paths, captions, strict=True)), visible=True, selected_index=None),
+            parts.actions: gr.Row(visible=True),
+            parts.drawn: drawn,
+            **self.mean(drawn, 0, paths),
+        }
+
+    def mean(self, drawn: Drawn, place: int, paths: list[Path]) -> Update:
+        """The buttons speak of the picture at this place."""
+        import gradio as gr
+
+        number = drawn.pictures[place].index
+        return {
+            self.parts.chosen: place,
+            self.parts.download: gr.DownloadButton(f"Download no. {number}", value=paths[place]),
+            self.parts.more: gr.Button(f"More like no. {number}"),
+        }
+
+    def at_rest(self) -> Update:
+        """The two buttons when nothing is being drawn."""
+        import gradio as gr
+
+        return {self.parts.draw: gr.Button(interactive=True), self.parts.stop: gr.Button(interactive=False)}
+
+    def stop(self) -> Update:
+        """Gradio has closed the drawing by now."""
+        said = views.line(views.STOPPED)
+        return {**self.at_rest(), self.parts.status: said, self.parts.stage: views.empty_stage()}
+
+    def choose(self, place: Any, drawn: Drawn | None) -> Iterator[Update]:
+        """The buttons mean the picture that was clicked."""
+        if drawn is None or not isinstance(place, int) or not 0 <= place < len(drawn.pictures):
+            yield {self.parts.chosen: 0}
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            yield self.mean(drawn, place, write_pictures(self.studio.generator, drawn, Path(folder)))
+
+    def keep_seed(self, drawn: Drawn | None) -> Update:
+        """The next drawings use the seed of these."""
+        if drawn is None:
+            return {self.parts.chosen: 0}
+        seed = drawn.request.settings.seed
+        said = f"Seed {seed} is kept: the same prompt and settings draw the same pictures again."
+        controls = self.parts.controls
+        return {controls.seed: seed, controls.new_seed: False, self.parts.status: views.line(said)}
+
+    def look_at_upload(self, upload: bytes | None, rows: int) -> str:
+        """The part of it that is kept, or what is wrong with it."""
+        if upload is None:
+            return ""
+        try:
+            image = self.studio.preview(first_rows(self.studio, self.studio.read_upload(upload), rows))
+        except ValueError as mistake:
+            return views.failure(str(mistake))
+        return views.given_stage(image, rows, of=self.studio.generator.model.config.image_side)
+
+    def estimate(self, num_images: int, best: int, guidance: float) -> str:
+        """How long it takes with these settings."""
+        ranked = self.studio.generator.scorer is not None
+        return views.estimate(self.studio, num_images if ranked else best, guidance)

@@ -1,0 +1,19 @@
+"""The PNG files that somebody takes home; each says itself how to draw it again."""
+
+from pathlib import Path
+
+from demo.studio import Drawn
+from inference.gallery import picture_metadata, png_bytes, prompt_metadata
+from inference.generator import Generator, describe
+
+
+def write_pictures(generator: Generator, drawn: Drawn, folder: Path) -> list[Path]:
+    """One PNG for each picture; their names hold nothing that a user typed."""
+    request = drawn.request
+    shared = prompt_metadata(request.prompt, describe(generator, request.settings, request.start))
+    paths = []
+    for picture in drawn.pictures:
+        path = folder / f"dalle_lean-seed{request.settings.seed}-no{picture.index}.png"
+        path.write_bytes(png_bytes(picture.image, shared | picture_metadata(picture)))
+        paths.append(path)
+    return paths

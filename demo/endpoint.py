@@ -1,0 +1,81 @@
+"""The page's endpoint /draw for programs: settings in, PNG files and their facts out."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from demo import views
+from demo.actions import Parts
+from demo.download import write_pictures
+from demo.request import Wish, read_request
+from demo.studio import Drawing, Drawn, Studio, Waiting
+from demo.turns import Busy
+from inference.gallery import codes_sha256
+from inference.generator import describe
+
+
+def add_endpoint(studio: Studio, parts: Parts) -> None:
+    """Add /draw to the page that is being built; docs/page.md says what it takes and gives."""
+    import gradio as gr
+
+    def draw(
+        prompt: str,
+        num_images: int,
+        best: int,
+        top_k: int,
+        top_p: float,
+        temperature: float,
+        guidance: float,
+        seed: int,
+        picture: bytes | None = None,
+        rows: int = 1,
+    ) -> Iterator[tuple[list[tuple[Path, str]], dict[str, Any]]]:
+        """Draw a prompt: the best pictures as PNG files, best first, and a dict of their facts."""
+        try:
+            wish = Wish(num_images, best, top_k, top_p, temperature, guidance, seed, picture, rows)
+            request = read_request(studio, prompt, wish)
+            for event in studio.draw(request):
+                if isinstance(event, Drawn):
+                    with tempfile.TemporaryDirectory() as folder:
+                        paths = write_pictures(studio.generator, event, Path(folder))
+                        captions = [views.caption(picture, seed) for picture in event.pictures]
+                        yield list(zip(paths, captions, strict=True)), drawn_facts(studio, event)
+                else:
+                    yield [], progress_facts(event)
+        except Busy as busy:
+            raise gr.Error(f"busy: try again in {busy.seconds:.0f} s", print_exception=False) from None
+        except ValueError as mistake:
+            raise gr.Error(str(mistake), print_exception=False) from None
+
+    facts = gr.JSON(visible=False)
+    trigger = gr.Button(visible=False)
+    trigger.click(
+        draw,
+        [parts.prompt, *parts.controls.inputs()],
+        [parts.gallery, facts],
+        api_name="draw",
+        concurrency_limit=None,
+        show_progress="hidden",
+    )
+
+
+def progress_facts(event: Waiting | Drawing) -> dict[str, Any]:
+    """How far it is: place in line or share drawn, and the seconds left."""
+    if isinstance(event, Waiting):
+        return {"state": "waiting", "line": event.line, "seconds": event.seconds}
+    return {"state": "drawing", "share": event.share, "seconds": event.seconds}
+
+
+def drawn_facts(studio: Studio, event: Drawn) -> dict[str, Any]:
+    """As results.json of `dalle-lean generate`, without file names."""
+    return {
+        "state": "drawn",
+        "prompt": event.request.prompt,
+        "settings": describe(studio.generator, event.request.settings, event.request.start),
+        "seconds": event.seconds,
+        "pictures": [
+            {"index": picture.index, "score": picture.score, "codes_sha256": codes_sha256(picture.codes)}
+            for picture in event.pictures
+        ],
+    }

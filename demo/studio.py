@@ -1,0 +1,141 @@
+"""One generator shared by several people: what happens to a prompt from its arrival to its pictures.
+
+Knows nothing of pages; the prompt page and its endpoint show the same events, each in its own way.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from PIL import Image
+from torch import Tensor
+
+from dalle_lean.pictures import UnusablePicture
+from demo.pace import Pace, measure, wait_for_device
+from demo.turns import Place, Turns
+from demo.upload import NO_PICTURE, open_upload
+from inference.generator import Generator, Picture, Request, Settings
+
+AT_ONCE = 3
+WAITING = 20
+# Those who wait are told this often how the line moves; unfinished pictures are shown at most this often.
+LINE_INTERVAL_S = 0.5
+PREVIEW_INTERVAL_S = 0.3
+PREVIEWS = 4
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """In line: others are drawn first."""
+
+    line: int
+    """1 is next."""
+    seconds: float
+    """Until it is drawn, estimated."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Being drawn, by turns with others."""
+
+    note: str
+    share: float
+    """Of the codes, 0..1."""
+    seconds: float
+    """Left, estimated."""
+    others: int
+    """Prompts that are drawn at the same time."""
+    previews: list[Image.Image] = field(default_factory=list)
+    """The first few of those being drawn, transparent where not drawn yet; empty: as before."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Done."""
+
+    request: Request
+    pictures: list[Picture]
+    """Best first."""
+    seconds: float
+    """Since it came out of the line."""
+
+
+Event = Waiting | Drawing | Drawn
+
+
+class Studio:
+    """Draws for several people at once."""
+
+    def __init__(self, generator: Generator, pace: Pace | None = None, at_once: int = AT_ONCE, waiting: int = WAITING):
+        self.generator = generator
+        self.pace = measure(generator, at_once) if pace is None else pace
+        self.turns = Turns(at_once, waiting)
+
+    def num_drawn(self, settings: Settings) -> int:
+        """Without a CLIP only those are drawn that are shown."""
+        return settings.num_best if self.generator.scorer is None else settings.num_images
+
+    def draw(self, request: Request) -> Iterator[Event]:
+        """Draw a request when its turn comes. Close the iterator to cancel: its place is free at once.
+
+        Raises:
+            Busy: the line is full.
+        """
+        guided = request.settings.guidance != 1
+        with self.turns.place(self.pace.seconds(self.num_drawn(request.settings), guided)) as place:
+            while not place.wait(0):
+                yield Waiting(place.line, place.forecast()[0])
+                place.wait(LINE_INTERVAL_S)
+            yield from self._draw_served(request, place)
+
+    def _draw_served(self, request: Request, place: Place) -> Iterator[Event]:
+        settings = request.settings
+        num_images, guided = self.num_drawn(settings), settings.guidance != 1
+        started_s, previewed_s, painting_s = time.monotonic(), 0.0, 0.0
+        rows_before = None
+        batch_size = self.pace.batch_size()
+        steps = self.generator.draw(request.prompt, settings, batch_size, start=request.start)
+        with closing(cast(Any, steps)) as drawing:
+            while True:
+                previews = []
+                with self.turns.turn():
+                    turn_s = time.monotonic()
+                    progress = wait_for_device(next(drawing))
+                    now_s = time.monotonic()
+                    if progress.codes is not None and now_s - previewed_s >= PREVIEW_INTERVAL_S:
+                        previewed_s = now_s
+                        previews = self.generator.preview(progress.codes[:PREVIEWS])
+                share = progress.done / progress.total
+                if progress.codes is None:
+                    painting_s += now_s - turn_s
+                    place.left_s = max(0.0, num_images * self.pace.picture_s - painting_s)
+                else:
+                    # A batch's first row also reads the prompt; the others tell how fast this machine is.
+                    if rows_before is not None and progress.codes.shape[1] > rows_before:
+                        self.pace.learn_row(len(progress.codes), now_s - turn_s, guided)
+                    rows_before = progress.codes.shape[1]
+                    painting_left_s = num_images * self.pace.picture_s
+                    place.left_s = (1 - share) * (self.pace.seconds(num_images, guided) - painting_left_s)
+                    place.left_s += painting_left_s
+                if progress.pictures is not None:
+                    self.pace.learn_painting(num_images, painting_s)
+                    yield Drawn(request, progress.pictures, now_s - started_s)
+                    return
+                others = min(len(self.turns), self.turns.at_once) - 1
+                yield Drawing(progress.note, share, place.forecast()[1], others, previews)
+
+    def read_upload(self, upload: bytes) -> Tensor:
+        """The codes [I] of an uploaded picture; ValueError for what is no picture."""
+        image = open_upload(upload)
+        with self.turns.turn():
+            try:
+                return self.generator.read_picture(image)
+            except UnusablePicture:
+                raise ValueError(NO_PICTURE) from None
+
+    def preview(self, codes: Tensor) -> Image.Image:
+        """How much of a picture [m codes] is given, transparent below."""
+        with self.turns.turn():
+            return self.generator.preview(codes[None])[0]

@@ -1,0 +1,99 @@
+"""The page's endpoint, as programs use it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from gradio_client import Client, handle_file
+from gradio_client.exceptions import AppError
+from PIL import Image
+
+from demo.studio import Studio
+from inference.gallery import codes_sha256
+from inference.generator import Settings, describe
+from tests.demo.conftest import served
+
+GUIDE = Path(__file__).parents[2] / "docs" / "page.md"
+SETTINGS = {"num_images": 6, "best": 2, "top_k": 0, "top_p": 1.0, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def client(page_url):
+    return Client(page_url, verbose=False, analytics_enabled=False)
+
+
+def test_the_endpoint_draws_what_the_generator_draws(client, generator):
+    pictures, facts = client.predict("a red heart", **SETTINGS, api_name="/draw")
+    expected = generator("a red heart", **SETTINGS)
+    assert facts["prompt"] == "a red heart"
+    assert [one["codes_sha256"] for one in facts["pictures"]] == [codes_sha256(one.codes) for one in expected]
+    for picture, alone in zip(pictures, expected, strict=True):
+        image = Image.open(picture["image"])
+        assert image.convert("RGB").tobytes() == alone.image.tobytes()
+        assert json.loads(image.text["settings"])["seed"] == 3
+
+
+def test_what_is_left_out_is_the_pages_default(client, generator):
+    _, facts = client.predict("a red heart", num_images=6, api_name="/draw")
+    expected = {"num_images": 6, "best": 4, "top_k": 64, "top_p": 0.75, "temperature": 1.0, "guidance": 1.0, "seed": 0}
+    assert facts["settings"] == describe(generator, Settings(**expected))
+
+
+def test_an_uploaded_picture_is_continued(client, tmp_path):
+    Image.new("RGB", (50, 40), "red").save(tmp_path / "red.png")
+    asked = {**SETTINGS, "picture": handle_file(tmp_path / "red.png"), "rows": 2}
+    pictures, _ = client.predict("a red heart", **asked, api_name="/draw")
+    given = [json.loads(Image.open(picture["image"]).text["settings"])["start"] for picture in pictures]
+    assert len(given[0]) == 8
+    assert given[0] == given[1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"prompt": " "}, "the prompt is empty"),
+        ({"prompt": "a car", "num_images": 2, "best": 4}, "best=4 is more than num_images=2"),
+        ({"prompt": "x" * 2000}, "2000 characters"),
+        ({"prompt": "a car", "num_images": 1000}, "128"),
+    ],
+)
+def test_a_mistake_is_an_error_that_says_it(client, asked, said):
+    with pytest.raises(AppError, match=said):
+        client.predict(**asked, api_name="/draw")
+
+
+def test_a_file_that_is_no_picture_is_an_error_that_says_so(client, tmp_path):
+    (tmp_path / "evil.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n")
+    with pytest.raises(AppError, match="not a picture"):
+        client.predict("a car", picture=handle_file(tmp_path / "evil.png"), api_name="/draw")
+
+
+def test_a_full_page_says_busy(generator, pace):
+    studio = Studio(generator, pace, at_once=1, waiting=0)
+    with served(studio) as url, studio.turns.place(30.0):
+        client = Client(url, verbose=False, analytics_enabled=False)
+        with pytest.raises(AppError, match="busy: try again in 30 s"):
+            client.predict("a car", num_images=6, api_name="/draw")
+
+
+def test_the_endpoint_can_be_left_out(studio):
+    with served(studio, api=False) as url:
+        client = Client(url, verbose=False, analytics_enabled=False)
+        assert "/draw" not in client.view_api(return_format="dict", print_info=False)["named_endpoints"]
+        with pytest.raises(ValueError, match="/draw"):
+            client.predict("a car", api_name="/draw")
+
+
+def test_the_guides_example_works_as_it_stands(page_url, tmp_path, monkeypatch):
+    example = re.search(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)[1]
+    Image.new("RGB", (50, 40), "red").save(tmp_path / "half.png")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example.replace("http://127.0.0.1:7860", page_url), "docs/page.md", "exec"), {})
+    assert Image.open(tmp_path / "heart.png").size == (32, 32)
+
+
+def test_files_of_a_drawing_do_not_stay_behind(client, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    client.predict("a red heart", **SETTINGS, api_name="/draw")
+    assert [path for path in tmp_path.iterdir() if any(path.rglob("dalle_lean-*"))] == []
