@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from demo import views
@@ -44,15 +45,17 @@ class Actions:
 
     def __init__(self, studio: Studio, parts: Parts):
         self.studio, self.parts = studio, parts
+        self.stops: dict[str, Event] = {}
+        """By visitor, while something is being drawn for one."""
 
-    def draw(self, prompt: str, fresh: bool, *values: Any) -> Iterator[Update]:
+    def draw(self, visitor: str, prompt: str, fresh: bool, *values: Any) -> Iterator[Update]:
         """`values`: of a Wish; `fresh` takes a new seed."""
         wish = Wish(*values)
         if fresh:
             wish = replace(wish, seed=new_seed())
-        yield from self.show(partial(read_request, self.studio, prompt, wish), wish.seed)
+        yield from self.show(visitor, partial(read_request, self.studio, prompt, wish), wish.seed)
 
-    def draw_more(self, prompt: str, drawn: Drawn | None, chosen: int, *values: Any) -> Iterator[Update]:
+    def draw_more(self, visitor: str, prompt: str, drawn: Drawn | None, chosen: int, *values: Any) -> Iterator[Update]:
         """New pictures with the upper rows of the chosen one."""
         wish = replace(Wish(*values), upload=None, seed=new_seed())
 
@@ -62,9 +65,9 @@ class Actions:
             request = read_request(self.studio, prompt, wish)
             return replace(request, start=first_rows(self.studio, drawn.pictures[chosen].codes, wish.rows))
 
-        yield from self.show(read, wish.seed)
+        yield from self.show(visitor, read, wish.seed)
 
-    def open(self, asked: dict[str, str], fresh: bool, *values: Any) -> Iterator[Update]:
+    def open(self, visitor: str, asked: dict[str, str], fresh: bool, *values: Any) -> Iterator[Update]:
         """A page opened as /?prompt=a+red+heart&seed=3 draws it at once."""
         if "prompt" not in asked:
             yield {self.parts.chosen: 0}
@@ -72,10 +75,10 @@ class Actions:
         wish = Wish(*values)
         if asked.get("seed", "").isdecimal():
             fresh, wish = False, replace(wish, seed=int(asked["seed"]))
-        for update in self.draw(asked["prompt"], fresh, *vars(wish).values()):
+        for update in self.draw(visitor, asked["prompt"], fresh, *vars(wish).values()):
             yield {self.parts.prompt: asked["prompt"], **update}
 
-    def show(self, read: Callable[[], Request], seed: int) -> Iterator[Update]:
+    def show(self, visitor: str, read: Callable[[], Request], seed: int) -> Iterator[Update]:
         """Every state of the page until the pictures are there."""
         import gradio as gr
 
@@ -87,18 +90,22 @@ class Actions:
             parts.actions: gr.Row(visible=False),
             parts.controls.seed: seed,
         }
-        for view in answer(self.studio, read):
-            update[parts.status] = view.status
-            if view.stage is not None:
-                update[parts.stage] = view.stage
-            if view.drawn is None:
-                yield update
-            else:
-                # Gradio keeps its own copies, so these files are needed for a moment only.
-                with tempfile.TemporaryDirectory() as folder:
-                    yield {**update, **self.pictures(view.drawn, Path(folder))}
-            update = {}
-        yield self.at_rest()
+        stop = self.stops[visitor] = Event()
+        try:
+            for view in answer(self.studio, read, stop):
+                update[parts.status] = view.status
+                if view.stage is not None:
+                    update[parts.stage] = view.stage
+                if view.drawn is None:
+                    yield update
+                else:
+                    # Gradio keeps its own copies, so these files are needed for a moment only.
+                    with tempfile.TemporaryDirectory() as folder:
+                        yield {**update, **self.pictures(view.drawn, Path(folder))}
+                update = {}
+        finally:
+            self.stops.pop(visitor, None)
+        yield {parts.draw: gr.Button(interactive=True), parts.stop: gr.Button(interactive=False)}
 
     def pictures(self, drawn: Drawn, folder: Path) -> Update:
         """The gallery and the buttons below it."""
@@ -127,16 +134,15 @@ class Actions:
             self.parts.more: gr.Button(f"More like no. {number}"),
         }
 
-    def at_rest(self) -> Update:
-        """The two buttons when nothing is being drawn."""
+    def stop(self, visitor: str) -> Update:
+        """The drawing notices at the end of its row."""
         import gradio as gr
 
-        return {self.parts.draw: gr.Button(interactive=True), self.parts.stop: gr.Button(interactive=False)}
-
-    def stop(self) -> Update:
-        """Gradio has closed the drawing by now."""
-        said = views.line(views.STOPPED)
-        return {**self.at_rest(), self.parts.status: said, self.parts.stage: views.empty_stage()}
+        stop = self.stops.get(visitor)
+        if stop is None:
+            return {self.parts.chosen: 0}
+        stop.set()
+        return {self.parts.status: views.line(views.STOPPING), self.parts.stop: gr.Button(interactive=False)}
 
     def choose(self, place: Any, drawn: Drawn | None) -> Iterator[Update]:
         """The buttons mean the picture that was clicked."""

@@ -2,10 +2,13 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from threading import Event
+from typing import Any, cast
 
 from demo import views
-from demo.studio import Drawing, Drawn, Studio, Waiting
+from demo.studio import Drawing, Drawn, Studio, StudioEvent, Waiting
 from demo.turns import Busy
 from inference.generator import Request
 
@@ -23,21 +26,21 @@ class View:
     drawn: Drawn | None = None
 
 
-def answer(studio: Studio, read: Callable[[], Request]) -> Iterator[View]:
-    """Draw a request as a series of views; a mistake or a failure is a view too. Close the iterator to cancel."""
+def answer(studio: Studio, read: Callable[[], Request], stop: Event) -> Iterator[View]:
+    """Draw a request as a series of views; a mistake or a failure is a view too.
+
+    Set `stop`, or close the iterator, to cancel: everything is freed at the end of the row being drawn.
+    """
     try:
         request = read()
         num_images = studio.num_drawn(request.settings)
         yield View(views.line("Reading the prompt."), views.growing_stage([], num_images))
-        for event in studio.draw(request):
-            if isinstance(event, Waiting):
-                yield View(views.waiting(event))
-            elif isinstance(event, Drawing):
-                yield View(
-                    views.drawing(event), views.growing_stage(event.previews, num_images) if event.previews else None
-                )
-            else:
-                yield View(views.finished(event, remarks(studio, request)), drawn=event)
+        with closing(cast(Any, studio.draw(request))) as events:
+            for event in events:
+                if stop.is_set() and not isinstance(event, Drawn):
+                    yield View(views.line(views.STOPPED), views.empty_stage())
+                    return
+                yield view_of(studio, event, num_images)
     except Busy as busy:
         yield View(views.busy(busy), views.empty_stage())
     except ValueError as mistake:
@@ -45,6 +48,15 @@ def answer(studio: Studio, read: Callable[[], Request]) -> Iterator[View]:
     except Exception:  # whatever it was, the page goes on and says so
         log.exception("drawing failed")
         yield View(views.failure(views.BROKEN), views.empty_stage())
+
+
+def view_of(studio: Studio, event: StudioEvent, num_images: int) -> View:
+    """How an event looks."""
+    if isinstance(event, Waiting):
+        return View(views.waiting(event))
+    if isinstance(event, Drawing):
+        return View(views.drawing(event), views.growing_stage(event.previews, num_images) if event.previews else None)
+    return View(views.finished(event, remarks(studio, event.request)), drawn=event)
 
 
 def remarks(studio: Studio, request: Request) -> str:

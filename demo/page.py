@@ -100,8 +100,17 @@ def connect(page: Any, parts: Parts, examples: Any, actions: Actions) -> None:
     """What sets off what."""
     import gradio as gr
 
+    def on_draw(request: gr.Request, *values: Any) -> Iterator[Update]:
+        yield from actions.draw(visitor(request), *values)
+
+    def on_more(request: gr.Request, *values: Any) -> Iterator[Update]:
+        yield from actions.draw_more(visitor(request), *values)
+
     def on_open(request: gr.Request, *values: Any) -> Iterator[Update]:
-        yield from actions.open(dict(request.query_params), *values)
+        yield from actions.open(visitor(request), dict(request.query_params), *values)
+
+    def on_stop(request: gr.Request) -> Update:
+        return actions.stop(visitor(request))
 
     def on_choose(event: gr.SelectData, drawn: Any) -> Iterator[Update]:
         yield from actions.choose(event.index, drawn)
@@ -115,16 +124,19 @@ def connect(page: Any, parts: Parts, examples: Any, actions: Actions) -> None:
     quick = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     wish = [parts.prompt, controls.new_seed, *controls.inputs()]
     liked = [parts.prompt, parts.drawn, parts.chosen, *controls.inputs()]
-    drawings = [
-        gr.on([parts.prompt.submit, parts.draw.click], actions.draw, wish, shown, **slow),
-        examples.load_input_event.then(actions.draw, wish, shown, **slow),
-        parts.more.click(actions.draw_more, liked, shown, **slow),
-        page.load(on_open, wish[1:], shown, **slow),
-    ]
-    parts.stop.click(None, cancels=drawings, api_visibility="private").then(actions.stop, None, shown, **quick)
+    gr.on([parts.prompt.submit, parts.draw.click], on_draw, wish, shown, **slow)
+    examples.load_input_event.then(on_draw, wish, shown, **slow)
+    parts.more.click(on_more, liked, shown, **slow)
+    page.load(on_open, wish[1:], shown, **slow)
+    parts.stop.click(on_stop, None, shown, **quick)
     parts.gallery.select(on_choose, parts.drawn, shown, **quick)
     parts.keep.click(actions.keep_seed, parts.drawn, shown, **quick)
     upload = [controls.upload, controls.rows]
     gr.on([controls.upload.change, controls.rows.release], actions.look_at_upload, upload, controls.given, **slow)
     cost = [controls.num_images, controls.best, controls.guidance]
     gr.on([control.change for control in cost], actions.estimate, cost, controls.estimate, **quick)
+
+
+def visitor(request: Any) -> str:
+    """One for each open tab."""
+    return str(request.session_hash)

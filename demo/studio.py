@@ -62,7 +62,7 @@ class Drawn:
     """Since it came out of the line."""
 
 
-Event = Waiting | Drawing | Drawn
+StudioEvent = Waiting | Drawing | Drawn
 
 
 class Studio:
@@ -77,7 +77,7 @@ class Studio:
         """Without a CLIP only those are drawn that are shown."""
         return settings.num_best if self.generator.scorer is None else settings.num_images
 
-    def draw(self, request: Request) -> Iterator[Event]:
+    def draw(self, request: Request) -> Iterator[StudioEvent]:
         """Draw a request when its turn comes. Close the iterator to cancel: its place is free at once.
 
         Raises:
@@ -90,7 +90,7 @@ class Studio:
                 place.wait(LINE_INTERVAL_S)
             yield from self._draw_served(request, place)
 
-    def _draw_served(self, request: Request, place: Place) -> Iterator[Event]:
+    def _draw_served(self, request: Request, place: Place) -> Iterator[StudioEvent]:
         settings = request.settings
         num_images, guided = self.num_drawn(settings), settings.guidance != 1
         started_s, previewed_s, painting_s = time.monotonic(), 0.0, 0.0

@@ -13,6 +13,7 @@ from demo.turns import Busy
 from inference.generator import Generator, Picture
 
 EMPTY = "Your pictures will grow here."
+STOPPING = "Stopping after this row."
 STOPPED = "Stopped. Change the prompt or press Draw to start again."
 BROKEN = "Drawing failed on this machine; try fewer candidates. The log of the page says what happened."
 

@@ -1,6 +1,7 @@
 """What the page says, without the page."""
 
 from contextlib import closing
+from threading import Event
 
 import pytest
 
@@ -16,7 +17,7 @@ WISH = Wish(6, 2, 0, 1.0, 1.0, 1.0, 1)
 
 
 def ask(studio, prompt="a red heart", wish=WISH):
-    return answer(studio, lambda: read_request(studio, prompt, wish))
+    return answer(studio, lambda: read_request(studio, prompt, wish), Event())
 
 
 def test_the_last_view_has_the_best(studio):
@@ -97,6 +98,17 @@ def test_a_cancelled_answer_ends_and_frees_its_place(studio):
     assert len(studio.turns) == 0
     with pytest.raises(StopIteration):
         next(answering)
+
+
+def test_a_stopped_answer_says_so_and_frees_its_place(studio):
+    stop = Event()
+    answering = answer(studio, lambda: read_request(studio, "a red heart", WISH), stop)
+    next(answering), next(answering)
+    stop.set()
+    (last,) = answering
+    assert "Stopped." in last.status
+    assert "grow here" in last.stage
+    assert len(studio.turns) == 0
 
 
 def test_the_line_and_the_bar_say_how_long_it_takes():

@@ -1,12 +1,21 @@
-"""The page in headless Chromium, as a person uses it."""
+"""The page in headless Chromium, as people use it: a tiny model, the bundled one where drawing must take seconds."""
 
+import json
+import re
 import shutil
 
 import pytest
+from PIL import Image
+
+from demo.pace import Pace
+from demo.studio import Studio
+from inference import Generator
+from tests.demo.conftest import served
 
 pytestmark = pytest.mark.browser
 
 TIMEOUT_MS = 60_000
+PHONE = {"width": 360, "height": 780}
 
 
 @pytest.fixture(scope="module")
@@ -23,50 +32,213 @@ def browser():
 
 
 @pytest.fixture
-def opened(browser, page_url):
-    """Opens the page at a query string; on leaving, checks that it asked no other host for anything."""
-    page = browser.new_page()
-    asked = []
-    page.on("request", lambda request: asked.append(request.url))
+def visit(browser):
+    """Opens a page in a browser of its own; at the end, checks that no other host was asked for anything."""
+    contexts, asked = [], []
 
-    def open_page(query=""):
-        page.goto(page_url + query, timeout=TIMEOUT_MS)
-        page.locator("#prompt textarea, #prompt input").first.wait_for(timeout=TIMEOUT_MS)
+    def open_page(url, **options):
+        context = browser.new_context(accept_downloads=True, **options)
+        contexts.append(context)
+        context.on("request", lambda request: asked.append(request.url))
+        page = context.new_page()
+        page.set_default_timeout(TIMEOUT_MS)
+        page.goto(url)
+        page.locator("#prompt input").wait_for()
         return page
 
     yield open_page
-    page.close()
-    assert [address for address in asked if not address.startswith((page_url, "data:", "blob:"))] == []
+    for context in contexts:
+        context.close()
+    assert [address for address in asked if not address.startswith(("http://127.0.0.1:", "data:", "blob:"))] == []
 
 
-def prompt_box(page):
-    return page.locator("#prompt textarea, #prompt input").first
+@pytest.fixture(scope="module")
+def bundled():
+    return Generator.from_folder("models/emoji", device="cpu")
 
 
-def test_a_prompt_typed_and_entered_becomes_pictures(opened):
-    page = opened()
-    prompt_box(page).fill("a red heart")
-    prompt_box(page).press("Enter")
-    page.get_by_text("4 pictures, best first").wait_for(timeout=TIMEOUT_MS)
-    page.locator("#gallery img").first.wait_for(timeout=TIMEOUT_MS)
-    assert page.locator("#gallery .grid-container img").count() == 4
+@pytest.fixture(scope="module")
+def slow_url(bundled):
+    """One prompt at once, one in line; 128 candidates of the bundled model, 8 together, take seconds."""
+    pace = Pace(bundled.model.config.image_side, {8: 0.05}, largest_batch=8)
+    with served(Studio(bundled, pace, at_once=1, waiting=1)) as url:
+        yield url
 
 
-def test_an_empty_prompt_is_answered_on_the_page(opened):
-    page = opened()
+def ask(page, prompt):
+    page.locator("#prompt input").fill(prompt)
+    page.locator("#prompt input").press("Enter")
+
+
+def pictures(page):
+    """The addresses of the pictures, once they are there."""
+    page.locator("#gallery .grid-container img").first.wait_for()
+    return page.locator("#gallery .grid-container img").evaluate_all("images => images.map(image => image.src)")
+
+
+def test_a_prompt_typed_and_entered_becomes_pictures(visit, page_url):
+    page = visit(page_url)
+    page.get_by_text("Your pictures will grow here.").wait_for()
+    ask(page, "a red heart")
+    assert len(pictures(page)) == 4
+    page.get_by_text("The 4 best of 128, best first").wait_for()
+    assert page.locator("#stop").is_disabled()
+    assert page.locator(".stage").count() == 0
+    assert re.match(
+        r"score -?\d\.\d{3} · no. \d+\nseed \d+", page.locator("#gallery .caption-label").first.inner_text()
+    )
+
+
+def test_a_clicked_example_is_drawn(visit, page_url):
+    page = visit(page_url)
+    page.get_by_role("button", name="a green book").click()
+    pictures(page)
+    assert page.locator("#prompt input").input_value() == "a green book"
+
+
+def test_the_picture_grows_and_the_time_left_is_said(visit, slow_url):
+    page = visit(slow_url)
+    ask(page, "a red heart")
+    page.locator(".stage.growing img").first.wait_for()
+    page.locator("#status .percent").wait_for()
+    first = page.locator(".stage.growing img").first.get_attribute("src")
+    page.wait_for_function("first => document.querySelector('.stage.growing img')?.src !== first", arg=first)
+    assert page.locator("#draw").is_disabled()
+
+
+def test_a_downloaded_picture_says_how_it_was_drawn(visit, page_url):
+    page = visit(page_url + "?prompt=a+green+book&seed=5")
+    pictures(page)
+    page.locator("#gallery .grid-container button").nth(1).click()
+    caption = page.locator("#gallery .preview .caption").inner_text()
+    number = re.search(r"no\. (\d+)", caption)[1]
+    page.get_by_role("button", name=f"Download no. {number}").wait_for()
+    with page.expect_download() as download:
+        page.get_by_role("button", name=f"Download no. {number}").click()
+    assert download.value.suggested_filename == f"dalle_lean-seed5-no{number}.png"
+    image = Image.open(download.value.path())
+    assert (image.text["prompt"], image.text["seed"], image.text["index"]) == ("a green book", "5", number)
+    assert json.loads(image.text["settings"])["num_images"] == 128
+
+
+def test_more_like_this_keeps_the_upper_rows(visit, page_url):
+    page = visit(page_url + "?prompt=a+red+heart&seed=5")
+    before = pictures(page)
+    page.locator("#more").click()
+    page.get_by_text("The upper 2 of 4 rows were given.").wait_for()
+    after = pictures(page)
+    assert set(before).isdisjoint(after)
+
+
+def test_a_kept_seed_draws_the_same_again(visit, page_url):
+    page = visit(page_url)
+    ask(page, "a red heart")
+    before = pictures(page)
+    page.locator("#keep").click()
+    page.get_by_text("is kept").wait_for()
     page.locator("#draw").click()
-    page.get_by_text("The prompt is empty").wait_for(timeout=TIMEOUT_MS)
-    assert page.locator("#gallery img").count() == 0
+    page.get_by_text("best of 128").wait_for()
+    assert pictures(page) == before
 
 
-def test_an_address_with_a_prompt_draws_it(opened):
-    page = opened("?prompt=a+green+book&seed=5")
-    page.get_by_text("4 pictures, best first").wait_for(timeout=TIMEOUT_MS)
-    assert prompt_box(page).input_value() == "a green book"
-    assert page.get_by_label("Seed", exact=False).first.input_value() == "5"
+def test_an_uploaded_picture_is_shown_and_continued(visit, page_url, tmp_path):
+    Image.new("RGB", (60, 40), "red").save(tmp_path / "red.png")
+    (tmp_path / "evil.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n")
+    page = visit(page_url)
+    page.get_by_text("Continue a picture").click()
+    page.locator("#upload input[type=file]").set_input_files(tmp_path / "evil.png")
+    page.locator("#given").get_by_text("The file is not a picture").wait_for()
+    page.locator("#upload").get_by_label("Clear").or_(page.locator("#upload button[title=Clear]")).first.click()
+    page.locator("#upload input[type=file]").set_input_files(tmp_path / "red.png")
+    page.locator("#given img").wait_for()
+    ask(page, "a red heart")
+    page.get_by_text("The upper 2 of 4 rows were given.").wait_for()
 
 
-def test_the_foot_ends_with_its_only_link(opened):
-    page = opened()
-    page.get_by_text("Use via API").wait_for(timeout=TIMEOUT_MS)
+def test_a_mistake_is_said_and_the_page_goes_on(visit, page_url):
+    page = visit(page_url)
+    page.locator("#draw").click()
+    page.locator(".status.mistake").get_by_text("The prompt is empty").wait_for()
+    ask(page, "a red heart")
+    assert len(pictures(page)) == 4
+
+
+@pytest.mark.parametrize("way", ["button", "Escape"])
+def test_a_drawing_is_stopped(visit, slow_url, way):
+    page = visit(slow_url)
+    ask(page, "a red heart")
+    page.locator(".stage.growing img").first.wait_for()
+    if way == "button":
+        page.locator("#stop").click()
+    else:
+        page.keyboard.press("Escape")
+    page.get_by_text("Stopped.").wait_for()
+    page.locator("#draw:not(:disabled)").wait_for()
+    ask(page, "a green book")  # its place is free
+    page.locator(".stage.growing img").first.wait_for()
+
+
+def test_two_people_at_once_get_each_their_own(visit, page_url):
+    addresses = [f"{page_url}?prompt=a+red+heart&seed=1", f"{page_url}?prompt=a+green+book&seed=2"]
+    alone = []
+    for address in addresses:
+        alone.append(pictures(visit(address)))
+    together = [visit(address) for address in addresses]
+    assert [pictures(page) for page in together] == alone
+    assert set(alone[0]).isdisjoint(alone[1])
+
+
+def test_the_second_waits_in_line_the_third_is_told_it_is_busy_and_a_closed_tab_frees_its_place(visit, slow_url):
+    first, second, third = (visit(slow_url) for _ in range(3))
+    ask(first, "a red heart")
+    first.locator(".stage.growing img").first.wait_for()
+    ask(second, "a green book")
+    second.get_by_text("You are next; your turn comes in about").wait_for()
+    ask(third, "a blue car")
+    third.get_by_text("The page is busy: 1 drawing, 1 waiting. Please try again in about").wait_for()
+    first.close()
+    second.locator(".stage.growing img").first.wait_for()
+
+
+def test_everything_is_reached_with_the_keyboard(visit, page_url):
+    page = visit(page_url)
+    page.keyboard.type("a red heart")  # the prompt has the focus
+    page.keyboard.press("Enter")
+    pictures(page)
+    reached = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.id || document.activeElement.innerText.split('\\n')[0]"))
+    names = ["draw", "a green book", "download", "more", "keep", "Settings", "Continue a picture"]
+    found = [next((place for place, name in enumerate(reached) if name == wanted), None) for wanted in names]
+    assert None not in found, reached
+    assert found == sorted(found)
+    page.locator("#gallery .grid-container button").first.focus()
+    page.keyboard.press("Enter")
+    page.locator("#gallery .preview").wait_for()
+    page.keyboard.press("Escape")
+    page.locator("#gallery .preview").wait_for(state="detached")
+
+
+def test_nothing_is_wider_than_a_phone(visit, page_url):
+    page = visit(page_url + "?prompt=a+red+heart&seed=1", viewport=PHONE)
+    pictures(page)
+    for fold in ("Settings", "Continue a picture"):
+        page.get_by_role("button", name=fold).click()
+    page.locator("#upload").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    boxes = [image.bounding_box() for image in page.locator("#gallery .grid-container img").all()]
+    assert len({round(box["x"]) for box in boxes}) == 2  # two in a row
+
+
+def test_the_model_card_is_a_link_away(visit, page_url):
+    page = visit(page_url)
+    with page.context.expect_page() as opened:
+        page.get_by_role("link", name="About this model").click()
+    opened.value.get_by_text("with random weights.").wait_for(timeout=TIMEOUT_MS)
+
+
+def test_the_foot_ends_with_its_only_link(visit, page_url):
+    page = visit(page_url)
+    page.get_by_text("Use via API").wait_for()
     assert page.locator("footer").inner_text().strip() == "Use via API"
