@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from inference.cache import PictureCache
 from inference.decoder import Decoder
 from inference.filtering import check_guidance, check_sampling, choose, filter_logits
+from inference.graphs import make_cache
 from inference.noise import GumbelNoise, check_seed
 from inference.prompts import Prompts
 
@@ -61,7 +61,7 @@ def sample_codes(decoder: Decoder, prompts: Prompts, rows: Sequence[Row]) -> Ite
     guided = prompts.guided
     assert guided or bool((guidance == 1).all()), "guidance needs the empty captions"
     copies = 2 if guided else 1
-    cache = PictureCache(decoder, prompts, copies * len(rows))
+    cache = make_cache(decoder, prompts, copies * len(rows))
     settings = [
         torch.tensor([getattr(row.sampling, name) for row in rows], device=device)
         for name in ("top_k", "top_p", "temperature")

@@ -6,6 +6,7 @@ import torch
 from dalle_lean import Dalle, DalleConfig
 from inference.cache import PictureCache
 from inference.decoder import Decoder
+from inference.graphs import make_cache
 from inference.prompts import read_prompts
 
 TINY = {
@@ -123,6 +124,33 @@ def test_lower_precisions_stay_close(precision, tolerance):
     expected = uncached(model, text.expand(3, -1), codes)
     error = (cached(Decoder(model, precision), text, codes) - expected).norm() / expected.norm()
     assert 1e-4 < error < tolerance
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_given_as_tensors_do_the_same(kind):
+    """What a CUDA graph records of one row, it replays for all rows of the column."""
+    decoder = Decoder(lively(DalleConfig(**TINY | KINDS[kind])))
+    text, codes = inputs(decoder.config, batch=8)
+    expected = cached(decoder, text, codes)
+    cache = PictureCache(decoder, read_prompts(decoder, text), batch=8)
+    for place in range(decoder.config.image_len - 1):
+        row, column = divmod(place, decoder.config.image_side)
+        with torch.inference_mode():
+            logits = cache.step(codes[:, place], column, torch.tensor([row]), torch.tensor([place]))
+        assert torch.equal(logits, expected[:, place + 1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_graphs_give_what_a_cpu_gives(kind):
+    model = lively(DalleConfig(**TINY | KINDS[kind]))
+    text, codes = inputs(model.config, batch=8)
+    expected = cached(Decoder(model), text, codes)
+    decoder = Decoder(model.cuda(), "fp32")
+    prompts = read_prompts(decoder, text)
+    cache = make_cache(decoder, prompts, 8)
+    steps = [cache.read(codes[:, place].cuda()).cpu() for place in range(model.config.image_len - 1)]
+    torch.testing.assert_close(torch.stack(steps, dim=1), expected[:, 1:], atol=1e-3, rtol=0)
 
 
 def test_a_step_sees_nothing_of_what_comes_later():
