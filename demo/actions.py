@@ -79,20 +79,23 @@ class Actions:
             yield {self.parts.prompt: asked["prompt"], **update}
 
     def show(self, visitor: str, read: Callable[[], Request], seed: int) -> Iterator[Update]:
-        """Every state of the page until the pictures are there."""
+        """Every state of the page until the pictures are there. It replaces what is being drawn for this visitor."""
         import gradio as gr
 
         parts = self.parts
         update: Update = {
-            parts.draw: gr.Button(interactive=False),
             parts.stop: gr.Button(interactive=True),
             parts.gallery: gr.Gallery(visible=False),
             parts.actions: gr.Row(visible=False),
             parts.controls.seed: seed,
         }
+        if visitor in self.stops:
+            self.stops[visitor].set()
         stop = self.stops[visitor] = Event()
         try:
             for view in answer(self.studio, read, stop):
+                if self.stops.get(visitor) is not stop:
+                    return
                 update[parts.status] = view.status
                 if view.stage is not None:
                     update[parts.stage] = view.stage
@@ -103,9 +106,10 @@ class Actions:
                     with tempfile.TemporaryDirectory() as folder:
                         yield {**update, **self.pictures(view.drawn, Path(folder))}
                 update = {}
+            yield {parts.stop: gr.Button(interactive=False)}
         finally:
-            self.stops.pop(visitor, None)
-        yield {parts.draw: gr.Button(interactive=True), parts.stop: gr.Button(interactive=False)}
+            if self.stops.get(visitor) is stop:
+                del self.stops[visitor]
 
     def pictures(self, drawn: Drawn, folder: Path) -> Update:
         """The gallery and the buttons below it."""

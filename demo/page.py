@@ -117,17 +117,18 @@ def connect(page: Any, parts: Parts, examples: Any, actions: Actions) -> None:
 
     controls = parts.controls
     shown = [
-        *(parts.prompt, parts.draw, parts.stop, parts.status, parts.stage, parts.gallery, parts.actions),
+        *(parts.prompt, parts.stop, parts.status, parts.stage, parts.gallery, parts.actions),
         *(parts.download, parts.more, parts.drawn, parts.chosen, controls.seed, controls.new_seed),
     ]
     slow = {"concurrency_limit": None, "show_progress": "hidden", "api_visibility": "private"}
     quick = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     wish = [parts.prompt, controls.new_seed, *controls.inputs()]
     liked = [parts.prompt, parts.drawn, parts.chosen, *controls.inputs()]
-    gr.on([parts.prompt.submit, parts.draw.click], on_draw, wish, shown, **slow)
-    examples.load_input_event.then(on_draw, wish, shown, **slow)
-    parts.more.click(on_more, liked, shown, **slow)
-    page.load(on_open, wish[1:], shown, **slow)
+    drawing = {**slow, "trigger_mode": "multiple"}
+    gr.on([parts.prompt.submit, parts.draw.click], on_draw, wish, shown, **drawing)
+    examples.load_input_event.then(on_draw, wish, shown, **drawing)
+    parts.more.click(on_more, liked, shown, **drawing)
+    page.load(on_open, wish[1:], shown, **drawing)
     parts.stop.click(on_stop, None, shown, **quick)
     parts.gallery.select(on_choose, parts.drawn, shown, **quick)
     parts.keep.click(actions.keep_seed, parts.drawn, shown, **quick)

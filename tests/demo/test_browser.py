@@ -103,7 +103,6 @@ def test_the_picture_grows_and_the_time_left_is_said(visit, slow_url):
     page.locator("#status .percent").wait_for()
     first = page.locator(".stage.growing img").first.get_attribute("src")
     page.wait_for_function("first => document.querySelector('.stage.growing img')?.src !== first", arg=first)
-    assert page.locator("#draw").is_disabled()
 
 
 def test_a_downloaded_picture_says_how_it_was_drawn(visit, page_url):
@@ -173,9 +172,22 @@ def test_a_drawing_is_stopped(visit, slow_url, way):
     else:
         page.keyboard.press("Escape")
     page.get_by_text("Stopped.").wait_for()
-    page.locator("#draw:not(:disabled)").wait_for()
+    page.locator("#stop:disabled").wait_for()
     ask(page, "a green book")  # its place is free
     page.locator(".stage.growing img").first.wait_for()
+
+
+def test_a_new_prompt_takes_the_place_of_the_one_being_drawn(visit, slow_url):
+    page = visit(slow_url)
+    ask(page, "a red heart")
+    page.locator(".stage.growing img").first.wait_for()
+    ask(page, "a green book")
+    page.locator("#status").get_by_text("You are next").wait_for(state="detached")
+    other = visit(slow_url)
+    ask(other, "a blue car")
+    other.get_by_text("You are next").wait_for()  # and not: busy
+    page.locator("#stop").click()
+    page.get_by_text("Stopped.").wait_for()
 
 
 def test_two_people_at_once_get_each_their_own(visit, page_url):
