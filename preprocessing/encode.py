@@ -89,7 +89,7 @@ def preprocess(
 
     settings = {
         "source": source.fingerprint(),
-        "shard_rows": max(source.part_sizes),
+        "shard_rows": max(source.size(part) or 0 for part in range(len(source.parts))),
         "vqgan": vqgan.fingerprint(),
         "picture_side": side,
         "precision": "bfloat16" if bf16 else "float32",
@@ -105,7 +105,7 @@ def preprocess(
         encode = partial(encode_batch, vqgan, bf16=bf16)
         decode = partial(decode_sample, side=side, max_pixels=max_pixels)
         make_shards(source, out, decode, encode, batch_size, workers, on_progress or (lambda done, total, note: None))
-        counts, shards = gather(out, len(source.part_sizes))
+        counts, shards = gather(out, len(source.parts))
         info = DatasetInfo(
             vqgan=vqgan.fingerprint(),
             image_side=side // vqgan.config.downscale,
@@ -130,8 +130,8 @@ def make_shards(
     on_progress: OnProgress,
 ) -> None:
     """Make the shard and the note of every part that is not finished. Progress counts the pictures of this call."""
-    missing = [part for part in range(len(source.part_sizes)) if not is_finished(out, part)]
-    total, done = sum(source.part_sizes[part] for part in missing), 0
+    missing = [part for part in range(len(source.parts)) if not is_finished(out, part)]
+    total, done = sum(source.size(part) or 0 for part in missing), 0
     pool = ThreadPoolExecutor(workers or min(16, os.cpu_count() or 1), thread_name_prefix="decode")
     try:
         with quiet_pillow():

@@ -1,0 +1,143 @@
+"""Folders of pictures."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from dalle_lean.pictures import PICTURE_SUFFIXES, read_picture
+from preprocessing.sources.sample import Sample, caption_of, metadata_of, numbered_parts, rows_of_part
+
+MAX_CAPTION_BYTES = 64 * 2**10
+
+
+class ListedFolder:
+    """Pictures listed in `metadata.jsonl` as `datasets`' ImageFolder has it, in the order of its lines.
+
+    Each line is an object with `file_name` (below the folder), the caption under `text` or `caption`, and optionally
+    `key`, `url`, `NSFW`, `original_width`, `original_height`. A line that is not becomes a sample with a problem.
+    """
+
+    def __init__(self, folder: Path, part_rows: int):
+        self.folder = folder
+        self.part_rows = part_rows
+        self.part_starts: list[tuple[int, int]] = []  # byte and number of the first line of each part
+        self.num_lines = 0
+        start = 0
+        with self.listing.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    if self.num_lines % part_rows == 0:
+                        self.part_starts.append((start, number))
+                    self.num_lines += 1
+                start += len(line)
+        if not self.num_lines:
+            raise ValueError(f"{self.listing} lists no picture")
+
+    @property
+    def listing(self) -> Path:
+        return self.folder / "metadata.jsonl"
+
+    @property
+    def parts(self) -> list[str]:
+        return numbered_parts(self.num_lines, self.part_rows)
+
+    def size(self, part: int) -> int:
+        return len(rows_of_part(self.num_lines, self.part_rows, part))
+
+    def samples(self, part: int) -> Iterator[Sample]:
+        for number, line in islice(self.numbered_lines(*self.part_starts[part]), self.size(part)):
+            yield self.sample(number, line)
+
+    def numbered_lines(self, start: int, first: int) -> Iterator[tuple[int, bytes]]:
+        """The lines that are not blank, from byte `start`, which is where line `first` begins."""
+        with self.listing.open("rb") as file:
+            file.seek(start)
+            for number, line in enumerate(file, start=first):
+                if line.strip():
+                    yield number, line.removesuffix(b"\n")
+
+    def sample(self, number: int, line: bytes) -> Sample:
+        key = f"metadata.jsonl line {number}"
+        row = read_row(line)
+        if row is None or not isinstance(row.get("file_name"), str):
+            return Sample(key=key, problem="metadata_broken")
+        name = row["file_name"]
+        key = str(row.get("key") or name)
+        caption = caption_of(row)
+        if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
+            return Sample(key=key, caption=caption, problem="picture_outside_folder")
+        picture, problem = read_picture(self.folder / name)
+        return Sample(key=key, caption=caption, picture=picture, metadata=metadata_of(row), problem=problem)
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for _, line in self.numbered_lines(0, 1):
+            row = read_row(line) or {}
+            name = row.get("file_name")
+            digest.update(repr((line, file_size(self.folder / name) if isinstance(name, str) else None)).encode())
+        return digest.hexdigest()
+
+
+class CaptionedFolder:
+    """Every picture below a folder in the order of their names, each captioned by the .txt of the same name beside it.
+
+    The caption is the whole text with blanks and line ends run together; without a .txt it is None.
+    """
+
+    def __init__(self, folder: Path, part_rows: int):
+        self.folder = folder
+        self.part_rows = part_rows
+        files = (path for path in folder.rglob("*") if path.suffix.lower() in PICTURE_SUFFIXES)
+        self.names = sorted(path.relative_to(folder).as_posix() for path in files)
+        if not self.names:
+            raise ValueError(f"{folder} holds no pictures and no metadata.jsonl")
+
+    @property
+    def parts(self) -> list[str]:
+        return numbered_parts(len(self.names), self.part_rows)
+
+    def size(self, part: int) -> int:
+        return len(rows_of_part(len(self.names), self.part_rows, part))
+
+    def samples(self, part: int) -> Iterator[Sample]:
+        for row in rows_of_part(len(self.names), self.part_rows, part):
+            name = self.names[row]
+            picture, problem = read_picture(self.folder / name)
+            caption = read_caption((self.folder / name).with_suffix(".txt"))
+            yield Sample(key=name, caption=caption, picture=picture, problem=problem)
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for name in self.names:
+            path = self.folder / name
+            digest.update(repr((name, file_size(path), read_caption(path.with_suffix(".txt")))).encode())
+        return digest.hexdigest()
+
+
+def read_row(line: bytes) -> dict[str, Any] | None:
+    """A JSON object, None for what is none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def file_size(path: Path) -> int | None:
+    """Size in bytes, None where there is no file: tells most replaced pictures, and copies of a source are alike."""
+    try:
+        return path.stat().st_size
+    except (OSError, ValueError):
+        return None
+
+
+def read_caption(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_CAPTION_BYTES)
+    except OSError:
+        return None
+    return " ".join(text.decode("utf-8-sig", errors="replace").split())

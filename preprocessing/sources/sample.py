@@ -1,0 +1,87 @@
+"""What a source gives, and what a source is.
+
+A source is a fixed sequence of samples cut into parts; one part becomes one shard, so a part can be read again, alone,
+at any time and on any machine, and gives the same samples.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+CAPTION_NAMES = ("text", "caption", "TEXT")
+KEY_NAMES = ("key", "__key__")
+METADATA_NAMES = {
+    "NSFW": ("NSFW", "nsfw"),
+    "url": ("url", "URL"),
+    "original_width": ("original_width",),
+    "original_height": ("original_height",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One picture as it was found, nothing decoded yet. Key and caption are made valid UTF-8."""
+
+    key: str
+    """Names the picture within its source."""
+    caption: str | None = None
+    picture: bytes = b""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """What else the source says, unchecked: NSFW, url, original_width, original_height."""
+    problem: str | None = None
+    """Why the source has no picture to give, such as "picture_missing"."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", utf8(self.key))
+        object.__setattr__(self, "caption", None if self.caption is None else utf8(self.caption))
+
+
+class Source(Protocol):
+    """Pictures with captions in a fixed order, cut into parts.
+
+    Sources hold no open files and can be pickled: worker processes and other machines read parts of their own.
+    """
+
+    @property
+    def parts(self) -> Sequence[str]:
+        """A name for each part: the same every time, no two alike, safe as part of a file name."""
+
+    def size(self, part: int) -> int | None:
+        """Number of samples of a part where that is known without reading it."""
+
+    def samples(self, part: int) -> Iterator[Sample]:
+        """Read one part, lazily and in order, the same every time.
+
+        What is damaged is a sample with a problem. An OSError means that a remote storage failed in spite of several
+        tries: the part is worth reading again later.
+        """
+
+    def fingerprint(self) -> str:
+        """Equal for the same samples in the same order: tells a changed source from the one a run began with."""
+
+
+def utf8(text: str) -> str:
+    """`text` with what UTF-8 cannot hold (lone surrogates) replaced."""
+    return text.encode("utf-8", errors="replace").decode("utf-8")
+
+
+def caption_of(row: Mapping[str, Any]) -> str | None:
+    return next((row[name] for name in CAPTION_NAMES if isinstance(row.get(name), str)), None)
+
+
+def metadata_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a row of metadata goes with its picture, under one spelling."""
+    found = {
+        ours: next((row[name] for name in names if row.get(name) is not None), None)
+        for ours, names in METADATA_NAMES.items()
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def numbered_parts(num_samples: int, part_rows: int) -> list[str]:
+    """Names for the parts of a source of known length."""
+    return [f"{part:05d}" for part in range(-(-num_samples // part_rows))]
+
+
+def rows_of_part(num_samples: int, part_rows: int, part: int) -> range:
+    return range(part * part_rows, min((part + 1) * part_rows, num_samples))
