@@ -1,32 +1,80 @@
-"""Which pictures with captions are used: the rules of "Training Transformers Together" (arXiv 2207.03481)."""
+"""Which pictures with captions are used: the rules of "Training Transformers Together" (arXiv 2207.03481), and more."""
 
-MIN_CAPTION_LENGTH = 3
-MAX_ASPECT_RATIO = 2.0
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
 SAFE_LABEL = "UNLIKELY"
 
 
-def reject_reason(caption: str | None, nsfw: str | None, width: int, height: int) -> str | None:
-    """Why a picture is not used, or None for one to keep.
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """Thresholds that decide what is used; the defaults are the paper's. ValueError for what no rule can be.
 
-    `nsfw` is the data set's label (None or "" where it has none); `width` and `height` are the original picture's, in
-    pixels. The reasons, in the order they are tried: "caption_missing", "caption_short" (under 3 characters without
-    outer blanks), "nsfw" (any label but UNLIKELY), "size_not_positive", "aspect_ratio" (longer : shorter side above 2).
+    Captions are Unicode text of any language: they are counted in characters and never changed.
     """
-    if reason := text_reject_reason(caption, nsfw):
-        return reason
-    if width <= 0 or height <= 0:
-        return "size_not_positive"
-    if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
-        return "aspect_ratio"
-    return None
+
+    min_caption_length: int = 3
+    """Characters without outer blanks; 0 takes pictures without a caption too."""
+    allowed_nsfw: Sequence[str] | None = (SAFE_LABEL,)
+    """Labels to keep, as the data set spells them; None keeps all. A picture without a label is kept."""
+    min_side: int = 1
+    """Pixels of the original's shorter side; 0 takes claimed sizes that are not positive, too."""
+    max_aspect_ratio: float | None = 2.0
+    """Longer : shorter side of the original; None for any."""
+    max_hash_distance: int | None = None
+    """A picture whose perceptual hash differs from an earlier one's in at most so many of 64 bits is a duplicate; None
+    keeps duplicates."""
+
+    def __post_init__(self) -> None:
+        if self.allowed_nsfw is not None:
+            if isinstance(self.allowed_nsfw, str):
+                raise ValueError(f"allowed_nsfw={self.allowed_nsfw!r}: must be a sequence of labels, or None")
+            object.__setattr__(self, "allowed_nsfw", tuple(self.allowed_nsfw))
+        if self.min_caption_length < 0:
+            raise ValueError(f"min_caption_length={self.min_caption_length}: must be 0 (off) or more characters")
+        if self.min_side < 0:
+            raise ValueError(f"min_side={self.min_side}: must be 0 (off) or more pixels")
+        if self.max_aspect_ratio is not None and not self.max_aspect_ratio >= 1:
+            raise ValueError(f"max_aspect_ratio={self.max_aspect_ratio}: must be at least 1, or None (off)")
+        if self.max_hash_distance is not None and not 0 <= self.max_hash_distance < 64:
+            raise ValueError(f"max_hash_distance={self.max_hash_distance}: must be 0..63 bits, or None (off)")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        labels = None if self.allowed_nsfw is None else list(self.allowed_nsfw)
+        return {**asdict(self), "allowed_nsfw": labels}
+
+    def reject_reason(self, caption: str | None, nsfw: str | None, width: int, height: int) -> str | None:
+        """Why a picture is not used, or None for one to keep.
+
+        `nsfw` is the data set's label (None or "" where it has none); `width` and `height` are the original picture's,
+        in pixels. The reasons, in the order they are tried: "caption_missing", "caption_short", "nsfw",
+        "size_not_positive", "side_short", "aspect_ratio".
+        """
+        if reason := self.text_reject_reason(caption, nsfw):
+            return reason
+        shorter, longer = sorted((width, height))
+        if shorter < min(self.min_side, 1):
+            return "size_not_positive"
+        if shorter < self.min_side:
+            return "side_short"
+        if self.max_aspect_ratio is not None and longer > self.max_aspect_ratio * shorter:
+            return "aspect_ratio"
+        return None
+
+    def text_reject_reason(self, caption: str | None, nsfw: str | None) -> str | None:
+        """The part of `reject_reason` that needs no picture."""
+        length = len((caption or "").strip())
+        if length < self.min_caption_length:
+            return "caption_short" if length else "caption_missing"
+        if nsfw and self.allowed_nsfw is not None and nsfw not in self.allowed_nsfw:
+            return "nsfw"
+        return None
 
 
-def text_reject_reason(caption: str | None, nsfw: str | None) -> str | None:
-    """The part of `reject_reason` that needs no picture."""
-    if caption is None or not caption.strip():
-        return "caption_missing"
-    if len(caption.strip()) < MIN_CAPTION_LENGTH:
-        return "caption_short"
-    if nsfw and nsfw != SAFE_LABEL:
-        return "nsfw"
-    return None
+# For callers that know only the paper's rules.
+MIN_CAPTION_LENGTH = 3
+MAX_ASPECT_RATIO = 2.0
+reject_reason = Rules().reject_reason
+text_reject_reason = Rules().text_reject_reason
