@@ -1,9 +1,11 @@
 """Captions -> token ids: a thin cover over the `tokenizers` package that owns the padding id."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import tokenizers
 import torch
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
@@ -95,11 +97,14 @@ class Tokenizer:
             raise ValueError("captions must be a sequence of strings, not one string")
         if length < 1:
             raise ValueError(f"length={length}: must be at least 1")
-        ids = torch.full((len(captions), length), self.padding_id, dtype=torch.int64)
-        for row, caption in zip(ids, captions, strict=True):
-            found = self._ids(caption)[:length]
-            row[: len(found)] = torch.tensor(found, dtype=torch.int64)
-        return ids
+        encodings = self._backend.encode_batch_fast(
+            [encodable(caption) for caption in captions], add_special_tokens=False
+        )
+        found = [encoding.ids[:length] for encoding in encodings]
+        counts = np.fromiter(map(len, found), np.int64, len(found))
+        ids = np.full((len(found), length), self.padding_id, np.int64)
+        ids[np.arange(length) < counts[:, None]] = np.fromiter(chain.from_iterable(found), np.int64, counts.sum())
+        return torch.from_numpy(ids)
 
     def count(self, caption: str) -> int:
         """How many ids a caption has, without padding or truncation."""

@@ -42,6 +42,14 @@ def test_an_empty_caption_is_all_padding(trained):
     assert trained.encode([], length=4).shape == (0, 4)
 
 
+def test_many_captions_at_once_get_the_ids_that_each_gets_alone(trained):
+    captions = [*CAPTIONS, "", "a" * 300, "half a pair \ud800", "<pad> </s>"]
+    for length in (1, 5, 40):
+        for row, caption in zip(trained.encode(captions, length).tolist(), captions, strict=True):
+            ids = trained._ids(caption)[:length]
+            assert row == ids + [trained.padding_id] * (length - len(ids))
+
+
 def test_capital_letters_make_no_difference(trained):
     ids = trained.encode(["A Red HEART", "a red heart"], length=8)
     assert ids[0].equal(ids[1])
