@@ -241,7 +241,8 @@ class Generator:
         counts = [r.settings.num_best if self.scorer is None else r.settings.num_images for r in requests]
         kinds = [(r.settings.guidance != 1, 0 if r.start is None else len(r.start)) for r in requests]
         waiting = plan_batches(counts, kinds, batch_size)
-        drawn: list[list[Tensor]] = [[] for _ in requests]
+        # Of each request, the codes of its parts by their first picture; parts need not come in order.
+        drawn: list[dict[int, Tensor]] = [{} for _ in requests]
         done, total = 0, sum(counts) * config.image_len
         while waiting:
             batch = waiting.pop(0)
@@ -258,9 +259,10 @@ class Generator:
                 continue
             done += codes.numel()
             for part, part_codes in zip(batch, codes.chunk(len(batch)), strict=True):
-                drawn[part.request].append(part_codes)
-                if sum(map(len, drawn[part.request])) == counts[part.request]:
-                    all_codes, note = torch.cat(drawn[part.request]), "ranking" if self.scorer else "painting"
+                parts = drawn[part.request]
+                parts[part.pictures.start] = part_codes
+                if sum(map(len, parts.values())) == counts[part.request]:
+                    all_codes, note = torch.cat([parts[first] for first in sorted(parts)]), self._finishing
                     ranked = []
                     for decoded in decode_and_score(all_codes, requests[part.request].prompt, self.vqgan, self.scorer):
                         yield Progress(done, total, note, request=part.request)
@@ -283,6 +285,10 @@ class Generator:
         starts = [request.start for request in asked if request.start is not None]
         codes = torch.stack(starts) if starts else None
         return read_prompts(self.decoder, text_ids, codes, guided=asked[0].settings.guidance != 1)
+
+    @property
+    def _finishing(self) -> str:
+        return "painting" if self.scorer is None else "ranking"
 
     def read_picture(self, image: Image.Image) -> Tensor:
         """The codes [I] of the centre square of a picture; ValueError for broken data."""
