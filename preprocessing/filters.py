@@ -55,10 +55,8 @@ class Rules:
         if reason := self.text_reject_reason(caption, nsfw):
             return reason
         shorter, longer = sorted((width, height))
-        if shorter < min(self.min_side, 1):
-            return "size_not_positive"
-        if shorter < self.min_side:
-            return "side_short"
+        if self.min_side and shorter < self.min_side:
+            return "side_short" if shorter > 0 else "size_not_positive"
         if self.max_aspect_ratio is not None and longer > self.max_aspect_ratio * shorter:
             return "aspect_ratio"
         return None

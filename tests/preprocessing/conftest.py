@@ -14,7 +14,7 @@ COLOURS = ("red", "green", "blue", "orange", "purple", "black")
 EMOJI = Path(__file__).parents[1] / "data" / "emoji"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def emoji():
     """200 real pictures with captions."""
     return EMOJI

@@ -1,0 +1,72 @@
+"""Pictures that look alike, by a perceptual hash: resized and recompressed copies.
+
+The hash is of shapes in grey: pictures that differ in colour alone may count as copies.
+"""
+
+from collections import defaultdict
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+HASH_BITS = 64
+SIDE = 32
+GRID = 8
+
+
+def cosines() -> NDArray[np.float64]:
+    """Rows 1 to 8 of the cosine transform over 32 points: [8, 32]. Row 0, the mean, tells nothing of a shape."""
+    frequencies, points = np.arange(1, GRID + 1)[:, None], np.arange(SIDE)[None]
+    return np.cos(np.pi / SIDE * (points + 0.5) * frequencies)
+
+
+COSINES = cosines()
+
+
+def perceptual_hash(pixels: NDArray[np.uint8]) -> int:
+    """64 bits that stay nearly the same when a picture is resized, recompressed or slightly changed in brightness.
+
+    `pixels` is [side, side, 3], RGB. Which of the 8x8 lowest frequencies of the grey picture at 32x32 lie above their
+    median (the pHash of Zauner, "Implementation and Benchmarking of Perceptual Image Hash Functions", 2010, without
+    the frequencies that are constant along a side).
+    """
+    grey = Image.fromarray(pixels).convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
+    spectrum = (COSINES @ np.asarray(grey, dtype=np.float64) @ COSINES.T).ravel()
+    bits = spectrum.round(6) > np.median(spectrum).round(6)  # the last digits differ between processors
+    return int.from_bytes(np.packbits(bits).tobytes(), "big")
+
+
+class NearDuplicates:
+    """The hashes seen so far, found again within a Hamming distance.
+
+    Two hashes that differ in at most d bits agree in at least one of d + 1 bands of bits, so only the hashes that share
+    a band are compared.
+    """
+
+    def __init__(self, max_distance: int):
+        if not 0 <= max_distance < HASH_BITS:
+            raise ValueError(f"max_distance={max_distance}: must be 0..{HASH_BITS - 1} bits")
+        self.max_distance = max_distance
+        edges = [HASH_BITS * band // (max_distance + 1) for band in range(max_distance + 2)]
+        self.bands = [(low, (1 << (high - low)) - 1) for low, high in pairwise(edges)]
+        self.keys: dict[int, str] = {}
+        self.hashes: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+
+    def find(self, picture_hash: int) -> str | None:
+        """The key of an earlier picture that looks like this one: always the same after the same additions."""
+        for place in self.places(picture_hash):
+            for other in self.hashes.get(place, ()):
+                if (picture_hash ^ other).bit_count() <= self.max_distance:
+                    return self.keys[other]
+        return None
+
+    def add(self, picture_hash: int, key: str) -> None:
+        if picture_hash in self.keys:
+            return
+        self.keys[picture_hash] = key
+        for place in self.places(picture_hash):
+            self.hashes[place].append(picture_hash)
+
+    def places(self, picture_hash: int) -> list[tuple[int, int]]:
+        return [(band, picture_hash >> low & mask) for band, (low, mask) in enumerate(self.bands)]
