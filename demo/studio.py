@@ -5,8 +5,8 @@ Knows nothing of pages; the prompt page and its endpoint show the same events, e
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 from PIL import Image
@@ -16,7 +16,7 @@ from dalle_lean.pictures import UnusablePicture
 from demo.pace import Pace, measure, wait_for_device
 from demo.turns import Place, Turns
 from demo.upload import NO_PICTURE, open_upload
-from inference.generator import Generator, Picture, Request, Settings
+from inference.generator import Generator, Picture, Progress, Request, Settings
 
 AT_ONCE = 3
 WAITING = 20
@@ -65,13 +65,23 @@ class Drawn:
 StudioEvent = Waiting | Drawing | Drawn
 
 
+@dataclass(frozen=True)
+class Step:
+    """What happened in one turn."""
+
+    progress: Progress
+    seconds: float
+    """Of drawing, painting and ranking; without the previews."""
+    previews: list[Image.Image]
+
+
 class Studio:
     """Draws for several people at once."""
 
     def __init__(self, generator: Generator, pace: Pace | None = None, at_once: int = AT_ONCE, waiting: int = WAITING):
         self.generator = generator
-        self.pace = measure(generator, at_once) if pace is None else pace
         self.turns = Turns(at_once, waiting)
+        self.pace = self.turns.turn(lambda: measure(generator, at_once)) if pace is None else pace
 
     def num_drawn(self, settings: Settings) -> int:
         """Without a CLIP only those are drawn that are shown."""
@@ -95,47 +105,50 @@ class Studio:
         num_images, guided = self.num_drawn(settings), settings.guidance != 1
         started_s, previewed_s, painting_s = time.monotonic(), 0.0, 0.0
         rows_before = None
-        batch_size = self.pace.batch_size()
-        steps = self.generator.draw(request.prompt, settings, batch_size, start=request.start)
-        with closing(cast(Any, steps)) as drawing:
+        steps = self.generator.draw(request.prompt, settings, self.pace.batch_size(), start=request.start)
+        try:
             while True:
-                previews = []
-                with self.turns.turn():
-                    turn_s = time.monotonic()
-                    progress = wait_for_device(next(drawing))
-                    now_s = time.monotonic()
-                    if progress.codes is not None and now_s - previewed_s >= PREVIEW_INTERVAL_S:
-                        previewed_s = now_s
-                        previews = self.generator.preview(progress.codes[:PREVIEWS])
+                preview_due = time.monotonic() - previewed_s >= PREVIEW_INTERVAL_S
+                step = self.turns.turn(partial(self._step, steps, preview_due))
+                if step.previews:
+                    previewed_s = time.monotonic()
+                progress, codes = step.progress, step.progress.codes
                 share = progress.done / progress.total
-                if progress.codes is None:
-                    painting_s += now_s - turn_s
+                if codes is None:
+                    painting_s += step.seconds
                     place.left_s = max(0.0, num_images * self.pace.picture_s - painting_s)
                 else:
                     # A batch's first row also reads the prompt; the others tell how fast this machine is.
-                    if rows_before is not None and progress.codes.shape[1] > rows_before:
-                        self.pace.learn_row(len(progress.codes), now_s - turn_s, guided)
-                    rows_before = progress.codes.shape[1]
+                    if rows_before is not None and codes.shape[1] > rows_before:
+                        self.pace.learn_row(len(codes), step.seconds, guided)
+                    rows_before = codes.shape[1]
                     painting_left_s = num_images * self.pace.picture_s
-                    place.left_s = (1 - share) * (self.pace.seconds(num_images, guided) - painting_left_s)
-                    place.left_s += painting_left_s
+                    drawing_s = self.pace.seconds(num_images, guided) - painting_left_s
+                    place.left_s = (1 - share) * drawing_s + painting_left_s
                 if progress.pictures is not None:
                     self.pace.learn_painting(num_images, painting_s)
-                    yield Drawn(request, progress.pictures, now_s - started_s)
+                    yield Drawn(request, progress.pictures, time.monotonic() - started_s)
                     return
                 others = min(len(self.turns), self.turns.at_once) - 1
-                yield Drawing(progress.note, share, place.forecast()[1], others, previews)
+                yield Drawing(progress.note, share, place.forecast()[1], others, step.previews)
+        finally:
+            self.turns.turn(cast(Any, steps).close)
+
+    def _step(self, steps: Iterator[Progress], preview: bool) -> Step:
+        started_s = time.perf_counter()
+        progress = wait_for_device(next(steps))
+        seconds = time.perf_counter() - started_s
+        codes = progress.codes if preview else None
+        return Step(progress, seconds, [] if codes is None else self.generator.preview(codes[:PREVIEWS]))
 
     def read_upload(self, upload: bytes) -> Tensor:
         """The codes [I] of an uploaded picture; ValueError for what is no picture."""
         image = open_upload(upload)
-        with self.turns.turn():
-            try:
-                return self.generator.read_picture(image)
-            except UnusablePicture:
-                raise ValueError(NO_PICTURE) from None
+        try:
+            return self.turns.turn(lambda: self.generator.read_picture(image))
+        except UnusablePicture:
+            raise ValueError(NO_PICTURE) from None
 
     def preview(self, codes: Tensor) -> Image.Image:
         """How much of a picture [m codes] is given, transparent below."""
-        with self.turns.turn():
-            return self.generator.preview(codes[None])[0]
+        return self.turns.turn(lambda: self.generator.preview(codes[None]))[0]

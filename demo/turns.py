@@ -1,12 +1,16 @@
 """People who share one machine: who is served, who waits, and whose turn it is. Knows nothing of drawing.
 
-Two jobs at once on one processor are slower than one after the other, so those who are served take short turns.
+Two jobs at once on one processor are slower than one after the other, so those who are served take short turns, all on
+one thread: torch keeps caches and memory for each thread that computes.
 """
 
 import threading
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 
 class Busy(Exception):
@@ -48,7 +52,7 @@ class Turns:
         self.at_once, self.waiting = at_once, waiting
         self._changed = threading.Condition()
         self._places: list[Place] = []  # in the order of arrival; the first `at_once` are served
-        self._asking: deque[object] = deque()  # for the next turn; the first one has it
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="turns")
 
     def __len__(self) -> int:
         return len(self._places)
@@ -69,19 +73,9 @@ class Turns:
                 self._places.remove(place)
                 self._changed.notify_all()
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Waits until the machine is free; who asked first comes first. Keep it short."""
-        ticket = object()
-        try:
-            with self._changed:
-                self._asking.append(ticket)
-                self._changed.wait_for(lambda: self._asking[0] is ticket)
-            yield
-        finally:
-            with self._changed:
-                self._asking.remove(ticket)
-                self._changed.notify_all()
+    def turn(self, job: Callable[[], Result]) -> Result:
+        """Do a short job when it is its turn, first come first served, and return what it returns or raises."""
+        return self._worker.submit(job).result()
 
     def line_of(self, place: Place) -> int:
         with self._changed:

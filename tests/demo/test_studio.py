@@ -95,8 +95,7 @@ def test_a_cancelled_drawing_frees_its_place_and_its_turn(studio):
         next(drawing)
         drawing.close()
     assert len(studio.turns) == 0
-    with studio.turns.turn():
-        pass
+    assert studio.turns.turn(lambda: "free") == "free"
 
 
 def test_a_failed_drawing_frees_its_place(generator, pace):

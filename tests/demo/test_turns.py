@@ -47,23 +47,35 @@ def test_a_full_line_says_when_there_will_be_room():
     assert len(turns) == 0
 
 
-def test_only_one_has_the_turn():
-    turns, inside, most = Turns(), 0, 0
+def test_turns_are_taken_one_after_another_on_one_thread():
+    turns, threads, inside = Turns(), set(), []
+
+    def job():
+        inside.append(1)
+        assert len(inside) == 1
+        threads.add(threading.get_ident())
+        time.sleep(0.001)
+        inside.pop()
 
     def work():
-        nonlocal inside, most
-        for _ in range(50):
-            with turns.turn():
-                inside += 1
-                most = max(most, inside)
-                inside -= 1
+        for _ in range(20):
+            turns.turn(job)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert most == 1
+    people = [threading.Thread(target=work) for _ in range(4)]
+    for person in people:
+        person.start()
+    for person in people:
+        person.join(30)
+    assert len(threads) == 1
+    assert inside == []
+
+
+def test_a_turn_gives_back_what_the_job_returns_or_raises():
+    turns = Turns()
+    assert turns.turn(lambda: 3) == 3
+    with pytest.raises(ZeroDivisionError):
+        turns.turn(lambda: 1 / 0)
+    assert turns.turn(lambda: 4) == 4
 
 
 def test_turns_alternate_so_that_a_short_job_does_not_wait_for_a_long_one():
@@ -71,9 +83,7 @@ def test_turns_alternate_so_that_a_short_job_does_not_wait_for_a_long_one():
 
     def work(name, steps):
         for _ in range(steps):
-            with turns.turn():
-                log.append(name)
-                time.sleep(0.005)
+            turns.turn(lambda: (log.append(name), time.sleep(0.005)))
 
     long, short = (threading.Thread(target=work, args=job) for job in (("long", 30), ("short", 5)))
     long.start()
