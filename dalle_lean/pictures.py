@@ -23,7 +23,10 @@ REDUCING_GAP = 3.0
 
 
 class UnusablePicture(ValueError):
-    """A picture that cannot be turned into pixels; `reason` is "picture_broken" or "too_many_pixels"."""
+    """A picture that cannot be turned into pixels.
+
+    `reason` is "picture_broken", "too_many_pixels" or "too_much_memory".
+    """
 
     def __init__(self, reason: str, detail: str):
         super().__init__(detail)
@@ -58,18 +61,19 @@ def open_picture(picture: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     return image
 
 
-def square_pixels(image: Image.Image, side: int) -> NDArray[np.uint8]:
-    """The centre square of an opened picture at side x side pixels, antialiased: [side, side, 3], RGB, 0..255.
+def square_pixels(image: Image.Image, side: int, place: float = 0.5) -> NDArray[np.uint8]:
+    """The largest square of an opened picture at side x side pixels, antialiased: [side, side, 3], RGB, 0..255.
 
-    Turned upright by its EXIF orientation, transparent parts on white, 16 bits brought to 8, the first frame of an
-    animation. Raises UnusablePicture for broken data.
+    `place` is where along the longer side it is cut: 0 the left or top end, 0.5 the centre, 1 the other end. Turned
+    upright by its EXIF orientation, transparent parts on white, 16 bits brought to 8, the first frame of an animation.
+    Raises UnusablePicture for broken data, and where the memory does not suffice.
     """
     try:
         # A JPEG decodes at 1/2, 1/4 or 1/8 of its size at a fraction of the cost.
         image.draft(None, (round(side * REDUCING_GAP), round(side * REDUCING_GAP)))
         image = ImageOps.exif_transpose(image)
         edge = min(image.size)
-        left, top = (image.width - edge) // 2, (image.height - edge) // 2
+        left, top = int((image.width - edge) * place), int((image.height - edge) * place)
         square = on_white(image.crop((left, top, left + edge, top + edge)))
         square = square.resize((side, side), Image.Resampling.LANCZOS, reducing_gap=REDUCING_GAP)
         return np.asarray(square)
@@ -98,4 +102,5 @@ def quiet_pillow() -> Iterator[None]:
 
 
 def broken(error: Exception) -> UnusablePicture:
-    return UnusablePicture("picture_broken", f"{type(error).__name__}: {error}")
+    reason = "too_much_memory" if isinstance(error, MemoryError) else "picture_broken"
+    return UnusablePicture(reason, f"{type(error).__name__}: {error}")
