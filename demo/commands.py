@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from dalle_lean.terminal import Device, say
+from dalle_lean.terminal import Device, say, warn
 
 
 def demo(
@@ -50,4 +50,6 @@ def demo(
     say(f"the prompt page is at {server.local_url} (Ctrl+C ends it)")
     if server.share_url:
         say(f"for everybody, for a week: {server.share_url}")
+    elif share:
+        warn("gradio.live gave no public address; is there a network?")
     server.block_thread()

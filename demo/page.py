@@ -13,9 +13,6 @@ from demo.request import LONGEST_PROMPT, default_settings
 from demo.studio import Studio
 
 TITLE = "dalle_lean"
-EXPLANATION = (
-    "A small transformer draws your words code by code; CLIP looks at all the drawings and shows you the best."
-)
 EXAMPLES = (
     "a red heart",
     "a green book",
@@ -53,7 +50,7 @@ def add_parts(studio: Studio, card: bool) -> tuple[Parts, Any]:
     import gradio as gr
 
     link = " [About this model](card)" if card else ""
-    gr.Markdown(f"# {TITLE}\n{EXPLANATION}{link}", elem_id="title")
+    gr.Markdown(f"# {TITLE}\n{views.explanation(studio.generator)}{link}", elem_id="title")
     with gr.Row(elem_id="ask"):
         prompt = gr.Textbox(
             placeholder="What shall be drawn?",
@@ -85,9 +82,9 @@ def add_parts(studio: Studio, card: bool) -> tuple[Parts, Any]:
         elem_id="gallery",
     )
     with gr.Row(visible=False, elem_id="actions") as actions:
-        download = gr.DownloadButton("Download", min_width=150, elem_id="download")
-        more = gr.Button("More like this", min_width=150, elem_id="more")
-        keep = gr.Button("Keep this seed", min_width=150, elem_id="keep")
+        download = gr.DownloadButton("Download", min_width=150, size="md", elem_id="download")
+        more = gr.Button("More like this", min_width=150, size="md", elem_id="more")
+        keep = gr.Button("Keep this seed", min_width=150, size="md", elem_id="keep")
     controls = add_controls(studio)
     gr.Markdown(views.facts(studio.generator), elem_id="facts")
     drawn = gr.State(None, time_to_live=KEEP_S)

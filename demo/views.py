@@ -18,6 +18,14 @@ STOPPED = "Stopped. Change the prompt or press Draw to start again."
 BROKEN = "Drawing failed on this machine; try fewer candidates. The log of the page says what happened."
 
 
+def explanation(generator: Generator) -> str:
+    """What happens on this page, in a sentence."""
+    drawing = "A transformer draws your words code by code"
+    if generator.scorer is None:
+        return f"{drawing}."
+    return f"{drawing}; {html.escape(generator.scorer.name)} looks at all the drawings and shows you the best."
+
+
 def welcome(studio: Studio, num_images: int) -> str:
     """The first line of the page."""
     return line(f"Say in a few words what to draw, then press Enter. {estimate(studio, num_images)}")
