@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-all lint format bench constraints data bundled-model
+.PHONY: install demo test test-browser test-all lint format bench constraints data bundled-model
 
 install: .venv/installed
 
@@ -16,6 +16,9 @@ demo: install
 
 test: install
 	$(BIN)/pytest
+
+test-browser: install
+	$(BIN)/pytest -m browser -rs
 
 test-all: install
 	$(BIN)/pytest -m 'not gpu'
