@@ -192,6 +192,11 @@ class VQGAN(nn.Module):
         H = W, a multiple of `config.downscale`. Anything else, integers or a value outside 0..1 is a ValueError.
         """
         self.check_images(images)
+        return self.most_likely_codes(images)
+
+    @torch.no_grad()
+    def most_likely_codes(self, images: Tensor) -> Tensor:
+        """As `encode`, for pictures known to be in 0..1: a GPU need not be waited for to look at them."""
         weight = self.quant_conv.weight
         z = self.latents(images.to(weight.device, weight.dtype) * 2 - 1)
         # Lower precision would move codes whose scores lie close together.

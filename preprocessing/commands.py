@@ -59,6 +59,8 @@ def preprocess(
             workers=workers,
             on_progress=on_progress,
         )
+    if info is None:
+        return
     seconds = time.perf_counter() - started
     table = Table("pictures", "count")
     table.columns[1].justify = "right"

@@ -1,60 +1,30 @@
-"""The walk from a source to a folder of shards: filter, decode and crop, encode, write.
+"""Pictures with captions -> a folder of shards.
 
-One part of the source becomes one shard, so what a shard holds does not depend on when it was made: a killed run,
-started again, makes the shards that are missing.
+One part of the source becomes one shard, so what a shard holds does not depend on when and where it was made: a killed
+run, started again, makes the shards that are missing, and any number of machines can share the parts.
 """
 
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
-from itertools import islice
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
-from dalle_lean.pictures import MAX_PIXELS, UnusablePicture, open_picture, quiet_pillow, square_pixels
+from dalle_lean.pictures import MAX_PIXELS
 from dalle_lean.progress import OnProgress
 from dalle_lean.vqgan import VQGAN
-from preprocessing.filters import MAX_ASPECT_RATIO, MIN_CAPTION_LENGTH, reject_reason, text_reject_reason
-from preprocessing.progress import (
-    Rejection,
-    begin,
-    gather,
-    is_finished,
-    note_path,
-    refuse_other_settings,
-    remove_traces,
-    write_note,
-)
-from preprocessing.shards import (
-    MAX_CODEBOOK_SIZE,
-    DatasetInfo,
-    Row,
-    read_dataset_info,
-    write_dataset_info,
-    write_shard,
-)
-from preprocessing.sources import Sample, Source, utf8
+from preprocessing import progress
+from preprocessing.decoding import Decoding
+from preprocessing.filters import Rules
+from preprocessing.pipeline import Job, Report, make_parts
+from preprocessing.shards import MAX_CODEBOOK_SIZE, DatasetInfo, read_dataset_info, write_dataset_info
+from preprocessing.sources import Source
+from preprocessing.workers import MEMORY_BYTES, MIN_MEMORY_BYTES
 
-MAX_SIDE = 2**31 - 1  # shards hold sizes as int32
-In = TypeVar("In")
-Out = TypeVar("Out")
+MAX_WORKERS = 16
+"""By default; more decode faster than a GPU encodes."""
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """A sample that passed the filter, with its pixels [side, side, 3] and its original size."""
-
-    sample: Sample
-    pixels: NDArray[np.uint8]
-    width: int
-    height: int
+MakeParts = Callable[[Job, VQGAN, Sequence[int], Report], None]
+"""How parts are made: here, or by other processes and machines."""
 
 
 def preprocess(
@@ -64,18 +34,34 @@ def preprocess(
     *,
     picture_side: int | None = None,
     batch_size: int = 32,
+    rules: Rules | None = None,
     max_pixels: int = MAX_PIXELS,
+    memory_bytes: int = MEMORY_BYTES,
+    crops: int = 1,
+    flip: bool = False,
     bf16: bool = False,
+    explain: bool = False,
     workers: int | None = None,
+    share: tuple[int, int] = (1, 1),
+    make: MakeParts = make_parts,
     on_progress: OnProgress | None = None,
-) -> DatasetInfo:
-    """Encode every usable picture of `source` on the VQGAN's device and write the shards and `dataset.json` to `out`.
+) -> DatasetInfo | None:
+    """Encode every usable picture of `source` and write the shards and `dataset.json` to `out`.
 
-    `picture_side` is in pixels (the VQGAN's own by default), `max_pixels` refuses larger pictures, `workers` threads
-    decode while the VQGAN encodes. `out/rejected.jsonl` names each picture that was left out, with the reason.
-    The same call continues a run that was killed, and returns at once where it was finished.
+    Settings that decide what the shards hold: `picture_side` in pixels (the VQGAN's own by default), `batch_size`
+    (codes of other batch sizes differ by rounding), the filter's `rules`, `max_pixels` of a picture and `memory_bytes`
+    for decoding it, `crops` squares of each picture and with `flip` their mirror images, `bf16` for encoding in
+    bfloat16, `explain` for `out/rejected.jsonl`, which names each rejected picture with its reason.
 
-    Raises ValueError for settings out of range, for an `out` made with other settings, and where nothing was usable.
+    The others decide only how it is made: `workers` processes decode for each VQGAN; of `share` = (i, n) this call
+    makes every n-th part, from the i-th; `make` runs the VQGAN on its own device by default, see `devices` and
+    `cluster` for others.
+
+    The same call continues a run that was killed, and returns at once where it was finished. Returns None where parts
+    of other shares are still missing: the call that makes the last one writes `dataset.json`.
+
+    Raises ValueError for settings out of range, for an `out` made with other settings, and where nothing was usable;
+    OSError where parts of the source could not be read.
     """
     out = Path(out)
     side = vqgan.config.picture_side if picture_side is None else picture_side
@@ -83,143 +69,128 @@ def preprocess(
         raise ValueError(f"picture_side={side}: must be a positive multiple of {vqgan.config.downscale} pixels")
     if vqgan.config.codebook_size > MAX_CODEBOOK_SIZE:
         raise ValueError(f"codebook_size={vqgan.config.codebook_size}: shards hold at most {MAX_CODEBOOK_SIZE} codes")
-    for name, value in {"batch_size": batch_size, "max_pixels": max_pixels, "workers": workers}.items():
+    positive = {"batch_size": batch_size, "max_pixels": max_pixels, "crops": crops, "workers": workers}
+    for name, value in positive.items():
         if value is not None and value < 1:
             raise ValueError(f"{name}={value}: must be positive")
+    if memory_bytes < MIN_MEMORY_BYTES:
+        raise ValueError(f"memory_bytes={memory_bytes}: must be at least {MIN_MEMORY_BYTES}")
+    if not 1 <= share[0] <= share[1]:
+        raise ValueError(f"part {share[0]}/{share[1]}: must be I/N with I from 1 to N")
 
-    settings = {
-        "source": source.fingerprint(),
-        "shard_rows": max(source.size(part) or 0 for part in range(len(source.parts))),
+    decoding = Decoding(side=side, rules=rules or Rules(), max_pixels=max_pixels, crops=crops, flip=flip)
+    job = Job(
+        source=source,
+        out=out,
+        decoding=decoding,
+        batch_size=batch_size,
+        bf16=bf16,
+        explain=explain,
+        workers=workers or min(MAX_WORKERS, os.cpu_count() or 1),
+        memory_bytes=memory_bytes,
+    )
+    settings = settings_of(job, vqgan)
+    if (info := finished(out, settings)) is None:
+        try:
+            progress.begin(out, settings)
+            missing = [part for part in missing_parts(job) if part % share[1] == share[0] - 1]
+        except ValueError:
+            if finished(out, settings) is None:  # else another machine made the last part just now
+                raise
+            missing = []
+        if missing and finished(out, settings) is None:
+            make(job, vqgan, missing, Reporter(source, missing, on_progress) if on_progress else no_report)
+        info = gather(job, vqgan, settings)
+    if info:
+        progress.remove_traces(out)
+    return info
+
+
+def settings_of(job: Job, vqgan: VQGAN) -> dict[str, Any]:
+    """Everything that decides what the folder holds, as JSON holds it."""
+    parts = range(len(job.source.parts))
+    return {
+        "source": job.source.fingerprint(),
+        "parts": len(parts),
+        "shard_rows": max(job.source.size(part) or 0 for part in parts),
         "vqgan": vqgan.fingerprint(),
-        "picture_side": side,
-        "precision": "bfloat16" if bf16 else "float32",
-        "min_caption_length": MIN_CAPTION_LENGTH,
-        "max_aspect_ratio": MAX_ASPECT_RATIO,
-        "max_pixels": max_pixels,
+        "picture_side": job.decoding.side,
+        "precision": "bfloat16" if job.bf16 else "float32",
+        "batch_size": job.batch_size,
+        **job.decoding.rules.to_dict(),
+        "max_pixels": job.decoding.max_pixels,
+        "memory_bytes": job.memory_bytes,
+        "crops": job.decoding.crops,
+        "flip": job.decoding.flip,
+        "explain": job.explain,
     }
-    if (out / "dataset.json").exists():
-        info = read_dataset_info(out)
-        refuse_other_settings(out, info.settings, settings)
-    else:
-        begin(out, settings)
-        encode = partial(encode_batch, vqgan, bf16=bf16)
-        decode = partial(decode_sample, side=side, max_pixels=max_pixels)
-        make_shards(source, out, decode, encode, batch_size, workers, on_progress or (lambda done, total, note: None))
-        counts, shards = gather(out, len(source.parts))
+
+
+def finished(out: Path, settings: dict[str, Any]) -> DatasetInfo | None:
+    """The whole that is there already; ValueError where it was made with other settings."""
+    if not (out / "dataset.json").exists():
+        return None
+    info = read_dataset_info(out)
+    progress.refuse_other_settings(out, info.settings, settings)
+    return info
+
+
+def missing_parts(job: Job) -> list[int]:
+    return [part for part, name in enumerate(job.source.parts) if not progress.is_finished(job.out, name)]
+
+
+def gather(job: Job, vqgan: VQGAN, settings: dict[str, Any]) -> DatasetInfo | None:
+    """Write `dataset.json` where every part is made. Machines that do so at the same moment write the same."""
+    if (info := finished(job.out, settings)) is not None:
+        return info
+    if missing_parts(job):
+        return finished(job.out, settings)
+    try:
+        counts, shards = progress.gather(job.out, job.source.parts)
+        if job.explain:
+            progress.write_explanations(job.out, job.source.parts)
+        if not counts.kept:
+            progress.remove_traces(job.out)
+            listed = ", ".join(f"{reason} {count}" for reason, count in counts.rejected.items())
+            where = f"{job.out / 'rejected.jsonl'} names each" if job.explain else "--explain names each"
+            raise ValueError(f"no picture of the source can be used ({listed}); {where}")
         info = DatasetInfo(
             vqgan=vqgan.fingerprint(),
-            image_side=side // vqgan.config.downscale,
+            image_side=job.decoding.side // vqgan.config.downscale,
             codebook_size=vqgan.config.codebook_size,
-            picture_side=side,
+            picture_side=job.decoding.side,
             counts=counts,
             shards=shards,
             settings=settings,
         )
-        write_dataset_info(out, info)
-    remove_traces(out)
+        write_dataset_info(job.out, info)
+    except FileNotFoundError:  # another machine has gathered and tidied up
+        return read_dataset_info(job.out)
     return info
 
 
-def make_shards(
-    source: Source,
-    out: Path,
-    decode: Callable[[Sample], Candidate | Rejection],
-    encode: Callable[[Sequence[Candidate]], list[Row]],
-    batch_size: int,
-    workers: int | None,
-    on_progress: OnProgress,
-) -> None:
-    """Make the shard and the note of every part that is not finished. Progress counts the pictures of this call."""
-    missing = [part for part in range(len(source.parts)) if not is_finished(out, part)]
-    total, done = sum(source.size(part) or 0 for part in missing), 0
-    pool = ThreadPoolExecutor(workers or min(16, os.cpu_count() or 1), thread_name_prefix="decode")
-    try:
-        with quiet_pillow():
-            for part in missing:
-                rows: list[Row] = []
-                rejections: list[Rejection] = []
-                decoded = prefetch(pool, decode, source.samples(part), depth=2 * batch_size)
-                candidates = keep_candidates(decoded, rejections)
-                while batch := list(islice(candidates, batch_size)):
-                    rows += encode(batch)
-                    on_progress(done + len(rows) + len(rejections), total, "")
-                done += len(rows) + len(rejections)
-                on_progress(done, total, "")
-                shard = write_shard(out / f"shard-{part:05d}.parquet", rows) if rows else None
-                write_note(note_path(out, part), shard, rejections)
-    finally:
-        pool.shutdown(cancel_futures=True)
+def no_report(part: int, seen: int, complete: bool) -> None:
+    """Nobody watches."""
 
 
-def decode_sample(sample: Sample, side: int, max_pixels: int) -> Candidate | Rejection:
-    """Apply the filter and turn the bytes into pixels. Nothing is decoded for a picture that the filter rejects."""
-    if sample.problem:
-        return Rejection(sample.key, sample.problem)
-    nsfw = optional_text(sample.metadata.get("NSFW"))
-    if reason := text_reject_reason(sample.caption, nsfw):
-        return Rejection(sample.key, reason)
-    try:
-        image = open_picture(sample.picture, max_pixels)
-        width = original_size(sample.metadata.get("original_width"), image.width)
-        height = original_size(sample.metadata.get("original_height"), image.height)
-        if reason := reject_reason(sample.caption, nsfw, width, height):
-            return Rejection(sample.key, reason, f"{width}x{height} pixels")
-        return Candidate(sample, square_pixels(image, side), width, height)
-    except UnusablePicture as error:
-        return Rejection(sample.key, error.reason, str(error))
+class Reporter:
+    """Adds what is done of each part up to the progress of a call: its pictures, and about how many there are."""
 
+    def __init__(self, source: Source, parts: Sequence[int], on_progress: OnProgress):
+        self.sizes = {part: source.size(part) for part in parts}
+        self.seen: dict[int, int] = {}
+        self.complete: set[int] = set()
+        self.on_progress = on_progress
 
-@torch.inference_mode()
-def encode_batch(vqgan: VQGAN, batch: Sequence[Candidate], bf16: bool) -> list[Row]:
-    device = next(vqgan.parameters()).device
-    pixels = torch.from_numpy(np.stack([candidate.pixels for candidate in batch])).to(device)
-    images = pixels.permute(0, 3, 1, 2).float() / 255
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
-        codes = vqgan.encode(images).to("cpu", torch.int16).numpy()
-    return [make_row(candidate, row) for candidate, row in zip(batch, codes, strict=True)]
-
-
-def make_row(candidate: Candidate, codes: NDArray[np.int16]) -> Row:
-    sample = candidate.sample
-    return Row(
-        caption=sample.caption or "",
-        codes=codes,
-        nsfw=optional_text(sample.metadata.get("NSFW")),
-        original_width=candidate.width,
-        original_height=candidate.height,
-        url=optional_text(sample.metadata.get("url")),
-        key=sample.key,
-    )
-
-
-def original_size(claimed: Any, actual: int) -> int:
-    """A side in pixels as the metadata claims it, else the picture's own; 0 for a claim that is no size."""
-    if claimed is None:
-        return actual
-    if isinstance(claimed, int | float) and 0 < claimed <= MAX_SIDE:
-        return int(claimed)
-    return 0
-
-
-def optional_text(value: Any) -> str | None:
-    return None if value is None or value == "" else utf8(str(value))
-
-
-def prefetch(pool: ThreadPoolExecutor, function: Callable[[In], Out], items: Iterable[In], depth: int) -> Iterator[Out]:
-    """`map` in the pool's threads, in order, at most `depth` items ahead of the consumer."""
-    waiting: deque[Future[Out]] = deque()
-    for item in items:
-        waiting.append(pool.submit(function, item))
-        if len(waiting) > depth:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
-
-
-def keep_candidates(decoded: Iterable[Candidate | Rejection], rejections: list[Rejection]) -> Iterator[Candidate]:
-    """Pass the candidates on and collect the rejections."""
-    for result in decoded:
-        if isinstance(result, Rejection):
-            rejections.append(result)
-        else:
-            yield result
+    def __call__(self, part: int, seen: int, complete: bool) -> None:
+        self.seen[part] = seen
+        if complete:
+            self.complete.add(part)
+            self.sizes[part] = seen
+        known = [size for size in self.sizes.values() if size is not None]
+        # Parts of unknown size count like the mean of the others.
+        mean = sum(known) / len(known) if known else max(self.seen.values())
+        total = sum(known) + round(mean * (len(self.sizes) - len(known)))
+        note = f"{len(self.complete)} of {len(self.sizes)} parts"
+        done = sum(self.seen.values())
+        self.on_progress(done, max(total, done), note)

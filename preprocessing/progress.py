@@ -1,41 +1,65 @@
 """What a run of preprocessing has finished: notes that let a killed run go on, and the sum they come to.
 
-In the output folder, `.progress/settings.json` says what was begun and `.progress/part-00000.json`, ... what became of
-each part of the source. Once `dataset.json` is there, the notes go.
+In the output folder, `.progress/settings.json` says what was begun and `.progress/part-NAME.json` what became of each
+part of the source. Once `dataset.json` is there, the notes go. Any number of machines may write into one folder: each
+file is made whole or not at all, and whoever makes it makes the same bytes.
 """
 
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dalle_lean.files import atomic_write, read_json, write_json
+from preprocessing.decoding import Rejection
 from preprocessing.shards import Counts, Shard
 
-FOLDER = ".progress"
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """What became of a part."""
+
+    shard: Shard | None
+    """None where nothing was kept."""
+    kept: int
+    """Pictures; a shard can have several rows for each."""
+    rejected: Mapping[str, int]
+    explained: Sequence[Rejection] = field(default_factory=tuple)
 
 
-@dataclass(frozen=True)
-class Rejection:
-    """A picture that is not used, and why."""
+def notes_folder(out: Path) -> Path:
+    return out / ".progress"
 
-    key: str
-    reason: str
-    detail: str = ""
+
+def note_path(out: Path, name: str) -> Path:
+    return notes_folder(out) / f"part-{name}.json"
 
 
 def begin(out: Path, settings: Mapping[str, Any]) -> None:
     """Note the settings in a fresh folder, or check them against those of the run to be continued."""
-    path = out / FOLDER / "settings.json"
-    if path.exists():
-        refuse_other_settings(out, read_json(path), settings)
-    elif any(out.glob("shard-*.parquet")):
-        raise ValueError(f"{out} holds shards of unknown origin; choose another folder or remove them")
-    else:
-        write_json(path, settings)
+    path = notes_folder(out) / "settings.json"
+    if not path.exists():
+        if any(out.glob("shard-*.parquet")):
+            raise ValueError(f"{out} holds shards of unknown origin; choose another folder or remove them")
+        write_first(path, settings)
+    refuse_other_settings(out, read_json(path), settings)
+
+
+def write_first(path: Path, content: Mapping[str, Any]) -> None:
+    """As `write_json`, but of machines that begin at the same moment one is the first, and its file stays."""
+    write_json(mine := path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"), content)
+    try:
+        os.link(mine, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links
+        write_json(path, content)
+    finally:
+        mine.unlink()
 
 
 def refuse_other_settings(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -45,50 +69,51 @@ def refuse_other_settings(out: Path, before: Mapping[str, Any], now: Mapping[str
         raise ValueError(f"{out} was begun with other settings ({listed}): choose another folder or remove it")
 
 
-def note_path(out: Path, part: int) -> Path:
-    return out / FOLDER / f"part-{part:05d}.json"
+def write_note(out: Path, name: str, note: Note) -> None:
+    """Say what became of a part. Written after its shard: a part without a note is done again."""
+    write_json(note_path(out, name), asdict(note))
 
 
-def is_finished(out: Path, part: int) -> bool:
+def is_finished(out: Path, name: str) -> bool:
     """Whether a part has its note, and the shard that the note speaks of."""
-    if not note_path(out, part).exists():
+    try:
+        shard = read_json(note_path(out, name))["shard"]
+    except FileNotFoundError:
         return False
-    shard = read_json(note_path(out, part))["shard"]
     return shard is None or (out / shard["file"]).exists()
 
 
-def write_note(path: Path, shard: Shard | None, rejections: Sequence[Rejection]) -> None:
-    """Say what became of a part. Written after its shard: a part without a note is done again."""
-    rejected = [asdict(rejection) for rejection in rejections]
-    write_json(path, {"shard": asdict(shard) if shard else None, "rejected": rejected})
+def gather(out: Path, names: Sequence[str]) -> tuple[Counts, tuple[Shard, ...]]:
+    """Add the notes up to the counts and the shards of the whole.
 
-
-def gather(out: Path, num_parts: int) -> tuple[Counts, tuple[Shard, ...]]:
-    """Add the notes up to the counts and the shards of the whole, and write the rejections to `rejected.jsonl`.
-
-    ValueError where nothing was kept; the notes are then gone, so that the mended source can be tried again.
+    FileNotFoundError where another machine gathers at the same moment and has removed the notes already.
     """
+    kept = 0
     shards: list[Shard] = []
     reasons: Counter[str] = Counter()
-    with atomic_write(out / "rejected.jsonl") as temporary, temporary.open("w", encoding="utf-8") as lines:
-        for part in range(num_parts):
-            note = read_json(note_path(out, part))
-            if note["shard"]:
-                shards.append(Shard(**note["shard"]))
-            for rejection in note["rejected"]:
-                reasons[rejection["reason"]] += 1
-                lines.write(json.dumps(rejection) + "\n")
-    kept = sum(shard.rows for shard in shards)
-    if not kept:
-        remove_traces(out)
-        listed = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
-        raise ValueError(f"no picture of the source can be used ({listed}); {out / 'rejected.jsonl'} names each")
-    counts = Counts(seen=kept + reasons.total(), kept=kept, rejected=dict(sorted(reasons.items())))
+    for name in names:
+        note = read_json(note_path(out, name))
+        kept += note["kept"]
+        reasons.update(note["rejected"])
+        if note["shard"]:
+            shards.append(Shard(**note["shard"]))
+    rows = sum(shard.rows for shard in shards)
+    counts = Counts(
+        seen=kept + reasons.total(), kept=kept, rejected=dict(sorted(reasons.items())), further_views=rows - kept
+    )
     return counts, tuple(shards)
+
+
+def write_explanations(out: Path, names: Sequence[str]) -> None:
+    """Write what was rejected and why to `rejected.jsonl`, in the order of the source; raises as `gather`."""
+    with atomic_write(out / "rejected.jsonl") as temporary, temporary.open("w", encoding="utf-8") as lines:
+        for name in names:
+            for rejection in read_json(note_path(out, name))["explained"]:
+                lines.write(json.dumps(rejection, ensure_ascii=False) + "\n")
 
 
 def remove_traces(out: Path) -> None:
     """Remove the notes and what killed runs left half written."""
-    shutil.rmtree(out / FOLDER, ignore_errors=True)
+    shutil.rmtree(notes_folder(out), ignore_errors=True)
     for leftover in out.glob(".*.tmp"):
         leftover.unlink(missing_ok=True)

@@ -57,6 +57,8 @@ class Counts:
     seen: int = 0
     kept: int = 0
     rejected: Mapping[str, int] = field(default_factory=dict)
+    further_views: int = 0
+    """Rows beyond one for each picture that was kept: more crops, mirror images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +139,11 @@ def parse_dataset_info(content: Mapping[str, Any]) -> DatasetInfo:
         seen=number(content["counts"], "seen", 1),
         kept=number(content["counts"], "kept", 1),
         rejected={reason: number(content["counts"]["rejected"], reason, 0) for reason in content["counts"]["rejected"]},
+        further_views=number({"further_views": 0, **content["counts"]}, "further_views", 0),
     )
-    if sum(shard.rows for shard in shards) != counts.kept:
-        raise ValueError(f"kept={counts.kept}, but the shards have {sum(shard.rows for shard in shards)} rows")
+    rows = sum(shard.rows for shard in shards)
+    if rows != counts.kept + counts.further_views:
+        raise ValueError(f"kept={counts.kept}, but the shards have {rows} rows (further_views={counts.further_views})")
     settings = content.get("settings", {})
     if not isinstance(settings, dict):
         raise ValueError(f"settings={settings!r}: must be an object")

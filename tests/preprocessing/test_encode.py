@@ -73,7 +73,7 @@ def test_everything_seen_is_kept_or_rejected_for_a_reason_and_named(discs, vqgan
         {"file_name": "000.png", "text": "a disc", "original_width": 900, "original_height": 100},
         {"file_name": "000.png", "text": "a last disc", "NSFW": "UNLIKELY", "url": "http://x", "original_width": 30.0},
     )
-    info = preprocess(open_source(discs, 8), tmp_path / "out", vqgan, max_pixels=50_000)
+    info = preprocess(open_source(discs, 8), tmp_path / "out", vqgan, max_pixels=50_000, explain=True)
     assert info.counts.seen == 42
     assert info.counts.kept == 31
     assert info.counts.rejected == {
@@ -120,7 +120,11 @@ def test_progress_counts_the_pictures_of_this_run(discs, vqgan, tmp_path):
     assert [done for done, _, _ in steps] == sorted(done for done, _, _ in steps)
     assert steps[-1][:2] == (30, 30)
     preprocess(
-        open_source(discs, 8), tmp_path / "out", vqgan, on_progress=lambda *step: pytest.fail("work was repeated")
+        open_source(discs, 8),
+        tmp_path / "out",
+        vqgan,
+        batch_size=4,
+        on_progress=lambda *step: pytest.fail("work was repeated"),
     )
 
 

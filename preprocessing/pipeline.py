@@ -1,0 +1,293 @@
+"""The walk of a part: read, decode and crop, encode, write. All four go on at the same time, so the VQGAN never waits.
+
+What a shard holds depends on its part alone: a part is encoded in batches of one fixed size, the last one padded,
+because convolutions round differently for batches of other sizes.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dalle_lean.vqgan import VQGAN
+from preprocessing.decoding import Candidate, Decoding, Rejection
+from preprocessing.duplicates import NearDuplicates
+from preprocessing.progress import Note, notes_folder, write_note
+from preprocessing.shards import Row, write_shard
+from preprocessing.sources import Sample, Source
+from preprocessing.workers import DecodePool
+
+BATCHES_AHEAD = 2
+SHARDS_BEHIND = 2
+
+Report = Callable[[int, int, bool], None]
+"""Called with (part, its samples that are done, whether these are all)."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What to make of a source, for any process on any machine that can reach both."""
+
+    source: Source
+    out: Path
+    decoding: Decoding
+    batch_size: int
+    bf16: bool
+    explain: bool
+    workers: int
+    """Decoding processes."""
+    memory_bytes: int
+    """What each may take for a picture."""
+
+
+class Encoder:
+    """The VQGAN's encoder as it is used here, on the VQGAN's device."""
+
+    def __init__(self, vqgan: VQGAN, bf16: bool):
+        self.vqgan = vqgan.eval()
+        self.device = next(vqgan.parameters()).device
+        self.bf16 = bf16
+
+    @torch.inference_mode()
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Pixels [B, side, side, 3], bytes -> codes [B, I], int16, on the device: on a GPU nothing is waited for."""
+        images = pixels.to(self.device, non_blocking=True).permute(0, 3, 1, 2).float() / 255
+        with (
+            # The same kernels in every process; on a GPU float32 means float32.
+            torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False),
+            torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16),
+        ):
+            return self.vqgan.most_likely_codes(images).to(torch.int16)
+
+
+@dataclass(frozen=True)
+class View:
+    """A row to be: everything but its codes."""
+
+    candidate: Candidate
+    key: str
+
+    def row(self, codes: NDArray[np.int16]) -> Row:
+        found = self.candidate
+        return Row(
+            caption=found.caption,
+            codes=codes,
+            nsfw=found.nsfw,
+            original_width=found.width,
+            original_height=found.height,
+            url=found.url,
+            key=self.key,
+        )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Views to be encoded together."""
+
+    part: int
+    views: Sequence[View]
+    pixels: Tensor
+    """[B, side, side, 3], bytes; B is the same for every batch of a job, what follows the views is padding."""
+    seen: int
+    """Samples of the part that are done with this batch."""
+
+
+@dataclass(frozen=True)
+class Complete:
+    """After the last batch of a part: what was counted."""
+
+    part: int
+    kept: int
+    rejections: Sequence[Rejection]
+
+
+@dataclass(frozen=True)
+class Unread:
+    """Instead of `Complete`, for a part that could not be read to its end."""
+
+    part: int
+    error: OSError
+
+
+Event = Batch | Complete | Unread
+
+
+def make_parts(job: Job, vqgan: VQGAN, parts: Iterable[int], report: Report) -> None:
+    """Make the shard and the note of every part, as they are asked from `parts`, on the VQGAN's device.
+
+    OSError where parts could not be read; the other parts are made nevertheless.
+    """
+    encode = Encoder(vqgan, job.bf16)
+    with (
+        ThreadPoolExecutor(1, thread_name_prefix="write") as writer,
+        DecodePool(job.decoding, job.workers, job.memory_bytes) as pool,
+        ThreadPoolExecutor(1, thread_name_prefix="prepare") as preparer,
+    ):
+        shards = Shards(job, writer, report)
+        events = ahead(preparer, prepare(job, pool, parts, pinned=encode.device.type == "cuda"), BATCHES_AHEAD)
+        # A GPU works on a batch while the codes of the one before are taken.
+        before: tuple[Event, Tensor | None] | None = None
+        try:
+            for event in events:
+                codes = encode(event.pixels) if isinstance(event, Batch) else None
+                if before:
+                    shards.take(*before)
+                before = event, codes
+            if before:
+                shards.take(*before)
+            shards.wait(0)
+        finally:
+            preparer.shutdown(cancel_futures=True)
+    if shards.unread:
+        listed = "; ".join(f"{job.source.parts[end.part]}: {end.error}" for end in shards.unread)
+        raise OSError(f"{len(shards.unread)} parts of the source could not be read, try again later ({listed})")
+
+
+@dataclass
+class Shards:
+    """Puts the rows of a part together and writes whole parts in the background."""
+
+    job: Job
+    writer: Executor
+    report: Report
+    rows: list[Row] = field(default_factory=list)
+    writing: deque[Future[None]] = field(default_factory=deque)
+    unread: list[Unread] = field(default_factory=list)
+
+    def take(self, event: Event, codes: Tensor | None) -> None:
+        """The next event of a part; the codes of a batch are [B, I]."""
+        if isinstance(event, Batch):
+            assert codes is not None
+            values = codes.cpu().numpy()[: len(event.views)]
+            self.rows += [view.row(row) for view, row in zip(event.views, values, strict=True)]
+            self.report(event.part, event.seen, False)
+            return
+        rows, self.rows = self.rows, []
+        if isinstance(event, Unread):
+            self.unread.append(event)
+            return
+        self.wait(SHARDS_BEHIND - 1)
+        self.writing.append(self.writer.submit(write_part, self.job, event, rows))
+        self.report(event.part, event.kept + len(event.rejections), True)
+
+    def wait(self, behind: int) -> None:
+        """Until at most `behind` parts are still to be written."""
+        while len(self.writing) > behind:
+            self.writing.popleft().result()
+
+
+def write_part(job: Job, end: Complete, rows: Sequence[Row]) -> None:
+    if not notes_folder(job.out).is_dir():
+        return  # another process made this part too, and the whole is finished
+    name = job.source.parts[end.part]
+    shard = write_shard(job.out / f"shard-{name}.parquet", rows) if rows else None
+    reasons = dict(Counter(rejection.reason for rejection in end.rejections))
+    explained = end.rejections if job.explain else ()
+    write_note(job.out, name, Note(shard=shard, kept=end.kept, rejected=reasons, explained=explained))
+
+
+def prepare(job: Job, pool: DecodePool, parts: Iterable[int], pinned: bool) -> Iterator[Event]:
+    """Read and decode part after part; the next is begun before the last is done."""
+    part = Part(-1, job, pinned)
+    results: Iterator[Candidate | Rejection | Mark] = pool.map(samples_of(job.source, parts))
+    for result in results:
+        if isinstance(result, Begin):
+            part = Part(result.part, job, pinned)
+        elif isinstance(result, Unread):
+            yield result
+        elif isinstance(result, End):
+            if part.views:
+                yield part.batch()
+            yield Complete(part.number, part.kept, part.rejections)
+        else:
+            part.add(result)
+            while len(part.views) >= job.batch_size:
+                yield part.batch()
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Stands before the samples of a part."""
+
+    part: int
+
+
+@dataclass(frozen=True)
+class End:
+    """Stands behind the samples of a part."""
+
+
+Mark = Begin | Unread | End
+
+
+def samples_of(source: Source, parts: Iterable[int]) -> Iterator[Sample | Mark]:
+    for part in parts:
+        yield Begin(part)
+        try:
+            yield from source.samples(part)
+        except OSError as error:
+            yield Unread(part, error)
+        else:
+            yield End()
+
+
+class Part:
+    """What was found of a part so far."""
+
+    def __init__(self, number: int, job: Job, pinned: bool):
+        self.number = number
+        self.batch_size = job.batch_size
+        self.pinned = pinned
+        self.views: deque[tuple[View, NDArray[np.uint8]]] = deque()
+        """Still to be encoded."""
+        self.kept = 0
+        self.rejections: list[Rejection] = []
+        distance = job.decoding.rules.max_hash_distance
+        self.copies = None if distance is None else NearDuplicates(distance)
+
+    def add(self, result: Candidate | Rejection) -> None:
+        if isinstance(result, Candidate) and (copy := self.earlier_copy(result)) is not None:
+            result = Rejection(result.key, "duplicate", f"looks like {copy}")
+        if isinstance(result, Rejection):
+            self.rejections.append(result)
+            return
+        self.kept += 1
+        for place, square in enumerate(result.pixels):
+            self.views.append((View(result, result.view_key(place)), square))
+
+    def earlier_copy(self, candidate: Candidate) -> str | None:
+        """The key of a picture of this part that looks the same; without one this picture is kept in mind."""
+        if self.copies is None or candidate.hash is None:
+            return None
+        found = self.copies.find(candidate.hash)
+        if found is None:
+            self.copies.add(candidate.hash, candidate.key)
+        return found
+
+    def batch(self) -> Batch:
+        """Take the next views out."""
+        chosen = [self.views.popleft() for _ in range(min(self.batch_size, len(self.views)))]
+        pixels = torch.zeros(self.batch_size, *chosen[0][1].shape, dtype=torch.uint8, pin_memory=self.pinned)
+        np.stack([square for _, square in chosen], out=pixels.numpy()[: len(chosen)])
+        return Batch(self.number, [view for view, _ in chosen], pixels, self.kept + len(self.rejections))
+
+
+def ahead(executor: Executor, items: Iterator[T], depth: int) -> Iterator[T]:
+    """The items, made in the executor's one thread up to `depth` before they are asked for."""
+    end = object()
+
+    def step() -> T | object:
+        return next(items, end)
+
+    waiting = deque(executor.submit(step) for _ in range(depth))
+    while (item := waiting.popleft().result()) is not end:
+        waiting.append(executor.submit(step))
+        yield cast(T, item)

@@ -1,0 +1,154 @@
+"""Decoding in worker processes: a picture that ends its process, or wants too much memory, is counted, not fatal."""
+
+import os
+import pickle
+import resource
+import signal
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Self, TypeVar
+
+from dalle_lean.pictures import quiet_pillow
+from preprocessing.decoding import Candidate, Decoding, Rejection
+from preprocessing.processes import Process
+from preprocessing.sources import Sample
+
+MIN_MEMORY_BYTES = 128 * 2**20
+MEMORY_BYTES = 2**30
+"""What a worker may take for a picture, beside the 150 MB of an idle one."""
+CPU_LIMIT_S = 30.0
+"""Processor time for one picture; the largest that are taken need a few seconds."""
+TRIES = 3
+"""A worker can be killed by others than its picture: only one that ends three workers is to blame."""
+WAITING_BYTES = 256 * 2**20
+"""Undecoded pictures read ahead."""
+
+Other = TypeVar("Other")
+
+
+class DecodeWorker:
+    """One worker process. Raises EOFError or ConnectionError where it has died."""
+
+    def __init__(self, decoding: Decoding, memory_bytes: int):
+        self.process = Process(serve, decoding, memory_bytes)
+        self.answered = 0
+        self.ready = False
+
+    def decode(self, sample: Sample) -> Candidate | Rejection:
+        if not self.ready:
+            self.ready = bool(self.process.connection.recv())
+        self.process.connection.send(sample)
+        result: Candidate | Rejection = self.process.connection.recv()
+        self.answered += 1
+        return result
+
+
+class DecodePool:
+    """Worker processes that decode samples in order, ahead of the consumer."""
+
+    def __init__(self, decoding: Decoding, workers: int, memory_bytes: int = MEMORY_BYTES):
+        self.decoding = decoding
+        self.memory_bytes = memory_bytes
+        self.depth = 4 * workers
+        # Each thread waits for the answer of one process.
+        self.threads = ThreadPoolExecutor(workers, thread_name_prefix="decode")
+        self.idle: SimpleQueue[DecodeWorker | None] = SimpleQueue()
+        for _ in range(workers):
+            self.idle.put(None)  # started when it is needed
+        self.workers = workers
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.threads.shutdown(cancel_futures=True)
+        for _ in range(self.workers):
+            if worker := self.idle.get():
+                worker.process.kill()
+
+    def map(self, items: Iterable[Sample | Other]) -> Iterator[Candidate | Rejection | Other]:
+        """What becomes of each sample, in order; anything else is passed through in its place.
+
+        At most `depth` samples and WAITING_BYTES of pictures are read ahead.
+        """
+        waiting: deque[tuple[int, Future[Candidate | Rejection] | Rejection | Other]] = deque()
+        waiting_bytes = 0
+
+        def first() -> Candidate | Rejection | Other:
+            nonlocal waiting_bytes
+            size_bytes, item = waiting.popleft()
+            waiting_bytes -= size_bytes
+            return item.result() if isinstance(item, Future) else item
+
+        for item in items:
+            if not isinstance(item, Sample):
+                waiting.append((0, item))
+            elif rejection := self.decoding.reject_unseen(item):
+                waiting.append((0, rejection))
+            else:
+                waiting.append((len(item.picture), self.threads.submit(self.decode, item)))
+                waiting_bytes += len(item.picture)
+            while len(waiting) > self.depth or waiting_bytes > WAITING_BYTES:
+                yield first()
+        while waiting:
+            yield first()
+
+    def decode(self, sample: Sample) -> Candidate | Rejection:
+        """Decode in an idle worker. Where it dies, a fresh one tries again; OSError if none can be started."""
+        worker = self.idle.get()
+        try:
+            for _ in range(TRIES):
+                worker = worker or DecodeWorker(self.decoding, self.memory_bytes)
+                try:
+                    result = worker.decode(sample)
+                except (EOFError, ConnectionError):
+                    started, ended = worker.ready, worker.process.kill()
+                    worker = None
+                    continue
+                if isinstance(result, Rejection) and result.reason == "too_much_memory" and worker.answered > 1:
+                    # What pictures before it left behind must not decide.
+                    worker.process.kill()
+                    worker = None
+                    continue
+                return result
+            if not started:
+                raise OSError(f"no worker process can be started to decode pictures: it ends with {ended}")
+            return Rejection(sample.key, "decoder_died", ended)
+        finally:
+            self.idle.put(worker)
+
+
+def serve(connection: Connection, decoding: Decoding, memory_bytes: int) -> None:
+    """What a worker process does: samples in, candidates or rejections out, until the connection is closed."""
+    from PIL import Image
+
+    Image.preinit()
+    limit_memory(memory_bytes)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    connection.send(True)
+    # Libraries in C write their complaints about damaged pictures here.
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    with quiet_pillow():
+        while True:
+            sample = connection.recv()
+            signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)  # its signal ends the process
+            try:
+                answer = pickle.dumps(decoding(sample))
+            except MemoryError as error:
+                answer = pickle.dumps(Rejection(sample.key, "too_much_memory", f"MemoryError: {error}"))
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            connection.send_bytes(answer)
+
+
+def limit_memory(more_bytes: int) -> None:
+    """From now on this process gets only so much more address space; what asks for more gets a MemoryError."""
+    with suppress(FileNotFoundError):  # only Linux tells it here, and only Linux holds the limit
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + more_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
