@@ -1,13 +1,6 @@
 """The child that trains dalle-pytorch's model; benchmarks/turns.py says how it is spoken to.
 
-It runs in an environment of its own, which needs torch, safetensors and dalle-pytorch 1.6.6. The package asks for more
-than training its model takes; with Python 3.11 and torch 2.15 this is enough:
-
-    python3 -m venv reference
-    reference/bin/pip install torch==2.15.0 torchvision==0.29.2 numpy==2.3.5 'setuptools<81' safetensors==0.8.0 \
-        einops==0.8.1 rotary-embedding-torch==0.1.5 axial-positional-embedding==0.2.1 pytorch-lightning==1.9.5 \
-        omegaconf requests pyyaml tqdm packaging pillow
-    reference/bin/pip install --no-deps dalle-pytorch==1.6.6 taming-transformers-rom1504==0.0.6
+It runs in an environment of its own, as benchmarks/reference.py makes it.
 """
 
 from typing import Any

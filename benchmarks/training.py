@@ -1,8 +1,8 @@
-"""How fast, and in how much memory, does the decoder train? `python -m benchmarks.training [--reference PYTHON]`.
+"""How fast, and in how much memory, does the decoder train? `python -m benchmarks.training [--versus]`.
 
 Tokens per second and peak memory of one forward and backward in fp32 on the CPU: every memory plan beside
-dalle-pytorch 1.6.6's own two ways, reversible=True and reversible=False. PYTHON is an interpreter whose environment has
-that package (benchmarks/subject_dalle_pytorch.py says how to make one); without it ours is measured alone.
+dalle-pytorch 1.6.6's own two ways, reversible=True and reversible=False. --versus installs that into an environment of
+its own, --reference PYTHON names an interpreter that has it; with neither ours is measured alone.
 
 Both train the same function: same weights (converted, through a safetensors file), same batch, gradients added to
 existing ones. Each is a process of its own, with the torch of its own environment, and they take turns: A B C A B C ...
@@ -19,7 +19,6 @@ forward, again where nothing is kept, and twice in backward; the output layer in
 import argparse
 import dataclasses
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -34,6 +33,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.plans import REVERSIBLE, SEQUENTIAL
+from benchmarks.reference import REFERENCE, add_reference_options, find_reference
 from benchmarks.report import print_json, print_table
 from benchmarks.turns import Child
 from dalle_lean import Dalle, DalleConfig
@@ -57,7 +57,6 @@ BATCH_SIZE = 4
 TURNS = 5
 PAPER_PLANS = ("reversible", "+ gradients in place")
 MATMUL_SIZES = (1280, 1024, 8192)
-REFERENCE = "dalle-pytorch"
 THEIR_KINDS = {"row": "axial_row", "column": "axial_col", "conv": "conv_like", "full": "full"}
 AGREEMENT = 1e-4
 """Largest relative difference of losses and gradient norms in fp32."""
@@ -99,19 +98,20 @@ class Result(NamedTuple):
 def main() -> None:
     """Measure, print the table and the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--reference", metavar="PYTHON", help="interpreter that has dalle-pytorch 1.6.6")
+    add_reference_options(parser)
     parser.add_argument("--paper", action="store_true", help="one step of the paper's model instead, in minutes")
     parser.add_argument("--turns", type=int, default=TURNS, help="timed steps of each way (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="of each process (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the JSON line alone")
     options = parser.parse_args()
-    reference = options.reference and shutil.which(options.reference)
-    if options.reference and reference is None:
-        parser.error(f"--reference {options.reference}: no such interpreter")
     for name in ("turns", "threads"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} {getattr(options, name)}: must be at least 1")
     torch.set_num_threads(options.threads)
+    try:
+        reference = find_reference(options)
+    except ValueError as mistake:
+        parser.error(str(mistake))
     load_average = os.getloadavg()[0]
     contests = [paper_contest(reference)] if options.paper else small_contests(options.turns)
     rate = matmul_rate() if options.paper else None
@@ -126,7 +126,7 @@ def main() -> None:
         loss, gradient = (max(line[f"{name}_difference"] for line in figures) for name in ("loss", "gradient_norm"))
         print(f"Of one function, losses agree to {loss:.1e} and gradient norms to {gradient:.1e} of their value.")
         if reference is None:
-            print("dalle-pytorch was not measured: name an interpreter that has it with --reference.")
+            print("dalle-pytorch was not measured: --versus installs it, --reference names an interpreter that has it.")
     settings = {"threads": options.threads, "load_average": load_average, "matmul_flop_per_s": rate}
     print_json("training_paper" if options.paper else "training", {**settings, "ways": figures})
 
@@ -166,7 +166,7 @@ def run(contest: Contest, reference: str | None, threads: int = 2) -> list[Resul
         children: list[Child] = []
 
         def add(name: str, child: Child) -> None:
-            results.append(Result(name, child.answer(), child.step(), []))
+            results.append(Result(name, child.answer(), child.ask(), []))
             children.append(child)
             on_step(len(children), total, name)
 
@@ -182,7 +182,7 @@ def run(contest: Contest, reference: str | None, threads: int = 2) -> list[Resul
         check_agreement(results)
         for turn in range(contest.turns):
             for place, (result, child) in enumerate(zip(results, children, strict=True), start=1):
-                result.seconds.append(child.step()["seconds"])
+                result.seconds.append(child.ask()["seconds"])
                 on_step(len(children) * (1 + turn) + place, total, result.name)
     return results
 

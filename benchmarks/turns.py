@@ -1,9 +1,9 @@
-"""Models in processes of their own that take turns: one forward and backward on request, its seconds and memory back.
+"""Models in processes of their own that take turns: a measurement on request, its figures back.
 
-A child reads its task as JSON from its command line and answers every line of its standard input with a line of JSON.
-It imports this file, so nothing but torch and the standard library is imported here.
+A child reads its task as JSON from its command line and answers every line of its standard input, a request in JSON,
+with a line of JSON. It imports this file, so nothing but torch and the standard library is imported here.
 
-Memory is what Linux counts as resident, in bytes:
+`serve` is the child that trains. Its memory is what Linux counts as resident, in bytes:
 
 - base: the process after its imports and one step of a tiny model: code, libraries, threads.
 - weights and gradients: by arithmetic, the parameters that are trained. The gradients exist before the step, which
@@ -19,7 +19,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -28,6 +28,11 @@ import torch
 from torch import Tensor, nn
 
 ROOT = Path(__file__).parent.parent
+# The interpreter's own packages come first, also where this package lies among another interpreter's.
+RUN_MODULE = (
+    "import runpy, sys; sys.path.append(sys.argv.pop(1)); "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
@@ -44,11 +49,7 @@ def serve(build: Callable[[dict[str, Any]], Subject]) -> None:
     """The child: `build` makes a Subject of the task's "model" and, to warm up, of its "tiny" model."""
     if not CLEAR_REFS.exists():
         raise ValueError("peak memory is read from /proc, which only Linux has")
-    # Libraries that print must not spoil the answers.
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    task = json.loads(sys.argv[1])
-    torch.set_num_threads(task["threads"])
+    task, answer = open_task()
     build(task["tiny"]).loss().backward()
     base_bytes = settled_bytes()
     subject = build(task["model"])
@@ -56,9 +57,24 @@ def serve(build: Callable[[dict[str, Any]], Subject]) -> None:
         # Written once, so that its pages are resident before the first step.
         parameter.grad = torch.ones_like(parameter)
     weight_bytes = sum(p.numel() * p.element_size() for p in subject.parameters)
-    print(json.dumps({"base_bytes": base_bytes, "weight_bytes": weight_bytes}), file=answers, flush=True)
-    for count, _ in enumerate(sys.stdin):
-        print(json.dumps(step(subject, first=count == 0)), file=answers, flush=True)
+    answer({"base_bytes": base_bytes, "weight_bytes": weight_bytes})
+    for count, _ in enumerate(requests()):
+        answer(step(subject, first=count == 0))
+
+
+def open_task() -> tuple[dict[str, Any], Callable[[dict[str, Any]], None]]:
+    """A child's task, its threads set, and how it answers."""
+    # Libraries that print must not spoil the answers.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    task = json.loads(sys.argv[1])
+    torch.set_num_threads(task["threads"])
+    return task, lambda figures: print(json.dumps(figures), file=answers, flush=True)
+
+
+def requests() -> Iterator[Any]:
+    """What a child is asked, until its parent is done."""
+    return (json.loads(line) for line in sys.stdin)
 
 
 def step(subject: Subject, *, first: bool) -> dict[str, float]:
@@ -98,12 +114,12 @@ class Child:
 
     def __init__(self, python: str, module: str, task: dict[str, Any]):
         threads = str(task["threads"])
+        self.name = f"{module} in {python}"
         self.process = subprocess.Popen(
-            [os.path.abspath(python), "-m", module, json.dumps(task)],
+            [os.path.abspath(python), "-c", RUN_MODULE, str(ROOT), module, json.dumps(task)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=ROOT,
             env=os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONWARNINGS": "ignore"},
         )
 
@@ -116,16 +132,16 @@ class Child:
         self.process.kill()
         self.process.communicate()
 
-    def answer(self) -> dict[str, float]:
-        """The next line of the child; the first one has its base and its weights' bytes."""
+    def answer(self) -> dict[str, Any]:
+        """The next line of the child; the first one comes unasked."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise ValueError(f"{' '.join(map(str, self.process.args[:3]))} ended before it answered; it says why above")  # type: ignore[index]
+            raise ValueError(f"{self.name} ended before it answered; it says why above")
         return dict(json.loads(line))
 
-    def step(self) -> dict[str, float]:
-        """One forward and backward."""
+    def ask(self, request: Any = None) -> dict[str, Any]:
+        """The answer to a request; a child that trains takes none."""
         assert self.process.stdin is not None
-        print(file=self.process.stdin, flush=True)
+        print(json.dumps(request), file=self.process.stdin, flush=True)
         return self.answer()
