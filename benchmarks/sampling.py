@@ -1,0 +1,419 @@
+"""How fast are pictures drawn? `python -m benchmarks.sampling [--versus]`, `... --paper --device cuda`.
+
+Codes and pictures per second of this package's sampler in each precision, with the seconds of each phase, the bytes of
+the cache, and how near the machine's limits that is:
+
+- bare chain: a step's products with weights alone, torch's F.linear in fp32. "packed chain" is the same with the
+  weights as inference/linear.py packs them in each precision. Drawing reaches the share chain / (prefill + steps +
+  sampling), a step the share chain / step.
+- matmul rate: operations of the weights' products over what one large product reaches in the same precision and run.
+- bandwidth: bytes that a step must read (weights once, keys and values seen) over the rate of reading 0.5 GB.
+
+The model has random weights: hidden 256, 16 layers, 4 heads of 64, text 64, 16 x 16 codes of 1024. Codes/s are those of
+whole pictures of one prompt, prefill and sampling included; pictures/s also hold decoding and ranking by the bundled
+model's VQGAN and CLIP, in batches of 8 (here pictures of 128 pixels). `--paper` takes the paper's model and a random
+VQGAN of its size (256 pixels) instead.
+
+--versus installs dalle-pytorch 1.6.6 into an environment of its own, --reference PYTHON names an interpreter that has
+it. It has the same weights, in a process of its own, at batch 8, and draws a few codes in the middle of the picture
+with its cache as shipped and mended (benchmarks/subject_sampling_dalle_pytorch.py); logits must agree before anything
+is timed. Its codes/s do not hold its prefill.
+
+Everything takes turns: in each round every batch size with all its subjects once. A figure is the median over the
+rounds, a ratio the median of the ratios within each.
+
+Agreement is that of the bundled model: which share of codes a lower precision draws as fp32 does, given fp32's codes
+so far and the same noise, and which share of whole pictures is the same when each goes on from its own codes.
+"""
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from benchmarks.chains import bare_chain, packed_chain, step_bytes, step_flop
+from benchmarks.drawing import Drawing, Painting, choices_after, draw, paint
+from benchmarks.limits import bandwidth, matmul_rate, seconds_of
+from benchmarks.reference import REFERENCE, add_reference_options, find_reference
+from benchmarks.report import print_json, print_table
+from benchmarks.training import SMALL, random_batch, their_task, weights_of
+from benchmarks.turns import Child
+from dalle_lean import Dalle, DalleConfig
+from dalle_lean.convert import from_dalle_pytorch
+from dalle_lean.devices import pick_device
+from dalle_lean.folder import bundled_model
+from dalle_lean.terminal import progress_bar
+from dalle_lean.vqgan import VQGAN, VQGANConfig
+from inference import Generator
+from inference.decoder import Decoder
+from inference.linear import Precision
+from inference.sampler import Sampling
+from inference.scorer import Scorer
+
+BATCHES = (1, 8, 32, 128)
+ROUNDS = 3
+PROMPT = "a red heart"
+AGREEMENT_PROMPTS = (PROMPT, "a blue circle", "a cat", "a green book")
+AGREEMENT_PICTURES = 32
+"""Of each prompt."""
+CHAIN_STEPS = 64
+REFERENCE_BATCH = 8
+WAYS = ("shipped", "mended")
+LOGITS_AGREEMENT = 1e-3
+"""Largest difference of logits in fp32; they vary by about one."""
+MS, MB, GIGA = 1e-3, 1e6, 1e9
+
+OnStep = Callable[[str], None]
+Column = tuple[str, str, str, float]
+"""Title, figure, format and unit."""
+
+
+class Subject(NamedTuple):
+    """A model in each of its precisions, and what makes pictures of its codes."""
+
+    decoders: dict[Precision, Decoder]
+    vqgan: VQGAN
+    scorer: Scorer
+
+    @property
+    def model(self) -> Dalle:
+        """The one that all decoders were made of."""
+        return self.decoders["fp32"].model
+
+
+class Turn(NamedTuple):
+    """One batch size in one round."""
+
+    batch: int
+    bare_s: float
+    """A step of the bare chain."""
+    packed_s: dict[Precision, float]
+    """A step of each packed one."""
+    drawings: dict[Precision, Drawing]
+    painting: Painting
+    reference: dict[str, dict[str, float]]
+    """What each way of the reference answered; empty at other batch sizes and where there is none."""
+
+
+def main() -> None:
+    """Measure, print the tables and the JSON line."""
+    options = parse()
+    parser: argparse.ArgumentParser = options.parser
+    torch.set_num_threads(options.threads)
+    load_average = os.getloadavg()[0]
+    try:
+        device, reference = pick_device(options.device), find_reference(options)
+        if reference is not None and (options.paper or device.type != "cpu"):
+            raise ValueError("the reference is measured with the default model on the CPU; leave --paper and --device")
+        limits = measure_limits(device)
+        with progress_bar("Sampling", "parts") as on_progress, ExitStack() as stack:
+            subject = make_subject(SMALL if not options.paper else DalleConfig.paper(), device)
+            child, differences = (
+                start_reference(reference, subject.model, options.threads, stack) if reference else (None, None)
+            )
+            done, total = 0, num_parts(options.batches, options.rounds, subject, child)
+
+            def on_step(note: str) -> None:
+                nonlocal done
+                done += 1
+                on_progress(done, total, note)
+
+            turns = [
+                take_turn(subject, batch, child if batch == REFERENCE_BATCH else None, on_step)
+                for _ in range(options.rounds)
+                for batch in options.batches
+            ]
+            agreement = measure_agreement(device, on_step)
+    except ValueError as mistake:
+        parser.error(str(mistake))
+    again = measure_limits(device)
+    limits = {name: max(limits[name], again[name]) for name in limits}
+    figures: dict[str, Any] = {
+        "drawing": judge_drawing(subject.model, turns, limits),
+        "reference": judge_reference(subject.model.config, turns),
+        "agreement": agreement,
+    }
+    if not options.json:
+        report(figures)
+    settings = {
+        "device": str(device),
+        "threads": options.threads,
+        "load_average": load_average,
+        "rounds": options.rounds,
+        "model": "paper" if options.paper else "small",
+        "limits": limits,
+        "logits_difference": differences,
+    }
+    print_json("sampling_paper" if options.paper else "sampling", {**settings, **figures})
+
+
+def parse() -> argparse.Namespace:
+    """The options, and the parser to complain with."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_reference_options(parser)
+    parser.add_argument("--paper", action="store_true", help="the paper's model, 128 pictures")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
+    parser.add_argument("--batches", type=int, nargs="+", metavar="N", help="pictures at once (default: 1 8 32 128)")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of all subjects in turns (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=num_cores(), help="of each process (default: all cores)")
+    parser.add_argument("--json", action="store_true", help="print the JSON line alone")
+    options = parser.parse_args()
+    options.batches = options.batches or (BATCHES[-1:] if options.paper else BATCHES)
+    for name, smallest in (("rounds", options.rounds), ("threads", options.threads), ("batches", min(options.batches))):
+        if smallest < 1:
+            parser.error(f"--{name} {smallest}: must be at least 1")
+    options.parser = parser
+    return options
+
+
+def num_cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def precisions(device: torch.device) -> tuple[Precision, ...]:
+    """Those that sampling has on a device."""
+    return ("fp32", "bf16", "int8") if device.type == "cpu" else ("fp32", "bf16", "fp16")
+
+
+def measure_limits(device: torch.device) -> dict[str, float]:
+    """What the machine does at most, in operations and bytes per second."""
+    rates = {f"matmul_{precision}_flop_per_s": matmul_rate(precision, device) for precision in precisions(device)}
+    return {**rates, "bandwidth_bytes_per_s": bandwidth(device)}
+
+
+def make_subject(config: DalleConfig, device: torch.device) -> Subject:
+    """A model of random weights; it paints with the bundled VQGAN where that has its codes, else with a random one."""
+    bundled = Generator.from_folder(bundled_model(), device=device)
+    model = from_dalle_pytorch(weights_of(config), config).eval().to(device)
+    fits = bundled.vqgan.config.codebook_size == config.image_vocab_size
+    vqgan = bundled.vqgan if fits else VQGAN(VQGANConfig(codebook_size=config.image_vocab_size)).eval().to(device)
+    assert bundled.scorer is not None, "the bundled model has a CLIP"
+    return Subject({name: Decoder(model, name) for name in precisions(device)}, vqgan, bundled.scorer)
+
+
+def num_parts(batches: Sequence[int], rounds: int, subject: Subject, child: Child | None) -> int:
+    """How often `on_step` is called."""
+    each = 2 + 2 * len(subject.decoders)
+    theirs = len(WAYS) * (child is not None) * list(batches).count(REFERENCE_BATCH)
+    return rounds * (len(batches) * each + theirs) + len(subject.decoders)
+
+
+def start_reference(
+    python: str, model: Dalle, threads: int, stack: ExitStack, num_codes: int = 16
+) -> tuple[Child, dict[str, float]]:
+    """A child that draws `num_codes` in the middle of the picture; and how far its logits are from ours.
+
+    ValueError where that is too far: then it does not compute the same function.
+    """
+    config = model.config
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    batch = random_batch(config, REFERENCE_BATCH)
+    first = (config.image_len - num_codes) // 2
+    with torch.inference_mode():
+        logits = model(batch["text_ids"], batch["image_codes"][:, :first])[:, -1, config.num_text_tokens :]
+    save_file(weights_of(config), folder / "weights")
+    save_file({**batch, "logits": logits.contiguous()}, folder / "batch")
+    task = {
+        **their_task(config),
+        "threads": threads,
+        "weights": str(folder / "weights"),
+        "batch": str(folder / "batch"),
+        "first": first,
+        "num_codes": num_codes,
+        "top_k": Sampling().top_k,
+    }
+    child = stack.enter_context(Child(python, "benchmarks.subject_sampling_dalle_pytorch", task))
+    differences = child.answer()
+    for way, difference in differences.items():
+        if not difference <= LOGITS_AGREEMENT:
+            raise ValueError(f"logits of {REFERENCE}, {way}, are {difference} from ours: it is another function")
+    return child, differences
+
+
+def take_turn(subject: Subject, batch: int, child: Child | None, on_step: OnStep) -> Turn:
+    """Everything once at one batch size."""
+    config, device = subject.model.config, subject.decoders["fp32"].device
+    text_ids = random_batch(config, 1)["text_ids"]
+
+    def chain_s(chain: Callable[[], None]) -> float:
+        chain()
+        return seconds_of(chain, CHAIN_STEPS, device)
+
+    on_step(f"batch {batch}, bare chain")
+    bare_s = chain_s(bare_chain(subject.model, batch))
+    packed_s: dict[Precision, float] = {}
+    drawings: dict[Precision, Drawing] = {}
+    for precision, decoder in subject.decoders.items():
+        on_step(f"batch {batch}, {precision}, packed chain")
+        packed_s[precision] = chain_s(packed_chain(decoder, batch))
+        on_step(f"batch {batch}, {precision}")
+        drawings[precision] = draw(decoder, text_ids, batch)
+    on_step(f"batch {batch}, pictures")
+    painting = paint(drawings["fp32"].codes, PROMPT, subject.vqgan, subject.scorer)
+    reference = {}
+    for way in WAYS if child is not None else ():
+        on_step(f"batch {batch}, {REFERENCE}, {way}")
+        assert child is not None
+        reference[way] = child.ask(way)
+    return Turn(batch, bare_s, packed_s, drawings, painting, reference)
+
+
+def measure_agreement(device: torch.device, on_step: OnStep) -> list[dict[str, Any]]:
+    """Of the bundled model, for each precision: shares of codes and of pictures that are fp32's."""
+    bundled = Generator.from_folder(bundled_model(), device=device, scorer="none")
+    text_ids = bundled.tokenizer.encode(list(AGREEMENT_PROMPTS), bundled.model.config.text_len)
+    expected: Tensor | None = None
+    figures = []
+    for precision in precisions(device):
+        on_step(f"agreement, {precision}")
+        decoder = Decoder(bundled.model, precision)
+        codes = draw(decoder, text_ids, AGREEMENT_PICTURES).codes
+        expected = codes if expected is None else expected
+        chosen = choices_after(decoder, text_ids, expected)
+        figures.append(
+            {
+                "precision": precision,
+                "same_codes": (chosen == expected).double().mean().item(),
+                "same_pictures": (codes == expected).all(dim=1).double().mean().item(),
+                "pictures": len(codes),
+            }
+        )
+    return figures
+
+
+def judge_drawing(model: Dalle, turns: list[Turn], limits: dict[str, float]) -> list[dict[str, Any]]:
+    """The figures of each batch size and precision."""
+    num_codes = model.config.image_len
+    num_steps = num_codes - 1
+    figures = []
+    for batch in dict.fromkeys(turn.batch for turn in turns):
+        own = [turn for turn in turns if turn.batch == batch]
+        for precision in own[0].drawings:
+            drawings = [turn.drawings[precision] for turn in own]
+            step_s = median(drawing.steps for drawing in drawings) / num_steps
+            shares = [turn.bare_s * num_steps / turn.drawings[precision].seconds for turn in own]
+            figures.append(
+                {
+                    "batch": batch,
+                    "precision": precision,
+                    "codes_per_s": median(batch * num_codes / drawing.seconds for drawing in drawings),
+                    "pictures_per_s": median(
+                        batch / (turn.drawings[precision].seconds + sum(turn.painting)) for turn in own
+                    ),
+                    "prefill_s": median(drawing.prefill for drawing in drawings),
+                    "step_s": step_s,
+                    "sampling_s": median(drawing.sampling for drawing in drawings) / num_codes,
+                    "decode_s": median(turn.painting.decode for turn in own),
+                    "clip_s": median(turn.painting.score for turn in own),
+                    "cache_bytes": drawings[0].cache_bytes,
+                    "bare_chain_s": median(turn.bare_s for turn in own),
+                    "packed_chain_s": median(turn.packed_s[precision] for turn in own),
+                    "of_bare_chain": median(shares),
+                    "of_bare_chain_rounds": shares,
+                    "step_of_bare_chain": median(
+                        turn.bare_s * num_steps / turn.drawings[precision].steps for turn in own
+                    ),
+                    "step_of_packed_chain": median(
+                        turn.packed_s[precision] * num_steps / turn.drawings[precision].steps for turn in own
+                    ),
+                    "matmul_rate_reached": step_flop(model, batch) / step_s / limits[f"matmul_{precision}_flop_per_s"],
+                    "bandwidth_reached": step_bytes(model, precision, batch) / step_s / limits["bandwidth_bytes_per_s"],
+                }
+            )
+    return figures
+
+
+def judge_reference(config: DalleConfig, turns: list[Turn]) -> list[dict[str, Any]]:
+    """The figures of each way of the reference, and how many times as fast and as small ours is in each precision."""
+    own = [turn for turn in turns if turn.reference]
+    figures = []
+    for way in own[0].reference if own else ():
+        theirs = [turn.reference[way] for turn in own]
+        line: dict[str, Any] = {
+            "way": way,
+            "batch": REFERENCE_BATCH,
+            "codes_per_s": REFERENCE_BATCH / median(answer["seconds"] for answer in theirs),
+            "cache_bytes": theirs[0]["cache_bytes"],
+        }
+        for precision in own[0].drawings:
+            ratios = [
+                turn.reference[way]["seconds"] * config.image_len / turn.drawings[precision].seconds for turn in own
+            ]
+            line[f"speed_up_{precision}"] = median(ratios)
+            line[f"speed_up_{precision}_rounds"] = ratios
+            if line["cache_bytes"]:
+                line[f"cache_less_by_{precision}"] = line["cache_bytes"] / own[0].drawings[precision].cache_bytes
+        figures.append(line)
+    return figures
+
+
+def report(figures: dict[str, Any]) -> None:
+    """The tables."""
+    drawing, reference = figures["drawing"], figures["reference"]
+    columns: tuple[Column, ...]
+    print(
+        "\nDrawing; prefill, decoding and CLIP for all pictures at once, a step and its sampling for one code of each"
+    )
+    columns = (
+        ("codes/s", "codes_per_s", ",.0f", 1),
+        ("pictures/s", "pictures_per_s", ",.2f", 1),
+        ("prefill, ms", "prefill_s", ",.1f", MS),
+        ("step, ms", "step_s", ",.2f", MS),
+        ("sampling, ms", "sampling_s", ",.2f", MS),
+        ("decode, s", "decode_s", ",.2f", 1),
+        ("CLIP, s", "clip_s", ",.2f", 1),
+        ("cache, MB", "cache_bytes", ",.1f", MB),
+    )
+    print_columns(drawing, ("batch", "precision"), columns)
+    print("\nHow near to the machine's limits")
+    columns = (
+        ("bare chain, ms", "bare_chain_s", ",.2f", MS),
+        ("packed chain, ms", "packed_chain_s", ",.2f", MS),
+        ("drawing, of the bare chain", "of_bare_chain", ".0%", 1),
+        ("step, of the bare chain", "step_of_bare_chain", ".0%", 1),
+        ("step, of the packed chain", "step_of_packed_chain", ".0%", 1),
+        ("step, of the matmul rate", "matmul_rate_reached", ".0%", 1),
+        ("step, of the bandwidth", "bandwidth_reached", ".0%", 1),
+    )
+    print_columns(drawing, ("batch", "precision"), columns)
+    print(f"\n{REFERENCE} 1.6.6, and how many times as fast and as small ours is")
+    if reference:
+        names = [name.removeprefix("speed_up_") for name in reference[0] if name.startswith("speed_up_")]
+        names = [name for name in names if not name.endswith("_rounds")]
+        columns = (
+            ("codes/s", "codes_per_s", ",.1f", 1),
+            ("cache, MB", "cache_bytes", ",.1f", MB),
+            *((f"{name}, faster", f"speed_up_{name}", ".1f", 1) for name in names),
+            *((f"{name}, smaller", f"cache_less_by_{name}", ".1f", 1) for name in names),
+        )
+        print_columns(reference, ("way", "batch"), columns)
+    else:
+        print("It was not measured: --versus installs it, --reference names an interpreter that has it.")
+    print("\nThe bundled model: what a precision draws as fp32 does")
+    columns = (("codes, after fp32's", "same_codes", ".2%", 1), ("whole pictures", "same_pictures", ".0%", 1))
+    print_columns(figures["agreement"], ("precision", "pictures"), columns)
+
+
+def print_columns(lines: list[dict[str, Any]], keys: Sequence[str], columns: Sequence[Column]) -> None:
+    """A table with the keys and then each column's figure, "-" where there is none."""
+    rows = [
+        [
+            *(line[key] for key in keys),
+            *(format(line[name] / unit, form) if name in line else "-" for _, name, form, unit in columns),
+        ]
+        for line in lines
+    ]
+    print_table([*keys, *(title for title, *_ in columns)], rows)
+
+
+if __name__ == "__main__":
+    main()
