@@ -42,7 +42,7 @@ def main() -> None:
     generator = Generator.from_folder(options.model)
     settings = Settings(num_images=16, best=1, seed=0)
     pictures = [generator.run(prompt, settings)[0].image for prompt in PROMPTS]
-    write_png(options.out, sheet(pictures))
+    write_png(options.out, sheet(pictures), {})
 
 
 def sheet(pictures: list[Image.Image]) -> Image.Image:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks.colours import COLOURS, ground_colour, main_colour
 from benchmarks.report import print_json, print_table, share
-from dalle_lean.clip import right_caption_first
+from dalle_lean.clip import ClipScorer, right_caption_first
 from inference import Generator
 from inference.generator import Settings
 from preprocessing.emoji.captions import a
@@ -159,7 +159,7 @@ def captions(
 ) -> list[tuple[str, str]]:
     """Share of pictures for which CLIP puts the right one of 50 held-out captions first."""
     clip = generator.scorer
-    if clip is None:
+    if not isinstance(clip, ClipScorer):
         return [("right caption first of 50", "the model has no CLIP")]
     lines = [line for line in heldout if line["held_out"] in ("drawing", "ground", "thing pair")]
     lines = list({line["text"]: line for line in lines}.values())
