@@ -33,6 +33,9 @@ def machine() -> str:
 
 def commit() -> str:
     """The checkout's commit, or "unknown" outside one."""
+    # An installed package may lie in an environment inside of another repository.
+    if not (Path(__file__).parent.parent / ".git").exists():
+        return "unknown"
     command = ["git", "rev-parse", "--short", "HEAD"]
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
     return result.stdout.strip() or "unknown"

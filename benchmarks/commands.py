@@ -1,0 +1,157 @@
+"""`dalle-lean bench`: the benchmarks a user may want to rerun, beside the published figures."""
+
+import json as json_format
+import subprocess
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from dalle_lean.terminal import say, warn
+
+MEGA = 1e6
+
+Figures = dict[str, float]
+
+
+class What(StrEnum):
+    """The benchmarks."""
+
+    SAMPLING = "sampling"
+    TRAINING = "training"
+    MEMORY = "memory"
+    OPTIMIZER = "optimizer"
+    JOBS = "jobs"
+
+
+class Benchmark(NamedTuple):
+    """How one is run and which of its figures are compared."""
+
+    module: str
+    quick: tuple[str, ...]
+    """Arguments for about a minute."""
+    figures: Callable[[dict[str, Any]], Figures]
+    """Of its JSON line, by a name that holds the unit."""
+    takes_reference: bool = False
+
+
+def sampling_figures(found: dict[str, Any]) -> Figures:
+    figures = {}
+    for line in found["drawing"]:
+        name = f"batch {line['batch']}, {line['precision']}"
+        figures[f"{name}: codes/s"] = line["codes_per_s"]
+        figures[f"{name}: pictures/s"] = line["pictures_per_s"]
+        figures[f"{name}: share of the bare chain"] = line["of_bare_chain"]
+        figures[f"{name}: cache, MB"] = line["cache_bytes"] / MEGA
+    for line in found["reference"]:
+        figures[f"dalle-pytorch {line['way']}: codes/s"] = line["codes_per_s"]
+    return figures
+
+
+def training_figures(found: dict[str, Any]) -> Figures:
+    figures = {}
+    for line in found["ways"]:
+        name = f"{'reversible' if line['reversible'] else 'sequential'}, {line['way']}"
+        figures[f"{name}: tokens/s"] = line["tokens_per_s"]
+        figures[f"{name}: step, MB"] = line["step_bytes"] / MEGA
+    return figures
+
+
+def memory_figures(found: dict[str, Any]) -> Figures:
+    figures = {f"a layer, {line['way']}: widths a token": line["widths"] for line in found["layers"]}
+    for line in found["peaks"]:
+        name = f"{'reversible' if line['reversible'] else 'sequential'}, {line['way']}, batch {line['batch_size']}"
+        figures[f"{name}: peak, MB"] = line["peak_bytes"] / MEGA
+    return figures
+
+
+def optimizer_figures(found: dict[str, Any]) -> Figures:
+    return {f"{name}: M parameters/s": line["parameters_per_s"] / MEGA for name, line in found["optimizers"].items()}
+
+
+def job_figures(found: dict[str, Any]) -> Figures:
+    rates = ("preprocess_pictures_per_s", "train_samples_per_s", "generate_pictures_per_s")
+    return {name.replace("_per_", "/").replace("_", " "): found[name] for name in rates if name in found}
+
+
+BENCHMARKS: dict[What, Benchmark] = {
+    What.SAMPLING: Benchmark(
+        "sampling", ("--batches", "1", "8", "32", "--rounds", "1"), sampling_figures, takes_reference=True
+    ),
+    What.TRAINING: Benchmark("training", ("--turns", "1"), training_figures, takes_reference=True),
+    What.MEMORY: Benchmark("memory", (), memory_figures),
+    What.OPTIMIZER: Benchmark("optimizer", ("--rounds", "2"), optimizer_figures),
+    What.JOBS: Benchmark("speed", (), job_figures),
+}
+
+
+def bench(
+    what: Annotated[
+        list[What] | None, typer.Argument(metavar="WHAT", help=f"{', '.join(What)}; all if none is named.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="As published; quick runs take about a minute each.")] = False,
+    reference: Annotated[
+        str | None,
+        typer.Option(metavar="PYTHON", help="Interpreter with dalle-pytorch 1.6.6, for sampling and training."),
+    ] = None,
+) -> None:
+    """Run benchmarks on this machine and compare with the published figures of BENCHMARKS.md."""
+    from benchmarks.published import published_figures, published_page
+
+    published = published_figures(published_page().read_text())
+    failed = []
+    for name in dict.fromkeys(what or What):
+        benchmark = BENCHMARKS[name]
+        arguments = [] if full else [*benchmark.quick]
+        if reference is not None and benchmark.takes_reference:
+            arguments += ["--reference", reference]
+        say(f"{name}: python -m benchmarks.{' '.join([benchmark.module, *arguments])}")
+        found = run(benchmark.module, arguments)
+        if found is None:
+            failed.append(name)
+            warn(f"{name} did not finish; it says why above")
+            continue
+        for line in comparison(benchmark.figures, found, published.get(benchmark.module)):
+            say(line)
+        say("")
+    if failed:
+        raise ValueError(f"{len(failed)} of the benchmarks did not finish: {', '.join(failed)}")
+
+
+def run(module: str, arguments: list[str]) -> dict[str, Any] | None:
+    """The JSON line of a benchmark in a process of its own; None where it fails."""
+    from benchmarks.turns import ROOT, RUN_MODULE
+
+    command = [sys.executable, "-c", RUN_MODULE, str(ROOT), f"benchmarks.{module}", *arguments]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    return dict(json_format.loads(result.stdout.splitlines()[-1])) if result.returncode == 0 else None
+
+
+def comparison(
+    figures_of: Callable[[dict[str, Any]], Figures], found: dict[str, Any], published: dict[str, Any] | None
+) -> list[str]:
+    """The table's lines: every figure, published and here, and here / published; before it, where each was measured."""
+    here, there = figures_of(found), {} if published is None else figures_of(published)
+    lines = [f"here: {found['machine']}, commit {found['commit']}"]
+    if published is None:
+        lines.append("published: BENCHMARKS.md has no figures of this benchmark yet")
+    else:
+        lines.append(f"published: {published['machine']}, commit {published['commit']}")
+        if published["machine"] != found["machine"]:
+            lines.append("Another machine: the ratios compare machines as much as versions.")
+    width = max(map(len, here))
+    lines.append(f"{'figure':{width}} {'published':>12} {'here':>12} {'ratio':>7}")
+    for name, value in here.items():
+        known = there.get(name)
+        ratio = "-" if not known else f"{value / known:.2f}"
+        lines.append(f"{name:{width}} {'-' if known is None else number(known):>12} {number(value):>12} {ratio:>7}")
+    if missing := there.keys() - here.keys():
+        lines.append(f"{len(missing)} published figures were not measured in this run; --full measures more.")
+    return lines
+
+
+def number(value: float) -> str:
+    """With three digits or more."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
