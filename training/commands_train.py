@@ -9,7 +9,12 @@ from dalle_lean.terminal import Device, progress_bar, say, warn
 
 
 def train(
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="Folder of shards, as `preprocess` writes it.")],
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA", help="Folder of shards, as `preprocess` writes it, or the URL of one (https, s3, hf, ...)."
+        ),
+    ],
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="Folder of the run; the same command continues what it holds.")
     ],
@@ -19,7 +24,7 @@ def train(
         Path | None, typer.Option(help="A tokenizer.json; without it one is made from the captions.")
     ] = None,
     heldout: Annotated[
-        Path | None,
+        str | None,
         typer.Option(help="Shards to measure on; without it a share of the data is kept for that."),
     ] = None,
     vqgan: Annotated[
@@ -42,10 +47,11 @@ def train(
     from training.parts import bundled_vqgan
     from training.recipe import load_recipe
     from training.run_folder import run_folder
+    from training.shard_set import find_shards
     from training.trainer import train as run
 
     recipe = load_recipe(config).override(steps=steps, batch_size=batch_size, lr=lr, seed=seed, precision=precision)
-    vqgan = vqgan or bundled_vqgan(data)
+    vqgan = vqgan or bundled_vqgan(find_shards(data, on_notice=warn).info)
     with run_folder(out):
         if vqgan is None:
             warn(f"{out / 'model'} will have no VQGAN, and generate needs one: name what made the codes with --vqgan")

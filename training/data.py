@@ -1,22 +1,23 @@
 """Shards -> batches: streamed, shuffled with a seed, the same from any position on."""
 
-import hashlib
-import heapq
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dalle_lean.tokenizer import Tokenizer
-from preprocessing.shards import open_stream
+from training.heldout import is_heldout, key_hash
+from training.order import Position, first_run, run_start, shard_groups, window_order
+from training.prefetch import prefetch
+from training.progress import OnNotice
+from training.retry import silent
+from training.rows import DamagedShard, Rows, join, read_rows, whole_shard
+from training.shard_set import ShardSet
 
-Sample = dict[str, Any]
-"""A row of a shard: caption (str), codes (integers [I]) and key (str)."""
+BATCHES_AHEAD = 2
 
 
 class Batch(NamedTuple):
@@ -26,65 +27,174 @@ class Batch(NamedTuple):
     image_codes: Tensor
 
 
-class Position(NamedTuple):
-    """How far the data was read: whole passes over it, then samples of the present pass."""
-
-    epoch: int = 0
-    sample: int = 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """The rows to train on and the order they come in.
+    """The rows to train on and the order they come in; `training.order` tells how it is made.
 
     Args:
-        folder: shards as `preprocess` writes them.
+        shards: see `training.shard_set.find_shards`.
         heldout_share: share of the rows, by the hash of their keys, that is left out.
-        shuffle_buffer: samples held in memory to shuffle among; shards are shuffled too.
+        shuffle_buffer: rows shuffled together, and so held in memory.
+        shuffle_shards: shards they come from.
         seed: of the order.
+        identity: of a peer; each has an order of its own.
+        part, parts: this reader gets part 0..parts-1 of the rows; see `split`.
     """
 
-    folder: Path
+    shards: ShardSet
     heldout_share: float
     shuffle_buffer: int
     seed: int
+    shuffle_shards: int = 8
+    identity: str = ""
+    part: int = 0
+    parts: int = 1
 
-    def epoch(self, epoch: int) -> Iterator[Sample]:
-        """One pass over the data, in an order of its own."""
-        stream = open_stream(self.folder).shuffle(seed=self.seed, buffer_size=self.shuffle_buffer)
-        stream.set_epoch(epoch)
-        return (row for row in stream if not is_heldout(row["key"], self.heldout_share))
+    def __post_init__(self) -> None:
+        if not 0 <= self.part < self.parts:
+            raise ValueError(f"part {self.part} of {self.parts}: must be in 0..{self.parts - 1}")
+        if self.shuffle_buffer < 1 or self.shuffle_shards < 1:
+            raise ValueError(
+                f"shuffle_buffer={self.shuffle_buffer}, shuffle_shards={self.shuffle_shards}: must be at least 1"
+            )
 
-    def samples(self, start: Position) -> Iterator[tuple[Sample, Position]]:
-        """Sample after sample for ever, each with the position behind it.
+    def split(self, rank: int, world: int) -> Self:
+        """The share of rank 0..world-1: no row is in two, every row is in one.
 
-        `datasets` forgets its shuffle buffer when it resumes, so the samples before `start` are read again and dropped:
-        exact, and fast beside training on them.
+        Whole shards where there are enough for all, else single rows. A share can be split again, among the workers of
+        a rank for instance.
         """
-        epoch, skip = start
+        if not 0 <= rank < world:
+            raise ValueError(f"rank={rank}: must be in 0..{world - 1}")
+        return replace(self, part=self.part + self.parts * rank, parts=self.parts * world)
+
+    @property
+    def order_seed(self) -> int:
+        """What the order follows from: the seed, and whose data it is."""
+        return key_hash(f"order {self.seed} {self.identity}") if self.identity else self.seed
+
+    @property
+    def shard_numbers(self) -> range:
+        """The shards that this part reads."""
+        count = len(self.shards.paths)
+        return range(self.part, count, self.parts) if self.parts <= count else range(count)
+
+    def chosen(self, rows: Rows, first: int) -> list[int]:
+        """Which of these rows of a shard are trained on here; `first` is the number of the first one."""
+        places = range(len(rows))
+        if self.parts > len(self.shards.paths):
+            places = range((self.part - first) % self.parts, len(rows), self.parts)
+        share = self.heldout_share
+        return [place for place in places if not (share and is_heldout(rows.keys[place], share))]
+
+    def windows(self, start: Position = Position()) -> Iterator[tuple[Rows, Position]]:
+        """Window after window for ever, each with its place; of the first one, `start.sample` rows were given before.
+
+        A damaged shard is named and passed over. ValueError where a whole pass has nothing to train on.
+        """
+        position = start
         while True:
-            sample = skip
-            for row in islice(self.epoch(epoch), skip, None):
-                sample += 1
-                yield row, Position(epoch, sample)
-            if sample == 0:
-                raise ValueError(f"{self.folder} has no sample to train on")
-            epoch, skip = epoch + 1, 0
+            groups = shard_groups(len(self.shard_numbers), self.shuffle_shards, self.order_seed, position.epoch)
+            whole, given = position.group == position.window == 0, 0
+            for group in groups[position.group :]:
+                numbers = [self.shard_numbers[place] for place in group]
+                for rows, here in self.group_windows(numbers, position):
+                    given, position = given + len(rows), here
+                    yield rows, position
+                position = Position(epoch=position.epoch, group=position.group + 1, skipped=position.skipped)
+            if whole and not given:
+                damaged = f"; {position.skipped} were damaged" if position.skipped else ""
+                raise ValueError(
+                    f"{self.shards.name} has no sample to train on in {len(self.shard_numbers)} shards{damaged}"
+                )
+            position = Position(epoch=position.epoch + 1, skipped=position.skipped)
+
+    def group_windows(self, group: list[int], position: Position) -> Iterator[tuple[Rows, Position]]:
+        """The windows that are left of a group of shards. The last one is empty: it tells what was lost on the way."""
+        run = -(-self.shuffle_buffer // len(group))
+        firsts = {
+            number: first_run(run, self.shards.rows[number], self.order_seed, position.epoch, number)
+            for number in group
+            if number not in position.lost
+        }
+        left = {
+            number: read_rows(
+                self.shards,
+                number,
+                run_start(position.window, first, run),
+                run,
+                first_count=run if position.window else first,
+            )
+            for number, first in firsts.items()
+        }
+        while True:
+            parts = [Rows.none()]
+            for number, runs in list(left.items()):
+                start = run_start(position.window, firsts[number], run)
+                try:
+                    rows = next(runs, None)
+                except DamagedShard as damage:
+                    self.shards.on_notice(f"{damage}; passed over from row {start} on")
+                    position = replace(position, lost=(*position.lost, number), skipped=position.skipped + 1)
+                    rows = None
+                if rows is None:
+                    del left[number]
+                else:
+                    parts.append(rows.take(self.chosen(rows, start)))
+            window = join(parts)
+            yield window.take(window_order(len(window), self.order_seed, position).tolist()), position
+            if not left:
+                return
+            position = replace(position, window=position.window + 1, sample=0)
 
     def batches(
         self, batch_size: int, tokenizer: Tokenizer, text_len: int, start: Position = Position()
     ) -> Iterator[tuple[Batch, Position]]:
-        """Batches for ever, each with the position behind it; a batch may reach into the next pass."""
-        samples = self.samples(start)
-        while True:
-            rows, positions = zip(*islice(samples, batch_size), strict=True)
-            yield collate(rows, tokenizer, text_len), positions[-1]
+        """Batches for ever, each with the place behind it; a batch may reach into the next window and the next pass."""
+        parts: list[Rows] = []
+        missing = batch_size
+        for rows, position in self.windows(start):
+            given = position.sample
+            while given < len(rows):
+                parts.append(rows.part(given, given + missing))
+                given += len(parts[-1])
+                missing -= len(parts[-1])
+                if not missing:
+                    yield collate(join(parts), tokenizer, text_len), replace(position, sample=given)
+                    parts, missing = [], batch_size
+
+    def captions(self) -> Iterator[str]:
+        """The captions trained on, in the order of the shards."""
+        for number in self.shard_numbers:
+            first = 0
+            for rows in whole_shard(self.shards, number, codes=False):
+                for place in self.chosen(rows, first):
+                    yield rows.captions[place]
+                first += len(rows)
 
 
-def collate(rows: tuple[Sample, ...] | list[Sample], tokenizer: Tokenizer, text_len: int) -> Batch:
-    """Samples -> a batch; captions are cut or padded to `text_len` ids."""
-    codes = np.stack([np.asarray(row["codes"], dtype=np.int64) for row in rows])
-    return Batch(tokenizer.encode([row["caption"] for row in rows], text_len), torch.from_numpy(codes))
+def collate(rows: Rows, tokenizer: Tokenizer, text_len: int) -> Batch:
+    """Rows -> a batch; captions are cut or padded to `text_len` ids."""
+    return Batch(tokenizer.encode(rows.captions, text_len), torch.from_numpy(rows.codes.astype(np.int64)))
+
+
+def ahead(
+    batches: Iterator[tuple[Batch, Position]], *, pin: bool, on_notice: OnNotice = silent
+) -> Generator[tuple[Batch, Position], None, None]:
+    """The same batches, made in a thread before they are needed, and told of where they are waited for.
+
+    Args:
+        pin: put them where CUDA copies from without waiting.
+    """
+
+    def pinned() -> Iterator[tuple[Batch, Position]]:
+        for batch, position in batches:
+            yield (Batch(*(part.pin_memory() for part in batch)) if pin else batch), position
+
+    def on_wait(seconds: float) -> None:
+        on_notice(f"waiting for data since {seconds:.0f} s")
+
+    return prefetch(pinned(), BATCHES_AHEAD, on_wait)
 
 
 def drop_captions(batch: Batch, share: float, *, seed: int, step: int) -> Batch:
@@ -98,31 +208,3 @@ def drop_captions(batch: Batch, share: float, *, seed: int, step: int) -> Batch:
     generator = torch.Generator().manual_seed(key_hash(f"dropped captions {seed} {step}"))
     kept = torch.rand(len(batch.text_ids), 1, generator=generator) >= share
     return batch._replace(text_ids=batch.text_ids * kept)
-
-
-def key_hash(key: str) -> int:
-    """A number in 0..2**64-1 that looks drawn at random, the same always and everywhere."""
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
-
-
-def is_heldout(key: str, share: float) -> bool:
-    """Whether the row with this key is kept away from training."""
-    return key_hash(key) < share * 2**64
-
-
-def heldout_rows(data: TrainingData, heldout: Path | None, count: int) -> list[Sample]:
-    """At most `count` rows never trained on: of the shards `heldout`, else of those that `data` leaves out.
-
-    Those whose keys have the smallest hashes: a fair sample wherever they stand. Holds `count` rows in memory.
-    """
-    rows = open_stream(heldout or data.folder)
-    if heldout is None:
-        rows = (row for row in rows if is_heldout(row["key"], data.heldout_share))
-    return heapq.nsmallest(count, rows, key=lambda row: key_hash(row["key"]))
-
-
-def captions(data: TrainingData) -> Iterator[str]:
-    """The captions trained on, in the order of the shards."""
-    for row in open_stream(data.folder):
-        if not is_heldout(row["key"], data.heldout_share):
-            yield row["caption"]

@@ -134,7 +134,8 @@ class Learner:
         """The batch in parts of the size that is trained on at once, on the model's device."""
         size = self.micro_batch_size
         parts = zip(batch.text_ids.split(size), batch.image_codes.split(size), strict=True)
-        return [Batch(text_ids.to(self.device), image_codes.to(self.device)) for text_ids, image_codes in parts]
+        # Pinned batches are copied while the host goes on; others are waited for as ever.
+        return [Batch(*(part.to(self.device, non_blocking=True) for part in pair)) for pair in parts]
 
     def autocast(self) -> torch.autocast:
         """The recipe's precision."""

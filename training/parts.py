@@ -7,8 +7,9 @@ from dalle_lean import Dalle, load_model
 from dalle_lean.files import read_json
 from dalle_lean.folder import bundled_model
 from dalle_lean.vqgan import VQGAN
-from preprocessing.shards import DatasetInfo, read_dataset_info
+from preprocessing.shards import DatasetInfo
 from training.recipe import Recipe
+from training.shard_set import Codes, ShardSet
 
 
 def build_model(recipe: Recipe, info: DatasetInfo, vocab_size: int, init: Path | None) -> Dalle:
@@ -24,23 +25,36 @@ def build_model(recipe: Recipe, info: DatasetInfo, vocab_size: int, init: Path |
     return model
 
 
-def bundled_vqgan(data: Path) -> Path | None:
-    """The bundled model's VQGAN, if it is the one that made the codes of the shards `data`."""
+def bundled_vqgan(info: DatasetInfo) -> Path | None:
+    """The bundled model's VQGAN, if it is the one that made the codes of these shards."""
     try:
         folder = bundled_model()
     except ValueError:  # this installation has none
         return None
-    made_them = read_json(folder / "config.json")["vqgan_fingerprint"] == read_dataset_info(data).vqgan
+    made_them = read_json(folder / "config.json")["vqgan_fingerprint"] == info.vqgan
     return folder / "vqgan" if made_them else None
 
 
-def refuse_other_codes(heldout: Path, data: Path, info: DatasetInfo) -> None:
+def stated_codes(recipe: Recipe, vqgan: Path | None) -> Codes | None:
+    """What the codes of a data set that does not tell it itself are, where recipe and VQGAN say so."""
+    if vqgan is None or not {"image_side", "image_vocab_size"} <= set(recipe.model):
+        return None
+    made_by = VQGAN.load(vqgan)
+    return Codes(
+        image_side=recipe.model["image_side"],
+        codebook_size=recipe.model["image_vocab_size"],
+        vqgan=made_by.fingerprint(),
+        picture_side=recipe.model["image_side"] * made_by.config.downscale,
+    )
+
+
+def refuse_other_codes(heldout: ShardSet, data: ShardSet) -> None:
     """ValueError unless the codes of the shards `heldout` mean what those of `data` mean."""
-    theirs = read_dataset_info(heldout)
     for name in ("vqgan", "image_side", "codebook_size"):
-        if getattr(theirs, name) != getattr(info, name):
+        theirs, ours = getattr(heldout.info, name), getattr(data.info, name)
+        if theirs != ours:
             raise ValueError(
-                f"{heldout} has {name} {getattr(theirs, name)}, but {data} has {getattr(info, name)}; "
+                f"{heldout.name} has {name} {theirs}, but {data.name} has {ours}; "
                 "preprocess both with the same --vqgan and --picture-side"
             )
 

@@ -155,6 +155,7 @@ class DataRecipe:
         batch_size: samples in one optimizer step.
         text_vocab_size: ids of the tokenizer that is made from the captions where none is given.
         shuffle_buffer: samples held in memory to shuffle among.
+        shuffle_shards: shards they come from, side by side.
         heldout_share: share of the rows, by the hash of their keys, kept for measuring where no held-out shards are.
         heldout_samples: at most so many are measured.
         caption_dropout: share of the captions, 0..1, in whose place the empty one is learnt, for classifier-free
@@ -165,6 +166,7 @@ class DataRecipe:
     batch_size: int = 4096
     text_vocab_size: int = 4096
     shuffle_buffer: int = 10_000
+    shuffle_shards: int = 8
     heldout_share: float = 0.01
     heldout_samples: int = 512
     caption_dropout: float = 0.0
@@ -172,7 +174,11 @@ class DataRecipe:
 
     def __post_init__(self) -> None:
         check_at_least(
-            1, batch_size=self.batch_size, shuffle_buffer=self.shuffle_buffer, text_vocab_size=self.text_vocab_size
+            1,
+            batch_size=self.batch_size,
+            text_vocab_size=self.text_vocab_size,
+            shuffle_buffer=self.shuffle_buffer,
+            shuffle_shards=self.shuffle_shards,
         )
         check_at_least(0, heldout_samples=self.heldout_samples, seed=self.seed)
         if not 0 <= self.heldout_share < 1:

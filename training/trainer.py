@@ -5,7 +5,8 @@ OUT gets model/ (a model folder), checkpoint/, tokenizer.json, metrics.jsonl, te
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -17,18 +18,21 @@ from dalle_lean import DalleConfig, save_model
 from dalle_lean.files import sha256_file
 from dalle_lean.progress import OnProgress
 from dalle_lean.vqgan import VQGAN
-from preprocessing.shards import read_dataset_info
 from training.checkpoint import load_checkpoint, save_checkpoint
-from training.data import Batch, Position, TrainingData, captions, collate, drop_captions, heldout_rows
+from training.data import Batch, TrainingData, ahead, collate, drop_captions
+from training.heldout import heldout_rows
 from training.interrupt import interrupt_deferred
 from training.learner import Learner
 from training.metrics import MetricsLog, Pace
-from training.parts import build_model, matching_vqgan, refuse_other_codes
+from training.order import Position
+from training.parts import build_model, matching_vqgan, refuse_other_codes, stated_codes
 from training.progress import OnNotice, StepCount
 from training.recipe import DataRecipe, OptimizerRecipe, Recipe
+from training.retry import silent
 from training.run_folder import place_tokenizer, remove_leftovers
 from training.samples import draw_codes, save_sheet
 from training.schedule import crop_of_step, learning_rate
+from training.shard_set import ShardSet, find_shards, is_url
 
 NUM_SAMPLES = 8
 
@@ -56,16 +60,18 @@ class Progress(StepCount):
             words.append(f"{self.tokens_per_s:,.0f} tokens/s, {self.sample_tokens} a sample")
         if self.rescaled:
             words.append(f"{self.rescaled} steps skipped (gradient scales lowered)")
+        if self.position.skipped:
+            words.append(f"{self.position.skipped} damaged shards passed over")
         return words
 
 
 def train(
-    data: Path,
+    data: str | Path,
     out: Path,
     recipe: Recipe,
     *,
     tokenizer: Path | None = None,
-    heldout: Path | None = None,
+    heldout: str | Path | None = None,
     vqgan: Path | None = None,
     init: Path | None = None,
     device: str = "cpu",
@@ -75,20 +81,33 @@ def train(
     """Train on the shards `data`, or continue the run that `out` holds; returns how it ended.
 
     Args:
+        data: a folder, or the URL of one; see training.shard_set.find_shards.
         tokenizer: a tokenizer.json; without it `init`'s, else one is made from the captions.
         heldout: shards to measure on; without it a share of `data` is left out of the training.
         vqgan: the folder of the VQGAN that made the codes: draws samples, and goes into the model folder.
         init: a model folder to start from; the recipe's [model] does not count then.
         on_progress: called after each step with samples done, samples in all, and a note.
-        on_notice: called when Ctrl+C was pressed, and when the run turns out to be finished already.
+        on_notice: called when Ctrl+C was pressed, when the run turns out to be finished already, for a damaged shard,
+            and while data is waited for.
 
     Raises:
         TrainingDiverged: see OptimizerRecipe.max_skipped_in_row; the last checkpoint and model stay as they were.
+        Unreachable: data on another machine could not be read for a long time; the last checkpoint stays.
         ValueError: recipe, data, tokenizer, VQGAN or the run in `out` do not fit together.
         KeyboardInterrupt: on Ctrl+C, once the step is finished and saved.
     """
-    run = Run(data, out, recipe, tokenizer=tokenizer, heldout=heldout, vqgan=vqgan, init=init, device=device)
-    run.go(on_progress, on_notice)
+    run = Run(
+        data,
+        out,
+        recipe,
+        tokenizer=tokenizer,
+        heldout=heldout,
+        vqgan=vqgan,
+        init=init,
+        device=device,
+        on_notice=on_notice,
+    )
+    run.go(on_progress)
     return run.progress
 
 
@@ -97,29 +116,34 @@ class Run:
 
     def __init__(
         self,
-        data: Path,
+        data: str | Path,
         out: Path,
         recipe: Recipe,
         *,
         tokenizer: Path | None = None,
-        heldout: Path | None = None,
+        heldout: str | Path | None = None,
         vqgan: Path | None = None,
         init: Path | None = None,
         device: str = "cpu",
+        on_notice: OnNotice | None = None,
     ):
-        self.out, self.recipe, self.vqgan_folder = out, recipe, vqgan
-        self.info = read_dataset_info(data)
-        if heldout is not None:
-            refuse_other_codes(heldout, data, self.info)
+        self.out, self.recipe, self.vqgan_folder, self.on_notice = out, recipe, vqgan, on_notice or silent
+        codes = stated_codes(recipe, vqgan) if is_url(str(data)) else None
+        shards = find_shards(data, codes=codes, on_notice=self.on_notice)
+        self.info = shards.info
+        heldout_shards = find_shards(heldout, on_notice=self.on_notice) if heldout is not None else None
+        if heldout_shards is not None:
+            refuse_other_codes(heldout_shards, shards)
         self.vqgan = matching_vqgan(vqgan, self.info) if vqgan else None
         self.data = TrainingData(
-            folder=data,
-            heldout_share=0.0 if heldout else recipe.data.heldout_share,
+            shards=shards,
+            heldout_share=0.0 if heldout_shards else recipe.data.heldout_share,
             shuffle_buffer=recipe.data.shuffle_buffer,
+            shuffle_shards=recipe.data.shuffle_shards,
             seed=recipe.data.seed,
         )
         source = tokenizer or (init / "tokenizer.json" if init else None)
-        self.tokenizer = place_tokenizer(out, source, captions(self.data), recipe.data.text_vocab_size)
+        self.tokenizer = place_tokenizer(out, source, self.data.captions(), recipe.data.text_vocab_size)
         torch.manual_seed(recipe.data.seed)
         self.model = build_model(recipe, self.info, self.tokenizer.vocab_size, init).to(device)
         self.learner = Learner(self.model, recipe)
@@ -128,15 +152,14 @@ class Run:
             "model": self.model.config.to_dict(),
             "optimizer": sections["optimizer"],
             "data": sections["data"],
-            "dataset.json": sha256_file(data / "dataset.json"),
+            "dataset.json": shards.fingerprint,
             "tokenizer": sha256_file(source) if source else None,
-            "held-out shards": sha256_file(heldout / "dataset.json") if heldout else None,
+            "held-out shards": heldout_shards.fingerprint if heldout_shards else None,
             "first weights": sha256_file(init / "config.json") if init else None,
         }
         self.progress = self.restore()
         remove_leftovers(out)
-        rows = [] if self.finished else heldout_rows(self.data, heldout, recipe.data.heldout_samples)
-        self.heldout = collate(rows, self.tokenizer, self.model.config.text_len) if rows else None
+        self.heldout = None if self.finished else self.heldout_batch(heldout_shards)
         self.saved_step = self.progress.step
         self.pace = Pace()
 
@@ -145,15 +168,21 @@ class Run:
         """Whether no step is left."""
         return self.progress.step >= self.recipe.schedule.total_steps
 
-    def go(self, on_progress: OnProgress | None = None, on_notice: OnNotice | None = None) -> None:
+    def heldout_batch(self, shards: ShardSet | None) -> Batch | None:
+        """What is measured: rows of the held-out shards, or of those that the training leaves out."""
+        share = 1.0 if shards else self.data.heldout_share
+        rows = heldout_rows(shards or self.data.shards, share, self.recipe.data.heldout_samples)
+        return collate(rows, self.tokenizer, self.model.config.text_len) if len(rows) else None
+
+    def go(self, on_progress: OnProgress | None = None) -> None:
         """All steps that are left; see `train`."""
         if not self.finished:
-            self.learn(on_progress, on_notice)
-        elif on_notice is not None:
-            on_notice(f"already finished at step {self.progress.step}")
+            self.learn(on_progress)
+        else:
+            self.on_notice(f"already finished at step {self.progress.step}")
         self.finish()
 
-    def learn(self, on_progress: OnProgress | None, on_notice: OnNotice | None) -> None:
+    def learn(self, on_progress: OnProgress | None) -> None:
         """Step after step; Ctrl+C ends it once all is saved."""
         total_steps, batch_size = self.recipe.schedule.total_steps, self.recipe.data.batch_size
 
@@ -163,8 +192,12 @@ class Run:
                 on_progress(self.progress.step * batch_size, total_steps * batch_size, note)
 
         tell()
-        with MetricsLog(self.out, self.progress.step) as metrics, interrupt_deferred(on_notice) as interrupted:
-            for batch, position in self.batches():
+        with (
+            MetricsLog(self.out, self.progress.step) as metrics,
+            interrupt_deferred(self.on_notice) as interrupted,
+            closing(self.batches()) as batches,
+        ):
+            for batch, position in batches:
                 self.take_step(batch, position, metrics)
                 self.look(metrics)
                 tell()
@@ -172,18 +205,21 @@ class Run:
                     self.stop()
                     raise KeyboardInterrupt
 
-    def batches(self) -> Iterator[tuple[Batch, Position]]:
-        """The batches that are left, each with the data position behind it."""
+    def batches(self) -> Generator[tuple[Batch, Position], None, None]:
+        """The batches that are left, each with the data position behind it; a thread makes them ahead of need."""
         remaining = self.recipe.schedule.total_steps - self.progress.step
         size, length = self.recipe.data.batch_size, self.model.config.text_len
         batches = self.data.batches(size, self.tokenizer, length, self.progress.position)
-        return islice(batches, remaining)
+        pin = self.learner.device.type == "cuda"
+        return ahead(islice(batches, remaining), pin=pin, on_notice=self.on_notice)
 
     def take_step(self, batch: Batch, position: Position, metrics: MetricsLog) -> None:
         """Learn from a batch; a step that is not finite is skipped, recorded and, many in a row, the end."""
         progress, schedule, config = self.progress, self.recipe.schedule, self.model.config
-        progress.position = position
         step = progress.step + 1
+        if position.skipped > progress.position.skipped:
+            metrics.write(step, damaged_shards=position.skipped)
+        progress.position = position
         seed = self.recipe.data.seed
         batch = drop_captions(batch, self.recipe.data.caption_dropout, seed=seed, step=step)
         crop = crop_of_step(step, schedule.length_warmup, config.image_side, seed)
@@ -247,8 +283,7 @@ class Run:
 
     def save_checkpoint(self) -> None:
         """Write all that a killed run needs, what a delayed step has not given out yet included."""
-        state = {**dataclasses.asdict(self.progress), "position": tuple(self.progress.position)}
-        save_checkpoint(self.out, **self.moving, progress=state, run=self.identity)
+        save_checkpoint(self.out, **self.moving, progress=dataclasses.asdict(self.progress), run=self.identity)
         self.saved_step = self.progress.step
 
     def save_model(self) -> None:
@@ -270,7 +305,17 @@ class Run:
             "data": dataclasses.asdict(DataRecipe()),
         }
         saved = load_checkpoint(self.out, **self.moving, run=self.identity, defaults=earlier)
-        return Progress(**{**saved, "position": Position(*saved["position"])}) if saved else Progress()
+        if saved is None:
+            return Progress()
+        place = saved.pop("position")
+        if isinstance(place, dict):
+            return Progress(**saved, position=Position.from_dict(place))
+        if saved["step"] < self.recipe.schedule.total_steps:
+            raise ValueError(
+                f"{self.out} holds a run of an earlier version, whose order of the data is not made any more: "
+                f"finish it with that version, or begin another run from its model with --init {self.out / 'model'}"
+            )
+        return Progress(**saved)
 
     @property
     def moving(self) -> dict[str, Any]:

@@ -76,6 +76,51 @@ def test_a_checkpoint_of_an_earlier_program_is_continued(shards, recipe, tmp_pat
     assert train(shards, tmp_path, recipe).step == 12
 
 
+def with_an_old_position(out):
+    """Turn a checkpoint's place in the data into one of an earlier program: passes and samples."""
+    state = torch.load(out / CHECKPOINT, weights_only=True)
+    state["progress"]["position"] = (0, 24)
+    run = json.loads(state["run"])
+    del run["data"]["shuffle_shards"]
+    torch.save({**state, "run": json.dumps(run)}, out / CHECKPOINT)
+
+
+def test_a_checkpoint_whose_order_of_the_data_is_not_known_any_more_is_refused(shards, recipe, tmp_path):
+    with pytest.raises(Killed):
+        train(shards, tmp_path, recipe, on_progress=at_step(6, kill))
+    with_an_old_position(tmp_path)
+    with pytest.raises(ValueError, match=r"run of an earlier version, .* --init .*model"):
+        train(shards, tmp_path, recipe)
+
+
+def test_a_finished_run_of_an_earlier_program_stays_finished(shards, recipe, tmp_path):
+    train(shards, tmp_path, recipe)
+    with_an_old_position(tmp_path)
+    assert train(shards, tmp_path, recipe).step == 12
+
+
+@pytest.mark.parametrize("killed_after", [4, 11])
+def test_a_damaged_shard_is_named_counted_and_killed_beside_as_any_other(shards, recipe, tmp_path, killed_after):
+    data = relabelled(shards, tmp_path / "data")
+    (data / "shard-00002.parquet").unlink()
+    (data / "shard-00002.parquet").write_bytes((shards / "shard-00002.parquet").read_bytes()[:600])
+    notices, notes = [], []
+    train(data, tmp_path / "whole", recipe, on_notice=notices.append, on_progress=lambda *at: notes.append(at[2]))
+    assert all("shard-00002.parquet is damaged" in line for line in notices)
+    assert "damaged shards passed over" in notes[-1]
+    counted = [
+        line["damaged_shards"] for line in read_metrics(tmp_path / "whole" / METRICS) if "damaged_shards" in line
+    ]
+    assert counted == list(range(1, counted[-1] + 1))
+
+    with pytest.raises(Killed):
+        train(data, tmp_path / "again", recipe, on_progress=at_step(killed_after, kill))
+    train(data, tmp_path / "again", recipe)
+    assert losses(tmp_path / "again") == losses(tmp_path / "whole")
+    again = [line["damaged_shards"] for line in read_metrics(tmp_path / "again" / METRICS) if "damaged_shards" in line]
+    assert again == counted
+
+
 @pytest.mark.parametrize("step", [3, 12])
 def test_a_kill_between_model_and_checkpoint_loses_nothing(shards, recipe, uninterrupted, tmp_path, monkeypatch, step):
     def killed_before_saving(out, *, progress, **parts):

@@ -1,0 +1,82 @@
+import json
+
+import pytest
+
+from preprocessing.shards import open_stream
+from tests.training.conftest import write_shards
+from training.data import TrainingData
+from training.heldout import heldout_rows, is_heldout
+from training.order import Position
+from training.shard_set import find_shards
+
+
+def places(rows):
+    return sorted(int(key.removeprefix("picture-")) for key in rows.keys)
+
+
+def test_what_is_held_out_is_never_trained_on(shards):
+    data = TrainingData(shards=find_shards(shards), heldout_share=0.1, shuffle_buffer=16, seed=3)
+    heldout = heldout_rows(data.shards, 0.1, 1000).keys
+    assert 0 < len(heldout) < 40
+    trained = [key for rows, position in windows_of_a_pass(data) for key in rows.keys]
+    assert not set(heldout) & set(trained)
+    assert len(heldout) + len(list(data.captions())) == 120
+
+
+def windows_of_a_pass(data):
+    for rows, position in data.windows(Position()):
+        if position.epoch:
+            return
+        yield rows, position
+
+
+def test_held_out_rows_have_the_captions_and_codes_of_their_keys(shards):
+    stored = {row["key"]: row for row in open_stream(shards)}
+    rows = heldout_rows(find_shards(shards), 0.5, 30)
+    assert rows.captions == [stored[key]["caption"] for key in rows.keys]
+    assert rows.codes.tolist() == [list(stored[key]["codes"]) for key in rows.keys]
+
+
+def test_shards_of_their_own_can_be_held_out(shards):
+    assert len(heldout_rows(find_shards(shards), 1.0, 50)) == 50
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.0, 10), (0.5, 0)])
+def test_nothing_is_held_out_where_nothing_is_wanted(shards, share, count):
+    assert len(heldout_rows(find_shards(shards), share, count)) == 0
+
+
+def test_held_out_rows_are_a_fair_sample_that_does_not_depend_on_their_order(tmp_path):
+    sorted_shards = write_shards(tmp_path / "sorted", 600)
+    chosen = places(heldout_rows(find_shards(sorted_shards), 1.0, 150))
+    quarters = [sum(start <= place < start + 150 for place in chosen) for start in range(0, 600, 150)]
+    assert all(25 <= quarter <= 50 for quarter in quarters)
+    assert len(set(chosen)) == 150
+
+    info = json.loads((sorted_shards / "dataset.json").read_text())
+    info["shards"].reverse()
+    (sorted_shards / "dataset.json").write_text(json.dumps(info))
+    assert places(heldout_rows(find_shards(sorted_shards), 1.0, 150)) == chosen
+
+
+def test_of_many_shards_only_as_many_are_read_as_it_takes(tmp_path, monkeypatch):
+    shards = find_shards(write_shards(tmp_path / "many", 1000, shard_rows=10))
+    opened = []
+    real = type(shards).open
+    monkeypatch.setattr(type(shards), "open", lambda self, index: opened.append(index) or real(self, index))
+    assert len(heldout_rows(shards, 0.5, 40)) == 40
+    assert 30 <= len(set(opened)) <= 36
+
+
+def test_a_damaged_shard_is_named_and_the_others_are_held_out_from(tmp_path):
+    folder, noticed = write_shards(tmp_path / "data"), []
+    (folder / "shard-00001.parquet").write_bytes(b"PAR1")
+    chosen = places(heldout_rows(find_shards(folder, on_notice=noticed.append), 1.0, 200))
+    assert chosen == [place for place in range(120) if place // 32 != 1]
+    assert "shard-00001.parquet is damaged" in noticed[0]
+
+
+def test_the_hash_holds_out_the_share_asked_for():
+    share = sum(is_heldout(f"key-{index}", 0.2) for index in range(5000)) / 5000
+    assert 0.18 < share < 0.22
+    assert not is_heldout("any", 0.0)

@@ -1,0 +1,251 @@
+"""Shards on another machine: a web server on loopback whose faults are called by name."""
+
+import re
+import threading
+import time
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
+
+import fsspec
+import pytest
+import torch
+
+from dalle_lean.tokenizer import Tokenizer
+from tests.training.conftest import write_shards
+from tests.training.runs import losses
+from training.data import TrainingData
+from training.order import Position
+from training.recipe import load_recipe
+from training.retry import Patience, RemoteFile, Unreachable, within
+from training.shard_set import Codes, find_shards, published_files
+from training.trainer import train
+
+HASTY = Patience(timeout_s=0.5, first_wait_s=0.01, longest_wait_s=0.05, give_up_s=20)
+
+
+class Faults:
+    """What the server does wrong with its next answers to GET, one fault an answer."""
+
+    def __init__(self):
+        self.coming, self.answers, self.gone = [], 0, set()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Serves a folder with ranges, as storage on the Web does."""
+
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self.answer(body=False)
+
+    def do_GET(self):
+        faults = self.server.faults
+        faults.answers += 1
+        fault = faults.coming.pop(0) if faults.coming else None
+        if fault == "refuse":
+            self.send_error(503)
+        elif fault == "hang":
+            time.sleep(1.0)
+            self.answer(body=True)
+        elif fault == "cut":
+            self.answer(body=True, cut=True)
+        else:
+            self.answer(body=True)
+
+    def answer(self, body, cut=False):
+        path = self.server.folder / self.path.lstrip("/")
+        if not path.is_file() or path.name in self.server.faults.gone:
+            self.send_error(404)
+            return
+        content = path.read_bytes()
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        start, end = (int(asked[1]), min(int(asked[2]) + 1, len(content))) if asked else (0, len(content))
+        self.send_response(206 if asked else 200)
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("Content-Length", str(end - start))
+        if asked:
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(content)}")
+        self.end_headers()
+        if body:
+            self.wfile.write(content[start : end - (end - start) // 2 if cut else end])
+
+
+@pytest.fixture
+def server(shards):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.folder, server.faults = shards, Faults()
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        server.url = f"http://127.0.0.1:{server.server_port}"
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def noticed():
+    return []
+
+
+@pytest.fixture
+def remote(server, noticed):
+    return find_shards(server.url, patience=HASTY, on_notice=noticed.append)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train(["a red heart", "a blue book"], 300)
+
+
+def training_data(shards):
+    return TrainingData(shards=shards, heldout_share=0.1, shuffle_buffer=16, shuffle_shards=3, seed=3)
+
+
+def batches(shards, tokenizer, count=12, start=Position()):
+    return list(islice(training_data(shards).batches(20, tokenizer, 6, start), count))
+
+
+def assert_same(found, wanted):
+    for (batch, position), (other, other_position) in zip(found, wanted, strict=True):
+        assert torch.equal(batch.text_ids, other.text_ids)
+        assert torch.equal(batch.image_codes, other.image_codes)
+        assert position == other_position
+
+
+def test_the_batches_of_a_url_are_those_of_the_folder_behind_it(server, remote, shards, tokenizer):
+    found = batches(remote, tokenizer)
+    assert_same(found, batches(find_shards(shards), tokenizer))
+    assert_same(batches(remote, tokenizer, 4, found[7][1]), found[8:])
+    assert remote.fingerprint == find_shards(shards).fingerprint
+
+
+@pytest.mark.parametrize("fault", ["refuse", "cut", "hang"])
+def test_a_fault_of_the_remote_is_told_and_tried_again_and_nothing_is_lost(
+    server, remote, shards, tokenizer, noticed, fault
+):
+    server.faults.coming = [None, fault, fault, None, None, fault]
+    assert_same(batches(remote, tokenizer), batches(find_shards(shards), tokenizer))
+    assert len(noticed) == 3
+    assert all("cannot be read" in line and "trying again in" in line for line in noticed)
+    assert all(server.url in line for line in noticed)
+
+
+def test_the_pauses_grow_up_to_the_longest(server, noticed):
+    patience = replace(HASTY, first_wait_s=0.1, longest_wait_s=0.3)
+    failures = iter([OSError("no")] * 4)
+
+    def action():
+        for failure in failures:
+            raise failure
+        return "content"
+
+    pauses = []
+    started = time.monotonic()
+    assert patience.insist("it", action, lambda line: pauses.append(time.monotonic())) == "content"
+    waits = [after - before for before, after in zip(pauses, [*pauses[1:], time.monotonic()], strict=True)]
+    assert [round(wait, 1) for wait in waits] == pytest.approx([0.1, 0.2, 0.3, 0.3], abs=0.11)
+    assert time.monotonic() - started >= 0.9
+
+
+def test_a_remote_that_stays_away_ends_the_reading_and_is_no_damaged_shard(server, remote, tokenizer, noticed):
+    server.faults.coming = ["refuse"] * 10_000
+    impatient = replace(remote, patience=replace(HASTY, give_up_s=0.3))
+    with pytest.raises(Unreachable, match=r"parquet could not be read for 0 s \(.*503"):
+        batches(impatient, tokenizer)
+    assert not any("damaged" in line for line in noticed)
+
+
+def test_a_shard_that_is_not_there_is_passed_over_at_once(server, remote, tokenizer, noticed):
+    server.faults.gone = {"shard-00001.parquet"}
+    rows = [key for window, position in islice(training_data(remote).windows(), 8) for key in window.keys]
+    assert all(int(key.removeprefix("picture-")) // 32 != 1 for key in rows)
+    assert len(noticed) == 1
+    assert "shard-00001.parquet" in noticed[0]
+    assert "passed over" in noticed[0]
+
+
+def test_a_url_without_data_is_refused_in_one_line(server):
+    with pytest.raises(ValueError, match=r"/nowhere has no dataset\.json"):
+        find_shards(f"{server.url}/nowhere", patience=HASTY)
+    with pytest.raises(ValueError, match=r"shard-00000\.parquet has no dataset\.json"):
+        find_shards(f"{server.url}/shard-00000.parquet", patience=HASTY)
+
+
+def test_another_dataset_json_is_refused_by_name(server, shards, tmp_path):
+    server.folder = tmp_path
+    for content in ("[]", "{", '{"format": "other/1"}', '{"format": "dalle_lean_shards/1"}'):
+        (tmp_path / "dataset.json").write_text(content)
+        with pytest.raises(ValueError, match=r"http.*dataset\.json: "):
+            find_shards(server.url, patience=HASTY)
+
+
+def test_a_remote_file_reads_as_a_local_one_does(tmp_path):
+    folder = write_shards(tmp_path / "data", 40, shard_rows=40)
+    path = folder / "shard-00000.parquet"
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/only/shard.parquet", path.read_bytes())
+    file = RemoteFile("memory://only/shard.parquet", HASTY)
+    assert file.size == path.stat().st_size
+    file.seek(-8, 2)
+    assert file.read(4) == path.read_bytes()[-8:-4]
+    assert (file.tell(), file.read(100), file.read(1)) == (file.size - 4, b"PAR1", b"")
+    file.seek(10)
+    assert file.read(5) == path.read_bytes()[10:15]
+
+
+def test_a_run_on_remote_shards_is_the_run_on_their_folder(server, shards, tmp_path):
+    recipe = load_recipe("tiny")
+    train(shards, tmp_path / "local", recipe)
+    server.faults.coming = [None] * 3 + ["refuse"]
+    notices = []
+    train(server.url, tmp_path / "remote", recipe, on_notice=notices.append)
+    assert losses(tmp_path / "remote") == losses(tmp_path / "local")
+    assert ["trying again" in line for line in notices] == [True]
+
+
+def test_files_without_a_dataset_json_are_found_by_datasets_and_read_with_codes_that_are_told(
+    shards, tmp_path, tokenizer, monkeypatch
+):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    for path in shards.glob("*.parquet"):
+        (tmp_path / "published").mkdir(exist_ok=True)
+        (tmp_path / "published" / path.name).write_bytes(path.read_bytes())
+    files = published_files(str(tmp_path / "published"))
+    assert [file.rsplit("/", 1)[1] for file in files] == sorted(path.name for path in shards.glob("*.parquet"))
+
+    monkeypatch.setattr("training.shard_set.published_files", lambda name: {"owner/name": files}[name])
+    monkeypatch.setattr("training.shard_set.read_file", missing)
+    codes = Codes(image_side=4, codebook_size=32, vqgan="a" * 64, picture_side=32)
+    found = find_shards("hf://datasets/owner/name", codes=codes)
+    assert (found.info.num_codes, found.info.codebook_size, found.rows) == (16, 32, (None,) * 4)
+    data = training_data(found)
+    keys = []
+    for rows, position in data.windows():
+        if position.epoch:
+            break
+        keys += rows.keys
+    assert sorted(keys) == sorted(key for rows in pass_of(shards) for key in rows.keys)
+    with pytest.raises(ValueError, match=r"owner/name has no dataset\.json.*--vqgan"):
+        find_shards("hf://datasets/owner/name")
+
+
+def missing(url):
+    raise FileNotFoundError(url)
+
+
+def pass_of(folder):
+    for rows, position in training_data(find_shards(folder)).windows():
+        if position.epoch:
+            return
+        yield rows
+
+
+def test_an_answer_that_hangs_is_left_behind():
+    started = time.monotonic()
+    with pytest.raises(TimeoutError, match="no answer within"):
+        within(0.1, lambda: time.sleep(3))
+    assert time.monotonic() - started < 2
+    with pytest.raises(ZeroDivisionError):
+        within(1, lambda: 1 / 0)

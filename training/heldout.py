@@ -1,0 +1,59 @@
+"""Rows that are kept away from training, to measure on."""
+
+import hashlib
+import heapq
+from pathlib import PurePosixPath
+
+from training.rows import Rows, join, whole_shard
+from training.shard_set import ShardSet
+
+FEWEST_SHARDS = 16
+CANDIDATES = 4
+"""Rows are looked for in so many shards at least, and until there are so many for each that is wanted."""
+
+
+def key_hash(key: str) -> int:
+    """A number in 0..2**64-1 that looks drawn at random, the same always and everywhere."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
+
+
+def is_heldout(key: str, share: float) -> bool:
+    """Whether the row with this key is kept away from training."""
+    return key_hash(key) < share * 2**64
+
+
+def heldout_rows(shards: ShardSet, share: float, count: int) -> Rows:
+    """At most `count` of the rows that `share` keeps away from training (1: of all rows), the same every time.
+
+    Shards are looked through in the order of their names' hashes until enough rows are found, so that a large data set
+    is not read whole. Of the rows found, those whose keys have the smallest hashes are taken: a fair sample of these
+    shards, in whatever order they are listed.
+    """
+    if not share or not count:
+        return Rows.none()
+    order = sorted(range(len(shards.paths)), key=lambda number: key_hash(PurePosixPath(shards.paths[number]).name))
+    found: list[tuple[int, int, int]] = []
+    for seen, number in enumerate(order):
+        if seen >= FEWEST_SHARDS and len(found) >= CANDIDATES * count:
+            break
+        place = 0
+        for rows in whole_shard(shards, number, codes=False):
+            hashes = (key_hash(key) for key in rows.keys)
+            found += [(key, number, place + at) for at, key in enumerate(hashes) if key < share * 2**64]
+            place += len(rows)
+    smallest = heapq.nsmallest(count, found)
+    return pick_rows(shards, [(number, place) for _, number, place in smallest])
+
+
+def pick_rows(shards: ShardSet, places: list[tuple[int, int]]) -> Rows:
+    """The rows at (shard, row), in this order; those of a shard that is damaged are left out."""
+    picked: dict[tuple[int, int], Rows] = {}
+    for number in {number for number, _ in places}:
+        wanted = sorted(place for shard, place in places if shard == number)
+        first = 0
+        for rows in whole_shard(shards, number):
+            for place in wanted:
+                if first <= place < first + len(rows):
+                    picked[number, place] = rows.take([place - first])
+            first += len(rows)
+    return join([Rows.none(), *(picked[at] for at in places if at in picked)])

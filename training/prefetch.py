@@ -1,0 +1,75 @@
+"""Work done ahead of need by a thread, so that who needs it seldom waits, and never in silence."""
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from queue import Empty, Full, Queue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+NOTICE_S = 10.0
+STOP_S = 5.0
+
+
+def prefetch(
+    items: Iterator[T], ahead: int, on_wait: Callable[[float], None] | None = None, notice_s: float = NOTICE_S
+) -> Generator[T, None, None]:
+    """The same items in the same order, at most `ahead` of them made before they are asked for.
+
+    Args:
+        items: iterated in a thread of its own, and closed there; what it raises is raised here.
+        on_wait: told every `notice_s` seconds for how many seconds an item has been waited for.
+
+    Closing the generator, which dropping it does too, ends the thread.
+    """
+    made: Queue[tuple[str, Any]] = Queue(ahead)
+    stopped = threading.Event()
+
+    def offer(kind: str, value: Any) -> bool:
+        while not stopped.is_set():
+            try:
+                made.put((kind, value), timeout=0.1)
+            except Full:
+                continue
+            return True
+        return False
+
+    def produce() -> None:
+        try:
+            for item in items:
+                if not offer("item", item):
+                    break
+            else:
+                offer("end", None)
+        except BaseException as error:
+            offer("error", error)
+        finally:
+            if isinstance(items, Generator):
+                items.close()
+
+    thread = threading.Thread(target=produce, daemon=True, name="prefetch")
+    thread.start()
+    try:
+        while True:
+            kind, value = wait_for(made, on_wait, notice_s)
+            if kind == "item":
+                yield value
+            elif kind == "error":
+                raise value
+            else:
+                return
+    finally:
+        stopped.set()
+        # A thread that waits for a remote may take longer; it ends when its wait does.
+        thread.join(STOP_S)
+
+
+def wait_for(made: Queue[T], on_wait: Callable[[float], None] | None, notice_s: float) -> T:
+    """What the queue holds next."""
+    started_s = time.monotonic()
+    while True:
+        try:
+            return made.get(timeout=notice_s)
+        except Empty:
+            if on_wait is not None:
+                on_wait(time.monotonic() - started_s)
