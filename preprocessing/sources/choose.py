@@ -1,21 +1,119 @@
 """Which source a path or a name means."""
 
-from pathlib import Path
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
 
+from dalle_lean.pictures import PICTURE_SUFFIXES
+from preprocessing.sources.columns import NoPictures, OnlyAddresses
+from preprocessing.sources.files import list_files
 from preprocessing.sources.folder import CaptionedFolder, ListedFolder
+from preprocessing.sources.hub import SavedDataset, StreamedDataset
+from preprocessing.sources.parquet import ParquetShards
 from preprocessing.sources.sample import Source
+from preprocessing.sources.tar import TarShards
+
+TAKES = (
+    "a source is a folder of pictures with captions (metadata.jsonl, or .txt beside them), WebDataset tars or Parquet "
+    "with pictures (a folder, a file, or a pattern such as 's3://bucket/{00000..00999}.tar'), a folder that datasets' "
+    "save_to_disk wrote, or a data set's name on the hub, owner/name"
+)
+SHARD_SUFFIXES = (".tar", ".parquet")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
-def open_source(source: str | Path, part_rows: int) -> Source:
-    """The source at `source`, cut into parts of `part_rows` samples; ValueError where there is nothing to read."""
-    path = Path(source)
+def open_source(
+    source: str | Path,
+    part_rows: int,
+    *,
+    split: str = "train",
+    config: str | None = None,
+    picture_column: str | None = None,
+    caption_column: str | None = None,
+) -> Source:
+    """The source that a path, a pattern or a name stands for; ValueError where there is nothing to read.
+
+    `part_rows` cuts what is not in shards already. `split` and `config` choose from a data set on the hub;
+    `picture_column` and `caption_column` name columns of tables where their usual names do not tell.
+    """
     if part_rows < 1:
         raise ValueError(f"part_rows={part_rows}: must be positive")
-    if not path.is_dir():
-        raise ValueError(f"{path}: no such folder; a source is a folder of pictures with captions")
-    if (path / "metadata.jsonl").is_file():
-        return ListedFolder(path, part_rows)
-    if nested := sorted(str(listing.parent) for listing in path.glob("*/metadata.jsonl")):
-        # Splits such as held-out pictures must not be swept up by naming their parent.
-        raise ValueError(f"{path} has no metadata.jsonl, but folders in it have one: take one of {', '.join(nested)}")
-    return CaptionedFolder(path, part_rows)
+    columns = {"picture_column": picture_column, "caption_column": caption_column}
+    text = str(source)
+    if "://" not in text and Path(text).is_dir():
+        return open_folder(Path(text), part_rows, columns)
+    if "://" in text or "*" in text or "{" in text or Path(text).is_file():
+        paths = list_files(text)
+        if not all(path.endswith(SHARD_SUFFIXES) for path in paths):
+            paths = shards_in(text)
+        if not paths:
+            raise ValueError(f"{text}: no tar or Parquet file there; {TAKES}")
+        return open_shards(paths, columns)
+    if HUB_NAME.fullmatch(text):
+        return StreamedDataset(text, config=config, split=split, **columns)
+    raise ValueError(f"{text}: no such folder or file; {TAKES}")
+
+
+def open_folder(folder: Path, part_rows: int, columns: Mapping[str, str | None]) -> Source:
+    if (folder / "dataset.json").is_file():
+        raise ValueError(f"{folder} holds shards of codes, made already; {TAKES}")
+    if (folder / "metadata.jsonl").is_file():
+        return ListedFolder(folder, part_rows)
+    if (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file():
+        return SavedDataset(folder, part_rows, **columns)
+    for listing in ("metadata.jsonl", "state.json"):
+        if nested := sorted(str(path.parent) for path in folder.glob(f"*/{listing}")):
+            # Splits such as held-out pictures must not be swept up by naming their parent.
+            raise ValueError(f"{folder} has no {listing}, but folders in it have one: take one of {', '.join(nested)}")
+    if paths := shards_in(str(folder)):
+        try:
+            return open_shards(paths, columns)
+        except NoPictures:
+            # img2dataset leaves a table without pictures beside each folder of pictures.
+            if not has_pictures(folder):
+                raise
+    if not has_pictures(folder):
+        raise ValueError(f"{folder} holds no pictures, tars or Parquet files; {TAKES}")
+    return CaptionedFolder(folder, part_rows)
+
+
+def open_shards(paths: list[str], columns: Mapping[str, str | None]) -> Source:
+    """Tars, or Parquet files with pictures; NoPictures for those without."""
+    suffixes = {PurePosixPath(path).suffix for path in paths}
+    if len(suffixes) > 1:
+        raise ValueError(f"{paths[0]}, ...: tars and Parquet files do not mix; {TAKES}")
+    if suffixes == {".tar"}:
+        return TarShards(paths)
+    source = ParquetShards(paths, **columns)
+    try:
+        source.check_columns()
+    except OnlyAddresses as error:
+        raise OnlyAddresses(f"{error}. {how_to_download(paths)}") from None
+    return source
+
+
+def shards_in(folder: str) -> list[str]:
+    """The tars in a folder here or elsewhere; where there are none, the Parquet files."""
+    for suffix in SHARD_SUFFIXES:
+        if Path(folder).is_dir():  # whose name may hold what elsewhere is a pattern
+            paths = sorted(str(path) for path in Path(folder).glob(f"*{suffix}"))
+        else:
+            paths = list_files(f"{folder.rstrip('/')}/*{suffix}")
+        if paths:
+            return paths
+    return []
+
+
+def has_pictures(folder: Path) -> bool:
+    return any(path.suffix.lower() in PICTURE_SUFFIXES for path in folder.rglob("*"))
+
+
+def how_to_download(paths: list[str]) -> str:
+    """One command for metadata that has the pictures' addresses, such as LAION's."""
+    where = paths[0] if len(paths) == 1 else str(PurePosixPath(paths[0]).parent)
+    return (
+        "To download the pictures of LAION's metadata first: "
+        f"img2dataset --url_list {where} --input_format parquet --url_col URL --caption_col TEXT "
+        "--output_format webdataset --output_folder PICTURES --image_size 256 --resize_mode keep_ratio "
+        "--resize_only_if_bigger True --save_additional_columns '[\"NSFW\"]'"
+    )

@@ -1,16 +1,16 @@
 """Folders of pictures."""
 
 import hashlib
-import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dalle_lean.pictures import PICTURE_SUFFIXES, read_picture
-from preprocessing.sources.sample import Sample, caption_of, metadata_of, numbered_parts, rows_of_part
+from preprocessing.sources.sample import Sample, caption_of, json_object, metadata_of, numbered_parts, rows_of_part
 
 MAX_CAPTION_BYTES = 64 * 2**10
+MAX_TEXT_BYTES = 2**20
 
 
 class ListedFolder:
@@ -61,7 +61,7 @@ class ListedFolder:
 
     def sample(self, number: int, line: bytes) -> Sample:
         key = f"metadata.jsonl line {number}"
-        row = read_row(line)
+        row = json_object(line)
         if row is None or not isinstance(row.get("file_name"), str):
             return Sample(key=key, problem="metadata_broken")
         name = row["file_name"]
@@ -75,7 +75,7 @@ class ListedFolder:
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
         for _, line in self.numbered_lines(0, 1):
-            row = read_row(line) or {}
+            row = json_object(line) or {}
             name = row.get("file_name")
             digest.update(repr((line, file_size(self.folder / name) if isinstance(name, str) else None)).encode())
         return digest.hexdigest()
@@ -84,7 +84,8 @@ class ListedFolder:
 class CaptionedFolder:
     """Every picture below a folder in the order of their names, each captioned by the .txt of the same name beside it.
 
-    The caption is the whole text with blanks and line ends run together; without a .txt it is None.
+    The caption is the whole text with blanks and line ends run together; without a .txt it is None. A .json of the same
+    name, as img2dataset writes it, may hold the caption and what else `Sample.metadata` knows.
     """
 
     def __init__(self, folder: Path, part_rows: int):
@@ -104,26 +105,25 @@ class CaptionedFolder:
 
     def samples(self, part: int) -> Iterator[Sample]:
         for row in rows_of_part(len(self.names), self.part_rows, part):
-            name = self.names[row]
-            picture, problem = read_picture(self.folder / name)
-            caption = read_caption((self.folder / name).with_suffix(".txt"))
-            yield Sample(key=name, caption=caption, picture=picture, problem=problem)
+            yield self.sample(self.names[row])
+
+    def sample(self, name: str) -> Sample:
+        path = self.folder / name
+        metadata = read_metadata(path.with_suffix(".json"))
+        if metadata is None:
+            return Sample(key=name, problem="metadata_broken")
+        picture, problem = read_picture(path)
+        caption = read_caption(path.with_suffix(".txt")) or caption_of(metadata)
+        return Sample(key=name, caption=caption, picture=picture, metadata=metadata_of(metadata), problem=problem)
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
         for name in self.names:
             path = self.folder / name
             digest.update(repr((name, file_size(path), read_caption(path.with_suffix(".txt")))).encode())
+            if metadata := read_text(path.with_suffix(".json")):
+                digest.update(metadata)
         return digest.hexdigest()
-
-
-def read_row(line: bytes) -> dict[str, Any] | None:
-    """A JSON object, None for what is none."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
 
 
 def file_size(path: Path) -> int | None:
@@ -135,9 +135,22 @@ def file_size(path: Path) -> int | None:
 
 
 def read_caption(path: Path) -> str | None:
+    text = read_text(path)
+    return None if text is None else " ".join(text[:MAX_CAPTION_BYTES].decode("utf-8-sig", errors="replace").split())
+
+
+def read_metadata(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file, {} where there is no file, None where it is damaged."""
+    text = read_text(path)
+    return {} if text is None else json_object(text)
+
+
+def read_text(path: Path) -> bytes | None:
+    """What a small file holds; None where there is none."""
     try:
+        if not path.is_file():
+            return None
         with path.open("rb") as file:
-            text = file.read(MAX_CAPTION_BYTES)
+            return file.read(MAX_TEXT_BYTES)
     except OSError:
         return None
-    return " ".join(text.decode("utf-8-sig", errors="replace").split())

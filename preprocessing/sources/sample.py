@@ -4,11 +4,12 @@ A source is a fixed sequence of samples cut into parts; one part becomes one sha
 at any time and on any machine, and gives the same samples.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-CAPTION_NAMES = ("text", "caption", "TEXT")
+CAPTION_NAMES = ("text", "caption", "TEXT", "txt")
 KEY_NAMES = ("key", "__key__")
 METADATA_NAMES = {
     "NSFW": ("NSFW", "nsfw"),
@@ -63,6 +64,15 @@ class Source(Protocol):
 def utf8(text: str) -> str:
     """`text` with what UTF-8 cannot hold (lone surrogates) replaced."""
     return text.encode("utf-8", errors="replace").decode("utf-8")
+
+
+def json_object(content: bytes) -> dict[str, Any] | None:
+    """A JSON object, None for what is none."""
+    try:
+        row = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def caption_of(row: Mapping[str, Any]) -> str | None:

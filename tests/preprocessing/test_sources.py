@@ -4,11 +4,9 @@ import pytest
 from PIL import Image
 
 from dalle_lean import pictures
-from preprocessing.sources import Sample, open_source
-
-
-def read_all(source) -> list[Sample]:
-    return [sample for part in range(len(source.parts)) for sample in source.samples(part)]
+from preprocessing.sources import open_source
+from preprocessing.sources.files import expand_braces
+from tests.preprocessing.shards_of_pictures import emoji_rows, read_all, tar_members, write_parquet
 
 
 def write_listing(folder, *rows):
@@ -134,7 +132,7 @@ def test_the_fingerprint_tells_replaced_pictures_and_captions(discs, listed):
 
 
 def test_a_source_without_pictures_is_a_mistake(tmp_path):
-    with pytest.raises(ValueError, match="no such folder"):
+    with pytest.raises(ValueError, match=r"no such folder or file; a source is a folder .* owner/name"):
         open_source(tmp_path / "gone", 10)
     with pytest.raises(ValueError, match="holds no pictures"):
         open_source(tmp_path, 10)
@@ -149,3 +147,55 @@ def test_held_out_pictures_are_not_swept_up_by_naming_their_parent(folder):
         write_listing(folder / split, {"file_name": "a.png", "text": "a cat"})
     with pytest.raises(ValueError, match=r"take one of \S+heldout, \S+train"):
         open_source(folder, 10)
+
+
+def test_what_img2dataset_wrote_as_files_is_a_folder_with_its_metadata(emoji, tmp_path):
+    rows = emoji_rows(emoji, 4)
+    write_parquet(tmp_path / "00000.parquet", [{**row, "jpg": None} | {"jpg": "no bytes"} for row in rows])
+    (tmp_path / "00000").mkdir()
+    for name, content in tar_members(rows):
+        (tmp_path / "00000" / name).write_bytes(content)
+    (tmp_path / "00000" / "000000003.json").write_text("{")
+    samples = read_all(open_source(tmp_path, 10))
+    assert [sample.caption for sample in samples] == [row["caption"] for row in rows[:3]] + [None]
+    assert [sample.problem for sample in samples] == [None, None, None, "metadata_broken"]
+    assert samples[2].metadata["NSFW"] == "UNLIKELY"
+    assert samples[2].metadata["original_width"] == 514
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gone", "no such folder or file; a source is"),
+        ("/gone/00000.tar", "no such folder or file; a source is"),
+        ("memory://nowhere/*.tar", "no tar or Parquet file there; a source is"),
+        ("gone/{00000..00002}.zip", "no tar or Parquet file there; a source is"),
+        ("gone/{0..3}.{tar,parquet}", "do not mix"),
+        ("gone/{7..3}.tar", "must count upwards"),
+        ("gone/{0..9999999}.tar", "must count upwards, to at most 1000000 names"),
+        ("gone/{0..9999}{0..9999}.tar", "more than 1000000 names"),
+    ],
+)
+def test_a_source_of_no_kind_is_refused_with_those_there_are(name, message):
+    with pytest.raises(ValueError, match=message):
+        open_source(name, 10)
+
+
+def test_shards_of_codes_are_not_pictures(tmp_path):
+    (tmp_path / "dataset.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds shards of codes, made already"):
+        open_source(tmp_path, 10)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("a.tar", ["a.tar"]),
+        ("{8..11}.tar", ["8.tar", "9.tar", "10.tar", "11.tar"]),
+        ("{008..011}.tar", ["008.tar", "009.tar", "010.tar", "011.tar"]),
+        ("{a,b}/{0..1}.tar", ["a/0.tar", "a/1.tar", "b/0.tar", "b/1.tar"]),
+        ("{x}.tar", ["x.tar"]),
+    ],
+)
+def test_braces_are_expanded_as_a_shell_does(pattern, names):
+    assert expand_braces(pattern) == names

@@ -1,0 +1,81 @@
+"""Tables of pictures: which column is what, and rows as samples."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dalle_lean.pictures import MAX_PICTURE_BYTES
+from preprocessing.sources.sample import CAPTION_NAMES, KEY_NAMES, METADATA_NAMES, Sample, metadata_of
+
+PICTURE_NAMES = ("image", "jpg", "jpeg", "png", "webp", "picture", "img", "bytes", "image_bytes")
+URL_NAMES = ("url", "URL")
+
+Kind = Literal["picture", "bytes", "other"]
+"""What a column holds: pictures for certain, bytes that may be pictures, or neither."""
+
+
+class NoPictures(ValueError):
+    """A table without a column of pictures."""
+
+
+class OnlyAddresses(NoPictures):
+    """A table with the pictures' addresses instead of the pictures."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of a table's columns. Pictures are bytes, or `datasets`' {"bytes", "path"} with the bytes in it."""
+
+    picture: str
+    caption: str | None
+    others: tuple[str, ...]
+    """Key and metadata."""
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys([self.picture, *([self.caption] if self.caption else []), *self.others]))
+
+    def sample(self, row: Mapping[str, Any], place: str) -> Sample:
+        """`place` is the key of a row that has none."""
+        key = next((str(as_text(row[name])) for name in KEY_NAMES if row.get(name) not in (None, "", b"")), place)
+        caption = as_text(row.get(self.caption)) if self.caption else None
+        picture = row.get(self.picture)
+        if isinstance(picture, Mapping):
+            picture = picture.get("bytes")
+        problem = None
+        if not isinstance(picture, bytes):
+            picture, problem = b"", "picture_missing"
+        elif len(picture) > MAX_PICTURE_BYTES:
+            picture, problem = b"", "file_too_large"
+        metadata = {name: as_text(value) for name, value in metadata_of(row).items()}
+        return Sample(key=key, caption=caption, picture=picture, metadata=metadata, problem=problem)
+
+
+def find_columns(kinds: Mapping[str, Kind], *, picture: str | None = None, caption: str | None = None) -> Columns:
+    """Tell the columns of a table by their names and kinds.
+
+    `picture` and `caption` name columns that cannot be told. Raises NoPictures, or ValueError for a name that is no
+    column.
+    """
+    names, listed = list(kinds), ", ".join(kinds)
+    for wanted in (picture, caption):
+        if wanted is not None and wanted not in names:
+            raise ValueError(f"no column {wanted!r}; there are: {listed}")
+    if picture is None:
+        known = [name for name in PICTURE_NAMES if kinds.get(name, "other") != "other"]
+        sure = [name for name in names if kinds[name] == "picture"]
+        if not known and len(sure) != 1:
+            kind = OnlyAddresses if any(name in names for name in URL_NAMES) else NoPictures
+            raise kind(f"no column of pictures that can be told; the columns are: {listed}")
+        picture = (known or sure)[0]
+    elif kinds[picture] == "other":
+        raise NoPictures(f"the column {picture!r} holds no picture's bytes")
+    if caption is None:
+        caption = next((name for name in CAPTION_NAMES if name in names), None)
+    wanted_names = {*KEY_NAMES, *(name for spellings in METADATA_NAMES.values() for name in spellings)}
+    return Columns(picture, caption, tuple(name for name in names if name in wanted_names and name != picture))
+
+
+def as_text(value: Any) -> Any:
+    """Text of bytes that should be UTF-8; other values as they are."""
+    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value

@@ -1,0 +1,156 @@
+"""Files here or on any storage that fsspec knows: patterns, names of parts, reading with another try."""
+
+import hashlib
+import io
+import re
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import PurePosixPath
+from typing import Any
+
+from dalle_lean.require import require
+
+BRACES = re.compile(r"\{([^{}]*)\}")
+RANGE = re.compile(r"(\d+)\.\.(\d+)")
+MAX_FILES = 1_000_000
+LOCAL = ("file://", "local://", "memory://")
+TRIES = 5
+FIRST_PAUSE_S = 1.0
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """`{00000..00999}` and `{a,b}` as a shell expands them; ValueError for a pattern of too many names."""
+    match = BRACES.search(pattern)
+    if not match:
+        return [pattern]
+    if bounds := RANGE.fullmatch(match[1]):
+        first, last = int(bounds[1]), int(bounds[2])
+        if not first <= last < first + MAX_FILES:
+            raise ValueError(f"{match[0]}: must count upwards, to at most {MAX_FILES} names")
+        words = [str(number).zfill(len(bounds[1])) for number in range(first, last + 1)]
+    else:
+        words = match[1].split(",")
+    names: list[str] = []
+    for word in words:
+        names += expand_braces(pattern[: match.start()] + word + pattern[match.end() :])
+        if len(names) > MAX_FILES:
+            raise ValueError(f"{pattern}: stands for more than {MAX_FILES} names")
+    return names
+
+
+def list_files(pattern: str) -> list[str]:
+    """The files that a pattern with braces, `*` or neither stands for.
+
+    Names that are spelled out, also by braces, are taken in their order and need not exist; what `*` finds is sorted.
+    """
+    fsspec = require("fsspec", extra="preprocessing")
+    paths: list[str] = []
+    for name in expand_braces(pattern):
+        if "*" in name:
+            files, path = fsspec.core.url_to_fs(name)
+            paths += sorted(files.unstrip_protocol(found) if "://" in name else found for found in files.glob(path))
+        else:
+            paths.append(name)
+    return paths
+
+
+def part_names(paths: Sequence[str]) -> list[str]:
+    """The files' stems; where two are alike, preceded by their place among the files."""
+    stems = [re.sub(r"[^A-Za-z0-9_.-]", "_", PurePosixPath(path).stem)[:100] for path in paths]
+    if len({stem.casefold() for stem in stems}) == len(stems):
+        return stems
+    return [f"{number:05d}-{stem}" for number, stem in enumerate(stems)]
+
+
+def files_fingerprint(paths: Sequence[str]) -> str:
+    """Of the files' names and sizes in bytes: the same for a copy of them elsewhere."""
+    digest = hashlib.sha256()
+    with ThreadPoolExecutor(16, thread_name_prefix="size") as pool:
+        for path, size in zip(paths, pool.map(file_bytes, paths), strict=True):
+            digest.update(repr((PurePosixPath(path).name, size)).encode())
+    return digest.hexdigest()
+
+
+def file_bytes(path: str) -> int | None:
+    """Size of a file; None where there is none, or its storage does not tell."""
+    fsspec = require("fsspec", extra="preprocessing")
+    files, name = fsspec.core.url_to_fs(path)
+    try:
+        return files.size(name)
+    except FileNotFoundError:
+        return None
+
+
+def is_remote(path: str) -> bool:
+    return "://" in path and not path.startswith(LOCAL)
+
+
+class StorageFailed(OSError):
+    """A remote storage failed in spite of several tries; nothing is known to be wrong with the file."""
+
+
+class File(io.RawIOBase):
+    """A file opened for reading; a remote one that fails is opened again where it was, several times.
+
+    Raises FileNotFoundError, StorageFailed for a remote file, OSError for a local one that cannot be read.
+    """
+
+    def __init__(self, path: str):
+        super().__init__()
+        self.path = path
+        self.position = 0
+        self.file: Any = None
+        self.size = self.seek(0, io.SEEK_END)
+        """Bytes."""
+        self.seek(0)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place, but never behind the end: remote files have no agreed meaning for that."""
+        if whence == io.SEEK_SET:
+            offset = min(offset, self.size)
+        self.position = self.attempt("seek", offset, whence)
+        return self.position
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = self.size - self.position
+        data = self.attempt("read", left if size is None or size < 0 else min(size, left))
+        self.position += len(data)
+        return data
+
+    def attempt(self, method: str, *arguments: Any) -> Any:
+        for tries in range(1, TRIES + 1):
+            try:
+                if self.file is None:
+                    files, name = require("fsspec", extra="preprocessing").core.url_to_fs(self.path)
+                    self.file = files.open(name, "rb")
+                    self.file.seek(self.position)
+                return getattr(self.file, method)(*arguments)
+            except FileNotFoundError:
+                raise
+            except Exception as error:  # storages have errors of their own
+                if not is_remote(self.path):
+                    raise
+                if tries == TRIES:
+                    raise StorageFailed(f"{self.path}: {type(error).__name__}: {error}") from error
+            self.drop()
+            time.sleep(FIRST_PAUSE_S * 2 ** (tries - 1))
+        raise AssertionError("unreachable")
+
+    def drop(self) -> None:
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+
+    def close(self) -> None:
+        self.drop()
+        super().close()

@@ -1,0 +1,153 @@
+"""Data sets that the `datasets` library reads: streamed by name or path, or saved with `save_to_disk`."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from dalle_lean.require import require
+from preprocessing.sources.columns import Columns, Kind, find_columns
+from preprocessing.sources.files import StorageFailed, files_fingerprint
+from preprocessing.sources.sample import Sample, numbered_parts, rows_of_part
+
+
+class StreamedDataset:
+    """A data set streamed from the hub or from files, nothing downloaded whole; each of its own shards is a part.
+
+    `name` is "owner/name" or a path, `config` a subset and `split` a split of it. Pictures are in a column of
+    `datasets`' Image type, or of bytes. Where reading fails, the rest of the shard is one sample with the problem
+    "dataset_broken". Raises ValueError where there is no such data set or nothing in it can be told to be pictures.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        config: str | None = None,
+        split: str = "train",
+        picture_column: str | None = None,
+        caption_column: str | None = None,
+    ):
+        self.name = name
+        self.config = config
+        self.split = split
+        self.revision: str | None = None
+        stream = self.open()
+        files = self.files()
+        if files and files[0].startswith("hf://"):  # hf://datasets/owner/name@commit/file
+            self.revision = files[0].partition("@")[2].partition("/")[0] or None
+        self.num_shards = int(stream.num_shards)
+        self.columns = columns_of(stream, name, picture_column, caption_column)
+
+    @property
+    def parts(self) -> list[str]:
+        return numbered_parts(self.num_shards, 1)
+
+    def size(self, part: int) -> None:
+        return None
+
+    def samples(self, part: int) -> Iterator[Sample]:
+        stream = undecoded(self.open().shard(self.num_shards, part), self.columns)
+        return read_rows(stream, self.columns, f"{self.parts[part]} row", 0)
+
+    def fingerprint(self) -> str:
+        files = self.files()
+        if files and files[0].startswith("hf://"):
+            return hashlib.sha256(repr(files).encode()).hexdigest()  # the addresses hold the commit
+        return files_fingerprint(files)
+
+    def open(self) -> Any:
+        try:
+            return builder(self.name, self.config, self.revision).as_streaming_dataset(self.split)
+        except (ValueError, FileNotFoundError) as error:
+            raise ValueError(f"{self.name} as a data set: {error}") from None
+
+    def files(self) -> list[str]:
+        files = builder(self.name, self.config, self.revision).config.data_files or {}
+        return [str(file) for file in files.get(self.split, ())]
+
+
+class SavedDataset:
+    """A folder that `datasets`' `save_to_disk` wrote, cut into parts of `part_rows` rows."""
+
+    def __init__(
+        self, folder: Path, part_rows: int, *, picture_column: str | None = None, caption_column: str | None = None
+    ):
+        self.folder = folder
+        self.part_rows = part_rows
+        try:
+            table = saved(folder)
+        except Exception as error:  # `datasets` raises nearly anything on damaged files
+            raise ValueError(f"{folder}: cannot be read as a saved data set: {error}") from None
+        self.num_rows = len(table)
+        self.columns = columns_of(table, str(folder), picture_column, caption_column)
+        if not self.num_rows:
+            raise ValueError(f"{folder}: an empty data set")
+
+    @property
+    def parts(self) -> list[str]:
+        return numbered_parts(self.num_rows, self.part_rows)
+
+    def size(self, part: int) -> int:
+        return len(rows_of_part(self.num_rows, self.part_rows, part))
+
+    def samples(self, part: int) -> Iterator[Sample]:
+        rows = rows_of_part(self.num_rows, self.part_rows, part)
+        table = undecoded(saved(self.folder).select(rows), self.columns)
+        return read_rows(table, self.columns, "row", rows.start)
+
+    def fingerprint(self) -> str:
+        return files_fingerprint([str(path) for path in sorted(self.folder.glob("*.arrow"))])
+
+
+@lru_cache(maxsize=4)
+def builder(name: str, config: str | None, revision: str | None) -> Any:
+    """Resolved once for each process: on the hub it takes several requests."""
+    datasets = require("datasets", extra="preprocessing")
+    return datasets.load_dataset_builder(name, config, revision=revision)
+
+
+@lru_cache(maxsize=4)
+def saved(folder: Path) -> Any:
+    return require("datasets", extra="preprocessing").load_from_disk(str(folder))
+
+
+def columns_of(dataset: Any, name: str, picture: str | None, caption: str | None) -> Columns:
+    if dataset.features is not None:
+        kinds = {column: kind_of(feature) for column, feature in dataset.features.items()}
+    else:
+        first: dict[str, Any] = next(iter(dataset), {})
+        kinds = {column: "bytes" if isinstance(value, bytes) else "other" for column, value in first.items()}
+    try:
+        return find_columns(kinds, picture=picture, caption=caption)
+    except ValueError as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
+def kind_of(feature: Any) -> Kind:
+    datasets = require("datasets", extra="preprocessing")
+    if isinstance(feature, datasets.Image) or (isinstance(feature, dict) and "bytes" in feature):
+        return "picture"
+    return "bytes" if getattr(feature, "dtype", None) in ("binary", "large_binary") else "other"
+
+
+def undecoded(dataset: Any, columns: Columns) -> Any:
+    """Only the columns of use, with pictures left as bytes."""
+    datasets = require("datasets", extra="preprocessing")
+    dataset = dataset.select_columns(columns.names)
+    if dataset.features is not None and isinstance(dataset.features[columns.picture], datasets.Image):
+        dataset = dataset.cast_column(columns.picture, datasets.Image(decode=False))
+    return dataset
+
+
+def read_rows(rows: Iterable[Any], columns: Columns, place: str, first: int) -> Iterator[Sample]:
+    number = first
+    try:
+        for row in rows:
+            yield columns.sample(row, f"{place} {number}")
+            number += 1
+    except (ConnectionError, TimeoutError) as error:
+        raise StorageFailed(f"{place} {number}: {type(error).__name__}: {error}") from error
+    except Exception:  # `datasets` raises nearly anything on damaged files
+        yield Sample(key=f"{place} {number}", problem="dataset_broken")

@@ -1,0 +1,101 @@
+"""WebDataset tars, as img2dataset writes them."""
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from dalle_lean.pictures import MAX_PICTURE_BYTES, PICTURE_SUFFIXES
+from preprocessing.sources.files import File, StorageFailed, files_fingerprint, is_remote, part_names
+from preprocessing.sources.sample import Sample, caption_of, json_object, metadata_of
+from preprocessing.sources.tar_entries import Damage, Entry, read_entries
+
+MAX_TEXT_BYTES = 2**20
+LIMITS = {"picture": MAX_PICTURE_BYTES, "text": MAX_TEXT_BYTES, "json": MAX_TEXT_BYTES}
+KINDS = {".txt": "text", ".json": "json", **dict.fromkeys(PICTURE_SUFFIXES, "picture")}
+SAMPLE_NAME = re.compile(r"((?:.*/|)[^./][^./]*)(\.[^/]+)", re.DOTALL)
+"""A key, which ends at the first dot of the file's name, and a suffix."""
+
+Contents = dict[str, bytes | None]
+"""The first picture, text and json of one sample; None for one that is too large. "other" stands for any other file."""
+
+
+class TarShards:
+    """Tar files of samples; each tar is a part.
+
+    The files of a sample follow one another, in any order, and share the name up to its first dot: a picture, and a
+    `.json` (img2dataset's metadata with `caption`), a `.txt` with the caption, or both, where the caption in the JSON
+    goes before the text. What is damaged in a tar is a sample with the problem "tar_broken", and reading goes on where
+    the next intact file begins. Nothing is written to disk, and only one sample's files are in memory.
+    """
+
+    def __init__(self, paths: list[str]):
+        self.paths = paths
+
+    @property
+    def parts(self) -> list[str]:
+        return part_names(self.paths)
+
+    def size(self, part: int) -> int | None:
+        """The number of pictures that img2dataset noted beside a local tar."""
+        path = self.paths[part]
+        if is_remote(path):
+            return None
+        try:
+            with File(path.removesuffix(".tar") + "_stats.json") as file:
+                count = (json_object(file.read(MAX_TEXT_BYTES)) or {}).get("successes")
+        except OSError:
+            return None
+        return count if isinstance(count, int) and count >= 0 else None
+
+    def samples(self, part: int) -> Iterator[Sample]:
+        path = self.paths[part]
+        try:
+            with File(path) as file:
+                yield from read_samples(file, PurePosixPath(path).name)
+        except FileNotFoundError:
+            yield Sample(key=path, problem="file_missing")
+        except StorageFailed:
+            raise
+        except OSError:
+            yield Sample(key=path, problem="file_unreadable")
+
+    def fingerprint(self) -> str:
+        return files_fingerprint(self.paths)
+
+
+def read_samples(file: File, name: str) -> Iterator[Sample]:
+    """The samples of a tar; `name` is the tar's own."""
+    key = ""
+    contents: Contents = {}
+    for entry in read_entries(file):
+        match = None if isinstance(entry, Damage) else SAMPLE_NAME.fullmatch(entry.name)
+        if contents and (match is None or match[1] != key):
+            yield make_sample(key, contents)
+            contents = {}
+        if isinstance(entry, Damage):
+            yield Sample(key=f"{name} byte {entry.start}", problem="tar_broken")
+        elif match:
+            key, kind = match[1], KINDS.get(match[2].lower(), "other")
+            if kind not in contents:
+                contents[kind] = read_entry(file, entry, LIMITS.get(kind, 0))
+    if contents:
+        yield make_sample(key, contents)
+
+
+def read_entry(file: File, entry: Entry, max_bytes: int) -> bytes | None:
+    if entry.size > max_bytes:
+        return None
+    file.seek(entry.start)
+    return file.read(entry.size)
+
+
+def make_sample(key: str, contents: Contents) -> Sample:
+    row = json_object(contents["json"] or b"") if "json" in contents else {}
+    if row is None:
+        # Without it there is no telling whether the picture may be used.
+        return Sample(key=key, problem="metadata_broken")
+    caption, text, picture = caption_of(row), contents.get("text"), contents.get("picture")
+    if caption is None and text is not None:
+        caption = text.decode("utf-8-sig", errors="replace")
+    problem = "picture_missing" if "picture" not in contents else "file_too_large" if picture is None else None
+    return Sample(key=key, caption=caption, picture=picture or b"", metadata=metadata_of(row), problem=problem)

@@ -1,0 +1,163 @@
+import io
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from preprocessing.sources import files, open_source
+from preprocessing.sources.parquet import ParquetShards
+from tests.preprocessing.shards_of_pictures import emoji_rows, read_all, write_parquet
+
+
+@pytest.fixture(scope="module")
+def rows(emoji):
+    return emoji_rows(emoji, 12)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "00000.parquet"
+
+
+def problems(samples) -> list[str | None]:
+    return [sample.problem for sample in samples]
+
+
+def test_the_samples_of_img2dataset_are_read_whole(rows, path):
+    write_parquet(path, rows, row_group_size=5)
+    source = open_source(path, 1000)
+    samples = read_all(source)
+    assert source.parts == ["00000"]
+    assert source.size(0) == 12
+    assert [sample.key for sample in samples] == [row["key"] for row in rows]
+    assert [sample.caption for sample in samples] == [row["caption"] for row in rows]
+    assert [sample.picture for sample in samples] == [row["jpg"] for row in rows]
+    assert samples[3].metadata == {name: rows[3][name] for name in ("NSFW", "url", "original_width", "original_height")}
+    assert not any(problems(samples))
+
+
+def test_a_picture_that_img2dataset_could_not_download_is_counted(rows, path):
+    write_parquet(path, [rows[0], {**rows[1], "jpg": None, "status": "failed_to_download"}, rows[2]])
+    assert problems(read_all(open_source(path, 1000))) == [None, "picture_missing", None]
+
+
+@pytest.mark.parametrize("picture", ["image", "photograph"])
+def test_a_column_of_bytes_and_paths_as_datasets_has_it_is_taken_whatever_its_name(rows, path, picture):
+    table = [{picture: {"bytes": row["jpg"], "path": None}, "text": row["caption"]} for row in rows]
+    write_parquet(path, [*table, {picture: {"bytes": None, "path": "/etc/hostname"}, "text": "a file"}])
+    samples = read_all(open_source(path, 1000))
+    assert [sample.picture for sample in samples[:-1]] == [row["jpg"] for row in rows]
+    assert [sample.caption for sample in samples[:-1]] == [row["caption"] for row in rows]
+    assert samples[5].key == "00000.parquet row 5"
+    assert samples[-1].problem == "picture_missing"
+
+
+def test_columns_of_other_names_can_be_named(rows, path):
+    write_parquet(path, [{"photo": row["jpg"], "thumb": b"x", "alt": row["caption"]} for row in rows])
+    with pytest.raises(ValueError, match="no column of pictures that can be told; the columns are: photo, thumb, alt"):
+        open_source(path, 1000)
+    with pytest.raises(ValueError, match="no column 'caption'; there are: photo, thumb, alt"):
+        open_source(path, 1000, picture_column="photo", caption_column="caption")
+    with pytest.raises(ValueError, match="'alt' holds no picture's bytes"):
+        open_source(path, 1000, picture_column="alt")
+    samples = read_all(open_source(path, 1000, picture_column="photo", caption_column="alt"))
+    assert [(sample.picture, sample.caption) for sample in samples] == [(row["jpg"], row["caption"]) for row in rows]
+
+
+def test_laions_metadata_is_refused_with_the_command_that_downloads_its_pictures(path):
+    write_parquet(path, [{"URL": "https://example.org/a.jpg", "TEXT": "a cat", "NSFW": "UNLIKELY"}])
+    with pytest.raises(
+        ValueError, match=r"img2dataset --url_list \S+00000.parquet --input_format parquet --url_col URL"
+    ):
+        open_source(path, 1000)
+
+
+def test_a_caption_that_is_not_utf8_loses_only_the_wrong_bytes(rows, path):
+    wrong = pa.array([b"caf\xe9", "猫".encode()]).view(pa.string())
+    pq.write_table(pa.table({"jpg": [row["jpg"] for row in rows[:2]], "caption": wrong}), path)
+    samples = read_all(open_source(path, 1000))
+    assert [sample.caption for sample in samples] == ["caf\N{REPLACEMENT CHARACTER}", "猫"]
+
+
+def test_of_a_damaged_row_group_every_row_is_counted_and_the_others_are_read(rows, path):
+    write_parquet(path, rows, row_group_size=4, compression="none", use_dictionary=False)
+    whole = read_all(open_source(path, 1000))
+    content = bytearray(path.read_bytes())
+    place = pq.read_metadata(path).row_group(1).column(list(rows[0]).index("jpg")).data_page_offset
+    content[place : place + 20] = bytes(20)
+    path.write_bytes(content)
+    samples = read_all(open_source(path, 1000))
+    assert problems(samples) == [None] * 4 + ["parquet_broken"] * 4 + [None] * 4
+    assert samples[:4] + samples[8:] == whole[:4] + whole[8:]
+    assert samples[5].key == "00000.parquet row 5"
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"no Parquet" * 100, b"PAR1" + b"\xff" * 100 + b"PAR1"])
+def test_what_is_no_parquet_is_one_broken_file(path, content):
+    path.write_bytes(content)
+    source = open_source(path, 1000)
+    assert source.size(0) is None
+    assert problems(read_all(source)) == ["parquet_broken"]
+
+
+def test_a_file_of_other_columns_among_the_rest_is_counted(rows, tmp_path):
+    write_parquet(tmp_path / "0.parquet", rows[:2])
+    write_parquet(tmp_path / "1.parquet", [{"text": "no picture"}])
+    write_parquet(tmp_path / "2.parquet", rows[2:4])
+    assert problems(read_all(open_source(tmp_path, 1000))) == [None, None, "parquet_broken", None, None]
+
+
+def test_few_pictures_are_in_memory_at_once(path):
+    pictures = [bytes([number]) * 2**20 for number in range(64)]
+    pq.write_table(pa.table({"jpg": pictures}), path, write_batch_size=1, use_dictionary=False, compression="none")
+    before, most = pa.total_allocated_bytes(), 0
+    for number, sample in enumerate(ParquetShards([str(path)]).samples(0)):
+        assert sample.picture == pictures[number]
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert most < 48 * 2**20
+
+
+class Failing:
+    """An open file whose reads fail a number of times, as those of a storage far away."""
+
+    def __init__(self, file, failures):
+        self.file = file
+        self.failures = failures
+
+    def read(self, size):
+        if self.failures:
+            self.failures.pop()
+            raise ConnectionError("the storage went away")
+        return self.file.read(size)
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+@pytest.fixture
+def failing_storage(rows, monkeypatch):
+    """A file on a storage whose reads fail as often as the list is long."""
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    storage = fsspec.filesystem("memory")
+    storage.pipe("/far/00000.parquet", file.getvalue())
+    failures: list[int] = []
+    opened = storage.open
+    monkeypatch.setattr(type(storage), "open", lambda self, *arguments: Failing(opened(*arguments), failures))
+    monkeypatch.setattr(files, "LOCAL", ("file://",))
+    monkeypatch.setattr(files, "FIRST_PAUSE_S", 0.001)
+    return failures
+
+
+def test_a_storage_that_fails_for_a_moment_loses_nothing(rows, failing_storage):
+    source = ParquetShards(["memory://far/00000.parquet"])
+    failing_storage += range(files.TRIES - 1)
+    assert [sample.picture for sample in source.samples(0)] == [row["jpg"] for row in rows]
+    assert not failing_storage
+
+
+def test_a_storage_that_stays_away_ends_the_run_and_counts_no_loss(failing_storage):
+    failing_storage += range(10_000)
+    with pytest.raises(files.StorageFailed, match=r"memory://far/00000.parquet: ConnectionError"):
+        list(ParquetShards(["memory://far/00000.parquet"]).samples(0))
