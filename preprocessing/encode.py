@@ -169,6 +169,13 @@ def gather(job: Job, vqgan: VQGAN, settings: dict[str, Any]) -> DatasetInfo | No
     return info
 
 
+def make_nothing(job: Job, vqgan: VQGAN, parts: Sequence[int], report: Report) -> None:
+    """For a call that only gathers: ValueError that tells which parts are missing."""
+    names = [job.source.parts[part] for part in parts]
+    listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    raise ValueError(f"{len(names)} of {len(job.source.parts)} parts are not made yet: {listed}")
+
+
 def no_report(part: int, seen: int, complete: bool) -> None:
     """Nobody watches."""
 

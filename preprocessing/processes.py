@@ -5,6 +5,7 @@ when this process does, however it ends: their connection is then closed.
 """
 
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -34,7 +35,7 @@ class Process:
         self.connection = Connection(ours.detach())
         # One that died already is noticed by whoever waits for its first word.
         with suppress(ConnectionError):
-            self.connection.send((function, arguments))
+            self.connection.send_bytes(pickle.dumps((function, arguments)))
 
     def end(self) -> str:
         """Close the connection and the process; says how it ended."""
@@ -56,5 +57,5 @@ def run(descriptor: int) -> None:
     """What a new process does: read its function and arguments, then call it."""
     connection = Connection(descriptor)
     with suppress(EOFError, ConnectionError):  # nobody is left to work for
-        function, arguments = connection.recv()
+        function, arguments = pickle.loads(connection.recv_bytes())
         function(connection, *arguments)

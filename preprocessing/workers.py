@@ -34,8 +34,8 @@ Other = TypeVar("Other")
 class DecodeWorker:
     """One worker process. Raises EOFError or ConnectionError where it has died."""
 
-    def __init__(self, decoding: Decoding, memory_bytes: int):
-        self.process = Process(serve, decoding, memory_bytes)
+    def __init__(self, decoding: Decoding, memory_bytes: int, cpu_limit_s: float):
+        self.process = Process(serve, decoding, memory_bytes, cpu_limit_s)
         self.answered = 0
         self.ready = False
 
@@ -51,9 +51,15 @@ class DecodeWorker:
 class DecodePool:
     """Worker processes that decode samples in order, ahead of the consumer."""
 
-    def __init__(self, decoding: Decoding, workers: int, memory_bytes: int = MEMORY_BYTES):
+    def __init__(
+        self,
+        decoding: Decoding,
+        workers: int,
+        memory_bytes: int = MEMORY_BYTES,
+        cpu_limit_s: float = CPU_LIMIT_S,
+    ):
         self.decoding = decoding
-        self.memory_bytes = memory_bytes
+        self.limits = memory_bytes, cpu_limit_s
         self.depth = 4 * workers
         # Each thread waits for the answer of one process.
         self.threads = ThreadPoolExecutor(workers, thread_name_prefix="decode")
@@ -103,7 +109,7 @@ class DecodePool:
         worker = self.idle.get()
         try:
             for _ in range(TRIES):
-                worker = worker or DecodeWorker(self.decoding, self.memory_bytes)
+                worker = worker or DecodeWorker(self.decoding, *self.limits)
                 try:
                     result = worker.decode(sample)
                 except (EOFError, ConnectionError):
@@ -123,7 +129,7 @@ class DecodePool:
             self.idle.put(worker)
 
 
-def serve(connection: Connection, decoding: Decoding, memory_bytes: int) -> None:
+def serve(connection: Connection, decoding: Decoding, memory_bytes: int, cpu_limit_s: float) -> None:
     """What a worker process does: samples in, candidates or rejections out, until the connection is closed."""
     from PIL import Image
 
@@ -137,7 +143,7 @@ def serve(connection: Connection, decoding: Decoding, memory_bytes: int) -> None
     with quiet_pillow():
         while True:
             sample = connection.recv()
-            signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)  # its signal ends the process
+            signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)  # its signal ends the process
             try:
                 answer = pickle.dumps(decoding(sample))
             except MemoryError as error:

@@ -1,0 +1,39 @@
+"""Processes below this one, as Linux tells of them."""
+
+import os
+import time
+from pathlib import Path
+
+
+def descendants(pid: int | None = None) -> list[int]:
+    """Living processes that `pid` (this one by default) started, and those that these started."""
+    found = []
+    for child in children(pid or os.getpid()):
+        found += [child, *descendants(child)]
+    return found
+
+
+def children(pid: int) -> list[int]:
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        texts = [(task / "children").read_text() for task in tasks]
+    except OSError:
+        return []
+    return [int(child) for text in texts for child in text.split() if is_alive(int(child))]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, and not only its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_for(condition, timeout_s: float = 120.0):
+    """What `condition()` says, as soon as that is true; patient, as the machine may be busy."""
+    end_s = time.monotonic() + timeout_s
+    while not (answer := condition()):
+        assert time.monotonic() < end_s, "waited in vain"
+        time.sleep(0.002)
+    return answer
