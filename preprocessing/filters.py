@@ -69,10 +69,3 @@ class Rules:
         if nsfw and self.allowed_nsfw is not None and nsfw not in self.allowed_nsfw:
             return "nsfw"
         return None
-
-
-# For callers that know only the paper's rules.
-MIN_CAPTION_LENGTH = 3
-MAX_ASPECT_RATIO = 2.0
-reject_reason = Rules().reject_reason
-text_reject_reason = Rules().text_reject_reason

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 
+from dalle_lean import pictures
 from dalle_lean.pictures import UnusablePicture, open_picture, square_pixels
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
@@ -63,6 +64,20 @@ def test_a_jpeg_decoded_small_agrees_with_one_decoded_whole():
     slow = square(save(Image.open(io.BytesIO(picture)), "PNG"), side=32)
     assert small.size < (1000, 700)  # the short cut was taken
     assert abs(fast.astype(int) - slow).max() <= 4
+
+
+@pytest.mark.parametrize("size", [(300, 300), (301, 433), (700, 257), (97, 640)])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK", "RGBA"])
+@pytest.mark.parametrize("band_pixels", [1, 5000, 2**20])
+def test_shrinking_some_rows_after_the_other_is_shrinking_all_at_once(monkeypatch, size, mode, band_pixels):
+    monkeypatch.setattr(pictures, "BAND_PIXELS", band_pixels)
+    noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 4), dtype=np.uint8)
+    image = Image.fromarray(noise).convert("RGB").convert(mode)
+    edge = min(size)
+    left, top = (size[0] - edge) // 2, (size[1] - edge) // 2
+    whole = image.convert("RGB").crop((left, top, left + edge, top + edge))
+    expected = np.asarray(whole.resize((16, 16), Image.Resampling.LANCZOS, reducing_gap=pictures.REDUCING_GAP))
+    assert (square(save(image, "TIFF"), side=16) == expected).all()
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
