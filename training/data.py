@@ -1,6 +1,7 @@
 """Shards -> batches: streamed, shuffled with a seed, the same from any position on."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -12,12 +13,10 @@ from dalle_lean.tokenizer import Tokenizer
 from training.heldout import is_heldout, key_hash
 from training.order import Position, first_run, run_start, shard_groups, window_order
 from training.prefetch import prefetch
-from training.progress import OnNotice
-from training.retry import silent
 from training.rows import DamagedShard, Rows, join, read_rows, whole_shard
 from training.shard_set import ShardSet
 
-BATCHES_AHEAD = 2
+WINDOWS_AHEAD, BATCHES_AHEAD = 1, 2
 
 
 class Batch(NamedTuple):
@@ -128,9 +127,10 @@ class TrainingData:
             for number, first in firsts.items()
         }
         while True:
-            parts = [Rows.none()]
+            parts, trained, size = [Rows.none()], [], 0
             for number, runs in list(left.items()):
                 start = run_start(position.window, firsts[number], run)
+                self.shards.reading.path = self.shards.paths[number]
                 try:
                     rows = next(runs, None)
                 except DamagedShard as damage:
@@ -140,9 +140,11 @@ class TrainingData:
                 if rows is None:
                     del left[number]
                 else:
-                    parts.append(rows.take(self.chosen(rows, start)))
-            window = join(parts)
-            yield window.take(window_order(len(window), self.order_seed, position).tolist()), position
+                    parts.append(rows)
+                    trained += [size + place for place in self.chosen(rows, start)]
+                    size += len(rows)
+            order = window_order(len(trained), self.order_seed, position).tolist()
+            yield join(parts).take([trained[place] for place in order]), position
             if not left:
                 return
             position = replace(position, window=position.window + 1, sample=0)
@@ -153,15 +155,39 @@ class TrainingData:
         """Batches for ever, each with the place behind it; a batch may reach into the next window and the next pass."""
         parts: list[Rows] = []
         missing = batch_size
-        for rows, position in self.windows(start):
-            given = position.sample
-            while given < len(rows):
-                parts.append(rows.part(given, given + missing))
-                given += len(parts[-1])
-                missing -= len(parts[-1])
-                if not missing:
-                    yield collate(join(parts), tokenizer, text_len), replace(position, sample=given)
-                    parts, missing = [], batch_size
+        with closing(prefetch(self.windows(start), WINDOWS_AHEAD)) as windows:
+            for rows, position in windows:
+                given = position.sample
+                while given < len(rows):
+                    parts.append(rows.part(given, given + missing))
+                    given += len(parts[-1])
+                    missing -= len(parts[-1])
+                    if not missing:
+                        yield collate(join(parts), tokenizer, text_len), replace(position, sample=given)
+                        parts, missing = [], batch_size
+
+    def ahead(
+        self,
+        batches: Iterator[tuple[Batch, Position]],
+        *,
+        pin: bool = False,
+        stop_waiting: Callable[[], bool] | None = None,
+    ) -> Generator[tuple[Batch, Position], None, None]:
+        """The same batches, made in a thread before they are needed; a long wait for one is told.
+
+        Args:
+            pin: put them where CUDA copies from while the host goes on.
+            stop_waiting: see `prefetch`.
+        """
+
+        def pinned() -> Iterator[tuple[Batch, Position]]:
+            for batch, position in batches:
+                yield (Batch(*(part.pin_memory() for part in batch)) if pin else batch), position
+
+        def on_wait(seconds: float) -> None:
+            self.shards.on_notice(f"waiting for data since {seconds:.0f} s: reading {self.shards.reading.path}")
+
+        return prefetch(pinned(), BATCHES_AHEAD, on_wait, stop_waiting)
 
     def captions(self) -> Iterator[str]:
         """The captions trained on, in the order of the shards."""
@@ -176,25 +202,6 @@ class TrainingData:
 def collate(rows: Rows, tokenizer: Tokenizer, text_len: int) -> Batch:
     """Rows -> a batch; captions are cut or padded to `text_len` ids."""
     return Batch(tokenizer.encode(rows.captions, text_len), torch.from_numpy(rows.codes.astype(np.int64)))
-
-
-def ahead(
-    batches: Iterator[tuple[Batch, Position]], *, pin: bool, on_notice: OnNotice = silent
-) -> Generator[tuple[Batch, Position], None, None]:
-    """The same batches, made in a thread before they are needed, and told of where they are waited for.
-
-    Args:
-        pin: put them where CUDA copies from without waiting.
-    """
-
-    def pinned() -> Iterator[tuple[Batch, Position]]:
-        for batch, position in batches:
-            yield (Batch(*(part.pin_memory() for part in batch)) if pin else batch), position
-
-    def on_wait(seconds: float) -> None:
-        on_notice(f"waiting for data since {seconds:.0f} s")
-
-    return prefetch(pinned(), BATCHES_AHEAD, on_wait)
 
 
 def drop_captions(batch: Batch, share: float, *, seed: int, step: int) -> Batch:

@@ -8,7 +8,7 @@ from training.rows import Rows, join, whole_shard
 from training.shard_set import ShardSet
 
 FEWEST_SHARDS = 16
-CANDIDATES = 4
+CANDIDATES = 2
 """Rows are looked for in so many shards at least, and until there are so many for each that is wanted."""
 
 

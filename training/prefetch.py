@@ -8,17 +8,23 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 NOTICE_S = 10.0
-STOP_S = 5.0
+POLL_S = 0.5
+STOP_S = 1.0
 
 
 def prefetch(
-    items: Iterator[T], ahead: int, on_wait: Callable[[float], None] | None = None, notice_s: float = NOTICE_S
+    items: Iterator[T],
+    ahead: int,
+    on_wait: Callable[[float], None] | None = None,
+    stop_waiting: Callable[[], bool] | None = None,
+    notice_s: float = NOTICE_S,
 ) -> Generator[T, None, None]:
     """The same items in the same order, at most `ahead` of them made before they are asked for.
 
     Args:
         items: iterated in a thread of its own, and closed there; what it raises is raised here.
         on_wait: told every `notice_s` seconds for how many seconds an item has been waited for.
+        stop_waiting: ends the items early, where one is waited for and this says so.
 
     Closing the generator, which dropping it does too, ends the thread.
     """
@@ -51,7 +57,7 @@ def prefetch(
     thread.start()
     try:
         while True:
-            kind, value = wait_for(made, on_wait, notice_s)
+            kind, value = wait_for(made, on_wait, stop_waiting, notice_s)
             if kind == "item":
                 yield value
             elif kind == "error":
@@ -64,12 +70,21 @@ def prefetch(
         thread.join(STOP_S)
 
 
-def wait_for(made: Queue[T], on_wait: Callable[[float], None] | None, notice_s: float) -> T:
-    """What the queue holds next."""
-    started_s = time.monotonic()
+def wait_for(
+    made: Queue[tuple[str, Any]],
+    on_wait: Callable[[float], None] | None,
+    stop_waiting: Callable[[], bool] | None,
+    notice_s: float,
+) -> tuple[str, Any]:
+    """What the queue holds next, or its end where waiting is to stop."""
+    started_s = told_s = time.monotonic()
     while True:
         try:
-            return made.get(timeout=notice_s)
+            return made.get(timeout=min(POLL_S, notice_s))
         except Empty:
-            if on_wait is not None:
-                on_wait(time.monotonic() - started_s)
+            now_s = time.monotonic()
+            if stop_waiting is not None and stop_waiting():
+                return "end", None
+            if on_wait is not None and now_s - told_s >= notice_s:
+                told_s = now_s
+                on_wait(now_s - started_s)

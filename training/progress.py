@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from training.order import Position
 
 OnNotice = Callable[[str], None]
 """Called with a line that a person should read at once."""
@@ -56,3 +58,31 @@ class StepCount:
     def findings(self) -> list[str]:
         """What a kind of training adds to the note."""
         return []
+
+
+@dataclass
+class Progress(StepCount):
+    """The numbers of a transformer's run that move."""
+
+    position: Position = field(default_factory=Position)
+    tokens: int = 0
+    """Positions learnt from."""
+    tokens_per_s: float = math.nan
+    sample_tokens: int = 0
+    """Positions of a sample, which grow with the length."""
+    heldout_image_bits: float = math.nan
+    """The last time it was measured."""
+    rescaled: int = 0
+    """Steps that changed nothing but a scale of float16 gradients."""
+
+    def findings(self) -> list[str]:
+        words = []
+        if math.isfinite(self.heldout_image_bits):
+            words.append(f"held-out {self.heldout_image_bits:.3f} bits/code")
+        if math.isfinite(self.tokens_per_s):
+            words.append(f"{self.tokens_per_s:,.0f} tokens/s, {self.sample_tokens} a sample")
+        if self.rescaled:
+            words.append(f"{self.rescaled} steps skipped (gradient scales lowered)")
+        if self.position.skipped:
+            words.append(f"{self.position.skipped} damaged shards passed over")
+        return words

@@ -54,8 +54,8 @@ class Patience:
             except Exception as error:
                 reason = " ".join(f"{type(error).__name__}: {error}".split())
                 if time.monotonic() - started_s + wait_s > self.give_up_s:
-                    raise Unreachable(f"{what} could not be read for {self.give_up_s:.0f} s ({reason})") from None
-                on_notice(f"{what} cannot be read ({reason}); trying again in {wait_s:.0f} s")
+                    raise Unreachable(f"{what} could not be read for {self.give_up_s:g} s ({reason})") from None
+                on_notice(f"{what} cannot be read ({reason}); trying again in {wait_s:g} s")
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, self.longest_wait_s)
 
@@ -74,7 +74,7 @@ def within(timeout_s: float, action: Callable[[], T]) -> T:
     try:
         succeeded, value = outcome.get(timeout=timeout_s)
     except Empty:
-        raise TimeoutError(f"no answer within {timeout_s:.0f} s") from None
+        raise TimeoutError(f"no answer within {timeout_s:g} s") from None
     if not succeeded:
         raise value
     result: T = value

@@ -30,6 +30,13 @@ class Codes:
     """Pixels along one side of a picture."""
 
 
+@dataclass
+class Reading:
+    """What is being read at this moment, for whoever waits for it."""
+
+    path: str = "the list of shards"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShardSet:
     """The shards of one data set, in an order that is always the same.
@@ -40,7 +47,9 @@ class ShardSet:
         rows: of each; None where it is not known before it is read.
         info: what the codes mean.
         fingerprint: SHA-256 that changes with the data.
-        patience, on_notice: for what is on another machine.
+        patience: with what is on another machine.
+        on_notice: told of damage, and of what is waited for.
+        reading: kept up to date by who reads.
     """
 
     name: str
@@ -50,6 +59,7 @@ class ShardSet:
     fingerprint: str
     patience: Patience = field(default_factory=Patience)
     on_notice: OnNotice = silent
+    reading: Reading = field(default_factory=Reading, compare=False)
 
     @contextmanager
     def open(self, index: int) -> Iterator[Any]:

@@ -4,10 +4,8 @@ OUT gets model/ (a model folder), checkpoint/, tokenizer.json, metrics.jsonl, te
 """
 
 import dataclasses
-import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,14 +17,14 @@ from dalle_lean.files import sha256_file
 from dalle_lean.progress import OnProgress
 from dalle_lean.vqgan import VQGAN
 from training.checkpoint import load_checkpoint, save_checkpoint
-from training.data import Batch, TrainingData, ahead, collate, drop_captions
+from training.data import Batch, TrainingData, collate, drop_captions
 from training.heldout import heldout_rows
 from training.interrupt import interrupt_deferred
 from training.learner import Learner
 from training.metrics import MetricsLog, Pace
 from training.order import Position
 from training.parts import build_model, matching_vqgan, refuse_other_codes, stated_codes
-from training.progress import OnNotice, StepCount
+from training.progress import OnNotice, Progress
 from training.recipe import DataRecipe, OptimizerRecipe, Recipe
 from training.retry import silent
 from training.run_folder import place_tokenizer, remove_leftovers
@@ -35,34 +33,6 @@ from training.schedule import crop_of_step, learning_rate
 from training.shard_set import ShardSet, find_shards, is_url
 
 NUM_SAMPLES = 8
-
-
-@dataclass
-class Progress(StepCount):
-    """The numbers of this run that move."""
-
-    position: Position = field(default_factory=Position)
-    tokens: int = 0
-    """Positions learnt from."""
-    tokens_per_s: float = math.nan
-    sample_tokens: int = 0
-    """Positions of a sample, which grow with the length."""
-    heldout_image_bits: float = math.nan
-    """The last time it was measured."""
-    rescaled: int = 0
-    """Steps that changed nothing but a scale of float16 gradients."""
-
-    def findings(self) -> list[str]:
-        words = []
-        if math.isfinite(self.heldout_image_bits):
-            words.append(f"held-out {self.heldout_image_bits:.3f} bits/code")
-        if math.isfinite(self.tokens_per_s):
-            words.append(f"{self.tokens_per_s:,.0f} tokens/s, {self.sample_tokens} a sample")
-        if self.rescaled:
-            words.append(f"{self.rescaled} steps skipped (gradient scales lowered)")
-        if self.position.skipped:
-            words.append(f"{self.position.skipped} damaged shards passed over")
-        return words
 
 
 def train(
@@ -195,23 +165,28 @@ class Run:
         with (
             MetricsLog(self.out, self.progress.step) as metrics,
             interrupt_deferred(self.on_notice) as interrupted,
-            closing(self.batches()) as batches,
+            closing(self.batches(interrupted)) as batches,
         ):
             for batch, position in batches:
                 self.take_step(batch, position, metrics)
                 self.look(metrics)
                 tell()
                 if interrupted():
-                    self.stop()
-                    raise KeyboardInterrupt
+                    break
+            if interrupted():
+                self.stop()
+                raise KeyboardInterrupt
 
-    def batches(self) -> Generator[tuple[Batch, Position], None, None]:
-        """The batches that are left, each with the data position behind it; a thread makes them ahead of need."""
+    def batches(self, interrupted: Callable[[], bool] | None = None) -> Generator[tuple[Batch, Position], None, None]:
+        """The batches that are left, each with the data position behind it; a thread makes them ahead of need.
+
+        They end early where `interrupted` is true while the data lets us wait.
+        """
         remaining = self.recipe.schedule.total_steps - self.progress.step
         size, length = self.recipe.data.batch_size, self.model.config.text_len
         batches = self.data.batches(size, self.tokenizer, length, self.progress.position)
         pin = self.learner.device.type == "cuda"
-        return ahead(islice(batches, remaining), pin=pin, on_notice=self.on_notice)
+        return self.data.ahead(islice(batches, remaining), pin=pin, stop_waiting=interrupted)
 
     def take_step(self, batch: Batch, position: Position, metrics: MetricsLog) -> None:
         """Learn from a batch; a step that is not finite is skipped, recorded and, many in a row, the end."""

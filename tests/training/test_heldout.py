@@ -64,8 +64,8 @@ def test_of_many_shards_only_as_many_are_read_as_it_takes(tmp_path, monkeypatch)
     opened = []
     real = type(shards).open
     monkeypatch.setattr(type(shards), "open", lambda self, index: opened.append(index) or real(self, index))
-    assert len(heldout_rows(shards, 0.5, 40)) == 40
-    assert 30 <= len(set(opened)) <= 36
+    assert len(heldout_rows(shards, 0.2, 40)) == 40
+    assert 30 <= len(set(opened)) <= 55
 
 
 def test_a_damaged_shard_is_named_and_the_others_are_held_out_from(tmp_path):

@@ -84,3 +84,19 @@ def test_a_wait_is_told_again_and_again():
     assert list(prefetch(items(), 1, on_wait, notice_s=0.02)) == [1]
     assert told[:3] == sorted(told[:3])
     assert told[0] >= 0.02
+
+
+def test_waiting_can_be_ended_while_the_thread_hangs():
+    go, asked = threading.Event(), []
+
+    def items():
+        yield 1
+        go.wait()
+
+    def stop_waiting():
+        asked.append(len(asked))
+        go.set()
+        return True
+
+    assert list(prefetch(items(), 1, stop_waiting=stop_waiting, notice_s=0.02)) == [1]
+    assert asked == [0]

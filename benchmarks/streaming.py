@@ -1,0 +1,229 @@
+"""How fast shards become batches, phase by phase, in how much memory, and how soon a run is back in the middle of them.
+
+    python -m benchmarks.streaming [--rows 98304] [--shard-rows 4096] [--folder DIR]
+
+Synthetic shards at the paper's sizes, written as `preprocess` writes them: captions of 3 to 40 words out of 20,000 that
+are as frequent as words are (Zipf), codes out of 8192, some far more frequent than others, one in eight as before.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import print_json, print_table
+from dalle_lean.tokenizer import Tokenizer
+from preprocessing.shards import Counts, DatasetInfo, Row, write_dataset_info, write_shard
+from training.data import TrainingData, collate
+from training.order import Position, shard_groups
+from training.rows import read_rows
+from training.shard_set import ShardSet, find_shards
+
+IMAGE_SIDE, CODEBOOK_SIZE = 32, 8192
+TEXT_LEN, TEXT_VOCAB_SIZE = 256, 32100
+WORDS = 20_000
+MEMORY_SAMPLES = 20
+
+
+def captions(count: int, random: np.random.Generator) -> list[str]:
+    """Lines of made-up words; few words are most of them."""
+    letters = np.array(list("etaoinshrdlucmfwygpbvk"))
+    words = ["".join(random.choice(letters, length)) for length in random.integers(2, 11, WORDS)]
+    frequency = 1 / np.arange(1, WORDS + 1)
+    lengths = np.clip(random.lognormal(2.2, 0.5, count).astype(int), 3, 40)
+    drawn = random.choice(WORDS, lengths.sum(), p=frequency / frequency.sum())
+    return [" ".join(words[word] for word in part) for part in np.split(drawn, np.cumsum(lengths)[:-1])]
+
+
+def codes(count: int, random: np.random.Generator) -> np.ndarray:
+    """int16 [count, I]; one in eight repeats the code before it."""
+    drawn = (CODEBOOK_SIZE * random.beta(0.7, 1.5, (count, IMAGE_SIDE**2))).astype(np.int16)
+    again = random.random(drawn.shape) < 1 / 8
+    again[:, 0] = False
+    place = np.where(again, 0, np.arange(IMAGE_SIDE**2))
+    return np.take_along_axis(drawn, np.maximum.accumulate(place, axis=1), axis=1)
+
+
+def write_shards(folder: Path, rows: int, shard_rows: int) -> None:
+    """A finished output of `preprocess` with `rows` synthetic rows."""
+    random = np.random.default_rng(0)
+    shards = []
+    folder.mkdir(parents=True)
+    for number, first in enumerate(range(0, rows, shard_rows)):
+        count = min(shard_rows, rows - first)
+        content = [
+            Row(
+                caption=caption,
+                codes=picture,
+                nsfw="UNLIKELY",
+                original_width=640,
+                original_height=480,
+                url=f"https://example.com/pictures/{first + place}.jpg",
+                key=f"{first + place:09d}",
+            )
+            for place, (caption, picture) in enumerate(zip(captions(count, random), codes(count, random), strict=True))
+        ]
+        shards.append(write_shard(folder / f"{number:05d}.parquet", content))
+    info = DatasetInfo(
+        vqgan="0" * 64,
+        image_side=IMAGE_SIDE,
+        codebook_size=CODEBOOK_SIZE,
+        picture_side=8 * IMAGE_SIDE,
+        counts=Counts(seen=rows, kept=rows),
+        shards=tuple(shards),
+    )
+    write_dataset_info(folder, info)
+
+
+def pace(counts: Iterator[int], rows: int) -> dict[str, float]:
+    """How fast so many rows are counted, from a warm start, and the processor time of one in all threads, which
+    depends less on what else the machine does."""
+    next(counts)
+    started, cpu_started, done = time.perf_counter(), time.process_time(), 0
+    for count in counts:
+        done += count
+        if done >= rows:
+            break
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+    return {"samples_per_s": done / seconds, "cpu_us": 1e6 * cpu_seconds / done}
+
+
+def raw_reads(shards: ShardSet, rows: int) -> Iterator[int]:
+    """Parquet and Brotli alone: the columns as Arrow has them."""
+    import pyarrow.parquet as parquet
+
+    while True:
+        for path in shards.paths:
+            with parquet.ParquetFile(path, buffer_size=2**20, pre_buffer=False) as file:
+                for batch in file.iter_batches(batch_size=rows, columns=["caption", "code", "key"]):
+                    yield len(batch)
+
+
+def phases(data: TrainingData, tokenizer: Tokenizer, batch_size: int, rows: int) -> dict[str, dict[str, float]]:
+    """Each phase by itself, in one thread of Python."""
+    window = next(rows for rows, _ in data.windows(Position(window=1)))
+    text = window.captions
+
+    def decoded() -> Iterator[int]:
+        while True:
+            for number in range(len(data.shards.paths)):
+                yield from map(len, read_rows(data.shards, number, 0, 1024))
+
+    def tokenized() -> Iterator[int]:
+        while True:
+            for start in range(0, len(text) - batch_size + 1, batch_size):
+                yield len(tokenizer.encode(text[start : start + batch_size], TEXT_LEN))
+
+    def collated() -> Iterator[int]:
+        while True:
+            for start in range(0, len(window) - batch_size + 1, batch_size):
+                yield len(collate(window.part(start, start + batch_size), tokenizer, TEXT_LEN).text_ids)
+
+    return {
+        "read (Parquet, Brotli)": pace(raw_reads(data.shards, 1024), rows),
+        "read and decode codes": pace(decoded(), rows),
+        "and shuffle, leave out the held-out": pace((len(part) for part, _ in data.windows()), rows),
+        "tokenize": pace(tokenized(), rows),
+        "tokenize and collate": pace(collated(), rows),
+    }
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in use now (Linux)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def stream(data: TrainingData, tokenizer: Tokenizer, batch_size: int, rows: int, *, made_ahead: bool) -> dict[str, Any]:
+    """The whole stream: its pace, and the resident memory of this process on the way."""
+    batches: Any = data.batches(batch_size, tokenizer, TEXT_LEN)
+    if made_ahead:
+        batches = data.ahead(batches)
+    resident: list[int] = []
+    # A pass before it is counted: allocators take their memory.
+    for _ in islice(batches, max(1, data.shuffle_buffer // batch_size)):
+        pass
+
+    def counted() -> Iterator[int]:
+        done = 0
+        for batch, _ in batches:
+            done += len(batch.text_ids)
+            if done * MEMORY_SAMPLES >= rows * len(resident):
+                resident.append(resident_bytes())
+            yield len(batch.text_ids)
+
+    found = pace(counted(), rows)
+    batches.close()
+    return {"pace": found, "rows": rows, "resident_bytes": resident}
+
+
+def resume_s(data: TrainingData, tokenizer: Tokenizer, batch_size: int, position: Position) -> float:
+    """Seconds until the first batch after `position`."""
+    started = time.perf_counter()
+    next(data.batches(batch_size, tokenizer, TEXT_LEN, position))
+    return time.perf_counter() - started
+
+
+def measure(folder: Path, batch_size: int, shuffle_buffer: int) -> dict[str, Any]:
+    shards = find_shards(folder)
+    rows = shards.info.counts.kept
+    data = TrainingData(shards=shards, heldout_share=0.01, shuffle_buffer=shuffle_buffer, seed=0)
+    tokenizer = Tokenizer.train(islice(data.captions(), 20_000), TEXT_VOCAB_SIZE)
+    found: dict[str, Any] = {"rows": rows, "batch_size": batch_size, "shuffle_buffer": shuffle_buffer}
+    found["file_bytes_per_row"] = round(sum(Path(path).stat().st_size for path in shards.paths) / rows)
+    found["ids_per_caption"] = float(np.mean([tokenizer.count(text) for text in islice(data.captions(), 2000)]))
+    found["phases"] = phases(data, tokenizer, batch_size, rows // 4)
+    found["stream"] = stream(data, tokenizer, batch_size, rows, made_ahead=False)
+    found["stream_ahead"] = stream(data, tokenizer, batch_size, rows, made_ahead=True)
+    groups = shard_groups(len(shards.paths), data.shuffle_shards, data.order_seed, 7)
+    windows = min(row or 0 for row in shards.rows) * len(groups[-1]) // shuffle_buffer
+    places = {"beginning": Position(), "deep": Position(epoch=7, group=len(groups) - 1, window=windows, sample=1)}
+    found["resume_s"] = {name: resume_s(data, tokenizer, batch_size, place) for name, place in places.items()}
+    found["reading_a_pass_again_s"] = rows / found["phases"]["and shuffle, leave out the held-out"]["samples_per_s"]
+    return found
+
+
+def report(found: dict[str, Any]) -> None:
+    paces = {**found["phases"], "whole stream": found["stream"]["pace"]}
+    paces["whole stream, batches made ahead of need"] = found["stream_ahead"]["pace"]
+    rows = [[name, f"{found['samples_per_s']:,.0f}", f"{found['cpu_us']:.1f}"] for name, found in paces.items()]
+    print_table(["phase", "samples/s", "processor time of a sample, us"], rows)
+    print()
+    resident = found["stream_ahead"]["resident_bytes"]
+    print_table(
+        ["", "value"],
+        [
+            [f"resident memory at the start of {found['rows']:,} rows", f"{resident[0] / 2**20:,.0f} MiB"],
+            ["in the middle", f"{resident[len(resident) // 2] / 2**20:,.0f} MiB"],
+            ["at their end", f"{resident[-1] / 2**20:,.0f} MiB"],
+            ["first batch from the beginning", f"{found['resume_s']['beginning']:.2f} s"],
+            ["first batch after 7 passes and a good part of the 8th", f"{found['resume_s']['deep']:.2f} s"],
+            ["one pass, if it were read again", f"{found['reading_a_pass_again_s']:.1f} s"],
+        ],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rows", type=int, default=98_304)
+    parser.add_argument("--shard-rows", type=int, default=4096)
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--shuffle-buffer", type=int, default=10_000)
+    parser.add_argument("--folder", type=Path, help="where the shards are kept; those of an earlier run are used again")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary) / "shards"
+        if not (folder / "dataset.json").exists():
+            write_shards(folder, options.rows, options.shard_rows)
+        found = measure(folder, options.batch_size, options.shuffle_buffer)
+    report(found)
+    print_json("streaming", found)
+
+
+if __name__ == "__main__":
+    main()
