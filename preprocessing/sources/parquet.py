@@ -7,6 +7,7 @@ from typing import Any
 from dalle_lean.require import require
 from preprocessing.sources.columns import Columns, Kind, find_columns
 from preprocessing.sources.files import File, StorageFailed, files_fingerprint, is_remote, part_names
+from preprocessing.sources.parquet_pages import check_pages
 from preprocessing.sources.sample import Sample
 
 BATCH_BYTES = 2**24
@@ -69,8 +70,10 @@ class ParquetShards:
                 columns = self.columns(table.schema_arrow)
                 first = 0
                 for group in range(table.num_row_groups):
-                    yield from read_group(table, group, columns, name, first)
+                    yield from read_group(file, table, group, columns, name, first)
                     first += table.metadata.row_group(group).num_rows
+                if first != table.metadata.num_rows:
+                    yield Sample(key=f"{name} row {first}", problem="parquet_broken")
         except FileNotFoundError:
             yield Sample(key=path, problem="file_missing")
         except StorageFailed:
@@ -82,7 +85,7 @@ class ParquetShards:
         return files_fingerprint(self.paths)
 
 
-def read_group(table: Any, group: int, columns: Columns, name: str, first: int) -> Iterator[Sample]:
+def read_group(file: File, table: Any, group: int, columns: Columns, name: str, first: int) -> Iterator[Sample]:
     """The samples of one row group, whose first row is row `first` of the file `name`."""
     pa = require("pyarrow", extra="preprocessing")
     metadata = table.metadata.row_group(group)
@@ -94,6 +97,11 @@ def read_group(table: Any, group: int, columns: Columns, name: str, first: int) 
     ]
     done = 0
     try:
+        for column in (metadata.column(index) for index in range(metadata.num_columns)):
+            if column.path_in_schema.split(".")[0] in columns.names:
+                starts = [column.data_page_offset, column.dictionary_page_offset or column.data_page_offset]
+                stop = min(starts) + column.total_compressed_size
+                check_pages(file, min(starts), stop, column.total_uncompressed_size)
         for batch in table.iter_batches(batch_rows, row_groups=[group], columns=selected, use_threads=False):
             values = {column: as_bytes(batch.column(column)).to_pylist() for column in columns.names}
             for row in range(batch.num_rows):

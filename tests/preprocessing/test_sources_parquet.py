@@ -118,6 +118,20 @@ def test_few_pictures_are_in_memory_at_once(path):
     assert most < 48 * 2**20
 
 
+def test_a_page_that_claims_too_much_is_not_believed(path):
+    pictures = [bytes([number]) * 3 * 2**19 for number in range(4)]
+    pq.write_table(pa.table({"jpg": pictures}), path, write_batch_size=1, use_dictionary=False, row_group_size=2)
+    content = bytearray(path.read_bytes())
+    column = pq.read_metadata(path).row_group(1).column(0)
+    place = column.data_page_offset + 3  # behind the page's kind: its length, a varint of four bytes
+    assert content[place + 3] < 128 <= content[place + 2]
+    content[place : place + 4] = b"\xfe\xff\xff\x7f"  # 128 MiB
+    path.write_bytes(content)
+    before = pa.default_memory_pool().max_memory()
+    assert problems(read_all(open_source(path, 1000))) == [None, None, "parquet_broken", "parquet_broken"]
+    assert pa.default_memory_pool().max_memory() <= max(before, 64 * 2**20)
+
+
 class Failing:
     """An open file whose reads fail a number of times, as those of a storage far away."""
 

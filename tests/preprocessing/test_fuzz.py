@@ -1,0 +1,30 @@
+"""Spoilt tars, Parquet files and pictures: nothing crashes, nothing is lost uncounted, memory stays bounded."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+REASONS = {
+    "picture": {"kept", "picture_broken", "too_many_pixels"},
+    "tar": {"kept", "tar_broken", "picture_missing", "picture_broken", "caption_missing", "caption_short"}
+    | {"metadata_broken", "too_many_pixels"},
+    "parquet": {"kept", "parquet_broken", "picture_broken", "picture_missing", "caption_missing", "caption_short"}
+    | {"nsfw", "size_not_positive", "aspect_ratio", "too_many_pixels"},
+}
+
+
+@pytest.mark.parametrize(("kind", "count"), [("picture", 260), ("tar", 120), ("parquet", 120)])
+def test_what_is_spoilt_is_counted_and_ends_nothing(kind, count):
+    command = [sys.executable, "-m", "tests.preprocessing.fuzz", kind, str(count)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert report["broken"] == []
+    assert set(report["reasons"]) <= REASONS[kind]
+    assert report["reasons"]["kept"] >= 24  # most of a file is sound, and the reading gets there
+    assert sum(report["reasons"].values()) - report["reasons"]["kept"] >= count // 4
+    assert report["grown_bytes"] < 160 * 2**20
