@@ -1,30 +1,71 @@
 """Shards of VQGAN codes: the one writer and the one reader.
 
-A shard is a Parquet file with Brotli and the columns of the published data set laion/laion_100m_vqgan_f8. Beside the
-shards, `dataset.json` says what the codes mean and what was counted; a folder without it is not finished.
+A shard is a Parquet file with Brotli. Its layout is one of two:
+
+- "published": the columns of the data set laion/laion_100m_vqgan_f8; `code` holds a picture's codes as int16,
+  little-endian, in raster order.
+- "packed": the same, but for `packed` in the place of `code`: the first row of each row group holds the codes of the
+  whole group as a block of `preprocessing.packing`, the other rows hold nothing. A quarter smaller, slower to read.
+
+Beside the shards, `dataset.json` says what the codes mean and what was counted (`preprocessing.manifest`); a folder
+without it is not finished.
 """
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dalle_lean.files import atomic_write, read_json, sha256_file, write_json
+from dalle_lean.files import atomic_write, sha256_file
 from dalle_lean.require import require
+from preprocessing.manifest import (
+    FORMAT,
+    MAX_CODEBOOK_SIZE,
+    Counts,
+    DatasetInfo,
+    Shard,
+    parse_dataset_info,
+    read_dataset_info,
+    write_dataset_info,
+)
+from preprocessing.packing import MAX_PICTURES, pack, unpack
 
 if TYPE_CHECKING:
     import datasets
 
-FORMAT = "dalle_lean_shards/1"
-MAX_CODEBOOK_SIZE = 2**15
-"""Codes are stored as int16."""
+__all__ = [
+    "COLUMNS",
+    "FORMAT",
+    "LAYOUTS",
+    "MAX_CODEBOOK_SIZE",
+    "Counts",
+    "DatasetInfo",
+    "Layout",
+    "Row",
+    "Shard",
+    "code_batches",
+    "decode_codes",
+    "open_files",
+    "open_stream",
+    "parse_dataset_info",
+    "read_blocks",
+    "read_dataset_info",
+    "read_header",
+    "read_rows",
+    "write_dataset_info",
+    "write_shard",
+]
+
+Layout = Literal["published", "packed"]
+LAYOUTS: tuple[Layout, ...] = ("published", "packed")
+COLUMNS = ("caption", "code", "NSFW", "original_width", "original_height", "url", "key")
 READ_ROWS = 256
-SHA256 = re.compile(r"[0-9a-f]{64}")
-SHARD_NAME = re.compile(r"[\w-][\w.-]*\.parquet")
+PACKED_ROWS = MAX_PICTURES
+"""Rows of a row group, which are unpacked together."""
+VQGAN_NOTE = b"dalle_lean_vqgan"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,135 +82,138 @@ class Row:
     key: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shard:
-    """One shard file of a folder."""
+class Block(NamedTuple):
+    """Some rows of a shard, one after the other."""
 
-    file: str
+    captions: list[str]
+    codes: NDArray[np.int16]
+    """[R, I]"""
+    keys: list[str]
+
+
+class Header(NamedTuple):
+    """What a shard says of itself before its rows."""
+
     rows: int
-    sha256: str
+    columns: tuple[str, ...]
+    """By the names of the published layout."""
+    layout: Layout
+    vqgan: str | None
+    """Fingerprint of the VQGAN that made the codes, where the shard notes it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """Pictures of the source: every one is kept or rejected for one reason."""
+def write_shard(path: Path, rows: Sequence[Row], *, layout: Layout = "published", vqgan: str | None = None) -> Shard:
+    """Write one shard atomically; the same rows give the same bytes.
 
-    seen: int = 0
-    kept: int = 0
-    rejected: Mapping[str, int] = field(default_factory=dict)
-    further_views: int = 0
-    """Rows beyond one for each picture that was kept: more crops, mirror images."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetInfo:
-    """What `dataset.json` says."""
-
-    vqgan: str
-    """Fingerprint of the VQGAN that made the codes."""
-    image_side: int
-    """Codes along one side of a picture."""
-    codebook_size: int
-    picture_side: int
-    """Pixels along one side of a picture."""
-    counts: Counts
-    shards: tuple[Shard, ...]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """What else decided the content of the shards."""
-
-    @property
-    def num_codes(self) -> int:
-        """Codes of one picture."""
-        return self.image_side**2
-
-
-def write_shard(path: Path, rows: Sequence[Row]) -> Shard:
-    """Write one shard atomically; the same rows give the same bytes."""
+    `vqgan`, the fingerprint of the one that made the codes, is noted in the file, so that a shard that strays into
+    another folder can be told.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout={layout!r}: must be one of {', '.join(LAYOUTS)}")
     pa = require("pyarrow", extra="preprocessing")
     parquet = require("pyarrow.parquet", extra="preprocessing")
+    if layout == "published":
+        codes = {"code": pa.array([row.codes.astype("<i2").tobytes() for row in rows], pa.binary())}
+    else:
+        codes = {"packed": pa.array(packed_column(rows), pa.binary())}
     columns = {
         "caption": pa.array([row.caption for row in rows], pa.string()),
-        "code": pa.array([row.codes.astype("<i2").tobytes() for row in rows], pa.binary()),
+        **codes,
         "NSFW": pa.array([row.nsfw for row in rows], pa.string()),
         "original_width": pa.array([row.original_width for row in rows], pa.int32()),
         "original_height": pa.array([row.original_height for row in rows], pa.int32()),
         "url": pa.array([row.url for row in rows], pa.string()),
         "key": pa.array([row.key for row in rows], pa.string()),
     }
+    table = pa.table(columns)
+    if vqgan is not None:
+        table = table.replace_schema_metadata({VQGAN_NOTE: vqgan})
+    options = {"compression": "brotli"} if layout == "published" else packed_options(table.column_names)
     with atomic_write(path) as temporary:
-        parquet.write_table(pa.table(columns), temporary, compression="brotli", use_dictionary=["NSFW"])
+        parquet.write_table(table, temporary, use_dictionary=["NSFW"], **options)
         return Shard(file=path.name, rows=len(rows), sha256=sha256_file(temporary))
 
 
-def write_dataset_info(folder: Path, info: DatasetInfo) -> None:
-    write_json(folder / "dataset.json", {"format": FORMAT, **asdict(info)})
+def packed_column(rows: Sequence[Row]) -> list[bytes | None]:
+    """A block in the first row of each row group."""
+    column: list[bytes | None] = [None] * len(rows)
+    for first in range(0, len(rows), PACKED_ROWS):
+        column[first] = pack(np.stack([row.codes for row in rows[first : first + PACKED_ROWS]]))
+    return column
 
 
-def read_dataset_info(folder: str | Path) -> DatasetInfo:
-    """Read and check `dataset.json`; ValueError says what is wrong with it, or which shard is not there."""
-    folder = Path(folder)
-    path = folder / "dataset.json"
-    if not path.is_file():
-        raise ValueError(f"{folder} has no dataset.json: it is no finished output of dalle-lean preprocess")
-    content = read_json(path)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"{path}: not of format {FORMAT}")
+def packed_options(columns: Sequence[str]) -> dict[str, Any]:
+    """How the packed layout is written: what is packed is not compressed again, everything else as small as it gets."""
+    others = [name for name in columns if name != "packed"]
+    return {
+        "row_group_size": PACKED_ROWS,
+        "compression": {"packed": "none", **dict.fromkeys(others, "brotli")},
+        "compression_level": dict.fromkeys(others, 11),
+    }
+
+
+def read_header(path: str | Path) -> Header:
+    """Rows, columns, layout and the noted VQGAN of a shard; ValueError where it is no Parquet file with codes."""
+    pa = require("pyarrow", extra="preprocessing")
+    parquet = require("pyarrow.parquet", extra="preprocessing")
     try:
-        info = parse_dataset_info(content)
-    except KeyError as error:
-        raise ValueError(f"{path}: no field {error}") from None
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
-    for shard in info.shards:
-        if not (folder / shard.file).is_file():
-            raise ValueError(f"{folder}: {shard.file}, named by dataset.json, is not there")
-    return info
+        with parquet.ParquetFile(path) as file:
+            layout: Layout = "packed" if is_packed(file) else "published"
+            columns = tuple("code" if name == "packed" else name for name in file.schema_arrow.names)
+            note = (file.schema_arrow.metadata or {}).get(VQGAN_NOTE)
+            vqgan = None if note is None else note.decode("ascii", errors="replace")
+            return Header(file.metadata.num_rows, columns, layout, vqgan)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise damaged(path, error) from None
 
 
-def parse_dataset_info(content: Mapping[str, Any]) -> DatasetInfo:
-    shards = tuple(
-        Shard(
-            file=text(shard, "file", SHARD_NAME),
-            rows=number(shard, "rows", 1),
-            sha256=text(shard, "sha256", SHA256),
-        )
-        for shard in content["shards"]
-    )
-    counts = Counts(
-        seen=number(content["counts"], "seen", 1),
-        kept=number(content["counts"], "kept", 1),
-        rejected={reason: number(content["counts"]["rejected"], reason, 0) for reason in content["counts"]["rejected"]},
-        further_views=number({"further_views": 0, **content["counts"]}, "further_views", 0),
-    )
-    rows = sum(shard.rows for shard in shards)
-    if rows != counts.kept + counts.further_views:
-        raise ValueError(f"kept={counts.kept}, but the shards have {rows} rows (further_views={counts.further_views})")
-    settings = content.get("settings", {})
-    if not isinstance(settings, dict):
-        raise ValueError(f"settings={settings!r}: must be an object")
-    return DatasetInfo(
-        vqgan=text(content, "vqgan", SHA256),
-        image_side=number(content, "image_side", 1),
-        codebook_size=number(content, "codebook_size", 2, MAX_CODEBOOK_SIZE),
-        picture_side=number(content, "picture_side", 1),
-        counts=counts,
-        shards=shards,
-        settings=settings,
-    )
+def is_packed(file: Any) -> bool:
+    """Whether an open Parquet file has the packed layout; ValueError where it has no codes at all."""
+    names = file.schema_arrow.names
+    for name in ("caption", "code"):
+        if name not in names and not (name == "code" and "packed" in names):
+            raise ValueError(f"it has no column {name}, only {', '.join(names)}")
+    return "code" not in names
 
 
-def number(content: Mapping[str, Any], name: str, low: int, high: int = 2**63) -> int:
-    value = content[name]
-    if type(value) is not int or not low <= value <= high:
-        raise ValueError(f"{name}={value!r}: must be an integer from {low} to {high}")
-    return value
+def code_batches(
+    file: Any,
+    *,
+    num_codes: int,
+    codebook_size: int,
+    batch_size: int,
+    columns: Sequence[str] = ("caption", "code", "key"),
+    row_groups: Sequence[int] | None = None,
+) -> Iterator[Any]:
+    """An open Parquet file of either layout -> Arrow record batches, the codes as the published layout has them.
+
+    As pyarrow's `iter_batches`; `columns` that the file has not are left out. A row group of the packed layout is
+    unpacked at once, and given in batches without a copy. ValueError for damaged packed codes.
+    """
+    pa = require("pyarrow", extra="preprocessing")
+    packed = is_packed(file)
+    columns = [name for name in columns if name in file.schema_arrow.names or name == "code"]
+    groups = range(file.metadata.num_row_groups) if row_groups is None else row_groups
+    if not packed or "code" not in columns:
+        yield from file.iter_batches(batch_size=batch_size, row_groups=list(groups), columns=columns)
+        return
+    for group in groups:
+        table = file.read_row_group(group, columns=[name for name in columns if name != "code"] + ["packed"])
+        if not len(table):
+            continue
+        blocks = table.column("packed").drop_null()
+        if len(blocks) != 1 or not table.column("packed")[0].is_valid:
+            raise ValueError(
+                f"row group {group} has {len(blocks)} blocks of packed codes; must be one in its first row"
+            )
+        codes = unpack(blocks[0].as_py(), rows=len(table), num_codes=num_codes, codebook_size=codebook_size)
+        buffers = [None, pa.py_buffer(codes.astype("<i2", copy=False))]
+        column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(2 * num_codes), len(table), buffers)
+        yield from table.append_column("code", column).select(columns).combine_chunks().to_batches(batch_size)
 
 
-def text(content: Mapping[str, Any], name: str, pattern: re.Pattern[str]) -> str:
-    value = content[name]
-    if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise ValueError(f"{name}={value!r}: must look like {pattern.pattern}")
-    return value
+def damaged(path: str | Path, error: Exception) -> ValueError:
+    return ValueError(f"{path} is damaged or no shard: {' '.join(str(error).split())}")
 
 
 def open_stream(folder: str | Path) -> "datasets.IterableDataset":
@@ -194,25 +238,37 @@ def open_files(paths: Sequence[str], *, num_codes: int, codebook_size: int) -> "
 
 def read_rows(paths: Sequence[str], num_codes: int, codebook_size: int) -> Iterator[dict[str, Any]]:
     """The rows of some shards, one after the other, checked; see `open_stream`."""
+    for path in paths:
+        for block in read_blocks(path, num_codes, codebook_size):
+            for caption, codes, key in zip(*block, strict=True):
+                # A copy: a row waiting in a shuffle buffer must not hold its whole block.
+                yield {"caption": caption, "codes": codes.copy(), "key": key}
+
+
+def read_blocks(path: str | Path, num_codes: int, codebook_size: int) -> Iterator[Block]:
+    """The rows of a shard of either layout, some at a time, checked; ValueError that names the shard if it is damaged.
+
+    A shard without keys has the numbers of its rows for keys.
+    """
     pa = require("pyarrow", extra="preprocessing")
     parquet = require("pyarrow.parquet", extra="preprocessing")
-    for path in paths:
-        first = 0
-        try:
-            with parquet.ParquetFile(path) as file:
-                columns = [name for name in ("caption", "code", "key") if name in file.schema_arrow.names]
-                for batch in file.iter_batches(batch_size=READ_ROWS, columns=columns):
-                    captions = batch.column("caption").to_pylist()
-                    codes = decode_codes(batch.column("code").to_pylist(), num_codes, codebook_size)
-                    keys = batch.column("key").to_pylist() if "key" in columns else range(first, first + len(captions))
-                    if not all(isinstance(caption, str) for caption in captions):
-                        raise ValueError(f"a caption among rows {first} to {first + len(captions) - 1} is missing")
-                    for caption, row, key in zip(captions, codes, keys, strict=True):
-                        # A copy: a row waiting in a shuffle buffer must not hold its whole batch.
-                        yield {"caption": caption, "codes": row.copy(), "key": str(key)}
-                    first += len(captions)
-        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-            raise ValueError(f"{path} is damaged or no shard: {error}") from None
+    first = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            batches = code_batches(file, num_codes=num_codes, codebook_size=codebook_size, batch_size=READ_ROWS)
+            for batch in batches:
+                captions = batch.column("caption").to_pylist()
+                codes = decode_codes(batch.column("code").to_pylist(), num_codes, codebook_size)
+                if not all(isinstance(caption, str) for caption in captions):
+                    raise ValueError(f"a caption among rows {first} to {first + len(captions) - 1} is missing")
+                if "key" in batch.schema.names:
+                    keys = [str(key) for key in batch.column("key").to_pylist()]
+                else:
+                    keys = [str(number) for number in range(first, first + len(captions))]
+                yield Block(captions, codes, keys)
+                first += len(captions)
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise damaged(path, error) from None
 
 
 def decode_codes(values: Sequence[bytes], num_codes: int, codebook_size: int) -> NDArray[np.int16]:

@@ -5,13 +5,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import preprocessing.shards
 from preprocessing.shards import (
+    LAYOUTS,
     Counts,
     DatasetInfo,
     Row,
+    code_batches,
     open_files,
     open_stream,
     read_dataset_info,
+    read_header,
     read_rows,
     write_dataset_info,
     write_shard,
@@ -41,12 +45,13 @@ def rows():
     return make_rows(700, seed=0) + make_rows(300, seed=1)
 
 
-@pytest.fixture
-def folder(tmp_path, rows):
-    """Two shards of 700 and 300 rows."""
+@pytest.fixture(params=LAYOUTS)
+def folder(request, tmp_path, rows, monkeypatch):
+    """Two shards of 700 and 300 rows; packed, they have row groups of 256."""
+    monkeypatch.setattr(preprocessing.shards, "PACKED_ROWS", 256)
     shards = (
-        write_shard(tmp_path / "shard-00000.parquet", rows[:700]),
-        write_shard(tmp_path / "shard-00001.parquet", rows[700:]),
+        write_shard(tmp_path / "shard-00000.parquet", rows[:700], layout=request.param),
+        write_shard(tmp_path / "shard-00001.parquet", rows[700:], layout=request.param),
     )
     info = DatasetInfo(
         vqgan="0" * 64,
@@ -61,8 +66,9 @@ def folder(tmp_path, rows):
     return tmp_path
 
 
-def test_a_shard_is_brotli_parquet_with_the_published_columns(folder, rows):
-    file = pq.ParquetFile(folder / "shard-00000.parquet")
+def test_a_shard_is_brotli_parquet_with_the_published_columns(tmp_path, rows):
+    write_shard(tmp_path / "x.parquet", rows)
+    file = pq.ParquetFile(tmp_path / "x.parquet")
     types = dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
     assert types == {
         "caption": pa.string(),
@@ -78,8 +84,23 @@ def test_a_shard_is_brotli_parquet_with_the_published_columns(folder, rows):
     assert code == b"".join(int(value).to_bytes(2, "little") for value in rows[5].codes)
 
 
-def test_the_same_rows_give_the_same_bytes(tmp_path, rows):
-    first, second = (write_shard(tmp_path / name, rows) for name in ("a.parquet", "b.parquet"))
+def test_a_packed_shard_says_what_it_is_and_is_smaller(tmp_path, rows):
+    published = write_shard(tmp_path / "published.parquet", rows)
+    packed = write_shard(tmp_path / "packed.parquet", rows, layout="packed", vqgan="a" * 64)
+    assert read_header(tmp_path / published.file)._replace(layout="packed", vqgan="a" * 64) == read_header(
+        tmp_path / packed.file
+    )
+    assert (tmp_path / packed.file).stat().st_size < (tmp_path / published.file).stat().st_size
+
+
+def test_an_unknown_layout_is_refused(tmp_path, rows):
+    with pytest.raises(ValueError, match=r"layout='small': must be one of published, packed"):
+        write_shard(tmp_path / "x.parquet", rows, layout="small")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_same_rows_give_the_same_bytes(tmp_path, rows, layout):
+    first, second = (write_shard(tmp_path / name, rows, layout=layout) for name in ("a.parquet", "b.parquet"))
     assert first.sha256 == second.sha256
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
 
@@ -89,6 +110,20 @@ def test_the_stream_gives_back_every_row_in_order(folder, rows):
     assert [row["caption"] for row in streamed] == [row.caption for row in rows]
     assert [row["key"] for row in streamed] == [row.key for row in rows]
     assert (np.stack([row["codes"] for row in streamed]) == np.stack([row.codes for row in rows])).all()
+
+
+def test_both_layouts_give_the_same_batches_from_any_row_group_on(folder, rows):
+    with pq.ParquetFile(folder / "shard-00000.parquet") as file:
+        last = file.metadata.num_row_groups - 1
+        skipped = sum(file.metadata.row_group(group).num_rows for group in range(last))
+        sizes = {"num_codes": NUM_CODES, "codebook_size": CODEBOOK_SIZE, "batch_size": 100}
+        batches = list(code_batches(file, columns=("code", "key"), row_groups=[last], **sizes))
+    assert {tuple(batch.schema.names) for batch in batches} == {("code", "key")}
+    assert max(map(len, batches)) <= 100
+    keys = [key for batch in batches for key in batch.column("key").to_pylist()]
+    codes = [code for batch in batches for code in batch.column("code").to_pylist()]
+    assert keys == [row.key for row in rows[skipped:700]]
+    assert codes == [row.codes.tobytes() for row in rows[skipped:700]]
 
 
 def test_the_stream_shuffles_by_seed_splits_by_shard_and_resumes(folder, rows):
@@ -178,8 +213,8 @@ def test_a_damaged_shard_is_named(folder):
 @pytest.mark.parametrize(
     ("num_codes", "codebook_size", "message"),
     [
-        (NUM_CODES + 1, CODEBOOK_SIZE, "32 bytes of codes; must be 34"),
-        (NUM_CODES, 50, r"codes 0\.\.99; must be in 0\.\.49"),
+        (NUM_CODES + 1, CODEBOOK_SIZE, r"(32 bytes of codes; must be 34|of 16 packed codes; must be 256 of 17)"),
+        (NUM_CODES, 50, r"codes (in )?0\.\.99; must be in 0\.\.49"),
     ],
 )
 def test_codes_of_another_length_or_range_are_refused(folder, num_codes, codebook_size, message):
@@ -188,11 +223,13 @@ def test_codes_of_another_length_or_range_are_refused(folder, num_codes, codeboo
         next(iter(open_files(paths, num_codes=num_codes, codebook_size=codebook_size)))
 
 
-def test_damaged_bytes_never_raise_anything_else(tmp_path):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_damaged_bytes_never_raise_anything_else(tmp_path, layout):
     """Without a checksum per page a changed byte may go unseen; then codes still have their length and range."""
     random = np.random.default_rng(0)
     path = tmp_path / "x.parquet"
-    write_shard(path, make_rows(20))
+    rows = make_rows(20)
+    write_shard(path, rows, layout=layout)
     whole = path.read_bytes()
     refused = read = 0
     for _ in range(200):
@@ -201,9 +238,11 @@ def test_damaged_bytes_never_raise_anything_else(tmp_path):
             damaged[position] = random.integers(0, 256)
         path.write_bytes(damaged)
         try:
-            for row in read_rows([str(path)], NUM_CODES, CODEBOOK_SIZE):
+            for number, row in enumerate(read_rows([str(path)], NUM_CODES, CODEBOOK_SIZE)):
                 assert row["codes"].shape == (NUM_CODES,)
                 assert 0 <= row["codes"].min() <= row["codes"].max() < CODEBOOK_SIZE
+                if layout == "packed":  # these have a checksum
+                    assert (row["codes"] == rows[number].codes).all()
         except ValueError as error:
             refused += "x.parquet is damaged" in str(error)
         else:
@@ -220,6 +259,11 @@ def test_damaged_bytes_never_raise_anything_else(tmp_path):
         {"caption": [None], "code": [bytes(2 * NUM_CODES)]},
         {"caption": ["a cat"], "code": [3]},
         {"caption": [3], "code": [bytes(2 * NUM_CODES)]},
+        {"caption": ["a cat"], "packed": [None]},
+        {"caption": ["a cat"], "packed": [b"too short"]},
+        {"caption": ["a cat"], "packed": [3]},
+        {"caption": ["a cat", "a dog"], "packed": [b"one", b"two"]},
+        {"caption": ["a cat", "a dog"], "packed": [None, b"in the second row"]},
     ],
 )
 def test_a_parquet_that_is_no_shard_is_named(tmp_path, columns):
