@@ -50,7 +50,10 @@ def open_source(
             raise ValueError(f"{text}: no tar or Parquet file there; {TAKES}")
         return open_shards(paths, columns)
     if HUB_NAME.fullmatch(text):
-        return StreamedDataset(text, config=config, split=split, **columns)
+        try:
+            return StreamedDataset(text, config=config, split=split, **columns)
+        except OSError as error:
+            raise OSError(f"{text}: no such folder or file here, and as a data set on the hub: {error}") from None
     raise ValueError(f"{text}: no such folder or file; {TAKES}")
 
 

@@ -15,7 +15,7 @@ BRACES = re.compile(r"\{([^{}]*)\}")
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 MAX_FILES = 1_000_000
 LOCAL = ("file://", "local://", "memory://")
-TRIES = 5
+TRIES = 7
 FIRST_PAUSE_S = 1.0
 
 
@@ -140,7 +140,7 @@ class File(io.RawIOBase):
             except Exception as error:  # storages have errors of their own
                 if not is_remote(self.path):
                     raise
-                if tries == TRIES:
+                if tries == TRIES or isinstance(error, (PermissionError, ValueError)):
                     raise StorageFailed(f"{self.path}: {type(error).__name__}: {error}") from error
             self.drop()
             time.sleep(FIRST_PAUSE_S * 2 ** (tries - 1))

@@ -75,7 +75,7 @@ class ParquetShards:
                 if first != table.metadata.num_rows:
                     yield Sample(key=f"{name} row {first}", problem="parquet_broken")
         except FileNotFoundError:
-            yield Sample(key=path, problem="file_missing")
+            yield Sample(key=name, problem="file_missing")
         except StorageFailed:
             raise
         except damage():

@@ -49,15 +49,16 @@ class TarShards:
 
     def samples(self, part: int) -> Iterator[Sample]:
         path = self.paths[part]
+        name = PurePosixPath(path).name
         try:
             with File(path) as file:
-                yield from read_samples(file, PurePosixPath(path).name)
+                yield from read_samples(file, name)
         except FileNotFoundError:
-            yield Sample(key=path, problem="file_missing")
+            yield Sample(key=name, problem="file_missing")
         except StorageFailed:
             raise
         except OSError:
-            yield Sample(key=path, problem="file_unreadable")
+            yield Sample(key=name, problem="file_unreadable")
 
     def fingerprint(self) -> str:
         return files_fingerprint(self.paths)

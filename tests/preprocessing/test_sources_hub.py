@@ -101,3 +101,8 @@ def test_a_damaged_saved_data_set_is_a_mistake(rows, tmp_path):
     arrow.write_bytes(b"no table")
     with pytest.raises(ValueError, match="cannot be read as a saved data set"):
         open_source(tmp_path / "saved", 5)
+
+
+def test_a_name_that_is_neither_here_nor_within_reach_says_both():
+    with pytest.raises(OSError, match="nobody/nothing: no such folder or file here, and as a data set on the hub: "):
+        open_source("nobody/nothing", 5)

@@ -1,11 +1,8 @@
-import io
-
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from preprocessing.sources import files, open_source
+from preprocessing.sources import open_source
 from preprocessing.sources.parquet import ParquetShards
 from tests.preprocessing.shards_of_pictures import emoji_rows, read_all, write_parquet
 
@@ -130,48 +127,3 @@ def test_a_page_that_claims_too_much_is_not_believed(path):
     before = pa.default_memory_pool().max_memory()
     assert problems(read_all(open_source(path, 1000))) == [None, None, "parquet_broken", "parquet_broken"]
     assert pa.default_memory_pool().max_memory() <= max(before, 64 * 2**20)
-
-
-class Failing:
-    """An open file whose reads fail a number of times, as those of a storage far away."""
-
-    def __init__(self, file, failures):
-        self.file = file
-        self.failures = failures
-
-    def read(self, size):
-        if self.failures:
-            self.failures.pop()
-            raise ConnectionError("the storage went away")
-        return self.file.read(size)
-
-    def __getattr__(self, name):
-        return getattr(self.file, name)
-
-
-@pytest.fixture
-def failing_storage(rows, monkeypatch):
-    """A file on a storage whose reads fail as often as the list is long."""
-    file = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), file)
-    storage = fsspec.filesystem("memory")
-    storage.pipe("/far/00000.parquet", file.getvalue())
-    failures: list[int] = []
-    opened = storage.open
-    monkeypatch.setattr(type(storage), "open", lambda self, *arguments: Failing(opened(*arguments), failures))
-    monkeypatch.setattr(files, "LOCAL", ("file://",))
-    monkeypatch.setattr(files, "FIRST_PAUSE_S", 0.001)
-    return failures
-
-
-def test_a_storage_that_fails_for_a_moment_loses_nothing(rows, failing_storage):
-    source = ParquetShards(["memory://far/00000.parquet"])
-    failing_storage += range(files.TRIES - 1)
-    assert [sample.picture for sample in source.samples(0)] == [row["jpg"] for row in rows]
-    assert not failing_storage
-
-
-def test_a_storage_that_stays_away_ends_the_run_and_counts_no_loss(failing_storage):
-    failing_storage += range(10_000)
-    with pytest.raises(files.StorageFailed, match=r"memory://far/00000.parquet: ConnectionError"):
-        list(ParquetShards(["memory://far/00000.parquet"]).samples(0))
