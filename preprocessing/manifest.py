@@ -61,6 +61,11 @@ class DatasetInfo:
         """Codes of one picture."""
         return self.image_side**2
 
+    @property
+    def num_rows(self) -> int:
+        """Of all shards together."""
+        return sum(shard.rows for shard in self.shards)
+
 
 def write_dataset_info(folder: Path, info: DatasetInfo) -> None:
     write_json(folder / NAME, {"format": FORMAT, **asdict(info)})
