@@ -40,6 +40,7 @@ SMALL = dataclasses.replace(
 )
 BATCH_SIZES = (1, 2)
 LONGER_SIDE = 24
+TABLES = ("layers", "peaks", "growth")
 PLANS = {True: REVERSIBLE, False: SEQUENTIAL}
 LEAN_TRANSFORMER = {
     "LeanTransformer: backward by hand, its default": 15.0,
@@ -87,22 +88,31 @@ def main() -> None:
     """Count, print the tables and the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2, help="default: %(default)s")
-    torch.set_num_threads(parser.parse_args().threads)
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="default: all three")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     ways = sum(len(plans) for plans in PLANS.values())
-    total = 2 + sum(len(whole(plans)) for plans in PLANS.values()) + ways * (len(BATCH_SIZES) + 1)
+    steps = {
+        "layers": 2 + sum(len(whole(plans)) for plans in PLANS.values()),
+        "peaks": ways * len(BATCH_SIZES),
+        "growth": ways,
+    }
+    total = sum(steps[name] for name in options.tables)
+    measure: dict[str, Callable[[OnStep], list[dict[str, Any]]]] = {
+        "layers": lambda on_step: layer_figures(PAPER_LAYERS, on_step),
+        "peaks": lambda on_step: peak_figures(PAPER, BATCH_SIZES, on_step),
+        "growth": lambda on_step: growth_figures(SMALL, LONGER_SIDE, on_step),
+    }
     with progress_bar("Counting", "steps") as on_progress:
         done = iter(range(1, total + 1))
 
         def on_step() -> None:
             on_progress(next(done), total, "")
 
-        layers = layer_figures(PAPER_LAYERS, on_step)
-        peaks = peak_figures(PAPER, BATCH_SIZES, on_step)
-        growth = growth_figures(SMALL, LONGER_SIDE, on_step)
-    print_layers(layers)
-    print_peaks(peaks)
-    print_growth(growth)
-    print_json("memory", {"layers": layers, "peaks": peaks, "growth": growth})
+        figures = {name: measure[name](on_step) for name in TABLES if name in options.tables}
+    for name, lines in figures.items():
+        {"layers": print_layers, "peaks": print_peaks, "growth": print_growth}[name](lines)
+    print_json("memory", figures)
 
 
 def whole(plans: dict[str, MemoryPlan]) -> dict[str, MemoryPlan]:

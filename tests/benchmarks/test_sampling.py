@@ -2,6 +2,7 @@ import dataclasses
 import json
 import os
 import sys
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from benchmarks import limits, reference, sampling
 from benchmarks.chains import bare_chain, packed_chain, random_inputs, read_bytes, step_bytes, step_flop, step_weights
 from benchmarks.commands import sampling_figures
 from benchmarks.drawing import Drawing, Painting, choices_after, draw, rows
+from benchmarks.sampling_figures import REFERENCE_BATCH, WAYS, Turn, judge_drawing, judge_reference
 from benchmarks.training import SMALL, random_batch
 from inference.cache import PictureCache
 from inference.prompts import read_prompts
@@ -32,7 +34,7 @@ def turn(drawing_s, reference_s, batch=8):
     codes = torch.zeros(batch, TINY.image_len, dtype=torch.long)
     drawing = Drawing(codes, prefill=0.0, steps=drawing_s / 2, sampling=drawing_s / 2, cache_bytes=10)
     answers = {"mended": {"seconds": reference_s, "cache_bytes": 80}, "shipped": {"seconds": 9.0, "cache_bytes": 0}}
-    return sampling.Turn(batch, 0.1, {"fp32": 0.05}, {"fp32": drawing}, Painting(1.0, 1.0), answers)
+    return Turn(batch, 0.1, {"fp32": 0.05}, {"fp32": drawing}, Painting(1.0, 1.0), answers)
 
 
 def test_what_is_timed_is_what_people_get(subject):
@@ -92,21 +94,21 @@ def test_a_step_reads_shared_weights_once_and_what_its_pictures_see(subject):
 
 def test_ratios_are_the_median_of_those_within_each_round():
     turns = [turn(4.0, 2.0), turn(2.0, 2.0), turn(40.0, 60.0)]
-    mended = next(line for line in sampling.judge_reference(TINY, turns) if line["way"] == "mended")
+    mended = next(line for line in judge_reference(TINY, turns) if line["way"] == "mended")
     assert mended["speed_up_fp32_rounds"] == [2.0 * 16 / 4.0, 2.0 * 16 / 2.0, 60.0 * 16 / 40.0]
     assert mended["speed_up_fp32"] == 16.0
-    assert mended["codes_per_s"] == sampling.REFERENCE_BATCH / 2.0
+    assert mended["codes_per_s"] == REFERENCE_BATCH / 2.0
     assert mended["cache_less_by_fp32"] == 8
 
 
 def test_a_cache_that_was_not_used_is_compared_with_nothing():
-    shipped = next(line for line in sampling.judge_reference(TINY, [turn(4.0, 2.0)]) if line["way"] == "shipped")
+    shipped = next(line for line in judge_reference(TINY, [turn(4.0, 2.0)]) if line["way"] == "shipped")
     assert "cache_less_by_fp32" not in shipped
 
 
 def test_shares_of_the_chain_hold_all_of_drawing(subject):
     rates = {"matmul_fp32_flop_per_s": 1e9, "bandwidth_bytes_per_s": 1e9}
-    line = sampling.judge_drawing(subject.model, [turn(4.0, 2.0)], rates)[0]
+    line = judge_drawing(subject.model, [turn(4.0, 2.0)], rates)[0]
     assert line["of_bare_chain"] == pytest.approx(0.1 * 15 / 4.0)
     assert line["step_of_bare_chain"] == pytest.approx(0.1 * 15 / 2.0)
     assert line["step_of_packed_chain"] == pytest.approx(0.05 * 15 / 2.0)
@@ -160,16 +162,16 @@ def test_a_wrong_option_is_a_clear_mistake(arguments, words, monkeypatch, capfd)
 
 @pytest.mark.skipif("DALLE_PYTORCH_PYTHON" not in os.environ, reason="DALLE_PYTORCH_PYTHON names no interpreter")
 def test_dalle_pytorch_draws_with_the_same_function_cached_or_not(subject):
-    with sampling.ExitStack() as stack:
+    with ExitStack() as stack:
         child, differences = sampling.start_reference(
             os.environ["DALLE_PYTORCH_PYTHON"], subject.model, 1, stack, num_codes=4
         )
-        found = {way: child.ask(way) for way in (*sampling.WAYS, *sampling.WAYS)}
-    assert set(differences) == set(sampling.WAYS)
+        found = {way: child.ask(way) for way in (*WAYS, *WAYS)}
+    assert set(differences) == set(WAYS)
     assert max(differences.values()) <= sampling.LOGITS_AGREEMENT
     assert found["shipped"]["cache_bytes"] == 0, "which is the fault that is mended"
     # Keys and values of five layers and the convolution layer's inputs, for all that is read: all but the last code.
-    inner, read, batch = TINY.num_heads * TINY.head_size, TINY.text_len + TINY.image_len, sampling.REFERENCE_BATCH
+    inner, read, batch = TINY.num_heads * TINY.head_size, TINY.text_len + TINY.image_len, REFERENCE_BATCH
     a_code = 4 * batch * (2 * inner * (TINY.num_layers - 1) + TINY.hidden_size)
     shifted = 4 * batch * 2 * TINY.num_layers * TINY.image_side * TINY.hidden_size // 2
     assert found["mended"]["cache_bytes_a_code"] == a_code
