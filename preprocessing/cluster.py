@@ -45,31 +45,38 @@ def make_on_ray(job: Job, vqgan: VQGAN, parts: Sequence[int], report: Report, *,
     maker = ray.remote(**share)(Maker)
     arguments = ray.put((job, vqgan.cpu()))
     numbers = count()
-    running: dict[Any, str] = {}
+    running: dict[Any, tuple[str, Any]] = {}
     failure: OSError | None = None
 
     def start() -> None:
-        name = f"maker {next(numbers)}"
-        running[maker.remote().make.remote(arguments, os.getcwd(), desk, name)] = name
+        name, actor = f"maker {next(numbers)}", maker.remote()
+        running[actor.make.remote(arguments, os.getcwd(), desk, name)] = name, actor
 
-    for _ in range(workers):
-        start()
-    while running:
-        done, _ = ray.wait(list(running), timeout=POLL_S)
-        for part, (seen, complete) in ray.get(desk.take_reports.remote()).items():
-            report(part, seen, complete)
-        for result in done:
-            name = running.pop(result)
-            try:
-                ray.get(result)
-            except ray.exceptions.RayTaskError as error:
-                if not isinstance(error.cause, OSError):
-                    raise error.cause from None
-                failure = failure or error.cause  # the others can still finish their parts
-            except ray.exceptions.RayError:
-                made = {part for part in parts if is_finished(job.out, job.source.parts[part])}
-                if ray.get(desk.give_back_unmade.remote(name, made)):
-                    start()
+    try:
+        for _ in range(workers):
+            start()
+        while running:
+            done, _ = ray.wait(list(running), timeout=POLL_S)
+            # After the wait: what ended has reported.
+            for part, (seen, complete) in ray.get(desk.take_reports.remote()).items():
+                report(part, seen, complete)
+            for result in done:
+                name, actor = running.pop(result)
+                try:
+                    ray.get(result)
+                except ray.exceptions.RayTaskError as error:
+                    if not isinstance(error.cause, OSError):
+                        raise error.cause from None
+                    failure = failure or error.cause  # the others can still finish their parts
+                except ray.exceptions.RayError:
+                    made = {part for part in parts if is_finished(job.out, job.source.parts[part])}
+                    if ray.get(desk.give_back_unmade.remote(name, made)):
+                        start()
+                finally:
+                    ray.kill(actor)
+    finally:
+        for actor in [desk, *(actor for _, actor in running.values())]:
+            ray.kill(actor)
     if failure:
         raise failure
 
@@ -106,4 +113,10 @@ class Maker:
         if device == "cpu":
             torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", 1))))
         parts = iter(lambda: ray.get(desk.next_part.remote(name)), None)
-        make_parts(job, vqgan.to(device), parts, desk.report.remote)
+
+        def report(part: int, seen: int, complete: bool) -> None:
+            said = desk.report.remote(part, seen, complete)
+            if complete:
+                ray.get(said)  # before this call ends
+
+        make_parts(job, vqgan.to(device), parts, report)
