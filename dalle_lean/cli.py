@@ -16,6 +16,7 @@ from dalle_lean.terminal import error
 # word: (where its function lives, one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "preprocess": ("preprocessing.commands:preprocess", "Pictures with captions -> shards of VQGAN codes."),
+    "shards": ("preprocessing.commands_shards:shards", "Check, show and adopt folders of shards."),
     "train": ("training.commands_train:train", "Train the transformer on shards, on this machine."),
     "generate": ("inference.commands:generate", "Draw prompts: pictures, a contact sheet and their scores."),
     "demo": ("demo.commands:demo", "Open the prompt page in a browser."),
@@ -33,10 +34,10 @@ INTERRUPTED = 130
 
 
 def load(target: str) -> Callable[..., Any]:
-    """The function that "module:name" says."""
+    """The function, or the Typer app of several, that "module:name" says."""
     module, name = target.split(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return function
+    command: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return command
 
 
 def build_app(word: str | None) -> typer.Typer:
@@ -51,7 +52,11 @@ def build_app(word: str | None) -> typer.Typer:
     app.callback()(lambda: None)
     for name, (target, summary) in COMMANDS.items():
         if name == word:
-            app.command(name)(load(target))
+            command = load(target)
+            if isinstance(command, typer.Typer):  # several commands under one word
+                app.add_typer(command, name=name)
+            else:
+                app.command(name)(command)
         else:
             app.command(name, help=summary)(lambda: None)
     return app

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
 from dalle_lean.cli import COMMANDS, load, main
 
@@ -20,6 +21,16 @@ PROGRAM = (sys.executable, "-c", "from dalle_lean.cli import main; main()")
 
 def run(*arguments):
     return subprocess.run([*PROGRAM, *arguments], capture_output=True, text=True, timeout=120, check=False)
+
+
+def functions():
+    """The words of every command, of those below one word too, and its function."""
+    for name, (target, _) in sorted(COMMANDS.items()):
+        command = load(target)
+        if isinstance(command, typer.Typer):
+            yield from (((name, one.callback.__name__), one.callback) for one in command.registered_commands)
+        else:
+            yield (name,), command
 
 
 def test_help_names_every_command_and_imports_neither_torch_nor_a_room():
@@ -38,22 +49,22 @@ def test_help_names_every_command_and_imports_neither_torch_nor_a_room():
         assert name in result.stdout
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_every_command_of_the_table_exists_and_says_what_it_does(name):
-    assert (load(COMMANDS[name][0]).__doc__ or "").strip()
+@pytest.mark.parametrize(("words", "function"), list(functions()))
+def test_every_command_of_the_table_exists_and_says_what_it_does(words, function):
+    assert (function.__doc__ or "").strip()
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_help_names_every_option_whole_on_80_columns(name, monkeypatch, capsys):
+@pytest.mark.parametrize(("words", "function"), list(functions()))
+def test_help_names_every_option_whole_on_80_columns(words, function, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as stop:
-        main([name, "--help"])
+        main([*words, "--help"])
     assert stop.value.code == 0
     shown = capsys.readouterr().out
     assert "…" not in shown
     assert max(map(len, shown.splitlines())) <= 80
     names = re.findall(r"^  (--[a-z0-9-]+)", shown, flags=re.MULTILINE)
-    signature = inspect.signature(load(COMMANDS[name][0]))
+    signature = inspect.signature(function)
     parameters = {f"--{parameter.replace('_', '-')}" for parameter in signature.parameters}
     arguments = set(re.findall(r"^  ([A-Za-z]+) <", shown, flags=re.MULTILINE))
     assert len(parameters) + 1 == len(names) + len(arguments)

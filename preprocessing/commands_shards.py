@@ -1,0 +1,124 @@
+"""The commands `dalle-lean shards verify`, `show` and `adopt`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dalle_lean.terminal import Device, progress_bar, say
+from dalle_lean.terminal import out as console
+
+if TYPE_CHECKING:
+    from dalle_lean.vqgan import VQGAN
+    from preprocessing.shards import DatasetInfo
+
+shards = typer.Typer(help="Check, show and adopt folders of shards.", no_args_is_help=True, rich_markup_mode=None)
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of shards.")]
+FAULTY = 1
+
+
+@shards.command()
+def verify(
+    folder: Folder,
+    vqgan: Annotated[
+        Path | None, typer.Option(help="VQGAN folder that the codes must be of. [default: any]", show_default=False)
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Shards read at once. [default: one per core]", show_default=False)
+    ] = None,
+) -> None:
+    """Find every damaged, missing or foreign shard: reads all of them. Exit code 1 where there is one."""
+    from rich.table import Table
+
+    from dalle_lean.vqgan import VQGAN
+    from preprocessing.manifest import read_manifest
+    from preprocessing.verify import find_faults
+
+    model = None if vqgan is None else VQGAN.load(vqgan)
+    with progress_bar("verify", "pictures") as on_progress:
+        faults = find_faults(folder, vqgan=model, threads=threads, on_progress=on_progress)
+    info = read_manifest(folder)
+    if not faults:
+        say(f"{folder}: {shards_and_pictures(info)}, all sound")
+        return
+    table = Table("file", "what is wrong")
+    for fault in faults:
+        table.add_row(fault.file, fault.problem)
+    console.print(table, markup=False)
+    files = len({fault.file for fault in faults})
+    say(f"{folder}: {files} of its files {'is' if files == 1 else 'are'} not sound ({shards_and_pictures(info)})")
+    raise typer.Exit(FAULTY)
+
+
+@shards.command()
+def show(
+    folder: Folder,
+    out: Annotated[
+        Path | None, typer.Option(help="PNG to write. [default: DIR/contact_sheet.png]", show_default=False)
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, max=1024, help="Pictures, drawn at random.")] = 32,
+    seed: Annotated[int, typer.Option(min=0, help="Decides which.")] = 0,
+    vqgan: Annotated[
+        Path | None,
+        typer.Option(
+            help="VQGAN folder that made the codes. [default: the bundled model's, if it did]", show_default=False
+        ),
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Draw a contact sheet of decoded pictures with captions and statistics, which are printed too."""
+    from rich.table import Table
+
+    from dalle_lean.devices import pick_device
+    from dalle_lean.files import atomic_write
+    from preprocessing.contact_sheet import contact_sheet, decode_sights
+    from preprocessing.shards import read_dataset_info
+    from preprocessing.survey import take_survey
+
+    model = vqgan_of(read_dataset_info(folder), vqgan).to(pick_device(device))
+    with progress_bar("read", "pictures") as on_progress:
+        survey = take_survey(folder, count=count, seed=seed, on_progress=on_progress)
+    with progress_bar("decode", "pictures") as on_progress:
+        pictures = decode_sights(survey.sights, model, on_progress)
+    out = out or folder / "contact_sheet.png"
+    with atomic_write(out) as temporary:
+        contact_sheet(folder.resolve().name, survey, pictures).save(temporary, format="PNG")
+    table = Table(show_header=False)
+    for name, value in survey.facts():
+        table.add_row(name, value)
+    console.print(table, markup=False)
+    say(f"{len(pictures)} pictures on {out}")
+
+
+@shards.command()
+def adopt(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of Parquet files with captions and codes.")],
+    vqgan: Annotated[Path, typer.Option(help="VQGAN folder that made the codes.")],
+) -> None:
+    """Make published Parquet files, as they are, a folder of shards: read all, then write their dataset.json."""
+    from dalle_lean.vqgan import VQGAN
+    from preprocessing.adopt import adopt as run
+
+    with progress_bar("adopt", "pictures") as on_progress:
+        info = run(folder, VQGAN.load(vqgan), on_progress=on_progress)
+    say(f"{folder}: {shards_and_pictures(info)}, taken to be codes of the VQGAN {info.vqgan[:12]}")
+
+
+def shards_and_pictures(info: "DatasetInfo") -> str:
+    count = len(info.shards)
+    return f"{count:,} {'shard' if count == 1 else 'shards'}, {info.num_rows:,} pictures"
+
+
+def vqgan_of(info: "DatasetInfo", folder: Path | None) -> "VQGAN":
+    """The VQGAN that made the codes; ValueError where neither the given one nor the bundled one did."""
+    from dalle_lean.folder import bundled_model
+    from dalle_lean.vqgan import VQGAN
+
+    model = VQGAN.load(folder or bundled_model() / "vqgan")
+    if model.fingerprint() != info.vqgan:
+        named = f"{folder} is" if folder else "the bundled model's is"
+        raise ValueError(
+            f"the codes are of the VQGAN {info.vqgan[:12]}, {named} {model.fingerprint()[:12]}: "
+            "give the one that made them with --vqgan"
+        )
+    return model
