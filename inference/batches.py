@@ -1,7 +1,7 @@
 """How many pictures are drawn at once, and which together."""
 
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from inference.windows import window_of
 LARGEST_BATCH = 128
 # The rest is for what a step computes, the VQGAN's decoder and other programs.
 SHARE_OF_FREE_MEMORY = 0.5
+OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 MEMINFO = Path("/proc/meminfo")
 
 
@@ -28,23 +29,39 @@ Batch = list[Part]
 """As many pictures of each part."""
 
 
-def plan_batches(counts: Sequence[int], kinds: Sequence[Hashable], batch_size: int) -> list[Batch]:
-    """Batches of at most `batch_size` pictures that draw counts[i] pictures of request i.
+class Kind(NamedTuple):
+    """What pictures must have in common to be drawn together."""
 
-    Pictures of several requests come together where they are as many of each and of the same kind.
+    guided: bool
+    """Then each picture takes two rows."""
+    num_given: int
+    """Codes that are given, not drawn."""
+
+
+def plan_batches(counts: Sequence[int], kinds: Sequence[Kind], batch_size: int) -> list[Batch]:
+    """Batches that draw counts[i] pictures of request i, in no more rows than `batch_size` pictures of one prompt take.
+
+    Pictures of several requests come together where they are as many of each and of the same kind; the rows of each
+    are whole groups.
     """
     batches: list[Batch] = []
-    open_batches: dict[Hashable, Batch] = {}
+    open_batches: dict[tuple[int, Kind], Batch] = {}
     for request, (count, kind) in enumerate(zip(counts, kinds, strict=True)):
-        for first in range(0, count, batch_size):
-            part = Part(request, range(first, min(first + batch_size, count)))
+        most = max(1, batch_size // (2 if kind.guided else 1))
+        for first in range(0, count, most):
+            part = Part(request, range(first, min(first + most, count)))
             key = (len(part.pictures), kind)
             batch = open_batches.get(key)
-            if batch is None or (len(batch) + 1) * len(part.pictures) > batch_size:
+            if batch is None or (len(batch) + 1) * whole_groups(len(part.pictures)) > whole_groups(most):
                 batch = open_batches[key] = []
                 batches.append(batch)
             batch.append(part)
     return batches
+
+
+def whole_groups(rows: int) -> int:
+    """Rows as attention has them, in whole groups."""
+    return -(-rows // ROW_GROUP) * ROW_GROUP
 
 
 def halve(batch: Batch) -> list[Batch]:
@@ -60,8 +77,8 @@ def halve(batch: Batch) -> list[Batch]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that memory ran out, on a GPU or in torch's allocator for the CPU."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        words in str(error) for words in OUT_OF_MEMORY
     )
 
 

@@ -10,12 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dalle_lean.config import DalleConfig
-from dalle_lean.rotary import rotary_angles
 from inference.decoder import BranchWeights, Decoder, LayerWeights, normalise
 from inference.linear import ROW_GROUP
 from inference.prompts import Prompts
-from inference.windows import window_mask, window_of
+from inference.windows import window_of
 
 # A single row takes other kernels (matrix times vector), which round differently.
 FEWEST_ROWS = 2
@@ -51,10 +49,7 @@ class PictureCache:
         self.batch, per_prompt = batch, batch // prompts.count
         heads, rows = config.num_heads, -(-per_prompt // ROW_GROUP) * ROW_GROUP
         grid = (heads, prompts.count, rows)
-        kinds = dict.fromkeys(config.layer_kinds)
-        self.windows = {kind: window_of(config, kind) for kind in kinds}
-        self.masks = {kind: window_mask(config, kind, device, decoder.dtype) for kind in kinds}
-        self.turns = rotary_turns(config, device)
+        self.windows = {kind: window_of(config, kind) for kind in config.layer_kinds}
 
         def buffer(*shape: int, dtype: torch.dtype = decoder.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -96,7 +91,7 @@ class PictureCache:
         """Read the next code [R] of each picture -> float32 logits [R, C] of the code after it."""
         assert self.codes_read < self.config.image_len - 1, "nothing follows the last code"
         row, column = divmod(self.codes_read, self.config.image_side)
-        place = torch.tensor([self.codes_read], device=self.decoder.device)
+        place = torch.full((1,), self.codes_read, device=self.decoder.device)  # without waiting for the device
         logits = self.step(codes.expand(self.batch), column, row, place)
         self.codes_read += 1
         return logits[: self.pictures]
@@ -105,8 +100,8 @@ class PictureCache:
         """`read` at a given place [1]. With `row` [1] as a tensor too, the same operations serve all rows."""
         decoder = self.decoder
         a, b = decoder.streams(decoder.embed(codes, place))
-        turn = self.turns.index_select(0, place).view(3, 1, 1, 1, -1)
-        masks = {kind: mask.index_select(0, place) for kind, mask in self.masks.items()}
+        turn = decoder.turns.index_select(0, place).view(3, 1, 1, 1, -1)
+        masks = {kind: mask.index_select(0, place) for kind, mask in decoder.masks.items()}
         for index, (layer, views) in enumerate(zip(decoder.layers, self._views(column), strict=True)):
             window = self.windows[layer.kind]
             self._project(layer, self._enter(b, layer.attention, views, 0), turn)
@@ -169,7 +164,7 @@ class PictureCache:
         return LayerViews(
             keys.transpose(1, 2),
             values,
-            self.cells[layer][:, :, :, :, window.margin + column],
+            self.cells[layer][:, :, :, :, window.left + column],
             [branch[column, :, :quarter] for branch in inputs],
             [branch[column - 1, :, quarter:] if column > 0 else self.no_left for branch in inputs],
             [branch[column] for branch in inputs],
@@ -183,7 +178,7 @@ class PictureCache:
             window = self.windows[self.config.layer_kinds[index]]
             for first in range(0, num_codes, side):
                 line = code_keys[:, :, :, first : first + side].unsqueeze(3)  # [2, H, N, 1, columns, d]
-                columns = slice(window.margin, window.margin + line.shape[4])
+                columns = slice(window.left, window.left + line.shape[4])
                 self.cells[index][:, :, :, :, columns, first // side % window.rows] = line
         if self.config.token_shift:
             for inputs, code_inputs in zip(self.inputs, prompts.code_inputs, strict=True):
@@ -196,18 +191,3 @@ class PictureCache:
 def as_pairs(x: Tensor) -> Tensor:
     """Adjacent channels [..., d] as complex numbers [..., d / 2]."""
     return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-
-
-def rotary_turns(config: DalleConfig, device: torch.device) -> Tensor:
-    """What queries, keys and values are multiplied with at each place: [I, 3, d / 2] complex, or [I, 3, 1].
-
-    The queries' factor holds the scaling of the scores.
-    """
-    scale = torch.tensor([config.head_size**-0.5, 1, 1], device=device)[:, None]
-    if not config.rotary:
-        return scale.expand(config.image_len, 3, 1)
-    angles = rotary_angles(config.num_text_positions, config.image_side, config.head_size, device)
-    angles = angles[config.num_text_positions :]
-    still = torch.zeros(len(angles), config.head_size // 2 - angles.shape[1], device=device)
-    angles = torch.cat([angles, still], dim=1)
-    return scale * torch.complex(angles.cos(), angles.sin())[:, None]

@@ -71,6 +71,8 @@ def generate(
         seed=seed,
         guidance=guidance,
     )
+    if start_rows is not None and start is None:
+        raise ValueError(f"start_rows={start_rows}: rows of which picture? name it with --start")
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; --out needs a folder")
     say("loading the model ...")
@@ -100,6 +102,8 @@ def upper_rows(generator: "Generator", path: Path, rows: int | None) -> "Tensor"
 
     side = generator.model.config.image_side
     rows = side // 2 if rows is None else rows
+    if side == 1:
+        raise ValueError("--start: this model draws a single row; there is nothing to go on from")
     if not 1 <= rows < side:
         raise ValueError(f"start_rows={rows}: this model draws {side} rows; keep 1 to {side - 1}")
     picture, problem = read_picture(path)

@@ -1,6 +1,7 @@
 """A model's weights made ready for sampling.
 
-R rows, D hidden size, C codebook. Residual streams, norms, rotary turns and logits are float32 in every precision.
+R rows, D hidden size, C codebook. Residual streams, norms, rotary turns, softmax and logits are float32 in every
+precision; scores of queries and keys come out of their product in the precision's dtype.
 """
 
 from dataclasses import dataclass
@@ -10,12 +11,14 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from dalle_lean.blocks import Attention, Branch, FeedForward, Layer
+from dalle_lean.config import DalleConfig
 from dalle_lean.model import Dalle
+from dalle_lean.rotary import rotary_angles
 from inference.linear import Precision, Projection, check_precision, compute_dtype, pack
+from inference.windows import window_mask
 
-Norm = tuple[Tensor, Tensor]
-"""Weight and bias [D] of a LayerNorm."""
-NORM_EPSILON = 1e-5
+Norm = tuple[Tensor, Tensor, float]
+"""Weight and bias [D] of a LayerNorm, and its epsilon."""
 
 
 class BranchWeights:
@@ -56,7 +59,10 @@ class LayerWeights:
 
 
 class Decoder:
-    """The transformer's function for sampling: an eval-mode copy of `model` in one precision, on its device."""
+    """The transformer's function for sampling in one precision, on the model's device.
+
+    What needs no conversion is shared with the model: make a new one after training on.
+    """
 
     def __init__(self, model: Dalle, precision: Precision = "fp32"):
         """ValueError for a precision that the model's device cannot draw in."""
@@ -73,6 +79,9 @@ class Decoder:
             kind, ffn = model.config.layer_kinds[index], model.block(index).feed_forward
             self.layers.append(LayerWeights(kind, attention, qkv, out, feed_forward, up, down, ffn))
         self.norm = float_norm(model.norm)
+        kinds = dict.fromkeys(self.config.layer_kinds)
+        self.masks = {kind: window_mask(self.config, kind, self.device, self.dtype) for kind in kinds}
+        self.turns = rotary_turns(self.config, self.device)
         self.output = pack(code_output(model), precision)
 
     def embed(self, codes: Tensor, place: Tensor) -> Tensor:
@@ -112,9 +121,24 @@ def code_output(model: Dalle) -> torch.nn.Linear:
 
 
 def float_norm(norm: torch.nn.LayerNorm) -> Norm:
-    return norm.weight.detach().float(), norm.bias.detach().float()
+    return norm.weight.detach().float(), norm.bias.detach().float(), norm.eps
 
 
 def normalise(x: Tensor, norm: Norm) -> Tensor:
     """LayerNorm over the last dimension, in float32."""
-    return torch.layer_norm(x, [x.shape[-1]], *norm, NORM_EPSILON)
+    return torch.layer_norm(x, [x.shape[-1]], *norm)
+
+
+def rotary_turns(config: DalleConfig, device: torch.device) -> Tensor:
+    """What queries, keys and values are multiplied with at each place: [I, 3, d / 2] complex, or [I, 3, 1].
+
+    The queries' factor holds the scaling of the scores.
+    """
+    scale = torch.tensor([config.head_size**-0.5, 1, 1], device=device)[:, None]
+    if not config.rotary:
+        return scale.expand(config.image_len, 3, 1)
+    angles = rotary_angles(config.num_text_positions, config.image_side, config.head_size, device)
+    angles = angles[config.num_text_positions :]
+    still = torch.zeros(len(angles), config.head_size // 2 - angles.shape[1], device=device)
+    angles = torch.cat([angles, still], dim=1)
+    return scale * torch.complex(angles.cos(), angles.sin())[:, None]

@@ -3,26 +3,27 @@
 B batch, C codebook.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
+HIGHEST_TEMPERATURE = 1e6
+HIGHEST_GUIDANCE = 1e3
+
 
 def check_sampling(top_k: int, top_p: float, temperature: float) -> None:
-    """Raise ValueError when a setting is outside its range: top_k >= 0, 0 <= top_p <= 1, temperature >= 0."""
-    if top_k < 0:
+    """Raise ValueError when a setting is outside its range: top_k >= 0, 0 <= top_p <= 1, 0 <= temperature <= 1e6."""
+    if not 0 <= top_k < 2**31:
         raise ValueError(f"top_k={top_k}: it must be 0 (off) or the number of codes to keep")
     if not 0 <= top_p <= 1:
         raise ValueError(f"top_p={top_p}: it must lie in 0..1 (1 is off)")
-    if not (temperature >= 0 and math.isfinite(temperature)):
-        raise ValueError(f"temperature={temperature}: it must be 0 (greedy) or a positive number")
+    if not 0 <= temperature <= HIGHEST_TEMPERATURE:
+        raise ValueError(f"temperature={temperature}: it must lie in 0 (greedy)..{HIGHEST_TEMPERATURE:g}")
 
 
 def check_guidance(guidance: float) -> None:
-    """Raise ValueError unless the guidance scale is finite and at least 0."""
-    if not (guidance >= 0 and math.isfinite(guidance)):
-        raise ValueError(f"guidance={guidance}: it must be 1 (off) or another number of at least 0")
+    """Raise ValueError unless the guidance scale lies in its range."""
+    if not 0 <= guidance <= HIGHEST_GUIDANCE:
+        raise ValueError(f"guidance={guidance}: it must lie in 0..{HIGHEST_GUIDANCE:g} (1 is off)")
 
 
 def filter_logits(

@@ -75,7 +75,9 @@ def pictures_of(folder: Path) -> set[str]:
     if not path.is_file():
         return set()
     content = read_json(path)
-    pictures = content.get("pictures", []) if isinstance(content, dict) else []
+    pictures = content.get("pictures") if isinstance(content, dict) else None
+    if not isinstance(pictures, list):
+        return set()
     names = {str(picture.get("file")) for picture in pictures if isinstance(picture, dict)}
     return {name for name in names if re.fullmatch(r"\d{2,}\.png", name)}
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from dalle_lean.config import DalleConfig
 from dalle_lean.devices import pick_device
 from dalle_lean.folder import check_parts, find_model, read_model
-from dalle_lean.model import Dalle
+from dalle_lean.model import Dalle, check_ids
 from dalle_lean.pictures import square_pixels
 from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vqgan import VQGAN
-from inference.batches import Batch, default_batch_size, halve, is_out_of_memory, plan_batches
+from inference.batches import Batch, Kind, default_batch_size, halve, is_out_of_memory, plan_batches
 from inference.decoder import Decoder
 from inference.linear import Precision
 from inference.prompts import Prompts, read_prompts
@@ -226,38 +226,43 @@ class Generator:
         """Draw step by step: a Progress for each row of codes, and one with the pictures of each finished request.
 
         Pictures of several requests are drawn together where they are as many of each. A picture does not depend on
-        what is drawn beside it (exactly so on a CPU in fp32 or bf16). Close the iterator to cancel: nothing is kept.
+        what is drawn beside it; on a CPU in fp32 or bf16 exactly so, unless heads have fewer than 8 channels.
+        Close the iterator to cancel: nothing is kept.
 
         Args:
             batch_size: pictures at once; None chooses by the free memory. Where memory runs out, half as many.
         """
         for asked in requests:
             check_prompt(asked.prompt)
+            if asked.start is not None:
+                check_start(asked.start, self.model.config)
         config, decoder = self.model.config, self.decoder
         if batch_size is None:
             batch_size = default_batch_size(config, decoder.dtype, decoder.device)
         elif batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: it must be at least 1")
         counts = [r.settings.num_best if self.scorer is None else r.settings.num_images for r in requests]
-        kinds = [(r.settings.guidance != 1, 0 if r.start is None else len(r.start)) for r in requests]
+        kinds = [Kind(r.settings.guidance != 1, 0 if r.start is None else len(r.start)) for r in requests]
         waiting = plan_batches(counts, kinds, batch_size)
         # Of each request, the codes of its parts by their first picture; parts need not come in order.
         drawn: list[dict[int, Tensor]] = [{} for _ in requests]
-        done, total = 0, sum(counts) * config.image_len
+        done, total = 0, sum(n * (config.image_len - kind.num_given) for n, kind in zip(counts, kinds, strict=True))
         while waiting:
             batch = waiting.pop(0)
+            given = kinds[batch[0].request].num_given
             codes = torch.empty(0)
             try:
                 for codes in self._draw_batch(requests, batch):
                     if codes.shape[1] % config.image_side == 0:
                         request, shown = batch[0].request, codes if len(batch) == 1 else None
-                        yield Progress(done + codes.numel(), total, "drawing", codes=shown, request=request)
+                        drawn_now = len(codes) * (codes.shape[1] - given)
+                        yield Progress(done + drawn_now, total, "drawing", codes=shown, request=request)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 waiting = halve(batch) + waiting
                 continue
-            done += codes.numel()
+            done += len(codes) * (codes.shape[1] - given)
             for part, part_codes in zip(batch, codes.chunk(len(batch)), strict=True):
                 parts = drawn[part.request]
                 parts[part.pictures.start] = part_codes
@@ -282,8 +287,8 @@ class Generator:
 
     def _read(self, asked: Sequence[Request]) -> Prompts:
         text_ids = self.tokenizer.encode([request.prompt for request in asked], self.model.config.text_len)
-        starts = [request.start for request in asked if request.start is not None]
-        codes = torch.stack(starts) if starts else None
+        starts = [request.start.to(self.device) for request in asked if request.start is not None]
+        codes = torch.stack(starts) if len(starts) == len(asked) else None
         return read_prompts(self.decoder, text_ids, codes, guided=asked[0].settings.guidance != 1)
 
     @property
@@ -328,6 +333,13 @@ def check_prompt(prompt: str) -> None:
     """ValueError for a prompt with nothing in it."""
     if not prompt.strip():
         raise ValueError("the prompt is empty; say in a few words what to draw")
+
+
+def check_start(start: Tensor, config: DalleConfig) -> None:
+    """ValueError unless `start` is [m] codes of the model, fewer than a picture has."""
+    if start.dim() != 1 or len(start) >= config.image_len:
+        raise ValueError(f"start has shape {list(start.shape)}; it must be [m] with m < {config.image_len} codes")
+    check_ids("start", start[None], config.image_vocab_size)
 
 
 def check_fit(config: DalleConfig, tokenizer: Tokenizer, vqgan: VQGAN) -> None:

@@ -37,7 +37,11 @@ class GraphedCache(PictureCache):
             return super().step(self.codes, column, self.row, self.place)
         if column not in self.graphs:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool):
+            # On this device, which need not be the current one; other threads may use CUDA meanwhile.
+            with (
+                torch.cuda.device(self.decoder.device),
+                torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"),
+            ):
                 logits = super().step(self.codes, column, self.row, self.place)
             self.graphs[column] = graph, logits
         graph, logits = self.graphs[column]

@@ -50,10 +50,17 @@ def pack(layer: nn.Module, precision: Precision) -> Projection:
     weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
     if weight.device.type != "cpu":
         return lambda x: linear(x, weight, bias)
-    if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+    if can_pack(dtype):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROW_GROUP)
         return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], None)
     return lambda x: _in_groups(x, lambda x: linear(x, weight, bias))
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has products of packed weights of this dtype for this processor."""
+    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")):
+        return False
+    return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _converted(layer: nn.Module, dtype: torch.dtype) -> Projection:
@@ -71,7 +78,9 @@ def _int8(weight: Tensor, bias: Tensor | None) -> Projection:
         warnings.simplefilter("ignore", UserWarning)
         quantized = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
     packed = torch.ops.quantized.linear_prepack(quantized, None if bias is None else bias.float())
-    return lambda x: torch.ops.quantized.linear_dynamic(x, packed)
+    # Without VNNI instructions sums of 8-bit products saturate at 16 bits; 7-bit inputs do not.
+    narrow = not torch.cpu._is_vnni_supported()
+    return lambda x: torch.ops.quantized.linear_dynamic(x, packed, narrow)
 
 
 def _in_groups(x: Tensor, project: Projection) -> Tensor:

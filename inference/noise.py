@@ -70,7 +70,7 @@ class GumbelNoise:
     def uniform(self, steps: range) -> Tensor:
         """Float32 [S, R, C] in the open interval (0, 1)."""
         block = torch.arange(-(-self.codes // 4), device=self.seed.device)
-        step = torch.tensor(steps, device=self.seed.device)[:, None, None]
+        step = torch.arange(steps.start, steps.stop, device=self.seed.device)[:, None, None]
         picture, seed = self.picture[:, :, None], self.seed[:, :, None]
         counter = torch.broadcast_tensors(block, picture[0], step, picture[1])
         bits = torch.stack(philox_4x32(tuple(counter), (seed[0], seed[1])), dim=-1).flatten(2)  # type: ignore[arg-type]

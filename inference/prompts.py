@@ -4,6 +4,7 @@ N prompts, T text length, P = T + 1 text positions, m codes given, S = P + m, H 
 C codebook, R rows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from dalle_lean.attention import attend
 from dalle_lean.rotary import rotate
 from dalle_lean.shift import token_shift
-from inference.decoder import Decoder, normalise
+from inference.decoder import Decoder, Norm, normalise
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Prompts:
     code_keys: list[Tensor]
     """For each layer, [2, H, N, m, d]: keys and values of the codes given."""
     code_inputs: list[Tensor]
-    """For each branch, [N, m, D / 2]: the channels that token shift hands on."""
+    """For each branch, [N, m, D / 2]: the channels that token shift hands on, where the model has it."""
     codes: Tensor
     """[N, m], those given."""
     logits: Tensor
@@ -58,6 +59,31 @@ def read_prompts(decoder: Decoder, text_ids: Tensor, codes: Tensor | None = None
         text_ids, codes = torch.cat([text_ids, torch.zeros_like(text_ids)]), codes.repeat(2, 1)
     if codes.shape[1] >= config.image_len:
         raise ValueError(f"{codes.shape[1]} codes are given of {config.image_len}; nothing is left to draw")
+    # Products of other sizes round differently: read one by one, a prompt is the same beside any others.
+    together = 1 if decoder.device.type == "cpu" else len(text_ids)
+    parts = [_read(decoder, *part) for part in zip(text_ids.split(together), codes.split(together), strict=True)]
+    keys, values, code_keys, code_inputs, logits = zip(*parts, strict=True)
+    return Prompts(
+        joined(keys, dim=1),
+        joined(values, dim=1),
+        joined(code_keys, dim=2),
+        joined(code_inputs, dim=0),
+        codes,
+        torch.cat(logits),
+        guided,
+    )
+
+
+def joined(parts: Sequence[list[Tensor]], dim: int) -> list[Tensor]:
+    """Lists of tensors, one for each layer or branch, put together along the prompts' dimension."""
+    return [torch.cat(tensors, dim) for tensors in zip(*parts, strict=True)]
+
+
+def _read(
+    decoder: Decoder, text_ids: Tensor, codes: Tensor
+) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], Tensor]:
+    """The first four fields of Prompts and the logits."""
+    config = decoder.config
     a, b = decoder.streams(decoder.model.embed(text_ids, codes).float())
     surroundings = decoder.model.surroundings(a.shape[1], a.dtype, a.device)
     keys: list[Tensor] = []
@@ -66,10 +92,10 @@ def read_prompts(decoder: Decoder, text_ids: Tensor, codes: Tensor | None = None
     code_inputs: list[Tensor] = []
     num_text = config.num_text_positions
 
-    def enter(stream: Tensor, norm: tuple[Tensor, Tensor]) -> Tensor:
+    def enter(stream: Tensor, norm: Norm) -> Tensor:
         h = normalise(stream, norm)
-        code_inputs.append(h[:, num_text:, : config.hidden_size // 2].clone())
         if config.token_shift:
+            code_inputs.append(h[:, num_text:, : config.hidden_size // 2].clone())
             h = token_shift(h, num_text, config.image_side)
         return h.to(decoder.dtype).flatten(0, 1)
 
@@ -82,7 +108,7 @@ def read_prompts(decoder: Decoder, text_ids: Tensor, codes: Tensor | None = None
         seen = attend(query, key, value, config.layer_kinds[index], surroundings.layout)
         layer.attention.add(a, layer.out(seen.transpose(1, 2).flatten(0, 1).flatten(1)).view(a.shape))
         layer.feed_forward.add(b, layer.feed(enter(a, layer.feed_forward.norm)).view(b.shape))
-    return Prompts(keys, values, code_keys, code_inputs, codes, decoder.logits(a[:, -1], b[:, -1]), guided)
+    return keys, values, code_keys, code_inputs, decoder.logits(a[:, -1], b[:, -1])
 
 
 def turn(decoder: Decoder, qkv: Tensor, batch: int, table: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import embedding, pad
+from torch.nn.functional import pad
 
 from dalle_lean.vqgan import VQGAN, VQGANConfig
+from inference.batches import is_out_of_memory
 from inference.scorer import Scorer
 
 DECODE_BUDGET_BYTES = 2**31
@@ -73,10 +74,12 @@ def try_batch(codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer | None, s
     """Up to `size` pictures, computed as `size` of them; None where the device has no memory for that."""
     wanted = len(codes)
     try:
-        pixels = decode_unchecked(pad(codes, (0, 0, 0, size - wanted)), vqgan)
+        pixels = vqgan.decode_checked(pad(codes, (0, 0, 0, size - wanted)))
         scores = None if scorer is None else checked_scores(scorer, pixels, prompt)[:wanted]
         return Ranked(to_bytes(pixels[:wanted]), scores)
-    except torch.OutOfMemoryError:
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         return None  # and only now the tensors that the error held are let go
 
 
@@ -89,14 +92,6 @@ def checked_scores(scorer: Scorer, pixels: Tensor, prompt: str) -> Tensor:
             f"must be {list(pixels.shape[:1])}"
         )
     return scores
-
-
-def decode_unchecked(codes: Tensor, vqgan: VQGAN) -> Tensor:
-    """As VQGAN.decode, of codes on its device, but without the look at them, which would wait for it."""
-    side = math.isqrt(codes.shape[1])
-    quantized = embedding(codes, vqgan.quantize.table)
-    grid = quantized.transpose(1, 2).reshape(len(codes), -1, side, side)
-    return (vqgan.pixels(grid).clamp(-1, 1) + 1) / 2
 
 
 def collect(batches: Iterable[Ranked]) -> tuple[list[Image.Image], list[float] | None]:

@@ -23,10 +23,10 @@ class Window:
 
     columns: int
     rows: int
-    margin: int
-    """Columns of cells beside the picture on either side, which are never seen."""
+    left: int
+    """Columns of cells to the left of the picture, which are never seen."""
     span: int
-    """Columns of cells that a query reads: its own with the margin around it, or all."""
+    """Columns of cells that a query reads: from `left` of its own on, or all."""
 
     def first(self, column: int) -> int:
         """The first column of cells that a query in this column reads."""
@@ -39,33 +39,34 @@ class Window:
 
 
 def window_of(config: DalleConfig, kind: str) -> Window:
-    """The least that a kind of attention needs."""
+    """The cells of a kind of attention."""
     side = config.image_side
     if kind == "row":
-        return Window(columns=side, rows=1, margin=0, span=side)
+        return Window(columns=side, rows=1, left=0, span=side)
     if kind == "column":
-        return Window(columns=side, rows=side, margin=0, span=1)
+        return Window(columns=side, rows=side, left=0, span=1)
     if kind == "conv":
-        reach = config.conv_kernel // 2 if config.conv_window == "centred" else config.conv_kernel - 1
-        return Window(side + 2 * reach, min(rows_above(config) + 1, side), reach, 2 * reach + 1)
-    return Window(columns=side, rows=side, margin=0, span=side)
+        rows = min(rows_above(config) + 1, side)
+        left = config.conv_kernel // 2 if config.conv_window == "centred" else config.conv_kernel - 1
+        right = config.conv_kernel // 2 if config.conv_window == "centred" else 0
+        if left + 1 + right < side:
+            return Window(columns=left + side + right, rows=rows, left=left, span=left + 1 + right)
+        return Window(columns=side, rows=rows, left=0, span=side)
+    return Window(columns=side, rows=side, left=0, span=side)
 
 
 def window_places(window: Window, side: int) -> Tensor:
     """Which code each cell holds when the query at a place reads it: [I, n] places, -1 for none."""
-    places = torch.full((side * side, window.span, window.rows), -1)
-    for query in range(side * side):
-        row, column = divmod(query, side)
-        for position in range(window.span):
-            key_column = window.first(column) + position - window.margin
-            if 0 <= key_column < side:
-                # The newest row that was written to the slot: this row up to the query, else `rows` earlier.
-                for slot in range(window.rows):
-                    key_row = row - (row - slot) % window.rows
-                    key_row -= window.rows if key_row == row and key_column > column else 0
-                    if key_row >= 0:
-                        places[query, position, slot] = key_row * side + key_column
-    return places.flatten(1)
+    query = torch.arange(side * side)[:, None, None]
+    row, column = query // side, query % side
+    slot = torch.arange(window.rows)
+    first = column if window.span < window.columns else torch.zeros_like(column)
+    key_column = first - window.left + torch.arange(window.span)[:, None]  # [I, span, 1]
+    # The newest row that was written to the slot: in the query's own row only up to the query, else one before it.
+    key_row = row - (row - slot) % window.rows
+    key_row = torch.where((key_row == row) & (key_column > column), row - window.rows, key_row)
+    is_code = (key_column >= 0) & (key_column < side) & (key_row >= 0)
+    return torch.where(is_code, key_row * side + key_column, -1).flatten(1)
 
 
 def window_mask(config: DalleConfig, kind: str, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from benchmarks.allocations import allocated
 from dalle_lean import Dalle, DalleConfig
 from inference.cache import PictureCache
 from inference.decoder import Decoder
@@ -24,6 +25,7 @@ KINDS = {
     "column": {"attention_pattern": ("column",), "last_attention": None},
     "conv centred": {"attention_pattern": ("conv",), "last_attention": None, "conv_kernel": 3},
     "conv corner": {"attention_pattern": ("conv",), "last_attention": None, "conv_kernel": 3, "conv_window": "corner"},
+    "conv wider than the picture": {"attention_pattern": ("conv",), "last_attention": None, "conv_kernel": 15},
     "full": {"attention_pattern": ("full",), "last_attention": None},
     "the paper's": {},
 }
@@ -34,6 +36,10 @@ VARIANTS = {
     "learnt positions": {"rotary": False},
     "untied": {"tie_embeddings": False, "shared_blocks": None},
     "sandwich": {"sandwich_norm": True},
+    "not gated": {"ffn_gated": False, "ffn_activation": "relu_squared"},
+    "sparse": {"pixelfly_rank": 4, "pixelfly_block_size": 4, "pixelfly_butterfly_size": 2, "head_size": 16},
+    "one row": {"image_side": 1},
+    "two rows": {"image_side": 2},
 }
 
 
@@ -111,10 +117,13 @@ def test_a_row_is_bit_for_bit_the_same_in_any_batch(batch, precision):
     assert torch.equal(cached(decoder, text, codes[:batch]), together[:batch])
 
 
-def test_a_row_is_bit_for_bit_the_same_among_other_prompts():
-    decoder = Decoder(lively(DalleConfig(**TINY)))
+@pytest.mark.parametrize(("head_size", "given"), [(12, 0), (12, 10), (16, 0), (16, 12)])
+def test_a_row_is_bit_for_bit_the_same_among_other_prompts(head_size, given):
+    decoder = Decoder(lively(DalleConfig(**TINY | {"head_size": head_size})))
     text, codes = inputs(decoder.config, batch=6, captions=3)
-    assert torch.equal(cached(decoder, text[1:2], codes[2:4]), cached(decoder, text, codes)[2:4])
+    codes[:, :given] = codes[::2, :given].repeat_interleave(2, dim=0)
+    alone = cached(decoder, text[1:2], codes[2:4], given)
+    assert torch.equal(alone, cached(decoder, text, codes, given)[2:4])
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.1), ("int8", 0.1)])
@@ -169,8 +178,8 @@ def test_a_row_layer_keeps_one_row_a_convolution_those_it_sees_and_only_columns_
     decoder = Decoder(lively(DalleConfig(**TINY)))
     cache = PictureCache(decoder, read_prompts(decoder, inputs(decoder.config, 1)[0]), batch=8)
     cells = {kind: window.cells for kind, window in cache.windows.items()}
-    # 5 x 5 codes; the paper's centred 5 x 5 convolution sees three rows, with two columns of margin on either side.
-    assert cells == {"row": 5, "column": 25, "conv": 3 * (5 + 4)}
+    # 5 x 5 codes; the paper's centred 5 x 5 convolution sees three rows.
+    assert cells == {"row": 5, "column": 25, "conv": 3 * 5}
     assert [kept.numel() for kept in cache.cells] == [
         2 * 8 * 2 * 12 * cells[kind] for kind in decoder.config.layer_kinds
     ]
@@ -184,14 +193,17 @@ def test_pictures_share_the_keys_of_their_prompt():
     assert (small.num_bytes - text_bytes) * 16 == large.num_bytes - text_bytes
 
 
-def test_reading_makes_no_new_buffers():
+def test_reading_leaves_nothing_allocated():
     decoder = Decoder(lively(DalleConfig(**TINY)))
     text, codes = inputs(decoder.config, batch=8)
     cache = PictureCache(decoder, read_prompts(decoder, text), batch=8)
-    before = [buffer.data_ptr() for buffer in (*cache.cells, cache.inputs, cache.qkv)]
-    for place in range(decoder.config.image_len - 1):
-        cache.read(codes[:, place])
-    assert [buffer.data_ptr() for buffer in (*cache.cells, cache.inputs, cache.qkv)] == before
+
+    def read_the_rest():
+        while cache.codes_read < decoder.config.image_len - 1:
+            cache.read(codes[:, cache.codes_read])
+
+    _, left, _ = allocated(read_the_rest)
+    assert left == 0
 
 
 def test_giving_every_code_is_refused():

@@ -103,7 +103,16 @@ def test_temperature_comes_after_filtering_and_widens_only_what_is_kept():
 
 @pytest.mark.parametrize(
     "settings",
-    [(-1, 1.0, 1.0), (0, 1.1, 1.0), (0, -0.1, 1.0), (0, NAN, 1.0), (0, 1.0, -1.0), (0, 1.0, NAN)],
+    [
+        (-1, 1.0, 1.0),
+        (0, 1.1, 1.0),
+        (0, -0.1, 1.0),
+        (0, NAN, 1.0),
+        (0, 1.0, -1.0),
+        (0, 1.0, NAN),
+        (2**64, 1.0, 1.0),
+        (0, 1.0, 1e300),
+    ],
 )
 def test_settings_out_of_range_are_refused(settings):
     with pytest.raises(ValueError, match=r"top_k=|top_p=|temperature="):

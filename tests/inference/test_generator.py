@@ -204,6 +204,28 @@ def test_a_picture_is_completed_from_its_upper_part(generator):
     assert len({tuple(picture.codes.tolist()) for picture in last.pictures}) == 3
 
 
+@pytest.mark.parametrize(
+    "start",
+    [torch.tensor([64]), torch.tensor([-1]), torch.zeros(16, dtype=torch.long), torch.zeros(1, 2, dtype=torch.long)],
+)
+def test_a_start_that_cannot_be_is_refused(generator, start):
+    with pytest.raises(ValueError, match="start has"):
+        next(generator.draw("a car", Settings(num_images=1), start=start))
+
+
+def test_an_empty_start_is_none(generator):
+    settings = Settings(num_images=2)
+    requests = [Request("a car", settings, torch.zeros(0, dtype=torch.long)), Request("a house", settings)]
+    together = by_request(generator.draw_all(requests))
+    assert pixels(together[0]) == pixels(generator.run("a car", settings))
+
+
+def test_progress_does_not_count_given_codes(generator):
+    steps = list(generator.draw("a car", Settings(num_images=3), start=torch.zeros(8, dtype=torch.long)))
+    assert {step.total for step in steps} == {3 * 8}
+    assert [step.done for step in steps if step.note == "drawing"] == [3 * 4, 3 * 8]
+
+
 def test_a_read_picture_is_what_the_vqgan_encodes(generator):
     image = generator("a house", **SETTINGS)[0].image
     encoded = generator.vqgan.encode(torch.from_numpy(np.array(image)).permute(2, 0, 1)[None] / 255)[0]

@@ -1,6 +1,5 @@
 """Whole pictures' codes: the reference's, the same in every batch, and gone when cancelled."""
 
-import gc
 import weakref
 
 import pytest
@@ -155,7 +154,6 @@ def test_cancelling_frees_the_cache(decoder, monkeypatch):
     next(codes)
     assert len(caches) == 1
     codes.close()
-    gc.collect()
     assert len(caches) == 0
 
 
