@@ -16,7 +16,7 @@ from preprocessing import progress
 from preprocessing.decoding import Decoding
 from preprocessing.filters import Rules
 from preprocessing.pipeline import Job, Report, make_parts
-from preprocessing.shards import MAX_CODEBOOK_SIZE, DatasetInfo, read_dataset_info, write_dataset_info
+from preprocessing.shards import LAYOUTS, MAX_CODEBOOK_SIZE, DatasetInfo, Layout, read_dataset_info, write_dataset_info
 from preprocessing.sources import Source
 from preprocessing.workers import MEMORY_BYTES, MIN_MEMORY_BYTES
 
@@ -41,6 +41,7 @@ def preprocess(
     flip: bool = False,
     bf16: bool = False,
     explain: bool = False,
+    layout: Layout = "published",
     workers: int | None = None,
     share: tuple[int, int] = (1, 1),
     make: MakeParts = make_parts,
@@ -51,7 +52,7 @@ def preprocess(
     Settings that decide what the shards hold: `picture_side` in pixels (the VQGAN's own by default), `batch_size`
     (codes of other batch sizes differ by rounding), the filter's `rules`, `max_pixels` of a picture and `memory_bytes`
     for decoding it, `crops` squares of each picture and with `flip` their mirror images, `bf16` for encoding in
-    bfloat16, `explain` for `out/rejected.jsonl`, which names each rejected picture with its reason.
+    bfloat16, the shards' `layout`, `explain` for `out/rejected.jsonl`, which names each rejected picture and why.
 
     The others decide only how it is made: `workers` processes decode for each VQGAN; of `share` = (i, n) this call
     makes every n-th part, from the i-th; `make` runs the VQGAN on its own device by default, see `devices` and
@@ -75,6 +76,8 @@ def preprocess(
             raise ValueError(f"{name}={value}: must be positive")
     if memory_bytes < MIN_MEMORY_BYTES:
         raise ValueError(f"memory_bytes={memory_bytes}: must be at least {MIN_MEMORY_BYTES}")
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout={layout!r}: must be one of {', '.join(LAYOUTS)}")
     if not 1 <= share[0] <= share[1]:
         raise ValueError(f"part {share[0]}/{share[1]}: must be I/N with I from 1 to N")
 
@@ -86,10 +89,12 @@ def preprocess(
         batch_size=batch_size,
         bf16=bf16,
         explain=explain,
+        layout=layout,
+        vqgan=vqgan.fingerprint(),
         workers=workers or min(MAX_WORKERS, os.cpu_count() or 1),
         memory_bytes=memory_bytes,
     )
-    settings = settings_of(job, vqgan)
+    settings = settings_of(job)
     if (info := finished(out, settings)) is None:
         try:
             progress.begin(out, settings)
@@ -106,14 +111,14 @@ def preprocess(
     return info
 
 
-def settings_of(job: Job, vqgan: VQGAN) -> dict[str, Any]:
+def settings_of(job: Job) -> dict[str, Any]:
     """Everything that decides what the folder holds, as JSON holds it."""
     parts = range(len(job.source.parts))
     return {
         "source": job.source.fingerprint(),
         "parts": len(parts),
         "shard_rows": max(job.source.size(part) or 0 for part in parts),
-        "vqgan": vqgan.fingerprint(),
+        "vqgan": job.vqgan,
         "picture_side": job.decoding.side,
         "precision": "bfloat16" if job.bf16 else "float32",
         "batch_size": job.batch_size,
@@ -123,6 +128,7 @@ def settings_of(job: Job, vqgan: VQGAN) -> dict[str, Any]:
         "crops": job.decoding.crops,
         "flip": job.decoding.flip,
         "explain": job.explain,
+        "layout": job.layout,
     }
 
 
@@ -155,7 +161,7 @@ def gather(job: Job, vqgan: VQGAN, settings: dict[str, Any]) -> DatasetInfo | No
             where = f"{job.out / 'rejected.jsonl'} names each" if job.explain else "--explain names each"
             raise ValueError(f"no picture of the source can be used ({listed}); {where}")
         info = DatasetInfo(
-            vqgan=vqgan.fingerprint(),
+            vqgan=job.vqgan,
             image_side=job.decoding.side // vqgan.config.downscale,
             codebook_size=vqgan.config.codebook_size,
             picture_side=job.decoding.side,

@@ -20,7 +20,7 @@ from dalle_lean.vqgan import VQGAN
 from preprocessing.decoding import Candidate, Decoding, Rejection
 from preprocessing.duplicates import NearDuplicates
 from preprocessing.progress import Note, notes_folder, write_note
-from preprocessing.shards import Row, write_shard
+from preprocessing.shards import Layout, Row, write_shard
 from preprocessing.sources import Sample, Source
 from preprocessing.workers import DecodePool
 
@@ -42,6 +42,9 @@ class Job:
     batch_size: int
     bf16: bool
     explain: bool
+    layout: Layout
+    vqgan: str
+    """Fingerprint, noted in each shard."""
     workers: int
     """Decoding processes."""
     memory_bytes: int
@@ -148,7 +151,7 @@ def make_parts(job: Job, vqgan: VQGAN, parts: Iterable[int], report: Report) -> 
             preparer.shutdown(cancel_futures=True)
     if shards.unread:
         listed = "; ".join(f"{job.source.parts[end.part]}: {end.error}" for end in shards.unread)
-        raise OSError(f"{len(shards.unread)} parts of the source could not be read, try again later ({listed})")
+        raise OSError(f"parts of the source could not be read; the same command tries them again ({listed})")
 
 
 @dataclass
@@ -188,7 +191,8 @@ def write_part(job: Job, end: Complete, rows: Sequence[Row]) -> None:
     if not notes_folder(job.out).is_dir():
         return  # another process made this part too, and the whole is finished
     name = job.source.parts[end.part]
-    shard = write_shard(job.out / f"shard-{name}.parquet", rows) if rows else None
+    path = job.out / f"shard-{name}.parquet"
+    shard = write_shard(path, rows, layout=job.layout, vqgan=job.vqgan) if rows else None
     reasons = dict(Counter(rejection.reason for rejection in end.rejections))
     explained = end.rejections if job.explain else ()
     write_note(job.out, name, Note(shard=shard, kept=end.kept, rejected=reasons, explained=explained))

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,9 +15,15 @@ from PIL import Image
 
 from dalle_lean import cli
 from dalle_lean.files import sha256_file
-from preprocessing.encode import preprocess
+from preprocessing import progress
+from preprocessing.decoding import Decoding
+from preprocessing.encode import Reporter, make_nothing, preprocess
+from preprocessing.filters import Rules
+from preprocessing.pipeline import Batch, Job, prepare
 from preprocessing.shards import open_stream, read_dataset_info
 from preprocessing.sources import open_source
+from preprocessing.sources.folder import ListedFolder
+from preprocessing.workers import DecodePool
 
 ROOT = Path(__file__).parents[2]
 
@@ -109,6 +116,161 @@ def test_the_number_of_workers_changes_nothing(discs, vqgan, tmp_path):
     for workers in (1, 4):
         preprocess(open_source(discs, 8), tmp_path / str(workers), vqgan, workers=workers)
     assert contents(tmp_path / "1") == contents(tmp_path / "4")
+
+
+def test_every_batch_has_one_size_and_no_part_shares_one(discs, tmp_path):
+    job = Job(
+        source=open_source(discs, 8),
+        out=tmp_path,
+        decoding=Decoding(side=16),
+        batch_size=3,
+        bf16=False,
+        explain=False,
+        layout="published",
+        vqgan="",
+        workers=1,
+        memory_bytes=2**28,
+    )
+    with DecodePool(job.decoding, workers=1) as pool:
+        events = list(prepare(job, pool, [2, 0], pinned=False))
+    batches = [event for event in events if isinstance(event, Batch)]
+    assert {event.pixels.shape for event in batches} == {(3, 16, 16, 3)}
+    assert [(event.part, len(event.views), event.seen) for event in batches] == [
+        (2, 3, 3),
+        (2, 3, 6),
+        (2, 2, 8),
+        (0, 3, 3),
+        (0, 3, 6),
+        (0, 2, 8),
+    ]
+    assert not batches[2].pixels[2].any()
+
+
+def test_crops_and_mirror_images_are_rows_of_their_own(vqgan, tmp_path):
+    folder = tmp_path / "wide"
+    folder.mkdir()
+    pixels = np.zeros((16, 32, 3), np.uint8)
+    pixels[:, :16], pixels[4:12, 18:22] = (255, 0, 0), (0, 255, 0)
+    Image.fromarray(pixels).save(folder / "wide.png")
+    Image.fromarray(pixels[:, :16]).save(folder / "square.png")
+    for name in ("wide", "square"):
+        (folder / f"{name}.txt").write_text(f"a {name} picture")
+    info = preprocess(open_source(folder, 8), tmp_path / "out", vqgan, crops=3, flip=True)
+    rows = {row["key"]: row["codes"].tolist() for row in open_stream(tmp_path / "out")}
+
+    def codes(square) -> list[int]:
+        return vqgan.encode(torch.from_numpy(square.copy()).permute(2, 0, 1)[None] / 255)[0].tolist()
+
+    expected = {"square.png": codes(pixels[:, :16]), "square.png#1": codes(pixels[:, 15::-1])}
+    for number, left in enumerate((0, 8, 16)):
+        square = pixels[:, left : left + 16]
+        expected[f"wide.png#{2 * number}" if number else "wide.png"] = codes(square)
+        expected[f"wide.png#{2 * number + 1}"] = codes(square[:, ::-1])
+    assert rows == expected
+    assert (info.counts.kept, info.counts.further_views) == (2, 6)
+    assert (info.settings["crops"], info.settings["flip"]) == (3, True)
+    assert read_dataset_info(tmp_path / "out") == info
+
+
+def test_copies_within_a_part_are_rejected_and_the_first_is_kept(emoji, vqgan, tmp_path):
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    picture = Image.open(emoji / "000.png").convert("RGB")
+    for name, side in (("0.png", 128), ("1.png", 64), ("2.png", 96)):
+        picture.resize((side, side)).save(folder / name)
+        (folder / name).with_suffix(".txt").write_text("the same")
+    rules = Rules(max_hash_distance=6)
+    info = preprocess(open_source(folder, 2), tmp_path / "out", vqgan, rules=rules, explain=True)
+    assert info.counts.rejected == {"duplicate": 1}
+    assert json.loads((tmp_path / "out" / "rejected.jsonl").read_text()) == {
+        "key": "1.png",
+        "reason": "duplicate",
+        "detail": "looks like 0.png",
+    }
+    assert [row["key"] for row in open_stream(tmp_path / "out")] == ["0.png", "2.png"]
+
+
+def test_reasons_are_counted_always_and_explained_when_asked(discs, vqgan, tmp_path):
+    (discs / "003.png").write_bytes(b"no picture")
+    plain = preprocess(open_source(discs, 8), tmp_path / "plain", vqgan)
+    explained = preprocess(open_source(discs, 8), tmp_path / "explained", vqgan, explain=True)
+    assert plain.counts == explained.counts
+    assert plain.counts.rejected == {"picture_broken": 1}
+    assert not (tmp_path / "plain" / "rejected.jsonl").exists()
+    rejection = json.loads((tmp_path / "explained" / "rejected.jsonl").read_text())
+    assert (rejection["key"], rejection["reason"]) == ("003.png", "picture_broken")
+
+
+def test_shares_of_the_parts_come_to_the_whole_whoever_is_last(discs, vqgan, tmp_path):
+    preprocess(open_source(discs, 4), tmp_path / "alone", vqgan)
+    for number in (2, 3):
+        assert preprocess(open_source(discs, 4), tmp_path / "out", vqgan, share=(number, 3)) is None
+    with pytest.raises(ValueError, match="3 of 8 parts are not made yet: 00000, 00003, 00006"):
+        preprocess(open_source(discs, 4), tmp_path / "out", vqgan, make=make_nothing)
+    info = preprocess(open_source(discs, 4), tmp_path / "out", vqgan, share=(1, 3))
+    assert info.counts.seen == 30
+    assert contents(tmp_path / "out") == contents(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("seconds_later", [False, True])
+def test_two_that_gather_at_the_same_moment_agree(discs, vqgan, tmp_path, monkeypatch, seconds_later):
+    """The other one has written dataset.json, and perhaps removed the notes, when this one begins to add up."""
+    preprocess(open_source(discs, 8), tmp_path / "alone", vqgan)
+    gather = progress.gather
+
+    def gather_second(out, names):
+        monkeypatch.setattr(progress, "gather", gather)
+        notes = contents(out / ".progress")
+        preprocess(open_source(discs, 8), out, vqgan)
+        for name, note in () if seconds_later else notes.items():
+            (out / ".progress").mkdir(exist_ok=True)
+            (out / ".progress" / name).write_bytes(note)
+        return gather(out, names)
+
+    monkeypatch.setattr(progress, "gather", gather_second)
+    info = preprocess(open_source(discs, 8), tmp_path / "out", vqgan)
+    assert info.counts.seen == 30
+    assert contents(tmp_path / "out") == contents(tmp_path / "alone")
+
+
+def test_machines_that_begin_together_agree_on_one_set_of_settings(tmp_path):
+    with ThreadPoolExecutor(8) as machines:
+        begun = [machines.submit(progress.begin, tmp_path, {"side": number % 2}) for number in range(8)]
+    stays = json.loads((tmp_path / ".progress" / "settings.json").read_text())["side"]
+    assert [begin.exception() is None for begin in begun] == [number % 2 == stays for number in range(8)]
+
+
+class SometimesAway(ListedFolder):
+    """A storage that fails in the middle of part 1."""
+
+    def samples(self, part):
+        for number, sample in enumerate(super().samples(part)):
+            if (part, number) == (1, 5):
+                raise OSError("the storage is away")
+            yield sample
+
+
+def test_a_part_that_cannot_be_read_is_named_and_made_later(discs, vqgan, tmp_path):
+    preprocess(open_source(discs, 8), tmp_path / "alone", vqgan, batch_size=4)
+    with pytest.raises(OSError, match=r"could not be read.*00001: the storage is away"):
+        preprocess(SometimesAway(discs, 8), tmp_path / "out", vqgan, batch_size=4)
+    assert len(list((tmp_path / "out").glob("shard-*.parquet"))) == 3
+    preprocess(open_source(discs, 8), tmp_path / "out", vqgan, batch_size=4)
+    assert contents(tmp_path / "out") == contents(tmp_path / "alone")
+
+
+class OfUnknownSize(ListedFolder):
+    def size(self, part):
+        return None
+
+
+def test_progress_guesses_the_total_where_sizes_are_unknown(discs):
+    steps = []
+    report = Reporter(OfUnknownSize(discs, 8), [0, 1, 2], lambda *step: steps.append(step))
+    report(0, 4, False)
+    report(0, 6, True)
+    report(1, 2, False)
+    assert steps == [(4, 12, "0 of 3 parts"), (6, 18, "1 of 3 parts"), (8, 18, "1 of 3 parts")]
 
 
 def test_progress_counts_the_pictures_of_this_run(discs, vqgan, tmp_path):
@@ -240,6 +402,10 @@ def test_nothing_usable_is_a_mistake_and_the_mended_source_works(discs, vqgan_fo
         (("--picture-side", "20"), "picture_side=20: must be a positive multiple of 8"),
         (("--batch-size", "0"), "batch_size=0: must be positive"),
         (("--workers", "-1"), "workers=-1: must be positive"),
+        (("--crops", "0"), "crops=0: must be positive"),
+        (("--max-memory", "1"), "memory_bytes=1048576: must be at least"),
+        (("--part", "0/3"), "part='0/3': must be I/N with I from 1 to N"),
+        (("--part", "2"), "part='2': must be I/N with I from 1 to N"),
         (("--shard-rows", "0"), "part_rows=0: must be positive"),
         (("--device", "tpu"), "device='tpu': it must be auto, cpu, cuda or cuda:N"),
         (("--vqgan", "nowhere"), "nowhere"),
