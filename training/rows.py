@@ -5,13 +5,14 @@ Shapes: N rows, I codes of a picture.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dalle_lean.require import require
-from preprocessing.shards import decode_codes
+from preprocessing.shards import code_batches, decode_codes
 from training.retry import Unreachable
 from training.shard_set import ShardSet
 
@@ -106,9 +107,17 @@ def parquet_rows(
         groups = [group for group in range(len(sizes)) if ends[group + 1] > start]
         if not groups:
             return
-        wanted = ("caption", "code", "key") if codes else ("caption", "key")
-        columns = [name for name in wanted if name in file.schema_arrow.names]
-        batches = file.iter_batches(batch_size=count, row_groups=groups, columns=columns)
+        # In this thread: one that waits for a remote would keep Arrow's few threads from everybody else.
+        file.iter_batches = partial(file.iter_batches, use_threads=False)
+        file.read_row_group = partial(file.read_row_group, use_threads=False)
+        batches = code_batches(
+            file,
+            num_codes=shards.info.num_codes,
+            codebook_size=shards.info.codebook_size,
+            batch_size=count,
+            columns=("caption", "code", "key") if codes else ("caption", "key"),
+            row_groups=groups,
+        )
         for table in runs(batches, start - ends[groups[0]], first_count, count):
             yield decode(table, start, shards, codes)
             start += len(table)

@@ -132,6 +132,15 @@ def test_to_go_on_no_shard_of_an_earlier_group_is_opened(tmp_path, monkeypatch, 
     assert 1 <= len(opened) <= 8
 
 
+def test_packed_shards_give_the_batches_of_published_ones(data, tokenizer, tmp_path):
+    packed = replace(data, shards=find_shards(write_shards(tmp_path / "packed", layout="packed")))
+    whole = list(islice(data.batches(25, tokenizer, 6), 9))
+    for number, (batch, position) in enumerate(islice(packed.batches(25, tokenizer, 6), 8), start=1):
+        assert same(batch, whole[number - 1][0])
+        assert same(next(packed.batches(25, tokenizer, 6, position))[0], whole[number][0])
+    assert list(packed.captions()) == list(data.captions())
+
+
 def test_a_batch_has_the_captions_and_codes_of_its_rows(data, shards, tokenizer):
     stored = {row["key"]: row for row in open_stream(shards)}
     rows, _ = next(data.windows())
