@@ -5,7 +5,7 @@ A shard is a Parquet file with Brotli. Its layout is one of two:
 - "published": the columns of the data set laion/laion_100m_vqgan_f8; `code` holds a picture's codes as int16,
   little-endian, in raster order.
 - "packed": the same, but for `packed` in the place of `code`: the first row of each row group holds the codes of the
-  whole group as a block of `preprocessing.packing`, the other rows hold nothing. A quarter smaller, slower to read.
+  whole group as a block of `preprocessing.packing`, the other rows hold nothing. Smaller, and slower to read.
 
 Beside the shards, `dataset.json` says what the codes mean and what was counted (`preprocessing.manifest`); a folder
 without it is not finished.

@@ -8,7 +8,7 @@ import brotli
 import numpy as np
 import pytest
 
-from preprocessing.packing import HEADER, MAX_PICTURES, pack, unpack
+from preprocessing.packing import BY_BROTLI, BY_NEIGHBOURS, FEWEST_BY_NEIGHBOURS, HEADER, MAX_PICTURES, pack, unpack
 from preprocessing.rans import WEIGHTS, Table, levels_of
 
 CODEBOOK_SIZE = 300
@@ -43,9 +43,11 @@ def slow_frequencies(levels, bits):
 
 def slow_unpack(block):
     """The format's description, followed code by code with plain integers."""
-    magic, rows, side, codes_used, num_groups, _, own, table_bytes, checksum = struct.unpack("<4sIHHBBHII", block[:24])
-    assert magic == b"DLP1"
-    tables = brotli.decompress(block[24 : 24 + table_bytes])
+    magic, method, zero, side, rows, checksum = struct.unpack("<4sBBHII", block[:16])
+    assert (magic, method, zero) == (b"DLP1", 0, 0)
+    codes_used, num_groups, zero, own, table_bytes = struct.unpack("<HBBHI", block[16:26])
+    assert zero == 0
+    tables = brotli.decompress(block[26 : 26 + table_bytes])
     across = num_groups + 1
     contexts, num_kinds = 8 * across**2, 2 + num_groups
     group, tables = tables[:codes_used], tables[codes_used:]
@@ -61,7 +63,7 @@ def slow_unpack(block):
     ]
     code_frequencies = [slow_frequencies([code_levels[code] for code in codes] or [0], code_bits) for codes in members]
 
-    at = 24 + table_bytes
+    at = 26 + table_bytes
     states = list(struct.unpack(f"<{rows}I", block[at : at + 4 * rows]))
     words = iter(struct.unpack(f"<{(len(block) - at) // 2 - 2 * rows}H", block[at + 4 * rows :]))
 
@@ -113,33 +115,41 @@ def slow_unpack(block):
 @pytest.mark.parametrize("kind", ["random", "one code", "runs", "skewed"])
 def test_packed_codes_are_what_the_description_of_the_format_says(kind):
     codes = make_codes(kind)
-    block = pack(codes)
+    block = pack(codes, BY_NEIGHBOURS)
     assert (slow_unpack(block) == codes).all()
     assert (unpack(block, rows=40, num_codes=64, codebook_size=CODEBOOK_SIZE) == codes).all()
 
 
+@pytest.mark.parametrize("method", [BY_NEIGHBOURS, BY_BROTLI])
 @pytest.mark.parametrize(
     ("rows", "side", "codebook_size"),
     [(1, 1, 2), (1, 8, 2), (3, 2, 1), (MAX_PICTURES, 1, 2**15), (5, 32, 8192), (300, 16, 2**15)],
 )
-def test_every_size_comes_back(rows, side, codebook_size):
+def test_every_size_comes_back(rows, side, codebook_size, method):
     codes = make_codes("random", rows, side, codebook_size)
-    block = pack(codes)
+    block = pack(codes, method)
     assert (unpack(block, rows=rows, num_codes=side * side, codebook_size=codebook_size) == codes).all()
 
 
-def test_the_same_codes_give_the_same_bytes():
-    codes = make_codes("skewed", rows=500)
+def test_few_pictures_are_plain_brotli():
+    few, many = (make_codes("skewed", rows, side=4) for rows in (FEWEST_BY_NEIGHBOURS - 1, FEWEST_BY_NEIGHBOURS))
+    assert brotli.decompress(pack(few)[HEADER.size :]) == few.tobytes()
+    assert pack(many) == pack(many, BY_NEIGHBOURS)
+
+
+@pytest.mark.parametrize("rows", [500, 1500])
+def test_the_same_codes_give_the_same_bytes(rows):
+    codes = make_codes("skewed", rows)
     assert pack(codes) == pack(codes.copy())
 
 
 def test_random_codes_cost_hardly_more_than_their_bits():
-    codes = make_codes("random", rows=2000, side=16, codebook_size=1024)
+    codes = make_codes("random", rows=1200, side=16, codebook_size=1024)
     assert len(pack(codes)) < 1.03 * codes.size * 10 / 8
 
 
 def test_codes_that_repeat_cost_less_than_brotli_makes_of_them():
-    codes = make_codes("runs", rows=2000, side=16, codebook_size=1024)
+    codes = make_codes("runs", rows=1200, side=16, codebook_size=1024)
     assert len(pack(codes)) < len(brotli.compress(codes.tobytes(), quality=11))
 
 
@@ -149,26 +159,28 @@ def test_what_cannot_be_packed_is_refused(codes):
         pack(codes.astype(np.int16))
 
 
+@pytest.mark.parametrize("method", [BY_NEIGHBOURS, BY_BROTLI])
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"rows": 41}, "40 pictures of 64 packed codes; must be 41 of 64"),
         ({"num_codes": 81}, "40 pictures of 64 packed codes; must be 40 of 81"),
-        ({"codebook_size": 100}, r"packed codes in 0\.\.299; must be in 0\.\.99"),
+        ({"codebook_size": 100}, r"packed codes (in )?0\.\.299; must be in 0\.\.99"),
     ],
 )
-def test_codes_of_another_size_or_range_are_refused(changes, message):
+def test_codes_of_another_size_or_range_are_refused(changes, message, method):
     codes = make_codes("random")
-    codes[0, 0] = CODEBOOK_SIZE - 1
+    codes[0, :2] = 0, CODEBOOK_SIZE - 1
     sizes = {"rows": 40, "num_codes": 64, "codebook_size": CODEBOOK_SIZE}
     with pytest.raises(ValueError, match=message):
-        unpack(pack(codes), **{**sizes, **changes})
+        unpack(pack(codes, method), **{**sizes, **changes})
 
 
+@pytest.mark.parametrize("method", [BY_NEIGHBOURS, BY_BROTLI])
 @pytest.mark.parametrize("kind", ["random", "runs"])
-def test_every_damaged_byte_is_noticed(kind):
-    """One byte changed, bytes cut off, bytes added: always a ValueError (pyarrow's own are of that kind)."""
-    block = pack(make_codes(kind))
+def test_every_damaged_byte_is_noticed(kind, method):
+    """One byte changed, bytes cut off, bytes added: always an error that the reader of shards names the shard in."""
+    block = pack(make_codes(kind), method)
     random = np.random.default_rng(0)
     for trial in range(400):
         damaged = bytearray(block)

@@ -5,6 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import preprocessing.packing
 import preprocessing.shards
 from preprocessing.shards import (
     LAYOUTS,
@@ -47,8 +48,9 @@ def rows():
 
 @pytest.fixture(params=LAYOUTS)
 def folder(request, tmp_path, rows, monkeypatch):
-    """Two shards of 700 and 300 rows; packed, they have row groups of 256."""
+    """Two shards of 700 and 300 rows; packed, they have row groups of 256 by neighbours, and the rest by Brotli."""
     monkeypatch.setattr(preprocessing.shards, "PACKED_ROWS", 256)
+    monkeypatch.setattr(preprocessing.packing, "FEWEST_BY_NEIGHBOURS", 256)
     shards = (
         write_shard(tmp_path / "shard-00000.parquet", rows[:700], layout=request.param),
         write_shard(tmp_path / "shard-00001.parquet", rows[700:], layout=request.param),
@@ -223,9 +225,10 @@ def test_codes_of_another_length_or_range_are_refused(folder, num_codes, codeboo
         next(iter(open_files(paths, num_codes=num_codes, codebook_size=codebook_size)))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_damaged_bytes_never_raise_anything_else(tmp_path, layout):
+@pytest.mark.parametrize(("layout", "fewest"), [("published", 0), ("packed", 1), ("packed", 1024)])
+def test_damaged_bytes_never_raise_anything_else(tmp_path, monkeypatch, layout, fewest):
     """Without a checksum per page a changed byte may go unseen; then codes still have their length and range."""
+    monkeypatch.setattr(preprocessing.packing, "FEWEST_BY_NEIGHBOURS", fewest)
     random = np.random.default_rng(0)
     path = tmp_path / "x.parquet"
     rows = make_rows(20)
