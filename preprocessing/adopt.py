@@ -31,7 +31,12 @@ def adopt(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress | None = 
         raise ValueError(f"{folder} holds no Parquet files")
     if wrong := [path.name for path in paths if not SHARD_NAME.fullmatch(path.name)]:
         raise ValueError(f"{folder}: {wrong[0]!r} is no name for a shard; use letters, digits, '.', '_' and '-'")
-    rows = {path: read_header(path).rows for path in paths}
+    headers = {path: read_header(path) for path in paths}
+    fingerprint = vqgan.fingerprint()
+    for path, header in headers.items():
+        if header.vqgan not in (None, fingerprint):
+            raise ValueError(f"{path}: its codes are of the VQGAN {str(header.vqgan)[:12]}, not {fingerprint[:12]}")
+    rows = {path: header.rows for path, header in headers.items()}
     if empty := [path.name for path in paths if not rows[path]]:
         raise ValueError(f"{folder}: {empty[0]} has no rows")
     image_side = first_image_side(paths[0])
@@ -43,7 +48,7 @@ def adopt(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress | None = 
                 on_progress(done, total, path.name)
         shards.append(Shard(file=path.name, rows=rows[path], sha256=sha256_file(path)))
     info = DatasetInfo(
-        vqgan=vqgan.fingerprint(),
+        vqgan=fingerprint,
         image_side=image_side,
         codebook_size=vqgan.config.codebook_size,
         picture_side=image_side * vqgan.config.downscale,

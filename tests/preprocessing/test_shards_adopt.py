@@ -64,6 +64,10 @@ def test_training_takes_adopted_files(published, vqgan, vqgan_folder, tmp_path):
         (lambda folder: write_published(folder / "z.parquet", np.zeros((5, 9))), "18 bytes of codes; must be 8"),
         (lambda folder: write_published(folder / "z.parquet", np.full((5, 4), 64)), "codes 64..64; must be in 0..63"),
         (
+            lambda folder: write_shard(folder / "a.parquet", make_rows(np.zeros((2, 4))), vqgan="b" * 64),
+            "a.parquet: its codes are of the VQGAN bbbbbbbbbbbb",
+        ),
+        (
             lambda folder: write_shard(folder / "a.parquet", make_rows(np.zeros((2, 4))), layout="packed"),
             "a.parquet is of the packed layout",
         ),
