@@ -188,14 +188,18 @@ class Shards:
 
 
 def write_part(job: Job, end: Complete, rows: Sequence[Row]) -> None:
-    if not notes_folder(job.out).is_dir():
-        return  # another process made this part too, and the whole is finished
     name = job.source.parts[end.part]
     path = job.out / f"shard-{name}.parquet"
-    shard = write_shard(path, rows, layout=job.layout, vqgan=job.vqgan) if rows else None
     reasons = dict(Counter(rejection.reason for rejection in end.rejections))
     explained = end.rejections if job.explain else ()
-    write_note(job.out, name, Note(shard=shard, kept=end.kept, rejected=reasons, explained=explained))
+    if not notes_folder(job.out).is_dir():
+        return  # another process has made this part too, and the whole is finished
+    try:
+        shard = write_shard(path, rows, layout=job.layout, vqgan=job.vqgan) if rows else None
+        write_note(job.out, name, Note(shard=shard, kept=end.kept, rejected=reasons, explained=explained))
+    except FileNotFoundError:  # the same, and it has tidied up while this one wrote
+        if notes_folder(job.out).is_dir():
+            raise
 
 
 def prepare(job: Job, pool: DecodePool, parts: Iterable[int], pinned: bool) -> Iterator[Event]:

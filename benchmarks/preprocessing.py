@@ -1,0 +1,219 @@
+"""What does preprocessing add to the bare VQGAN? `python -m benchmarks.preprocessing [DATA] [--vqgan FOLDER|paper]`.
+
+DATA is a folder of pictures with captions (default: the drawings of the tests); where it has too few, they are repeated
+with other colours, mirrored, and with other captions. Each phase is measured alone, then all of them together against
+the VQGAN's forward on the same batches, in turns. `--rows 100000` watches the memory of a run of so many pictures.
+"""
+
+import argparse
+import io
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image, ImageOps
+
+from benchmarks.report import print_json, print_table
+from dalle_lean.devices import pick_device
+from dalle_lean.folder import bundled_model
+from dalle_lean.pictures import open_picture
+from dalle_lean.vqgan import VQGAN, VQGANConfig
+from preprocessing.decoding import Decoding
+from preprocessing.encode import MAX_WORKERS, preprocess
+from preprocessing.pipeline import Batch, Encoder, Job, prepare, samples_of
+from preprocessing.shards import write_shard
+from preprocessing.sources import Sample, Source, open_source
+from preprocessing.workers import MEMORY_BYTES, DecodePool
+
+TEST_PICTURES = Path(__file__).parent.parent / "tests" / "data" / "emoji"
+PART_ROWS = 1024
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+VARIANTS = [(channels, mirrored) for mirrored in (False, True) for channels in permutations(range(3))]
+
+
+def main() -> None:
+    """Measure, print the tables and the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path, nargs="?", default=TEST_PICTURES)
+    parser.add_argument("--vqgan", default=str(bundled_model() / "vqgan"), help="folder, or paper: f=8, 256 pixels")
+    parser.add_argument("--pictures", type=int, default=1024)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--workers", type=int, default=min(MAX_WORKERS, os.cpu_count() or 1))
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--turns", type=int, default=3, help="of the VQGAN alone and of everything together")
+    parser.add_argument("--rows", type=int, default=0, help="pictures of the run whose memory is watched; 0 for none")
+    options = parser.parse_args()
+
+    device = pick_device(options.device)
+    torch.manual_seed(0)
+    vqgan = VQGAN(VQGANConfig()) if options.vqgan == "paper" else VQGAN.load(options.vqgan)
+    vqgan = vqgan.to(device).eval()
+    choices = {"batch_size": options.batch_size, "workers": options.workers, "bf16": options.bf16}
+    with tempfile.TemporaryDirectory() as folder:
+        source = VariedFolder(options.data, options.pictures)
+        figures = phases(source, vqgan, Path(folder), turns=options.turns, **choices)
+        print_table(
+            ("phase", "pictures/s"), [(name, f"{rate:.1f}") for name, rate in figures["pictures_per_s"].items()]
+        )
+        print(f"\nover the bare VQGAN: {100 * figures['overhead']:+.1f} %\n")
+        if options.rows:
+            many = VariedFolder(options.data, options.rows)
+            figures["memory"] = memory(many, vqgan, Path(folder) / "many", **choices)
+            rows = figures["memory"]["peak_mb_of_each_tenth"]
+            print_table(("tenth of the rows", "peak memory, MB"), list(enumerate(rows, start=1)))
+    print_json("preprocessing", {"vqgan": options.vqgan, "device": device.type, **choices, **figures})
+
+
+def phases(
+    source: Source, vqgan: VQGAN, folder: Path, *, batch_size: int, workers: int, bf16: bool, turns: int
+) -> dict[str, Any]:
+    """Pictures a second of each phase alone and of all together, and what all take beyond the VQGAN alone."""
+    parts = range(len(source.parts))
+    job = Job(
+        source=source,
+        out=folder,
+        decoding=Decoding(side=vqgan.config.picture_side),
+        batch_size=batch_size,
+        bf16=bf16,
+        explain=False,
+        layout="published",
+        vqgan="",
+        workers=workers,
+        memory_bytes=MEMORY_BYTES,
+    )
+    samples, read_s = timed(lambda: [one for one in samples_of(source, parts) if isinstance(one, Sample)])
+    with DecodePool(job.decoding, workers, MEMORY_BYTES) as pool:
+        list(pool.map(samples[: 4 * workers]))  # starts the processes
+        _, decode_s = timed(lambda: list(pool.map(samples)))
+        events = list(prepare(job, pool, parts, pinned=False))
+    batches = [event for event in events if isinstance(event, Batch)]
+
+    encode = Encoder(vqgan, bf16)
+    encode(batches[0].pixels)
+    bare_s, whole_s = [], []
+    for turn in range(turns):
+        bare_s.append(timed(lambda: bare(encode, batches))[1])
+        out = folder / f"turn{turn}"
+        choices = {"batch_size": batch_size, "workers": workers, "bf16": bf16}
+        info, seconds = timed(lambda out=out, choices=choices: preprocess(source, out, vqgan, **choices))
+        assert info is not None
+        whole_s.append(seconds)
+    rows = [
+        view.row(codes)
+        for batch in batches
+        for view, codes in zip(batch.views, encode(batch.pixels).cpu().numpy(), strict=False)
+    ]
+    _, write_s = timed(lambda: write_shard(folder / "written.parquet", rows))
+    seconds = {
+        "read": read_s,
+        "decode": decode_s,
+        "VQGAN alone": statistics.median(bare_s),
+        "write": write_s,
+        "all together": statistics.median(whole_s),
+    }
+    return {
+        "pictures": len(samples),
+        "pictures_per_s": {name: len(samples) / value for name, value in seconds.items()},
+        "overhead": statistics.median(whole / alone for whole, alone in zip(whole_s, bare_s, strict=True)) - 1,
+    }
+
+
+def bare(encode: Encoder, batches: Sequence[Batch]) -> None:
+    """The VQGAN's forward and nothing else, but for putting pictures on the device."""
+    for batch in batches:
+        codes = encode(batch.pixels)
+    codes.cpu()
+
+
+def memory(source: Source, vqgan: VQGAN, out: Path, *, batch_size: int, workers: int, bf16: bool) -> dict[str, Any]:
+    """The peak memory of this process with its workers over each tenth of the rows of a run."""
+    peaks = [0] * 10
+
+    def watch(done: int, total: int, note: str) -> None:
+        tenth = min(9, 10 * (done - 1) // total)
+        peaks[tenth] = max(peaks[tenth], resident_bytes())
+
+    info, seconds = timed(
+        lambda: preprocess(source, out, vqgan, batch_size=batch_size, workers=workers, bf16=bf16, on_progress=watch)
+    )
+    assert info is not None
+    return {
+        "rows": info.counts.seen,
+        "pictures_per_s": info.counts.seen / seconds,
+        "peak_mb_of_each_tenth": [round(peak / 1e6) for peak in peaks],
+    }
+
+
+def timed(work: Any) -> tuple[Any, float]:
+    started = time.perf_counter()
+    result = work()
+    return result, time.perf_counter() - started
+
+
+def resident_bytes() -> int:
+    """Memory of this process and of those it started."""
+    processes = [os.getpid()]
+    for process in processes:
+        for task in Path(f"/proc/{process}/task").glob("*/children"):
+            processes += map(int, task.read_text().split())
+    return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in processes) * PAGE_BYTES
+
+
+@dataclass(frozen=True)
+class VariedFolder:
+    """A folder's pictures, repeated with variations until there are `rows`."""
+
+    folder: Path
+    rows: int
+
+    @cached_property
+    def pictures(self) -> list[Sample]:
+        source = open_source(self.folder, PART_ROWS)
+        found = [sample for part in range(len(source.parts)) for sample in source.samples(part) if not sample.problem]
+        return found[: self.rows]
+
+    @cached_property
+    def variants(self) -> dict[tuple[int, int], bytes]:
+        """Made when they are first needed."""
+        return {}
+
+    @property
+    def parts(self) -> list[str]:
+        return [f"{part:05d}" for part in range(-(-self.rows // PART_ROWS))]
+
+    def size(self, part: int) -> int:
+        return min(PART_ROWS, self.rows - part * PART_ROWS)
+
+    def samples(self, part: int) -> Iterator[Sample]:
+        for row in range(part * PART_ROWS, part * PART_ROWS + self.size(part)):
+            repeat, index = divmod(row, len(self.pictures))
+            found, variant = self.pictures[index], repeat % len(VARIANTS)
+            picture = found.picture if variant == 0 else self.varied(index, variant)
+            yield Sample(key=f"{row}", caption=f"{found.caption}, {repeat}", picture=picture, metadata=found.metadata)
+
+    def varied(self, index: int, variant: int) -> bytes:
+        """The picture with its colours exchanged and perhaps mirrored."""
+        if (index, variant) not in self.variants:
+            channels, mirrored = VARIANTS[variant]
+            image = open_picture(self.pictures[index].picture).convert("RGB")
+            image = Image.merge("RGB", [image.split()[channel] for channel in channels])
+            file = io.BytesIO()
+            (ImageOps.mirror(image) if mirrored else image).save(file, "PNG")
+            self.variants[index, variant] = file.getvalue()
+        return self.variants[index, variant]
+
+    def fingerprint(self) -> str:
+        return f"{open_source(self.folder, PART_ROWS).fingerprint()} {self.rows}"
+
+
+if __name__ == "__main__":
+    main()
