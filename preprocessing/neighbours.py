@@ -196,11 +196,10 @@ def read_model(tables: bytes, codes_used: int, num_groups: int, own_tables: int)
 def walk(decoder: Decoder, model: Model, side: int) -> NDArray[np.int16]:
     """All lanes to their end -> codes [R, side * side]; the last of each picture is not checked."""
     rows, across = len(decoder.states), model.num_groups + 1
-    of_kinds, of_codes = (Lookup(table) for table in model.tables())
-    members = model.members()[1].astype(np.int16)
-    code_of, largest = members.ravel(), members.shape[1]
-    groups, table_of_context = model.groups_or_outside, tables_of_contexts(model.has_own, model.num_groups)
-    pattern_part = across**2 * np.arange(4)
+    kind_table, code_table = model.tables()
+    of_kinds, of_codes = Lookup(kind_table), Lookup(code_table, names=model.members()[1])
+    context_of_place = of_kinds.context(tables_of_contexts(model.has_own, model.num_groups))
+    groups, pattern_part = model.groups_or_outside, across**2 * np.arange(4)
     codes = np.empty((rows, side, side), np.int16)
     above = np.full((side + 1, rows), -1, np.int16)  # a row of codes, and before it what stands outside
     groups_above = np.full((side, rows), model.num_groups)
@@ -217,10 +216,9 @@ def walk(decoder: Decoder, model: Model, side: int) -> NDArray[np.int16]:
             context = contexts[x]
             context += groups_here[x]
             context += pattern_part.take(pattern, mode="clip")
-            kinds = decoder.pop(of_kinds, table_of_context.take(context, mode="clip"))
-            numbers = decoder.pop(of_codes, kinds)
-            numbers += kinds * largest
-            found = np.where(kinds == SAME_AS_ABOVE, above[x + 1], code_of.take(numbers, mode="clip"))
+            kinds = decoder.pop(of_kinds, context_of_place.take(context, mode="clip"))
+            found = decoder.pop(of_codes, of_codes.context(kinds))
+            found = np.where(kinds == SAME_AS_ABOVE, above[x + 1], found)
             here[x + 1] = np.where(kinds == SAME_AS_LEFT, here[x], found)
             groups.take(here[x + 1], mode="wrap", out=groups_here[x + 1])
         above, groups_above = here, groups_here[1:]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 LOW = 2**16
 """A lane's state is in LOW..2**32-1 between symbols; it takes and gives words of 16 bits."""
+DIRECT_SLOTS = 2**18
 MAX_LEVEL = 63
 WEIGHTS = np.array([0, *(math.isqrt(2 ** (level + 7)) for level in range(1, MAX_LEVEL + 1))], dtype=np.int64)
 """Level -> weight: 16 for level 1, a factor of the square root of two for each further level, rounded down."""
@@ -62,13 +63,14 @@ class Decoder:
         self.used = 0
 
     def pop(self, lookup: "Lookup", contexts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The next symbol of every lane [R], each in its context 0..C-1 [R]."""
-        states, bits = self.states, lookup.bits
-        slots = states & (2**bits - 1)
+        """The next symbol of every lane [R], by its name; `contexts` [R] are those of `Lookup.context`."""
+        states = self.states
+        slots = states & lookup.slot_mask
         # mode="clip" skips numpy's own check of the range; contexts and slots are never outside it.
-        places = (contexts << bits) | slots
-        entries = lookup.entries.take(lookup.slots.take(places, mode="clip"), mode="clip")
-        states >>= bits
+        entries = lookup.entry_of_slot.take(contexts | slots, mode="clip")
+        if lookup.entries is not None:
+            entries = lookup.entries.take(entries, mode="clip")
+        states >>= lookup.bits
         states *= (entries >> 16) & 0xFFFFFF
         states += slots
         states -= entries >> 40
@@ -83,17 +85,31 @@ class Decoder:
 
 
 class Lookup:
-    """A table turned round for decoding: the symbol of every slot."""
+    """A table turned round for decoding: an entry of symbol, frequency and start for every slot.
 
-    def __init__(self, table: Table):
+    Args:
+        names: [C, S], what symbols are given out as, 0..2**16-1; by default their numbers.
+    """
+
+    def __init__(self, table: Table, names: NDArray[np.integer] | None = None):
         frequency = table.frequency.ravel()
         possible = np.flatnonzero(frequency)
         frequency = frequency[possible]
-        symbols = possible % table.frequency.shape[1]
+        symbols = possible % table.frequency.shape[1] if names is None else names.ravel()[possible].astype(np.int64)
+        entries = symbols | (frequency << 16) | (table.start.ravel()[possible] << 40)
         self.bits = table.bits
-        self.entries = symbols | (frequency << 16) | (table.start.ravel()[possible] << 40)
-        numbers = np.arange(len(possible), dtype=np.uint16 if len(possible) <= 2**16 else np.uint32)
-        self.slots = np.repeat(numbers, frequency)
+        self.slot_mask = 2**table.bits - 1
+        self.entries = None
+        if frequency.sum() <= DIRECT_SLOTS:
+            self.entry_of_slot = np.repeat(entries, frequency)
+        else:  # entries would not fit the processor's cache: slots hold their numbers
+            self.entries = entries
+            numbers = np.arange(len(possible), dtype=np.uint16 if len(possible) <= 2**16 else np.uint32)
+            self.entry_of_slot = np.repeat(numbers, frequency)
+
+    def context(self, number: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Contexts 0..C-1 as `Decoder.pop` takes them."""
+        return number.astype(np.int64, copy=False) << self.bits
 
 
 class Encoder:
