@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.code_samples import SCENE_SIDE, Codes, Sample, keep, kept_samples, make_samples
 from benchmarks.report import print_json, print_table
-from preprocessing.packing import MAX_PICTURES, pack, unpack
+from preprocessing.packing import BY_NEIGHBOURS, MAX_PICTURES, pack, unpack
 from preprocessing.rans import LOW, Decoder, Encoder, Lookup, Table, levels_of
 from preprocessing.shards import LAYOUTS, Row, read_blocks, write_shard
 
@@ -113,7 +113,7 @@ CODINGS = (
     Coding("place after place, Brotli 11", encode_places, decode_places),
     Coding("bits as few as the codebook needs", encode_bits, decode_bits),
     Coding("entropy of single codes (rANS)", encode_entropy, decode_entropy),
-    Coding("packed: by neighbours (rANS)", lambda codes, _: pack(codes), decode_packed),
+    Coding("packed: by neighbours (rANS)", lambda codes, _: pack(codes, BY_NEIGHBOURS), decode_packed),
 )
 
 

@@ -11,7 +11,7 @@ A block, little-endian:
     ...  the codes, as the method has it
 
 Method 0 tells codes by their neighbours: `preprocessing.neighbours`. Method 1 is one Brotli stream of the codes as
-int16, picture after picture. Fewer than 1024 pictures are written with method 1: too few at once are slow to read with
+int16, picture after picture. Fewer than 2048 pictures are written with method 1: too few at once are slow to read with
 the other, and do not pay for its tables.
 """
 
@@ -29,7 +29,7 @@ MAGIC = b"DLP1"
 HEADER = struct.Struct("<4sBBHII")
 MAX_PICTURES = 4096
 BY_NEIGHBOURS, BY_BROTLI = range(2)
-FEWEST_BY_NEIGHBOURS = 1024
+FEWEST_BY_NEIGHBOURS = 2048
 
 
 def pack(codes: NDArray[np.int16], method: int | None = None) -> bytes:

@@ -74,7 +74,7 @@ class Decoder:
         states *= (entries >> 16) & 0xFFFFFF
         states += slots
         states -= entries >> 40
-        short = np.flatnonzero(states < LOW)
+        short = (states < LOW).nonzero()[0]
         words = self.words[self.used : self.used + len(short)]
         if len(words) < len(short):
             raise ValueError("the words end too early")

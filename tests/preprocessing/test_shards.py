@@ -225,7 +225,7 @@ def test_codes_of_another_length_or_range_are_refused(folder, num_codes, codeboo
         next(iter(open_files(paths, num_codes=num_codes, codebook_size=codebook_size)))
 
 
-@pytest.mark.parametrize(("layout", "fewest"), [("published", 0), ("packed", 1), ("packed", 1024)])
+@pytest.mark.parametrize(("layout", "fewest"), [("published", 0), ("packed", 1), ("packed", 2048)])
 def test_damaged_bytes_never_raise_anything_else(tmp_path, monkeypatch, layout, fewest):
     """Without a checksum per page a changed byte may go unseen; then codes still have their length and range."""
     monkeypatch.setattr(preprocessing.packing, "FEWEST_BY_NEIGHBOURS", fewest)
