@@ -4,10 +4,11 @@ A room's module is imported only when one of its commands runs, so `dalle-lean -
 """
 
 import importlib
+import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -40,6 +41,21 @@ def load(target: str) -> Callable[..., Any]:
     return command
 
 
+def show_version(wanted: bool) -> None:
+    """Say the version and exit, where it is wanted."""
+    if wanted:
+        typer.echo(f"dalle-lean {importlib.metadata.version('dalle-lean')}")
+        raise typer.Exit
+
+
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=show_version)
+    ] = False,
+) -> None:
+    """What comes before the command's word."""
+
+
 def build_app(word: str | None) -> typer.Typer:
     """The program, with the real command behind `word` and a line of help for every other one."""
     app = typer.Typer(
@@ -49,7 +65,7 @@ def build_app(word: str | None) -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # Rich's tables cut long names and eat what stands in brackets
     )
-    app.callback()(lambda: None)
+    app.callback()(options)
     for name, (target, summary) in COMMANDS.items():
         if name == word:
             command = load(target)

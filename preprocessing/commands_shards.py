@@ -66,7 +66,7 @@ def show(
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Draw a contact sheet of decoded pictures with captions and statistics, which are printed too."""
+    """Draw decoded pictures with their captions, and tell the statistics."""
     from rich.table import Table
 
     from dalle_lean.devices import pick_device
@@ -95,7 +95,7 @@ def adopt(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of Parquet files with captions and codes.")],
     vqgan: Annotated[Path, typer.Option(help="VQGAN folder that made the codes.")],
 ) -> None:
-    """Make published Parquet files, as they are, a folder of shards: read all, then write their dataset.json."""
+    """Make published Parquet files a folder of shards: check all, write dataset.json."""
     from dalle_lean.vqgan import VQGAN
     from preprocessing.adopt import adopt as run
 

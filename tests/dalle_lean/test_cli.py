@@ -138,3 +138,9 @@ def test_the_readme_calls_real_commands_with_real_options_and_data():
         }
         assert {word.removeprefix("--") for word in words if word.startswith("--")} <= parameters, line
         assert all((root / word).exists() for word in words if word.startswith(("tests/", "models/"))), line
+
+
+def test_the_version_is_the_packages():
+    result = run("--version")
+    assert result.returncode == 0
+    assert re.fullmatch(r"dalle-lean \d+\.\d+\.\d+\n", result.stdout)
