@@ -30,7 +30,7 @@ def demo(
 ) -> None:
     """Serve the prompt page until Ctrl+C."""
     from dalle_lean.folder import find_model
-    from demo.server import free_port, read_auth, read_card, serve
+    from demo.server import free_port, read_auth, read_card, read_root_path, serve
     from demo.studio import Studio
     from inference import Generator
 
@@ -46,7 +46,14 @@ def demo(
     say(
         f"by default {studio.pace.affordable()} candidates, about {studio.pace.seconds(studio.pace.affordable()):.0f} s"
     )
-    server = serve(studio, host, free, card=read_card(folder), share=share, auth=login, root_path=root_path, api=api)
+    server = serve(
+        *(studio, host, free),
+        card=read_card(folder),
+        share=share,
+        auth=login,
+        root_path=read_root_path(root_path),
+        api=api,
+    )
     say(f"the prompt page is at {server.local_url} (Ctrl+C ends it)")
     if server.share_url:
         say(f"for everybody, for a week: {server.share_url}")

@@ -47,6 +47,16 @@ def read_auth(auth: str | None) -> tuple[str, str] | None:
     return user, password
 
 
+def read_root_path(path: str | None) -> str | None:
+    """With one slash before it and none after it, as Gradio needs it; a whole http(s) address keeps its start."""
+    if path is None:
+        return None
+    path = path.rstrip("/")
+    if not path or path.startswith(("http://", "https://")):
+        return path
+    return "/" + path.lstrip("/")
+
+
 def read_card(folder: Path) -> str:
     """The model card of a folder as Markdown, without the hub's metadata block and what lies beside it.
 

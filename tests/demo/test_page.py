@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 
 from dalle_lean.cli import main
-from demo.server import free_port, read_auth, read_card
+from demo.server import free_port, read_auth, read_card, read_root_path
 from tests.demo.conftest import served
 
 
@@ -40,9 +40,17 @@ def test_a_password_is_asked_for(studio):
         assert len(pictures) == 2
 
 
-def test_behind_a_proxy_the_page_knows_its_path(studio):
-    with served(studio, root_path="/dalle") as url:
+@pytest.mark.parametrize("path", ["/dalle", "dalle", "/dalle/", "dalle/"])
+def test_behind_a_proxy_the_page_knows_its_path_however_it_is_written(studio, path):
+    with served(studio, root_path=read_root_path(path)) as url:
         assert '/dalle"' in get(url)
+
+
+@pytest.mark.parametrize(
+    ("path", "read"), [(None, None), ("/", ""), ("/a/b/", "/a/b"), ("https://a.org/dalle/", "https://a.org/dalle")]
+)
+def test_a_root_path_may_be_none_the_root_or_a_whole_address(path, read):
+    assert read_root_path(path) == read
 
 
 @pytest.mark.parametrize("auth", ["me", "me:", ":secret", ""])
