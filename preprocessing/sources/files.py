@@ -4,19 +4,22 @@ import hashlib
 import io
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from dalle_lean.require import require
 
 BRACES = re.compile(r"\{([^{}]*)\}")
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 MAX_FILES = 1_000_000
+HTTP = ("http://", "https://")
 LOCAL = ("file://", "local://", "memory://")
 TRIES = 7
 FIRST_PAUSE_S = 1.0
+
+T = TypeVar("T")
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -64,7 +67,10 @@ def part_names(paths: Sequence[str]) -> list[str]:
 
 
 def files_fingerprint(paths: Sequence[str]) -> str:
-    """Of the files' names and sizes in bytes: the same for a copy of them elsewhere."""
+    """Of the files' names and sizes in bytes: the same for a copy of them elsewhere.
+
+    StorageFailed where a storage does not answer: a size that is not known now would look like a changed source later.
+    """
     digest = hashlib.sha256()
     with ThreadPoolExecutor(16, thread_name_prefix="size") as pool:
         for path, size in zip(paths, pool.map(file_bytes, paths), strict=True):
@@ -73,11 +79,10 @@ def files_fingerprint(paths: Sequence[str]) -> str:
 
 
 def file_bytes(path: str) -> int | None:
-    """Size of a file; None where there is none, or its storage does not tell."""
-    fsspec = require("fsspec", extra="preprocessing")
-    files, name = fsspec.core.url_to_fs(path)
+    """Size of a file; None where there is none, or its storage does not tell. StorageFailed where that fails."""
+    files, name = require("fsspec", extra="preprocessing").core.url_to_fs(path)
     try:
-        return files.size(name)
+        return try_again(path, lambda: files.size(name))
     except FileNotFoundError:
         return None
 
@@ -88,6 +93,38 @@ def is_remote(path: str) -> bool:
 
 class StorageFailed(OSError):
     """A remote storage failed in spite of several tries; nothing is known to be wrong with the file."""
+
+
+def try_again(path: str, action: Callable[[], T]) -> T:
+    """What `action` returns; what fails on a remote storage is tried several times.
+
+    Raises FileNotFoundError, StorageFailed for a remote file, and for a local one what `action` raises.
+    """
+    for pause in range(TRIES):
+        if pause:
+            time.sleep(FIRST_PAUSE_S * 2 ** (pause - 1))
+        try:
+            return action()
+        except Exception as error:  # storages have errors of their own
+            reason = reason_of(error, path)
+            if isinstance(reason, FileNotFoundError) or not is_remote(path):
+                raise
+            forbidden = isinstance(reason, PermissionError | ValueError) or http_status(reason) in (401, 403)
+            if forbidden or pause == TRIES - 1:
+                raise StorageFailed(f"{path}: {type(reason).__name__}: {reason}") from error
+    raise AssertionError("unreachable")
+
+
+def reason_of(error: BaseException, path: str) -> BaseException:
+    """Why a file failed: whatever fails on opening, fsspec's HTTP raises FileNotFoundError, with the reason as cause."""
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError) and cause is not None and path.startswith(HTTP):
+        return error if http_status(cause) in (404, 410) else cause
+    return error
+
+
+def http_status(error: BaseException) -> int | None:
+    return getattr(error, "status", None)
 
 
 class File(io.RawIOBase):
@@ -128,23 +165,19 @@ class File(io.RawIOBase):
         return data
 
     def attempt(self, method: str, *arguments: Any) -> Any:
-        for tries in range(1, TRIES + 1):
+        files, name = require("fsspec", extra="preprocessing").core.url_to_fs(self.path)
+
+        def once() -> Any:
             try:
                 if self.file is None:
-                    files, name = require("fsspec", extra="preprocessing").core.url_to_fs(self.path)
                     self.file = files.open(name, "rb")
                     self.file.seek(self.position)
                 return getattr(self.file, method)(*arguments)
-            except FileNotFoundError:
+            except Exception:
+                self.drop()
                 raise
-            except Exception as error:  # storages have errors of their own
-                if not is_remote(self.path):
-                    raise
-                if tries == TRIES or isinstance(error, (PermissionError, ValueError)):
-                    raise StorageFailed(f"{self.path}: {type(error).__name__}: {error}") from error
-            self.drop()
-            time.sleep(FIRST_PAUSE_S * 2 ** (tries - 1))
-        raise AssertionError("unreachable")
+
+        return try_again(self.path, once)
 
     def drop(self) -> None:
         if self.file is not None:

@@ -49,6 +49,8 @@ class ParquetShards:
             try:
                 with File(path) as file:
                     schema = open_parquet(file).schema_arrow
+            except StorageFailed:
+                raise
             except damage():
                 continue
             try:

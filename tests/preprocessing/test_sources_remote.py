@@ -1,6 +1,7 @@
 """Sources behind a real server on loopback, whose answers fail at will."""
 
 import re
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -8,22 +9,33 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from preprocessing.encode import preprocess
 from preprocessing.sources import files, open_source
 from tests.preprocessing.shards_of_pictures import emoji_rows, read_all, tar_bytes, tar_members
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves ranges of a dictionary of files; GETs fail with 503 as long as the server says."""
+    """Serves ranges of a dictionary of files; GETs, and whole files, fail as long as the server says."""
 
     def do_HEAD(self):
-        self.answer(self.server.contents.get(self.path), head=True)
+        if not self.fail_by_name():
+            self.answer(self.server.contents.get(self.path), head=True)
 
     def do_GET(self):
+        if self.fail_by_name():
+            return
         if self.server.failures:
             self.server.failures -= 1
             self.send_error(503)
         else:
             self.answer(self.server.contents.get(self.path), head=False)
+
+    def fail_by_name(self):
+        status, times = self.server.broken.get(self.path, (0, 0))
+        if times:
+            self.server.broken[self.path] = status, times - 1
+            self.send_error(status)
+        return times > 0
 
     def answer(self, content, head):
         if content is None:
@@ -50,7 +62,7 @@ class Handler(BaseHTTPRequestHandler):
 def server(monkeypatch):
     monkeypatch.setattr(files, "FIRST_PAUSE_S", 0.001)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.contents, server.failures = {}, 0
+        server.contents, server.failures, server.broken = {}, 0, {}
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
@@ -103,3 +115,79 @@ def test_a_shard_that_the_server_does_not_have_is_counted(server, pattern):
     source = open_source(pattern, 1000)
     del server.contents[next(name for name in server.contents if "00001" in name)]
     assert [sample.problem for sample in source.samples(1)] == ["file_missing"]
+
+
+def name_of(server, number):
+    return sorted(server.contents)[number]
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_file_that_a_server_does_not_give_for_a_moment_is_not_missing(rows, server, pattern, status):
+    source = open_source(pattern, 1000)
+    whole = source.fingerprint()
+    server.broken[name_of(server, 1)] = status, 4  # each try asks twice: HEAD, then GET
+    assert [sample.picture for sample in source.samples(1)] == [row["jpg"] for row in rows[4:]]
+    server.broken[name_of(server, 1)] = status, 4
+    assert source.fingerprint() == whole
+
+
+@pytest.mark.parametrize("status", [401, 403, 429, 503])
+def test_a_file_that_a_server_never_gives_is_left_for_later(server, pattern, status):
+    source = open_source(pattern, 1000)
+    server.broken[name_of(server, 1)] = status, 10**9
+    for read in (lambda: list(source.samples(1)), source.fingerprint):
+        with pytest.raises(files.StorageFailed, match=rf"/00001.*{status}"):
+            read()
+    assert len(list(source.samples(0))) == 4
+    server.broken.clear()
+    assert len(list(source.samples(1))) == 4
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_a_file_that_a_server_says_is_not_there_is_missing(server, pattern, status):
+    source = open_source(pattern, 1000)
+    server.broken[name_of(server, 1)] = status, 10**9
+    assert [sample.problem for sample in source.samples(1)] == ["file_missing"]
+    assert source.fingerprint() == source.fingerprint()
+
+
+def test_what_was_forbidden_is_not_asked_again(server, pattern):
+    source = open_source(pattern, 1000)
+    server.broken[name_of(server, 1)] = 403, 100
+    with pytest.raises(files.StorageFailed):
+        list(source.samples(1))
+    assert server.broken[name_of(server, 1)] == (403, 98)
+
+
+def refuse(url):
+    with pytest.raises(files.StorageFailed, match="Cannot connect"):
+        list(open_source(url, 1000).samples(0))
+    with pytest.raises(files.StorageFailed, match="Cannot connect"):
+        open_source(url, 1000).fingerprint()
+
+
+def test_a_file_of_a_machine_that_refuses_is_not_missing(monkeypatch):
+    monkeypatch.setattr(files, "FIRST_PAUSE_S", 0.001)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # does not listen
+        refuse(f"http://127.0.0.1:{taken.getsockname()[1]}/00000.tar")
+
+
+def test_a_file_of_a_machine_whose_name_cannot_be_resolved_is_not_missing(monkeypatch):
+    def no_answer(*arguments, **options):
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(files, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(socket, "getaddrinfo", no_answer)
+    refuse("http://pictures.invalid/00000.tar")
+
+
+def test_an_outage_makes_no_data_set_and_the_next_start_makes_it_whole(rows, server, pattern, vqgan, tmp_path):
+    server.broken[name_of(server, 1)] = 503, 10**9
+    with pytest.raises(OSError, match="503"):
+        preprocess(open_source(pattern, 1000), tmp_path / "out", vqgan, workers=1)
+    assert not (tmp_path / "out" / "dataset.json").exists()
+    server.broken.clear()
+    info = preprocess(open_source(pattern, 1000), tmp_path / "out", vqgan, workers=1)
+    assert info.counts.seen == len(rows)
+    assert "file_missing" not in info.counts.rejected
