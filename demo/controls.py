@@ -5,7 +5,15 @@ from typing import Any
 
 from dalle_lean.pictures import FORMATS
 from demo import views
-from demo.request import MOST_BEST, MOST_IMAGES, default_rows, default_settings
+from demo.request import (
+    HIGHEST_GUIDANCE,
+    HIGHEST_TEMPERATURE,
+    LOWEST_GUIDANCE,
+    MOST_BEST,
+    MOST_IMAGES,
+    default_rows,
+    default_settings,
+)
 from demo.studio import Studio
 
 
@@ -75,13 +83,13 @@ def add_controls(studio: Studio) -> Controls:
             )
         with gr.Row():
             temperature = gr.Slider(
-                *(0, 2, defaults["temperature"]),
+                *(0, HIGHEST_TEMPERATURE, defaults["temperature"]),
                 step=0.05,
                 label="Temperature",
                 info="0 is always the likeliest code, above 1 is wilder",
             )
             guidance = gr.Slider(
-                *(1, 8, defaults["guidance"]),
+                *(LOWEST_GUIDANCE, HIGHEST_GUIDANCE, defaults["guidance"]),
                 step=0.25,
                 label="Guidance",
                 info="Above 1 keeps closer to the prompt and takes twice as long",

@@ -8,7 +8,7 @@ from typing import Any
 from demo import views
 from demo.actions import Parts
 from demo.download import write_pictures
-from demo.request import Wish, read_request
+from demo.request import Wish, default_rows, default_settings, read_request
 from demo.studio import Drawing, Drawn, Studio, Waiting
 from demo.turns import Busy
 from inference.gallery import codes_sha256
@@ -50,9 +50,13 @@ def add_endpoint(studio: Studio, parts: Parts) -> None:
 
     facts = gr.JSON(visible=False)
     trigger = gr.Button(visible=False)
+    # Not the page's controls: Gradio refuses what is outside theirs with a traceback and without its name.
+    numbers = [
+        gr.Number(value, label=name, visible=False) for name, value in {**default_settings(studio), "seed": 0}.items()
+    ]
     trigger.click(
         draw,
-        [parts.prompt, *parts.controls.inputs()],
+        [parts.prompt, *numbers, gr.File(type="binary", visible=False), gr.Number(default_rows(studio), visible=False)],
         [parts.gallery, facts],
         api_name="draw",
         concurrency_limit=None,

@@ -12,6 +12,8 @@ from inference.generator import Request, Settings, check_prompt
 LONGEST_PROMPT = 1000  # characters
 MOST_IMAGES = 128
 MOST_BEST = 16
+HIGHEST_TEMPERATURE = 2
+LOWEST_GUIDANCE, HIGHEST_GUIDANCE = 1, 8
 LARGEST_SEED = 2**31
 
 
@@ -38,8 +40,11 @@ def read_request(studio: Studio, prompt: str, wish: Wish) -> Request:
     check_prompt(prompt)
     if len(prompt) > LONGEST_PROMPT:
         raise ValueError(f"the prompt has {len(prompt)} characters; say it in {LONGEST_PROMPT}")
+    num_images = wish.num_images
+    if studio.generator.scorer is None and isinstance(num_images, int) and isinstance(wish.best, int):
+        num_images = max(num_images, wish.best)
     settings = Settings(
-        num_images=max(wish.num_images, wish.best) if studio.generator.scorer is None else wish.num_images,
+        num_images=num_images,
         best=wish.best,
         top_k=wish.top_k,
         top_p=wish.top_p,
@@ -51,6 +56,14 @@ def read_request(studio: Studio, prompt: str, wish: Wish) -> Request:
         raise ValueError(f"num_images={settings.num_images}: this page draws at most {MOST_IMAGES}")
     if settings.num_best > MOST_BEST:
         raise ValueError(f"best={settings.num_best}: this page shows at most {MOST_BEST}")
+    codes = studio.generator.model.config.image_vocab_size
+    for name, value, lowest, highest in (
+        ("top_k", settings.top_k, 0, codes),
+        ("temperature", settings.temperature, 0, HIGHEST_TEMPERATURE),
+        ("guidance", settings.guidance, LOWEST_GUIDANCE, HIGHEST_GUIDANCE),
+    ):
+        if not lowest <= value <= highest:
+            raise ValueError(f"{name}={value}: it must lie in {lowest}..{highest} on this page")
     start = None if wish.upload is None else first_rows(studio, studio.read_upload(wish.upload), wish.rows)
     return Request(prompt, settings, start)
 

@@ -55,18 +55,36 @@ def test_an_uploaded_picture_is_continued(client, tmp_path):
         ({"prompt": " "}, "the prompt is empty"),
         ({"prompt": "a car", "num_images": 2, "best": 4}, "best=4 is more than num_images=2"),
         ({"prompt": "x" * 2000}, "2000 characters"),
-        ({"prompt": "a car", "num_images": 1000}, "128"),
+        ({"prompt": "a car", "num_images": 1000}, "num_images=1000: this page draws at most 128"),
+        ({"prompt": "a car", "num_images": 0}, "num_images=0: it must be at least 1"),
+        ({"prompt": "a car", "num_images": 6.5}, "num_images=6.5: it must be a whole number"),
+        ({"prompt": "a car", "num_images": "many"}, "num_images=many: it must be a whole number"),
+        ({"prompt": "a car", "best": 17}, "best=17: this page shows at most 16"),
+        ({"prompt": "a car", "top_k": 65}, r"top_k=65: it must lie in 0\.\.64"),
+        ({"prompt": "a car", "top_p": -1}, r"top_p=-1: it must lie in 0\.\.1"),
+        ({"prompt": "a car", "temperature": 5}, r"temperature=5: it must lie in 0\.\.2"),
+        ({"prompt": "a car", "guidance": 0.5}, r"guidance=0\.5: it must lie in 1\.\.8"),
+        ({"prompt": "a car", "seed": -1}, r"seed=-1: it must lie in 0\.\."),
     ],
 )
-def test_a_mistake_is_an_error_that_says_it(client, asked, said):
+def test_a_mistake_is_an_error_that_says_it_and_leaves_the_servers_terminal_alone(client, asked, said, capsys):
     with pytest.raises(AppError, match=said):
         client.predict(**asked, api_name="/draw")
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_picture_is_an_error_that_says_so(client, tmp_path):
-    (tmp_path / "evil.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n")
-    with pytest.raises(AppError, match="not a picture"):
-        client.predict("a car", picture=handle_file(tmp_path / "evil.png"), api_name="/draw")
+    for name in ("evil.png", "evil.eps"):
+        (tmp_path / name).write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n")
+        with pytest.raises(AppError, match="not a picture"):
+            client.predict("a car", picture=handle_file(tmp_path / name), api_name="/draw")
+
+
+def test_rows_that_cannot_be_kept_are_an_error_that_says_so(client, tmp_path, capsys):
+    Image.new("RGB", (50, 40), "red").save(tmp_path / "red.png")
+    with pytest.raises(AppError, match="rows=4: of the picture's 4 rows, 1 to 3 can be kept"):
+        client.predict("a car", picture=handle_file(tmp_path / "red.png"), rows=4, api_name="/draw")
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_full_page_says_busy(generator, pace):
