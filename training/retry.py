@@ -15,6 +15,8 @@ from training.progress import OnNotice
 T = TypeVar("T")
 # Asking again does not bring a file that is not there.
 PERMANENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+HTTP = ("http://", "https://")
+NOT_THERE = (404, 410)
 
 
 class Unreachable(OSError):
@@ -91,7 +93,14 @@ class RemoteFile(io.RawIOBase):
         self.size: int = patience.insist(url, self.find_size, on_notice)
 
     def find_size(self) -> int:
-        size = self.files.info(self.path)["size"]
+        try:
+            size = self.files.info(self.path)["size"]
+        except FileNotFoundError as error:
+            # fsspec's HTTP says so of any failure, an outage too; other storages say it of missing files alone.
+            cause = error.__cause__
+            if cause is None or not self.path.startswith(HTTP) or getattr(cause, "status", None) in NOT_THERE:
+                raise
+            raise cause from None
         if size is None:
             raise OSError("its size is not known")
         return int(size)

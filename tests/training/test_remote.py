@@ -29,10 +29,10 @@ HASTY = Patience(timeout_s=0.5, first_wait_s=0.01, longest_wait_s=0.05, give_up_
 
 
 class Faults:
-    """What the server does wrong with its next answers to GET, one fault an answer."""
+    """What the server does wrong with its next answers to GET, one fault an answer; HEAD before it is refused too."""
 
     def __init__(self):
-        self.coming, self.answers, self.gone = [], 0, set()
+        self.coming, self.answers, self.gone, self.gone_status = [], 0, set(), 404
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -42,7 +42,10 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_HEAD(self):
-        self.answer(body=False)
+        if self.server.faults.coming[:1] == ["refuse"]:
+            self.send_error(503)
+        else:
+            self.answer(body=False)
 
     def do_GET(self):
         faults = self.server.faults
@@ -61,7 +64,7 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, body, cut=False):
         path = self.server.folder / self.path.lstrip("/")
         if not path.is_file() or path.name in self.server.faults.gone:
-            self.send_error(404)
+            self.send_error(self.server.faults.gone_status)
             return
         content = path.read_bytes()
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
@@ -165,8 +168,34 @@ def test_a_remote_that_stays_away_ends_the_reading_and_is_no_damaged_shard(serve
     assert not any("damaged" in line for line in noticed)
 
 
-def test_a_shard_that_is_not_there_is_passed_over_at_once(server, remote, tokenizer, noticed):
-    server.faults.gone = {"shard-00001.parquet"}
+def test_an_outage_while_a_shard_is_opened_is_waited_for(server, noticed):
+    server.faults.coming = ["refuse"] * 3
+    file = RemoteFile(f"{server.url}/shard-00000.parquet", HASTY, noticed.append)
+    assert file.size == (server.folder / "shard-00000.parquet").stat().st_size
+    assert len(noticed) == 3
+    assert all("503" in line and "trying again in" in line for line in noticed)
+
+
+def test_a_server_that_refuses_connections_is_unreachable(server):
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(Unreachable, match=r"parquet could not be read for 0.1 s \(.*[Cc]onnect"):
+        RemoteFile(f"{server.url}/shard-00000.parquet", replace(HASTY, give_up_s=0.1))
+
+
+def test_a_storage_that_gives_the_reason_why_a_file_is_missing_is_asked_once(monkeypatch, noticed):
+    def info(self, path, **_):
+        raise FileNotFoundError(path) from LookupError("no such entry")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "info", info)
+    with pytest.raises(FileNotFoundError):
+        RemoteFile("memory://nowhere/shard.parquet", HASTY, noticed.append)
+    assert not noticed
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_a_shard_that_is_not_there_is_passed_over_at_once(server, remote, tokenizer, noticed, status):
+    server.faults.gone, server.faults.gone_status = {"shard-00001.parquet"}, status
     rows = [key for window, position in islice(training_data(remote).windows(), 8) for key in window.keys]
     assert all(int(key.removeprefix("picture-")) // 32 != 1 for key in rows)
     assert len(noticed) == 1
