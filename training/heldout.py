@@ -2,6 +2,7 @@
 
 import hashlib
 import heapq
+import re
 from pathlib import PurePosixPath
 
 from training.rows import Rows, join, whole_shard
@@ -17,17 +18,22 @@ def key_hash(key: str) -> int:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
 
 
+def picture_hash(key: str) -> int:
+    """The `key_hash` of the picture of a row: all its views, whose keys end in #1, #2, ..., have the same."""
+    return key_hash(re.sub(r"#[0-9]+$", "", key))
+
+
 def is_heldout(key: str, share: float) -> bool:
-    """Whether the row with this key is kept away from training."""
-    return key_hash(key) < share * 2**64
+    """Whether the row with this key is kept away from training, as are all views of its picture."""
+    return picture_hash(key) < share * 2**64
 
 
 def heldout_rows(shards: ShardSet, share: float, count: int) -> Rows:
     """At most `count` of the rows that `share` keeps away from training (1: of all rows), the same every time.
 
     Shards are looked through in the order of their names' hashes until enough rows are found, so that a large data set
-    is not read whole. Of the rows found, those whose keys have the smallest hashes are taken: a fair sample of these
-    shards, in whatever order they are listed.
+    is not read whole. Of the rows found, those whose pictures have the smallest hashes are taken: a fair sample of
+    these shards, in whatever order they are listed.
     """
     if not share or not count:
         return Rows.none()
@@ -38,8 +44,8 @@ def heldout_rows(shards: ShardSet, share: float, count: int) -> Rows:
             break
         place = 0
         for rows in whole_shard(shards, number, codes=False):
-            hashes = (key_hash(key) for key in rows.keys)
-            found += [(key, number, place + at) for at, key in enumerate(hashes) if key < share * 2**64]
+            hashes = (picture_hash(key) for key in rows.keys)
+            found += [(drawn, number, place + at) for at, drawn in enumerate(hashes) if drawn < share * 2**64]
             place += len(rows)
     smallest = heapq.nsmallest(count, found)
     return pick_rows(shards, [(number, place) for _, number, place in smallest])

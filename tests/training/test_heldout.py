@@ -1,5 +1,7 @@
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from preprocessing.shards import open_stream
@@ -21,6 +23,26 @@ def test_what_is_held_out_is_never_trained_on(shards):
     trained = [key for rows, position in windows_of_a_pass(data) for key in rows.keys]
     assert not set(heldout) & set(trained)
     assert len(heldout) + len(list(data.captions())) == 120
+
+
+def test_all_views_of_a_picture_are_held_out_or_none(tmp_path):
+    folder = write_shards(tmp_path / "views", 120)
+    for path in folder.glob("*.parquet"):
+        table = pq.read_table(path)
+        views = [view_of(int(key.removeprefix("picture-"))) for key in table["key"].to_pylist()]
+        pq.write_table(table.set_column(table.column_names.index("key"), "key", pa.array(views)), path)
+    data = TrainingData(shards=find_shards(folder), heldout_share=0.2, shuffle_buffer=16, seed=3)
+    heldout = heldout_rows(data.shards, 0.2, 1000).keys
+    trained = [key for rows, _ in windows_of_a_pass(data) for key in rows.keys]
+    assert sorted([*heldout, *trained]) == sorted(map(view_of, range(120)))
+    assert {key.split("#")[0] for key in heldout}.isdisjoint(key.split("#")[0] for key in trained)
+    assert any("#" in key for key in heldout)
+
+
+def view_of(row):
+    """Three views of each picture, as preprocessing names them."""
+    picture, view = divmod(row, 3)
+    return f"picture-{picture}#{view}" if view else f"picture-{picture}"
 
 
 def windows_of_a_pass(data):
