@@ -99,7 +99,7 @@ def preprocess(
         try:
             progress.begin(out, settings)
             missing = [part for part in missing_parts(job) if part % share[1] == share[0] - 1]
-        except ValueError:
+        except (ValueError, FileNotFoundError):
             if finished(out, settings) is None:  # else another machine made the last part just now
                 raise
             missing = []

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,10 @@ def note_path(out: Path, name: str) -> Path:
 
 
 def begin(out: Path, settings: Mapping[str, Any]) -> None:
-    """Note the settings in a fresh folder, or check them against those of the run to be continued."""
+    """Note the settings in a fresh folder, or check them against those of the run to be continued.
+
+    FileNotFoundError where another machine finishes at the same moment and has removed the notes already.
+    """
     path = notes_folder(out) / "settings.json"
     if not path.exists():
         if any(out.glob("shard-*.parquet")):
@@ -59,7 +63,7 @@ def write_first(path: Path, content: Mapping[str, Any]) -> None:
     except OSError:  # a file system without links
         write_json(path, content)
     finally:
-        mine.unlink()
+        mine.unlink(missing_ok=True)
 
 
 def refuse_other_settings(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -113,7 +117,15 @@ def write_explanations(out: Path, names: Sequence[str]) -> None:
 
 
 def remove_traces(out: Path) -> None:
-    """Remove the notes and what killed runs left half written."""
-    shutil.rmtree(notes_folder(out), ignore_errors=True)
-    for leftover in out.glob(".*.tmp"):
-        leftover.unlink(missing_ok=True)
+    """Remove the notes and what killed runs left half written.
+
+    The notes go all at once: some of them without their settings would pass for those of another run.
+    """
+    notes = notes_folder(out)
+    with suppress(FileNotFoundError):  # another machine was faster
+        notes.rename(notes.with_name(f"{notes.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"))
+    for leftover in out.glob(f"{notes.name}.*.tmp"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    for name in ("shard-*.parquet", "dataset.json", "rejected.jsonl"):
+        for leftover in out.glob(f".{name}.*.tmp"):
+            leftover.unlink(missing_ok=True)

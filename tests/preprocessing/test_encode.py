@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -238,6 +239,45 @@ def test_machines_that_begin_together_agree_on_one_set_of_settings(tmp_path):
         begun = [machines.submit(progress.begin, tmp_path, {"side": number % 2}) for number in range(8)]
     stays = json.loads((tmp_path / ".progress" / "settings.json").read_text())["side"]
     assert [begin.exception() is None for begin in begun] == [number % 2 == stays for number in range(8)]
+
+
+def test_one_that_begins_while_another_tidies_up_takes_the_whole(discs, vqgan, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    assert preprocess(open_source(discs, 8), out, vqgan, share=(1, 4)) is None
+    read_json = progress.read_json
+
+    def read_late(path):
+        monkeypatch.setattr(progress, "read_json", read_json)
+        preprocess(open_source(discs, 8), out, vqgan)
+        return read_json(path)
+
+    monkeypatch.setattr(progress, "read_json", read_late)
+    assert preprocess(open_source(discs, 8), out, vqgan) == read_dataset_info(out)
+    assert not (out / ".progress").exists()
+
+
+def test_notes_that_were_half_removed_are_not_taken_for_those_of_another_run(discs, vqgan, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    rmtree = shutil.rmtree
+
+    def killed(folder, **options):
+        (Path(folder) / "settings.json").unlink()
+        raise Stop
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(Stop):
+        preprocess(open_source(discs, 8), out, vqgan, rules=Rules(min_side=1000))
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    assert preprocess(open_source(discs, 8), out, vqgan).counts.kept == 30
+    assert not list(out.glob(".*"))
+
+
+def test_only_what_this_program_left_is_tidied_up(tmp_path):
+    for name in ("shard-00001.parquet", "dataset.json", "rejected.jsonl", "notes.txt"):
+        (tmp_path / f".{name}.abc.tmp").touch()
+    (tmp_path / ".mine.tmp").touch()
+    progress.remove_traces(tmp_path)
+    assert {*contents(tmp_path)} == {".mine.tmp", ".notes.txt.abc.tmp"}
 
 
 class SometimesAway(ListedFolder):
