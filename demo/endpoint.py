@@ -22,12 +22,13 @@ def add_endpoint(studio: Studio, parts: Parts) -> None:
     def draw(
         prompt: str,
         num_images: int,
-        best: int,
-        top_k: int,
-        top_p: float,
-        temperature: float,
-        guidance: float,
-        seed: int,
+        # Gradio takes a default of None from here, every other one from the components below.
+        best: int | None = None,
+        top_k: int = 256,
+        top_p: float = 0.75,
+        temperature: float = 1.0,
+        guidance: float = 1.0,
+        seed: int = 0,
         picture: bytes | None = None,
         rows: int = 1,
     ) -> Iterator[tuple[list[tuple[Path, str]], dict[str, Any]]]:
@@ -51,9 +52,8 @@ def add_endpoint(studio: Studio, parts: Parts) -> None:
     facts = gr.JSON(visible=False)
     trigger = gr.Button(visible=False)
     # Not the page's controls: Gradio refuses what is outside theirs with a traceback and without its name.
-    numbers = [
-        gr.Number(value, label=name, visible=False) for name, value in {**default_settings(studio), "seed": 0}.items()
-    ]
+    defaults = {**default_settings(studio), "best": None, "seed": 0}
+    numbers = [gr.Number(value, label=name, visible=False) for name, value in defaults.items()]
     trigger.click(
         draw,
         [parts.prompt, *numbers, gr.File(type="binary", visible=False), gr.Number(default_rows(studio), visible=False)],

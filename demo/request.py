@@ -22,7 +22,8 @@ class Wish:
     """What the controls say, in their order on the page; not checked yet."""
 
     num_images: int
-    best: int
+    best: int | None
+    """None is 4, or all where fewer are drawn."""
     top_k: int
     top_p: float
     temperature: float

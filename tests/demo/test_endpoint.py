@@ -10,6 +10,7 @@ from gradio_client.exceptions import AppError
 from PIL import Image
 
 from demo.studio import Studio
+from inference import Generator
 from inference.gallery import codes_sha256
 from inference.generator import Settings, describe
 from tests.demo.conftest import served
@@ -38,6 +39,19 @@ def test_what_is_left_out_is_the_pages_default(client, generator):
     _, facts = client.predict("a red heart", num_images=6, api_name="/draw")
     expected = {"num_images": 6, "best": 4, "top_k": 64, "top_p": 0.75, "temperature": 1.0, "guidance": 1.0, "seed": 0}
     assert facts["settings"] == describe(generator, Settings(**expected))
+
+
+@pytest.mark.parametrize(("num_images", "shown"), [(1, 1), (3, 3), (6, 4)])
+def test_four_are_the_best_or_all_where_fewer_are_drawn(client, num_images, shown):
+    pictures, facts = client.predict("a red heart", num_images=num_images, api_name="/draw")
+    assert len(pictures) == facts["settings"]["best"] == shown
+
+
+def test_a_model_without_clip_draws_fewer_than_four_too(generator, pace):
+    with served(Studio(Generator(generator.model, generator.tokenizer, generator.vqgan), pace)) as url:
+        client = Client(url, verbose=False, analytics_enabled=False)
+        pictures, _ = client.predict("a red heart", num_images=2, api_name="/draw")
+        assert len(pictures) == 2
 
 
 def test_an_uploaded_picture_is_continued(client, tmp_path):
