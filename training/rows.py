@@ -6,6 +6,7 @@ Shapes: N rows, I codes of a picture.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -110,14 +111,17 @@ def parquet_rows(
         # In this thread: one that waits for a remote would keep Arrow's few threads from everybody else.
         file.iter_batches = partial(file.iter_batches, use_threads=False)
         file.read_row_group = partial(file.read_row_group, use_threads=False)
-        batches = code_batches(
+        read = partial(
+            code_batches,
             file,
             num_codes=shards.info.num_codes,
             codebook_size=shards.info.codebook_size,
             batch_size=count,
             columns=("caption", "code", "key") if codes else ("caption", "key"),
-            row_groups=groups,
         )
+        # One row group at a time: batches that reach over several begin where the reader did, and so would what is
+        # lost with a damaged page.
+        batches = chain.from_iterable(read(row_groups=[group]) for group in groups)
         for table in runs(batches, start - ends[groups[0]], first_count, count):
             yield decode(table, start, shards, codes)
             start += len(table)

@@ -1,5 +1,5 @@
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, takewhile
 
 import numpy as np
 import pyarrow as pa
@@ -257,6 +257,36 @@ def test_damage_in_the_middle_of_a_shard_is_found_once_and_resumed_behind_exactl
         batch, place = next(data.batches(11, tokenizer, 6, position))
         assert same(batch, whole[number][0])
         assert place == whole[number][1]
+
+
+def spoil_bytes_of_group(folder, name, group):
+    """Rows in groups of 30, and bytes flipped in the codes of one."""
+    pq.write_table(
+        pq.read_table(folder / name), folder / name, compression="brotli", row_group_size=30, use_dictionary=False
+    )
+    metadata = pq.read_metadata(folder / name)
+    column = metadata.row_group(group).column(metadata.schema.names.index("code"))
+    content = np.fromfile(folder / name, np.uint8)
+    middle = column.data_page_offset + column.total_compressed_size // 2
+    content[middle : middle + 60] ^= 0xFF
+    content.tofile(folder / name)
+
+
+@pytest.mark.parametrize(("buffer", "side"), [(28, 4), (16, 3), (100, 2)])
+def test_damaged_bytes_in_the_middle_of_a_shard_are_resumed_behind_exactly(tmp_path, noticed, buffer, side):
+    folder = write_shards(tmp_path / "data", 400, shard_rows=100)
+    spoil_bytes_of_group(folder, "shard-00002.parquet", 2)
+    data = training_data(folder, shuffle_buffer=buffer, shuffle_shards=side)
+    data = replace(data, shards=find_shards(folder, on_notice=noticed.append))
+
+    def windows(start=Position()):
+        return [(rows.keys, place) for rows, place in takewhile(lambda found: not found[1].epoch, data.windows(start))]
+
+    whole = windows()
+    assert "shard-00002.parquet is damaged" in noticed[0]
+    assert any(key == "picture-200" for keys, _ in whole for key in keys)
+    for number, (_, position) in enumerate(whole):
+        assert windows(position) == whole[number:]
 
 
 def test_a_shard_that_is_mended_between_a_kill_and_the_next_start_changes_nothing_of_its_group(tmp_path, tokenizer):
