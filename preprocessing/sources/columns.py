@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dalle_lean.pictures import MAX_PICTURE_BYTES
-from preprocessing.sources.sample import CAPTION_NAMES, KEY_NAMES, METADATA_NAMES, Sample, metadata_of
+from preprocessing.sources.sample import CAPTION_NAMES, KEY_NAMES, METADATA_NAMES, Sample, metadata_of, scalar
 
 PICTURE_NAMES = ("image", "jpg", "jpeg", "png", "webp", "picture", "img", "bytes", "image_bytes")
 URL_NAMES = ("url", "URL")
@@ -37,7 +37,7 @@ class Columns:
 
     def sample(self, row: Mapping[str, Any], place: str) -> Sample:
         """`place` is the key of a row that has none."""
-        key = next((str(as_text(row[name])) for name in KEY_NAMES if row.get(name) not in (None, "", b"")), place)
+        key = as_text(scalar(row, KEY_NAMES))
         caption = as_text(row.get(self.caption)) if self.caption else None
         picture = row.get(self.picture)
         if isinstance(picture, Mapping):
@@ -48,7 +48,13 @@ class Columns:
         elif len(picture) > MAX_PICTURE_BYTES:
             picture, problem = b"", "file_too_large"
         metadata = {name: as_text(value) for name, value in metadata_of(row).items()}
-        return Sample(key=key, caption=caption, picture=picture, metadata=metadata, problem=problem)
+        return Sample(
+            key=place if key is None else str(key),
+            caption=caption if isinstance(caption, str) else None,
+            picture=picture,
+            metadata=metadata,
+            problem=problem,
+        )
 
 
 def find_columns(kinds: Mapping[str, Kind], *, picture: str | None = None, caption: str | None = None) -> Columns:

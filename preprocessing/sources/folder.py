@@ -7,7 +7,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dalle_lean.pictures import PICTURE_SUFFIXES, read_picture
-from preprocessing.sources.sample import Sample, caption_of, json_object, metadata_of, numbered_parts, rows_of_part
+from preprocessing.sources.sample import (
+    Sample,
+    caption_of,
+    json_object,
+    metadata_of,
+    numbered_parts,
+    rows_of_part,
+    scalar,
+)
 
 MAX_CAPTION_BYTES = 64 * 2**10
 MAX_TEXT_BYTES = 2**20
@@ -65,7 +73,7 @@ class ListedFolder:
         if row is None or not isinstance(row.get("file_name"), str):
             return Sample(key=key, problem="metadata_broken")
         name = row["file_name"]
-        key = str(row.get("key") or name)
+        key = str(scalar(row, ("key",)) or name)
         caption = caption_of(row)
         if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
             return Sample(key=key, caption=caption, problem="picture_outside_folder")

@@ -17,6 +17,7 @@ METADATA_NAMES = {
     "original_width": ("original_width",),
     "original_height": ("original_height",),
 }
+SCALARS = (str, int, float, bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class Sample:
     caption: str | None = None
     picture: bytes = b""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """What else the source says, unchecked: NSFW, url, original_width, original_height."""
+    """What else the source says: NSFW, url, original_width, original_height; any text or number."""
     problem: str | None = None
     """Why the source has no picture to give, such as "picture_missing"."""
 
@@ -75,16 +76,19 @@ def json_object(content: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
+def scalar(row: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """The first text or number under one of the names: lists within lists, deep enough, cannot even be printed."""
+    found = (row.get(name) for name in names)
+    return next((value for value in found if isinstance(value, SCALARS) and value not in ("", b"")), None)
+
+
 def caption_of(row: Mapping[str, Any]) -> str | None:
     return next((row[name] for name in CAPTION_NAMES if isinstance(row.get(name), str)), None)
 
 
 def metadata_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """What of a row of metadata goes with its picture, under one spelling."""
-    found = {
-        ours: next((row[name] for name in names if row.get(name) is not None), None)
-        for ours, names in METADATA_NAMES.items()
-    }
+    found = {ours: scalar(row, names) for ours, names in METADATA_NAMES.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 

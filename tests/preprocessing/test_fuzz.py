@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from preprocessing.decoding import Candidate, Decoding
+from preprocessing.sources import open_source
+from preprocessing.workers import DecodePool
+from tests.preprocessing.shards_of_pictures import emoji_rows, tar_bytes
+
 ROOT = Path(__file__).parents[2]
+SIDE = 16
 REASONS = {
     "picture": {"kept", "picture_broken", "too_many_pixels"},
     "tar": {"kept", "tar_broken", "picture_missing", "picture_broken", "caption_missing", "caption_short"}
@@ -28,3 +34,14 @@ def test_what_is_spoilt_is_counted_and_ends_nothing(kind, count):
     assert report["reasons"]["kept"] >= 24  # most of a file is sound, and the reading gets there
     assert sum(report["reasons"].values()) - report["reasons"]["kept"] >= count // 4
     assert report["grown_bytes"] < 160 * 2**20
+
+
+@pytest.mark.parametrize("depth", [1, 500, 900])
+@pytest.mark.parametrize("name", ["url", "NSFW", "original_width"])
+def test_metadata_nested_however_deep_costs_no_picture(emoji, tmp_path, name, depth):
+    (row,) = emoji_rows(emoji, 1)
+    metadata = f'{{"caption": "a smiling face", "{name}": {"[" * depth}{"]" * depth}}}'
+    (tmp_path / "0.tar").write_bytes(tar_bytes([("0.jpg", row["jpg"]), ("0.json", metadata.encode())]))
+    with DecodePool(Decoding(side=SIDE), workers=1) as pool:
+        (result,) = pool.map(open_source(tmp_path, 1).samples(0))
+    assert isinstance(result, Candidate)

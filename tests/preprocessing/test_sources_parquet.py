@@ -77,6 +77,13 @@ def test_a_caption_that_is_not_utf8_loses_only_the_wrong_bytes(rows, path):
     assert [sample.caption for sample in samples] == ["caf\N{REPLACEMENT CHARACTER}", "猫"]
 
 
+def test_lists_for_texts_are_no_caption_key_or_address(rows, path):
+    write_parquet(path, [{"jpg": rows[0]["jpg"], "text": ["a", "b"], "key": [1], "url": ["x"]}])
+    (sample,) = read_all(open_source(path, 1000))
+    assert (sample.picture, sample.caption) == (rows[0]["jpg"], None)
+    assert (sample.key, sample.metadata) == ("00000.parquet row 0", {})
+
+
 def test_of_a_damaged_row_group_every_row_is_counted_and_the_others_are_read(rows, path):
     write_parquet(path, rows, row_group_size=4, compression="none", use_dictionary=False)
     whole = read_all(open_source(path, 1000))
