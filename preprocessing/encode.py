@@ -15,6 +15,7 @@ from dalle_lean.vqgan import VQGAN
 from preprocessing import progress
 from preprocessing.decoding import Decoding
 from preprocessing.filters import Rules
+from preprocessing.manifest import MAX_IMAGE_SIDE
 from preprocessing.pipeline import Job, Report, make_parts
 from preprocessing.shards import LAYOUTS, MAX_CODEBOOK_SIZE, DatasetInfo, Layout, read_dataset_info, write_dataset_info
 from preprocessing.sources import Source
@@ -68,6 +69,8 @@ def preprocess(
     side = vqgan.config.picture_side if picture_side is None else picture_side
     if side < 1 or side % vqgan.config.downscale:
         raise ValueError(f"picture_side={side}: must be a positive multiple of {vqgan.config.downscale} pixels")
+    if side > (largest := MAX_IMAGE_SIDE * vqgan.config.downscale):
+        raise ValueError(f"picture_side={side}: must be at most {largest} pixels, {MAX_IMAGE_SIDE} codes along a side")
     if vqgan.config.codebook_size > MAX_CODEBOOK_SIZE:
         raise ValueError(f"codebook_size={vqgan.config.codebook_size}: shards hold at most {MAX_CODEBOOK_SIZE} codes")
     positive = {"batch_size": batch_size, "max_pixels": max_pixels, "crops": crops, "workers": workers}

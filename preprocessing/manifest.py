@@ -16,6 +16,8 @@ FORMAT = "dalle_lean_shards/1"
 NAME = "dataset.json"
 MAX_CODEBOOK_SIZE = 2**15
 """Codes are stored as int16."""
+MAX_IMAGE_SIDE = 2**10
+"""Codes along one side of a picture: far beyond any VQGAN, and a row of them still fits in memory."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 SHARD_NAME = re.compile(r"[\w-][\w.-]*\.parquet")
 
@@ -31,7 +33,10 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Pictures of the source: every one is kept or rejected for one reason."""
+    """Pictures of the source: every one is kept or rejected for one reason.
+
+    What of a source cannot be read at all, such as a missing file, counts as one that is rejected.
+    """
 
     seen: int = 0
     kept: int = 0
@@ -112,10 +117,13 @@ def parse_dataset_info(content: Mapping[str, Any]) -> DatasetInfo:
     )
     if twice := [name for name, times in Counter(shard.file for shard in shards).items() if times > 1]:
         raise ValueError(f"shards: {', '.join(twice)} named more than once")
+    rejected = content["counts"]["rejected"]
+    if not isinstance(rejected, dict):
+        raise ValueError(f"rejected={rejected!r}: must be an object")
     counts = Counts(
         seen=number(content["counts"], "seen", 1),
         kept=number(content["counts"], "kept", 1),
-        rejected={reason: number(content["counts"]["rejected"], reason, 0) for reason in content["counts"]["rejected"]},
+        rejected={reason: number(rejected, reason, 0) for reason in rejected},
         further_views=number({"further_views": 0, **content["counts"]}, "further_views", 0),
     )
     rows = sum(shard.rows for shard in shards)
@@ -126,7 +134,7 @@ def parse_dataset_info(content: Mapping[str, Any]) -> DatasetInfo:
         raise ValueError(f"settings={settings!r}: must be an object")
     return DatasetInfo(
         vqgan=text(content, "vqgan", SHA256),
-        image_side=number(content, "image_side", 1),
+        image_side=number(content, "image_side", 1, MAX_IMAGE_SIDE),
         codebook_size=number(content, "codebook_size", 2, MAX_CODEBOOK_SIZE),
         picture_side=number(content, "picture_side", 1),
         counts=counts,

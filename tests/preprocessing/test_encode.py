@@ -440,6 +440,7 @@ def test_nothing_usable_is_a_mistake_and_the_mended_source_works(discs, vqgan_fo
     ("options", "message"),
     [
         (("--picture-side", "20"), "picture_side=20: must be a positive multiple of 8"),
+        (("--picture-side", "8200"), "picture_side=8200: must be at most 8192 pixels"),
         (("--batch-size", "0"), "batch_size=0: must be positive"),
         (("--workers", "-1"), "workers=-1: must be positive"),
         (("--crops", "0"), "crops=0: must be positive"),
