@@ -30,6 +30,7 @@ def demo(
 ) -> None:
     """Serve the prompt page until Ctrl+C."""
     from dalle_lean.folder import find_model
+    from demo import views
     from demo.server import free_port, read_auth, read_card, read_root_path, serve
     from demo.studio import Studio
     from inference import Generator
@@ -43,9 +44,7 @@ def demo(
     generator = Generator.from_folder(folder, device=device)
     say("measuring how fast this machine draws ...")
     studio = Studio(generator)
-    say(
-        f"by default {studio.pace.affordable()} candidates, about {studio.pace.seconds(studio.pace.affordable()):.0f} s"
-    )
+    say(views.default_count(studio))
     server = serve(
         *(studio, host, free),
         card=read_card(folder),

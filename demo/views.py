@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from demo.pace import PAPER_NUM_IMAGES
+from demo.pace import PAPER_NUM_IMAGES, PATIENCE_S
 from demo.studio import PREVIEWS, Drawing, Drawn, Studio, Waiting
 from demo.turns import Busy
-from inference.generator import Generator, Picture
+from inference.generator import DEFAULT_BEST, Generator, Picture
 
 EMPTY = "Your pictures will grow here."
 STOPPING = "Stopping after this row."
@@ -47,6 +47,21 @@ def advice(studio: Studio) -> str:
         f"The best are chosen among so many. The paper draws {PAPER_NUM_IMAGES}, which would take about "
         f"{duration(paper_s)} here, so {affordable} are set"
     )
+
+
+def default_count(studio: Studio) -> str:
+    """How many are drawn where nothing else is said, how long that takes and why so many, for the terminal."""
+    if studio.generator.scorer is None:
+        return f"by default {DEFAULT_BEST} pictures, about {duration(studio.pace.seconds(DEFAULT_BEST))}"
+    affordable = studio.pace.affordable()
+    seconds = studio.pace.seconds(affordable)
+    if affordable == PAPER_NUM_IMAGES:
+        why = "as in the paper"
+    elif seconds <= PATIENCE_S:
+        why = f"the paper's {PAPER_NUM_IMAGES}, halved until they take at most {PATIENCE_S:.0f} s"
+    else:
+        why = f"the fewest that are set; this machine takes longer than {PATIENCE_S:.0f} s even for them"
+    return f"by default {affordable} candidates, about {duration(seconds)} ({why})"
 
 
 def waiting(event: Waiting) -> str:

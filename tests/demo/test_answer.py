@@ -132,6 +132,18 @@ def test_the_page_says_why_so_many_candidates(generator):
     assert views.estimate(slow, 8) == "8 candidates take about 12 s on this CPU."
 
 
+@pytest.mark.parametrize(
+    ("row_s", "said"),
+    [
+        (0.01, "by default 128 candidates, about 1 s (as in the paper)"),
+        (3.0, "by default 8 candidates, about 12 s (the paper's 128, halved until they take at most 20 s)"),
+        (9.0, "by default 4 candidates, about 36 s (the fewest that are set; this machine takes longer than 20 s"),
+    ],
+)
+def test_the_terminal_says_why_so_many_candidates(generator, row_s, said):
+    assert views.default_count(Studio(generator, Pace(4, {8: row_s, 64: row_s * 8}))).startswith(said)
+
+
 def test_the_foot_tells_size_and_grid(generator):
     parameters = sum(parameter.numel() for parameter in generator.model.parameters())
     assert f"{parameters:,} parameters" in views.facts(generator)
