@@ -116,7 +116,7 @@ def try_again(path: str, action: Callable[[], T]) -> T:
 
 
 def reason_of(error: BaseException, path: str) -> BaseException:
-    """Why a file failed: whatever fails on opening, fsspec's HTTP raises FileNotFoundError, with the reason as cause."""
+    """Why a file failed: fsspec's HTTP says FileNotFoundError of any failure to open, with the reason as its cause."""
     cause = error.__cause__
     if isinstance(error, FileNotFoundError) and cause is not None and path.startswith(HTTP):
         return error if http_status(cause) in (404, 410) else cause
