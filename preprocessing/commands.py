@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dalle_lean.terminal import out as console
-from dalle_lean.terminal import progress_bar, say
+from dalle_lean.terminal import progress_bar, say, warn
 
 if TYPE_CHECKING:
+    from dalle_lean.vqgan import VQGAN
     from preprocessing.encode import MakeParts
     from preprocessing.shards import DatasetInfo
 
@@ -55,7 +56,7 @@ def preprocess(
     max_aspect_ratio: Annotated[float, typer.Option(help="Longer : shorter side of the original; 0 for any.")] = 2.0,
     max_hash_distance: Annotated[
         int | None,
-        typer.Option(help="Reject copies within a shard: perceptual hashes that differ in so many of 64 bits, as 4."),
+        typer.Option(help="Reject copies in a shard: at most so many of 64 bits differ; 6 finds resized ones."),
     ] = None,
     max_pixels: Annotated[int, typer.Option(help="Larger pictures are not decoded, but counted.")] = 2**26,
     max_memory: Annotated[int, typer.Option(help="MiB that decoding one picture may take.")] = 1024,
@@ -88,7 +89,6 @@ def preprocess(
 ) -> None:
     """Turn pictures with captions into shards of VQGAN codes."""
     from dalle_lean.folder import bundled_model
-    from dalle_lean.vqgan import VQGAN
     from preprocessing.encode import preprocess as run
     from preprocessing.filters import Rules
     from preprocessing.sources import open_source
@@ -104,12 +104,12 @@ def preprocess(
     )
     rules = Rules(
         min_caption_length=min_caption_length,
-        allowed_nsfw=None if allowed_nsfw == "any" else allowed_nsfw.split(","),
+        allowed_nsfw=parse_labels(allowed_nsfw),
         min_side=min_side,
         max_aspect_ratio=max_aspect_ratio or None,
         max_hash_distance=max_hash_distance,
     )
-    model = VQGAN.load(vqgan or bundled_model() / "vqgan")
+    model = load_vqgan(vqgan or bundled_model() / "vqgan")
     make, where, gpu = pick_makers(device, cluster, cluster_workers, gather)
     if where in ("cpu", "cuda") or where.startswith("cuda:"):
         model.to(where)
@@ -158,6 +158,28 @@ def parse_part(part: str) -> tuple[int, int]:
     if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
         raise ValueError(f"part={part!r}: must be I/N with I from 1 to N, such as 2/8")
     return int(number), int(of)
+
+
+def parse_labels(labels: str) -> list[str] | None:
+    """ "UNLIKELY, UNSURE" -> its labels, "any" -> None; warns of labels that LAION does not have."""
+    from preprocessing.filters import LAION_LABELS
+
+    if labels == "any":
+        return None
+    names = [name.strip() for name in labels.split(",")]
+    if unknown := [name for name in names if name and name not in LAION_LABELS]:
+        warn(f"allowed_nsfw: {', '.join(unknown)}: not one of LAION's labels, {', '.join(LAION_LABELS)}")
+    return names
+
+
+def load_vqgan(folder: Path) -> "VQGAN":
+    """ValueError for a folder without a VQGAN."""
+    from dalle_lean.vqgan import VQGAN
+
+    for name in ("config.json", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise ValueError(f"vqgan={folder}: no {name} there; name the folder of a VQGAN")
+    return VQGAN.load(folder)
 
 
 def pick_makers(

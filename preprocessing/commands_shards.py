@@ -30,11 +30,11 @@ def verify(
     """Find every damaged, missing or foreign shard: reads all of them. Exit code 1 where there is one."""
     from rich.table import Table
 
-    from dalle_lean.vqgan import VQGAN
+    from preprocessing.commands import load_vqgan
     from preprocessing.manifest import read_manifest
     from preprocessing.verify import find_faults
 
-    model = None if vqgan is None else VQGAN.load(vqgan)
+    model = None if vqgan is None else load_vqgan(vqgan)
     with progress_bar("verify", "pictures") as on_progress:
         faults = find_faults(folder, vqgan=model, threads=threads, on_progress=on_progress)
     info = read_manifest(folder)
@@ -96,11 +96,11 @@ def adopt(
     vqgan: Annotated[Path, typer.Option(help="VQGAN folder that made the codes.")],
 ) -> None:
     """Make published Parquet files a folder of shards: check all, write dataset.json."""
-    from dalle_lean.vqgan import VQGAN
     from preprocessing.adopt import adopt as run
+    from preprocessing.commands import load_vqgan
 
     with progress_bar("adopt", "pictures") as on_progress:
-        info = run(folder, VQGAN.load(vqgan), on_progress=on_progress)
+        info = run(folder, load_vqgan(vqgan), on_progress=on_progress)
     say(f"{folder}: {shards_and_pictures(info)}, taken to be codes of the VQGAN {info.vqgan[:12]}")
 
 
@@ -112,9 +112,9 @@ def shards_and_pictures(info: "DatasetInfo") -> str:
 def vqgan_of(info: "DatasetInfo", folder: Path | None) -> "VQGAN":
     """The VQGAN that made the codes; ValueError where neither the given one nor the bundled one did."""
     from dalle_lean.folder import bundled_model
-    from dalle_lean.vqgan import VQGAN
+    from preprocessing.commands import load_vqgan
 
-    model = VQGAN.load(folder or bundled_model() / "vqgan")
+    model = load_vqgan(folder or bundled_model() / "vqgan")
     if model.fingerprint() != info.vqgan:
         named = f"{folder} is" if folder else "the bundled model's is"
         raise ValueError(

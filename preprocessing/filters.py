@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 SAFE_LABEL = "UNLIKELY"
+LAION_LABELS = (SAFE_LABEL, "UNSURE", "NSFW")
 
 
 @dataclass(frozen=True, kw_only=True)
