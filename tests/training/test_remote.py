@@ -170,7 +170,7 @@ def test_a_remote_that_stays_away_ends_the_reading_and_is_no_damaged_shard(serve
 
 def test_an_outage_while_a_shard_is_opened_is_waited_for(server, noticed):
     server.faults.coming = ["refuse"] * 3
-    file = RemoteFile(f"{server.url}/shard-00000.parquet", HASTY, noticed.append)
+    file = RemoteFile(f"{server.url}/shard-00000.parquet", replace(HASTY, timeout_s=10), noticed.append)
     assert file.size == (server.folder / "shard-00000.parquet").stat().st_size
     assert len(noticed) == 3
     assert all("503" in line and "trying again in" in line for line in noticed)
@@ -180,7 +180,7 @@ def test_a_server_that_refuses_connections_is_unreachable(server):
     server.shutdown()
     server.server_close()
     with pytest.raises(Unreachable, match=r"parquet could not be read for 0.1 s \(.*[Cc]onnect"):
-        RemoteFile(f"{server.url}/shard-00000.parquet", replace(HASTY, give_up_s=0.1))
+        RemoteFile(f"{server.url}/shard-00000.parquet", replace(HASTY, timeout_s=10, give_up_s=0.1))
 
 
 def test_a_storage_that_gives_the_reason_why_a_file_is_missing_is_asked_once(monkeypatch, noticed):
@@ -194,7 +194,9 @@ def test_a_storage_that_gives_the_reason_why_a_file_is_missing_is_asked_once(mon
 
 
 @pytest.mark.parametrize("status", [404, 410])
-def test_a_shard_that_is_not_there_is_passed_over_at_once(server, remote, tokenizer, noticed, status):
+def test_a_shard_that_is_not_there_is_passed_over_at_once(server, noticed, status):
+    patience = replace(HASTY, timeout_s=10)
+    remote = find_shards(server.url, patience=patience, on_notice=noticed.append)
     server.faults.gone, server.faults.gone_status = {"shard-00001.parquet"}, status
     rows = [key for window, position in islice(training_data(remote).windows(), 8) for key in window.keys]
     assert all(int(key.removeprefix("picture-")) // 32 != 1 for key in rows)
