@@ -8,7 +8,7 @@ from typing import Any
 
 from dalle_lean.require import require
 from preprocessing.sources.columns import Columns, Kind, find_columns
-from preprocessing.sources.files import StorageFailed, files_fingerprint
+from preprocessing.sources.files import StorageFailed, files_fingerprint, is_remote
 from preprocessing.sources.sample import Sample, numbered_parts, rows_of_part
 
 
@@ -16,7 +16,7 @@ class StreamedDataset:
     """A data set streamed from the hub or from files, nothing downloaded whole; each of its own shards is a part.
 
     `name` is "owner/name" or a path, `config` a subset and `split` a split of it. Pictures are in a column of
-    `datasets`' Image type, or of bytes. Where reading fails, the rest of the shard is one sample with the problem
+    `datasets`' Image type, or of bytes. Where a shard is damaged, the rest of it is one sample with the problem
     "dataset_broken". Raises ValueError where there is no such data set or nothing in it can be told to be pictures.
     """
 
@@ -38,18 +38,16 @@ class StreamedDataset:
         if files and files[0].startswith("hf://"):  # hf://datasets/owner/name@commit/file
             self.revision = files[0].partition("@")[2].partition("/")[0] or None
         self.num_shards = int(stream.num_shards)
+        self.parts = numbered_parts(self.num_shards, 1)
         self.columns = columns_of(stream, name, picture_column, caption_column)
-
-    @property
-    def parts(self) -> list[str]:
-        return numbered_parts(self.num_shards, 1)
 
     def size(self, part: int) -> None:
         return None
 
     def samples(self, part: int) -> Iterator[Sample]:
         stream = undecoded(self.open().shard(self.num_shards, part), self.columns)
-        return read_rows(stream, self.columns, f"{self.parts[part]} row", 0)
+        remote = any(is_remote(file) for file in self.files())
+        return read_rows(stream, self.columns, f"{self.parts[part]} row", 0, remote=remote)
 
     def fingerprint(self) -> str:
         files = self.files()
@@ -84,10 +82,7 @@ class SavedDataset:
         self.columns = columns_of(table, str(folder), picture_column, caption_column)
         if not self.num_rows:
             raise ValueError(f"{folder}: an empty data set")
-
-    @property
-    def parts(self) -> list[str]:
-        return numbered_parts(self.num_rows, self.part_rows)
+        self.parts = numbered_parts(self.num_rows, part_rows)
 
     def size(self, part: int) -> int:
         return len(rows_of_part(self.num_rows, self.part_rows, part))
@@ -141,13 +136,18 @@ def undecoded(dataset: Any, columns: Columns) -> Any:
     return dataset
 
 
-def read_rows(rows: Iterable[Any], columns: Columns, place: str, first: int) -> Iterator[Sample]:
+def read_rows(
+    rows: Iterable[Any], columns: Columns, place: str, first: int, *, remote: bool = False
+) -> Iterator[Sample]:
+    """Samples of rows; StorageFailed where `remote` ones cannot be read and nothing says that they are damaged."""
+    pa = require("pyarrow", extra="preprocessing")
     number = first
     try:
         for row in rows:
             yield columns.sample(row, f"{place} {number}")
             number += 1
-    except (ConnectionError, TimeoutError) as error:
-        raise StorageFailed(f"{place} {number}: {type(error).__name__}: {error}") from error
-    except Exception:  # `datasets` raises nearly anything on damaged files
+    except Exception as error:  # `datasets` raises nearly anything on damaged files, as do HTTP's libraries
+        damaged = isinstance(error, (pa.ArrowException, ValueError)) and not isinstance(error, OSError)
+        if remote and not damaged:
+            raise StorageFailed(f"{place} {number}: {type(error).__name__}: {error}") from error
         yield Sample(key=f"{place} {number}", problem="dataset_broken")

@@ -1,11 +1,26 @@
 import pickle
 
 import datasets
+import pyarrow as pa
 import pytest
 
 from preprocessing.sources import open_source
-from preprocessing.sources.hub import StreamedDataset
+from preprocessing.sources.columns import Columns
+from preprocessing.sources.files import StorageFailed
+from preprocessing.sources.hub import StreamedDataset, read_rows
 from tests.preprocessing.shards_of_pictures import emoji_rows, read_all
+
+COLUMNS = Columns("image", "text", ())
+
+
+class ReadTimeout(Exception):
+    """No OSError, as the hub's HTTP library has it."""
+
+
+def failing(error: Exception):
+    """One row, and then a failure."""
+    yield {"image": b"picture", "text": "a cat"}
+    raise error
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +84,26 @@ def test_where_a_shard_cannot_be_read_the_loss_is_counted(repository):
     damaged.write_bytes(damaged.read_bytes()[:-100])
     assert [sample.problem for sample in source.samples(1)] == ["dataset_broken"]
     assert [sample.problem for sample in source.samples(2)] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ReadTimeout("slow"), ConnectionError("refused"), OSError("503"), FileNotFoundError("404"), RuntimeError("closed")],
+)
+def test_a_hub_that_fails_leaves_the_part_for_later_and_counts_no_loss(error):
+    samples = read_rows(failing(error), COLUMNS, "00000 row", 0, remote=True)
+    assert next(samples).problem is None
+    with pytest.raises(StorageFailed, match=f"00000 row 1: {type(error).__name__}"):
+        next(samples)
+
+
+@pytest.mark.parametrize(
+    ("error", "remote"),
+    [(pa.ArrowInvalid("page"), True), (ValueError("JSON"), True), (OSError("read"), False), (KeyError("x"), False)],
+)
+def test_damage_is_counted_wherever_the_files_are(error, remote):
+    samples = read_rows(failing(error), COLUMNS, "00000 row", 0, remote=remote)
+    assert [sample.problem for sample in samples] == [None, "dataset_broken"]
 
 
 def test_a_data_set_without_pictures_is_a_mistake(tmp_path):
