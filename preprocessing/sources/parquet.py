@@ -28,10 +28,7 @@ class ParquetShards:
         self.paths = paths
         self.picture_column = picture_column
         self.caption_column = caption_column
-
-    @property
-    def parts(self) -> list[str]:
-        return part_names(self.paths)
+        self.parts = part_names(paths)
 
     def size(self, part: int) -> int | None:
         """Number of rows, from the footer of a local file."""
@@ -92,7 +89,7 @@ def read_group(file: File, table: Any, group: int, columns: Columns, name: str, 
     pa = require("pyarrow", extra="preprocessing")
     metadata = table.metadata.row_group(group)
     rows = metadata.num_rows
-    batch_rows = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES * rows // max(1, metadata.total_byte_size)))
+    batch_rows = min(MAX_BATCH_ROWS, BATCH_BYTES * rows // max(1, metadata.total_byte_size))
     selected = [
         f"{column}.bytes" if pa.types.is_struct(table.schema_arrow.field(column).type) else column
         for column in columns.names
@@ -103,13 +100,15 @@ def read_group(file: File, table: Any, group: int, columns: Columns, name: str, 
             if column.path_in_schema.split(".")[0] in columns.names:
                 starts = [column.data_page_offset, column.dictionary_page_offset or column.data_page_offset]
                 stop = min(starts) + column.total_compressed_size
-                check_pages(file, min(starts), stop, column.total_uncompressed_size)
-        for batch in table.iter_batches(batch_rows, row_groups=[group], columns=selected, use_threads=False):
-            values = {column: as_bytes(batch.column(column)).to_pylist() for column in columns.names}
+                dictionary_bytes = check_pages(file, min(starts), stop, column.total_uncompressed_size)
+                batch_rows = min(batch_rows, BATCH_BYTES // max(1, dictionary_bytes))
+                if "DELTA_BYTE_ARRAY" in column.encodings:  # a value may repeat the one before it, at no cost
+                    batch_rows = 1
+        for batch in table.iter_batches(max(1, batch_rows), row_groups=[group], columns=selected, use_threads=False):
+            values = {column: as_bytes(batch.column(column)) for column in columns.names}
             for row in range(batch.num_rows):
-                sample = columns.sample(
-                    {column: values[column][row] for column in values}, f"{name} row {first + done}"
-                )
+                found = {column: values[column][row].as_py() for column in values}
+                sample = columns.sample(found, f"{name} row {first + done}")
                 done += 1
                 yield sample
     except StorageFailed:

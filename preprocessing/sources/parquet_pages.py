@@ -12,43 +12,51 @@ ALWAYS_ALLOWED_BYTES = 2**26
 TRUE, FALSE, BYTE, DOUBLE, BINARY, STRUCT = 1, 2, 3, 7, 8, 12
 VARINTS = (4, 5, 6)
 MAX_DEPTH = 8
+DICTIONARY_PAGE = 2
 
 
-def check_pages(file: File, start: int, stop: int, column_bytes: int) -> None:
+def check_pages(file: File, start: int, stop: int, column_bytes: int) -> int:
     """Walk through a column's pages from byte `start` to `stop`; ValueError for one that claims too much.
 
+    Returns the uncompressed bytes of the dictionary page, 0 where there is none: no value of the column's is longer
+    than that, but each of its rows may be as long.
     `column_bytes` is what the footer says that all pages hold together, uncompressed. Of a remote file only the first
     page is looked at: what lies between headers would be transferred for nothing.
     """
     limit = max(column_bytes, ALWAYS_ALLOWED_BYTES)
+    dictionary_bytes = 0
     while start < stop:
         file.seek(start)
         header = PageHeader(file.read(min(MAX_HEADER_BYTES, stop - start)))
         end = start + header.bytes + header.compressed_bytes
         if not 0 <= header.uncompressed_bytes <= limit or not start < end <= stop:
             raise ValueError(f"a page of {header.uncompressed_bytes} bytes in a column of {column_bytes}")
+        if header.is_dictionary:
+            dictionary_bytes = max(dictionary_bytes, header.uncompressed_bytes)
         if is_remote(file.path):
-            return
+            break
         start = end
+    return dictionary_bytes
 
 
 class PageHeader:
-    """Fields 2 and 3 of a page's header and the header's own length, all in bytes; ValueError where it is damaged."""
+    """Fields 1 to 3 of a page's header and the header's own length in bytes; ValueError where it is damaged."""
 
     def __init__(self, content: bytes):
         self.content = content
         self.bytes = 0
-        sizes: dict[int, int] = {}
+        numbers: dict[int, int] = {}
         field = 0
         while kind := self.byte():
             field = field + (kind >> 4) if kind >> 4 else self.integer()
             if kind & 15 in VARINTS:
-                sizes[field] = self.integer()
+                numbers[field] = self.integer()
             else:
                 self.skip(kind & 15, 1)
-        if not {2, 3} <= sizes.keys():
-            raise ValueError("a page's header without its lengths")
-        self.uncompressed_bytes, self.compressed_bytes = sizes[2], sizes[3]
+        if not {1, 2, 3} <= numbers.keys():
+            raise ValueError("a page's header without its kind or lengths")
+        self.is_dictionary = numbers[1] == DICTIONARY_PAGE
+        self.uncompressed_bytes, self.compressed_bytes = numbers[2], numbers[3]
 
     def byte(self) -> int:
         if self.bytes >= len(self.content):

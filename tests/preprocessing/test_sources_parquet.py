@@ -122,6 +122,24 @@ def test_few_pictures_are_in_memory_at_once(path):
     assert most < 48 * 2**20
 
 
+@pytest.mark.parametrize(
+    "encoding",
+    [{"use_dictionary": ["jpg"]}, {"use_dictionary": False, "column_encoding": {"jpg": "DELTA_BYTE_ARRAY"}}],
+)
+def test_one_value_that_stands_in_every_row_does_not_fill_the_memory(path, encoding):
+    picture = bytes(2**22)
+    table = pa.table({"jpg": pa.DictionaryArray.from_arrays(pa.array([0] * 64, pa.int32()), pa.array([picture]))})
+    table = table if encoding["use_dictionary"] else table.cast(pa.schema([("jpg", pa.binary())]))
+    pq.write_table(table, path, compression="brotli", dictionary_pagesize_limit=2**30, store_schema=False, **encoding)
+    del table
+    assert path.stat().st_size < 2000
+    before, most = pa.total_allocated_bytes(), 0
+    for sample in ParquetShards([str(path)]).samples(0):
+        assert sample.picture == picture
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert most < 48 * 2**20
+
+
 def test_a_page_that_claims_too_much_is_not_believed(path):
     pictures = [bytes([number]) * 3 * 2**19 for number in range(4)]
     pq.write_table(pa.table({"jpg": pictures}), path, write_batch_size=1, use_dictionary=False, row_group_size=2)
