@@ -26,9 +26,10 @@ from dalle_lean.devices import pick_device
 from dalle_lean.folder import bundled_model
 from dalle_lean.pictures import open_picture
 from dalle_lean.vqgan import VQGAN, VQGANConfig
+from preprocessing.batches import Batch
 from preprocessing.decoding import Decoding
 from preprocessing.encode import MAX_WORKERS, preprocess
-from preprocessing.pipeline import Batch, Encoder, Job, prepare, samples_of
+from preprocessing.pipeline import Encoder, Job, prepare, samples_of
 from preprocessing.shards import write_shard
 from preprocessing.sources import Sample, Source, open_source
 from preprocessing.workers import MEMORY_BYTES, DecodePool

@@ -8,17 +8,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dalle_lean.vqgan import VQGAN
+from preprocessing.batches import Batch, Part
 from preprocessing.decoding import Candidate, Decoding, Rejection
-from preprocessing.duplicates import NearDuplicates
 from preprocessing.progress import Note, notes_folder, write_note
 from preprocessing.shards import Layout, Row, write_shard
 from preprocessing.sources import Sample, Source
@@ -50,6 +49,11 @@ class Job:
     memory_bytes: int
     """What each may take for a picture."""
 
+    @cached_property
+    def parts(self) -> Sequence[str]:
+        """The names of the source's parts, made once: there can be very many."""
+        return self.source.parts
+
 
 class Encoder:
     """The VQGAN's encoder as it is used here, on the VQGAN's device."""
@@ -72,44 +76,14 @@ class Encoder:
 
 
 @dataclass(frozen=True)
-class View:
-    """A row to be: everything but its codes."""
-
-    candidate: Candidate
-    key: str
-
-    def row(self, codes: NDArray[np.int16]) -> Row:
-        found = self.candidate
-        return Row(
-            caption=found.caption,
-            codes=codes,
-            nsfw=found.nsfw,
-            original_width=found.width,
-            original_height=found.height,
-            url=found.url,
-            key=self.key,
-        )
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Views to be encoded together."""
-
-    part: int
-    views: Sequence[View]
-    pixels: Tensor
-    """[B, side, side, 3], bytes; B is the same for every batch of a job, what follows the views is padding."""
-    seen: int
-    """Samples of the part that are done with this batch."""
-
-
-@dataclass(frozen=True)
 class Complete:
     """After the last batch of a part: what was counted."""
 
     part: int
     kept: int
-    rejections: Sequence[Rejection]
+    rejected: Counter[str]
+    explained: Sequence[Rejection]
+    """The rejections one by one, where the job explains them."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +124,7 @@ def make_parts(job: Job, vqgan: VQGAN, parts: Iterable[int], report: Report) -> 
         finally:
             preparer.shutdown(cancel_futures=True)
     if shards.unread:
-        listed = "; ".join(f"{job.source.parts[end.part]}: {end.error}" for end in shards.unread)
+        listed = "; ".join(f"{job.parts[end.part]}: {end.error}" for end in shards.unread)
         raise OSError(f"parts of the source could not be read; the same command tries them again ({listed})")
 
 
@@ -179,7 +153,7 @@ class Shards:
             return
         self.wait(SHARDS_BEHIND - 1)
         self.writing.append(self.writer.submit(write_part, self.job, event, rows))
-        self.report(event.part, event.kept + len(event.rejections), True)
+        self.report(event.part, event.kept + event.rejected.total(), True)
 
     def wait(self, behind: int) -> None:
         """Until at most `behind` parts are still to be written."""
@@ -188,15 +162,15 @@ class Shards:
 
 
 def write_part(job: Job, end: Complete, rows: Sequence[Row]) -> None:
-    name = job.source.parts[end.part]
+    name = job.parts[end.part]
     path = job.out / f"shard-{name}.parquet"
-    reasons = dict(Counter(rejection.reason for rejection in end.rejections))
-    explained = end.rejections if job.explain else ()
     if not notes_folder(job.out).is_dir():
         return  # another process has made this part too, and the whole is finished
     try:
         shard = write_shard(path, rows, layout=job.layout, vqgan=job.vqgan) if rows else None
-        write_note(job.out, name, Note(shard=shard, kept=end.kept, rejected=reasons, explained=explained))
+        write_note(
+            job.out, name, Note(shard=shard, kept=end.kept, rejected=dict(end.rejected), explained=end.explained)
+        )
     except FileNotFoundError:  # the same, and it has tidied up while this one wrote
         if notes_folder(job.out).is_dir():
             raise
@@ -204,21 +178,26 @@ def write_part(job: Job, end: Complete, rows: Sequence[Row]) -> None:
 
 def prepare(job: Job, pool: DecodePool, parts: Iterable[int], pinned: bool) -> Iterator[Event]:
     """Read and decode part after part; the next is begun before the last is done."""
-    part = Part(-1, job, pinned)
+    part = begin(-1, job, pinned)
     results: Iterator[Candidate | Rejection | Mark] = pool.map(samples_of(job.source, parts))
     for result in results:
         if isinstance(result, Begin):
-            part = Part(result.part, job, pinned)
+            part = begin(result.part, job, pinned)
         elif isinstance(result, Unread):
             yield result
         elif isinstance(result, End):
             if part.views:
                 yield part.batch()
-            yield Complete(part.number, part.kept, part.rejections)
+            yield Complete(part.number, part.kept, part.rejected, part.explained)
         else:
             part.add(result)
             while len(part.views) >= job.batch_size:
                 yield part.batch()
+
+
+def begin(number: int, job: Job, pinned: bool) -> Part:
+    distance = job.decoding.rules.max_hash_distance
+    return Part(number, job.batch_size, max_hash_distance=distance, explain=job.explain, pinned=pinned)
 
 
 @dataclass(frozen=True)
@@ -245,47 +224,6 @@ def samples_of(source: Source, parts: Iterable[int]) -> Iterator[Sample | Mark]:
             yield Unread(part, error)
         else:
             yield End()
-
-
-class Part:
-    """What was found of a part so far."""
-
-    def __init__(self, number: int, job: Job, pinned: bool):
-        self.number = number
-        self.batch_size = job.batch_size
-        self.pinned = pinned
-        self.views: deque[tuple[View, NDArray[np.uint8]]] = deque()
-        """Still to be encoded."""
-        self.kept = 0
-        self.rejections: list[Rejection] = []
-        distance = job.decoding.rules.max_hash_distance
-        self.copies = None if distance is None else NearDuplicates(distance)
-
-    def add(self, result: Candidate | Rejection) -> None:
-        if isinstance(result, Candidate) and (copy := self.earlier_copy(result)) is not None:
-            result = Rejection(result.key, "duplicate", f"looks like {copy}")
-        if isinstance(result, Rejection):
-            self.rejections.append(result)
-            return
-        self.kept += 1
-        for place, square in enumerate(result.pixels):
-            self.views.append((View(result, result.view_key(place)), square))
-
-    def earlier_copy(self, candidate: Candidate) -> str | None:
-        """The key of a picture of this part that looks the same; without one this picture is kept in mind."""
-        if self.copies is None or candidate.hash is None:
-            return None
-        found = self.copies.find(candidate.hash)
-        if found is None:
-            self.copies.add(candidate.hash, candidate.key)
-        return found
-
-    def batch(self) -> Batch:
-        """Take the next views out."""
-        chosen = [self.views.popleft() for _ in range(min(self.batch_size, len(self.views)))]
-        pixels = torch.zeros(self.batch_size, *chosen[0][1].shape, dtype=torch.uint8, pin_memory=self.pinned)
-        np.stack([square for _, square in chosen], out=pixels.numpy()[: len(chosen)])
-        return Batch(self.number, [view for view, _ in chosen], pixels, self.kept + len(self.rejections))
 
 
 def ahead(executor: Executor, items: Iterator[T], depth: int) -> Iterator[T]:
