@@ -81,6 +81,8 @@ def preprocess(
         raise ValueError(f"memory_bytes={memory_bytes}: must be at least {MIN_MEMORY_BYTES}")
     if layout not in LAYOUTS:
         raise ValueError(f"layout={layout!r}: must be one of {', '.join(LAYOUTS)}")
+    if not source.parts:
+        raise ValueError("the source has no parts: there is nothing to read in it")
     if not 1 <= share[0] <= share[1]:
         raise ValueError(f"part {share[0]}/{share[1]}: must be I/N with I from 1 to N")
 
@@ -116,11 +118,12 @@ def preprocess(
 
 def settings_of(job: Job) -> dict[str, Any]:
     """Everything that decides what the folder holds, as JSON holds it."""
-    parts = range(len(job.source.parts))
+    # Of sources that are in shards already the fingerprint says all, and sizes are not always known.
+    cut = {"shard_rows": job.source.size(0)} if hasattr(job.source, "part_rows") else {}
     return {
         "source": job.source.fingerprint(),
-        "parts": len(parts),
-        "shard_rows": max(job.source.size(part) or 0 for part in parts),
+        "parts": len(job.parts),
+        **cut,
         "vqgan": job.vqgan,
         "picture_side": job.decoding.side,
         "precision": "bfloat16" if job.bf16 else "float32",
@@ -145,7 +148,7 @@ def finished(out: Path, settings: dict[str, Any]) -> DatasetInfo | None:
 
 
 def missing_parts(job: Job) -> list[int]:
-    return [part for part, name in enumerate(job.source.parts) if not progress.is_finished(job.out, name)]
+    return [part for part, name in enumerate(job.parts) if not progress.is_finished(job.out, name)]
 
 
 def gather(job: Job, vqgan: VQGAN, settings: dict[str, Any]) -> DatasetInfo | None:
@@ -155,9 +158,9 @@ def gather(job: Job, vqgan: VQGAN, settings: dict[str, Any]) -> DatasetInfo | No
     if missing_parts(job):
         return finished(job.out, settings)
     try:
-        counts, shards = progress.gather(job.out, job.source.parts)
+        counts, shards = progress.gather(job.out, job.parts)
         if job.explain:
-            progress.write_explanations(job.out, job.source.parts)
+            progress.write_explanations(job.out, job.parts)
         if not counts.kept:
             progress.remove_traces(job.out)
             listed = ", ".join(f"{reason} {count}" for reason, count in counts.rejected.items())
@@ -180,9 +183,9 @@ def gather(job: Job, vqgan: VQGAN, settings: dict[str, Any]) -> DatasetInfo | No
 
 def make_nothing(job: Job, vqgan: VQGAN, parts: Sequence[int], report: Report) -> None:
     """For a call that only gathers: ValueError that tells which parts are missing."""
-    names = [job.source.parts[part] for part in parts]
+    names = [job.parts[part] for part in parts]
     listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-    raise ValueError(f"{len(names)} of {len(job.source.parts)} parts are not made yet: {listed}")
+    raise ValueError(f"{len(names)} of {len(job.parts)} parts are not made yet: {listed}")
 
 
 def no_report(part: int, seen: int, complete: bool) -> None:

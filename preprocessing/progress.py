@@ -67,7 +67,10 @@ def write_first(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def refuse_other_settings(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    names = {*before, *now}
+    if "shard_rows" not in now:  # earlier versions noted it of every source, whether it could be known or not
+        names.discard("shard_rows")
+    changed = [name for name in sorted(names) if before.get(name) != now.get(name)]
     if changed:
         listed = "; ".join(f"{name} was {before.get(name)}, now {now.get(name)}" for name in changed)
         raise ValueError(f"{out} was begun with other settings ({listed}): choose another folder or remove it")

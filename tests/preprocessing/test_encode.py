@@ -4,6 +4,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,10 +18,11 @@ from PIL import Image
 from dalle_lean import cli
 from dalle_lean.files import sha256_file
 from preprocessing import progress
-from preprocessing.decoding import Decoding
+from preprocessing.batches import Batch, Part
+from preprocessing.decoding import Decoding, Rejection
 from preprocessing.encode import Reporter, make_nothing, preprocess
 from preprocessing.filters import Rules
-from preprocessing.pipeline import Batch, Job, prepare
+from preprocessing.pipeline import Job, prepare
 from preprocessing.shards import open_stream, read_dataset_info
 from preprocessing.sources import open_source
 from preprocessing.sources.folder import ListedFolder
@@ -200,6 +202,35 @@ def test_reasons_are_counted_always_and_explained_when_asked(discs, vqgan, tmp_p
     assert not (tmp_path / "plain" / "rejected.jsonl").exists()
     rejection = json.loads((tmp_path / "explained" / "rejected.jsonl").read_text())
     assert (rejection["key"], rejection["reason"]) == ("003.png", "picture_broken")
+
+
+@pytest.mark.parametrize("explain", [False, True])
+def test_a_rejection_is_kept_in_memory_only_to_be_explained(explain):
+    part = Part(0, 32, max_hash_distance=None, explain=explain, pinned=False)
+    for row in range(1000):
+        part.add(Rejection(f"row {row}", "picture_missing"))
+    assert part.rejected == {"picture_missing": 1000}
+    assert len(part.explained) == (1000 if explain else 0)
+
+
+class OfManyFiles(ListedFolder):
+    """Counts how often the names of its parts are made."""
+
+    made = 0
+
+    @property
+    def parts(self):
+        type(self).made += 1
+        return super().parts
+
+
+def test_the_names_of_the_parts_are_made_as_often_for_many_as_for_few(discs, vqgan, tmp_path):
+    times = []
+    for rows in (15, 2):
+        OfManyFiles.made = 0
+        preprocess(OfManyFiles(discs, rows), tmp_path / str(rows), vqgan)
+        times.append(OfManyFiles.made)
+    assert times[0] == times[1]
 
 
 def test_shares_of_the_parts_come_to_the_whole_whoever_is_last(discs, vqgan, tmp_path):
@@ -410,6 +441,44 @@ def test_other_settings_in_the_same_folder_are_refused(discs, vqgan, tmp_path, f
     with pytest.raises(ValueError, match="source was"):
         preprocess(open_source(discs, 8), tmp_path / "out", vqgan)
     assert contents(tmp_path / "out") == before
+
+
+@pytest.fixture
+def tars(discs, tmp_path):
+    """A tar as img2dataset leaves it, with the number of its pictures beside it."""
+    folder = tmp_path / "tars"
+    folder.mkdir()
+    with tarfile.open(folder / "00000.tar", "w") as tar:
+        for number in range(3):
+            tar.add(discs / f"{number:03d}.png", f"{number}.png")
+            (tmp_path / "caption.txt").write_text(f"disc number {number}")
+            tar.add(tmp_path / "caption.txt", f"{number}.txt")
+    (folder / "00000_stats.json").write_text('{"successes": 3}')
+    return folder
+
+
+def test_what_is_only_noted_beside_a_source_is_no_setting(tars, vqgan, tmp_path):
+    info = preprocess(open_source(tars, 8), tmp_path / "out", vqgan)
+    (tars / "00000_stats.json").unlink()
+    assert preprocess(open_source(tars, 8), tmp_path / "out", vqgan) == info
+
+
+def test_a_folder_of_an_earlier_version_is_still_known(tars, vqgan, tmp_path):
+    info = preprocess(open_source(tars, 8), tmp_path / "out", vqgan)
+    content = json.loads((tmp_path / "out" / "dataset.json").read_text())
+    content["settings"]["shard_rows"] = 3
+    (tmp_path / "out" / "dataset.json").write_text(json.dumps(content))
+    assert preprocess(open_source(tars, 8), tmp_path / "out", vqgan).shards == info.shards
+
+
+class Empty(ListedFolder):
+    parts = ()
+
+
+def test_a_source_without_parts_is_refused(discs, vqgan, tmp_path):
+    with pytest.raises(ValueError, match="the source has no parts"):
+        preprocess(Empty(discs, 8), tmp_path / "out", vqgan)
+    assert not (tmp_path / "out").exists()
 
 
 def test_shards_of_unknown_origin_are_not_overwritten(discs, vqgan, tmp_path):
