@@ -131,11 +131,11 @@ def test_the_readme_calls_real_commands_with_real_options_and_data():
     root = Path(__file__).parents[2]
     lines = re.findall(r"^    dalle-lean (.*)$", (root / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert len(lines) >= 6
+    commands = dict(functions())
     for line in lines:
-        name, *words = shlex.split(line, comments=True)
-        parameters = {
-            parameter.replace("_", "-") for parameter in inspect.signature(load(COMMANDS[name][0])).parameters
-        }
+        words = shlex.split(line, comments=True)
+        function = commands.get((words[0],)) or commands[words[0], words[1]]
+        parameters = {parameter.replace("_", "-") for parameter in inspect.signature(function).parameters}
         assert {word.removeprefix("--") for word in words if word.startswith("--")} <= parameters, line
         assert all((root / word).exists() for word in words if word.startswith(("tests/", "models/"))), line
 
