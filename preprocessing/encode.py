@@ -57,7 +57,7 @@ def preprocess(
 
     The others decide only how it is made: `workers` processes decode for each VQGAN; of `share` = (i, n) this call
     makes every n-th part, from the i-th; `make` runs the VQGAN on its own device by default, see `devices` and
-    `cluster` for others.
+    `cluster` for others. With `make_nothing`, which only gathers, `bf16` is that of the parts that are there.
 
     The same call continues a run that was killed, and returns at once where it was finished. Returns None where parts
     of other shares are still missing: the call that makes the last one writes `dataset.json`.
@@ -100,6 +100,11 @@ def preprocess(
         memory_bytes=memory_bytes,
     )
     settings = settings_of(job)
+    if make is make_nothing:
+        # Often on a machine without the GPUs that made the shards, where another precision is the default.
+        if not (noted := progress.noted_settings(out)):
+            make_nothing(job, vqgan, range(len(job.parts)), no_report)
+        settings["precision"] = noted.get("precision", settings["precision"])
     if (info := finished(out, settings)) is None:
         try:
             progress.begin(out, settings)

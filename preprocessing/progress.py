@@ -17,7 +17,7 @@ from typing import Any
 
 from dalle_lean.files import atomic_write, read_json, write_json
 from preprocessing.decoding import Rejection
-from preprocessing.shards import Counts, Shard
+from preprocessing.manifest import Counts, Shard, read_manifest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,15 @@ def begin(out: Path, settings: Mapping[str, Any]) -> None:
             raise ValueError(f"{out} holds shards of unknown origin; choose another folder or remove them")
         write_first(path, settings)
     refuse_other_settings(out, read_json(path), settings)
+
+
+def noted_settings(out: Path) -> Mapping[str, Any]:
+    """The settings of the run that `out` is of, finished or not; empty where none was begun."""
+    try:
+        noted: Mapping[str, Any] = read_json(notes_folder(out) / "settings.json")
+    except FileNotFoundError:
+        return read_manifest(out).settings if (out / "dataset.json").exists() else {}
+    return noted
 
 
 def write_first(path: Path, content: Mapping[str, Any]) -> None:

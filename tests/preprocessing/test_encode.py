@@ -17,7 +17,7 @@ from PIL import Image
 
 from dalle_lean import cli
 from dalle_lean.files import sha256_file
-from preprocessing import progress
+from preprocessing import encode, progress
 from preprocessing.batches import Batch, Part
 from preprocessing.decoding import Decoding, Rejection
 from preprocessing.encode import Reporter, make_nothing, preprocess
@@ -242,6 +242,22 @@ def test_shares_of_the_parts_come_to_the_whole_whoever_is_last(discs, vqgan, tmp
     info = preprocess(open_source(discs, 4), tmp_path / "out", vqgan, share=(1, 3))
     assert info.counts.seen == 30
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")
+
+
+def test_a_machine_without_gpus_gathers_what_gpus_made(discs, vqgan, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match="4 of 4 parts are not made yet"):
+        preprocess(open_source(discs, 8), out, vqgan, make=make_nothing)
+    assert not out.exists()
+    preprocess(open_source(discs, 8), tmp_path / "alone", vqgan, bf16=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(encode, "gather", lambda job, vqgan, settings: None)  # the last files are seen late
+        assert preprocess(open_source(discs, 8), out, vqgan, bf16=True) is None
+    with pytest.raises(ValueError, match="crops was 1, now 2"):
+        preprocess(open_source(discs, 8), out, vqgan, crops=2, make=make_nothing)
+    for _ in range(2):
+        preprocess(open_source(discs, 8), out, vqgan, make=make_nothing)
+        assert contents(out) == contents(tmp_path / "alone")
 
 
 @pytest.mark.parametrize("seconds_later", [False, True])
