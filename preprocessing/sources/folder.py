@@ -3,8 +3,8 @@
 import hashlib
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 from dalle_lean.pictures import PICTURE_SUFFIXES, read_picture
 from preprocessing.sources.sample import (
@@ -25,7 +25,8 @@ class ListedFolder:
     """Pictures listed in `metadata.jsonl` as `datasets`' ImageFolder has it, in the order of its lines.
 
     Each line is an object with `file_name` (below the folder), the caption under `text` or `caption`, and optionally
-    `key`, `url`, `NSFW`, `original_width`, `original_height`. A line that is not becomes a sample with a problem.
+    `key`, `url`, `NSFW`, `original_width`, `original_height`. A line that is not, or is longer than 1 MiB, becomes a
+    sample with a problem, and so does a file that lies outside the folder, be it by a link.
     """
 
     def __init__(self, folder: Path, part_rows: int):
@@ -35,22 +36,19 @@ class ListedFolder:
         self.num_lines = 0
         start = 0
         with self.listing.open("rb") as file:
-            for number, line in enumerate(file, start=1):
+            for number, (line, line_bytes) in enumerate(read_lines(file), start=1):
                 if line.strip():
                     if self.num_lines % part_rows == 0:
                         self.part_starts.append((start, number))
                     self.num_lines += 1
-                start += len(line)
+                start += line_bytes
         if not self.num_lines:
             raise ValueError(f"{self.listing} lists no picture")
+        self.parts = numbered_parts(self.num_lines, part_rows)
 
     @property
     def listing(self) -> Path:
         return self.folder / "metadata.jsonl"
-
-    @property
-    def parts(self) -> list[str]:
-        return numbered_parts(self.num_lines, self.part_rows)
 
     def size(self, part: int) -> int:
         return len(rows_of_part(self.num_lines, self.part_rows, part))
@@ -63,19 +61,19 @@ class ListedFolder:
         """The lines that are not blank, from byte `start`, which is where line `first` begins."""
         with self.listing.open("rb") as file:
             file.seek(start)
-            for number, line in enumerate(file, start=first):
+            for number, (line, _) in enumerate(read_lines(file), start=first):
                 if line.strip():
                     yield number, line.removesuffix(b"\n")
 
     def sample(self, number: int, line: bytes) -> Sample:
         key = f"metadata.jsonl line {number}"
-        row = json_object(line)
+        row = json_object(line) if len(line) <= MAX_TEXT_BYTES else None
         if row is None or not isinstance(row.get("file_name"), str):
             return Sample(key=key, problem="metadata_broken")
         name = row["file_name"]
         key = str(scalar(row, ("key",)) or name)
         caption = caption_of(row)
-        if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
+        if not lies_in(self.folder, self.folder / name):
             return Sample(key=key, caption=caption, problem="picture_outside_folder")
         picture, problem = read_picture(self.folder / name)
         return Sample(key=key, caption=caption, picture=picture, metadata=metadata_of(row), problem=problem)
@@ -93,7 +91,8 @@ class CaptionedFolder:
     """Every picture below a folder in the order of their names, each captioned by the .txt of the same name beside it.
 
     The caption is the whole text with blanks and line ends run together; without a .txt it is None. A .json of the same
-    name, as img2dataset writes it, may hold the caption and what else `Sample.metadata` knows.
+    name, as img2dataset writes it, may hold the caption and what else `Sample.metadata` knows. A link to outside the
+    folder is a sample with a problem.
     """
 
     def __init__(self, folder: Path, part_rows: int):
@@ -103,10 +102,7 @@ class CaptionedFolder:
         self.names = sorted(path.relative_to(folder).as_posix() for path in files)
         if not self.names:
             raise ValueError(f"{folder} holds no pictures and no metadata.jsonl")
-
-    @property
-    def parts(self) -> list[str]:
-        return numbered_parts(len(self.names), self.part_rows)
+        self.parts = numbered_parts(len(self.names), part_rows)
 
     def size(self, part: int) -> int:
         return len(rows_of_part(len(self.names), self.part_rows, part))
@@ -117,6 +113,8 @@ class CaptionedFolder:
 
     def sample(self, name: str) -> Sample:
         path = self.folder / name
+        if not all(lies_in(self.folder, file) for file in (path, path.with_suffix(".json"), path.with_suffix(".txt"))):
+            return Sample(key=name, problem="picture_outside_folder")
         metadata = read_metadata(path.with_suffix(".json"))
         if metadata is None:
             return Sample(key=name, problem="metadata_broken")
@@ -132,6 +130,24 @@ class CaptionedFolder:
             if metadata := read_text(path.with_suffix(".json")):
                 digest.update(metadata)
         return digest.hexdigest()
+
+
+def read_lines(file: IO[bytes]) -> Iterator[tuple[bytes, int]]:
+    """Lines and their lengths in bytes; of a line longer than MAX_TEXT_BYTES one byte more than that, and no more."""
+    while line := file.readline(MAX_TEXT_BYTES + 1):
+        rest, length = line, len(line)
+        while len(rest) > MAX_TEXT_BYTES and not rest.endswith(b"\n"):
+            rest = file.readline(MAX_TEXT_BYTES + 1)
+            length += len(rest)
+        yield line, length
+
+
+def lies_in(folder: Path, path: Path) -> bool:
+    """Whether what a path leads to, through whatever links, is below a folder, or nothing that could be opened."""
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a zero byte
+        return True
 
 
 def file_size(path: Path) -> int | None:

@@ -1,9 +1,11 @@
 import json
+import tracemalloc
 
 import pytest
 from PIL import Image
 
 from dalle_lean import pictures
+from preprocessing.sources import folder as folder_source
 from preprocessing.sources import open_source
 from preprocessing.sources.files import expand_braces
 from tests.preprocessing.shards_of_pictures import emoji_rows, read_all, tar_members, write_parquet
@@ -79,15 +81,62 @@ def test_any_part_can_be_read_alone(discs, listed):
         ({"file_name": "", "text": "a cat"}, "picture_missing"),
         ({"file_name": "sub", "text": "a folder"}, "picture_missing"),
         ({"file_name": "x" * 5000, "text": "a cat"}, "picture_unreadable"),
+        ({"file_name": "b\0.png", "text": "a cat"}, "picture_missing"),
+        ({"file_name": "loop.png", "text": "a cat"}, "picture_missing"),
+        ({"file_name": "link.png", "text": "a cat"}, "picture_outside_folder"),
+        ({"file_name": "linked/x.png", "text": "a cat"}, "picture_outside_folder"),
         ({"file_name": "../b.png", "text": "a cat"}, "picture_outside_folder"),
         ({"file_name": "/etc/hostname", "text": "a cat"}, "picture_outside_folder"),
     ],
 )
-def test_a_bad_line_is_passed_over_with_its_problem(folder, row, problem):
+def test_a_bad_line_is_passed_over_with_its_problem(folder, tmp_path_factory, row, problem):
+    outside = tmp_path_factory.mktemp("outside")
+    Image.new("RGB", (4, 4)).save(outside / "x.png")
+    (folder / "link.png").symlink_to(outside / "x.png")
+    (folder / "linked").symlink_to(outside)
+    (folder / "loop.png").symlink_to("loop.png")
     write_listing(folder, {"file_name": "a.JPG", "text": "before"}, row, {"file_name": "b.png", "text": "after"})
     samples = read_all(open_source(folder, 10))
     assert [sample.problem for sample in samples] == [None, problem, None]
     assert samples[1].picture == b""
+
+
+@pytest.mark.parametrize("filling", [b"x", b" "])
+def test_an_endless_line_is_not_read_whole(folder, monkeypatch, filling):
+    monkeypatch.setattr(pictures, "MAX_PICTURE_BYTES", 2**16)  # as much as that is taken for any picture
+    write_listing(
+        folder, {"file_name": "a.JPG"}, b"[" + filling * 2**26, {"file_name": "b.png"}, {"file_name": "a.JPG"}
+    )
+    tracemalloc.start()
+    try:
+        source = open_source(folder, 1)
+        samples = read_all(source)
+        source.fingerprint()
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+    assert [sample.problem for sample in samples] == [None, "metadata_broken", None, None]
+    assert samples[2].key == "b.png"
+
+
+def test_a_line_of_just_the_limit_is_read_whole(folder, monkeypatch):
+    line = json.dumps({"file_name": "b.png"}).encode()
+    for limit, problem in ((len(line), None), (len(line) - 1, "metadata_broken")):
+        monkeypatch.setattr(folder_source, "MAX_TEXT_BYTES", limit)
+        write_listing(folder, line, b"{}", line)
+        assert [sample.problem for sample in read_all(open_source(folder, 1))] == [problem, "metadata_broken", problem]
+
+
+@pytest.mark.parametrize("suffix", [".png", ".txt", ".json"])
+def test_a_link_to_outside_the_folder_is_not_followed(folder, tmp_path_factory, suffix):
+    secret = tmp_path_factory.mktemp("outside") / "secret"
+    secret.write_bytes(b'{"caption": "secret"}')
+    (folder / "b").with_suffix(suffix).unlink(missing_ok=True)
+    (folder / "b").with_suffix(suffix).symlink_to(secret)
+    (folder / "twin.png").symlink_to("sub/c.webp")
+    samples = {sample.key: sample for sample in read_all(open_source(folder, 10))}
+    assert (samples["b.png"].problem, samples["b.png"].caption) == ("picture_outside_folder", None)
+    assert samples["twin.png"].picture == (folder / "sub/c.webp").read_bytes()
 
 
 def test_a_bad_line_is_named_by_its_number(folder):
