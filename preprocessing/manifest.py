@@ -33,10 +33,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Pictures of the source: every one is kept or rejected for one reason.
-
-    What of a source cannot be read at all, such as a missing file, counts as one that is rejected.
-    """
+    """Pictures of the source: every one is kept or rejected for one reason."""
 
     seen: int = 0
     kept: int = 0
