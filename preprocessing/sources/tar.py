@@ -30,10 +30,7 @@ class TarShards:
 
     def __init__(self, paths: list[str]):
         self.paths = paths
-
-    @property
-    def parts(self) -> list[str]:
-        return part_names(self.paths)
+        self.parts = part_names(paths)
 
     def size(self, part: int) -> int | None:
         """The number of pictures that img2dataset noted beside a local tar."""
