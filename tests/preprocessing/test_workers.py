@@ -58,7 +58,7 @@ def test_processes_decode_as_one_call_does_and_keep_the_order(emoji, new_process
     assert results[0] == "begin"
     assert results[-1] == "end"
     assert [plain(result) for result in results[1:-1]] == [plain(decoding(one)) for one in samples]
-    assert new_processes() == set()
+    wait_for(lambda: not new_processes(), timeout_s=10)
 
 
 def test_a_picture_that_ends_its_worker_is_counted_and_the_others_are_kept():
