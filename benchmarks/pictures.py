@@ -5,8 +5,9 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from dalle_lean.lettering import wrapped
 from inference import Generator
-from inference.gallery import enlarged, wrapped, write_png
+from inference.gallery import enlarged, write_png
 from inference.generator import Settings
 
 PROMPTS = (

@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
 from dalle_lean.files import atomic_write, read_json, write_json
+from dalle_lean.lettering import wrapped
 from inference.generator import Picture
 
 TILE_SIDE = 256
@@ -166,15 +167,3 @@ def contact_sheet(prompt: str, pictures: Sequence[Picture]) -> Image.Image:
 def picture_caption(picture: Picture) -> str:
     """ "no. 17 - score 0.312", or the number alone where nothing was ranked."""
     return f"no. {picture.index}" + ("" if picture.score is None else f" - score {picture.score:.3f}")
-
-
-def wrapped(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> list[str]:
-    """`text` in lines no wider than `width` pixels where spaces allow it."""
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and font.getlength(longer) > width:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return lines

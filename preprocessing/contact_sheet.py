@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from dalle_lean.lettering import Font, wrapped
 from dalle_lean.progress import OnProgress
 from dalle_lean.vqgan import VQGAN
 from preprocessing.survey import Sight, Survey
@@ -22,8 +23,6 @@ BARS_HEIGHT = 110
 NUM_BARS = 60
 DECODED_AT_ONCE = 8
 INK, GREY, BLUE, FRAME = "black", "#555555", "#3b6ea5", "#cccccc"
-
-Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 def decode_sights(sights: Sequence[Sight], vqgan: VQGAN, on_progress: OnProgress | None = None) -> list[Image.Image]:
@@ -69,7 +68,7 @@ def contact_sheet(title: str, survey: Survey, pictures: Sequence[Image.Image]) -
         x, y = MARGIN + place % columns * cell_width, top + place // columns * cell_height
         sheet.paste(enlarged(picture, side), (x, y))
         draw.rectangle((x - 1, y - 1, x + side, y + side), outline=FRAME)  # else a white ground has no edge
-        for line, words in enumerate(wrapped(sight.caption, caption_font, side, CAPTION_LINES)):
+        for line, words in enumerate(wrapped_within(sight.caption, caption_font, side, CAPTION_LINES)):
             draw.text((x, y + side + 4 + line * LINE_HEIGHT), words, fill=GREY, font=caption_font)
     return sheet
 
@@ -108,17 +107,9 @@ def draw_bars(
     draw.line((left, bottom, left + BARS_WIDTH, bottom), fill=GREY)
 
 
-def wrapped(text: str, font: Font, width: int, most: int) -> list[str]:
+def wrapped_within(text: str, font: Font, width: int, most: int) -> list[str]:
     """`text` in at most `most` lines no wider than `width` pixels; what does not fit is cut, and ends in dots."""
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and font.getlength(longer) > width:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-        if len(lines) > most:
-            break
+    lines = wrapped(text, font, width)
     cut = len(lines) > most
     return [fitted(line, font, width, cut and number == most - 1) for number, line in enumerate(lines[:most])]
 

@@ -13,7 +13,7 @@ from dalle_lean.cli import main
 from dalle_lean.folder import bundled_model
 from dalle_lean.pictures import open_picture, square_pixels
 from dalle_lean.vqgan import VQGAN
-from preprocessing.contact_sheet import contact_sheet, decode_sights, wrapped
+from preprocessing.contact_sheet import contact_sheet, decode_sights, wrapped_within
 from preprocessing.shards import LAYOUTS, open_stream
 from preprocessing.survey import take_survey
 from tests.preprocessing.shard_folders import make_rows, random_codes, write_folder
@@ -81,13 +81,13 @@ def test_the_sheet_shows_what_the_vqgan_decodes(folder, vqgan):
 
 def test_long_captions_are_cut_with_dots():
     font = ImageFont.load_default(13)
-    lines = wrapped("a very long caption about nothing at all, " * 5, font, 150, 3)
+    lines = wrapped_within("a very long caption about nothing at all, " * 5, font, 150, 3)
     assert len(lines) == 3
     assert lines[-1].endswith("...")
     assert all(font.getlength(line) <= 150 for line in lines)
-    assert wrapped("x" * 500, font, 150, 3)[0].endswith("...")
-    assert wrapped("a cat", font, 150, 3) == ["a cat"]
-    assert wrapped("", font, 150, 3) == [""]
+    assert wrapped_within("x" * 500, font, 150, 3)[0].endswith("...")
+    assert wrapped_within("a cat", font, 150, 3) == ["a cat"]
+    assert wrapped_within("", font, 150, 3) == [""]
 
 
 def run(*arguments):
