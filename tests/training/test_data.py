@@ -151,9 +151,10 @@ def test_a_batch_has_the_captions_and_codes_of_its_rows(data, shards, tokenizer)
 
 
 def test_batches_made_ahead_are_the_same(data, tokenizer):
-    for (batch, position), (other, place) in zip(
-        data.ahead(islice(data.batches(20, tokenizer, 6), 12)), data.batches(20, tokenizer, 6), strict=False
-    ):
+    ahead = list(data.ahead(islice(data.batches(20, tokenizer, 6), 12)))
+    assert len(ahead) == 12
+    expected = islice(data.batches(20, tokenizer, 6), 12)
+    for (batch, position), (other, place) in zip(ahead, expected, strict=True):
         assert same(batch, other)
         assert position == place
 
