@@ -30,7 +30,10 @@ state that is left after the place before the last holds the last code: LOW + co
 """
 
 import struct
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,7 +171,7 @@ def decode(content: bytes, rows: int, side: int, codebook_size: int) -> NDArray[
     if states.min() < LOW:
         raise ValueError("packed codes: a lane's state is out of range")
     decoder = Decoder(states, np.frombuffer(content, "<u2", offset=words_at))
-    codes = walk(decoder, model, side)
+    codes = fastest_walk()(decoder, model, side)
     if decoder.used != len(decoder.words):
         raise ValueError(f"packed codes: {len(decoder.words) - decoder.used} words are left over")
     return codes
@@ -191,6 +194,19 @@ def read_model(tables: bytes, codes_used: int, num_groups: int, own_tables: int)
     if max(kind_levels.max(), code_levels.max()) > MAX_LEVEL:
         raise ValueError("packed codes: damaged frequencies")
     return Model(group, num_groups, has_own.astype(bool), kind_levels.reshape(-1, num_kinds), code_levels)
+
+
+@cache
+def fastest_walk() -> Callable[[Decoder, Model, int], NDArray[np.int16]]:
+    """`walk`, compiled where numba is installed; a warning where it is and does not work."""
+    try:
+        from preprocessing.neighbours_compiled import walk as compiled_walk
+    except ModuleNotFoundError:
+        return walk
+    except ImportError as error:
+        warnings.warn(f"numba cannot be used, packed codes are slower to read: {error}", stacklevel=2)
+        return walk
+    return compiled_walk
 
 
 def walk(decoder: Decoder, model: Model, side: int) -> NDArray[np.int16]:

@@ -89,9 +89,10 @@ class Lookup:
 
     Args:
         names: [C, S], what symbols are given out as, 0..2**16-1; by default their numbers.
+        direct: slots may hold their entries themselves; otherwise they hold the numbers of `entries`.
     """
 
-    def __init__(self, table: Table, names: NDArray[np.integer] | None = None):
+    def __init__(self, table: Table, names: NDArray[np.integer] | None = None, *, direct: bool = True):
         frequency = table.frequency.ravel()
         possible = np.flatnonzero(frequency)
         frequency = frequency[possible]
@@ -100,7 +101,7 @@ class Lookup:
         self.bits = table.bits
         self.slot_mask = 2**table.bits - 1
         self.entries = None
-        if frequency.sum() <= DIRECT_SLOTS:
+        if direct and frequency.sum() <= DIRECT_SLOTS:
             self.entry_of_slot = np.repeat(entries, frequency)
         else:  # entries would not fit the processor's cache: slots hold their numbers
             self.entries = entries

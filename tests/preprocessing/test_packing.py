@@ -2,16 +2,29 @@
 
 import math
 import struct
+import sys
 import zlib
 
 import brotli
 import numpy as np
 import pytest
 
+from preprocessing import neighbours
 from preprocessing.packing import BY_BROTLI, BY_NEIGHBOURS, FEWEST_BY_NEIGHBOURS, HEADER, MAX_PICTURES, pack, unpack
 from preprocessing.rans import WEIGHTS, Table, levels_of
 
 CODEBOOK_SIZE = 300
+
+
+@pytest.fixture(params=["compiled", "plain"])
+def way(request, monkeypatch):
+    """With numba and without."""
+    if request.param == "compiled":
+        pytest.importorskip("numba")
+        assert neighbours.fastest_walk() is not neighbours.walk
+    else:
+        monkeypatch.setattr(neighbours, "fastest_walk", lambda: neighbours.walk)
+    return request.param
 
 
 def make_codes(kind, rows=40, side=8, codebook_size=CODEBOOK_SIZE, seed=0):
@@ -113,7 +126,7 @@ def slow_unpack(block):
 
 
 @pytest.mark.parametrize("kind", ["random", "one code", "runs", "skewed"])
-def test_packed_codes_are_what_the_description_of_the_format_says(kind):
+def test_packed_codes_are_what_the_description_of_the_format_says(kind, way):
     codes = make_codes(kind)
     block = pack(codes, BY_NEIGHBOURS)
     assert (slow_unpack(block) == codes).all()
@@ -125,10 +138,42 @@ def test_packed_codes_are_what_the_description_of_the_format_says(kind):
     ("rows", "side", "codebook_size"),
     [(1, 1, 2), (1, 8, 2), (3, 2, 1), (MAX_PICTURES, 1, 2**15), (5, 32, 8192), (300, 16, 2**15)],
 )
-def test_every_size_comes_back(rows, side, codebook_size, method):
+def test_every_size_comes_back(rows, side, codebook_size, method, way):
     codes = make_codes("random", rows, side, codebook_size)
     block = pack(codes, method)
     assert (unpack(block, rows=rows, num_codes=side * side, codebook_size=codebook_size) == codes).all()
+
+
+@pytest.mark.parametrize("kind", ["random", "runs"])
+def test_compiled_and_plain_walks_agree_on_damaged_bytes_too(kind, monkeypatch):
+    """The checksum left aside, they give the same codes or the same error."""
+    pytest.importorskip("numba")
+    body = neighbours.encode(make_codes(kind).reshape(40, 8, 8))
+    compiled, random, gave_codes = neighbours.fastest_walk(), np.random.default_rng(1), 0
+    for _ in range(300):
+        damaged = bytearray(body)
+        damaged[int(random.integers(len(body)))] ^= int(random.integers(1, 256))
+        found = []
+        for walk in (compiled, neighbours.walk):
+            monkeypatch.setattr(neighbours, "fastest_walk", lambda walk=walk: walk)
+            try:
+                found.append(neighbours.decode(bytes(damaged), 40, 8, CODEBOOK_SIZE).tobytes())
+            except (ValueError, OSError) as error:
+                found.append(str(error))
+        assert found[0] == found[1]
+        gave_codes += isinstance(found[0], bytes)
+    assert gave_codes > 0
+
+
+def test_without_numba_codes_are_read_nevertheless(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    for name in ("preprocessing.neighbours_compiled", "dalle_lean.lamb_fused"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    neighbours.fastest_walk.cache_clear()
+    try:
+        assert neighbours.fastest_walk() is neighbours.walk
+    finally:
+        neighbours.fastest_walk.cache_clear()
 
 
 def test_few_pictures_are_plain_brotli():
@@ -178,7 +223,7 @@ def test_codes_of_another_size_or_range_are_refused(changes, message, method):
 
 @pytest.mark.parametrize("method", [BY_NEIGHBOURS, BY_BROTLI])
 @pytest.mark.parametrize("kind", ["random", "runs"])
-def test_every_damaged_byte_is_noticed(kind, method):
+def test_every_damaged_byte_is_noticed(kind, method, way):
     """One byte changed, bytes cut off, bytes added: always an error that the reader of shards names the shard in."""
     block = pack(make_codes(kind), method)
     random = np.random.default_rng(0)
