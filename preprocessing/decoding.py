@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,20 @@ class Candidate:
     hash: int | None = None
     """Perceptual hash of the first view, where duplicates are looked for."""
 
+    @classmethod
+    def of(cls, sample: Sample, *, width: int, height: int, pixels: NDArray[np.uint8], hash: int | None) -> Self:
+        """What the sample says, with what was seen of its picture."""
+        return cls(
+            key=sample.key,
+            caption=sample.caption or "",
+            nsfw=optional_text(sample.metadata.get("NSFW")),
+            url=optional_text(sample.metadata.get("url")),
+            width=width,
+            height=height,
+            pixels=pixels,
+            hash=hash,
+        )
+
     def view_key(self, view: int) -> str:
         """The first view has the picture's own key."""
         return f"{self.key}#{view}" if view else self.key
@@ -76,11 +90,8 @@ class Decoding:
         except UnusablePicture as error:
             return Rejection(sample.key, error.reason, str(error))
         views = [view for square in squares for view in ((square, square[:, ::-1]) if self.flip else (square,))]
-        return Candidate(
-            key=sample.key,
-            caption=sample.caption or "",
-            nsfw=nsfw,
-            url=optional_text(sample.metadata.get("url")),
+        return Candidate.of(
+            sample,
             width=width,
             height=height,
             pixels=np.stack(views),

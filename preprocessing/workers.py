@@ -1,7 +1,6 @@
 """Decoding in worker processes: a picture that ends its process, or wants too much memory, is counted, not fatal."""
 
 import os
-import pickle
 import resource
 import signal
 from collections import deque
@@ -14,6 +13,7 @@ from queue import SimpleQueue
 from typing import Self, TypeVar
 
 from dalle_lean.pictures import quiet_pillow
+from preprocessing.answers import BadAnswer, from_bytes, max_bytes, to_bytes
 from preprocessing.decoding import Candidate, Decoding, Rejection
 from preprocessing.processes import Process
 from preprocessing.sources import Sample
@@ -28,22 +28,28 @@ TRIES = 3
 WAITING_BYTES = 256 * 2**20
 """Undecoded pictures read ahead."""
 
+READY = b"ready"
+
 Other = TypeVar("Other")
 
 
 class DecodeWorker:
-    """One worker process. Raises EOFError or ConnectionError where it has died."""
+    """One worker process. Raises EOFError or OSError where it has died, BadAnswer where it should."""
 
     def __init__(self, decoding: Decoding, memory_bytes: int, cpu_limit_s: float):
+        self.decoding = decoding
         self.process = Process(serve, decoding, memory_bytes, cpu_limit_s)
         self.answered = 0
         self.ready = False
 
     def decode(self, sample: Sample) -> Candidate | Rejection:
+        connection = self.process.connection
         if not self.ready:
-            self.ready = bool(self.process.connection.recv())
-        self.process.connection.send(sample)
-        result: Candidate | Rejection = self.process.connection.recv()
+            if connection.recv_bytes(len(READY)) != READY:
+                raise BadAnswer("it did not say that it is ready")
+            self.ready = True
+        connection.send(sample)
+        result = from_bytes(connection.recv_bytes(max_bytes(self.decoding)), sample, self.decoding)
         self.answered += 1
         return result
 
@@ -112,8 +118,10 @@ class DecodePool:
                 worker = worker or DecodeWorker(self.decoding, *self.limits)
                 try:
                     result = worker.decode(sample)
-                except (EOFError, ConnectionError):
+                except (EOFError, OSError, BadAnswer) as error:
                     started, ended = worker.ready, worker.process.kill()
+                    if isinstance(error, BadAnswer):
+                        ended = f"a wrong answer: {error}"
                     worker = None
                     continue
                 if isinstance(result, Rejection) and result.reason == "too_much_memory" and worker.answered > 1:
@@ -136,7 +144,7 @@ def serve(connection: Connection, decoding: Decoding, memory_bytes: int, cpu_lim
     Image.preinit()
     limit_memory(memory_bytes)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    connection.send(True)
+    connection.send_bytes(READY)
     # Libraries in C write their complaints about damaged pictures here.
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
@@ -145,9 +153,10 @@ def serve(connection: Connection, decoding: Decoding, memory_bytes: int, cpu_lim
             sample = connection.recv()
             signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)  # its signal ends the process
             try:
-                answer = pickle.dumps(decoding(sample))
+                result = decoding(sample)
+                answer = to_bytes(result)
             except MemoryError as error:
-                answer = pickle.dumps(Rejection(sample.key, "too_much_memory", f"MemoryError: {error}"))
+                answer = to_bytes(Rejection(sample.key, "too_much_memory", f"MemoryError: {error}"))
             signal.setitimer(signal.ITIMER_PROF, 0)
             connection.send_bytes(answer)
 

@@ -2,6 +2,7 @@
 
 import io
 import os
+import pickle
 import shutil
 import signal
 import sys
@@ -15,7 +16,7 @@ from PIL import Image
 from preprocessing.decoding import Candidate, Decoding, Rejection
 from preprocessing.sources import Sample
 from preprocessing.workers import DecodePool
-from tests.preprocessing.deadly import Deadly
+from tests.preprocessing.deadly import Deadly, Trap
 from tests.preprocessing.processes import descendants, wait_for
 
 MIB = 2**20
@@ -74,6 +75,18 @@ def test_a_picture_that_never_ends_is_counted():
     with DecodePool(Deadly(side=8), workers=1, cpu_limit_s=0.3) as pool:
         results = list(pool.map([sample("endless"), sample("after")]))
     assert [outcome(result) for result in results] == ["decoder_died", "kept"]
+
+
+def test_a_picture_that_takes_its_worker_over_is_counted_and_nothing_it_says_is_run(tmp_path):
+    trace = tmp_path / "unpickled"
+    keys = ["before", f"trap-{trace}", "between", "flood", "after"]
+    with DecodePool(Deadly(side=8), workers=1) as pool:
+        results = list(pool.map([sample(key) for key in keys]))
+    assert [outcome(result) for result in results] == ["kept", "decoder_died", "kept", "decoder_died", "kept"]
+    assert results[1].detail.startswith("a wrong answer")
+    assert not trace.exists()
+    pickle.loads(pickle.dumps(Trap(str(trace))))
+    assert trace.exists()
 
 
 def test_a_worker_killed_by_chance_loses_nothing(tmp_path):
