@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from PIL import Image, ImageOps
+from torch import Tensor
 
 from benchmarks.report import print_json, print_table
 from dalle_lean.devices import pick_device
@@ -98,11 +99,12 @@ def phases(
         events = list(prepare(job, pool, parts, pinned=False))
     batches = [event for event in events if isinstance(event, Batch)]
 
-    encode = Encoder(vqgan, bf16)
-    encode(batches[0].pixels)
     bare_s, whole_s = [], []
     for turn in range(turns):
-        bare_s.append(timed(lambda: bare(encode, batches))[1])
+        with Encoder(vqgan, batch_size, job.decoding.side, bf16) as encoder:
+            bare(encoder, batches[: encoder.at_once])
+            codes, seconds = timed(lambda encoder=encoder: bare(encoder, batches))
+        bare_s.append(seconds)
         out = folder / f"turn{turn}"
         choices = {"batch_size": batch_size, "workers": workers, "bf16": bf16}
         info, seconds = timed(lambda out=out, choices=choices: preprocess(source, out, vqgan, **choices))
@@ -110,8 +112,8 @@ def phases(
         whole_s.append(seconds)
     rows = [
         view.row(codes)
-        for batch in batches
-        for view, codes in zip(batch.views, encode(batch.pixels).cpu().numpy(), strict=False)
+        for batch, rows_of_codes in zip(batches, codes, strict=True)
+        for view, codes in zip(batch.views, rows_of_codes.numpy(), strict=False)
     ]
     _, write_s = timed(lambda: write_shard(folder / "written.parquet", rows))
     seconds = {
@@ -128,11 +130,10 @@ def phases(
     }
 
 
-def bare(encode: Encoder, batches: Sequence[Batch]) -> None:
+def bare(encoder: Encoder, batches: Sequence[Batch]) -> list[Tensor]:
     """The VQGAN's forward and nothing else, but for putting pictures on the device."""
-    for batch in batches:
-        codes = encode(batch.pixels)
-    codes.cpu()
+    begun = [encoder.start(batch.pixels) for batch in batches]
+    return [codes.result().cpu() for codes in begun]
 
 
 def memory(source: Source, vqgan: VQGAN, out: Path, *, batch_size: int, workers: int, bf16: bool) -> dict[str, Any]:

@@ -7,10 +7,11 @@ because convolutions round differently for batches of other sizes.
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Self, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from preprocessing.workers import DecodePool
 
 BATCHES_AHEAD = 2
 SHARDS_BEHIND = 2
+SIDE_BY_SIDE_BYTES = 2**28
+"""What the widest layers of batches that a CPU encodes at the same time may take together."""
 
 Report = Callable[[int, int, bool], None]
 """Called with (part, its samples that are done, whether these are all)."""
@@ -56,20 +59,48 @@ class Job:
 
 
 class Encoder:
-    """The VQGAN's encoder as it is used here, on the VQGAN's device."""
+    """The VQGAN's encoder as it is used here, on the VQGAN's device.
 
-    def __init__(self, vqgan: VQGAN, bf16: bool):
+    Small batches are encoded side by side on a CPU, each on cores of its own: threads that share a batch wait for each
+    other at every layer, and longest where decoding takes a core from one of them.
+    """
+
+    def __init__(self, vqgan: VQGAN, batch_size: int, picture_side: int, bf16: bool):
         self.vqgan = vqgan.eval()
         self.device = next(vqgan.parameters()).device
         self.bf16 = bf16
+        self.at_once = 1
+        self.torch_threads = torch.get_num_threads()
+        """Of this process, also for threads to come."""
+        if self.device.type == "cpu":
+            widest_bytes = 4 * vqgan.config.channels * batch_size * picture_side**2
+            self.at_once = min(self.torch_threads, max(1, SIDE_BY_SIDE_BYTES // widest_bytes))
+
+    def __enter__(self) -> Self:
+        self.threads = ThreadPoolExecutor(self.at_once, thread_name_prefix="encode", initializer=self.share_cores)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.threads.shutdown(cancel_futures=True)
+        torch.set_num_threads(self.torch_threads)
+
+    def share_cores(self) -> None:
+        if self.at_once > 1:
+            torch.set_num_threads(self.torch_threads // self.at_once)
+
+    def start(self, pixels: Tensor) -> Future[Tensor]:
+        """As `encode`, in the background."""
+        return self.threads.submit(self.encode, pixels)
 
     @torch.inference_mode()
-    def __call__(self, pixels: Tensor) -> Tensor:
+    def encode(self, pixels: Tensor) -> Tensor:
         """Pixels [B, side, side, 3], bytes -> codes [B, I], int16, on the device: on a GPU nothing is waited for."""
         images = pixels.to(self.device, non_blocking=True).permute(0, 3, 1, 2).float() / 255
         with (
             # The same kernels in every process; on a GPU float32 means float32.
-            torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False),
+            torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+            if self.device.type == "cuda"
+            else nullcontext(),
             torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16),
         ):
             return self.vqgan.most_likely_codes(images).to(torch.int16)
@@ -102,24 +133,24 @@ def make_parts(job: Job, vqgan: VQGAN, parts: Iterable[int], report: Report) -> 
 
     OSError where parts could not be read; the other parts are made nevertheless.
     """
-    encode = Encoder(vqgan, job.bf16)
+    encoder = Encoder(vqgan, job.batch_size, job.decoding.side, job.bf16)
     with (
         ThreadPoolExecutor(1, thread_name_prefix="write") as writer,
         DecodePool(job.decoding, job.workers, job.memory_bytes) as pool,
         ThreadPoolExecutor(1, thread_name_prefix="prepare") as preparer,
+        encoder,
     ):
         shards = Shards(job, writer, report)
-        events = ahead(preparer, prepare(job, pool, parts, pinned=encode.device.type == "cuda"), BATCHES_AHEAD)
-        # A GPU works on a batch while the codes of the one before are taken.
-        before: tuple[Event, Tensor | None] | None = None
+        prepared = prepare(job, pool, parts, pinned=encoder.device.type == "cuda")
+        begun: deque[tuple[Event, Future[Tensor] | None]] = deque()
         try:
-            for event in events:
-                codes = encode(event.pixels) if isinstance(event, Batch) else None
-                if before:
-                    shards.take(*before)
-                before = event, codes
-            if before:
-                shards.take(*before)
+            for event in ahead(preparer, prepared, max(BATCHES_AHEAD, encoder.at_once)):
+                begun.append((event, encoder.start(event.pixels) if isinstance(event, Batch) else None))
+                # The device has its next batch before the codes of one are taken.
+                if len(begun) > encoder.at_once:
+                    shards.take(*begun.popleft())
+            while begun:
+                shards.take(*begun.popleft())
             shards.wait(0)
         finally:
             preparer.shutdown(cancel_futures=True)
@@ -139,11 +170,11 @@ class Shards:
     writing: deque[Future[None]] = field(default_factory=deque)
     unread: list[Unread] = field(default_factory=list)
 
-    def take(self, event: Event, codes: Tensor | None) -> None:
+    def take(self, event: Event, codes: Future[Tensor] | None) -> None:
         """The next event of a part; the codes of a batch are [B, I]."""
         if isinstance(event, Batch):
             assert codes is not None
-            values = codes.cpu().numpy()[: len(event.views)]
+            values = codes.result().cpu().numpy()[: len(event.views)]
             self.rows += [view.row(row) for view, row in zip(event.views, values, strict=True)]
             self.report(event.part, event.seen, False)
             return

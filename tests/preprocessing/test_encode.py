@@ -22,7 +22,7 @@ from preprocessing.batches import Batch, Part
 from preprocessing.decoding import Decoding, Rejection
 from preprocessing.encode import Reporter, make_nothing, preprocess
 from preprocessing.filters import Rules
-from preprocessing.pipeline import Job, prepare
+from preprocessing.pipeline import Encoder, Job, prepare
 from preprocessing.shards import open_stream, read_dataset_info
 from preprocessing.sources import open_source
 from preprocessing.sources.folder import ListedFolder
@@ -120,6 +120,38 @@ def test_the_number_of_workers_changes_nothing(discs, vqgan, tmp_path):
     for workers in (1, 4):
         preprocess(open_source(discs, 8), tmp_path / str(workers), vqgan, workers=workers)
     assert contents(tmp_path / "1") == contents(tmp_path / "4")
+
+
+@pytest.fixture
+def torch_threads():
+    """Sets torch's threads for a test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_batches_encoded_side_by_side_have_the_codes_of_one_after_the_other(discs, vqgan, tmp_path, torch_threads):
+    for threads in (1, 3):
+        torch_threads(threads)
+        with Encoder(vqgan, 4, 16, bf16=False) as encoder:
+            assert encoder.at_once == threads
+        preprocess(open_source(discs, 8), tmp_path / str(threads), vqgan, batch_size=4)
+    assert contents(tmp_path / "1") == contents(tmp_path / "3")
+
+
+def test_encoding_side_by_side_leaves_torch_its_threads(vqgan, torch_threads):
+    torch_threads(3)
+    with Encoder(vqgan, 4, 16, bf16=False) as encoder:
+        assert encoder.threads.submit(torch.get_num_threads).result() == 1
+    with ThreadPoolExecutor(1) as later:
+        assert later.submit(torch.get_num_threads).result() == torch.get_num_threads() == 3
+
+
+def test_large_batches_are_encoded_one_after_the_other(vqgan, torch_threads):
+    torch_threads(3)
+    with Encoder(vqgan, 2**10, 256, bf16=False) as encoder:
+        assert encoder.at_once == 1
+        assert encoder.threads.submit(torch.get_num_threads).result() == 3
 
 
 def test_every_batch_has_one_size_and_no_part_shares_one(discs, tmp_path):
