@@ -1,4 +1,4 @@
-"""The commands `dalle-lean shards verify`, `show` and `adopt`."""
+"""The commands `dalle-lean shards verify`, `show`, `adopt` and `dedupe`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dalle_lean.vqgan import VQGAN
     from preprocessing.shards import DatasetInfo
 
-shards = typer.Typer(help="Check, show and adopt folders of shards.", no_args_is_help=True, rich_markup_mode=None)
+shards = typer.Typer(help="Check, show, adopt, dedupe folders of shards.", no_args_is_help=True, rich_markup_mode=None)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of shards.")]
 FAULTY = 1
 
@@ -102,6 +102,26 @@ def adopt(
     with progress_bar("adopt", "pictures") as on_progress:
         info = run(folder, load_vqgan(vqgan), on_progress=on_progress)
     say(f"{folder}: {shards_and_pictures(info)}, taken to be codes of the VQGAN {info.vqgan[:12]}")
+
+
+@shards.command()
+def dedupe(
+    folder: Folder,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder for the shards without what came before.")],
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Shards at once, in memory. [default: one per core]", show_default=False)
+    ] = None,
+) -> None:
+    """Leave out pictures that have the codes of an earlier one, over all shards. Killed, the same command goes on."""
+    from preprocessing.dedupe import REASON
+    from preprocessing.dedupe import dedupe as run
+    from preprocessing.manifest import read_manifest
+
+    with progress_bar("dedupe", "rows") as on_progress:
+        info = run(folder, out, threads=threads, on_progress=on_progress)
+    before = read_manifest(folder)
+    dropped = before.counts.kept - info.counts.kept
+    say(f"{out}: {shards_and_pictures(info)}; {dropped:,} of {before.counts.kept:,} left out ({REASON})")
 
 
 def shards_and_pictures(info: "DatasetInfo") -> str:

@@ -57,6 +57,7 @@ __all__ = [
     "read_rows",
     "write_dataset_info",
     "write_shard",
+    "write_table",
 ]
 
 Layout = Literal["published", "packed"]
@@ -111,14 +112,9 @@ def write_shard(path: Path, rows: Sequence[Row], *, layout: Layout = "published"
     if layout not in LAYOUTS:
         raise ValueError(f"layout={layout!r}: must be one of {', '.join(LAYOUTS)}")
     pa = require("pyarrow", extra="preprocessing")
-    parquet = require("pyarrow.parquet", extra="preprocessing")
-    if layout == "published":
-        codes = {"code": pa.array([row.codes.astype("<i2").tobytes() for row in rows], pa.binary())}
-    else:
-        codes = {"packed": pa.array(packed_column(rows), pa.binary())}
     columns = {
         "caption": pa.array([row.caption for row in rows], pa.string()),
-        **codes,
+        "code": pa.array([row.codes.astype("<i2").tobytes() for row in rows], pa.binary()),
         "NSFW": pa.array([row.nsfw for row in rows], pa.string()),
         "original_width": pa.array([row.original_width for row in rows], pa.int32()),
         "original_height": pa.array([row.original_height for row in rows], pa.int32()),
@@ -128,18 +124,29 @@ def write_shard(path: Path, rows: Sequence[Row], *, layout: Layout = "published"
     table = pa.table(columns)
     if vqgan is not None:
         table = table.replace_schema_metadata({VQGAN_NOTE: vqgan})
-    options = {"compression": "brotli"} if layout == "published" else packed_options(table.column_names)
+    return write_table(path, table, layout)
+
+
+def write_table(path: Path, table: Any, layout: Layout) -> Shard:
+    """As `write_shard`, from an Arrow table with the columns of the published layout, and maybe more."""
+    parquet = require("pyarrow.parquet", extra="preprocessing")
+    options: dict[str, Any] = {"compression": "brotli"}
+    if layout == "packed":
+        table = with_packed_codes(table)
+        options = packed_options(table.column_names)
     with atomic_write(path) as temporary:
         parquet.write_table(table, temporary, use_dictionary=["NSFW"], **options)
-        return Shard(file=path.name, rows=len(rows), sha256=sha256_file(temporary))
+        return Shard(file=path.name, rows=len(table), sha256=sha256_file(temporary))
 
 
-def packed_column(rows: Sequence[Row]) -> list[bytes | None]:
-    """A block in the first row of each row group."""
-    column: list[bytes | None] = [None] * len(rows)
-    for first in range(0, len(rows), PACKED_ROWS):
-        column[first] = pack(np.stack([row.codes for row in rows[first : first + PACKED_ROWS]]))
-    return column
+def with_packed_codes(table: Any) -> Any:
+    """A table with `packed` in the place of `code`: a block in the first row of each row group."""
+    pa = require("pyarrow", extra="preprocessing")
+    blocks: list[bytes | None] = [None] * len(table)
+    for first in range(0, len(table), PACKED_ROWS):
+        values = table.column("code").slice(first, PACKED_ROWS).to_pylist()
+        blocks[first] = pack(np.frombuffer(b"".join(values), "<i2").reshape(len(values), -1))
+    return table.set_column(table.column_names.index("code"), "packed", pa.array(blocks, pa.binary()))
 
 
 def packed_options(columns: Sequence[str]) -> dict[str, Any]:
