@@ -1,0 +1,312 @@
+"""hivemind's averagers of gradients and of the state, with our rule, and gates for what comes in.
+
+All peers of a run must have averagers of the same class names: hivemind's remote calls are named after them.
+"""
+
+import asyncio
+import hashlib
+import multiprocessing as mp
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
+from typing import Any
+
+import torch
+from hivemind.averaging import DecentralizedAverager
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.control import AveragingStage, StepControl
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.averaging.partition import TensorPartReducer
+from hivemind.compression import CompressionInfo, deserialize_torch_tensor
+from hivemind.optim.grad_averager import GradientAverager
+from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
+from hivemind.optim.state_averager import TrainingStateAverager
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2
+from hivemind.utils import MPFuture, get_dht_time
+from hivemind.utils.asyncio import aiter_with_timeout, as_aiter, azip
+from hivemind.utils.streaming import combine_from_streaming
+from hivemind.utils.timed_storage import ValueWithExpiration
+from torch import Tensor
+
+from training.swarm.aggregation import FiniteMean, RuleRunner
+
+SLACK_BYTES = 2**20
+"""A state may be so much larger than expected: metadata, and what the wire adds."""
+
+
+class GatedAverager(DecentralizedAverager):
+    """Averages by a rule, and takes no tensor from others that is not finite."""
+
+    def __init__(self, *arguments: Any, rule: type[TensorPartReducer] = FiniteMean, **options: Any):
+        self.rule = rule
+        self._dropped_tensors = mp.Value("q", 0)  # shared with the process that averages
+        super().__init__(*arguments, **options)
+
+    @property
+    def dropped_tensors(self) -> int:
+        """Averages that were not finite and so were not taken."""
+        return int(self._dropped_tensors.value)
+
+    async def _run_allreduce_inplace_(
+        self, tensors: Sequence[Tensor], group_info: GroupInfo, group_id: bytes | None = None, **options: Any
+    ) -> None:
+        group_id = group_info.group_id if group_id is None else group_id
+        runner = RuleRunner(
+            rule=self.rule,
+            p2p=self._p2p,
+            servicer_type=type(self),
+            prefix=self.prefix,
+            tensors=tensors,
+            group_id=group_id,
+            ordered_peer_ids=group_info.peer_ids,
+            **options,
+        )
+        self._running_groups[group_id].set_result(runner)
+        if runner.modes[group_info.peer_ids.index(self.peer_id)] == AveragingMode.AUX:
+            async for _ in runner:
+                raise ValueError("auxiliary peers receive no averaged tensors")
+            return
+        async for tensor, update in azip(as_aiter(*tensors), runner):
+            if torch.isfinite(update).all():
+                tensor.add_(update, alpha=self._averaging_alpha)
+            else:
+                self._dropped_tensors.value += 1
+            self.last_updated = get_dht_time()
+            self._state_updated.set()
+
+
+class SwarmGradientAverager(GatedAverager, GradientAverager):
+    """Gradients, averaged over all samples of all peers. A peer that only follows the run brings none."""
+
+    def accumulate_grads_(self, batch_size: int) -> None:
+        if batch_size:
+            super().accumulate_grads_(batch_size)
+
+
+class SwarmPowerSGDAverager(GatedAverager, PowerSGDGradientAverager):
+    """The same with gradients as products of thin matrices."""
+
+    def accumulate_grads_(self, batch_size: int) -> None:
+        if batch_size:
+            super().accumulate_grads_(batch_size)
+
+
+class StateRefused(Exception):
+    """A donor's state is not taken; the message says why."""
+
+
+class SwarmStateAverager(GatedAverager, TrainingStateAverager):
+    """Weights, averaged, and the state that newcomers download: weights and optimizer statistics, nothing else.
+
+    Args:
+        lr_of_epoch: the learning rate of the step after so many epochs.
+        donors: peer ids that are asked first.
+        judge: given downloaded parameters, raises StateRefused where they are worse than none.
+        on_download: called with bytes received, bytes in all and the donor while a state comes in.
+    """
+
+    local_epoch: int
+
+    def __init__(
+        self,
+        *,
+        lr_of_epoch: Callable[[int], float],
+        donors: Sequence[str] = (),
+        judge: Callable[[Sequence[Tensor]], None] | None = None,
+        on_download: Callable[[int, int, str], None] | None = None,
+        **options: Any,
+    ):
+        self.lr_of_epoch, self.donors, self.judge, self.on_download = lr_of_epoch, set(donors), judge, on_download
+        self._received_bytes = mp.Value("q", 0)
+        self._control: StepControl | None = None
+        self._snapshot: tuple[int, dict[str, Any], list[Tensor]] | None = None
+        self._snapshot_lock = threading.Lock()
+        super().__init__(**options)
+        self._update_scheduler()
+
+    def _update_scheduler(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr_of_epoch(self.local_epoch)
+
+    def _do(
+        self,
+        wait_for_trigger: Any,
+        optimizer_step: bool,
+        zero_grad: bool,
+        averaging_round: bool,
+        averaging_control: StepControl | None,
+        *arguments: Any,
+        timeout: float | None = None,
+    ) -> None:
+        if averaging_round and averaging_control is None:
+            averaging_control = self.schedule_step(gather=self.local_epoch, timeout=timeout)
+        self._control = averaging_control
+        super()._do(
+            wait_for_trigger,
+            optimizer_step,
+            zero_grad,
+            averaging_round,
+            averaging_control,
+            *arguments,
+            timeout=timeout,
+        )
+
+    def abandon(self) -> None:
+        """Look for no group any more; an all-reduce under way is left to its end."""
+        control = self._control
+        if control is not None and not control.done() and control.stage != AveragingStage.RUNNING_ALLREDUCE:
+            control.cancel()
+
+    def state_tensors(self) -> list[Tensor]:
+        """Parameters, then the optimizer's statistics, in an order that is the same for all peers."""
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        return [*(parameter.detach() for parameter in parameters), *self.statistics(parameters)]
+
+    def statistics(self, parameters: Sequence[Tensor]) -> Iterator[Tensor]:
+        """The tensors of the optimizer's state."""
+        for parameter in parameters:
+            state = self.optimizer.state[parameter]
+            yield from (state[name] for name in sorted(state) if isinstance(state[name], Tensor))
+
+    @property
+    def state_bytes(self) -> int:
+        """Of a state on the wire."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.state_tensors())
+
+    @torch.no_grad()
+    def get_current_state(self) -> tuple[dict[str, Any], list[Tensor], list[CompressionInfo]]:
+        """For a newcomer: (metadata with the epoch and the SHA-256 of the tensors, tensors, what they are).
+
+        One copy for each epoch: the weights may move while they are sent.
+        """
+        with self._snapshot_lock:
+            if self._snapshot is None or self._snapshot[0] != self.local_epoch:
+                wait(list(self.pending_updates), self._allreduce_timeout)  # the step counts before it is taken
+                with self.lock_optimizer, self.lock_averaged_tensors:
+                    tensors = [tensor.cpu().clone() for tensor in self.state_tensors()]
+                    epoch = self.local_epoch
+                metadata = {"epoch": epoch, "sha256": tensors_sha256(tensors)}
+                self._snapshot = epoch, metadata, tensors
+            _, metadata, tensors = self._snapshot
+        return metadata, tensors, [CompressionInfo.from_tensor(tensor, key=i) for i, tensor in enumerate(tensors)]
+
+    def known_donors(self) -> list[tuple[PeerID, float]]:
+        """Who hands out a state, and of which epoch: the run's own donors first, then the newest."""
+        found = self.dht.get(f"{self.prefix}.all_averagers", latest=True)
+        entries = found.value if found is not None and isinstance(found.value, dict) else {}
+        donors = [
+            (PeerID(peer), float(entry.value))
+            for peer, entry in entries.items()
+            if isinstance(entry, ValueWithExpiration) and isinstance(entry.value, float | int)
+        ]
+        donors = [(peer, epoch) for peer, epoch in donors if peer != self.peer_id]
+        random.shuffle(donors)
+        return sorted(donors, key=lambda donor: (donor[0].to_base58() in self.donors, donor[1]), reverse=True)
+
+    def load_state_from_peers(self, timeout: float | None = None, **_: Any) -> None:
+        """Take the state of the first donor that has a good one.
+
+        Raises StateRefused where none has; it says what was wrong with each.
+        """
+        refusals = []
+        for donor, _epoch in self.known_donors():
+            try:
+                self.adopt(*self.download(donor, timeout))
+                return
+            except StateRefused as refusal:
+                refusals.append(f"{donor.to_base58()[-8:]}: {refusal}")
+        raise StateRefused("; ".join(refusals) or "nobody hands out a state")
+
+    def download(self, donor: PeerID, timeout: float | None) -> tuple[dict[str, Any], list[Tensor]]:
+        """A donor's metadata and tensors, as they were sent."""
+        total, future = self.state_bytes, MPFuture()
+        self._received_bytes.value = 0
+        request = {"donor": donor, "limit_bytes": total + SLACK_BYTES, "timeout": timeout, "future": future}
+        self._outer_pipe.send(("_download_state", [], request))
+        while True:
+            try:
+                outcome = future.result(timeout=0.5)
+                break
+            except TimeoutError:
+                if self.on_download is not None:
+                    self.on_download(min(self._received_bytes.value, total), total, donor.to_base58())
+        if isinstance(outcome, str):
+            raise StateRefused(outcome)
+        if self.on_download is not None:
+            self.on_download(total, total, donor.to_base58())
+        metadata, tensors = outcome
+        return metadata, tensors
+
+    async def _download_state(self, donor: PeerID, limit_bytes: int, timeout: float | None, future: MPFuture) -> None:
+        """Runs in the averager's process; the future gets (metadata, tensors), or what went wrong."""
+        try:
+            future.set_result(await asyncio.wait_for(self._receive_state(donor, limit_bytes), timeout))
+        except TimeoutError:
+            future.set_result(f"took longer than {timeout:.0f} s")
+        except Exception as error:  # whatever a peer may do wrong, the next one is asked
+            future.set_result(f"{type(error).__name__}: {error}".splitlines()[0][:200])
+
+    async def _receive_state(self, donor: PeerID, limit_bytes: int) -> tuple[dict[str, Any], list[Tensor]]:
+        stub = self.get_stub(self._p2p, donor, namespace=self.prefix)
+        stream = await stub.rpc_download_state(averaging_pb2.DownloadRequest())
+        metadata: Any = None
+        parts: list[Any] = []
+        tensors: list[Tensor] = []
+        # A donor in the middle of an all-reduce sends nothing before its end.
+        async for message in aiter_with_timeout(stream, timeout=self._allreduce_timeout):
+            if message.metadata:
+                metadata = self.serializer.loads(message.metadata)
+            if message.tensor_part.dtype and parts:  # the first part of the next tensor
+                tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
+                parts = []
+            parts.append(message.tensor_part)
+            self._received_bytes.value += len(message.tensor_part.buffer)
+            if self._received_bytes.value > limit_bytes:
+                raise ValueError(f"sent more than the {limit_bytes} bytes that a state has")
+        if parts:
+            tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
+        if metadata is None:
+            raise ValueError("has no state to hand out")
+        return metadata, tensors
+
+    @torch.no_grad()
+    def adopt(self, metadata: Any, tensors: Sequence[Tensor]) -> None:
+        """Go on from a donor's state; StateRefused, and nothing changed, unless it is whole, finite and good."""
+        own = self.state_tensors()
+        check_state(metadata, tensors, own)
+        if metadata["epoch"] < self.local_epoch:
+            raise StateRefused(f"is at step {metadata['epoch']}, behind the own {self.local_epoch}")
+        if self.judge is not None:
+            self.judge(tensors[: len(self.main_parameters)])
+        with self.lock_optimizer, self.lock_averaged_tensors:
+            for tensor, received in zip(own, tensors, strict=True):
+                tensor.copy_(received)
+        if self.offload_optimizer:
+            self._apply_optimizer_parameters_()
+        if not self.reuse_tensors:
+            self._load_local_tensors_into_averager_()
+        self.local_epoch = metadata["epoch"]
+        self._update_scheduler()
+
+
+def tensors_sha256(tensors: Sequence[Tensor]) -> str:
+    """Of the tensors' bytes, one after the other."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def check_state(metadata: Any, tensors: Sequence[Tensor], own: Sequence[Tensor]) -> None:
+    """StateRefused unless it is a state of this model: as many tensors of the same shapes and types, arrived as they
+    were sent, and finite."""
+    if not (isinstance(metadata, dict) and type(metadata.get("epoch")) is int and metadata["epoch"] >= 0):
+        raise StateRefused("does not say its step")
+    if [(tensor.shape, tensor.dtype) for tensor in tensors] != [(tensor.shape, tensor.dtype) for tensor in own]:
+        raise StateRefused("is the state of another model")
+    if metadata.get("sha256") != tensors_sha256(tensors):
+        raise StateRefused("did not arrive as it was sent (checksum)")
+    if not all(torch.isfinite(tensor).all() for tensor in tensors if tensor.is_floating_point()):
+        raise StateRefused("has numbers that are not finite")

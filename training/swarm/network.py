@@ -1,0 +1,112 @@
+"""This machine's place in the network: its DHT node, its identity, and the processes behind them."""
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from multiprocessing import Process
+from pathlib import Path
+
+import hivemind
+import psutil
+from hivemind.utils.logging import use_hivemind_log_handler
+
+WATCH_INTERVAL_S = 0.5
+LOGGERS = ("hivemind", "asyncio", "py.warnings")
+
+
+def open_dht(
+    addresses: Sequence[str],
+    *,
+    client_mode: bool,
+    listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
+    announce: Sequence[str] = (),
+    identity: Path | None = None,
+) -> hivemind.DHT:
+    """A node of the DHT.
+
+    Args:
+        addresses: of peers that are there already; none for the first one.
+        client_mode: take no connections.
+        listen: where connections are taken, as /ip4/ADDRESS/tcp/PORT; port 0 is any free one.
+        announce: the same as others reach it, where that differs.
+        identity: file of the private key, made where it is missing; without it the identity lasts as long as the node.
+
+    Raises ValueError where none of `addresses` answers or the port is taken.
+    """
+    try:
+        return hivemind.DHT(
+            initial_peers=list(addresses) or None,
+            client_mode=client_mode,
+            host_maddrs=None if client_mode else list(listen),
+            announce_maddrs=list(announce) or None,
+            no_listen=client_mode,
+            identity_path=None if identity is None else str(identity),
+            use_relay=False,
+            nat_port_map=False,
+            start=True,
+        )
+    except Exception as error:  # hivemind raises what its process met, of many kinds
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if addresses:
+            raise ValueError(f"no way into the swarm by {', '.join(addresses)}: {reason}") from None
+        raise ValueError(f"cannot listen on {', '.join(listen)}: {reason}") from None
+
+
+def log_to(path: Path | None) -> None:
+    """What hivemind and its processes say goes to this file and to nobody's screen; None: nowhere."""
+    use_hivemind_log_handler("nowhere")
+    logging.captureWarnings(True)
+    handler: logging.Handler = logging.NullHandler() if path is None else logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        logger.propagate = False
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+
+
+def guard_children() -> Process:
+    """Start a process that ends all others of this one, children's children too, should this one be killed.
+
+    hivemind's processes, and its p2pd among them, would live on for ever.
+    """
+    guard = Process(target=end_orphans, args=(os.getpid(),), name="guard", daemon=True)
+    guard.start()
+    return guard
+
+
+def end_orphans(parent: int) -> None:
+    """Wait until the process `parent` is gone, then kill what it had started."""
+    os.setpgid(0, 0)  # Ctrl+C is for the others
+    watched = psutil.Process(parent)
+    started: dict[int, psutil.Process] = {}
+    while os.getppid() == parent:
+        try:
+            started |= {child.pid: child for child in watched.children(recursive=True) if child.pid != os.getpid()}
+        except psutil.NoSuchProcess:
+            break
+        time.sleep(WATCH_INTERVAL_S)
+    orphans = [process for process in started.values() if process.is_running()]
+    for process in orphans:
+        orphans += [child for child in descendants(process) if child not in orphans]
+    for process in orphans:
+        kill(process)
+
+
+def descendants(process: psutil.Process) -> list[psutil.Process]:
+    """What a process has started, and what those have."""
+    try:
+        found: list[psutil.Process] = process.children(recursive=True)
+        return found
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kill(process: psutil.Process) -> None:
+    """End a process at once, unless it is gone or another one has its number now."""
+    try:
+        if process.pid != os.getpid():
+            process.kill()
+    except psutil.NoSuchProcess:
+        pass
