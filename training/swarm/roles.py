@@ -1,4 +1,4 @@
-"""The peers that keep a run alive without training: helpers reduce and are known addresses, the donor keeps the state."""
+"""The peers that keep a run alive without training: helpers reduce and are known addresses, donors keep the state."""
 
 from collections.abc import Callable
 
