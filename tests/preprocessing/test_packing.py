@@ -4,6 +4,7 @@ import math
 import struct
 import sys
 import zlib
+from types import ModuleType
 
 import brotli
 import numpy as np
@@ -165,8 +166,9 @@ def test_compiled_and_plain_walks_agree_on_damaged_bytes_too(kind, monkeypatch):
     assert gave_codes > 0
 
 
-def test_without_numba_codes_are_read_nevertheless(monkeypatch):
-    monkeypatch.setitem(sys.modules, "numba", None)
+@pytest.mark.parametrize("numba", [None, ModuleType("numba")], ids=["absent", "broken"])
+def test_without_numba_codes_are_read_nevertheless(numba, monkeypatch, recwarn):
+    monkeypatch.setitem(sys.modules, "numba", numba)
     for name in ("preprocessing.neighbours_compiled", "dalle_lean.lamb_fused"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     neighbours.fastest_walk.cache_clear()
@@ -174,6 +176,8 @@ def test_without_numba_codes_are_read_nevertheless(monkeypatch):
         assert neighbours.fastest_walk() is neighbours.walk
     finally:
         neighbours.fastest_walk.cache_clear()
+    told = ["numba cannot be used, packed codes are slower to read" in str(warning.message) for warning in recwarn]
+    assert told == ([] if numba is None else [True])
 
 
 def test_few_pictures_are_plain_brotli():
