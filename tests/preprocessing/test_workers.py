@@ -15,7 +15,7 @@ from PIL import Image
 
 from preprocessing.decoding import Candidate, Decoding, Rejection
 from preprocessing.sources import Sample
-from preprocessing.workers import DecodePool
+from preprocessing.workers import GROUP_BYTES, GROUP_SIZE, DecodePool, Group, groups
 from tests.preprocessing.deadly import Deadly, Trap
 from tests.preprocessing.processes import descendants, wait_for
 
@@ -60,6 +60,29 @@ def test_processes_decode_as_one_call_does_and_keep_the_order(emoji, new_process
     assert results[-1] == "end"
     assert [plain(result) for result in results[1:-1]] == [plain(decoding(one)) for one in samples]
     wait_for(lambda: not new_processes(), timeout_s=10)
+
+
+def test_groups_end_where_they_are_full_or_large_or_something_else_stands():
+    small, large = [sample(f"{number}", b"x") for number in range(7)], sample("large", b"x" * (GROUP_BYTES + 1))
+    items = [*small[:3], "mark", *small[3:5], large, *small[5:], "end"]
+    shown = [
+        ([one.key for one in item.samples], item.size_bytes) if isinstance(item, Group) else item
+        for item in groups(items, size=2)
+    ]
+    expected = [(["0", "1"], 2), (["2"], 1), "mark", (["3", "4"], 2), (["large"], GROUP_BYTES + 1), (["5", "6"], 2)]
+    assert shown == [*expected, "end"]
+
+
+def test_large_answers_come_one_by_one():
+    with DecodePool(Decoding(side=1024), workers=1) as pool:
+        assert pool.group_size == 1
+
+
+def test_a_group_loses_only_the_pictures_that_are_to_blame():
+    keys = ["deadly" if number % 3 == 1 else f"{number}" for number in range(GROUP_SIZE)]
+    with DecodePool(Deadly(side=8), workers=1) as pool:
+        results = pool.decode([sample(key) for key in keys])
+    assert [outcome(result) for result in results] == ["decoder_died" if key == "deadly" else "kept" for key in keys]
 
 
 def test_a_picture_that_ends_its_worker_is_counted_and_the_others_are_kept():
