@@ -66,7 +66,14 @@ def main() -> None:
         print_table(
             ("phase", "pictures/s"), [(name, f"{rate:.1f}") for name, rate in figures["pictures_per_s"].items()]
         )
-        print(f"\nover the bare VQGAN: {100 * figures['overhead']:+.1f} %\n")
+        print(f"\nover the bare VQGAN: {100 * figures['overhead']:+.1f} %")
+        if device.type == "cpu":
+            cpu_ms = figures["cpu_ms"]
+            print(
+                f"decoding alone: {cpu_ms['decoding']:.2f} ms of processor time a picture, the VQGAN: "
+                f"{cpu_ms['VQGAN']:.2f}; the overhead cannot be below {100 * figures['least_overhead']:.1f} %"
+            )
+        print()
         if options.rows:
             many = VariedFolder(options.data, options.rows)
             figures["memory"] = memory(many, vqgan, Path(folder) / "many", **choices)
@@ -93,18 +100,20 @@ def phases(
         memory_bytes=MEMORY_BYTES,
     )
     samples, read_s = timed(lambda: [one for one in samples_of(source, parts) if isinstance(one, Sample)])
+    cpu_s = {"decoding": processor_s(lambda: [job.decoding(sample) for sample in samples])[1]}
     with DecodePool(job.decoding, workers, MEMORY_BYTES) as pool:
         list(pool.map(samples[: 4 * workers]))  # starts the processes
         _, decode_s = timed(lambda: list(pool.map(samples)))
         events = list(prepare(job, pool, parts, pinned=False))
     batches = [event for event in events if isinstance(event, Batch)]
 
-    bare_s, whole_s = [], []
+    bare_s, bare_cpu_s, whole_s = [], [], []
     for turn in range(turns):
         with Encoder(vqgan, batch_size, job.decoding.side, bf16) as encoder:
             bare(encoder, batches[: encoder.at_once])
-            codes, seconds = timed(lambda encoder=encoder: bare(encoder, batches))
+            (codes, cpu), seconds = timed(lambda encoder=encoder: processor_s(lambda: bare(encoder, batches)))
         bare_s.append(seconds)
+        bare_cpu_s.append(cpu)
         out = folder / f"turn{turn}"
         choices = {"batch_size": batch_size, "workers": workers, "bf16": bf16}
         info, seconds = timed(lambda out=out, choices=choices: preprocess(source, out, vqgan, **choices))
@@ -123,10 +132,14 @@ def phases(
         "write": write_s,
         "all together": statistics.median(whole_s),
     }
+    cpu_s["VQGAN"] = statistics.median(bare_cpu_s)
     return {
         "pictures": len(samples),
         "pictures_per_s": {name: len(samples) / value for name, value in seconds.items()},
         "overhead": statistics.median(whole / alone for whole, alone in zip(whole_s, bare_s, strict=True)) - 1,
+        "cpu_ms": {name: 1000 * value / len(samples) for name, value in cpu_s.items()},
+        # On a CPU that the VQGAN fills, decoding takes its time from it.
+        "least_overhead": cpu_s["decoding"] / cpu_s["VQGAN"],
     }
 
 
@@ -159,6 +172,13 @@ def timed(work: Any) -> tuple[Any, float]:
     started = time.perf_counter()
     result = work()
     return result, time.perf_counter() - started
+
+
+def processor_s(work: Any) -> tuple[Any, float]:
+    """As `timed`, in seconds of this process on any core."""
+    started = time.process_time()
+    result = work()
+    return result, time.process_time() - started
 
 
 def resident_bytes() -> int:
