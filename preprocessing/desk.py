@@ -1,13 +1,28 @@
-"""Who makes which part: handed out one by one, and again where a worker died."""
+"""Who makes which part: handed out one by one or in runs, and again where a worker died."""
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 MAX_DEATHS = 3
+MAX_RUN = 16
 
 
 class WorkersDie(OSError):
     """Workers end again and again without finishing anything."""
+
+
+def deadly(where: str) -> WorkersDie:
+    """The error that tells where MAX_DEATHS workers have died."""
+    return WorkersDie(f"{MAX_DEATHS} processes that encode have died {where}; is there enough memory?")
+
+
+def runs(parts: Sequence[int], workers: int) -> Iterator[list[int]]:
+    """Cut into runs of up to MAX_RUN parts, down to single ones, so that all workers end at about the same time."""
+    start = 0
+    while start < len(parts):
+        length = min(MAX_RUN, max(1, (len(parts) - start) // (2 * workers)))
+        yield list(parts[start : start + length])
+        start += length
 
 
 class Desk:
@@ -37,5 +52,5 @@ class Desk:
         self.deaths[culprit] += 1
         if self.deaths[culprit] == MAX_DEATHS:
             at = "as they start" if culprit is None else f"at part {culprit} of the source"
-            raise WorkersDie(f"{MAX_DEATHS} processes that encode have died {at}; is there enough memory?")
+            raise deadly(at)
         return bool(self.waiting)

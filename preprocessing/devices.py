@@ -41,7 +41,7 @@ def make_on_devices(job: Job, vqgan: VQGAN, parts: Sequence[int], report: Report
                 except (EOFError, ConnectionError):
                     del running[connection]
                     process.kill()
-                    if desk.give_back(worker, lambda part: is_finished(job.out, job.source.parts[part])):
+                    if desk.give_back(worker, lambda part: is_finished(job.out, job.parts[part])):
                         start(device)
                     continue
                 match message:

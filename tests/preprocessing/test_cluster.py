@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from preprocessing.desk import WorkersDie
 from preprocessing.encode import preprocess
 from preprocessing.sources import open_source
 from tests.preprocessing.processes import descendants, wait_for
@@ -33,7 +34,7 @@ def cluster():
 def makers() -> list[int]:
     """Processes of Ray that encode at the moment."""
     names = {pid: (Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in descendants()}
-    return [pid for pid, name in names.items() if name.startswith(b"ray::Maker.make")]
+    return [pid for pid, name in names.items() if name.startswith(b"ray::MapWorker(MapBatches(Maker)).submit")]
 
 
 def test_two_workers_come_to_the_same_as_one_process(emoji, vqgan, tmp_path):
@@ -71,13 +72,35 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost(emoji, vqgan, tmp_path)
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")
 
 
-def test_a_mistake_of_a_worker_is_told_as_it_is(emoji, vqgan, tmp_path):
-    source = open_source(emoji, 100)
+def misbehaving(emoji, samples):
+    """A source of 10 parts of which `samples` says what becomes of the fourth."""
+    source = open_source(emoji, 20)
 
-    class Unreadable(type(source)):
+    class Misbehaving(type(source)):
         def samples(self, part):
-            raise OSError("the storage is away")
+            return samples() if part == 3 else super().samples(part)
 
-    source.__class__ = Unreadable
-    with pytest.raises(OSError, match="the storage is away"):
-        preprocess(source, tmp_path / "out", vqgan, make=partial(make_on_ray, workers=2))
+    source.__class__ = Misbehaving
+    return source
+
+
+@pytest.mark.parametrize(
+    ("error", "parts_made"), [(OSError("the storage is away"), range(9, 10)), (TypeError("a mistake"), range(10))]
+)
+def test_what_goes_wrong_is_told_as_it_is_and_storages_that_fail_stop_no_other_part(
+    emoji, vqgan, tmp_path, error, parts_made
+):
+    def samples():
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        preprocess(misbehaving(emoji, samples), tmp_path / "out", vqgan, make=partial(make_on_ray, workers=2))
+    assert len(list((tmp_path / "out").glob("shard-*.parquet"))) in parts_made
+
+
+def test_a_part_that_ends_every_worker_ends_the_run(emoji, vqgan, tmp_path):
+    def samples():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(WorkersDie, match=r"3 processes that encode have died at parts \d to \d of the source"):
+        preprocess(misbehaving(emoji, samples), tmp_path / "out", vqgan, make=partial(make_on_ray, workers=2))

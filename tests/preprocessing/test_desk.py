@@ -1,6 +1,6 @@
 import pytest
 
-from preprocessing.desk import Desk, WorkersDie
+from preprocessing.desk import MAX_RUN, Desk, WorkersDie, runs
 
 
 def test_every_part_is_handed_out_once():
@@ -38,3 +38,14 @@ def test_workers_that_cannot_start_are_a_mistake():
     desk.give_back("b", is_finished=lambda part: False)
     with pytest.raises(WorkersDie, match="as they start"):
         desk.give_back("c", is_finished=lambda part: False)
+
+
+@pytest.mark.parametrize(("count", "workers"), [(1, 1), (25, 2), (1000, 4), (3, 8)])
+def test_runs_hold_every_part_once_and_the_last_is_one_part(count, workers):
+    found = list(runs(range(count), workers))
+    assert [part for run in found for part in run] == list(range(count))
+    lengths = [len(run) for run in found]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] <= MAX_RUN
+    assert lengths[-1] == 1
+    assert all(sum(lengths[place:]) >= workers * length for place, length in enumerate(lengths) if length > 1)
