@@ -71,7 +71,8 @@ def main() -> None:
             cpu_ms = figures["cpu_ms"]
             print(
                 f"decoding alone: {cpu_ms['decoding']:.2f} ms of processor time a picture, the VQGAN: "
-                f"{cpu_ms['VQGAN']:.2f}; the overhead cannot be below {100 * figures['least_overhead']:.1f} %"
+                f"{cpu_ms['VQGAN']:.2f}; where that fills every core, the overhead cannot be below "
+                f"{100 * figures['least_overhead']:.1f} %"
             )
         print()
         if options.rows:
@@ -85,7 +86,10 @@ def main() -> None:
 def phases(
     source: Source, vqgan: VQGAN, folder: Path, *, batch_size: int, workers: int, bf16: bool, turns: int
 ) -> dict[str, Any]:
-    """Pictures a second of each phase alone and of all together, and what all take beyond the VQGAN alone."""
+    """Pictures a second of each phase alone and of all together, and what all take beyond the VQGAN alone.
+
+    "least_overhead" is for a CPU of which the VQGAN fills every core, where decoding must take its time from it.
+    """
     parts = range(len(source.parts))
     job = Job(
         source=source,
@@ -138,7 +142,6 @@ def phases(
         "pictures_per_s": {name: len(samples) / value for name, value in seconds.items()},
         "overhead": statistics.median(whole / alone for whole, alone in zip(whole_s, bare_s, strict=True)) - 1,
         "cpu_ms": {name: 1000 * value / len(samples) for name, value in cpu_s.items()},
-        # On a CPU that the VQGAN fills, decoding takes its time from it.
         "least_overhead": cpu_s["decoding"] / cpu_s["VQGAN"],
     }
 
