@@ -9,18 +9,13 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from dalle_lean.remote import Refused, Unreachable, meaning, one_line
 from dalle_lean.require import require
 from training.progress import OnNotice
 
 T = TypeVar("T")
-# Asking again does not bring a file that is not there.
-PERMANENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-HTTP = ("http://", "https://")
-NOT_THERE = (404, 410)
-
-
-class Unreachable(OSError):
-    """A remote file could not be read for longer than `Patience` allows."""
+# Asking again changes nothing.
+PERMANENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, Refused)
 
 
 def silent(line: str) -> None:
@@ -43,18 +38,19 @@ class Patience:
     give_up_s: float = 1800.0
 
     def insist(self, what: str, action: Callable[[], T], on_notice: OnNotice = silent) -> T:
-        """The value of `action`, tried until it succeeds; each pause is told.
+        """The value of `action` on the URL `what`, tried until it succeeds; each pause is told.
 
-        Raises Unreachable, and at once what will not change: FileNotFoundError and its like.
+        Raises Unreachable, and at once what will not change: FileNotFoundError and its like, and Refused.
         """
         started_s, wait_s = time.monotonic(), self.first_wait_s
         while True:
             try:
                 return within(self.timeout_s, action)
-            except PERMANENT:
-                raise
-            except Exception as error:
-                reason = " ".join(f"{type(error).__name__}: {error}".split())
+            except Exception as failure:
+                error = meaning(failure, what)
+                if isinstance(error, PERMANENT):
+                    raise error from None
+                reason = one_line(error)
                 if time.monotonic() - started_s + wait_s > self.give_up_s:
                     raise Unreachable(f"{what} could not be read for {self.give_up_s:g} s ({reason})") from None
                 on_notice(f"{what} cannot be read ({reason}); trying again in {wait_s:g} s")
@@ -93,20 +89,15 @@ class RemoteFile(io.RawIOBase):
         self.size: int = patience.insist(url, self.find_size, on_notice)
 
     def find_size(self) -> int:
-        try:
-            size = self.files.info(self.path)["size"]
-        except FileNotFoundError as error:
-            # fsspec's HTTP says so of any failure, an outage too; other storages say it of missing files alone.
-            cause = error.__cause__
-            if cause is None or not self.path.startswith(HTTP) or getattr(cause, "status", None) in NOT_THERE:
-                raise
-            raise cause from None
+        size = self.files.info(self.path)["size"]
         if size is None:
-            raise OSError("its size is not known")
+            raise ValueError("its size is not told")
         return int(size)
 
     def fetch(self, start: int, end: int) -> bytes:
         content: bytes = self.files.cat_file(self.path, start=start, end=end)
+        if len(content) > end - start:
+            raise ValueError("the whole file came")
         if len(content) != end - start:
             raise OSError(f"{len(content)} bytes came, {end - start} were asked for")
         return content

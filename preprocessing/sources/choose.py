@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from dalle_lean.pictures import PICTURE_SUFFIXES
+from dalle_lean.remote import Unreachable
 from preprocessing.sources.columns import NoPictures, OnlyAddresses
 from preprocessing.sources.files import list_files
 from preprocessing.sources.folder import CaptionedFolder, ListedFolder
@@ -53,7 +54,9 @@ def open_source(
         try:
             return StreamedDataset(text, config=config, split=split, **columns)
         except OSError as error:
-            raise OSError(f"{text}: no such folder or file here, and as a data set on the hub: {error}") from None
+            raise Unreachable(
+                f"{text}: no such folder or file here, and the hub, which may have it, cannot be reached now"
+            ) from error
     raise ValueError(f"{text}: no such folder or file; {TAKES}")
 
 

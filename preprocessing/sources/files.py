@@ -6,15 +6,16 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
+from dalle_lean.remote import Refused, Unreachable, meaning, one_line
 from dalle_lean.require import require
 
 BRACES = re.compile(r"\{([^{}]*)\}")
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 MAX_FILES = 1_000_000
-HTTP = ("http://", "https://")
 LOCAL = ("file://", "local://", "memory://")
 TRIES = 7
 FIRST_PAUSE_S = 1.0
@@ -46,13 +47,15 @@ def list_files(pattern: str) -> list[str]:
     """The files that a pattern with braces, `*` or neither stands for.
 
     Names that are spelled out, also by braces, are taken in their order and need not exist; what `*` finds is sorted.
+    Raises Unreachable where a storage does not answer.
     """
     fsspec = require("fsspec", extra="preprocessing")
     paths: list[str] = []
     for name in expand_braces(pattern):
         if "*" in name:
             files, path = fsspec.core.url_to_fs(name)
-            paths += sorted(files.unstrip_protocol(found) if "://" in name else found for found in files.glob(path))
+            found = try_again(name, partial(files.glob, path))
+            paths += sorted(files.unstrip_protocol(file) if "://" in name else file for file in found)
         else:
             paths.append(name)
     return paths
@@ -69,7 +72,7 @@ def part_names(paths: Sequence[str]) -> list[str]:
 def files_fingerprint(paths: Sequence[str]) -> str:
     """Of the files' names and sizes in bytes: the same for a copy of them elsewhere.
 
-    StorageFailed where a storage does not answer: a size that is not known now would look like a changed source later.
+    Unreachable where a storage does not answer: a size that is not known now would look like a changed source later.
     """
     digest = hashlib.sha256()
     with ThreadPoolExecutor(16, thread_name_prefix="size") as pool:
@@ -79,7 +82,7 @@ def files_fingerprint(paths: Sequence[str]) -> str:
 
 
 def file_bytes(path: str) -> int | None:
-    """Size of a file; None where there is none, or its storage does not tell. StorageFailed where that fails."""
+    """Size of a file; None where there is none, or its storage does not tell. Unreachable where that fails."""
     files, name = require("fsspec", extra="preprocessing").core.url_to_fs(path)
     try:
         return try_again(path, lambda: files.size(name))
@@ -91,14 +94,10 @@ def is_remote(path: str) -> bool:
     return "://" in path and not path.startswith(LOCAL)
 
 
-class StorageFailed(OSError):
-    """A remote storage failed in spite of several tries; nothing is known to be wrong with the file."""
-
-
 def try_again(path: str, action: Callable[[], T]) -> T:
-    """What `action` returns; what fails on a remote storage is tried several times.
+    """What `action` returns; what fails on a remote storage is tried several times, unless `meaning` says it is vain.
 
-    Raises FileNotFoundError, StorageFailed for a remote file, and for a local one what `action` raises.
+    Raises FileNotFoundError, Unreachable for a remote file, and for a local one what `action` raises.
     """
     for pause in range(TRIES):
         if pause:
@@ -106,31 +105,20 @@ def try_again(path: str, action: Callable[[], T]) -> T:
         try:
             return action()
         except Exception as error:  # storages have errors of their own
-            reason = reason_of(error, path)
-            if isinstance(reason, FileNotFoundError) or not is_remote(path):
+            if not is_remote(path):
                 raise
-            forbidden = isinstance(reason, PermissionError | ValueError) or http_status(reason) in (401, 403)
-            if forbidden or pause == TRIES - 1:
-                raise StorageFailed(f"{path}: {type(reason).__name__}: {reason}") from error
+            reason = meaning(error, path)
+            if isinstance(reason, FileNotFoundError | Refused):
+                raise reason from None
+            if pause == TRIES - 1:
+                raise Unreachable(f"{path}: {one_line(reason)}") from error
     raise AssertionError("unreachable")
-
-
-def reason_of(error: BaseException, path: str) -> BaseException:
-    """Why a file failed: fsspec's HTTP says FileNotFoundError of any failure to open, with the reason as its cause."""
-    cause = error.__cause__
-    if isinstance(error, FileNotFoundError) and cause is not None and path.startswith(HTTP):
-        return error if http_status(cause) in (404, 410) else cause
-    return error
-
-
-def http_status(error: BaseException) -> int | None:
-    return getattr(error, "status", None)
 
 
 class File(io.RawIOBase):
     """A file opened for reading; a remote one that fails is opened again where it was, several times.
 
-    Raises FileNotFoundError, StorageFailed for a remote file, OSError for a local one that cannot be read.
+    Raises FileNotFoundError, Unreachable for a remote file, OSError for a local one that cannot be read.
     """
 
     def __init__(self, path: str):

@@ -1,14 +1,16 @@
 """Data sets that the `datasets` library reads: streamed by name or path, or saved with `save_to_disk`."""
 
 import hashlib
+import logging
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from dalle_lean.remote import Unreachable
 from dalle_lean.require import require
 from preprocessing.sources.columns import Columns, Kind, find_columns
-from preprocessing.sources.files import StorageFailed, files_fingerprint, is_remote
+from preprocessing.sources.files import files_fingerprint, is_remote
 from preprocessing.sources.sample import Sample, numbered_parts, rows_of_part
 
 
@@ -100,6 +102,7 @@ class SavedDataset:
 def builder(name: str, config: str | None, revision: str | None) -> Any:
     """Resolved once for each process: on the hub it takes several requests."""
     datasets = require("datasets", extra="preprocessing")
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each try in vain; the last one is told
     return datasets.load_dataset_builder(name, config, revision=revision)
 
 
@@ -139,7 +142,7 @@ def undecoded(dataset: Any, columns: Columns) -> Any:
 def read_rows(
     rows: Iterable[Any], columns: Columns, place: str, first: int, *, remote: bool = False
 ) -> Iterator[Sample]:
-    """Samples of rows; StorageFailed where `remote` ones cannot be read and nothing says that they are damaged."""
+    """Samples of rows; Unreachable where `remote` ones cannot be read and nothing says that they are damaged."""
     pa = require("pyarrow", extra="preprocessing")
     number = first
     try:
@@ -149,5 +152,5 @@ def read_rows(
     except Exception as error:  # `datasets` raises nearly anything on damaged files, as do HTTP's libraries
         damaged = isinstance(error, (pa.ArrowException, ValueError)) and not isinstance(error, OSError)
         if remote and not damaged:
-            raise StorageFailed(f"{place} {number}: {type(error).__name__}: {error}") from error
+            raise Unreachable(f"{place} {number}: {type(error).__name__}: {error}") from error
         yield Sample(key=f"{place} {number}", problem="dataset_broken")

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
+from dalle_lean.remote import Unreachable
 from dalle_lean.require import require
 from preprocessing.sources.columns import Columns, Kind, find_columns
-from preprocessing.sources.files import File, StorageFailed, files_fingerprint, is_remote, part_names
+from preprocessing.sources.files import File, files_fingerprint, is_remote, part_names
 from preprocessing.sources.parquet_pages import check_pages
 from preprocessing.sources.sample import Sample
 
@@ -46,7 +47,7 @@ class ParquetShards:
             try:
                 with File(path) as file:
                     schema = open_parquet(file).schema_arrow
-            except StorageFailed:
+            except Unreachable:
                 raise
             except damage():
                 continue
@@ -75,7 +76,7 @@ class ParquetShards:
                     yield Sample(key=f"{name} row {first}", problem="parquet_broken")
         except FileNotFoundError:
             yield Sample(key=name, problem="file_missing")
-        except StorageFailed:
+        except Unreachable:
             raise
         except damage():
             yield Sample(key=name, problem="parquet_broken")
@@ -111,7 +112,7 @@ def read_group(file: File, table: Any, group: int, columns: Columns, name: str, 
                 sample = columns.sample(found, f"{name} row {first + done}")
                 done += 1
                 yield sample
-    except StorageFailed:
+    except Unreachable:
         raise
     except damage():
         pass

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from dalle_lean.pictures import MAX_PICTURE_BYTES, PICTURE_SUFFIXES
-from preprocessing.sources.files import File, StorageFailed, files_fingerprint, is_remote, part_names
+from dalle_lean.remote import Unreachable
+from preprocessing.sources.files import File, files_fingerprint, is_remote, part_names
 from preprocessing.sources.sample import Sample, caption_of, json_object, metadata_of
 from preprocessing.sources.tar_entries import Damage, Entry, read_entries
 
@@ -52,7 +53,7 @@ class TarShards:
                 yield from read_samples(file, name)
         except FileNotFoundError:
             yield Sample(key=name, problem="file_missing")
-        except StorageFailed:
+        except Unreachable:
             raise
         except OSError:
             yield Sample(key=name, problem="file_unreadable")

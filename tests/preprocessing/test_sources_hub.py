@@ -4,9 +4,9 @@ import datasets
 import pyarrow as pa
 import pytest
 
+from dalle_lean.remote import Unreachable
 from preprocessing.sources import open_source
 from preprocessing.sources.columns import Columns
-from preprocessing.sources.files import StorageFailed
 from preprocessing.sources.hub import StreamedDataset, read_rows
 from tests.preprocessing.shards_of_pictures import emoji_rows, read_all
 
@@ -93,7 +93,7 @@ def test_where_a_shard_cannot_be_read_the_loss_is_counted(repository):
 def test_a_hub_that_fails_leaves_the_part_for_later_and_counts_no_loss(error):
     samples = read_rows(failing(error), COLUMNS, "00000 row", 0, remote=True)
     assert next(samples).problem is None
-    with pytest.raises(StorageFailed, match=f"00000 row 1: {type(error).__name__}"):
+    with pytest.raises(Unreachable, match=f"00000 row 1: {type(error).__name__}"):
         next(samples)
 
 
@@ -139,5 +139,7 @@ def test_a_damaged_saved_data_set_is_a_mistake(rows, tmp_path):
 
 
 def test_a_name_that_is_neither_here_nor_within_reach_says_both():
-    with pytest.raises(OSError, match="nobody/nothing: no such folder or file here, and as a data set on the hub: "):
+    with pytest.raises(
+        Unreachable, match=r"nobody/nothing: no such folder or file here, and the hub.*cannot be reached"
+    ):
         open_source("nobody/nothing", 5)

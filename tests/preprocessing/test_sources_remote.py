@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dalle_lean.remote import Refused, Unreachable
 from preprocessing.encode import preprocess
 from preprocessing.sources import files, open_source
 from tests.preprocessing.shards_of_pictures import emoji_rows, read_all, tar_bytes, tar_members
@@ -42,14 +43,17 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(404)
             return
         first, last = 0, len(content) - 1
-        if bounds := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+        bounds = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if bounds and self.server.gives_parts:
             first, last = int(bounds[1]), min(int(bounds[2]), last)
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
         else:
             self.send_response(200)
-        self.send_header("Accept-Ranges", "bytes")
-        self.send_header("Content-Length", str(last + 1 - first))
+        if self.server.gives_parts:
+            self.send_header("Accept-Ranges", "bytes")
+        if self.server.tells_sizes:
+            self.send_header("Content-Length", str(last + 1 - first))
         self.end_headers()
         if not head:
             self.wfile.write(content[first : last + 1])
@@ -63,6 +67,7 @@ def server(monkeypatch):
     monkeypatch.setattr(files, "FIRST_PAUSE_S", 0.001)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.contents, server.failures, server.broken = {}, 0, {}
+        server.gives_parts = server.tells_sizes = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
@@ -105,7 +110,7 @@ def test_a_server_that_fails_for_a_moment_loses_nothing(rows, server, pattern):
 def test_a_server_that_stays_away_leaves_the_part_for_later_and_counts_no_loss(server, pattern):
     source = open_source(pattern, 1000)
     server.failures = 10**9
-    with pytest.raises(files.StorageFailed, match=r"http://127.0.0.1:\d+/00001.*503"):
+    with pytest.raises(Unreachable, match=r"http://127.0.0.1:\d+/00001.*503"):
         list(source.samples(1))
     server.failures = 0
     assert len(list(source.samples(1))) == 4
@@ -136,7 +141,7 @@ def test_a_file_that_a_server_never_gives_is_left_for_later(server, pattern, sta
     source = open_source(pattern, 1000)
     server.broken[name_of(server, 1)] = status, 10**9
     for read in (lambda: list(source.samples(1)), source.fingerprint):
-        with pytest.raises(files.StorageFailed, match=rf"/00001.*{status}"):
+        with pytest.raises(Unreachable, match=rf"/00001.*{status}"):
             read()
     assert len(list(source.samples(0))) == 4
     server.broken.clear()
@@ -154,15 +159,42 @@ def test_a_file_that_a_server_says_is_not_there_is_missing(server, pattern, stat
 def test_what_was_forbidden_is_not_asked_again(server, pattern):
     source = open_source(pattern, 1000)
     server.broken[name_of(server, 1)] = 403, 100
-    with pytest.raises(files.StorageFailed):
+    with pytest.raises(Unreachable):
         list(source.samples(1))
     assert server.broken[name_of(server, 1)] == (403, 98)
 
 
+NO_PARTS = "does not give parts of a file, byte ranges.*copy the file here"
+
+
+def test_a_server_that_gives_no_parts_of_a_file_and_tells_no_sizes_is_refused(server, pattern):
+    source = open_source(pattern, 1000)
+    server.gives_parts = server.tells_sizes = False
+    with pytest.raises(Refused, match=f"/00001.*{NO_PARTS}"):
+        list(source.samples(1))
+
+
+def test_where_a_server_gives_no_parts_small_files_are_read_whole_and_large_ones_refused(rows, server, pattern):
+    source = open_source(pattern, 1000)
+    server.gives_parts = False
+    server.contents["/large.tar"] = bytes(2**23)
+    assert [sample.picture for sample in source.samples(1)] == [row["jpg"] for row in rows[4:]]
+    with files.File(f"{pattern.rsplit('/', 1)[0]}/large.tar") as large:
+        large.seek(2**22)
+        with pytest.raises(Refused, match=f"/large.*{NO_PARTS}"):
+            large.read(10)
+
+
+def test_a_pattern_on_a_storage_that_does_not_answer_is_told_in_one_line(server, pattern):
+    server.broken["/"] = 503, 10**9
+    with pytest.raises(Unreachable, match=r"http.*/\*\.tar: .*503"):
+        open_source(pattern.rsplit("/", 1)[0] + "/*.tar", 1000)
+
+
 def refuse(url):
-    with pytest.raises(files.StorageFailed, match="Cannot connect"):
+    with pytest.raises(Unreachable, match="Cannot connect"):
         list(open_source(url, 1000).samples(0))
-    with pytest.raises(files.StorageFailed, match="Cannot connect"):
+    with pytest.raises(Unreachable, match="Cannot connect"):
         open_source(url, 1000).fingerprint()
 
 

@@ -14,6 +14,7 @@ import fsspec
 import pytest
 import torch
 
+from dalle_lean.remote import Refused, Unreachable
 from dalle_lean.tokenizer import Tokenizer
 from tests.training.conftest import write_shards
 from tests.training.runs import at_step, losses, saved_progress
@@ -21,7 +22,7 @@ from training.data import TrainingData
 from training.order import Position
 from training.prefetch import wait_for
 from training.recipe import load_recipe
-from training.retry import Patience, RemoteFile, Unreachable, within
+from training.retry import Patience, RemoteFile, within
 from training.shard_set import Codes, find_shards, published_files
 from training.trainer import train
 
@@ -33,6 +34,7 @@ class Faults:
 
     def __init__(self):
         self.coming, self.answers, self.gone, self.gone_status = [], 0, set(), 404
+        self.gives_parts = True
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -67,7 +69,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(self.server.faults.gone_status)
             return
         content = path.read_bytes()
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        asked = self.server.faults.gives_parts and re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         start, end = (int(asked[1]), min(int(asked[2]) + 1, len(content))) if asked else (0, len(content))
         self.send_response(206 if asked else 200)
         self.send_header("Accept-Ranges", "bytes")
@@ -203,6 +205,23 @@ def test_a_shard_that_is_not_there_is_passed_over_at_once(server, noticed, statu
     assert len(noticed) == 1
     assert "shard-00001.parquet" in noticed[0]
     assert "passed over" in noticed[0]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_remote_that_refuses_access_is_asked_once_and_is_no_damaged_shard(server, remote, noticed, status):
+    server.faults.gone, server.faults.gone_status = {"shard-00001.parquet"}, status
+    with pytest.raises(Refused, match=rf"shard-00001\.parquet: its storage refuses access.*{status}"):
+        list(islice(training_data(remote).windows(), 100))
+    with pytest.raises(Refused, match="refuses access"):
+        RemoteFile(f"{server.url}/shard-00001.parquet", HASTY, noticed.append)
+    assert not noticed
+
+
+def test_a_server_that_gives_no_parts_of_a_file_is_refused_at_once(server, remote, noticed):
+    server.faults.gives_parts = False
+    with pytest.raises(Refused, match=r"does not give parts of a file, byte ranges.*copy the file here"):
+        list(islice(training_data(remote).windows(), 8))
+    assert not noticed
 
 
 def test_a_url_without_data_is_refused_in_one_line(server):
