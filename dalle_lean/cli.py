@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "preprocess": ("preprocessing.commands:preprocess", "Pictures with captions -> shards of VQGAN codes."),
     "shards": ("preprocessing.commands_shards:shards", "Check, show and adopt folders of shards."),
     "train": ("training.commands_train:train", "Train the transformer on shards, on this machine."),
+    "monitor": ("training.commands_monitor:monitor", "Follow a run that others train: loss, peers, who gave how much."),
     "generate": ("inference.commands:generate", "Draw prompts: pictures, a contact sheet and their scores."),
     "demo": ("demo.commands:demo", "Open the prompt page in a browser."),
     "train-vqgan": ("training.commands_vqgan:train_vqgan", "Train a small VQGAN on a folder of pictures."),
