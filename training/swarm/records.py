@@ -4,6 +4,7 @@ A record is signed with the key of the peer's identity file, so its peer id foll
 outlives restarts. What it says is the peer's own word: only its form and its owner are checked.
 """
 
+import asyncio
 import re
 import threading
 from collections.abc import Iterator
@@ -278,10 +279,8 @@ async def collect(_dht: hivemind.DHT, node: DHTNode, run_id: str) -> tuple[dict[
     key = DHTID.generate(source=metrics_key(run_id))
     checks = CompositeValidator(record_validators(run_id))
     nearest = await node.find_nearest_nodes([key], k_nearest=2 * node.num_replicas, exclude_self=True)
-    answers = [node.protocol.storage.get(key)]
-    for peer in nearest[key].values():
-        response = await node.protocol.call_find(peer, [key])
-        answers.append(response[key][0] if response else None)
+    responses = await asyncio.gather(*(node.protocol.call_find(peer, [key]) for peer in nearest[key].values()))
+    answers = [node.protocol.storage.get(key), *(response[key][0] for response in responses if response)]
 
     newest: dict[bytes, tuple[float, dict[str, Any]]] = {}
     refused = set()

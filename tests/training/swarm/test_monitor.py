@@ -4,7 +4,7 @@ import json
 import re
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -17,7 +17,7 @@ from training.commands_monitor import duration, headline
 from training.metrics import NAME as METRICS
 from training.metrics import read_metrics
 from training.recipe import load_recipe
-from training.swarm.monitor import CONTRIBUTIONS, Board, Outputs, StepPace, summarize
+from training.swarm.monitor import CONTRIBUTIONS, SILENT_LOOKS, Board, Monitor, Outputs, StepPace, summarize
 from training.swarm.network import open_dht
 from training.swarm.offer import offer_run
 from training.swarm.peer import Contribution
@@ -192,6 +192,32 @@ def test_durations_are_short(seconds, text):
     assert duration(seconds) == text
 
 
+def start_helper(folder, settings, listen="/ip4/127.0.0.1/tcp/0"):
+    """A helper that offers the run's files from `folder`, and its address."""
+    helper = open_dht([], client_mode=False, listen=[listen], identity=folder / "helper")
+    address = str(helper.get_visible_maddrs()[0])
+    settings = replace(settings, swarm=replace(settings.swarm, addresses=(address,)))
+    write_settings(folder / "swarm.toml", settings)
+    offer_run(helper, folder)
+    protect_records(helper, settings.run_id)
+    return helper, address
+
+
+@contextmanager
+def published(identity, address, settings, samples=100):
+    """A peer named like its identity file that has published at step 7."""
+    node = open_dht([address], client_mode=True, identity=identity)
+    peer = Publisher(node, settings.run_id, identity=identity, user=identity.name)
+    try:
+        peer.publish(Contribution(epoch=7, loss=1.5, samples=samples, samples_per_s=8.0))
+        while not peer.published:
+            time.sleep(0.02)
+        yield
+    finally:
+        peer.close()
+        node.shutdown()
+
+
 @pytest.fixture
 def run(tmp_path):
     """A run's helper that offers its files, and two peers that publish; the helper's address and the run's folder."""
@@ -199,22 +225,10 @@ def run(tmp_path):
         folder = tmp_path / "run"
         folder.mkdir()
         Tokenizer.train(["a red heart"], 300).save(folder / "tokenizer.json")
-        helper = open_dht([], client_mode=False, listen=["/ip4/127.0.0.1/tcp/0"])
+        helper, address = start_helper(folder, SETTINGS)
         stack.callback(helper.shutdown)
-        address = str(helper.get_visible_maddrs()[0])
-        settings = replace(SETTINGS, swarm=replace(SETTINGS.swarm, addresses=(address,)))
-        write_settings(folder / "swarm.toml", settings)
-        offer_run(helper, folder)
-        protect_records(helper, settings.run_id)
         for name, samples in {"Ada": 300, "Grace": 100}.items():
-            identity = tmp_path / name
-            node = open_dht([address], client_mode=True, identity=identity)
-            stack.callback(node.shutdown)
-            peer = Publisher(node, settings.run_id, identity=identity, user=name)
-            stack.callback(peer.close)
-            peer.publish(Contribution(epoch=7, loss=1.5, samples=samples, samples_per_s=8.0))
-            while not peer.published:
-                time.sleep(0.02)
+            stack.enter_context(published(tmp_path / name, address, SETTINGS, samples))
         yield address, folder
 
 
@@ -232,6 +246,26 @@ def test_the_command_shows_and_writes_a_run(run, tmp_path, capsys, by):
     assert steps_in(out) == [7]
     board = json.loads((out / CONTRIBUTIONS).read_text())
     assert sorted(peer["samples"] for peer in board["peers"].values()) == [100, 300]
+
+
+@pytest.mark.swarm
+def test_a_monitor_finds_a_run_again_whose_helper_was_away_and_that_was_taken_back(tmp_path):
+    Tokenizer.train(["a red heart"], 300).save(tmp_path / "tokenizer.json")
+    notices = []
+    with ExitStack() as stack:
+        helper, address = start_helper(tmp_path, SETTINGS, "/ip4/127.0.0.1/tcp/0")
+        monitor = stack.enter_context(Monitor(address, notices.append))
+        assert monitor.look()[1] is None
+        helper.shutdown()
+        assert monitor.look()[1] is None
+        later = replace(SETTINGS, swarm=replace(SETTINGS.swarm, data_fingerprint="another"))
+        helper, again = start_helper(tmp_path, later, address.split("/p2p/")[0])
+        stack.callback(helper.shutdown)
+        assert again == address
+        stack.enter_context(published(tmp_path / "peer", address, later))
+        found = [monitor.look()[1] for _ in range(SILENT_LOOKS)]
+    assert found[-1].step == 7
+    assert f"the run goes on as {later.run_id}" in notices
 
 
 @pytest.mark.swarm
