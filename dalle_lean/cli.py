@@ -20,6 +20,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "shards": ("preprocessing.commands_shards:shards", "Check, show and adopt folders of shards."),
     "train": ("training.commands_train:train", "Train the transformer on shards, on this machine."),
     "monitor": ("training.commands_monitor:monitor", "Follow a run that others train: loss, peers, who gave how much."),
+    "join": ("training.commands_join:join", "Take part in a run over the Internet: checks, then training."),
+    "doctor": ("training.commands_join:doctor", "What works on this machine, and what to do about what does not."),
     "generate": ("inference.commands:generate", "Draw prompts: pictures, a contact sheet and their scores."),
     "demo": ("demo.commands:demo", "Open the prompt page in a browser."),
     "train-vqgan": ("training.commands_vqgan:train_vqgan", "Train a small VQGAN on a folder of pictures."),
