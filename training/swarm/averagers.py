@@ -5,11 +5,14 @@ All peers of a run must have averagers of the same class names: hivemind's remot
 
 import asyncio
 import hashlib
+import math
 import multiprocessing as mp
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
+from statistics import median_high
 from typing import Any
 
 import torch
@@ -17,7 +20,6 @@ from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.averaging.partition import TensorPartReducer
 from hivemind.compression import CompressionInfo, deserialize_torch_tensor
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
@@ -34,13 +36,27 @@ from training.swarm.aggregation import FiniteMean, RuleRunner
 
 SLACK_BYTES = 2**20
 """A state may be so much larger than expected: metadata, and what the wire adds."""
+WEIGHTS_POLL_S = 0.05
+ANSWER_S = 30.0
+"""So much longer than a download may take its process is waited for."""
 
 
 class GatedAverager(DecentralizedAverager):
-    """Averages by a rule, and takes no tensor from others that is not finite."""
+    """Averages by a rule, and takes no tensor from others that is not finite.
 
-    def __init__(self, *arguments: Any, rule: type[TensorPartReducer] = FiniteMean, **options: Any):
-        self.rule = rule
+    Args:
+        rule: see training.swarm.aggregation.
+        largest_weight: what one sender counts for at most.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        rule: type[FiniteMean] = FiniteMean,
+        largest_weight: float = math.inf,
+        **options: Any,
+    ):
+        self.rule, self.largest_weight = rule, largest_weight
         self._dropped_tensors = mp.Value("q", 0)  # shared with the process that averages
         super().__init__(*arguments, **options)
 
@@ -55,6 +71,8 @@ class GatedAverager(DecentralizedAverager):
         group_id = group_info.group_id if group_id is None else group_id
         runner = RuleRunner(
             rule=self.rule,
+            largest_weight=self.largest_weight,
+            left_out=self.left_out(group_info),
             p2p=self._p2p,
             servicer_type=type(self),
             prefix=self.prefix,
@@ -76,21 +94,48 @@ class GatedAverager(DecentralizedAverager):
             self.last_updated = get_dht_time()
             self._state_updated.set()
 
+    def left_out(self, group_info: GroupInfo) -> set[PeerID]:
+        """Members of a group that get the average and count for nothing."""
+        return set()
 
-class SwarmGradientAverager(GatedAverager, GradientAverager):
+
+class SampleWeights(GradientAverager):
+    """Gradients of batches of any size become the mean over their samples. Batches of 0 samples bring nothing."""
+
+    def accumulate_grads_(self, batch_size: int) -> None:
+        if batch_size:
+            super().accumulate_grads_(batch_size)
+
+    @torch.no_grad()
+    def load_accumulators_into_averager_(self) -> None:
+        # hivemind divides by the number of batches, which is the mean only where all have the size of the first.
+        samples, unit = self.local_samples_accumulated, self._anchor_batch_size
+        with self.get_tensors() as averaged:
+            for accumulated, target in zip(self._grad_accumulators(), averaged, strict=True):
+                target.copy_(accumulated).mul_(unit / samples if samples else 0.0)
+
+
+class SwarmGradientAverager(GatedAverager, SampleWeights):
     """Gradients, averaged over all samples of all peers. A peer that only follows the run brings none."""
 
-    def accumulate_grads_(self, batch_size: int) -> None:
-        if batch_size:
-            super().accumulate_grads_(batch_size)
 
-
-class SwarmPowerSGDAverager(GatedAverager, PowerSGDGradientAverager):
+class SwarmPowerSGDAverager(GatedAverager, SampleWeights, PowerSGDGradientAverager):
     """The same with gradients as products of thin matrices."""
 
-    def accumulate_grads_(self, batch_size: int) -> None:
-        if batch_size:
-            super().accumulate_grads_(batch_size)
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        # The same thin matrices for all, as in Vogels et al. 2019, algorithm 1; hivemind draws each peer its own.
+        generator = torch.Generator().manual_seed(0)
+        for matrix in self._qs:
+            matrix.copy_(torch.rand(matrix.shape, generator=generator))
+
+    async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **options: Any) -> Any:
+        # Who brings nothing has nothing left over either; hivemind would note all that the others brought as owed.
+        owed = [matrix.clone() for matrix in self._ms] if options.get("weight") == 0 else []
+        gathered = await super()._aggregate_with_group(group_info, min_vector_size, **options)
+        for matrix, before in zip(self._ms, owed, strict=False):
+            matrix.copy_(before)
+        return gathered
 
 
 class StateRefused(Exception):
@@ -103,11 +148,16 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
     Args:
         lr_of_epoch: the learning rate of the step after so many epochs.
         donors: peer ids that are asked first.
-        judge: given downloaded parameters, raises StateRefused where they are worse than none.
+        judge: given downloaded parameters, in the order of `main_parameters`, raises StateRefused where they are worse
+            than none.
         on_download: called with bytes received, bytes in all and the donor while a state comes in.
     """
 
     local_epoch: int
+    weights_epoch: int
+    """The step of the weights: `local_epoch`, or the one before it while a delayed step is under way."""
+    applied: int
+    """How often the model has got weights from here."""
 
     def __init__(
         self,
@@ -123,12 +173,46 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         self._control: StepControl | None = None
         self._snapshot: tuple[int, dict[str, Any], list[Tensor]] | None = None
         self._snapshot_lock = threading.Lock()
+        self.weights_epoch = 0
+        self.applied = 0
         super().__init__(**options)
         self._update_scheduler()
 
     def _update_scheduler(self) -> None:
+        # hivemind calls it where a step has just been taken, before others may look at the weights.
+        self.weights_epoch = self.local_epoch
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr_of_epoch(self.local_epoch)
+        for state in self.optimizer.state.values():
+            if "step" in state and not isinstance(state["step"], Tensor):
+                state["step"] = self.local_epoch  # for newcomers too, whose own count began late
+
+    def _apply_optimizer_parameters_(self) -> None:
+        super()._apply_optimizer_parameters_()
+        self.applied += 1
+
+    def left_out(self, group_info: GroupInfo) -> set[PeerID]:
+        """Those whose weights are not of the step that most of the group is at; they get the average."""
+        epochs = {
+            peer: self.gathered_epoch(content)
+            for peer, content in zip(group_info.peer_ids, group_info.gathered, strict=True)
+        }
+        known = [epoch for epoch in epochs.values() if epoch is not None]
+        if not known:
+            return set()
+        present = median_high(known)
+        return {peer for peer, epoch in epochs.items() if epoch is not None and epoch != present}
+
+    def gathered_epoch(self, content: bytes) -> int | None:
+        """The step that a member of a group has named; None for those that bring no weights. -1 for rubbish."""
+        try:
+            _bandwidth, mode, said = self.serializer.loads(content)
+            epoch = self.serializer.loads(said)
+        except Exception:  # of whatever kind, it comes from a stranger
+            return -1
+        if mode == AveragingMode.AUX.value:
+            return None
+        return epoch if type(epoch) is int else -1
 
     def _do(
         self,
@@ -167,7 +251,7 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
     def statistics(self, parameters: Sequence[Tensor]) -> Iterator[Tensor]:
         """The tensors of the optimizer's state."""
         for parameter in parameters:
-            state = self.optimizer.state[parameter]
+            state = self.optimizer.state.get(parameter, {})
             yield from (state[name] for name in sorted(state) if isinstance(state[name], Tensor))
 
     @property
@@ -182,15 +266,23 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         One copy for each epoch: the weights may move while they are sent.
         """
         with self._snapshot_lock:
-            if self._snapshot is None or self._snapshot[0] != self.local_epoch:
-                wait(list(self.pending_updates), self._allreduce_timeout)  # the step counts before it is taken
+            self.await_weights()
+            if self._snapshot is None or self._snapshot[0] != self.weights_epoch:
+                self._snapshot = None  # its memory is wanted for the next one
                 with self.lock_optimizer, self.lock_averaged_tensors:
                     tensors = [tensor.cpu().clone() for tensor in self.state_tensors()]
-                    epoch = self.local_epoch
+                    epoch = self.weights_epoch
                 metadata = {"epoch": epoch, "sha256": tensors_sha256(tensors)}
                 self._snapshot = epoch, metadata, tensors
             _, metadata, tensors = self._snapshot
         return metadata, tensors, [CompressionInfo.from_tensor(tensor, key=i) for i, tensor in enumerate(tensors)]
+
+    def await_weights(self) -> None:
+        """Wait until a step that is counted already has been taken and averaged, as long as an all-reduce may take."""
+        deadline = time.monotonic() + (self._allreduce_timeout or math.inf)
+        while self.weights_epoch != self.local_epoch and time.monotonic() < deadline:
+            time.sleep(WEIGHTS_POLL_S)
+        wait(list(self.pending_updates), max(0.0, deadline - time.monotonic()))
 
     def known_donors(self) -> list[tuple[PeerID, float]]:
         """Who hands out a state, and of which epoch: the run's own donors first, then the newest."""
@@ -205,27 +297,42 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         random.shuffle(donors)
         return sorted(donors, key=lambda donor: (donor[0].to_base58() in self.donors, donor[1]), reverse=True)
 
-    def load_state_from_peers(self, timeout: float | None = None, **_: Any) -> None:
+    def load_state_from_peers(self, timeout: float | None = None, least_epoch: int | None = None, **_: Any) -> None:
         """Take the state of the first donor that has a good one.
+
+        Args:
+            timeout: in seconds, for each donor.
+            least_epoch: earlier states are not taken, nor downloaded; without it any that is not behind the own.
 
         Raises StateRefused where none has; it says what was wrong with each.
         """
         refusals = []
         for donor, _epoch in self.known_donors():
             try:
-                self.adopt(*self.download(donor, timeout))
+                self.adopt(*self.download(donor, timeout, self.local_epoch if least_epoch is None else least_epoch))
                 return
             except StateRefused as refusal:
                 refusals.append(f"{donor.to_base58()[-8:]}: {refusal}")
         raise StateRefused("; ".join(refusals) or "nobody hands out a state")
 
-    def download(self, donor: PeerID, timeout: float | None) -> tuple[dict[str, Any], list[Tensor]]:
+    def download(
+        self, donor: PeerID, timeout: float | None, least_epoch: int = 0
+    ) -> tuple[dict[str, Any], list[Tensor]]:
         """A donor's metadata and tensors, as they were sent."""
         total, future = self.state_bytes, MPFuture()
         self._received_bytes.value = 0
-        request = {"donor": donor, "limit_bytes": total + SLACK_BYTES, "timeout": timeout, "future": future}
+        request = {
+            "donor": donor,
+            "limit_bytes": total + SLACK_BYTES,
+            "least_epoch": least_epoch,
+            "timeout": timeout,
+            "future": future,
+        }
         self._outer_pipe.send(("_download_state", [], request))
+        deadline = time.monotonic() + (math.inf if timeout is None else timeout + ANSWER_S)
         while True:
+            if time.monotonic() > deadline or not self.is_alive():
+                raise StateRefused("the process that downloads does not answer")
             try:
                 outcome = future.result(timeout=0.5)
                 break
@@ -239,16 +346,22 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         metadata, tensors = outcome
         return metadata, tensors
 
-    async def _download_state(self, donor: PeerID, limit_bytes: int, timeout: float | None, future: MPFuture) -> None:
+    async def _download_state(
+        self, donor: PeerID, limit_bytes: int, least_epoch: int, timeout: float | None, future: MPFuture
+    ) -> None:
         """Runs in the averager's process; the future gets (metadata, tensors), or what went wrong."""
         try:
-            future.set_result(await asyncio.wait_for(self._receive_state(donor, limit_bytes), timeout))
+            future.set_result(await asyncio.wait_for(self._receive_state(donor, limit_bytes, least_epoch), timeout))
         except TimeoutError:
             future.set_result(f"took longer than {timeout:.0f} s")
+        except StateRefused as refusal:
+            future.set_result(str(refusal))
         except Exception as error:  # whatever a peer may do wrong, the next one is asked
             future.set_result(f"{type(error).__name__}: {error}".splitlines()[0][:200])
 
-    async def _receive_state(self, donor: PeerID, limit_bytes: int) -> tuple[dict[str, Any], list[Tensor]]:
+    async def _receive_state(
+        self, donor: PeerID, limit_bytes: int, least_epoch: int
+    ) -> tuple[dict[str, Any], list[Tensor]]:
         stub = self.get_stub(self._p2p, donor, namespace=self.prefix)
         stream = await stub.rpc_download_state(averaging_pb2.DownloadRequest())
         metadata: Any = None
@@ -258,6 +371,7 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         async for message in aiter_with_timeout(stream, timeout=self._allreduce_timeout):
             if message.metadata:
                 metadata = self.serializer.loads(message.metadata)
+                check_epoch(metadata, least_epoch)
             if message.tensor_part.dtype and parts:  # the first part of the next tensor
                 tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
                 parts = []
@@ -275,9 +389,8 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
     def adopt(self, metadata: Any, tensors: Sequence[Tensor]) -> None:
         """Go on from a donor's state; StateRefused, and nothing changed, unless it is whole, finite and good."""
         own = self.state_tensors()
+        check_epoch(metadata, self.local_epoch)
         check_state(metadata, tensors, own)
-        if metadata["epoch"] < self.local_epoch:
-            raise StateRefused(f"is at step {metadata['epoch']}, behind the own {self.local_epoch}")
         if self.judge is not None:
             self.judge(tensors[: len(self.main_parameters)])
         with self.lock_optimizer, self.lock_averaged_tensors:
@@ -299,11 +412,18 @@ def tensors_sha256(tensors: Sequence[Tensor]) -> str:
     return digest.hexdigest()
 
 
+def check_epoch(metadata: Any, least_epoch: int) -> None:
+    """StateRefused for a state without a step, or of an earlier one than `least_epoch`."""
+    if not (isinstance(metadata, dict) and type(metadata.get("epoch")) is int and metadata["epoch"] >= 0):
+        raise StateRefused("does not say its step")
+    if metadata["epoch"] < least_epoch:
+        raise StateRefused(f"is of step {metadata['epoch']}, behind {least_epoch}")
+
+
 def check_state(metadata: Any, tensors: Sequence[Tensor], own: Sequence[Tensor]) -> None:
     """StateRefused unless it is a state of this model: as many tensors of the same shapes and types, arrived as they
     were sent, and finite."""
-    if not (isinstance(metadata, dict) and type(metadata.get("epoch")) is int and metadata["epoch"] >= 0):
-        raise StateRefused("does not say its step")
+    check_epoch(metadata, 0)
     if [(tensor.shape, tensor.dtype) for tensor in tensors] != [(tensor.shape, tensor.dtype) for tensor in own]:
         raise StateRefused("is the state of another model")
     if metadata.get("sha256") != tensors_sha256(tensors):

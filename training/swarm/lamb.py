@@ -34,11 +34,11 @@ class SwarmLamb(Lamb):
     def step(self, closure: Any = None) -> Any:
         """One step with the gradients that are there."""
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        self.grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.clip_norm))
-        if not math.isfinite(self.grad_norm):
-            self.skipped_steps += 1
-            return None
         try:
+            self.grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.clip_norm))
+            if not math.isfinite(self.grad_norm):
+                self.skipped_steps += 1
+                return None
             return super().step(closure)
         except Exception as error:
             self.failure = error

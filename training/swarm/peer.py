@@ -1,5 +1,6 @@
 """One peer's walk: gradients on its own data, steps with all the others."""
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -10,20 +11,23 @@ from typing import Any
 
 import hivemind
 import torch
+from hivemind.utils import get_dht_time
 from torch import Tensor
 
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.files import read_json, write_json
+from dalle_lean.model import Crop
 from dalle_lean.tokenizer import Tokenizer
 from training.data import Batch, TrainingData, collate, drop_captions
 from training.gradients import Gradients
 from training.heldout import heldout_rows
 from training.interrupt import interrupt_deferred
+from training.learner import Learner
 from training.order import Position
 from training.progress import OnNotice
 from training.recipe import MemoryRecipe
 from training.retry import silent
-from training.schedule import crop_of_step
+from training.schedule import crop_of_step, learning_rate
 from training.shard_set import ShardSet
 from training.swarm.averagers import StateRefused
 from training.swarm.optimizer import swarm_optimizer
@@ -34,6 +38,8 @@ JUDGE_SAMPLES = 64
 WORST_RATIO = 1.2
 """A downloaded state may be so much worse than one's own on held-out samples, chance included."""
 POLL_S = 0.5
+PRESENCE_S = 10.0
+"""So long a trainer that waits at the barrier counts as being there."""
 
 
 @dataclass
@@ -52,6 +58,10 @@ class Contribution:
     """Averages from others that were not finite."""
     skipped_steps: int = 0
     """Averaged gradients that were not finite."""
+    lonely_steps: int = 0
+    """Steps for which no average could be had although others are there: taken with one's own gradients."""
+    rescaled: int = 0
+    """Batches left out because float16 overflowed in them; its scales are smaller now."""
     resyncs: int = 0
     """Downloads of the state."""
 
@@ -98,11 +108,14 @@ class Peer:
             identity=dht.peer_id.to_base58(),
         )
         memory = memory or recipe.memory
-        self.gradients = Gradients(build_model(settings).to(device), memory, -(-batch_size // memory.micro_batches))
+        self.gradients = make_gradients(settings, memory, batch_size, device)
         rows = heldout_rows(shards, recipe.data.heldout_share, min(JUDGE_SAMPLES, recipe.data.heldout_samples))
         self.heldout = collate(rows, tokenizer, self.model.config.text_len) if len(rows) else None
         self.done = Contribution()
-        self.optimizer = swarm_optimizer(settings, self.model, dht, judge=self.judge, on_download=on_download)
+        self.on_download, self.interrupted = on_download, never
+        self.optimizer = swarm_optimizer(
+            settings, self.model, dht, judge=self.judge, on_download=self.show_download, on_notice=self.on_notice
+        )
 
     @property
     def model(self) -> Dalle:
@@ -125,7 +138,7 @@ class Peer:
             after = self.gradients.measure(self.heldout)["heldout_loss"]
         finally:
             copy_all(own, kept)
-        if not after <= WORST_RATIO * before:
+        if not (after <= WORST_RATIO * before or (math.isfinite(after) and not math.isfinite(before))):
             raise StateRefused(f"has a held-out loss of {after:.3g}, the present weights {before:.3g}")
 
     def optimizer_parameters(self) -> Sequence[Tensor]:
@@ -140,6 +153,7 @@ class Peer:
         """
         try:
             with interrupt_deferred(self.on_notice) as interrupted:
+                self.interrupted = interrupted
                 self.wait_for_peers(interrupted)
                 self.catch_up()
                 self.learn(interrupted)
@@ -148,14 +162,39 @@ class Peer:
         finally:
             self.leave()
 
+    def show_download(self, received: int, total: int, donor: str) -> None:
+        """Tell how far a download of the state is; KeyboardInterrupt once Ctrl+C was pressed."""
+        if self.interrupted():
+            raise KeyboardInterrupt
+        if self.on_download is not None:
+            self.on_download(received, total, donor)
+
     def wait_for_peers(self, interrupted: Callable[[], bool]) -> None:
         """The barrier before the first step: alone, hivemind would run ahead and then wait for the others in vain."""
+        least, before = self.settings.swarm.min_peers, -1
+        key = f"{self.settings.run_id}_waiting"
+        while least > 1 and not interrupted() and not self.under_way:
+            expiration = get_dht_time() + PRESENCE_S
+            self.dht.store(key, subkey=self.dht.peer_id.to_bytes(), value=True, expiration_time=expiration)
+            found = self.dht.get(key, latest=True)
+            here = len(found.value) if found is not None and isinstance(found.value, dict) else 0
+            if here >= least:
+                return
+            if here != before:
+                self.on_notice(f"{here} of {least} trainers are here; waiting for {least - here} more")
+                before = here
+            time.sleep(POLL_S)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether others train already."""
+        progress = self.optimizer.tracker.global_progress
+        return bool(progress.epoch > 0 or progress.samples_accumulated > 0)
 
     def catch_up(self) -> None:
         """Take the state of a run that is under way."""
         if self.optimizer.tracker.global_epoch > self.optimizer.local_epoch:
             self.optimizer.load_state_from_peers()
-            self.done.resyncs += 1
 
     def learn(self, interrupted: Callable[[], bool]) -> None:
         """Batch after batch."""
@@ -171,17 +210,18 @@ class Peer:
     def take(self, batch: Batch, position: Position, losses: list[float]) -> None:
         """Add a batch's gradient to the swarm's next step, unless it is not finite."""
         epoch, started = self.optimizer.local_epoch, time.perf_counter()
+        before = self.done.rescaled
         loss = self.compute(batch, epoch)
+        rescaled = self.done.rescaled > before
         if math.isfinite(loss):
             losses.append(loss)
             self.done.samples += len(batch.text_ids)
             self.optimizer.step(batch_size=len(batch.text_ids))
         else:
-            self.done.dropped_batches += 1
+            self.done.dropped_batches += not rescaled
             self.optimizer.step(batch_size=0)
-        self.optimizer.zero_grad()
-        if self.optimizer.opt.failure is not None:
-            raise self.optimizer.opt.failure
+        if not self.takes_own_steps:
+            self.optimizer.zero_grad()
         self.done.samples_per_s = len(batch.text_ids) / (time.perf_counter() - started)
         if self.optimizer.local_epoch != epoch:
             self.done.loss = sum(losses) / len(losses) if losses else math.nan
@@ -190,15 +230,36 @@ class Peer:
         self.tell()
 
     def compute(self, batch: Batch, epoch: int) -> float:
-        """Leave the gradient of the batch's mean loss in the parameters; returns the loss, nan where either is not
-        finite."""
-        step, recipe = epoch * self.settings.steps_per_epoch + 1, self.settings.recipe
+        """Leave the gradient of the batch's mean loss in the parameters, or take a step of one's own with it; returns
+        the loss, nan where either is not finite."""
+        recipe = self.settings.recipe
+        step = self.optimizer.inner_step(recipe.data.batch_size) if self.takes_own_steps else epoch + 1
         batch = drop_captions(batch, recipe.data.caption_dropout, seed=recipe.data.seed, step=step)
         crop = crop_of_step(step, recipe.schedule.length_warmup, self.model.config.image_side, recipe.data.seed)
+        if isinstance(self.gradients, Learner):
+            return self.learn_alone(self.gradients, batch, step, crop)
         loss = self.gradients.accumulate_gradient(batch, crop)
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         norms = torch.stack([gradient.norm() for gradient in gradients])
+        if self.model.scales is not None and not self.model.scales.update():
+            self.done.rescaled += 1
+            return math.nan
         return float(loss) if torch.isfinite(norms).all() else math.nan
+
+    def learn_alone(self, learner: Learner, batch: Batch, step: int, crop: Crop | None) -> float:
+        """Take a step of one's own; returns the loss, nan where it was not taken."""
+        schedule = self.settings.recipe.schedule
+        lr = learning_rate(
+            step, peak=schedule.peak_lr, warmup_steps=schedule.warmup_steps, total_steps=schedule.total_steps
+        )
+        loss, grad_norm, rescaled = learner.step(batch, lr, crop)
+        self.done.rescaled += rescaled
+        return loss if math.isfinite(grad_norm) and not rescaled else math.nan
+
+    @property
+    def takes_own_steps(self) -> bool:
+        """Whether the model moves between two steps of the swarm: "diloco"."""
+        return self.settings.wire.mode == "diloco"
 
     def tell(self) -> None:
         """Bring the numbers up to date and show them."""
@@ -207,6 +268,7 @@ class Peer:
             self.optimizer.state_averager.dropped_tensors + self.optimizer.grad_averager.dropped_tensors
         )
         self.done.skipped_steps = self.optimizer.opt.skipped_steps
+        self.done.lonely_steps, self.done.resyncs = self.optimizer.lonely_steps, self.optimizer.resyncs
         if self.on_step is not None:
             self.on_step(self, self.done)
 
@@ -230,10 +292,26 @@ class Peer:
         self.optimizer.shutdown()
 
 
+def make_gradients(settings: SwarmSettings, memory: MemoryRecipe, batch_size: int, device: str) -> Gradients:
+    """What computes gradients of `batch_size` samples; in "diloco" mode it takes steps, too."""
+    model = build_model(settings).to(device)
+    micro_batch_size = -(-batch_size // memory.micro_batches)
+    if settings.wire.mode != "diloco":
+        return Gradients(model, memory, micro_batch_size)
+    data = dataclasses.replace(settings.recipe.data, batch_size=micro_batch_size * memory.micro_batches)
+    optimizer = dataclasses.replace(settings.recipe.optimizer, delayed=False)  # the weights are set from outside
+    return Learner(model, dataclasses.replace(settings.recipe, memory=memory, data=data, optimizer=optimizer))
+
+
 def build_model(settings: SwarmSettings) -> Dalle:
     """The run's model with its first weights, the same for every peer."""
     torch.manual_seed(settings.recipe.data.seed)
     return Dalle(DalleConfig.from_dict(settings.recipe.model))
+
+
+def never() -> bool:
+    """No Ctrl+C yet."""
+    return False
 
 
 @torch.no_grad()

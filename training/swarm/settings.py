@@ -133,6 +133,11 @@ class TimingSection:
                 f"request_timeout_s = {self.request_timeout_s}: must be less than matchmaking_time_s = "
                 f"{self.matchmaking_time_s}"
             )
+        if self.matchmaking_time_s >= self.averaging_timeout_s:
+            raise ValueError(
+                f"matchmaking_time_s = {self.matchmaking_time_s}: must be less than averaging_timeout_s = "
+                f"{self.averaging_timeout_s}, which holds both finding a group and averaging"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,9 +196,7 @@ class SwarmSettings:
         """What all peers must agree on, part by part: short hashes."""
         recipe = self.recipe.to_dict()
         # What only trades memory for time, and what is looked at on the way, is everybody's own.
-        schedule = {
-            name: recipe["schedule"][name] for name in ("peak_lr", "warmup_steps", "total_steps", "length_warmup")
-        }
+        schedule = {name: recipe["schedule"][name] for name in SHARED_SCHEDULE}
         parts = {
             "protocol": self.swarm.protocol,
             "model": DalleConfig.from_dict(recipe["model"]).to_dict(),
@@ -201,6 +204,8 @@ class SwarmSettings:
             "schedule": schedule,
             "batch size": recipe["data"]["batch_size"],
             "caption dropout": recipe["data"]["caption_dropout"],
+            "held-out share": recipe["data"]["heldout_share"],
+            "seed of the first weights": recipe["data"]["seed"],
             "wire settings": dataclasses.asdict(self.wire),
             "data": self.swarm.data_fingerprint,
             "tokenizer": self.swarm.tokenizer_fingerprint,
