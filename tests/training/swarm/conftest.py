@@ -1,0 +1,28 @@
+"""A nursery for all tests, and a swarm that stands while one member after another meets its fate."""
+
+import pytest
+
+from tests.training.swarm.harness import Nursery, Swarm
+
+
+@pytest.fixture(scope="session")
+def nursery():
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture(scope="module")
+def module_swarm(tmp_path_factory, nursery):
+    with Swarm(tmp_path_factory.mktemp("swarm"), nursery=nursery) as swarm:
+        swarm.start_usual()
+        yield swarm
+
+
+@pytest.fixture
+def standing(module_swarm, request):
+    """Two helpers, a donor and two trainers that have gone two steps together; what they printed, where a test fails."""
+    failed = request.session.testsfailed
+    yield module_swarm
+    if request.session.testsfailed > failed:
+        print(module_swarm.report())

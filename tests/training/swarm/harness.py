@@ -1,0 +1,390 @@
+"""Starts a tiny swarm of real processes, watches it by the diaries that its members write, and ends all of it.
+
+    with Swarm(folder) as swarm:
+        helper = swarm.start("helper")
+        trainer = swarm.start("trainer", samples_per_s=16)
+        trainer.wait_for_step(3)
+
+Where the body fails, what every member printed is printed too.
+"""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from dalle_lean.files import sha256_file
+from dalle_lean.tokenizer import Tokenizer
+from tests.training.conftest import write_shards
+from tests.training.swarm.member import DIE
+from training.data import TrainingData
+from training.recipe import load_recipe
+from training.shard_set import find_shards
+from training.swarm.settings import SwarmSection, SwarmSettings, TimingSection, WireSection, write_settings
+
+ROOT = Path(__file__).parents[3]
+POLL_S = 0.05
+START_TIMEOUT_S = 60.0
+TIMING = TimingSection(
+    matchmaking_time_s=1.5,
+    request_timeout_s=1.0,
+    averaging_timeout_s=15.0,
+    next_chunk_timeout_s=3.0,
+    load_state_timeout_s=20.0,
+    progress_expiration_s=10.0,
+)
+"""For loopback, where everything is quick."""
+
+
+class Nursery:
+    """The process that forks members, see nursery.py."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tests.training.swarm.nursery"]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def fork(self, spec: dict) -> int:
+        """The process id of a new member."""
+        self.process.stdin.write(json.dumps(spec) + "\n")
+        self.process.stdin.flush()
+        while (line := self.process.stdout.readline()) == "ready\n":
+            pass
+        return int(line)
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait(10)
+        self.process.stdout.close()
+
+
+class Member:
+    """One peer of the swarm and the processes behind it."""
+
+    def __init__(self, name: str, folder: Path, pid: int):
+        self.name, self.folder, self.pid = name, folder, pid
+
+    def events(self, kind: str | None = None) -> list[dict]:
+        """What its diary says, oldest first."""
+        path = self.folder / "events.jsonl"
+        text = path.read_text() if path.exists() else ""
+        found = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return [event for event in found if kind in (None, event["event"])]
+
+    def last(self, kind: str) -> dict:
+        """The newest event of a kind."""
+        return self.events(kind)[-1]
+
+    @property
+    def step(self) -> int:
+        """Steps of the swarm that it has gone."""
+        steps = self.events("step")
+        return steps[-1]["epoch"] if steps else -1
+
+    @property
+    def log(self) -> str:
+        """What hivemind said in it."""
+        path = self.folder / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    @property
+    def output(self) -> str:
+        """What it printed."""
+        path = self.folder / "output"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    @property
+    def alive(self) -> bool:
+        """Whether its main process runs."""
+        return psutil.pid_exists(self.pid) and psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """All that it has started and itself: those of its session."""
+        return [process for process in psutil.process_iter() if session_of(process.pid) == self.pid]
+
+    @property
+    def memory_bytes(self) -> int:
+        """What all its processes have for themselves alone."""
+        total = 0
+        for process in self.processes:
+            try:
+                total += process.memory_full_info().uss
+            except psutil.Error:
+                continue  # it has just ended
+        return total
+
+    def parameters(self, step: int) -> np.ndarray:
+        """All parameters after so many steps, flat."""
+        return np.load(self.folder / "parameters" / f"{step}.npy")
+
+    def steps_kept(self) -> set[int]:
+        """Steps after which parameters were kept."""
+        return {int(path.stem) for path in (self.folder / "parameters").glob("*.npy") if path.stem.isdigit()}
+
+    def kill(self) -> None:
+        """kill -9 of all its processes at once: a power cut."""
+        for process in self.processes:
+            send(process.pid, signal.SIGKILL)
+
+    def kill_main(self) -> None:
+        """kill -9 of the main process alone."""
+        send(self.pid, signal.SIGKILL)
+
+    def kill_in(self, stage: str, timeout_s: float = 30.0) -> float:
+        """kill -9 of all its processes in "compute", "matchmaking" or "all-reduce"; returns the time of it."""
+        path = self.folder / DIE
+        path.with_suffix(".tmp").write_text(stage)
+        path.with_suffix(".tmp").rename(path)
+        wait_for(lambda: not self.alive, timeout_s, f"{self.name} to be killed in {stage}")
+        self.kill()
+        return time.time()
+
+    def interrupt(self) -> None:
+        """Ctrl+C."""
+        send(self.pid, signal.SIGINT)
+
+    def freeze(self) -> None:
+        """Stop all its processes without ending them: a machine that sleeps."""
+        for process in self.processes:
+            send(process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let them go on."""
+        for process in self.processes:
+            send(process.pid, signal.SIGCONT)
+
+    def wait_for_event(self, kind: str, timeout_s: float = START_TIMEOUT_S) -> dict:
+        """The first event of this kind."""
+        self.wait(lambda: self.events(kind), timeout_s, kind)
+        return self.events(kind)[0]
+
+    def wait_for_step(self, step: int, timeout_s: float = START_TIMEOUT_S) -> float:
+        """Until so many steps of the swarm are gone; returns when that was."""
+        self.wait(lambda: self.step >= step, timeout_s, f"step {step}")
+        return next(event["time"] for event in self.events("step") if event["epoch"] >= step)
+
+    def wait(self, condition: Callable[[], object], timeout_s: float, what: str) -> None:
+        """Until the condition holds; AssertionError where it does not in time, or the member dies before."""
+        wait_for(lambda: condition() or not self.alive, timeout_s, f"{self.name}: {what} (it is at step {self.step})")
+        assert condition(), f"{self.name} ended before {what}"
+
+
+class Swarm:
+    """A run's folder and its members; leaving it ends them all.
+
+    Args:
+        folder: an empty one, for everything.
+        wire, timing, batch_size, total_steps: of swarm.toml; the model is a tiny one unless `recipe` is given.
+        hosts: from a member's name to (network namespace, address); without it all are on loopback.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        wire: WireSection = WireSection(),
+        timing: TimingSection = TIMING,
+        batch_size: int = 128,
+        total_steps: int = 500,
+        warmup_steps: int = 5,
+        peak_lr: float = 1e-2,
+        min_peers: int = 1,
+        recipe: str = "tiny",
+        shards: Path | None = None,
+        hosts: dict[str, tuple[str, str]] | None = None,
+        nursery: Nursery | None = None,
+    ):
+        self.folder, self.hosts = folder, hosts or {}
+        self.members: list[Member] = []
+        self.addresses: list[str] = []
+        folder.mkdir(parents=True, exist_ok=True)
+        shards = shards or write_shards(folder / "shards")
+        self.settings = make_settings(
+            folder, shards, recipe, wire, timing, min_peers, batch_size, total_steps, warmup_steps, peak_lr
+        )
+        write_settings(folder / "swarm.toml", self.settings)
+        self.own_nursery = nursery is None
+        self.nursery = nursery or Nursery()
+
+    def __enter__(self) -> "Swarm":
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        if kind is not None:
+            print(self.report())
+        for member in self.members:
+            member.thaw()  # a stopped process dies only then
+            member.kill()
+        if self.own_nursery:
+            self.nursery.close()
+        left = [process for member in self.members for process in member.processes]
+        psutil.wait_procs(left, timeout=5)
+
+    def start(self, role: str, name: str | None = None, *, wait: bool = True, **spec: object) -> Member:
+        """A helper, donor or trainer; see member.live and its MeasuredPeer for what it can be told.
+
+        Args:
+            wait: until it is in the network; helpers' addresses are kept for those who come later.
+        """
+        name = name or f"{role}{sum(member.name.startswith(role) for member in self.members) + 1}"
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        spec.setdefault("addresses", list(self.addresses))
+        if name in self.hosts:
+            spec["namespace"], spec["host"] = self.hosts[name]
+        content = {"role": role, "run": str(self.folder), "folder": str(folder), **spec}
+        member = Member(name, folder, self.nursery.fork(content))
+        self.members.append(member)
+        if wait or role == "helper":
+            here = member.wait_for_event("here")
+            if role == "helper":
+                self.addresses.append(here["addresses"][0])
+        return member
+
+    def name_donors(self, *donors: "Member") -> None:
+        """Newcomers ask these for the state first."""
+        peers = tuple(donor.wait_for_event("here")["peer"] for donor in donors)
+        swarm = dataclasses.replace(self.settings.swarm, donors=peers)
+        self.settings = dataclasses.replace(self.settings, swarm=swarm)
+        write_settings(self.folder / "swarm.toml", self.settings)
+
+    def start_usual(self, helpers: int = 2, trainers: int = 2, samples_per_s: float = 16.0) -> list[Member]:
+        """Helpers, a donor and trainers; returns the trainers when all have gone a step together."""
+        for _ in range(helpers):
+            self.start("helper")
+        donor = self.start("donor", wait=False)
+        started = [self.start("trainer", wait=False, samples_per_s=samples_per_s) for _ in range(trainers)]
+        self.name_donors(donor)
+        self.wait_for_common_step(started, 2)
+        return started
+
+    def go_on(self, members: Sequence[Member], since: float, steps: int = 3, timeout_s: float = 40.0) -> float:
+        """Until all of them have gone so many steps since that time; returns the seconds until the first of these."""
+        before = max(event["epoch"] for member in members for event in member.events("step") if event["time"] < since)
+        common_at = self.wait_for_common_step(members, before + 1, timeout_s)
+        self.wait_for_common_step(members, before + steps, timeout_s)
+        return common_at - since
+
+    def member(self, name: str) -> Member:
+        """By its name."""
+        return next(member for member in self.members if member.name == name)
+
+    def wait_for_common_step(self, members: Sequence[Member], step: int, timeout_s: float = START_TIMEOUT_S) -> float:
+        """Until all have gone so many steps; returns when the last did."""
+        return max(member.wait_for_step(step, timeout_s) for member in members)
+
+    def report(self, lines: int = 25) -> str:
+        """What every member printed and met."""
+        parts = []
+        for member in self.members:
+            events = (member.folder / "events.jsonl").read_text().splitlines() if member.events() else []
+            steps = [line for line in events if '"batch"' not in line]
+            parts += [f"==== {member.name}, process {member.pid}, {'alive' if member.alive else 'ended'}"]
+            parts += [*steps[-lines:], "-- printed:", *member.output.splitlines()[-lines:]]
+            parts += ["-- logged:", *member.log.splitlines()[-lines:]]
+        return "\n".join(parts)
+
+
+def make_settings(
+    folder: Path,
+    shards: Path,
+    recipe_name: str,
+    wire: WireSection,
+    timing: TimingSection,
+    min_peers: int,
+    batch_size: int,
+    total_steps: int,
+    warmup_steps: int,
+    peak_lr: float,
+) -> SwarmSettings:
+    """What swarm.toml says; tokenizer.json is written beside it."""
+    found = find_shards(shards)
+    recipe = load_recipe(recipe_name)
+    data = TrainingData(shards=found, heldout_share=recipe.data.heldout_share, shuffle_buffer=64, seed=0)
+    tokenizer = Tokenizer.train(data.captions(), recipe.data.text_vocab_size)
+    tokenizer.save(folder / "tokenizer.json")
+    config = recipe.model_config(
+        image_side=found.info.image_side,
+        image_vocab_size=found.info.codebook_size,
+        text_vocab_size=tokenizer.vocab_size,
+    )
+    recipe = dataclasses.replace(
+        recipe,
+        model=config.to_dict(),
+        data=dataclasses.replace(recipe.data, batch_size=batch_size),
+        schedule=dataclasses.replace(
+            recipe.schedule, total_steps=total_steps, warmup_steps=warmup_steps, peak_lr=peak_lr
+        ),
+    )
+    name = f"test-{os.getpid()}-{time.time_ns() % 10**9}"
+    swarm = SwarmSection(
+        name=name,
+        min_peers=min_peers,
+        data=str(shards),
+        data_fingerprint=found.fingerprint,
+        tokenizer_fingerprint=sha256_file(folder / "tokenizer.json"),
+    )
+    return SwarmSettings(recipe=recipe, swarm=swarm, wire=wire, timing=timing)
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float, what: str) -> None:
+    """Until the condition holds; AssertionError names what did not happen in time."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"waited {timeout_s:.0f} s in vain for {what}"
+        time.sleep(POLL_S)
+
+
+def session_of(pid: int) -> int:
+    """The session of a process, 0 where it is gone."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+def send(pid: int, number: int) -> None:
+    """A signal, to a process that may be gone."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def greatest_difference(members: Sequence[Member]) -> tuple[int, float]:
+    """The last step after which all kept their parameters, and how far the farthest two are apart in any of them."""
+    step = max(set.intersection(*(member.steps_kept() for member in members)))
+    return step, difference_at(members, step)
+
+
+def difference_at(members: Sequence[Member], step: int) -> float:
+    """How far any parameter of two members is apart after a step."""
+    values = np.stack([member.parameters(step) for member in members])
+    return float((values.max(axis=0) - values.min(axis=0)).max())
+
+
+def stride(member: Member, step: int) -> float:
+    """How far the step before that one moved the parameter that moved most: what differences are to be measured by."""
+    return float(np.abs(member.parameters(step) - member.parameters(step - 1)).max())
+
+
+def samples_since_step(member: Member) -> int:
+    """What a dead member had computed and not yet brought to a step of all."""
+    steps, everything = member.events("step"), [*member.events("step"), *member.events("batch")]
+    before = steps[-1]["samples"] if steps else 0
+    return max((event["samples"] for event in everything), default=0) - before
+
+
+def tell_figures(fault: str, **figures: object) -> None:
+    """One JSON line for BENCHMARKS.md; `pytest -s` shows it."""
+    print(json.dumps({"fault": fault, **figures}))

@@ -1,0 +1,262 @@
+"""What one process of a test's swarm does: a real helper, donor or trainer that tells what it does in JSON lines, is as
+slow as it is told to be, and misbehaves where it is told to."""
+
+import asyncio
+import dataclasses
+import functools
+import hashlib
+import json
+import logging
+import math
+import multiprocessing as mp
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from hivemind.averaging.control import AveragingStage
+
+from dalle_lean.tokenizer import Tokenizer
+from training.shard_set import find_shards
+from training.swarm import averagers
+from training.swarm.network import guard_children, log_to, open_dht
+from training.swarm.optimizer import SwarmOptimizer
+from training.swarm.peer import Peer
+from training.swarm.roles import run_donor, run_helper
+from training.swarm.settings import read_settings
+
+DIE = "die"
+"""A file of this name in a member's folder holds the stage in which it is to be killed."""
+
+SENDS_NAN = mp.Value("b", False)
+"""Shared with the processes that average."""
+
+
+class Diary:
+    """events.jsonl, and the parameters after each step."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.file = open(folder / "events.jsonl", "a", buffering=1)
+        self.lock = threading.Lock()
+
+    def tell(self, event: str, **content: object) -> None:
+        """One line with the time."""
+        with self.lock:
+            self.file.write(json.dumps({"time": time.time(), "event": event, **content}) + "\n")
+
+    def keep(self, optimizer: SwarmOptimizer, step: int) -> str:
+        """Dump the parameters after so many steps of the swarm; returns their hash."""
+        parameters = optimizer.state_averager.main_parameters
+        values = torch.cat([parameter.detach().flatten() for parameter in parameters]).numpy()
+        (self.folder / "parameters").mkdir(exist_ok=True)
+        path = self.folder / "parameters" / f"{step}.npy"
+        np.save(path.with_suffix(".tmp.npy"), values)
+        path.with_suffix(".tmp.npy").rename(path)
+        return hashlib.sha256(values.tobytes()).hexdigest()[:16]
+
+
+def live(spec: dict) -> None:
+    """Be the member that `harness.Swarm.start` asks for, until SIGINT or the end of the run."""
+    folder, run = Path(spec["folder"]), Path(spec["run"])
+    settings = read_settings(run / "swarm.toml")
+    guard_children()
+    log_to(folder / "log")
+    if spec.get("slow_upload"):
+        upload_slowly()
+    if spec.get("misbehaviour") == "hostile_nan":
+        send_nan_when_told()
+    if os.environ.get("SWARM_DEBUG"):
+        logging.getLogger("hivemind").setLevel(logging.DEBUG)
+    diary = Diary(folder)
+    MortalRunner.folder, averagers.RuleRunner = folder, MortalRunner
+    client = spec.get("client_mode", False)
+    listen = [f"/ip4/{spec.get('host', '127.0.0.1')}/tcp/0"]
+    dht = open_dht(spec["addresses"], client_mode=client, listen=listen, identity=folder / "id")
+    addresses = [] if client else [str(address) for address in dht.get_visible_maddrs()]
+    diary.tell("here", addresses=addresses, peer=dht.peer_id.to_base58())
+    stop = threading.Event()
+    try:
+        if spec["role"] == "trainer":
+            train(spec, settings, dht, diary)
+        else:
+            signal.signal(signal.SIGINT, lambda *_: stop.set())
+
+            def wait(seconds: float) -> bool:
+                if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # hivemind did that
+                    signal.signal(signal.SIGINT, lambda *_: stop.set())
+                return stop.wait(seconds)
+
+            if spec["role"] == "helper":
+                run_helper(settings, dht, wait)
+            else:
+                run_donor(settings, dht, wait, lambda optimizer: donor_step(diary, optimizer))
+    except Exception as error:
+        diary.tell("failed", error=f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        dht.shutdown()
+        diary.tell("left")
+
+
+def donor_step(diary: Diary, optimizer: SwarmOptimizer) -> None:
+    epoch = optimizer.local_epoch
+    diary.tell("step", epoch=epoch, sha=diary.keep(optimizer, epoch), parameters_of=epoch)
+
+
+def train(spec: dict, settings, dht, diary: Diary) -> None:
+    run, folder = Path(spec["run"]), Path(spec["folder"])
+    epochs = [-1]
+
+    def on_step(peer: Peer, done) -> None:
+        content = {name: None if value != value else value for name, value in dataclasses.asdict(done).items()}
+        if done.epoch == epochs[-1]:
+            diary.tell("batch", **content)
+            return
+        epochs.append(done.epoch)
+        # A delayed step is in the weights when the next one begins, and so is all of what was just downloaded.
+        step = done.epoch - 1 if settings.wire.delayed and peer.adopted_epoch != done.epoch else done.epoch
+        diary.tell("step", **content, sha=diary.keep(peer.optimizer, step), parameters_of=step)
+        if spec.get("stop_at") and done.epoch >= spec["stop_at"]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    peer = MeasuredPeer(
+        settings,
+        dht,
+        find_shards(settings.swarm.data),
+        Tokenizer.from_file(run / "tokenizer.json"),
+        folder=folder,
+        batch_size=spec.get("batch_size", 4),
+        memory=dataclasses.replace(settings.recipe.memory, micro_batches=1),
+        on_step=on_step,
+        on_download=lambda received, total, donor: diary.tell("download", received=received, total=total, donor=donor),
+        on_notice=lambda notice: diary.tell("notice", text=notice),
+    )
+    peer.spec, peer.diary = spec, diary
+    peer.watch()
+    diary.tell("ready", epoch=peer.optimizer.local_epoch)
+    peer.go()
+
+
+class MeasuredPeer(Peer):
+    """A Peer that computes so many samples a second, and does what its specification says."""
+
+    spec: dict
+    diary: Diary
+    adopted_epoch = -1
+
+    def watch(self) -> None:
+        averager = self.optimizer.state_averager
+        adopt = averager.adopt
+
+        def told_adopt(metadata, tensors) -> None:
+            try:
+                adopt(metadata, tensors)
+            except averagers.StateRefused as refusal:
+                self.diary.tell("refused", reason=str(refusal))
+                raise
+            self.adopted_epoch = metadata["epoch"]
+            self.diary.tell("adopted", epoch=metadata["epoch"])
+
+        averager.adopt = told_adopt
+        threading.Thread(target=self.watch_stages, daemon=True).start()
+
+    def watch_stages(self) -> None:
+        """Tell the stages of gradient averaging, and die in matchmaking where that is asked for."""
+        stage = None
+        while True:
+            time.sleep(0.01)
+            control = self.optimizer.scheduled_grads
+            now = None if control is None else control.stage
+            if now != stage:
+                stage = now
+                self.diary.tell("stage", stage=None if now is None else now.name)
+                if now == AveragingStage.LOOKING_FOR_GROUP and self.told_to_die("matchmaking"):
+                    time.sleep(0.3)
+                    die()
+
+    def told_to_die(self, stage: str) -> bool:
+        path = Path(self.spec["folder"]) / DIE
+        return path.exists() and path.read_text() == stage
+
+    def compute(self, batch, epoch: int) -> float:
+        started = time.perf_counter()
+        misbehaviour = self.spec.get("misbehaviour")
+        first, steps = self.spec.get("from_step", 0), self.spec.get("for_steps", math.inf)
+        bad = misbehaviour is not None and first <= epoch < first + steps
+        if bad and misbehaviour == "own_nan":
+            with poisoned(self.model):
+                loss = super().compute(batch, epoch)
+        else:
+            loss = super().compute(batch, epoch)
+        SENDS_NAN.value = bad and misbehaviour == "hostile_nan"
+        if bad:
+            self.diary.tell("misbehaves", epoch=epoch)
+        rate = self.spec.get("samples_per_s")
+        if rate:
+            time.sleep(max(0.0, len(batch.text_ids) / rate - (time.perf_counter() - started)))
+        if self.told_to_die("compute"):
+            die()
+        return loss
+
+
+class poisoned:
+    """A model whose next gradients are nan: an overflow as a half-precision GPU meets it."""
+
+    def __init__(self, model: torch.nn.Module):
+        self.parameter = next(iter(model.parameters()))
+
+    def __enter__(self) -> None:
+        self.kept = self.parameter.detach().clone()
+        with torch.no_grad():
+            self.parameter.fill_(math.inf)
+
+    def __exit__(self, *_: object) -> None:
+        with torch.no_grad():
+            self.parameter.copy_(self.kept)
+
+
+def die() -> None:
+    """kill -9 of this member and of all that it has started."""
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def upload_slowly() -> None:
+    """Hand out states slowly, a piece in half a second: someone may be killed in the middle."""
+    hand_out = averagers.SwarmStateAverager.rpc_download_state
+
+    @functools.wraps(hand_out)
+    async def slowly(self, *arguments):
+        async for piece in hand_out(self, *arguments):
+            yield piece
+            await asyncio.sleep(0.5)
+
+    averagers.SwarmStateAverager.rpc_download_state = slowly
+
+
+def send_nan_when_told() -> None:
+    """Whatever is averaged, send nan instead while SENDS_NAN is set: past the gates at home, as an attacker would."""
+    run = averagers.GatedAverager._run_allreduce_inplace_
+
+    async def hostile(self, tensors, *arguments, **options):
+        if SENDS_NAN.value:
+            tensors = [torch.full_like(tensor, math.nan) for tensor in tensors]
+        await run(self, tensors, *arguments, **options)
+
+    averagers.GatedAverager._run_allreduce_inplace_ = hostile
+
+
+class MortalRunner(averagers.RuleRunner):
+    """An all-reduce that a member may be killed in: after it has sent a first part."""
+
+    folder: Path | None = None
+
+    async def _generate_input_for_peer(self, peer_index: int):
+        async for part in super()._generate_input_for_peer(peer_index):
+            yield part
+            path = None if self.folder is None else self.folder / DIE
+            if path is not None and path.exists() and path.read_text() == "all-reduce":
+                die()

@@ -1,0 +1,82 @@
+"""Imports what peers need once, then forks one for each line on stdin: seconds of importing become milliseconds.
+
+A line is JSON, the specification of `member.live`; the answer is the new process' id. It leads a session of its own,
+by which all that it starts can be found. When stdin ends, everything ends.
+"""
+
+import ctypes
+import json
+import os
+import random
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+CLONE_NEWNET = 0x40000000
+
+
+def main() -> None:
+    """Answer until stdin ends."""
+    import numpy as np
+    import torch
+
+    torch.set_num_threads(1)
+    import torch._dynamo
+
+    from tests.training.swarm import member
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    print("ready", flush=True)
+    for line in sys.stdin:
+        spec = json.loads(line)
+        pid = os.fork()
+        if pid:
+            print(pid, flush=True)
+            continue
+        code = 1
+        try:
+            be_born(spec)
+            random.seed()  # or all of them would draw the same ids
+            np.random.seed(random.getrandbits(32))  # noqa: NPY002
+            member.live(spec)
+            code = 0
+        except KeyboardInterrupt:
+            code = 130
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def be_born(spec: dict) -> None:
+    """A session, an output, a network namespace and the usual signals of one's own."""
+    os.setsid()
+    output = os.open(Path(spec["folder"]) / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for number, target in enumerate((nothing, output, output)):
+        os.dup2(target, number)
+    os.closerange(3, 64)  # not the nursery's own: the end of its stdin must be seen
+    sys.stdin = open(os.devnull)
+    sys.stdout.reconfigure(line_buffering=True)
+    for number in (signal.SIGINT, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if spec.get("namespace"):
+        enter_namespace(spec["namespace"])
+
+
+def enter_namespace(name: str) -> None:
+    """All sockets from here on are of this network namespace; needs root."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    handle = os.open(f"/run/netns/{name}", os.O_RDONLY)
+    if libc.setns(handle, CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {name}")
+    os.close(handle)
+
+
+if __name__ == "__main__":
+    main()
