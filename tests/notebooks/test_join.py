@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-nbformat = pytest.importorskip("nbformat")
-nbclient = pytest.importorskip("nbclient")
+pytest.importorskip("nbclient")
 pytest.importorskip("hivemind")
+
+import nbclient
+import nbformat
 
 from tests.training.swarm.harness import Swarm
 from training.swarm.settings import write_settings
