@@ -21,7 +21,7 @@ def module_swarm(tmp_path_factory, nursery):
 
 @pytest.fixture
 def standing(module_swarm, request):
-    """Two helpers, a donor and two trainers that have gone two steps together; what they printed, where a test fails."""
+    """Two helpers, a donor and two trainers that have gone two steps together. Where a test fails, what all printed."""
     failed = request.session.testsfailed
     yield module_swarm
     if request.session.testsfailed > failed:

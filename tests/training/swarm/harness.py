@@ -8,6 +8,7 @@
 Where the body fails, what every member printed is printed too.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -24,13 +25,12 @@ import psutil
 from dalle_lean.files import sha256_file
 from dalle_lean.tokenizer import Tokenizer
 from tests.training.conftest import write_shards
-from tests.training.swarm.member import DIE
+from tests.training.swarm.nursery import DIE, ROOT
 from training.data import TrainingData
 from training.recipe import load_recipe
 from training.shard_set import find_shards
 from training.swarm.settings import SwarmSection, SwarmSettings, TimingSection, WireSection, write_settings
 
-ROOT = Path(__file__).parents[3]
 POLL_S = 0.05
 START_TIMEOUT_S = 60.0
 TIMING = TimingSection(
@@ -42,6 +42,8 @@ TIMING = TimingSection(
     progress_expiration_s=10.0,
 )
 """For loopback, where everything is quick."""
+AGREEMENT = 1e-3
+"""Greatest difference of a parameter with 16 bits on the wire; a step moves some by ten times as much."""
 
 
 class Nursery:
@@ -355,22 +357,44 @@ def session_of(pid: int) -> int:
 
 def send(pid: int, number: int) -> None:
     """A signal, to a process that may be gone."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
-
-
-def greatest_difference(members: Sequence[Member]) -> tuple[int, float]:
-    """The last step after which all kept their parameters, and how far the farthest two are apart in any of them."""
-    step = max(set.intersection(*(member.steps_kept() for member in members)))
-    return step, difference_at(members, step)
 
 
 def difference_at(members: Sequence[Member], step: int) -> float:
     """How far any parameter of two members is apart after a step."""
     values = np.stack([member.parameters(step) for member in members])
     return float((values.max(axis=0) - values.min(axis=0)).max())
+
+
+def agreement(
+    members: Sequence[Member], since: float, limit: float = AGREEMENT, timeout_s: float = 60.0
+) -> dict[str, object]:
+    """Wait until all agree after a step that they took since that time; AssertionError where they never do.
+
+    On a crowded machine a round of averaging may fall apart into two groups, whose members agree again when they next
+    meet: how many steps that took is told.
+    """
+    found: dict[int, float] = {}
+
+    def kept_at(member: Member) -> dict[int, float]:
+        return {e["parameters_of"]: e["time"] for e in member.events("step") if e["time"] > since}
+
+    def agreed() -> bool:
+        fresh = set.intersection(*(set(kept_at(member)) for member in members))
+        for step in sorted(fresh - set(found)):
+            found[step] = difference_at(members, step)
+        return any(apart <= limit for apart in found.values())
+
+    wait_for(agreed, timeout_s, f"parameters that differ by at most {limit} ({found})")
+    first = next(step for step in sorted(found) if found[step] <= limit)
+    seconds = max(kept_at(member)[first] for member in members) - since
+    return {
+        "agree_after_s": round(seconds, 1),
+        "steps_apart": first - min(found),
+        "greatest_difference": found[first],
+        "differences": list(found.values()),
+    }
 
 
 def stride(member: Member, step: int) -> float:

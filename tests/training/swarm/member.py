@@ -3,7 +3,6 @@ slow as it is told to be, and misbehaves where it is told to."""
 
 import asyncio
 import dataclasses
-import functools
 import hashlib
 import json
 import logging
@@ -13,13 +12,17 @@ import os
 import signal
 import threading
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from hivemind.averaging.control import AveragingStage
+from hivemind.p2p import P2PContext
+from hivemind.proto import averaging_pb2
 
 from dalle_lean.tokenizer import Tokenizer
+from tests.training.swarm.nursery import DIE
 from training.shard_set import find_shards
 from training.swarm import averagers
 from training.swarm.network import guard_children, log_to, open_dht
@@ -27,9 +30,6 @@ from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.peer import Peer
 from training.swarm.roles import run_donor, run_helper
 from training.swarm.settings import read_settings
-
-DIE = "die"
-"""A file of this name in a member's folder holds the stage in which it is to be killed."""
 
 SENDS_NAN = mp.Value("b", False)
 """Shared with the processes that average."""
@@ -40,7 +40,7 @@ class Diary:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.file = open(folder / "events.jsonl", "a", buffering=1)
+        self.file = open(folder / "events.jsonl", "a", buffering=1)  # noqa: SIM115
         self.lock = threading.Lock()
 
     def tell(self, event: str, **content: object) -> None:
@@ -228,9 +228,10 @@ def upload_slowly() -> None:
     """Hand out states slowly, a piece in half a second: someone may be killed in the middle."""
     hand_out = averagers.SwarmStateAverager.rpc_download_state
 
-    @functools.wraps(hand_out)
-    async def slowly(self, *arguments):
-        async for piece in hand_out(self, *arguments):
+    async def slowly(
+        self, request: averaging_pb2.DownloadRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.DownloadData]:
+        async for piece in hand_out(self, request, context):
             yield piece
             await asyncio.sleep(0.5)
 

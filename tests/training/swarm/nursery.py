@@ -14,6 +14,9 @@ import traceback
 from pathlib import Path
 
 CLONE_NEWNET = 0x40000000
+ROOT = Path(__file__).parents[3]
+DIE = "die"
+"""A file of this name in a member's folder holds the stage in which it is to be killed."""
 
 
 def main() -> None:
@@ -60,7 +63,7 @@ def be_born(spec: dict) -> None:
     for number, target in enumerate((nothing, output, output)):
         os.dup2(target, number)
     os.closerange(3, 64)  # not the nursery's own: the end of its stdin must be seen
-    sys.stdin = open(os.devnull)
+    sys.stdin = open(os.devnull)  # noqa: SIM115
     sys.stdout.reconfigure(line_buffering=True)
     for number in (signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)

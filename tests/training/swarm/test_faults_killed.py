@@ -4,11 +4,9 @@ import time
 
 import pytest
 
-from tests.training.swarm.harness import greatest_difference, samples_since_step, stride, tell_figures, wait_for
+from tests.training.swarm.harness import agreement, samples_since_step, tell_figures, wait_for
 
 pytestmark = pytest.mark.swarm
-AGREEMENT = 1e-3
-"""Greatest difference of a parameter with 16 bits on the wire; a step moves some by ten times as much."""
 
 
 def join_a_trainer(swarm):
@@ -32,15 +30,12 @@ def test_a_trainer_killed_in_any_stage_costs_its_own_samples_only(standing, stag
     victim = join_a_trainer(standing)
     killed_at = victim.kill_in(stage)
     pause_s = standing.go_on(others, killed_at)
-    step, apart = greatest_difference(others)
     tell_figures(
         f"kill -9 in {stage}",
         lost_samples=samples_since_step(victim),
         next_common_step_s=round(pause_s, 1),
-        greatest_difference=apart,
-        stride=stride(others[0], step),
+        **agreement(others, killed_at),
     )
-    assert apart < AGREEMENT
 
 
 def test_no_process_outlives_a_killed_main_process(standing):
@@ -54,12 +49,10 @@ def test_no_process_outlives_a_killed_main_process(standing):
     wait_for(lambda: not victim.processes, 5, "the dead trainer's processes to be gone")
     gone_s = time.time() - killed_at
     pause_s = standing.go_on(others, killed_at)
-    _, apart = greatest_difference(others)
     tell_figures(
         "kill -9 of the main process",
         orphans_gone_s=round(gone_s, 1),
         lost_samples=samples_since_step(victim),
         next_common_step_s=round(pause_s, 1),
-        greatest_difference=apart,
+        **agreement(others, killed_at),
     )
-    assert apart < AGREEMENT
