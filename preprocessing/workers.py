@@ -76,8 +76,9 @@ def groups(items: Iterable[Sample | Other], size: int) -> Iterator[Group | Other
     samples: list[Sample] = []
     size_bytes = 0
     for item in items:
-        more_bytes = len(item.picture) if isinstance(item, Sample) else GROUP_BYTES
-        if samples and (len(samples) == size or size_bytes + more_bytes > GROUP_BYTES):
+        more_bytes = len(item.picture) if isinstance(item, Sample) else 0
+        full = len(samples) == size or size_bytes + more_bytes > GROUP_BYTES
+        if samples and (full or not isinstance(item, Sample)):
             yield Group(samples, size_bytes)
             samples, size_bytes = [], 0
         if isinstance(item, Sample):

@@ -116,6 +116,21 @@ def test_a_part_of_which_nothing_is_kept_has_no_shard(discs, vqgan, tmp_path):
     assert len(list(open_stream(tmp_path / "out"))) == 20
 
 
+def test_parts_of_which_nothing_can_be_read_are_counted_as_their_own(discs, vqgan, tmp_path):
+    """A part that was killed, or is another machine's, must not take the counts of the next with it."""
+    for index in (*range(6), *range(12, 18)):
+        (discs / f"{index:03d}.png").unlink()
+    whole = preprocess(open_source(discs, 6), tmp_path / "whole", vqgan, explain=True)
+    assert whole.counts.rejected == {"picture_missing": 12}
+    out = tmp_path / "out"
+    assert preprocess(open_source(discs, 6), out, vqgan, explain=True, share=(1, 2)) is None
+    for name in ("00000", "00002"):
+        note = json.loads((out / ".progress" / f"part-{name}.json").read_text())
+        assert (note["rejected"], len(note["explained"])) == ({"picture_missing": 6}, 6)
+    preprocess(open_source(discs, 6), out, vqgan, explain=True)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
 def test_the_number_of_workers_changes_nothing(discs, vqgan, tmp_path):
     for workers in (1, 4):
         preprocess(open_source(discs, 8), tmp_path / str(workers), vqgan, workers=workers)

@@ -73,6 +73,12 @@ def test_groups_end_where_they_are_full_or_large_or_something_else_stands():
     assert shown == [*expected, "end"]
 
 
+def test_samples_without_a_picture_stay_before_what_follows_them():
+    empty = Sample(key="empty", problem="file_missing")
+    shown = list(groups(["begin", empty, empty, "end", "begin", empty], size=8))
+    assert shown == ["begin", Group([empty, empty], 0), "end", "begin", Group([empty], 0)]
+
+
 def test_large_answers_come_one_by_one():
     with DecodePool(Decoding(side=1024), workers=1) as pool:
         assert pool.group_size == 1
