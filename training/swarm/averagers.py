@@ -26,7 +26,7 @@ from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
-from hivemind.utils import MPFuture, get_dht_time
+from hivemind.utils import MPFuture, MSGPackSerializer, get_dht_time
 from hivemind.utils.asyncio import aiter_with_timeout, as_aiter, azip
 from hivemind.utils.streaming import combine_from_streaming
 from hivemind.utils.timed_storage import ValueWithExpiration
@@ -192,27 +192,8 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         self.applied += 1
 
     def left_out(self, group_info: GroupInfo) -> set[PeerID]:
-        """Those whose weights are not of the step that most of the group is at; they get the average."""
-        epochs = {
-            peer: self.gathered_epoch(content)
-            for peer, content in zip(group_info.peer_ids, group_info.gathered, strict=True)
-        }
-        known = [epoch for epoch in epochs.values() if epoch is not None]
-        if not known:
-            return set()
-        present = median_high(known)
-        return {peer for peer, epoch in epochs.items() if epoch is not None and epoch != present}
-
-    def gathered_epoch(self, content: bytes) -> int | None:
-        """The step that a member of a group has named; None for those that bring no weights. -1 for rubbish."""
-        try:
-            _bandwidth, mode, said = self.serializer.loads(content)
-            epoch = self.serializer.loads(said)
-        except Exception:  # of whatever kind, it comes from a stranger
-            return -1
-        if mode == AveragingMode.AUX.value:
-            return None
-        return epoch if type(epoch) is int else -1
+        """Those whose weights are of another step; they get the average."""
+        return out_of_step(group_info)
 
     def _do(
         self,
@@ -410,6 +391,25 @@ def tensors_sha256(tensors: Sequence[Tensor]) -> str:
     for tensor in tensors:
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def out_of_step(group_info: GroupInfo) -> set[PeerID]:
+    """The members of a group that are at another step than most, by what they have said."""
+    said = zip(group_info.peer_ids, group_info.gathered, strict=True)
+    epochs = {peer: epoch for peer, content in said if (epoch := step_said(content)) is not None}
+    return {peer for peer, epoch in epochs.items() if epoch != median_high(epochs.values())}
+
+
+def step_said(content: bytes) -> int | None:
+    """The step that a member of a group has named; None for those that bring no weights, -1 for rubbish."""
+    try:
+        _bandwidth, mode, said = MSGPackSerializer.loads(content)
+        epoch = MSGPackSerializer.loads(said)
+    except Exception:  # of whatever kind, it comes from a stranger
+        return -1
+    if mode == AveragingMode.AUX.value:
+        return None
+    return epoch if type(epoch) is int else -1
 
 
 def check_epoch(metadata: Any, least_epoch: int) -> None:

@@ -1,39 +1,33 @@
 """One peer's walk: gradients on its own data, steps with all the others."""
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import hivemind
 import torch
 from hivemind.utils import get_dht_time
 from torch import Tensor
 
-from dalle_lean import Dalle, DalleConfig
-from dalle_lean.files import read_json, write_json
-from dalle_lean.model import Crop
 from dalle_lean.tokenizer import Tokenizer
-from training.data import Batch, TrainingData, collate, drop_captions
-from training.gradients import Gradients
+from training.data import Batch, collate
 from training.heldout import heldout_rows
 from training.interrupt import interrupt_deferred
-from training.learner import Learner
 from training.order import Position
 from training.progress import OnNotice
 from training.recipe import MemoryRecipe
 from training.retry import silent
-from training.schedule import crop_of_step, learning_rate
 from training.shard_set import ShardSet
 from training.swarm.averagers import StateRefused
 from training.swarm.optimizer import swarm_optimizer
+from training.swarm.portion import CURSOR, Portion, build_model
+from training.swarm.ranks import Order, Ranks
 from training.swarm.settings import SwarmSettings
 
-CURSOR = "cursor.json"
+__all__ = ["CURSOR", "Contribution", "Peer", "build_model"]
+
 JUDGE_SAMPLES = 64
 WORST_RATIO = 1.2
 """A downloaded state may be so much worse than one's own on held-out samples, chance included."""
@@ -66,17 +60,15 @@ class Contribution:
     """Downloads of the state."""
 
 
-class Peer:
+class Peer(Portion):
     """A trainer of a run.
 
     Args:
         settings: of the run; its recipe's [model] is complete.
         dht: this machine's node.
-        shards, tokenizer: the run's.
-        folder: where this peer keeps its place in the data; it goes on from there.
-        batch_size: samples between two reports to the others; `memory.micro_batches` parts are computed after each
-            other.
-        memory: how this machine computes.
+        shards, tokenizer, folder, memory, device: see Portion.
+        batch_size: samples of this process between two reports to the others.
+        ranks: where several processes share the work this is rank 0; the others `follow` it.
         on_step: called after each step of the swarm, and with each batch, with what was done.
         on_download: see SwarmStateAverager.
     """
@@ -95,31 +87,31 @@ class Peer:
         on_step: Callable[["Peer", Contribution], None] | None = None,
         on_download: Callable[[int, int, str], None] | None = None,
         on_notice: OnNotice = silent,
+        ranks: Ranks | None = None,
     ):
-        recipe = settings.recipe
-        self.settings, self.dht, self.tokenizer, self.folder = settings, dht, tokenizer, folder
-        self.batch_size, self.on_step, self.on_notice = batch_size, on_step, on_notice
-        self.data = TrainingData(
-            shards=shards,
-            heldout_share=recipe.data.heldout_share,
-            shuffle_buffer=recipe.data.shuffle_buffer,
-            shuffle_shards=recipe.data.shuffle_shards,
-            seed=recipe.data.seed,
-            identity=dht.peer_id.to_base58(),
+        identity = dht.peer_id.to_base58()
+        super().__init__(
+            settings,
+            shards,
+            tokenizer,
+            identity=identity if ranks is None else ranks.share_text(identity),
+            folder=folder,
+            batch_size=batch_size,
+            memory=memory,
+            device=device,
+            ranks=ranks,
         )
-        memory = memory or recipe.memory
-        self.gradients = make_gradients(settings, memory, batch_size, device)
+        self.dht, self.on_step, self.on_notice = dht, on_step, on_notice
+        recipe = settings.recipe
         rows = heldout_rows(shards, recipe.data.heldout_share, min(JUDGE_SAMPLES, recipe.data.heldout_samples))
         self.heldout = collate(rows, tokenizer, self.model.config.text_len) if len(rows) else None
         self.done = Contribution()
         self.on_download, self.interrupted = on_download, never
+        self.handed_on = 0
+        """How often the model had got weights from the swarm when the other ranks got them."""
         self.optimizer = swarm_optimizer(
             settings, self.model, dht, judge=self.judge, on_download=self.show_download, on_notice=self.on_notice
         )
-
-    @property
-    def model(self) -> Dalle:
-        return self.gradients.model
 
     @property
     def finished(self) -> bool:
@@ -198,9 +190,7 @@ class Peer:
 
     def learn(self, interrupted: Callable[[], bool]) -> None:
         """Batch after batch."""
-        batches = self.data.batches(self.batch_size, self.tokenizer, self.model.config.text_len, self.read_cursor())
-        pin = self.gradients.device.type == "cuda"
-        with closing(self.data.ahead(batches, pin=pin, stop_waiting=interrupted)) as ahead:
+        with self.batches(stop_waiting=interrupted) as ahead:
             losses: list[float] = []
             for batch, position in ahead:
                 if interrupted() or self.finished:
@@ -210,56 +200,43 @@ class Peer:
     def take(self, batch: Batch, position: Position, losses: list[float]) -> None:
         """Add a batch's gradient to the swarm's next step, unless it is not finite."""
         epoch, started = self.optimizer.local_epoch, time.perf_counter()
-        before = self.done.rescaled
+        samples = len(batch.text_ids) * (1 if self.ranks is None else self.ranks.world)
+        rescaled = self.rescaled
         loss = self.compute(batch, epoch)
-        rescaled = self.done.rescaled > before
         if math.isfinite(loss):
             losses.append(loss)
-            self.done.samples += len(batch.text_ids)
-            self.optimizer.step(batch_size=len(batch.text_ids))
+            self.done.samples += samples
+            self.optimizer.step(batch_size=samples)
         else:
-            self.done.dropped_batches += not rescaled
+            self.done.dropped_batches += self.rescaled == rescaled
             self.optimizer.step(batch_size=0)
         if not self.takes_own_steps:
             self.optimizer.zero_grad()
-        self.done.samples_per_s = len(batch.text_ids) / (time.perf_counter() - started)
+        self.done.samples_per_s = samples / (time.perf_counter() - started)
         if self.optimizer.local_epoch != epoch:
             self.done.loss = sum(losses) / len(losses) if losses else math.nan
             losses.clear()
             self.write_cursor(position)
+            if self.ranks is not None:
+                self.ranks.tell(Order.REMEMBER)
         self.tell()
 
     def compute(self, batch: Batch, epoch: int) -> float:
-        """Leave the gradient of the batch's mean loss in the parameters, or take a step of one's own with it; returns
-        the loss, nan where either is not finite."""
-        recipe = self.settings.recipe
-        step = self.optimizer.inner_step(recipe.data.batch_size) if self.takes_own_steps else epoch + 1
-        batch = drop_captions(batch, recipe.data.caption_dropout, seed=recipe.data.seed, step=step)
-        crop = crop_of_step(step, recipe.schedule.length_warmup, self.model.config.image_side, recipe.data.seed)
-        if isinstance(self.gradients, Learner):
-            return self.learn_alone(self.gradients, batch, step, crop)
-        loss = self.gradients.accumulate_gradient(batch, crop)
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        norms = torch.stack([gradient.norm() for gradient in gradients])
-        if self.model.scales is not None and not self.model.scales.update():
-            self.done.rescaled += 1
-            return math.nan
-        return float(loss) if torch.isfinite(norms).all() else math.nan
+        """As `learn_from`, at the swarm's next step; on all ranks."""
+        own = self.takes_own_steps
+        step = self.optimizer.inner_step(self.settings.recipe.data.batch_size) if own else epoch + 1
+        if self.ranks is not None:
+            self.hand_on_weights(self.ranks)
+            self.ranks.tell(Order.LEARN, step)
+        return self.learn_from(batch, step)
 
-    def learn_alone(self, learner: Learner, batch: Batch, step: int, crop: Crop | None) -> float:
-        """Take a step of one's own; returns the loss, nan where it was not taken."""
-        schedule = self.settings.recipe.schedule
-        lr = learning_rate(
-            step, peak=schedule.peak_lr, warmup_steps=schedule.warmup_steps, total_steps=schedule.total_steps
-        )
-        loss, grad_norm, rescaled = learner.step(batch, lr, crop)
-        self.done.rescaled += rescaled
-        return loss if math.isfinite(grad_norm) and not rescaled else math.nan
-
-    @property
-    def takes_own_steps(self) -> bool:
-        """Whether the model moves between two steps of the swarm: "diloco"."""
-        return self.settings.wire.mode == "diloco"
+    def hand_on_weights(self, ranks: Ranks) -> None:
+        """Let the other ranks have the weights, where they have changed since they were given out."""
+        applied = self.optimizer.state_averager.applied
+        if applied != self.handed_on:
+            ranks.tell(Order.TAKE_WEIGHTS)
+            ranks.share(self.model)
+            self.handed_on = applied
 
     def tell(self) -> None:
         """Bring the numbers up to date and show them."""
@@ -268,45 +245,16 @@ class Peer:
             self.optimizer.state_averager.dropped_tensors + self.optimizer.grad_averager.dropped_tensors
         )
         self.done.skipped_steps = self.optimizer.opt.skipped_steps
+        self.done.rescaled = self.rescaled
         self.done.lonely_steps, self.done.resyncs = self.optimizer.lonely_steps, self.optimizer.resyncs
         if self.on_step is not None:
             self.on_step(self, self.done)
 
-    def read_cursor(self) -> Position:
-        """Where this peer stopped in its data."""
-        path = self.folder / CURSOR
-        if not path.exists():
-            return Position()
-        saved: dict[str, Any] = read_json(path)
-        if saved["run"] != self.settings.run_id or saved["identity"] != self.data.identity:
-            return Position()  # another run's, or another peer's order
-        return Position.from_dict(saved["position"])
-
-    def write_cursor(self, position: Position) -> None:
-        """Remember the place; what was read before it will not be read again."""
-        content = {"run": self.settings.run_id, "identity": self.data.identity, "position": position.to_dict()}
-        write_json(self.folder / CURSOR, content)
-
     def leave(self) -> None:
         """Say goodbye; the swarm goes on."""
+        if self.ranks is not None:
+            self.ranks.tell(Order.STOP)
         self.optimizer.shutdown()
-
-
-def make_gradients(settings: SwarmSettings, memory: MemoryRecipe, batch_size: int, device: str) -> Gradients:
-    """What computes gradients of `batch_size` samples; in "diloco" mode it takes steps, too."""
-    model = build_model(settings).to(device)
-    micro_batch_size = -(-batch_size // memory.micro_batches)
-    if settings.wire.mode != "diloco":
-        return Gradients(model, memory, micro_batch_size)
-    data = dataclasses.replace(settings.recipe.data, batch_size=micro_batch_size * memory.micro_batches)
-    optimizer = dataclasses.replace(settings.recipe.optimizer, delayed=False)  # the weights are set from outside
-    return Learner(model, dataclasses.replace(settings.recipe, memory=memory, data=data, optimizer=optimizer))
-
-
-def build_model(settings: SwarmSettings) -> Dalle:
-    """The run's model with its first weights, the same for every peer."""
-    torch.manual_seed(settings.recipe.data.seed)
-    return Dalle(DalleConfig.from_dict(settings.recipe.model))
 
 
 def never() -> bool:

@@ -121,7 +121,7 @@ def test_what_is_wrong_with_a_file_is_named(text, words):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match="give the swarm.toml of a run"):
+    with pytest.raises(ValueError, match=r"give the swarm\.toml of a run"):
         read_settings(tmp_path / "none.toml")
 
 

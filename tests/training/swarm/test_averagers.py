@@ -1,0 +1,161 @@
+"""What a peer brings to an average, and what it takes from others."""
+
+import math
+
+import pytest
+import torch
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.compression import CompressionInfo, deserialize_torch_tensor
+from hivemind.p2p import PeerID
+from hivemind.utils import MSGPackSerializer
+
+from training.swarm.averagers import (
+    StateRefused,
+    SwarmGradientAverager,
+    SwarmPowerSGDAverager,
+    check_epoch,
+    check_state,
+    out_of_step,
+    tensors_sha256,
+)
+from training.swarm.compression import wire_compression
+from training.swarm.settings import WireSection
+
+
+def state():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(4, 3, generator=generator), torch.randint(0, 255, (9,), generator=generator).byte()]
+
+
+def metadata_of(tensors, epoch=7):
+    return {"epoch": epoch, "sha256": tensors_sha256(tensors)}
+
+
+def test_a_whole_state_is_taken():
+    check_state(metadata_of(state()), state(), own=[torch.zeros(4, 3), torch.zeros(9, dtype=torch.uint8)])
+
+
+@pytest.mark.parametrize("metadata", [None, [], {}, {"epoch": 1.0}, {"epoch": True}, {"epoch": -1}])
+def test_a_state_without_a_step_is_refused(metadata):
+    with pytest.raises(StateRefused, match="does not say its step"):
+        check_state(metadata, state(), own=state())
+
+
+def test_a_state_of_an_earlier_step_is_refused():
+    check_epoch({"epoch": 7}, 7)
+    with pytest.raises(StateRefused, match="of step 7, behind 8"):
+        check_epoch({"epoch": 7}, 8)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [torch.zeros(4, 3)],
+        [torch.zeros(3, 4), torch.zeros(9, dtype=torch.uint8)],
+        [torch.zeros(4, 3, dtype=torch.float64), torch.zeros(9, dtype=torch.uint8)],
+        [*state(), torch.zeros(1)],
+    ],
+    ids=["one missing", "another shape", "another type", "one too many"],
+)
+def test_the_state_of_another_model_is_refused(other):
+    with pytest.raises(StateRefused, match="another model"):
+        check_state(metadata_of(other), other, own=state())
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_state_that_changed_on_the_way_is_refused(place):
+    arrived = state()
+    arrived[place].view(-1)[2] += 1
+    with pytest.raises(StateRefused, match="checksum"):
+        check_state(metadata_of(state()), arrived, own=state())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_state_with_a_number_that_is_not_finite_is_refused(bad):
+    arrived = state()
+    arrived[0][1, 1] = bad
+    with pytest.raises(StateRefused, match="not finite"):
+        check_state(metadata_of(arrived), arrived, own=state())
+
+
+def resting(kind, parameters, **options):
+    """An averager whose process is not started."""
+    return kind(parameters, dht=None, prefix="test", client_mode=True, start=False, **options)
+
+
+def test_batches_of_any_sizes_become_the_mean_over_their_samples():
+    parameter = torch.nn.Parameter(torch.zeros(5))
+    averager = resting(SwarmGradientAverager, [parameter])
+    samples = torch.randn(9, 5, generator=torch.Generator().manual_seed(0))
+    for batch in samples.split([4, 2, 3]):
+        parameter.grad = batch.mean(0)
+        averager.accumulate_grads_(len(batch))
+        averager.accumulate_grads_(0)  # a batch that was dropped
+    averager.load_accumulators_into_averager_()
+    with averager.get_tensors() as (averaged,):
+        torch.testing.assert_close(averaged, samples.mean(0))
+    assert averager.local_samples_accumulated == 9
+
+
+def test_who_has_no_samples_brings_zeros():
+    parameter = torch.nn.Parameter(torch.zeros(5))
+    averager = resting(SwarmGradientAverager, [parameter])
+    parameter.grad = torch.ones(5)
+    averager.accumulate_grads_(0)
+    averager.load_accumulators_into_averager_()
+    with averager.get_tensors() as (averaged,):
+        assert not averaged.any()
+    assert averager.local_samples_accumulated == 0
+
+
+def test_all_peers_begin_powersgd_with_the_same_thin_matrices():
+    one, other = (
+        resting(SwarmPowerSGDAverager, [torch.nn.Parameter(torch.zeros(40, 30))], averager_rank=2) for _ in "ab"
+    )
+    assert len(one._qs) == 1
+    assert torch.equal(one._qs[0], other._qs[0])
+
+
+@pytest.mark.parametrize("compression", ["fp32", "fp16", "8bit"])
+def test_an_average_of_nothing_is_still_none_after_compression(compression):
+    nothing = torch.full((5000,), math.nan)
+    codec = wire_compression(WireSection(compression=compression, min_eight_bit_numel=1000))
+    assert deserialize_torch_tensor(codec.compress(nothing, CompressionInfo.from_tensor(nothing))).isnan().all()
+
+
+def group(*said, modes=None):
+    """A group whose members have named these steps."""
+    peers = tuple(PeerID(bytes([number]) * 32) for number in range(len(said)))
+    modes = modes or [AveragingMode.NODE.value] * len(said)
+    gathered = tuple(
+        step if isinstance(step, bytes) else MSGPackSerializer.dumps([None, mode, MSGPackSerializer.dumps(step)])
+        for step, mode in zip(said, modes, strict=True)
+    )
+    return peers, GroupInfo(b"group", peers, gathered)
+
+
+def left_out(*said, **options):
+    peers, info = group(*said, **options)
+    return [peers.index(peer) for peer in out_of_step(info)]
+
+
+def test_weights_of_another_step_than_most_are_not_averaged():
+    assert left_out(7, 7, 6) == [2]
+    assert left_out(7, 7, 7) == []
+    assert left_out(3, 7) == [0]
+
+
+def test_one_liar_does_not_leave_out_the_others():
+    assert left_out(7, 7, 10**9) == [2]
+
+
+@pytest.mark.parametrize("rubbish", [b"\xc1", "seven", None, 7.0])
+def test_weights_of_no_known_step_are_not_averaged(rubbish):
+    assert left_out(7, 7, rubbish) == [2]
+
+
+def test_helpers_have_no_step_that_counts():
+    assert (
+        left_out(7, 7, 0, modes=[AveragingMode.NODE.value, AveragingMode.CLIENT.value, AveragingMode.AUX.value]) == []
+    )

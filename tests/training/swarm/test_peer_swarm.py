@@ -1,0 +1,141 @@
+"""Peers on loopback learn what one machine would learn from all their batches."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from dalle_lean.optim import Lamb, parameter_groups
+from dalle_lean.tokenizer import Tokenizer
+from tests.training.swarm.harness import TIMING, Swarm
+from training.data import TrainingData
+from training.gradients import Gradients
+from training.recipe import LAMB_ONLY
+from training.schedule import learning_rate
+from training.shard_set import find_shards
+from training.swarm.peer import build_model
+from training.swarm.settings import WireSection
+
+STEPS = 3
+EXACT = WireSection(compression="fp32", delayed=False)
+
+
+def batches_by_step(swarm, member, batch_size):
+    """What a trainer has learnt from in each of the first steps: lists of batches."""
+    settings, shards = swarm.settings, find_shards(swarm.settings.swarm.data)
+    recipe = settings.recipe.data
+    data = TrainingData(
+        shards=shards,
+        heldout_share=recipe.heldout_share,
+        shuffle_buffer=recipe.shuffle_buffer,
+        shuffle_shards=recipe.shuffle_shards,
+        seed=recipe.seed,
+        identity=member.last("here")["peer"],
+    )
+    tokenizer = Tokenizer.from_file(swarm.folder / "tokenizer.json")
+    stream = data.batches(batch_size, tokenizer, settings.recipe.model["text_len"])
+    counts = np.diff([0, *(event["samples"] for event in member.events("step") if 0 < event["epoch"] <= STEPS)])
+    return [[next(stream)[0] for _ in range(count // batch_size)] for count in counts]
+
+
+def learn_alone(settings, batches):
+    """The parameters after each step of plain LAMB on these lists of batches, flat."""
+    model, recipe, schedule = build_model(settings), settings.recipe.optimizer, settings.recipe.schedule
+    groups = parameter_groups(model, recipe.weight_decay)
+    chosen = {name: getattr(recipe, name) for name in LAMB_ONLY if name != "delayed"}
+    lamb = Lamb(groups, lr=0.0, betas=recipe.betas, eps=recipe.eps, **chosen)
+    gradients = Gradients(model, settings.recipe.memory, micro_batch_size=64)
+    parameters = [parameter for group in lamb.param_groups for parameter in group["params"]]
+    after = []
+    for number, of_step in enumerate(batches, start=1):
+        lamb.zero_grad()
+        samples = sum(len(batch.text_ids) for batch in of_step)
+        sums = [torch.zeros_like(parameter) for parameter in parameters]
+        for batch in of_step:
+            lamb.zero_grad()
+            gradients.accumulate_gradient(batch)
+            for total, parameter in zip(sums, parameters, strict=True):
+                total += parameter.grad * (len(batch.text_ids) / samples)
+        for total, parameter in zip(sums, parameters, strict=True):
+            parameter.grad = total
+        torch.nn.utils.clip_grad_norm_(parameters, recipe.clip_norm)
+        for group in lamb.param_groups:
+            group["lr"] = learning_rate(
+                number,
+                peak=schedule.peak_lr,
+                warmup_steps=schedule.warmup_steps,
+                total_steps=schedule.total_steps,
+            )
+        lamb.step()
+        after.append(torch.cat([parameter.detach().flatten() for parameter in parameters]).numpy())
+    return after
+
+
+@pytest.mark.swarm
+def test_two_peers_with_batches_of_two_sizes_learn_as_one_machine_would_from_all_of_them(tmp_path, nursery):
+    timing = dataclasses.replace(TIMING, averaging_timeout_s=30.0, next_chunk_timeout_s=10.0)
+    with Swarm(tmp_path, wire=EXACT, timing=timing, batch_size=96, min_peers=2, nursery=nursery) as swarm:
+        swarm.start("helper")
+        sizes = (4, 6)
+        trainers = [swarm.start("trainer", batch_size=size, samples_per_s=12.0, wait=False) for size in sizes]
+        swarm.wait_for_common_step(trainers, STEPS)
+        assert [trainer.last("step")["lonely_steps"] for trainer in trainers] == [0, 0]
+        parts = [batches_by_step(swarm, trainer, size) for trainer, size in zip(trainers, sizes, strict=True)]
+        expected = learn_alone(swarm.settings, [one + other for one, other in zip(*parts, strict=True)])
+        for step in range(1, STEPS + 1):
+            for trainer in trainers:
+                np.testing.assert_allclose(trainer.parameters(step), expected[step - 1], rtol=0, atol=1e-5)
+        assert np.abs(expected[-1] - expected[0]).max() > 1e-3
+
+
+@pytest.mark.swarm
+def test_a_swarm_of_one_learns_and_a_second_peer_goes_on_with_it(tmp_path, nursery):
+    with Swarm(tmp_path, wire=EXACT, nursery=nursery, batch_size=32) as swarm:
+        first = swarm.start("trainer", samples_per_s=16.0)
+        first.wait_for_step(2)
+        swarm.addresses.append(first.last("here")["addresses"][0])
+        second = swarm.start("trainer", samples_per_s=16.0)
+        joined = second.wait_for_event("adopted")["epoch"]
+        assert joined >= 2
+        assert "the swarm at" in second.events("notice")[0]["text"]
+        swarm.wait_for_common_step([first, second], joined + 3)
+        step = min(first.step, second.step)
+        np.testing.assert_allclose(first.parameters(step), second.parameters(step), rtol=0, atol=1e-5)
+
+
+@pytest.mark.swarm
+def test_nobody_begins_before_enough_trainers_are_there(tmp_path, nursery):
+    with Swarm(tmp_path, wire=EXACT, nursery=nursery, batch_size=32, min_peers=2) as swarm:
+        first = swarm.start("trainer", samples_per_s=16.0)
+        swarm.addresses.append(first.last("here")["addresses"][0])
+        notice = first.wait_for_event("notice")["text"]
+        assert notice == "1 of 2 trainers are here; waiting for 1 more"
+        assert not first.events("batch")
+        second = swarm.start("trainer", samples_per_s=16.0)
+        swarm.wait_for_common_step([first, second], 1)
+        assert first.last("step")["lonely_steps"] == 0
+
+
+@pytest.mark.swarm
+def test_a_trainer_that_waits_for_others_leaves_at_ctrl_c(tmp_path, nursery):
+    with Swarm(tmp_path, wire=EXACT, nursery=nursery, min_peers=2) as swarm:
+        first = swarm.start("trainer")
+        first.wait_for_event("notice")
+        first.interrupt()
+        first.wait(lambda: not first.alive or first.events("left"), 20, "leaving")
+        assert first.events("left")
+        assert not first.events("batch")
+
+
+@pytest.mark.swarm
+def test_who_cannot_get_the_state_says_how_far_behind_it_is_and_gives_up(tmp_path, nursery):
+    timing = dataclasses.replace(TIMING, load_state_attempts=2)
+    with Swarm(tmp_path, wire=EXACT, timing=timing, nursery=nursery, batch_size=32) as swarm:
+        swarm.start("helper")
+        clients = [swarm.start("trainer", samples_per_s=16.0, client_mode=True)]  # hands out no state
+        swarm.wait_for_common_step(clients, 3)
+        late = swarm.start("trainer", samples_per_s=16.0)
+        failed = late.wait_for_event("failed")["error"]
+        assert "OutOfSync: this peer is at step 0, the swarm at" in failed
+        assert "in 2 attempts" in failed
