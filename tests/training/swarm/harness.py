@@ -34,10 +34,10 @@ from training.swarm.settings import SwarmSection, SwarmSettings, TimingSection, 
 POLL_S = 0.05
 START_TIMEOUT_S = 60.0
 TIMING = TimingSection(
-    matchmaking_time_s=1.5,
-    request_timeout_s=1.0,
-    averaging_timeout_s=15.0,
-    next_chunk_timeout_s=3.0,
+    matchmaking_time_s=2.0,
+    request_timeout_s=1.5,
+    averaging_timeout_s=20.0,
+    next_chunk_timeout_s=4.0,
     load_state_timeout_s=20.0,
     progress_expiration_s=10.0,
 )
@@ -186,7 +186,7 @@ class Swarm:
 
     Args:
         folder: an empty one, for everything.
-        wire, timing, batch_size, total_steps: of swarm.toml; the model is a tiny one unless `recipe` is given.
+        wire, timing, batch_size, ...: of swarm.toml; the model is a tiny one unless `recipe`, a name or file, is given.
         hosts: from a member's name to (network namespace, address); without it all are on loopback.
     """
 
@@ -200,7 +200,7 @@ class Swarm:
         total_steps: int = 500,
         warmup_steps: int = 5,
         peak_lr: float = 1e-2,
-        min_peers: int = 1,
+        checkpoint_every: int = 0,
         recipe: str = "tiny",
         shards: Path | None = None,
         hosts: dict[str, tuple[str, str]] | None = None,
@@ -211,9 +211,13 @@ class Swarm:
         self.addresses: list[str] = []
         folder.mkdir(parents=True, exist_ok=True)
         shards = shards or write_shards(folder / "shards")
-        self.settings = make_settings(
-            folder, shards, recipe, wire, timing, min_peers, batch_size, total_steps, warmup_steps, peak_lr
-        )
+        schedule = {
+            "total_steps": total_steps,
+            "warmup_steps": warmup_steps,
+            "peak_lr": peak_lr,
+            "checkpoint_every": checkpoint_every,
+        }
+        self.settings = make_settings(folder, shards, recipe, wire, timing, batch_size, schedule)
         write_settings(folder / "swarm.toml", self.settings)
         self.own_nursery = nursery is None
         self.nursery = nursery or Nursery()
@@ -256,14 +260,18 @@ class Swarm:
     def name_donors(self, *donors: "Member") -> None:
         """Newcomers ask these for the state first."""
         peers = tuple(donor.wait_for_event("here")["peer"] for donor in donors)
-        swarm = dataclasses.replace(self.settings.swarm, donors=peers)
-        self.settings = dataclasses.replace(self.settings, swarm=swarm)
+        self.rewrite(donors=peers)
+
+    def rewrite(self, **swarm: object) -> None:
+        """Other values in [swarm] of swarm.toml, for those who come later."""
+        self.settings = dataclasses.replace(self.settings, swarm=dataclasses.replace(self.settings.swarm, **swarm))
         write_settings(self.folder / "swarm.toml", self.settings)
 
     def start_usual(self, helpers: int = 2, trainers: int = 2, samples_per_s: float = 16.0) -> list[Member]:
         """Helpers, a donor and trainers; returns the trainers when all have gone a step together."""
         for _ in range(helpers):
             self.start("helper")
+        self.rewrite(min_peers=trainers)
         donor = self.start("donor", wait=False)
         started = [self.start("trainer", wait=False, samples_per_s=samples_per_s) for _ in range(trainers)]
         self.name_donors(donor)
@@ -303,11 +311,8 @@ def make_settings(
     recipe_name: str,
     wire: WireSection,
     timing: TimingSection,
-    min_peers: int,
     batch_size: int,
-    total_steps: int,
-    warmup_steps: int,
-    peak_lr: float,
+    schedule: dict[str, float],
 ) -> SwarmSettings:
     """What swarm.toml says; tokenizer.json is written beside it."""
     found = find_shards(shards)
@@ -324,14 +329,11 @@ def make_settings(
         recipe,
         model=config.to_dict(),
         data=dataclasses.replace(recipe.data, batch_size=batch_size),
-        schedule=dataclasses.replace(
-            recipe.schedule, total_steps=total_steps, warmup_steps=warmup_steps, peak_lr=peak_lr
-        ),
+        schedule=dataclasses.replace(recipe.schedule, **schedule),
     )
     name = f"test-{os.getpid()}-{time.time_ns() % 10**9}"
     swarm = SwarmSection(
         name=name,
-        min_peers=min_peers,
         data=str(shards),
         data_fingerprint=found.fingerprint,
         tokenizer_fingerprint=sha256_file(folder / "tokenizer.json"),

@@ -12,8 +12,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import AsyncIterator  # noqa: UP035  (hivemind reads no other)
 
 import numpy as np
 import torch
@@ -23,16 +23,22 @@ from hivemind.proto import averaging_pb2
 
 from dalle_lean.tokenizer import Tokenizer
 from tests.training.swarm.nursery import DIE
+from training.data import collate
+from training.heldout import heldout_rows
 from training.shard_set import find_shards
 from training.swarm import averagers
+from training.swarm.checkpoints import Checkpoints
+from training.swarm.keeper import Keeper
 from training.swarm.network import guard_children, log_to, open_dht
 from training.swarm.optimizer import SwarmOptimizer
-from training.swarm.peer import Peer
+from training.swarm.peer import Peer, build_model
 from training.swarm.roles import run_donor, run_helper
 from training.swarm.settings import read_settings
 
+HELDOUT_SAMPLES = 512
 SENDS_NAN = mp.Value("b", False)
-"""Shared with the processes that average."""
+SENT_BYTES = mp.Value("q", 0)
+"""Of all-reduce messages. Both are shared with the processes that average."""
 
 
 class Diary:
@@ -72,7 +78,7 @@ def live(spec: dict) -> None:
     if os.environ.get("SWARM_DEBUG"):
         logging.getLogger("hivemind").setLevel(logging.DEBUG)
     diary = Diary(folder)
-    MortalRunner.folder, averagers.RuleRunner = folder, MortalRunner
+    WatchedRunner.folder, averagers.RuleRunner = folder, WatchedRunner
     client = spec.get("client_mode", False)
     listen = [f"/ip4/{spec.get('host', '127.0.0.1')}/tcp/0"]
     dht = open_dht(spec["addresses"], client_mode=client, listen=listen, identity=folder / "id")
@@ -93,7 +99,7 @@ def live(spec: dict) -> None:
             if spec["role"] == "helper":
                 run_helper(settings, dht, wait)
             else:
-                run_donor(settings, dht, wait, lambda optimizer: donor_step(diary, optimizer))
+                give_state(spec, settings, dht, diary, wait)
     except Exception as error:
         diary.tell("failed", error=f"{type(error).__name__}: {error}")
         raise
@@ -102,13 +108,34 @@ def live(spec: dict) -> None:
         diary.tell("left")
 
 
-def donor_step(diary: Diary, optimizer: SwarmOptimizer) -> None:
-    epoch = optimizer.local_epoch
-    diary.tell("step", epoch=epoch, sha=diary.keep(optimizer, epoch), parameters_of=epoch)
+def give_state(spec: dict, settings, dht, diary: Diary, wait) -> None:
+    """A donor; where `checkpoints` names a folder, it writes the state there as the run's own donor does."""
+    model, keeper = build_model(settings), None
+    if spec.get("checkpoints"):
+
+        def notice(text: str) -> None:
+            diary.tell("notice", text=text)
+
+        def change() -> None:
+            diary.tell("checkpoint", saved_step=keeper.saved_step, failed=checkpoints.failed)
+
+        checkpoints = Checkpoints(Path(spec["checkpoints"]), settings, on_notice=notice)
+        keeper = Keeper(settings, checkpoints, None, on_notice=notice, on_change=change)
+
+    def on_step(optimizer: SwarmOptimizer) -> None:
+        epoch = optimizer.local_epoch
+        diary.tell("step", epoch=epoch, sha=diary.keep(optimizer, epoch), parameters_of=epoch)
+        if keeper is not None:
+            keeper.look(epoch, optimizer, model)
+
+    run_donor(settings, dht, wait, on_step, model=model)
 
 
 def train(spec: dict, settings, dht, diary: Diary) -> None:
     run, folder = Path(spec["run"]), Path(spec["folder"])
+    shards, tokenizer = find_shards(settings.swarm.data), Tokenizer.from_file(run / "tokenizer.json")
+    rows = heldout_rows(shards, settings.recipe.data.heldout_share, HELDOUT_SAMPLES)
+    heldout = collate(rows, tokenizer, settings.recipe.model["text_len"])
     epochs = [-1]
 
     def on_step(peer: Peer, done) -> None:
@@ -119,17 +146,20 @@ def train(spec: dict, settings, dht, diary: Diary) -> None:
         epochs.append(done.epoch)
         # A delayed step is in the weights when the next one begins, and so is all of what was just downloaded.
         step = done.epoch - 1 if settings.wire.delayed and peer.adopted_epoch != done.epoch else done.epoch
-        diary.tell("step", **content, sha=diary.keep(peer.optimizer, step), parameters_of=step)
+        found = {"sha": diary.keep(peer.optimizer, step), "parameters_of": step, "sent_bytes": SENT_BYTES.value}
+        if spec.get("measure_at") == done.epoch:
+            found["heldout_loss"] = peer.gradients.measure(heldout)["heldout_loss"]
+        diary.tell("step", **content, **found)
         if spec.get("stop_at") and done.epoch >= spec["stop_at"]:
             os.kill(os.getpid(), signal.SIGINT)
 
     peer = MeasuredPeer(
         settings,
         dht,
-        find_shards(settings.swarm.data),
-        Tokenizer.from_file(run / "tokenizer.json"),
+        shards,
+        tokenizer,
         folder=folder,
-        batch_size=spec.get("batch_size", 4),
+        batch_size=spec.get("batch_size", 8),
         memory=dataclasses.replace(settings.recipe.memory, micro_batches=1),
         on_step=on_step,
         on_download=lambda received, total, donor: diary.tell("download", received=received, total=total, donor=donor),
@@ -250,14 +280,26 @@ def send_nan_when_told() -> None:
     averagers.GatedAverager._run_allreduce_inplace_ = hostile
 
 
-class MortalRunner(averagers.RuleRunner):
-    """An all-reduce that a member may be killed in: after it has sent a first part."""
+class WatchedRunner(averagers.RuleRunner):
+    """An all-reduce that counts what it sends, and that a member may be killed in: after it has sent a first part."""
 
-    folder: Path | None = None
+    folder: Path
 
     async def _generate_input_for_peer(self, peer_index: int):
-        async for part in super()._generate_input_for_peer(peer_index):
-            yield part
-            path = None if self.folder is None else self.folder / DIE
-            if path is not None and path.exists() and path.read_text() == "all-reduce":
+        async for message in super()._generate_input_for_peer(peer_index):
+            count(message)
+            yield message
+            path = self.folder / DIE
+            if path.exists() and path.read_text() == "all-reduce":
                 die()
+
+    async def _accumulate_parts_streaming(self, stream, sender_index: int):
+        async for message in super()._accumulate_parts_streaming(stream, sender_index):
+            count(message)
+            yield message
+
+
+def count(message: averaging_pb2.AveragingData) -> None:
+    """Add a message to what was sent."""
+    with SENT_BYTES.get_lock():
+        SENT_BYTES.value += message.ByteSize()

@@ -1,0 +1,293 @@
+"""What does training together cost and bring? `python -m benchmarks.swarm bytes|speed|loss|soak`, from a checkout.
+
+Every figure is of real peers in processes of their own on loopback, started by tests/training/swarm/harness.py.
+
+- bytes: what three listening peers send each other in all-reduce messages for a step and for a sample, in each mode. A
+  round of DiLoCo is measured with few inner steps, since its bytes do not depend on them, and counted for the default.
+- speed: samples/s of 1, 2 and 4 peers whose computing is a fixed time, mostly slept, so that two cores suffice for all;
+  a step lasts five times the matchmaking.
+- loss: held-out loss after the same number of samples of one machine and of swarms, on the shards that --shards names.
+- soak: kills at random for --minutes.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks.report import print_json, print_table
+from training.swarm.settings import TimingSection, WireSection
+
+try:
+    from tests.training.swarm.harness import Member, Nursery, Swarm
+    from tests.training.swarm.soak import soak
+except ModuleNotFoundError:
+    sys.exit("benchmarks.swarm starts the peers of the tests: run it in a checkout of the repository")
+
+GRADIENTS = {
+    "fp32": WireSection(compression="fp32"),
+    "fp16": WireSection(compression="fp16"),
+    "8bit": WireSection(compression="8bit"),
+    "8bit, weights every 5 steps": WireSection(compression="8bit", average_state_every=5),
+    "PowerSGD, rank 4": WireSection(compression="8bit", power_sgd_rank=4),
+}
+DILOCO = WireSection(mode="diloco", compression="8bit", delayed=False)
+TIMING = TimingSection(
+    matchmaking_time_s=2.0,
+    request_timeout_s=1.5,
+    averaging_timeout_s=30.0,
+    next_chunk_timeout_s=8.0,
+    load_state_timeout_s=30.0,
+    progress_expiration_s=20.0,
+)
+RECIPE = """
+[model]
+text_len = 12
+hidden_size = 256
+num_layers = 4
+num_heads = 4
+head_size = 64
+ffn_multiplier = 4
+shared_blocks = 1
+attention_pattern = ["row", "column"]
+
+[optimizer]
+name = "lamb"
+
+[data]
+text_vocab_size = 320
+heldout_share = 0.1
+heldout_samples = 64
+"""
+"""1.1 million parameters: 99 % of them in tensors large enough for 8 bits."""
+PEERS = 3
+INNER_STEPS = 50
+
+
+def main() -> None:
+    """Measure one of them, print the table and the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("question", choices=list(QUESTIONS))
+    parser.add_argument("--shards", type=Path, help="for loss: a folder of preprocessed shards")
+    parser.add_argument("--modes", nargs="*", help="for bytes and loss: only these")
+    parser.add_argument("--steps", type=int, default=60, help="for loss: steps of 128 samples (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=30, help="for soak (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="for soak (default: %(default)s)")
+    options = parser.parse_args()
+    load_average = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        nursery = Nursery()
+        try:
+            figures = QUESTIONS[options.question](Path(folder), nursery, options)
+        finally:
+            nursery.close()
+    print_json(f"swarm_{options.question}", {**figures, "load_average": [load_average, os.getloadavg()[0]]})
+
+
+def start_trainers(swarm: Swarm, count: int, **spec: Any) -> list[Member]:
+    """Listening trainers, the first of them known to the others; returns when all have gone a step."""
+    swarm.rewrite(min_peers=count)
+    trainers = [swarm.start("trainer", **spec)]
+    swarm.addresses += trainers[0].last("here")["addresses"][:1]
+    trainers += [swarm.start("trainer", wait=False, **spec) for _ in range(count - 1)]
+    swarm.wait_for_common_step(trainers, 1, 180)
+    return trainers
+
+
+def measure_bytes(folder: Path, nursery: Nursery, options: argparse.Namespace) -> dict[str, Any]:
+    """Of a step of all peers, by mode."""
+    recipe = folder / "recipe.toml"
+    recipe.write_text(RECIPE)
+    batch_size, inner_steps, steps = 128, 2, 5
+    modes = {**GRADIENTS, "DiLoCo, 8bit": replace(DILOCO, inner_steps=inner_steps)}
+    lines: list[dict[str, Any]] = []
+    for name, wire in chosen(modes, options.modes).items():
+        show(f"bytes: {name}")
+        place = folder / f"bytes-{len(lines)}"
+        with Swarm(
+            place, wire=wire, timing=TIMING, recipe=str(recipe), batch_size=batch_size, nursery=nursery
+        ) as swarm:
+            trainers = start_trainers(swarm, PEERS, samples_per_s=12, batch_size=4)
+            swarm.wait_for_common_step(trainers, 3 + steps, 240)
+            sent = [sent_at(trainer, 3 + steps) - sent_at(trainer, 3) for trainer in trainers]
+            parameters = trainers[0].parameters(max(trainers[0].steps_kept())).size
+            lonely = sum(trainer.last("step")["lonely_steps"] for trainer in trainers)
+        step_bytes = sum(sent) / steps
+        samples = batch_size * (INNER_STEPS if wire.mode == "diloco" else 1)
+        lines.append(
+            {
+                "mode": name,
+                "parameters": parameters,
+                "bytes_per_peer_and_step": step_bytes / PEERS,
+                "in_fp32_models": step_bytes / PEERS / (4 * parameters),
+                "bytes_per_sample": step_bytes / samples,
+                "lonely_steps": lonely,
+            }
+        )
+    for line in lines:
+        line["less_than_fp32_per_step"] = lines[0]["bytes_per_peer_and_step"] / line["bytes_per_peer_and_step"]
+        line["less_than_fp32_per_sample"] = lines[0]["bytes_per_sample"] / line["bytes_per_sample"]
+    print_table(
+        [
+            "mode",
+            "MB per peer and step",
+            "in fp32 models",
+            "bytes per sample",
+            f"fewer than {lines[0]['mode']}, per sample",
+        ],
+        [
+            [
+                line["mode"],
+                f"{line['bytes_per_peer_and_step'] / 1e6:.2f}",
+                f"{line['in_fp32_models']:.2f}",
+                f"{line['bytes_per_sample']:,.0f}",
+                f"{line['less_than_fp32_per_sample']:.1f}",
+            ]
+            for line in lines
+        ],
+    )
+    return {"peers": PEERS, "batch_size": batch_size, "inner_steps": INNER_STEPS, "modes": lines}
+
+
+def sent_at(trainer: Member, step: int) -> int:
+    """All-reduce bytes that a trainer had sent when it began a step."""
+    return next(event["sent_bytes"] for event in trainer.events("step") if event["epoch"] >= step)
+
+
+def measure_speed(folder: Path, nursery: Nursery, options: argparse.Namespace) -> dict[str, Any]:
+    """Of peers that compute at a fixed rate."""
+    rate, steps, step_s = 16.0, 5, 5 * TIMING.matchmaking_time_s
+    lines: list[dict[str, Any]] = []
+    for peers in (1, 2, 4):
+        show(f"speed: {peers} peers")
+        target = round(peers * rate * step_s)
+        with Swarm(folder / f"speed-{peers}", timing=TIMING, batch_size=target, nursery=nursery) as swarm:
+            trainers = start_trainers(swarm, peers, samples_per_s=rate, batch_size=8)
+            began_at = swarm.wait_for_common_step(trainers, 2, 120)
+            ended_at = swarm.wait_for_common_step(trainers, 2 + steps, 60 + 3 * steps * step_s)
+        lines.append({"peers": peers, "samples_per_s": steps * target / (ended_at - began_at)})
+    for line in lines:
+        line["of_the_sum"] = line["samples_per_s"] / (line["peers"] * rate)
+        line["of_one_times_peers"] = line["samples_per_s"] / (line["peers"] * lines[0]["samples_per_s"])
+    print_table(
+        ["peers", "samples/s", "of what they compute", "of that many times one"],
+        [
+            [
+                line["peers"],
+                f"{line['samples_per_s']:.1f}",
+                f"{line['of_the_sum']:.0%}",
+                f"{line['of_one_times_peers']:.0%}",
+            ]
+            for line in lines
+        ],
+    )
+    return {"rate_per_peer": rate, "step_s": step_s, "matchmaking_s": TIMING.matchmaking_time_s, "peers": lines}
+
+
+def measure_loss(folder: Path, nursery: Nursery, options: argparse.Namespace) -> dict[str, Any]:
+    """Held-out loss at the end, the same data and samples for all."""
+    recipe = folder / "recipe.toml"
+    recipe.write_text(RECIPE)
+    batch_size, steps = 128, options.steps
+    inner_steps = max(2, steps // 6)
+    modes: dict[str, tuple[int, WireSection]] = {
+        "one machine": (1, WireSection(compression="fp32")),
+        "fp32": (2, GRADIENTS["fp32"]),
+        "8bit": (2, GRADIENTS["8bit"]),
+        "PowerSGD, rank 4": (2, GRADIENTS["PowerSGD, rank 4"]),
+        "DiLoCo, 8bit": (2, replace(DILOCO, inner_steps=inner_steps)),
+    }
+    lines: list[dict[str, Any]] = []
+    for name, (peers, wire) in chosen(modes, options.modes).items():
+        show(f"loss: {name}")
+        # A delayed step is in the weights when the next one is taken.
+        last = -(-steps // inner_steps) if wire.mode == "diloco" else steps + wire.delayed
+        started = time.time()
+        with Swarm(
+            folder / f"loss-{len(lines)}",
+            wire=wire,
+            timing=TIMING,
+            recipe=str(recipe),
+            batch_size=batch_size,
+            total_steps=steps + 2,
+            warmup_steps=max(1, steps // 10),
+            shards=options.shards,
+            nursery=nursery,
+        ) as swarm:
+            trainers = start_trainers(swarm, peers, batch_size=16, samples_per_s=48 / peers, measure_at=last)
+            swarm.wait_for_common_step(trainers, last, 60 + 30 * last)
+            ends = [next(e for e in t.events("step") if e["epoch"] >= last) for t in trainers]
+        lines.append(
+            {
+                "way": name,
+                "heldout_loss": mean(end["heldout_loss"] for end in ends),
+                "peers": peers,
+                "samples": sum(end["samples"] for end in ends),
+                "lonely_steps": sum(end["lonely_steps"] for end in ends),
+                "seconds": time.time() - started,
+            }
+        )
+    for line in lines:
+        line["worse_than_first"] = line["heldout_loss"] / lines[0]["heldout_loss"] - 1
+    print_table(
+        ["way", "held-out loss", f"against {lines[0]['way']}", "samples", "steps with own gradients alone"],
+        [
+            [
+                line["way"],
+                f"{line['heldout_loss']:.4f}",
+                f"{line['worse_than_first']:+.2%}",
+                f"{line['samples']:,}",
+                line["lonely_steps"],
+            ]
+            for line in lines
+        ],
+    )
+    return {"steps": steps, "batch_size": batch_size, "inner_steps": inner_steps, "ways": lines}
+
+
+def measure_soak(folder: Path, nursery: Nursery, options: argparse.Namespace) -> dict[str, Any]:
+    """Kills at random."""
+    figures = soak(folder / "soak", 60 * options.minutes, seed=options.seed, nursery=nursery)
+    memory = figures["memory_mb"]
+    print_table(
+        ["minutes", "kills", "steps", "trainers that gave up", "memory of a helper, first, least, most, last, MB"],
+        [
+            [
+                figures["minutes"],
+                sum(figures["kills"].values()),
+                figures["steps"],
+                figures["gave_up"],
+                f"{memory[0]}, {min(memory)}, {max(memory)}, {memory[-1]}",
+            ]
+        ],
+    )
+    return figures
+
+
+def chosen(modes: dict[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
+    """Those of these names, in the same order; all without names. ValueError for others."""
+    if unknown := set(names or ()) - set(modes):
+        raise ValueError(f"{', '.join(unknown)}: choose of {', '.join(modes)}")
+    return {name: mode for name, mode in modes.items() if not names or name in names}
+
+
+def show(text: str) -> None:
+    """What is being measured, to whoever waits for it."""
+    print(text, file=sys.stderr, flush=True)
+
+
+QUESTIONS: dict[str, Callable[[Path, Nursery, argparse.Namespace], dict[str, Any]]] = {
+    "bytes": measure_bytes,
+    "speed": measure_speed,
+    "loss": measure_loss,
+    "soak": measure_soak,
+}
+
+if __name__ == "__main__":
+    main()
