@@ -3,6 +3,8 @@
 What a storage says is not there, or is not for us, stays so however often it is asked; anything else may pass.
 """
 
+from ssl import SSLCertVerificationError
+
 HTTP = ("http://", "https://")
 NOT_THERE = (404, 410)
 FORBIDDEN = (401, 403)
@@ -26,6 +28,8 @@ def meaning(error: Exception, url: str) -> Exception:
         return FileNotFoundError(f"{url}: not there ({one_line(reason)})")
     if status in FORBIDDEN or isinstance(reason, PermissionError):
         return Refused(f"{url}: its storage refuses access ({one_line(reason)}); sign in there, or ask its owner")
+    if isinstance(reason, SSLCertVerificationError):  # a ValueError too
+        return Refused(f"{url}: its server's certificate is not trusted ({one_line(reason)})")
     if isinstance(reason, ValueError) and url.startswith(HTTP):
         return Refused(
             f"{url}: its server does not give parts of a file, byte ranges ({one_line(reason)}); use one that does, or "

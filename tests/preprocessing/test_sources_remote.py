@@ -2,6 +2,7 @@
 
 import re
 import socket
+import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dalle_lean.remote import Refused, Unreachable
+from dalle_lean.remote import Refused, Unreachable, meaning
 from preprocessing.encode import preprocess
 from preprocessing.sources import files, open_source
 from tests.preprocessing.shards_of_pictures import emoji_rows, read_all, tar_bytes, tar_members
@@ -189,6 +190,15 @@ def test_a_pattern_on_a_storage_that_does_not_answer_is_told_in_one_line(server,
     server.broken["/"] = 503, 10**9
     with pytest.raises(Unreachable, match=r"http.*/\*\.tar: .*503"):
         open_source(pattern.rsplit("/", 1)[0] + "/*.tar", 1000)
+
+
+def test_a_certificate_that_is_not_trusted_is_told_as_such():
+    error = FileNotFoundError("https://host/00000.tar")  # fsspec's, of any failure
+    error.__cause__ = ssl.SSLCertVerificationError(1, "certificate verify failed: self-signed certificate")
+    found = meaning(error, "https://host/00000.tar")
+    assert isinstance(found, Refused)
+    assert "certificate is not trusted (SSLCertVerificationError: " in str(found)
+    assert "byte ranges" not in str(found)
 
 
 def refuse(url):
