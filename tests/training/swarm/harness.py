@@ -369,6 +369,12 @@ def difference_at(members: Sequence[Member], step: int) -> float:
     return float((values.max(axis=0) - values.min(axis=0)).max())
 
 
+def greatest_difference(members: Sequence[Member]) -> tuple[int, float]:
+    """The last step after which all kept their parameters, and how far the farthest two are apart in any of them."""
+    step = max(set.intersection(*(member.steps_kept() for member in members)))
+    return step, difference_at(members, step)
+
+
 def agreement(
     members: Sequence[Member], since: float, limit: float = AGREEMENT, timeout_s: float = 60.0
 ) -> dict[str, object]:
@@ -397,11 +403,6 @@ def agreement(
         "greatest_difference": found[first],
         "differences": list(found.values()),
     }
-
-
-def stride(member: Member, step: int) -> float:
-    """How far the step before that one moved the parameter that moved most: what differences are to be measured by."""
-    return float(np.abs(member.parameters(step) - member.parameters(step - 1)).max())
 
 
 def samples_since_step(member: Member) -> int:
