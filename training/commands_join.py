@@ -5,8 +5,6 @@ import sys
 import textwrap
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +12,7 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from dalle_lean.terminal import LINE_INTERVAL_S, Device, err, out, say
+from dalle_lean.terminal import LINE_INTERVAL_S, Device, err, error, out, say
 
 if TYPE_CHECKING:
     from training.swarm.checks import Check
@@ -67,7 +65,7 @@ def join(
     begin_loading()
     for module in ("hivemind", "psutil", "pyarrow"):
         require(module, extra="training")
-    from training.swarm.join import Volunteer, end_children, measure, prepare_processes, take_part
+    from training.swarm.join import Volunteer, measure, prepare_processes, take_part
     from training.swarm.network import log_to
     from training.swarm.standing import summary
     from training.swarm.survey import Options, survey
@@ -85,19 +83,20 @@ def join(
         precision=precision,
         user=name,
     )
-    found = survey(target, options, show)
-    refuse(found.problems)
-    say("measuring how fast this machine is ...")
-    fit = measure(found, options)
-    slow = "; slow for this model, but every sample counts" if fit.report_s > 60 else ""
-    say(
-        f"{fit.samples_at_once / fit.seconds:.3g} samples/s: {fit.batch_size} samples between two reports, "
-        f"{fit.samples_at_once} at once{slow}"
-    )
-    peers: list[Volunteer] = []
-    with live_line(peers) as line:
+    while True:
+        found = survey(target, options, show)
+        refuse(found.problems)
+        say("measuring how fast this machine is ...")
+        fit = measure(found, options)
+        slow = "; slow for this model, but every sample counts" if fit.report_s > 60 else ""
+        say(
+            f"{fit.samples_at_once / fit.seconds:.3g} samples/s: {fit.batch_size} samples between two reports, "
+            f"{fit.samples_at_once} at once{slow}"
+        )
+        peers: list[Volunteer] = []
+        line = LiveLine(peers)
         try:
-            take_part(
+            moved = take_part(
                 found,
                 options,
                 fit,
@@ -107,17 +106,20 @@ def join(
                 on_notice=line.on_notice,
             )
         except KeyboardInterrupt:
-            if peers and not peers[0].ended:
+            if peers and not peers[0].left:
                 line.close()
-                err.print("stopped at once; the others go on without this machine", style="red")
+                error("stopped at once; the others go on without this machine")
                 sys.stdout.flush()
-                end_children()
                 os._exit(INTERRUPTED)  # threads may wait for the others
             raise
         finally:
+            line.close()
             if peers:
-                line.close()
                 say(summary(peers[0].standing(), peers[0].folder))
+        if not moved:
+            return
+        say("the host has taken the run back to an earlier state; going on with it")
+        target = list(found.addresses)
 
 
 def doctor(
@@ -275,13 +277,3 @@ class LiveLine:
         """The last line stays."""
         if self.live.is_started:
             self.live.stop()
-
-
-@contextmanager
-def live_line(peers: list[Any]) -> Iterator[LiveLine]:
-    """A line about the peer that `peers` will hold."""
-    line = LiveLine(peers)
-    try:
-        yield line
-    finally:
-        line.close()

@@ -56,21 +56,18 @@ class Fit:
     """How this machine takes part.
 
     Args:
+        batch_size: samples between two reports to the others; in "diloco" mode, of a step of one's own.
         memory: the recipe's [memory], or the fastest plan that fits; `micro_batches` parts make up a batch.
         samples_at_once: in one of these parts.
         need: bytes that this takes.
         seconds: that one part takes; nan before it is measured.
     """
 
+    batch_size: int
     memory: MemoryRecipe
     samples_at_once: int
     need: Memory
     seconds: float = math.nan
-
-    @property
-    def batch_size(self) -> int:
-        """Samples between two reports to the others."""
-        return self.samples_at_once * self.memory.micro_batches
 
     @property
     def report_s(self) -> float:
@@ -136,6 +133,11 @@ def most_reported(settings: SwarmSettings) -> int:
     return max(1, settings.target_batch_size // REPORTS_PER_STEP)
 
 
+def given_batch_size(settings: SwarmSettings, batch_size: int | None) -> int | None:
+    """What the user has chosen; in "diloco" mode else the recipe's, which the schedule is made for."""
+    return batch_size or (settings.recipe.data.batch_size if settings.wire.mode == "diloco" else None)
+
+
 def fit_memory(
     settings: SwarmSettings,
     device: torch.device,
@@ -150,6 +152,7 @@ def fit_memory(
     precision = precision or usable_precision(settings.recipe.memory.precision, device)
     memory = dataclasses.replace(settings.recipe.memory, precision=precision, offload_optimizer=True, micro_batches=1)
     memory.activations_for(config)
+    batch_size = given_batch_size(settings, batch_size)
     limit = batch_size or most_reported(settings)
 
     def room_for(plan: MemoryRecipe) -> int:
@@ -169,7 +172,12 @@ def fit_memory(
     parts = 1 if batch_size is None else -(-batch_size // samples)
     samples = samples if batch_size is None else -(-batch_size // parts)
     memory = dataclasses.replace(memory, micro_batches=parts)
-    return Fit(memory=memory, samples_at_once=samples, need=need_of(settings, memory, samples, device.type))
+    return Fit(
+        batch_size=batch_size or samples,
+        memory=memory,
+        samples_at_once=samples,
+        need=need_of(settings, memory, samples, device.type),
+    )
 
 
 def measured(
@@ -201,7 +209,7 @@ def measured(
     parts = min(max(1, round(REPORT_S / seconds)), max(1, most_reported(settings) // samples))
     memory = dataclasses.replace(fit.memory, micro_batches=parts)
     need = need_of(settings, memory, samples, gradients.device.type)
-    return Fit(memory=memory, samples_at_once=samples, need=need, seconds=seconds)
+    return Fit(batch_size=samples * parts, memory=memory, samples_at_once=samples, need=need, seconds=seconds)
 
 
 def batch_seconds(gradients: Gradients, samples: int) -> float:

@@ -4,10 +4,12 @@ import dataclasses
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import hivemind
 import psutil
 import torch
 import torch._dynamo  # takes so long that a peer would miss its first round
@@ -18,15 +20,17 @@ from training.progress import OnNotice
 from training.retry import silent
 from training.run_folder import remove_leftovers, run_folder
 from training.swarm import network
-from training.swarm.fit import Fit, measured
-from training.swarm.offer import TOKENIZER
+from training.swarm.fit import Fit, given_batch_size, measured
+from training.swarm.offer import TOKENIZER, fetch_settings
 from training.swarm.peer import Contribution, Peer, build_model
 from training.swarm.records import Publisher
 from training.swarm.settings import SwarmSettings
 from training.swarm.standing import Standing
-from training.swarm.survey import Findings, Options, listen_on
+from training.swarm.survey import Findings, Options, first_answer, listen_on
 
 IDENTITY, LOG = "identity", "log"
+MOVE_INTERVAL_S = 60.0
+"""Between two questions to the helpers whether the run goes on under another run id, as after a rollback."""
 OnDownload = Callable[[int, int, str], None]
 
 
@@ -40,11 +44,25 @@ def prepare_processes() -> None:
 class Volunteer(Peer):
     """A peer that a person watches and ends."""
 
-    def __init__(self, settings: SwarmSettings, *arguments: Any, **options: Any):
-        super().__init__(settings, *arguments, **options)
+    def __init__(self, settings: SwarmSettings, dht: hivemind.DHT, *arguments: Any, **options: Any):
+        super().__init__(settings, dht, *arguments, **options)
         self.first_epoch: int | None = None
+        self.moved = False
+        """Whether the run goes on elsewhere."""
         self.ended = False
         """Whether the training came to an end of its own, or upon the first Ctrl+C."""
+        self.left = False
+        """Whether the others were told goodbye."""
+
+    @property
+    def finished(self) -> bool:
+        return self.moved or super().finished
+
+    def watch_for_moves(self, addresses: Sequence[str], stop: threading.Event) -> None:
+        """Ask the helpers now and then, until `stop` is set; of a run that has moved on nothing more is trained."""
+        while not self.moved and not stop.wait(MOVE_INTERVAL_S):
+            theirs = first_answer(self.dht, addresses, fetch_settings)
+            self.moved = theirs is not None and theirs.run_id != self.settings.run_id
 
     def learn(self, interrupted: Callable[[], bool]) -> None:
         super().learn(interrupted)
@@ -55,16 +73,10 @@ class Volunteer(Peer):
         super().show_download(received, total, donor)
 
     def leave(self) -> None:
-        """Say goodbye; upon the second Ctrl+C there is no time for that."""
-        if self.stopped_at_once:
-            end_children()
-        else:
+        """Say goodbye; upon the second Ctrl+C, the only one that breaks into the training, there is no time for it."""
+        if self.ended or not isinstance(sys.exception(), KeyboardInterrupt):
             super().leave()
-
-    @property
-    def stopped_at_once(self) -> bool:
-        """Whether the exception under way is Ctrl+C in the middle of the training, which only the second one is."""
-        return not self.ended and isinstance(sys.exception(), KeyboardInterrupt)
+            self.left = True
 
     def standing(self) -> Standing:
         """Now; may be asked for at any time by another thread."""
@@ -93,7 +105,7 @@ def measure(found: Findings, options: Options) -> Fit:
     assert found.run is not None
     assert found.fit is not None
     settings = found.run.settings
-    chosen = options.batch_size is not None
+    chosen = given_batch_size(settings, options.batch_size) is not None
     fit = measured(settings, found.fit, build_model(settings).to(found.device), chosen=chosen)
     if found.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -109,8 +121,8 @@ def take_part(
     on_step: Callable[[Peer, Contribution], None],
     on_download: OnDownload | None = None,
     on_notice: OnNotice = silent,
-) -> None:
-    """Train until the run ends, or Ctrl+C.
+) -> bool:
+    """Train until the run ends, or Ctrl+C; returns whether the run goes on under another run id.
 
     Args:
         on_ready: gets the peer before it begins.
@@ -135,11 +147,13 @@ def take_part(
             identity=found.folder / IDENTITY,
         )
         publisher = Publisher(dht, found.run.settings.run_id, identity=found.folder / IDENTITY, user=options.user)
+        stop = threading.Event()
 
         def tell(peer: Peer, done: Contribution) -> None:
             publisher(peer, done)
             on_step(peer, done)
 
+        peer: Volunteer | None = None
         try:
             peer = Volunteer(
                 found.run.settings,
@@ -156,10 +170,16 @@ def take_part(
             )
             signal.signal(signal.SIGINT, signal.default_int_handler)  # hivemind has it ignored
             on_ready(peer)
+            threading.Thread(target=peer.watch_for_moves, args=(found.addresses, stop), daemon=True).start()
             peer.go()
+            return peer.moved
         finally:
-            publisher.close()
-            dht.shutdown()
+            stop.set()
+            if peer is None or peer.left:
+                publisher.close()
+                dht.shutdown()
+            else:
+                end_children()
 
 
 def end_children() -> None:

@@ -40,6 +40,7 @@ class Standing:
         """All of it, in at most `width` columns; what counts least is left out where it is narrow."""
         share = min(1.0, self.samples / self.target)
         left = "averaging" if share == 1 or self.left_s == 0 else f"{clock(self.left_s)} left"
+        left = left if math.isfinite(self.left_s) or share == 1 else "so far"
         head = f"step {self.step}/{self.total_steps}"
         gathered = f"{100 * share:.0f} % {left}"
         peers = f"{self.peers} peer{'s' * (self.peers != 1)}"

@@ -248,7 +248,8 @@ def check_helpers(dht: hivemind.DHT | None, reason: str, settings: SwarmSettings
     step = max((int(entry["epoch"]) for entry in said), default=0) * settings.steps_per_epoch
     rates = [entry["samples_per_second"] for entry in said if entry["samples_per_second"] > SLOWEST_TRAINER]
     if not rates:
-        return Check("swarm", OK, f"a helper answers; nobody trains at this moment, step {step} is the last one known")
+        known = f"nobody trains at this moment, the run is at step {step}" if step else "nobody trains yet"
+        return Check("swarm", OK, f"a helper answers; {known}")
     count = f"{len(rates)} trainer{'s' * (len(rates) > 1)}"
     return Check("swarm", OK, f"{count} at step {step} of {settings.total_steps}, {sum(rates):,.3g} samples/s together")
 

@@ -1,0 +1,117 @@
+"""`dalle-lean join` as a person runs it: a process of its own, against a real swarm on loopback."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dalle_lean.files import read_json
+from tests.training.conftest import write_shards
+from tests.training.swarm.harness import Swarm, send, session_of, wait_for
+from training.order import Position
+from training.swarm.network import open_dht
+from training.swarm.offer import offer_run
+
+pytestmark = pytest.mark.swarm
+PROGRAM = [sys.executable, "-c", "from dalle_lean.cli import main; main()"]
+TIMEOUT_S = 90.0
+"""Importing alone takes a while where other tests run at the same time."""
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory, nursery):
+    """A donor, and a node that hands out the run's files; `address` is of that one."""
+    with Swarm(tmp_path_factory.mktemp("swarm"), nursery=nursery, batch_size=64) as swarm:
+        node = open_dht([], client_mode=False, listen=["/ip4/127.0.0.1/tcp/0"])
+        offer_run(node, swarm.folder)
+        swarm.address = str(node.get_visible_maddrs()[0])
+        swarm.start("helper", addresses=[swarm.address])
+        swarm.start("donor", addresses=[swarm.address])
+        yield swarm
+        node.shutdown()
+
+
+class Joined:
+    """A running `dalle-lean join`, in a session of its own."""
+
+    def __init__(self, folder, *arguments):
+        folder.mkdir(exist_ok=True)
+        self.folder = folder / "run"
+        self.screen, self.mistakes = folder / "screen", folder / "mistakes"
+        command = [*PROGRAM, "join", *arguments, "--folder", str(self.folder)]
+        with open(self.screen, "a") as screen, open(self.mistakes, "a") as mistakes:
+            self.process = subprocess.Popen(command, stdout=screen, stderr=mistakes, start_new_session=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for pid in self.processes():
+            send(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def processes(self):
+        """All that it has started and itself."""
+        return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and session_of(int(pid)) == self.process.pid]
+
+    def position(self):
+        """Its place in the data."""
+        path = self.folder / "cursor.json"
+        return place(Position.from_dict(read_json(path)["position"])) if path.exists() else ()
+
+    def wait_beyond(self, before):
+        """Until it has gone a step further in the data."""
+        wait_for(lambda: self.position() > before or self.process.poll() is not None, TIMEOUT_S, "a step")
+        assert self.process.poll() is None, self.mistakes.read_text()
+
+    def press_ctrl_c(self):
+        """As a terminal does: to all of its processes."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+
+def place(position):
+    return position.epoch, position.group, position.window, position.sample
+
+
+def test_ctrl_c_leaves_cleanly_and_the_same_command_goes_on(swarm, tmp_path):
+    with Joined(tmp_path, swarm.address) as joined:
+        joined.wait_beyond(())
+        joined.press_ctrl_c()
+        pressed_s = time.monotonic()
+        assert joined.process.wait(TIMEOUT_S) == 130
+        assert time.monotonic() - pressed_s < 30
+        wait_for(lambda: not joined.processes(), 5, "its processes to end")
+        stopped_at, identity = joined.position(), (joined.folder / "identity").read_bytes()
+    assert "Traceback" not in joined.mistakes.read_text()
+    screen = joined.screen.read_text()
+    for words in ("listening: a helper came through", "samples/s", "The same command goes on"):
+        assert words in screen
+    assert "problem" not in screen
+    with Joined(tmp_path, swarm.address) as again:
+        again.wait_beyond(stopped_at)
+        assert (again.folder / "identity").read_bytes() == identity
+
+
+def test_another_data_set_is_refused_in_one_line(swarm, tmp_path):
+    other = write_shards(tmp_path / "other", 64)
+    with Joined(tmp_path, swarm.address, "--client", "--data", str(other)) as joined:
+        assert joined.process.wait(TIMEOUT_S) == 2
+        (line,) = joined.mistakes.read_text().splitlines()
+        assert line.startswith(f"error: data: {other} is other data than the run's")
+        assert not joined.folder.exists()
+        assert not joined.processes()
+
+
+@pytest.mark.slow
+def test_the_second_ctrl_c_ends_at_once(swarm, tmp_path):
+    with Joined(tmp_path, swarm.address, "--client") as joined:
+        joined.wait_beyond(())
+        joined.press_ctrl_c()
+        time.sleep(0.2)
+        joined.press_ctrl_c()
+        assert joined.process.wait(10) == 130
+        wait_for(lambda: not joined.processes(), 5, "its processes to end")
+        assert "Traceback" not in joined.mistakes.read_text()
