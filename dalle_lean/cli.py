@@ -20,6 +20,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "shards": ("preprocessing.commands_shards:shards", "Check, show and adopt folders of shards."),
     "train": ("training.commands_train:train", "Train the transformer on shards, on this machine."),
     "monitor": ("training.commands_monitor:monitor", "Follow a run that others train: loss, peers, who gave how much."),
+    "host": ("training.commands_host:host", "Keep a run alive for volunteers: helpers, state, checkpoints."),
+    "rollback": ("training.commands_host:rollback", "Take a hosted run back to one of its checkpoints."),
     "join": ("training.commands_join:join", "Take part in a run over the Internet: checks, then training."),
     "doctor": ("training.commands_join:doctor", "What works on this machine, and what to do about what does not."),
     "generate": ("inference.commands:generate", "Draw prompts: pictures, a contact sheet and their scores."),

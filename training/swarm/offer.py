@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ CHUNK_BYTES = 2**20
 """libp2p's daemon carries answers of up to 2 MiB."""
 CALL_TIMEOUT_S = 15.0
 DIAL_TIMEOUT_S = 3.0
+WATCH_INTERVAL_S = 20.0
 MAX_DIALS = 8
 """Calls back at the same time."""
 
@@ -166,6 +168,59 @@ def remote_time(dht: hivemind.DHT, address: str) -> float:
 def is_reachable(dht: hivemind.DHT, address: str, port: int) -> bool:
     """Whether the helper can make a TCP connection to `port` of this machine, where it sees this machine."""
     return call(dht, address, "rpc_dial_back", metadata=port) is True
+
+
+class RunWatch:
+    """Asks the helpers now and then whether the run still goes on as these settings say.
+
+    It also keeps a node in touch with them: one whose helpers have all been away is forgotten by nobody and forgets
+    nobody.
+    """
+
+    def __init__(self, dht: hivemind.DHT, settings: SwarmSettings, interval_s: float = WATCH_INTERVAL_S):
+        self.dht, self.settings, self.interval_s = dht, settings, interval_s
+        self.moved: str | None = None
+        """A sentence, once the run goes on without peers like this one."""
+        self.closed = threading.Event()
+        self.thread = threading.Thread(target=self.watch, name="run watch", daemon=True)
+        self.thread.start()
+
+    def watch(self) -> None:
+        """Until the run has moved or nobody wants to know."""
+        while self.moved is None and not self.closed.wait(self.interval_s):
+            for address in self.settings.swarm.addresses:
+                try:
+                    now = fetch_settings(self.dht, address)
+                    run_in_node(self.dht, partial(ping, peer_of(address)))
+                except Unanswered:
+                    continue  # the other helper may know, and this one is asked again
+                except ValueError as error:
+                    self.moved = f"the run goes on with settings that this version cannot read: {error}"
+                    break
+                if now.run_id != self.settings.run_id:
+                    self.moved = how_it_moved(self.settings, now)
+                    break
+
+    def close(self) -> None:
+        """Ask no more; before the node is shut down."""
+        self.closed.set()
+        self.thread.join()
+
+
+def how_it_moved(before: SwarmSettings, now: SwarmSettings) -> str:
+    """What happened to a run, for those who were in it."""
+    changes = before.differences(now)
+    if changes:
+        return f"the run goes on with another {', '.join(changes)}; join it again with the same address"
+    return (
+        f"the run was taken back to an earlier step and goes on as {now.swarm.name}; join it again with the same "
+        "address, what came after that step is given up"
+    )
+
+
+async def ping(peer: PeerID, _: hivemind.DHT, node: DHTNode) -> None:
+    """Runs in the node's process: who answers is known to the DHT again."""
+    await node.protocol.call_ping(peer)
 
 
 def decode(text: bytes, address: str) -> str:

@@ -3,7 +3,10 @@
 from collections.abc import Callable
 
 import hivemind
+from torch import Tensor
 
+from dalle_lean import Dalle
+from training.swarm.keeper import go_on_from
 from training.swarm.optimizer import SwarmOptimizer, swarm_optimizer
 from training.swarm.peer import build_model
 from training.swarm.settings import SwarmSettings
@@ -12,12 +15,23 @@ HELPER_PAUSE_S = 0.3
 DONOR_PAUSE_S = 0.2
 
 
-def run_helper(settings: SwarmSettings, dht: hivemind.DHT, wait: Callable[[float], bool]) -> None:
-    """Take part in every all-reduce as a reducer that brings nothing itself, until `wait(seconds)` is true."""
+def run_helper(
+    settings: SwarmSettings,
+    dht: hivemind.DHT,
+    wait: Callable[[float], bool],
+    on_round: Callable[[SwarmOptimizer], None] | None = None,
+) -> None:
+    """Take part in every all-reduce as a reducer that brings nothing itself, until `wait(seconds)` is true.
+
+    Args:
+        on_round: called every now and then.
+    """
     optimizer = swarm_optimizer(settings, build_model(settings), dht, role="helper")
     try:
         while not wait(HELPER_PAUSE_S):
             optimizer.step()
+            if on_round is not None:
+                on_round(optimizer)
     finally:
         optimizer.shutdown()
 
@@ -27,20 +41,37 @@ def run_donor(
     dht: hivemind.DHT,
     wait: Callable[[float], bool],
     on_step: Callable[[SwarmOptimizer], None] | None = None,
+    *,
+    model: Dalle | None = None,
+    begin_with: tuple[int, list[Tensor]] | None = None,
+    on_round: Callable[[SwarmOptimizer], None] | None = None,
+    on_leave: Callable[[SwarmOptimizer], None] | None = None,
 ) -> None:
     """Go every step with the others and hand out the state, until `wait(seconds)` is true.
 
     Args:
         on_step: called after each step of the swarm; the model's weights are those of that step.
+        model: with the weights to begin with; without it the run's first.
+        begin_with: the step of the swarm that these weights are of, and the optimizer's statistics.
+        on_round: called every now and then.
+        on_leave: called at the end, before the others are left.
+
+    Raises OutOfSync, StateRefused.
     """
-    optimizer = swarm_optimizer(settings, build_model(settings), dht, role="donor")
-    seen = optimizer.local_epoch
+    optimizer = swarm_optimizer(settings, model or build_model(settings), dht, role="donor")
     try:
+        if begin_with is not None:
+            go_on_from(optimizer, *begin_with)
+        seen = optimizer.local_epoch
         while not wait(DONOR_PAUSE_S):
             optimizer.step(batch_size=0)
             if optimizer.local_epoch != seen:
                 seen = optimizer.local_epoch
                 if on_step is not None:
                     on_step(optimizer)
+            if on_round is not None:
+                on_round(optimizer)
+        if on_leave is not None:
+            on_leave(optimizer)
     finally:
         optimizer.shutdown()

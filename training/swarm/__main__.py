@@ -1,0 +1,242 @@
+"""One peer as a process: `python -m training.swarm helper|donor|trainer RUN_DIR`. `dalle-lean host` starts these.
+
+What it says goes to RUN_DIR/logs/NAME.log, its numbers to RUN_DIR/status/NAME.json; SIGTERM or SIGINT ends it cleanly.
+"""
+
+import argparse
+import dataclasses
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+STATUS_INTERVAL_S = 2.0
+
+
+class Status:
+    """RUN_DIR/status/NAME.json, for who watches this process."""
+
+    def __init__(self, run_dir: Path, name: str):
+        self.path = run_dir / "status" / f"{name}.json"
+        self.content: dict[str, Any] = {"pid": os.getpid(), "notices": []}
+        self.lock, self.written_s = threading.Lock(), -math.inf
+
+    def tell(self, **changes: Any) -> None:
+        """Write at once what is new."""
+        from dalle_lean.files import write_json
+
+        with self.lock:
+            changed = {name: None if value != value else value for name, value in changes.items()}  # nan is no JSON
+            if changed.items() <= self.content.items() and time.monotonic() - self.written_s < STATUS_INTERVAL_S:
+                return
+            self.content |= changed
+            self.written_s = time.monotonic()
+            try:
+                write_json(self.path, self.content)
+            except OSError as error:  # a full disk is no reason to leave the others
+                print(f"{self.path} could not be written: {error}", flush=True)
+
+    def notice(self, line: str) -> None:
+        """Something that a person should know."""
+        print(line, flush=True)
+        self.tell(notices=[*self.content["notices"], line][-20:])
+
+
+def main() -> None:
+    """Be the peer that the arguments name."""
+    parser = argparse.ArgumentParser(prog="python -m training.swarm")
+    parser.add_argument("role", choices=("helper", "donor", "trainer"))
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--name", help="of a helper or donor in host.json; of a trainer's folder")
+    parser.add_argument("--device", default="cpu", help="where a donor measures, a trainer trains")
+    parser.add_argument("--batch-size", type=int, default=1, help="of a trainer: samples at once")
+    parser.add_argument("--client", action="store_true", help="a trainer that takes no connections")
+    arguments = parser.parse_args()
+    run_dir, name = arguments.run_dir, arguments.name or f"{arguments.role}-0"
+    (run_dir / "logs").mkdir(exist_ok=True)
+    stop, parent = threading.Event(), os.getppid()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+
+    import torch
+    import torch._dynamo
+
+    from training.swarm import network
+
+    network.guard_children()
+    os.register_at_fork(after_in_child=partial(reset_child, torch))
+    network.log_to(run_dir / "logs" / f"{name}.log")
+
+    def wait(seconds: float) -> bool:
+        if arguments.role != "trainer" and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # hivemind did that
+            signal.signal(signal.SIGINT, lambda *_: stop.set())
+        return stop.wait(seconds) or os.getppid() != parent
+
+    status = Status(run_dir, name)
+    try:
+        ROLES[arguments.role](run_dir, name, arguments, wait, status)
+    except ValueError as error:  # OutOfSync among them
+        status.notice(str(error))
+        sys.exit(2)
+
+
+def reset_child(torch: Any) -> None:
+    """A forked process ends by SIGTERM again; and OpenMP's threads, for which it would wait, are not there."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+
+
+def be_helper(run_dir: Path, name: str, _: Any, wait: Callable[[float], bool], status: Status) -> None:
+    """Reduce, and hand newcomers the run's files."""
+    from training.swarm.offer import offer_run
+    from training.swarm.roles import run_helper
+
+    settings, dht = enter(run_dir, name)
+    try:
+        offer_run(dht, run_dir)
+        status.tell(step=0, peers=0)
+        run_helper(settings, dht, wait, lambda optimizer: status.tell(peers=peers_of(optimizer)))
+    finally:
+        dht.shutdown()
+
+
+def be_donor(run_dir: Path, name: str, arguments: Any, wait: Callable[[float], bool], status: Status) -> None:
+    """Keep the state: go with the others from the newest checkpoint on."""
+    from dalle_lean.files import read_json
+    from training.swarm.checkpoints import Checkpoints
+    from training.swarm.keeper import Keeper, heldout_batch
+    from training.swarm.peer import build_model
+    from training.swarm.roles import run_donor
+    from training.swarm.stations import Stations
+
+    settings, dht = enter(run_dir, name)
+    try:
+        vqgan = Stations.load(run_dir).vqgan
+        made_by = read_json(Path(vqgan) / "config.json").get("fingerprint") if vqgan else None
+        checkpoints = Checkpoints(
+            run_dir,
+            settings,
+            vqgan=None if vqgan is None else Path(vqgan),
+            vqgan_fingerprint=made_by,
+            on_notice=status.notice,
+        )
+        heldout = heldout_batch(settings, run_dir / "tokenizer.json", status.notice, arguments.device)
+        keeper = Keeper(
+            settings,
+            checkpoints,
+            heldout,
+            device=arguments.device,
+            on_notice=status.notice,
+            on_change=lambda: status.tell(heldout_loss=keeper.heldout_loss, checkpoint=keeper.saved_step),
+        )
+        model = build_model(settings)
+        found = keeper.restore(model)
+        scale = settings.steps_per_epoch
+        status.tell(step=found[0] if found else 0, checkpoint=keeper.saved_step)
+
+        def step_of(optimizer: Any) -> int:
+            step: int = optimizer.local_epoch * scale
+            return step
+
+        def on_round(optimizer: Any) -> None:
+            status.tell(step=step_of(optimizer), peers=peers_of(optimizer), failed_saves=checkpoints.failed)
+            if step_of(optimizer) >= settings.total_steps:
+                finished.set()
+
+        finished = threading.Event()
+        run_donor(
+            settings,
+            dht,
+            lambda seconds: finished.is_set() or wait(seconds),
+            lambda optimizer: keeper.look(step_of(optimizer), optimizer, model),
+            model=model,
+            begin_with=None if found is None else (found[0] // scale, found[1]),
+            on_round=on_round,
+            on_leave=lambda optimizer: keeper.close(step_of(optimizer), optimizer, model),
+        )
+        status.tell(finished=finished.is_set())
+    finally:
+        dht.shutdown()
+
+
+def be_trainer(run_dir: Path, name: str, arguments: Any, wait: Callable[[float], bool], status: Status) -> None:
+    """Train on this machine's copy of the run's folder; `dalle-lean join` is what volunteers use."""
+    from dalle_lean.tokenizer import Tokenizer
+    from training.shard_set import find_shards
+    from training.swarm.network import open_dht
+    from training.swarm.offer import RunWatch
+    from training.swarm.peer import Contribution, Peer
+    from training.swarm.settings import read_settings
+
+    settings = read_settings(run_dir)
+    folder = run_dir / "trainers" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    dht = open_dht(settings.swarm.addresses, client_mode=arguments.client, identity=folder / "identity")
+    watch = RunWatch(dht, settings)
+
+    def on_step(peer: Peer, done: Contribution) -> None:
+        numbers = {**dataclasses.asdict(done), "peers": peers_of(peer.optimizer)}
+        status.tell(**{name: None if value != value else value for name, value in numbers.items()})
+        if watch.moved is not None:
+            raise ValueError(watch.moved)
+        if wait(0):
+            signal.raise_signal(signal.SIGINT)
+
+    try:
+        Peer(
+            settings,
+            dht,
+            find_shards(settings.swarm.data),
+            Tokenizer.from_file(run_dir / "tokenizer.json"),
+            folder=folder,
+            batch_size=arguments.batch_size,
+            memory=dataclasses.replace(settings.recipe.memory, micro_batches=1),
+            device=arguments.device,
+            on_step=on_step,
+            on_notice=status.notice,
+        ).go()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        watch.close()
+        dht.shutdown()
+
+
+def enter(run_dir: Path, name: str) -> tuple[Any, Any]:
+    """The run's settings, and a node of the host's own at its fixed place; it knows those of the others that are up."""
+    from training.swarm.network import open_dht
+    from training.swarm.records import protect_records
+    from training.swarm.settings import read_settings
+    from training.swarm.stations import Stations, identity_path
+
+    settings, stations = read_settings(run_dir), Stations.load(run_dir)
+    others = [other for other in stations.ports if other != name and stations.is_up(other)]
+    port = stations.ports[name]
+    dht = open_dht(
+        [stations.local_address(run_dir, other) for other in others],
+        client_mode=False,
+        listen=[f"/ip4/{stations.listen}/tcp/{port}"],
+        announce=[f"/ip4/{stations.announce}/tcp/{port}"],
+        identity=identity_path(run_dir, name),
+    )
+    protect_records(dht, settings.run_id)
+    return settings, dht
+
+
+def peers_of(optimizer: Any) -> int:
+    """Trainers and donors, as this peer counts them."""
+    peers: int = optimizer.tracker.global_progress.num_peers
+    return peers
+
+
+ROLES: dict[str, Callable[..., None]] = {"helper": be_helper, "donor": be_donor, "trainer": be_trainer}
+
+if __name__ == "__main__":
+    main()
