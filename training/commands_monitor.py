@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,7 +43,9 @@ def monitor(
 
     Writes metrics.jsonl, tensorboard/ and contributions.json. Takes no part in the run.
     """
+    warnings.simplefilter("ignore", FutureWarning)  # libraries warn of each other
     from training.run_folder import run_folder
+    from training.swarm.checkpoints import first_name
     from training.swarm.monitor import CONTRIBUTIONS, Board, Monitor, Outputs
     from training.swarm.network import guard_children, log_to
 
@@ -50,9 +53,10 @@ def monitor(
     log_to(None)
     with ExitStack() as stack:
         following = stack.enter_context(Monitor(source, warn))
-        out = out or Path("runs") / f"monitor-{following.settings.swarm.name}"
+        run = first_name(following.settings.swarm.name)  # it gets another one each time it is taken back
+        out = out or Path("runs") / f"monitor-{run}"
         stack.enter_context(run_folder(out))
-        board = Board(out / CONTRIBUTIONS, following.settings.swarm.name)
+        board = Board(out / CONTRIBUTIONS, run)
         outputs = Outputs(out, wandb)
         stack.callback(outputs.close)
         live = None

@@ -27,7 +27,7 @@ SILENT_LOOKS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """A run at one moment.
+    """A run at one moment; `step` and `total_steps` are of its schedule.
 
     Medians and sums are over the trainers that are there. `samples_per_s` follows from the pace of the steps, and is
     None before there were two; `reported_samples_per_s` is what the peers say.
@@ -144,20 +144,20 @@ def summarize(records: Records, settings: SwarmSettings, steps_per_s: float | No
     trainers = [record for record in records.by_peer.values() if record.role == "trainer"]
     if not trainers:
         return None
-    step = statistics.median_low(record.step for record in trainers)
-    total_steps = -(-settings.total_steps // settings.steps_per_epoch)
+    step = statistics.median_low(record.step for record in trainers) * settings.steps_per_epoch
+    batch_size = settings.recipe.data.batch_size
     losses = [record.loss for record in trainers if record.loss is not None]
     reported = sum(record.samples_per_s for record in trainers)
-    pace = steps_per_s or reported / settings.target_batch_size
+    pace = steps_per_s or reported / batch_size
     return Overview(
         step=step,
-        total_steps=total_steps,
+        total_steps=settings.total_steps,
         loss=statistics.median(losses) if losses else None,
         peers=len(trainers),
         clients=sum(record.client_mode for record in trainers),
-        samples_per_s=None if steps_per_s is None else steps_per_s * settings.target_batch_size,
+        samples_per_s=None if steps_per_s is None else steps_per_s * batch_size,
         reported_samples_per_s=reported,
-        left_s=max(0, total_steps - step) / pace if pace else None,
+        left_s=max(0, settings.total_steps - step) / pace if pace else None,
         dropped_batches=sum(record.dropped_batches for record in trainers),
         dropped_tensors=sum(record.dropped_tensors for record in trainers),
         skipped_steps=sum(record.skipped_steps for record in trainers),

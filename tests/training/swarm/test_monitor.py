@@ -76,11 +76,11 @@ def test_before_two_steps_were_seen_the_speed_is_what_peers_say():
     assert (seen.samples_per_s, seen.reported_samples_per_s, seen.left_s) == (None, 32.0, 90 / 0.5)
 
 
-def test_a_diloco_run_counts_rounds():
+def test_a_round_of_a_diloco_run_is_as_many_steps_as_each_peer_takes():
     settings = replace(SETTINGS, wire=replace(SETTINGS.wire, mode="diloco", inner_steps=30))
-    seen = summarize(Records({"a": record(step=1)}, 0), settings, 0.1)
-    assert (seen.step, seen.total_steps) == (1, 4)
-    assert seen.samples_per_s == pytest.approx(0.1 * 64 * 30)
+    seen = summarize(Records({"a": record(step=2)}, 0), settings, 0.1)
+    assert (seen.step, seen.total_steps, seen.left_s) == (60, 100, 40 / 0.1)
+    assert seen.samples_per_s == pytest.approx(0.1 * 64)
 
 
 def test_only_trainers_count_and_one_without_a_loss_has_none():
