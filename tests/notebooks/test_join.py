@@ -2,9 +2,10 @@
 
 import ast
 import os
-import shutil
+import shlex
+import signal
+import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,10 @@ pytest.importorskip("hivemind")
 import nbclient
 import nbformat
 
-from tests.training.swarm.harness import Swarm
-from training.swarm.settings import write_settings
+from tests.training.conftest import write_shards
 
-ROOT = Path(__file__).parents[2]
-NOTEBOOK = ROOT / "notebooks" / "join.ipynb"
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "join.ipynb"
+PROGRAMS = Path(sys.executable).parent
 
 
 def filled_in(**values):
@@ -32,12 +32,10 @@ def filled_in(**values):
     return notebook
 
 
-def run(notebook, folder, timeout_s):
-    """Execute it with this environment's programs; the outputs by cell."""
-    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    nbclient.NotebookClient(
-        notebook, timeout=timeout_s, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-    ).execute()
+def run(notebook, folder):
+    """Execute it; the outputs by cell."""
+    where = {"metadata": {"path": str(folder)}}
+    nbclient.NotebookClient(notebook, timeout=400, kernel_name="python3", resources=where).execute()
     return {
         cell.id: "".join(output.get("text", "") for output in cell.outputs)
         for cell in notebook.cells
@@ -51,25 +49,35 @@ def test_the_notebook_is_valid_and_holds_no_outputs():
     assert not any(cell.outputs or cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
 
 
-def test_the_notebook_asks_for_the_address_first(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", os.environ["PATH"])
+def test_the_notebook_asks_for_the_address_first(tmp_path):
     with pytest.raises(nbclient.exceptions.CellExecutionError, match="fill in ADDRESS"):
-        run(filled_in(), tmp_path, timeout_s=60)
+        run(filled_in(), tmp_path)
+
+
+@pytest.fixture
+def address(tmp_path):
+    """Of a tiny run of three steps that `dalle-lean host` keeps alive."""
+    shards = write_shards(tmp_path / "shards")
+    options = shlex.split("--config tiny --steps 3 --batch-size 32 --matchmaking-time 2 --port 0 --announce 127.0.0.1")
+    command = [PROGRAMS / "dalle-lean", "host", tmp_path / "run", "--data", shards, *options]
+    with (
+        open(tmp_path / "errors", "w") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as host,
+    ):
+        try:
+            line = next((line for line in host.stdout if "dalle-lean join" in line), "")
+            assert line, (tmp_path / "errors").read_text()
+            yield line.split()[2]
+        finally:
+            host.send_signal(signal.SIGINT)
+            host.wait(180)
 
 
 @pytest.mark.swarm
 @pytest.mark.slow
-def test_the_notebook_takes_part_in_a_run_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", os.environ["PATH"])
-    with Swarm(tmp_path / "run", total_steps=3, warmup_steps=1, batch_size=32) as swarm:
-        swarm.start("helper")
-        given = tmp_path / "given"
-        given.mkdir()
-        shutil.copy(tmp_path / "run" / "tokenizer.json", given)
-        addresses = replace(swarm.settings.swarm, addresses=tuple(swarm.addresses))
-        write_settings(given / "swarm.toml", replace(swarm.settings, swarm=addresses))
-        outputs = run(
-            filled_in(ADDRESS=str(given), HOURS=120 / 3600, FOLDER=str(tmp_path / "me")), tmp_path, timeout_s=150
-        )
-        assert "0 problems" in outputs["look"] or "all well" in outputs["look"], outputs["look"]
-        assert "finished at step 3" in outputs["join"], outputs["join"]
+@pytest.mark.timeout(900)
+def test_the_notebook_takes_part_in_a_run_to_its_end(address, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{PROGRAMS}:{os.environ['PATH']}")
+    outputs = run(filled_in(ADDRESS=address, NAME="Ada", HOURS=0.1, FOLDER=str(tmp_path / "me")), tmp_path)
+    assert "all well" in outputs["look"], outputs["look"]
+    assert "finished at step 3" in outputs["join"], outputs["join"]
