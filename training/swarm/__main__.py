@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 STATUS_INTERVAL_S = 2.0
+COMPANY_TIMEOUT_S = 90.0
+POLL_S = 0.3
 
 
 class Status:
@@ -210,17 +212,27 @@ def be_trainer(run_dir: Path, name: str, arguments: Any, wait: Callable[[float],
 
 
 def enter(run_dir: Path, name: str) -> tuple[Any, Any]:
-    """The run's settings, and a node of the host's own at its fixed place; it knows those of the others that are up."""
+    """The run's settings, and a node of the host's own at its fixed place.
+
+    Only the first helper begins alone, so that there are never two networks of one run; the others wait for somebody.
+    """
     from training.swarm.network import open_dht
     from training.swarm.records import protect_records
     from training.swarm.settings import read_settings
     from training.swarm.stations import Stations, identity_path
 
     settings, stations = read_settings(run_dir), Stations.load(run_dir)
-    others = [other for other in stations.ports if other != name and stations.is_up(other)]
+    others = [other for other in stations.ports if other != name]
+    present = [other for other in others if stations.is_up(other)]
+    deadline = time.monotonic() + COMPANY_TIMEOUT_S
+    while not present and name != stations.helpers[0]:
+        if time.monotonic() > deadline:
+            raise ValueError(f"none of {', '.join(others)} takes connections; {name} does not begin alone")
+        time.sleep(POLL_S)
+        present = [other for other in others if stations.is_up(other)]
     port = stations.ports[name]
     dht = open_dht(
-        [stations.local_address(run_dir, other) for other in others],
+        [stations.local_address(run_dir, other) for other in present],
         client_mode=False,
         listen=[f"/ip4/{stations.listen}/tcp/{port}"],
         announce=[f"/ip4/{stations.announce}/tcp/{port}"],

@@ -112,9 +112,8 @@ def make_run(
         addresses=tuple(stations.address(run_dir, helper) for helper in stations.helpers),
         donors=tuple(peer_id(run_dir, donor) for donor in stations.donors),
     )
-    settings = dataclasses.replace(settings, swarm=swarm)
-    write_settings(run_dir / NAME, settings)
-    return settings
+    write_settings(run_dir / NAME, dataclasses.replace(settings, swarm=swarm))
+    return read_settings(run_dir)
 
 
 def new_settings(run_dir: Path, data: str, shards: ShardSet, recipe: Recipe, tokenizer: Path | None) -> SwarmSettings:
@@ -222,7 +221,7 @@ class Member:
 
 
 class Supervisor:
-    """Starts the host's peers one after another, and again whatever of them ends.
+    """Starts the host's peers, and again whatever of them ends.
 
     Args:
         stations: of the run.
@@ -266,13 +265,10 @@ class Supervisor:
         self.probe()
         for member in self.members.values():
             self.pass_on(member)
-        if any(member.process is not None and not member.was_up for member in self.members.values()):
-            return  # one after another: each finds those before it
         for member in self.members.values():
-            if member.process is None and time.monotonic() >= member.due_s and not self.finished:
-                if not self.stations.is_up(member.name):  # its port may be held by what is left of it for a moment
-                    self.start(member)
-                return
+            due = member.process is None and time.monotonic() >= member.due_s and not self.finished
+            if due and not self.stations.is_up(member.name):  # what is left of it may hold its port for a moment
+                self.start(member)
 
     def start(self, member: Member) -> None:
         """Start a peer as a process."""

@@ -1,0 +1,248 @@
+"""`dalle-lean host` with real processes on loopback."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from dalle_lean.files import read_json
+from tests.training.conftest import write_shards
+from training.recipe import load_recipe
+from training.swarm.checkpoints import list_checkpoints
+from training.swarm.host import Place, Supervisor, make_run, slug
+from training.swarm.network import open_dht
+from training.swarm.offer import fetch_run
+from training.swarm.settings import TimingSection, WireSection, read_settings
+from training.swarm.stations import Stations, identity_path
+
+TIMING = TimingSection(
+    matchmaking_time_s=2,
+    request_timeout_s=1,
+    averaging_timeout_s=20,
+    next_chunk_timeout_s=5,
+    load_state_timeout_s=30,
+    progress_expiration_s=20,
+)
+PLACE = Place(port=0, announce="127.0.0.1", listen="127.0.0.1")
+PATIENCE_S = 120.0
+PROGRAM = "from dalle_lean.cli import main; main()"
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return write_shards(tmp_path_factory.mktemp("shards") / "train")
+
+
+def make(run_dir, shards, *, batch_size=32, steps=100, place=PLACE, **options):
+    recipe = load_recipe("tiny").override(steps=steps, batch_size=batch_size)
+    return make_run(run_dir, str(shards), recipe, timing=TIMING, place=place, on_notice=print, **options)
+
+
+def until(what, condition, patience_s=PATIENCE_S):
+    """Wait for it."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.3)
+    raise AssertionError(f"{what} did not come about in {patience_s:.0f} s")
+
+
+def test_a_run_is_made_with_all_that_volunteers_need_and_nothing_secret(shards, tmp_path):
+    settings = make(tmp_path / "my run", shards)
+    assert settings == read_settings(tmp_path / "my run")
+    assert settings.swarm.name == "my-run"
+    assert len(settings.swarm.addresses) == 2
+    assert settings.recipe.model["image_side"] == 4
+    stations = Stations.load(tmp_path / "my run")
+    for name in stations.ports:
+        path = identity_path(tmp_path / "my run", name)
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_same_command_keeps_identities_ports_and_run_id(shards, tmp_path):
+    first = make(tmp_path / "run", shards)
+    for place in (PLACE, Place()):
+        again = make(tmp_path / "run", shards, place=Place(listen=place.listen))
+        assert again.run_id == first.run_id
+        assert again.swarm == first.swarm
+
+
+def test_a_run_goes_on_by_its_folder_alone(shards, tmp_path):
+    first = make(tmp_path / "run", shards)
+    assert make_run(tmp_path / "run", None, load_recipe("emoji64"), on_notice=print) == first
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"batch_size": 64}, "batch size"),
+        ({"steps": 50}, "schedule"),
+        ({"wire": WireSection(compression="fp16")}, "wire settings"),
+        ({"name": "other"}, r"name \(run\)"),
+    ],
+)
+def test_another_recipe_for_a_run_that_is_there_is_refused_by_name(shards, tmp_path, changes, named):
+    before = make(tmp_path / "run", shards)
+    with pytest.raises(ValueError, match=f"another {named}"):
+        make(tmp_path / "run", shards, **changes)
+    assert read_settings(tmp_path / "run") == before
+
+
+def test_a_new_run_needs_data(tmp_path):
+    with pytest.raises(ValueError, match="--data"):
+        make_run(tmp_path / "run", None, load_recipe("tiny"), on_notice=print)
+
+
+def test_a_port_that_is_taken_is_said_before_anything_starts(shards, tmp_path):
+    make(tmp_path / "run", shards)
+    port = Stations.load(tmp_path / "run").ports["helper-1"]
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(ValueError, match=f"port {port} is taken"):
+        Supervisor(tmp_path / "run", Stations.load(tmp_path / "run"), on_notice=print)
+
+
+def test_a_name_comes_from_the_folder(tmp_path):
+    assert slug(tmp_path / "My Run_2!") == "my-run-2"
+    assert slug(tmp_path / "___") == "run"
+
+
+class Hosted:
+    """A run that `dalle-lean host` keeps alive, and a trainer of it."""
+
+    def __init__(self, run_dir):
+        self.run_dir = run_dir
+        self.started = []
+        self.output = run_dir.parent / "host.out"
+        self.host = self.start("-c", PROGRAM, "host", str(run_dir), output=self.output)
+
+    def start(self, *arguments, output):
+        with open(output, "ab") as file:
+            process = subprocess.Popen(
+                [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            )
+        self.started.append(process)
+        return process
+
+    def train(self, name):
+        arguments = (
+            "-m",
+            "training.swarm",
+            "trainer",
+            str(self.run_dir),
+            "--name",
+            name,
+            "--client",
+            "--batch-size",
+            "8",
+        )
+        return self.start(*arguments, output=self.run_dir.parent / f"{name}.out")
+
+    def status(self, name):
+        path = self.run_dir / "status" / f"{name}.json"
+        return read_json(path) if path.exists() else {}
+
+    def step(self):
+        return self.status("donor-0").get("step") or 0
+
+    def said(self, words):
+        return words in self.output.read_text()
+
+    def report(self):
+        for path in [*self.run_dir.parent.glob("*.out"), *self.run_dir.glob("logs/*.log")]:
+            print(f"== {path}\n{path.read_text(errors='replace')[-3000:]}")
+
+    def close(self):
+        for process in self.started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.kill()
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def hosted(shards, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("hosted") / "run"
+    make(run_dir, shards)
+    (run_dir / ".run.lock").touch()
+    hosted = Hosted(run_dir)
+    try:
+        until("the host", lambda: hosted.said("dalle-lean join"))
+        hosted.trainer = hosted.train("trainer")
+        yield hosted
+    except BaseException:
+        hosted.report()
+        raise
+    finally:
+        hosted.close()
+
+
+@pytest.fixture
+def running(hosted, request):
+    """The same; what its processes said, where a test fails."""
+    before = request.session.testsfailed
+    yield hosted
+    if request.session.testsfailed > before:
+        hosted.report()
+
+
+@pytest.mark.swarm
+def test_a_hosted_run_that_is_joined_takes_steps_and_keeps_checkpoints(running):
+    until("step 2", lambda: running.step() >= 2)
+    checkpoint = until("a checkpoint", lambda: list_checkpoints(running.run_dir, print))[0]
+    checkpoint.check()
+    assert 0 < checkpoint.heldout_loss < 10
+
+
+@pytest.mark.swarm
+def test_a_killed_helper_comes_back_as_the_same_peer(running):
+    settings, before = read_settings(running.run_dir), running.step()
+    killed = running.status("helper-0")["pid"]
+    os.kill(killed, signal.SIGKILL)
+    until("another process", lambda: running.status("helper-0").get("pid", killed) != killed)
+    # libp2p proves who answers: the address ends in the peer id.
+    until("the helper", lambda: Stations.load(running.run_dir).is_up("helper-0"))
+    dht = open_dht([settings.swarm.addresses[0]], client_mode=True)
+    try:
+        files = until("its files", lambda: try_to_fetch(dht, settings.swarm.addresses[0]), 30)
+    finally:
+        dht.shutdown()
+    assert files.settings == settings
+    assert running.said("helper-0 ended (killed by signal 9); it starts again in 1 s as the same peer")
+    until("a step after it", lambda: running.step() > before)
+
+
+def try_to_fetch(dht, address):
+    with contextlib.suppress(ValueError):
+        return fetch_run(dht, address)
+
+
+@pytest.mark.swarm
+def test_a_killed_donor_goes_on_with_the_others(running):
+    before, killed = running.step(), running.status("donor-0")["pid"]
+    os.kill(killed, signal.SIGKILL)
+    until("another process", lambda: running.status("donor-0").get("pid", killed) != killed)
+    until("a later step", lambda: running.step() > before)
+
+
+@pytest.mark.swarm
+def test_kill_9_of_the_host_leaves_no_process(running):
+    processes = psutil.Process(running.host.pid).children(recursive=True)
+    assert len(processes) > 6
+    running.host.kill()
+    running.host.wait()
+    until("the end of all", lambda: not any(is_alive(process) for process in processes), 15)
+
+
+def is_alive(process):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
