@@ -36,6 +36,8 @@ from training.swarm.aggregation import FiniteMean, RuleRunner
 
 SLACK_BYTES = 2**20
 """A state may be so much larger than expected: metadata, and what the wire adds."""
+OUTDATED = -1
+"""The step that those name whose weights are not of the present one."""
 WEIGHTS_POLL_S = 0.05
 ANSWER_S = 30.0
 """So much longer than a download may take its process is waited for."""
@@ -158,6 +160,8 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
     """The step of the weights: `local_epoch`, or the one before it while a delayed step is under way."""
     applied: int
     """How often the model has got weights from here."""
+    outdated: bool
+    """The weights are of an earlier step than `local_epoch` says: until the next average they count for nothing."""
 
     def __init__(
         self,
@@ -175,6 +179,7 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         self._snapshot_lock = threading.Lock()
         self.weights_epoch = 0
         self.applied = 0
+        self.outdated = False
         super().__init__(**options)
         self._update_scheduler()
 
@@ -217,6 +222,14 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
             *arguments,
             timeout=timeout,
         )
+        if averaging_control is not None and averaging_control.done() and not averaging_control.cancelled():
+            self.outdated = self.outdated and averaging_control.exception() is not None
+
+    def schedule_step(self, scheduled_time: float | None = None, **options: Any) -> StepControl:
+        """As hivemind's; the others are told whether these weights count."""
+        if self.outdated:
+            options["gather"] = OUTDATED
+        return super().schedule_step(scheduled_time, **options)
 
     def abandon(self) -> None:
         """Look for no group any more; an all-reduce under way is left to its end."""
@@ -381,7 +394,7 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
             self._apply_optimizer_parameters_()
         if not self.reuse_tensors:
             self._load_local_tensors_into_averager_()
-        self.local_epoch = metadata["epoch"]
+        self.local_epoch, self.outdated = metadata["epoch"], False
         self._update_scheduler()
 
 
@@ -401,15 +414,15 @@ def out_of_step(group_info: GroupInfo) -> set[PeerID]:
 
 
 def step_said(content: bytes) -> int | None:
-    """The step that a member of a group has named; None for those that bring no weights, -1 for rubbish."""
+    """The step that a member of a group has named; None for those that bring no weights, OUTDATED for rubbish."""
     try:
         _bandwidth, mode, said = MSGPackSerializer.loads(content)
         epoch = MSGPackSerializer.loads(said)
     except Exception:  # of whatever kind, it comes from a stranger
-        return -1
+        return OUTDATED
     if mode == AveragingMode.AUX.value:
         return None
-    return epoch if type(epoch) is int else -1
+    return epoch if type(epoch) is int else OUTDATED
 
 
 def check_epoch(metadata: Any, least_epoch: int) -> None:

@@ -67,6 +67,8 @@ class OuterSGD(torch.optim.SGD):
         super().__init__(groups, lr=lr, momentum=momentum, nesterov=momentum > 0)
         self.skipped_steps = 0
         self.grad_norm = math.nan
+        self.held = False
+        """Nobody has gone any way: the next step changes nothing."""
         self.failure: Exception | None = None
         for group in self.param_groups:
             for parameter in group["params"] if momentum else ():
@@ -75,6 +77,8 @@ class OuterSGD(torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """One step along the ways that are there."""
+        if self.held:
+            return None
         ways = [parameter.grad for group in self.param_groups for parameter in group["params"]]
         self.grad_norm = float(torch.nn.utils.get_total_norm([way for way in ways if way is not None]))
         if not math.isfinite(self.grad_norm):

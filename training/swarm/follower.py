@@ -13,46 +13,50 @@ from training.swarm.ranks import Order, Ranks
 from training.swarm.settings import SwarmSettings
 
 
-def follow(
-    settings: SwarmSettings,
-    shards: ShardSet,
-    tokenizer: Tokenizer,
-    ranks: Ranks,
-    *,
-    folder: Path,
-    batch_size: int,
-    memory: MemoryRecipe | None = None,
-) -> None:
-    """Do what rank 0's Peer says until it says stop; Ctrl+C is for it alone.
+class Follower(Portion):
+    """A rank that does what rank 0's Peer says; the arguments are Portion's, except for what rank 0 knows."""
 
-    Args:
-        batch_size: samples of a batch of this rank, as many as each other's.
-    """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    portion = Portion(
-        settings,
-        shards,
-        tokenizer,
-        identity=ranks.share_text(None),
-        folder=folder,
-        batch_size=batch_size,
-        memory=memory,
-        device=str(ranks.device),
-        ranks=ranks,
-    )
-    position = Position()
-    with portion.batches() as batches:
-        while True:
-            order, step = ranks.listen()
-            if order == Order.STOP:
-                return
-            if order == Order.TAKE_WEIGHTS:
-                ranks.share(portion.model)
-            elif order == Order.REMEMBER:
-                portion.write_cursor(position)
-            else:
-                batch, position = next(batches)
-                portion.learn_from(batch, step)
-                if not portion.takes_own_steps:
-                    portion.model.zero_grad(set_to_none=True)
+    ranks: Ranks
+
+    def __init__(
+        self,
+        settings: SwarmSettings,
+        shards: ShardSet,
+        tokenizer: Tokenizer,
+        *,
+        folder: Path,
+        batch_size: int,
+        memory: MemoryRecipe | None = None,
+        ranks: Ranks,
+    ):
+        super().__init__(
+            settings,
+            shards,
+            tokenizer,
+            identity=ranks.share_text(None),
+            folder=folder,
+            batch_size=batch_size,
+            memory=memory,
+            device=str(ranks.device),
+            ranks=ranks,
+        )
+
+    def go(self) -> None:
+        """Until rank 0 says stop; Ctrl+C is for it alone."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        position = Position()
+        with self.batches() as batches:
+            while True:
+                order, step = self.ranks.listen()
+                if order == Order.STOP:
+                    return
+                if order == Order.TAKE_WEIGHTS:
+                    self.ranks.share(self.model)
+                elif order == Order.REMEMBER:
+                    self.write_cursor(position)
+                else:
+                    batch, position = next(batches)
+                    self.learn_from(batch, step)
+                    if not self.takes_own_steps:
+                        self.model.zero_grad(set_to_none=True)

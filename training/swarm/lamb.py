@@ -22,6 +22,8 @@ class SwarmLamb(Lamb):
         self.clip_norm = clip_norm
         self.skipped_steps = 0
         self.grad_norm = float("nan")
+        self.held = False
+        """Nobody has brought a gradient: the next step changes nothing."""
         self.failure: Exception | None = None
         """What ended a step that hivemind ran in the background, where it is only logged."""
         for group in self.param_groups:
@@ -33,6 +35,8 @@ class SwarmLamb(Lamb):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """One step with the gradients that are there."""
+        if self.held:
+            return None
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         try:
             self.grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.clip_norm))

@@ -253,6 +253,7 @@ class Peer(Portion):
     def leave(self) -> None:
         """Say goodbye; the swarm goes on."""
         if self.ranks is not None:
+            self.hand_on_weights(self.ranks)
             self.ranks.tell(Order.STOP)
         self.optimizer.shutdown()
 

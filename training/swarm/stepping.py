@@ -97,6 +97,10 @@ class SwarmOptimizer(hivemind.Optimizer):
             self.tracker.update_epoch(epoch)
 
     def _update_global_epoch(self, grad_scaler: Any) -> None:
+        if not self.auxiliary:
+            self.state_averager.step(wait_for_delayed_updates=True)
+            # Without samples and without the others' there is no direction but the momentum's.
+            self.opt.held = self.grad_averager.local_samples_accumulated == 0
         super()._update_global_epoch(grad_scaler)
         self.resyncs_in_row = 0
 
@@ -104,7 +108,11 @@ class SwarmOptimizer(hivemind.Optimizer):
         # hivemind would load the accumulators, which are empty by now. What is in the averager already are this peer's
         # own gradients, where no average has taken their place.
         self.lonely_steps += self.tracker.global_progress.num_peers > 1
-        self._load_averaged_gradients_into_optimizer_()
+        self.grad_averager.notify_used_averaged_gradients()
+
+    def _load_averaged_gradients_into_optimizer_(self) -> None:
+        self.opt.held = False
+        super()._load_averaged_gradients_into_optimizer_()
 
     def load_state_from_peers(self, **options: Any) -> None:
         """As hivemind's, which would try for ever; OutOfSync after `load_state_attempts`, with how far behind it is.
@@ -123,9 +131,8 @@ class SwarmOptimizer(hivemind.Optimizer):
         self.state_averager.step(wait_for_delayed_updates=True)
         with self.tracker.pause_updates():
             self.adopt_a_state()
-            if self.tracker.global_epoch - 1 <= self.local_epoch < self.tracker.global_epoch:
-                self.state_averager.local_epoch = self.tracker.global_epoch  # they have just gone on
-                self.state_averager._update_scheduler()
+            if self.local_epoch < self.tracker.global_epoch:
+                self.go_on_with_older_weights()  # the others have just gone on, or have no state but this one's
             self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=0)
             if self.grad_averager is not None:
                 self.grad_averager.reset_accumulated_grads_()
@@ -137,11 +144,14 @@ class SwarmOptimizer(hivemind.Optimizer):
         """How far this peer is from the others."""
         return f"this peer is at step {self.local_epoch}, the swarm at {self.tracker.global_epoch}"
 
+    def go_on_with_older_weights(self) -> None:
+        """Count as the others do; the next average of the weights is theirs alone."""
+        self.state_averager.local_epoch, self.state_averager.outdated = self.tracker.global_epoch, True
+        self.state_averager._update_scheduler()
+
     def adopt_a_state(self) -> None:
-        """Take a donor's state, in as many attempts as are allowed."""
+        """Take a donor's state, in as many attempts as are allowed; nothing where only this peer has one to give."""
         if self.following and not self.state_averager.known_donors():
-            self.state_averager.local_epoch = self.tracker.global_epoch  # the others have no state but this one's
-            self.state_averager._update_scheduler()
             return
         self.on_notice(f"{self.whereabouts}: fetching the state")
         newest = self.tracker.global_epoch

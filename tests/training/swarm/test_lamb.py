@@ -51,6 +51,15 @@ def test_a_step_with_a_number_that_is_not_finite_is_counted_and_changes_nothing(
     torch.testing.assert_close([parameters, lamb.state_dict()["state"]], before, rtol=0, atol=0)
 
 
+def test_a_step_that_is_held_changes_nothing(parameters):
+    lamb = SwarmLamb(parameters, clip_norm=4.0, **SETTINGS)
+    set_gradients(parameters, 1.0, 0)
+    before = copy.deepcopy([parameters, lamb.state_dict()["state"]])
+    lamb.held = True
+    lamb.step()
+    torch.testing.assert_close([parameters, lamb.state_dict()["state"]], before, rtol=0, atol=0)
+
+
 def test_what_its_state_is_made_of_is_known_before_the_first_step(parameters):
     lamb = SwarmLamb(parameters, clip_norm=4.0, **SETTINGS)
     shapes = [

@@ -15,10 +15,17 @@ from training.recipe import LAMB_ONLY
 from training.schedule import learning_rate
 from training.shard_set import find_shards
 from training.swarm.peer import build_model
-from training.swarm.settings import WireSection
+from training.swarm.settings import WireSection, write_settings
 
 STEPS = 3
 EXACT = WireSection(compression="fp32", delayed=False)
+
+
+def await_peers(swarm, count):
+    """Have trainers wait until so many are there."""
+    section = dataclasses.replace(swarm.settings.swarm, min_peers=count)
+    swarm.settings = dataclasses.replace(swarm.settings, swarm=section)
+    write_settings(swarm.folder / "swarm.toml", swarm.settings)
 
 
 def batches_by_step(swarm, member, batch_size):
@@ -75,7 +82,8 @@ def learn_alone(settings, batches):
 @pytest.mark.swarm
 def test_two_peers_with_batches_of_two_sizes_learn_as_one_machine_would_from_all_of_them(tmp_path, nursery):
     timing = dataclasses.replace(TIMING, averaging_timeout_s=30.0, next_chunk_timeout_s=10.0)
-    with Swarm(tmp_path, wire=EXACT, timing=timing, batch_size=96, min_peers=2, nursery=nursery) as swarm:
+    with Swarm(tmp_path, wire=EXACT, timing=timing, batch_size=96, nursery=nursery) as swarm:
+        await_peers(swarm, 2)
         swarm.start("helper")
         sizes = (4, 6)
         trainers = [swarm.start("trainer", batch_size=size, samples_per_s=12.0, wait=False) for size in sizes]
@@ -106,7 +114,8 @@ def test_a_swarm_of_one_learns_and_a_second_peer_goes_on_with_it(tmp_path, nurse
 
 @pytest.mark.swarm
 def test_nobody_begins_before_enough_trainers_are_there(tmp_path, nursery):
-    with Swarm(tmp_path, wire=EXACT, nursery=nursery, batch_size=32, min_peers=2) as swarm:
+    with Swarm(tmp_path, wire=EXACT, nursery=nursery, batch_size=32) as swarm:
+        await_peers(swarm, 2)
         first = swarm.start("trainer", samples_per_s=16.0)
         swarm.addresses.append(first.last("here")["addresses"][0])
         notice = first.wait_for_event("notice")["text"]
@@ -119,7 +128,8 @@ def test_nobody_begins_before_enough_trainers_are_there(tmp_path, nursery):
 
 @pytest.mark.swarm
 def test_a_trainer_that_waits_for_others_leaves_at_ctrl_c(tmp_path, nursery):
-    with Swarm(tmp_path, wire=EXACT, nursery=nursery, min_peers=2) as swarm:
+    with Swarm(tmp_path, wire=EXACT, nursery=nursery) as swarm:
+        await_peers(swarm, 2)
         first = swarm.start("trainer")
         first.wait_for_event("notice")
         first.interrupt()

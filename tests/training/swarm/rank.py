@@ -1,0 +1,62 @@
+"""One process of a machine with several: rank 0 is a swarm of one, the others follow it.
+
+python -m tests.training.swarm.rank FOLDER STEPS
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch._dynamo  # before joining, it takes long
+
+from dalle_lean.optim import parameter_groups
+from dalle_lean.tokenizer import Tokenizer
+from training.shard_set import find_shards
+from training.swarm.follower import Follower
+from training.swarm.network import guard_children, log_to, open_dht
+from training.swarm.peer import Peer
+from training.swarm.ranks import open_ranks
+from training.swarm.settings import read_settings
+
+
+class ToldPeer(Peer):
+    """Remembers from which steps of the schedule it has learnt."""
+
+    def learn_from(self, batch, step):
+        self.learnt.append(step)
+        return super().learn_from(batch, step)
+
+
+def main(folder: Path, steps: int) -> None:
+    """Leaves the parameters in rankN.npy, and what rank 0 has done in rank0.json."""
+    torch.set_num_threads(1)
+    settings = read_settings(folder / "swarm.toml")
+    shards, tokenizer = find_shards(settings.swarm.data), Tokenizer.from_file(folder / "tokenizer.json")
+    place = folder / "place"
+    place.mkdir(exist_ok=True)
+    ranks = open_ranks("cpu")
+    assert ranks is not None
+    shared = {"folder": place, "batch_size": 4, "ranks": ranks}
+    if ranks.rank == 0:
+        guard_children()
+        log_to(folder / "log")
+        dht = open_dht([], client_mode=False, listen=["/ip4/127.0.0.1/tcp/0"])
+        portion = ToldPeer(settings, dht, shards, tokenizer, **shared)
+        portion.learnt = []
+        portion.go()
+        told = {"peer": dht.peer_id.to_base58(), "learnt": portion.learnt, "samples": portion.done.samples}
+        (folder / "rank0.json").write_text(json.dumps(told))
+        dht.shutdown()
+    else:
+        portion = Follower(settings, shards, tokenizer, **shared)
+        portion.go()
+    groups = parameter_groups(portion.model, 0.0)
+    values = torch.cat([parameter.detach().flatten() for group in groups for parameter in group["params"]])
+    np.save(folder / f"rank{ranks.rank}.npy", values.numpy())
+    ranks.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
