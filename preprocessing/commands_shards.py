@@ -126,7 +126,8 @@ def dedupe(
 
 def shards_and_pictures(info: "DatasetInfo") -> str:
     count = len(info.shards)
-    return f"{count:,} {'shard' if count == 1 else 'shards'}, {info.num_rows:,} pictures"
+    rows = f" in {info.num_rows:,} rows" if info.counts.further_views else ""
+    return f"{count:,} {'shard' if count == 1 else 'shards'}, {info.counts.kept:,} pictures{rows}"
 
 
 def vqgan_of(info: "DatasetInfo", folder: Path | None) -> "VQGAN":

@@ -92,7 +92,7 @@ def test_files_that_others_published_keep_all_their_columns(tmp_path, vqgan):
     assert after.equals(before.take(kept))
 
 
-def test_copies_of_pictures_go_with_all_their_views(discs, tmp_path, vqgan):
+def test_copies_of_pictures_go_with_all_their_views(discs, tmp_path, vqgan, capsys):
     """Real pictures, mirrored: the sum of a folder and its copy is the folder's own shards."""
     settings = {"batch_size": 8, "flip": True}
     preprocess(open_source(discs, 10), tmp_path / "once", vqgan, **settings)
@@ -107,6 +107,9 @@ def test_copies_of_pictures_go_with_all_their_views(discs, tmp_path, vqgan):
     assert info.counts.further_views == info.counts.kept == once.counts.kept
     assert info.counts.rejected["same_codes"] == once.counts.rejected["same_codes"] + 30
     assert info.shards == once.shards
+    with pytest.raises(SystemExit):
+        main(["shards", "verify", str(tmp_path / "twice_deduped")])
+    assert f"{info.counts.kept} pictures in {info.num_rows} rows, all sound" in capsys.readouterr().out
 
 
 KILLED = """
