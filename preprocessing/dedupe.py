@@ -59,7 +59,7 @@ def dedupe(
     else:
         make_shards(info, folder, out, settings, threads or os.cpu_count() or 1, on_progress)
     for leftover in out.glob(".*.parquet.*.tmp"):
-        leftover.unlink()
+        leftover.unlink(missing_ok=True)
     remove_traces(out)
     return read_dataset_info(out)
 
