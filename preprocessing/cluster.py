@@ -49,7 +49,8 @@ def make_on_ray(job: Job, vqgan: VQGAN, parts: Sequence[int], report: Report, *,
     ray = connect()
     gpus = num_gpus()
     cpus = ray.cluster_resources().get("CPU", 1)
-    workers = min(len(parts), workers or gpus or len(ray.nodes()))
+    machines = sum(node["Alive"] for node in ray.nodes())  # those that left are named too
+    workers = min(len(parts), workers or gpus or machines)
     share = {"num_gpus": min(1, gpus / workers)} if gpus else {"num_cpus": max(1, cpus // workers)}
     board = ray.remote(num_cpus=0)(Board).remote()
     arguments = ray.put((job, vqgan.cpu()))
