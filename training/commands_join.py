@@ -59,19 +59,25 @@ def join(
         str | None, typer.Option(help="To be called by in the list of who gave how much.", show_default=False)
     ] = None,
 ) -> None:
-    """Take part in a run: check this machine, get the run's state, train. Ctrl+C leaves; the same command goes on."""
+    """Take part in a run: check this machine, get the run's state, train. Ctrl+C leaves; the same command goes on.
+
+    Several GPUs are one peer: torchrun --standalone --nproc-per-node GPUS --no-python dalle-lean join ADDRESS
+    """
+    from dalle_lean.devices import pick_device
     from dalle_lean.require import require
 
     begin_loading()
     for module in ("hivemind", "psutil", "pyarrow"):
         require(module, extra="training")
-    from training.swarm.join import Volunteer, measure, prepare_processes, take_part
+    from training.swarm.join import Volunteer, follow, measure, prepare_processes, take_part
     from training.swarm.network import log_to
     from training.swarm.standing import summary
     from training.swarm.survey import Options, survey
 
     prepare_processes()
     log_to(None)
+    if int(os.environ.get("LOCAL_RANK", 0)):
+        return follow(pick_device(device).type)
     options = Options(
         data=data,
         folder=folder,
@@ -116,9 +122,9 @@ def join(
             line.close()
             if peers:
                 say(summary(peers[0].standing(), peers[0].folder))
-        if not moved:
-            return
-        say("the host has taken the run back to an earlier state; going on with it")
+        if moved is None:
+            return None
+        say(moved)
         target = list(found.addresses)
 
 

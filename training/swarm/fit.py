@@ -128,14 +128,15 @@ def usable_precision(precision: str, device: torch.device) -> str:
     return precision
 
 
-def most_reported(settings: SwarmSettings) -> int:
-    """Samples that one peer may report at once."""
-    return max(1, settings.target_batch_size // REPORTS_PER_STEP)
+def most_reported(settings: SwarmSettings, ranks: int) -> int:
+    """Samples that each of a peer's processes may report at once."""
+    return max(1, settings.target_batch_size // REPORTS_PER_STEP // ranks)
 
 
-def given_batch_size(settings: SwarmSettings, batch_size: int | None) -> int | None:
+def given_batch_size(settings: SwarmSettings, batch_size: int | None, ranks: int) -> int | None:
     """What the user has chosen; in "diloco" mode else the recipe's, which the schedule is made for."""
-    return batch_size or (settings.recipe.data.batch_size if settings.wire.mode == "diloco" else None)
+    own_step = max(1, settings.recipe.data.batch_size // ranks)
+    return batch_size or (own_step if settings.wire.mode == "diloco" else None)
 
 
 def fit_memory(
@@ -145,15 +146,19 @@ def fit_memory(
     *,
     precision: str | None = None,
     batch_size: int | None = None,
+    ranks: int = 1,
 ) -> Fit:
     """The most samples at once that fit, with the recipe's [memory] or, where not even one fits with it, with the
-    fastest plan that does. ValueError where none does; it tells what is needed."""
+    fastest plan that does; for each of `ranks` processes, which have a device each.
+
+    ValueError where none does; it tells what is needed.
+    """
     config = DalleConfig.from_dict(settings.recipe.model)
     precision = precision or usable_precision(settings.recipe.memory.precision, device)
     memory = dataclasses.replace(settings.recipe.memory, precision=precision, offload_optimizer=True, micro_batches=1)
     memory.activations_for(config)
-    batch_size = given_batch_size(settings, batch_size)
-    limit = batch_size or most_reported(settings)
+    batch_size = given_batch_size(settings, batch_size, ranks)
+    limit = batch_size or most_reported(settings, ranks)
 
     def room_for(plan: MemoryRecipe) -> int:
         def peak_of(size: int) -> int:
@@ -186,6 +191,7 @@ def measured(
     model: Dalle,
     *,
     chosen: bool = False,
+    ranks: int = 1,
     seconds_of: Callable[[Gradients, int], float] | None = None,
 ) -> Fit:
     """The fit with the samples at once that are fastest, and as many parts as take about REPORT_S.
@@ -206,7 +212,7 @@ def measured(
         if longer > 2 * FASTER * seconds:
             break
         samples, seconds = 2 * samples, longer
-    parts = min(max(1, round(REPORT_S / seconds)), max(1, most_reported(settings) // samples))
+    parts = min(max(1, round(REPORT_S / seconds)), max(1, most_reported(settings, ranks) // samples))
     memory = dataclasses.replace(fit.memory, micro_batches=parts)
     need = need_of(settings, memory, samples, gradients.device.type)
     return Fit(batch_size=samples * parts, memory=memory, samples_at_once=samples, need=need, seconds=seconds)

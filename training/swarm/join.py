@@ -1,12 +1,15 @@
 """A volunteer's part in a run: from what the checks found to the last goodbye."""
 
 import dataclasses
+import json
+import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import hivemind
@@ -17,28 +20,40 @@ from hivemind.utils import get_dht_time
 
 from dalle_lean.tokenizer import Tokenizer
 from training.progress import OnNotice
+from training.recipe import MemoryRecipe
 from training.retry import silent
 from training.run_folder import remove_leftovers, run_folder
+from training.shard_set import find_shards
 from training.swarm import network
-from training.swarm.fit import Fit, given_batch_size, measured
-from training.swarm.offer import TOKENIZER, fetch_settings
+from training.swarm.checks import codes_of
+from training.swarm.fit import Fit, measured
+from training.swarm.follower import Follower
+from training.swarm.offer import TOKENIZER, RunWatch
 from training.swarm.peer import Contribution, Peer, build_model
+from training.swarm.ranks import open_ranks
 from training.swarm.records import Publisher
-from training.swarm.settings import SwarmSettings
+from training.swarm.settings import SwarmSettings, read_settings
 from training.swarm.standing import Standing
-from training.swarm.survey import Findings, Options, first_answer, listen_on
+from training.swarm.survey import Findings, Options, listen_on, ranks_here
 
 IDENTITY, LOG = "identity", "log"
-MOVE_INTERVAL_S = 60.0
-"""Between two questions to the helpers whether the run goes on under another run id, as after a rollback."""
 OnDownload = Callable[[int, int, str], None]
 
 
 def prepare_processes() -> None:
-    """First of all: nothing that is started later outlives this process, or waits for threads that a fork loses."""
+    """First of all: nothing that is started later outlives this process, or waits for threads that a fork loses; and
+    what fails in hivemind's own threads and on its way out goes to the log, as all that it says."""
     network.guard_children()
+    threading.excepthook = log_failure
+    sys.unraisablehook = log_failure
     # OpenMP's threads are not there in a forked process, which would wait for them for ever in its first sum.
     os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
+
+
+def log_failure(failure: Any) -> None:
+    """A thread's last exception, or one that nobody could be given."""
+    about = (failure.exc_type, failure.exc_value, failure.exc_traceback)
+    logging.getLogger("hivemind").error("unexpected", exc_info=about)
 
 
 class Volunteer(Peer):
@@ -47,8 +62,7 @@ class Volunteer(Peer):
     def __init__(self, settings: SwarmSettings, dht: hivemind.DHT, *arguments: Any, **options: Any):
         super().__init__(settings, dht, *arguments, **options)
         self.first_epoch: int | None = None
-        self.moved = False
-        """Whether the run goes on elsewhere."""
+        self.watch = RunWatch(dht, settings)
         self.ended = False
         """Whether the training came to an end of its own, or upon the first Ctrl+C."""
         self.left = False
@@ -56,13 +70,7 @@ class Volunteer(Peer):
 
     @property
     def finished(self) -> bool:
-        return self.moved or super().finished
-
-    def watch_for_moves(self, addresses: Sequence[str], stop: threading.Event) -> None:
-        """Ask the helpers now and then, until `stop` is set; of a run that has moved on nothing more is trained."""
-        while not self.moved and not stop.wait(MOVE_INTERVAL_S):
-            theirs = first_answer(self.dht, addresses, fetch_settings)
-            self.moved = theirs is not None and theirs.run_id != self.settings.run_id
+        return self.watch.moved is not None or super().finished
 
     def learn(self, interrupted: Callable[[], bool]) -> None:
         super().learn(interrupted)
@@ -75,6 +83,7 @@ class Volunteer(Peer):
     def leave(self) -> None:
         """Say goodbye; upon the second Ctrl+C, the only one that breaks into the training, there is no time for it."""
         if self.ended or not isinstance(sys.exception(), KeyboardInterrupt):
+            self.watch.close()
             super().leave()
             self.left = True
 
@@ -105,8 +114,8 @@ def measure(found: Findings, options: Options) -> Fit:
     assert found.run is not None
     assert found.fit is not None
     settings = found.run.settings
-    chosen = given_batch_size(settings, options.batch_size) is not None
-    fit = measured(settings, found.fit, build_model(settings).to(found.device), chosen=chosen)
+    chosen = options.batch_size is not None or settings.wire.mode == "diloco"
+    fit = measured(settings, found.fit, build_model(settings).to(found.device), chosen=chosen, ranks=ranks_here())
     if found.device.type == "cuda":
         torch.cuda.empty_cache()
     return fit
@@ -121,8 +130,8 @@ def take_part(
     on_step: Callable[[Peer, Contribution], None],
     on_download: OnDownload | None = None,
     on_notice: OnNotice = silent,
-) -> bool:
-    """Train until the run ends, or Ctrl+C; returns whether the run goes on under another run id.
+) -> str | None:
+    """Train until the run ends, or Ctrl+C; returns a sentence where the run goes on without peers like this one.
 
     Args:
         on_ready: gets the peer before it begins.
@@ -135,6 +144,9 @@ def take_part(
     assert found.run is not None
     assert found.folder is not None
     assert found.shards is not None
+    # Helpers are asked where they were found: a run may not know how it is reached from here.
+    section = dataclasses.replace(found.run.settings.swarm, addresses=found.addresses)
+    settings = dataclasses.replace(found.run.settings, swarm=section)
     with run_folder(found.folder):
         remove_leftovers(found.folder)
         network.log_to(found.folder / LOG)
@@ -146,8 +158,7 @@ def take_part(
             announce=options.announce,
             identity=found.folder / IDENTITY,
         )
-        publisher = Publisher(dht, found.run.settings.run_id, identity=found.folder / IDENTITY, user=options.user)
-        stop = threading.Event()
+        publisher = Publisher(dht, settings.run_id, identity=found.folder / IDENTITY, user=options.user)
 
         def tell(peer: Peer, done: Contribution) -> None:
             publisher(peer, done)
@@ -155,31 +166,59 @@ def take_part(
 
         peer: Volunteer | None = None
         try:
+            ranks = open_ranks(found.device.type)
+            if ranks is not None:
+                ranks.share_text(json.dumps(share_of_work(found, fit)))
             peer = Volunteer(
-                found.run.settings,
+                settings,
                 dht,
                 dataclasses.replace(found.shards, on_notice=on_notice),
                 Tokenizer.from_file(found.folder / TOKENIZER),
                 folder=found.folder,
                 batch_size=fit.batch_size,
                 memory=fit.memory,
-                device=str(found.device),
+                device=str(found.device if ranks is None else ranks.device),
                 on_step=tell,
                 on_download=on_download,
                 on_notice=on_notice,
+                ranks=ranks,
             )
             signal.signal(signal.SIGINT, signal.default_int_handler)  # hivemind has it ignored
             on_ready(peer)
-            threading.Thread(target=peer.watch_for_moves, args=(found.addresses, stop), daemon=True).start()
             peer.go()
-            return peer.moved
+            return peer.watch.moved
         finally:
-            stop.set()
             if peer is None or peer.left:
                 publisher.close()
                 dht.shutdown()
             else:
                 end_children()
+
+
+def share_of_work(found: Findings, fit: Fit) -> dict[str, Any]:
+    """What the other processes of a peer with several GPUs need to know."""
+    assert found.shards is not None
+    memory = dataclasses.asdict(fit.memory)
+    return {"folder": str(found.folder), "data": found.shards.name, "batch_size": fit.batch_size, "memory": memory}
+
+
+def follow(device: str) -> None:
+    """Be one of these other processes, until the first one has left."""
+    ranks = open_ranks(device)
+    assert ranks is not None
+    work = json.loads(ranks.share_text(None))
+    folder = Path(work["folder"])
+    settings = read_settings(folder)
+    Follower(
+        settings,
+        find_shards(work["data"], codes=codes_of(settings)),
+        Tokenizer.from_file(folder / TOKENIZER),
+        folder=folder,
+        batch_size=work["batch_size"],
+        memory=MemoryRecipe(**work["memory"]),
+        ranks=ranks,
+    ).go()
+    ranks.close()
 
 
 def end_children() -> None:

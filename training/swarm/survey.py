@@ -167,6 +167,11 @@ def default_folder(run_id: str) -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "dalle-lean" / "runs" / run_id
 
 
+def ranks_here() -> int:
+    """Processes that torchrun has started for this peer."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
 def free_port() -> int:
     """A TCP port that nothing listens on."""
     with socket.socket() as probe:
@@ -228,7 +233,12 @@ def check_place(found: Findings, settings: SwarmSettings, options: Options, tell
     there = memory_there(found.device)
     try:
         found.fit = fit_memory(
-            settings, found.device, there, precision=options.precision, batch_size=options.batch_size
+            settings,
+            found.device,
+            there,
+            precision=options.precision,
+            batch_size=options.batch_size,
+            ranks=ranks_here(),
         )
         tell(check_memory(found.fit, there, found.device))
     except ValueError as error:

@@ -37,11 +37,11 @@ def swarm(tmp_path_factory, nursery):
 class Joined:
     """A running `dalle-lean join`, in a session of its own."""
 
-    def __init__(self, folder, *arguments):
+    def __init__(self, folder, *arguments, launcher=()):
         folder.mkdir(exist_ok=True)
         self.folder = folder / "run"
         self.screen, self.mistakes = folder / "screen", folder / "mistakes"
-        command = [*PROGRAM, "join", *arguments, "--folder", str(self.folder)]
+        command = [*launcher, *PROGRAM, "join", *arguments, "--folder", str(self.folder)]
         with open(self.screen, "a") as screen, open(self.mistakes, "a") as mistakes:
             self.process = subprocess.Popen(command, stdout=screen, stderr=mistakes, start_new_session=True)
 
@@ -115,3 +115,15 @@ def test_the_second_ctrl_c_ends_at_once(swarm, tmp_path):
         assert joined.process.wait(10) == 130
         wait_for(lambda: not joined.processes(), 5, "its processes to end")
         assert "Traceback" not in joined.mistakes.read_text()
+
+
+@pytest.mark.slow
+def test_two_processes_of_torchrun_are_one_peer(swarm, tmp_path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with Joined(tmp_path, swarm.address, "--client", launcher=[*launcher, "--no-python"]) as joined:
+        joined.wait_beyond(())
+        wait_for((joined.folder / "cursor-1.json").exists, 10, "the other process's place")
+        joined.press_ctrl_c()
+        joined.process.wait(TIMEOUT_S)
+        wait_for(lambda: not joined.processes(), 10, "its processes to end")
+    assert "The same command goes on" in joined.screen.read_text()
