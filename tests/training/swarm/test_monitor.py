@@ -2,6 +2,8 @@
 
 import json
 import re
+import signal
+import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager
@@ -10,6 +12,8 @@ from dataclasses import replace
 import pytest
 
 pytest.importorskip("hivemind")
+
+import psutil
 
 from dalle_lean.cli import main
 from dalle_lean.tokenizer import Tokenizer
@@ -266,6 +270,32 @@ def test_a_monitor_finds_a_run_again_whose_helper_was_away_and_that_was_taken_ba
         found = [monitor.look()[1] for _ in range(SILENT_LOOKS)]
     assert found[-1].step == 7
     assert f"the run goes on as {later.run_id}" in notices
+
+
+def is_gone(process):
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.swarm
+def test_a_monitor_goes_on_until_ctrl_c_and_leaves_nothing_behind(run, tmp_path):
+    program = [sys.executable, "-c", "from dalle_lean.cli import main; main()"]
+    command = [*program, "monitor", run[0], "--out", str(tmp_path / "out"), "--interval-s", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as monitor:
+        lines = [monitor.stdout.readline() for _ in range(3)]
+        children = psutil.Process(monitor.pid).children(recursive=True)
+        monitor.send_signal(signal.SIGINT)
+        errors = monitor.communicate(timeout=60)[1]
+    assert all(line.startswith("step 7 of 100") for line in lines)
+    assert (monitor.returncode, errors) == (130, "error: stopped; what was finished is kept\n")
+    assert steps_in(tmp_path / "out") == [7]
+    assert children
+    deadline = time.monotonic() + 10
+    while not all(is_gone(child) for child in children):
+        assert time.monotonic() < deadline, children
+        time.sleep(0.1)
 
 
 @pytest.mark.swarm
