@@ -8,7 +8,6 @@
 Where the body fails, what every member printed is printed too.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -25,14 +24,14 @@ import psutil
 from dalle_lean.files import sha256_file
 from dalle_lean.tokenizer import Tokenizer
 from tests.training.conftest import write_shards
-from tests.training.swarm.nursery import DIE, ROOT
+from tests.training.swarm.nursery import DIE, ROOT, processes_of, send
 from training.data import TrainingData
 from training.recipe import load_recipe
 from training.shard_set import find_shards
 from training.swarm.settings import SwarmSection, SwarmSettings, TimingSection, WireSection, write_settings
 
 POLL_S = 0.05
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 TIMING = TimingSection(
     matchmaking_time_s=2.0,
     request_timeout_s=1.5,
@@ -64,8 +63,9 @@ class Nursery:
         return int(line)
 
     def close(self) -> None:
+        """End it, and what it has forked and nobody has ended yet."""
         self.process.stdin.close()
-        self.process.wait(10)
+        self.process.wait(60)
         self.process.stdout.close()
 
 
@@ -112,7 +112,7 @@ class Member:
     @property
     def processes(self) -> list[psutil.Process]:
         """All that it has started and itself: those of its session."""
-        return [process for process in psutil.process_iter() if session_of(process.pid) == self.pid]
+        return processes_of(self.pid)
 
     @property
     def memory_bytes(self) -> int:
@@ -278,7 +278,7 @@ class Swarm:
         self.wait_for_common_step(started, 2)
         return started
 
-    def go_on(self, members: Sequence[Member], since: float, steps: int = 3, timeout_s: float = 40.0) -> float:
+    def go_on(self, members: Sequence[Member], since: float, steps: int = 3, timeout_s: float = 90.0) -> float:
         """Until all of them have gone so many steps since that time; returns the seconds until the first of these."""
         before = max(event["epoch"] for member in members for event in member.events("step") if event["time"] < since)
         common_at = self.wait_for_common_step(members, before + 1, timeout_s)
@@ -349,20 +349,6 @@ def wait_for(condition: Callable[[], object], timeout_s: float, what: str) -> No
         time.sleep(POLL_S)
 
 
-def session_of(pid: int) -> int:
-    """The session of a process, 0 where it is gone."""
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return 0
-
-
-def send(pid: int, number: int) -> None:
-    """A signal, to a process that may be gone."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
 def difference_at(members: Sequence[Member], step: int) -> float:
     """How far any parameter of two members is apart after a step."""
     values = np.stack([member.parameters(step) for member in members])
@@ -376,7 +362,7 @@ def greatest_difference(members: Sequence[Member]) -> tuple[int, float]:
 
 
 def agreement(
-    members: Sequence[Member], since: float, limit: float = AGREEMENT, timeout_s: float = 60.0
+    members: Sequence[Member], since: float, limit: float = AGREEMENT, timeout_s: float = 120.0
 ) -> dict[str, object]:
     """Wait until all agree after a step that they took since that time; AssertionError where they never do.
 

@@ -4,6 +4,7 @@ A line is JSON, the specification of `member.live`; the answer is the new proces
 by which all that it starts can be found. When stdin ends, everything ends.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -12,6 +13,8 @@ import signal
 import sys
 import traceback
 from pathlib import Path
+
+import psutil
 
 CLONE_NEWNET = 0x40000000
 ROOT = Path(__file__).parents[3]
@@ -32,10 +35,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     print("ready", flush=True)
+    born = []
     for line in sys.stdin:
         spec = json.loads(line)
         pid = os.fork()
         if pid:
+            born.append(pid)
             print(pid, flush=True)
             continue
         code = 1
@@ -53,6 +58,29 @@ def main() -> None:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+    for pid in born:
+        for process in processes_of(pid):
+            send(process.pid, signal.SIGKILL)
+    os._exit(0)  # without what multiprocessing and torch would tidy up
+
+
+def processes_of(session: int) -> list[psutil.Process]:
+    """All processes of a session."""
+    return [process for process in psutil.process_iter() if session_of(process.pid) == session]
+
+
+def session_of(pid: int) -> int:
+    """The session of a process, 0 where it is gone."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+def send(pid: int, number: int) -> None:
+    """A signal, to a process that may be gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def be_born(spec: dict) -> None:

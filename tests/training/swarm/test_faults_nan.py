@@ -20,7 +20,7 @@ STEPS = [3, pytest.param(10, marks=pytest.mark.slow)]
 def test_a_peer_with_nan_gradients_drops_them_itself(tmp_path, nursery, steps):
     with Swarm(tmp_path, wire=WIRE, nursery=nursery) as swarm:
         others, broken = start_with_one_more(swarm, misbehaviour="own_nan", for_steps=steps)
-        swarm.wait_for_common_step([broken, *others], FIRST + steps + 2, 60 + 15 * steps)
+        swarm.wait_for_common_step([broken, *others], FIRST + steps + 2, 100 + 15 * steps)
         step, apart = greatest_difference([broken, *others])
         check_health([broken, *others])
         dropped = broken.last("step")["dropped_batches"]
@@ -33,7 +33,7 @@ def test_nan_from_a_hostile_peer_is_left_out(tmp_path, nursery, steps):
     with Swarm(tmp_path, wire=WIRE, nursery=nursery) as swarm:
         others, _hostile = start_with_one_more(swarm, misbehaviour="hostile_nan", for_steps=steps)
         began_at = swarm.wait_for_common_step(others, FIRST)
-        ended_at = swarm.wait_for_common_step(others, FIRST + steps + 2, 60 + 15 * steps)
+        ended_at = swarm.wait_for_common_step(others, FIRST + steps + 2, 100 + 15 * steps)
         check_health(others)
         step, apart = greatest_difference(others)
         tell_figures(
