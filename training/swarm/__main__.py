@@ -111,7 +111,6 @@ def be_helper(run_dir: Path, name: str, _: Any, wait: Callable[[float], bool], s
 
 def be_donor(run_dir: Path, name: str, arguments: Any, wait: Callable[[float], bool], status: Status) -> None:
     """Keep the state: go with the others from the newest checkpoint on."""
-    from dalle_lean.files import read_json
     from training.swarm.checkpoints import Checkpoints
     from training.swarm.keeper import Keeper, heldout_batch
     from training.swarm.peer import build_model
@@ -120,13 +119,12 @@ def be_donor(run_dir: Path, name: str, arguments: Any, wait: Callable[[float], b
 
     settings, dht = enter(run_dir, name)
     try:
-        vqgan = Stations.load(run_dir).vqgan
-        made_by = read_json(Path(vqgan) / "config.json").get("fingerprint") if vqgan else None
+        stations = Stations.load(run_dir)
         checkpoints = Checkpoints(
             run_dir,
             settings,
-            vqgan=None if vqgan is None else Path(vqgan),
-            vqgan_fingerprint=made_by,
+            vqgan=None if stations.vqgan is None else Path(stations.vqgan),
+            vqgan_fingerprint=stations.vqgan_fingerprint,
             on_notice=status.notice,
         )
         heldout = heldout_batch(settings, run_dir / "tokenizer.json", status.notice, arguments.device)

@@ -56,7 +56,7 @@ class Place:
     """Where this machine listens.
 
     Args:
-        port: of the first helper, the others have the next ones; 0 takes free ones; None what the run had before.
+        port: of the first helper, the others have the next ones; 0 takes free ones. 0 and None keep what the run had.
         announce: the address at which others reach this machine; None for the one its packets leave from.
         listen: the address to listen on.
         donors: how many keep the state; a second one costs as much memory, and replaces the first one at once.
@@ -91,6 +91,7 @@ def make_run(
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     before = read_settings(run_dir) if (run_dir / NAME).exists() else None
+    made_by = None
     if data is None:
         if before is None:
             raise ValueError(f"{run_dir} holds no run yet: name the shards to train on with --data")
@@ -104,9 +105,10 @@ def make_run(
         )
         if vqgan is not None:
             matching_vqgan(vqgan, shards.info)
+        made_by = shards.info.vqgan
     if before is not None and data is not None:
         settings = continued(run_dir, before, settings, named=name is not None)
-    stations = make_stations(run_dir, place or Place(), vqgan)
+    stations = make_stations(run_dir, place or Place(), vqgan, made_by)
     swarm = dataclasses.replace(
         settings.swarm,
         addresses=tuple(stations.address(run_dir, helper) for helper in stations.helpers),
@@ -157,7 +159,7 @@ def continued(run_dir: Path, before: SwarmSettings, now: SwarmSettings, *, named
     return dataclasses.replace(now, swarm=dataclasses.replace(now.swarm, name=before.swarm.name))
 
 
-def make_stations(run_dir: Path, place: Place, vqgan: Path | None) -> Stations:
+def make_stations(run_dir: Path, place: Place, vqgan: Path | None, made_by: str | None) -> Stations:
     """Places and identities of the host's peers; what is not given stays as it was."""
     from training.swarm.offer import outward_ip
 
@@ -167,7 +169,7 @@ def make_stations(run_dir: Path, place: Place, vqgan: Path | None) -> Stations:
     except ValueError:
         before = Stations(ports={}, announce="")
     listen = place.listen or before.listen
-    if place.port is None and set(names) <= set(before.ports):
+    if not place.port and set(names) <= set(before.ports):
         ports = [before.ports[name] for name in names]
     elif place.port == 0:
         ports = free_ports(len(names), LOOPBACK if listen == EVERYWHERE else listen)
@@ -181,6 +183,7 @@ def make_stations(run_dir: Path, place: Place, vqgan: Path | None) -> Stations:
         listen=listen,
         announce=announce,
         vqgan=before.vqgan if vqgan is None else str(vqgan.resolve()),
+        vqgan_fingerprint=made_by or before.vqgan_fingerprint,
     )
     make_identities(run_dir, names)
     stations.save(run_dir)

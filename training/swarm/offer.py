@@ -202,9 +202,8 @@ class RunWatch:
                     break
 
     def close(self) -> None:
-        """Ask no more; before the node is shut down."""
+        """Ask no more; before the node is shut down. A question that is under way is not waited for."""
         self.closed.set()
-        self.thread.join()
 
 
 def how_it_moved(before: SwarmSettings, now: SwarmSettings) -> str:

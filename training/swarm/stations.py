@@ -28,12 +28,14 @@ class Stations:
         listen: the address on this machine that all of them listen on.
         announce: the address at which others reach it.
         vqgan: folder of the VQGAN for the checkpoints' model folders.
+        vqgan_fingerprint: of the one that made the codes.
     """
 
     ports: dict[str, int]
     listen: str = EVERYWHERE
     announce: str = LOOPBACK
     vqgan: str | None = None
+    vqgan_fingerprint: str | None = None
 
     @classmethod
     def load(cls, run_dir: Path) -> Self:

@@ -1,6 +1,7 @@
 """`dalle-lean host` with real processes on loopback."""
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -11,13 +12,15 @@ import time
 import psutil
 import pytest
 
+from dalle_lean.cli import main
 from dalle_lean.files import read_json
 from tests.training.conftest import write_shards
 from training.recipe import load_recipe
-from training.swarm.checkpoints import list_checkpoints
+from training.swarm.checkpoints import Checkpoints, list_checkpoints
 from training.swarm.host import Place, Supervisor, make_run, slug
 from training.swarm.network import open_dht
 from training.swarm.offer import fetch_run
+from training.swarm.peer import build_model
 from training.swarm.settings import TimingSection, WireSection, read_settings
 from training.swarm.stations import Stations, identity_path
 
@@ -70,7 +73,7 @@ def test_a_run_is_made_with_all_that_volunteers_need_and_nothing_secret(shards, 
 def test_the_same_command_keeps_identities_ports_and_run_id(shards, tmp_path):
     first = make(tmp_path / "run", shards)
     for place in (PLACE, Place()):
-        again = make(tmp_path / "run", shards, place=Place(listen=place.listen))
+        again = make(tmp_path / "run", shards, place=place)
         assert again.run_id == first.run_id
         assert again.swarm == first.swarm
 
@@ -111,6 +114,32 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(shards, tmp_path):
 def test_a_name_comes_from_the_folder(tmp_path):
     assert slug(tmp_path / "My Run_2!") == "my-run-2"
     assert slug(tmp_path / "___") == "run"
+
+
+def test_the_command_line_lists_checkpoints_and_takes_a_run_back(shards, tmp_path, capsys):
+    settings = make(tmp_path / "run", shards)
+    (tmp_path / "run/.run.lock").touch()
+    checkpoints = Checkpoints(tmp_path / "run", settings, on_notice=print)
+    model = build_model(settings)
+    for step, loss in ((3, 5.5), (6, math.nan)):
+        checkpoints.save(step, model, [], loss)
+    assert run_program("rollback", str(tmp_path / "run")) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert "step       3  held-out loss        5.5" in listed[0]
+    assert "step       6  held-out loss          -" in listed[1]
+    assert run_program("rollback", str(tmp_path / "run"), "--to", "4") == 2
+    assert "no checkpoint of step 4; it has 3, 6" in capsys.readouterr().err
+    assert run_program("rollback", str(tmp_path / "run"), "--to", "3") == 0
+    assert "goes on as run-back1" in capsys.readouterr().out
+    again = make(tmp_path / "run", shards)
+    assert again.swarm.name == "run-back1"
+    assert again.swarm.addresses == settings.swarm.addresses
+
+
+def run_program(*arguments):
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    return end.value.code
 
 
 class Hosted:
@@ -225,6 +254,7 @@ def try_to_fetch(dht, address):
         return fetch_run(dht, address)
 
 
+@pytest.mark.slow
 @pytest.mark.swarm
 def test_a_killed_donor_goes_on_with_the_others(running):
     before, killed = running.step(), running.status("donor-0")["pid"]

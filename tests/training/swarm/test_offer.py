@@ -10,7 +10,16 @@ import pytest
 from dalle_lean.files import sha256_file
 from training.swarm import offer
 from training.swarm.network import open_dht
-from training.swarm.offer import Offer, Unanswered, fetch_run, fetch_settings, is_reachable, offer_run, remote_time
+from training.swarm.offer import (
+    Offer,
+    RunWatch,
+    Unanswered,
+    fetch_run,
+    fetch_settings,
+    is_reachable,
+    offer_run,
+    remote_time,
+)
 from training.swarm.settings import SwarmSection, SwarmSettings, write_settings
 
 pytestmark = pytest.mark.swarm
@@ -120,3 +129,26 @@ def test_a_helper_without_a_run_is_said(helper, newcomer, address):
 def test_what_is_no_address_is_told_what_one_looks_like(address):
     with pytest.raises(ValueError, match="looks like /ip4"):
         offer.peer_of(address)
+
+
+def test_who_is_in_a_run_that_is_taken_back_is_told_once(run, settings, helper, newcomer, address):
+    before = dataclasses.replace(settings[1], swarm=dataclasses.replace(settings[1].swarm, addresses=(address,)))
+    watch = RunWatch(newcomer, before, interval_s=0.2)
+    time.sleep(1)
+    assert watch.moved is None
+    after = dataclasses.replace(before, swarm=dataclasses.replace(before.swarm, name="offered-back1"))
+    write_settings(run / "swarm.toml", after)
+    helper.run_coroutine(withdraw)
+    offer_run(helper, run)
+    watch.thread.join(timeout=30)
+    assert not watch.thread.is_alive()
+    assert "taken back to an earlier step and goes on as offered-back1" in watch.moved
+
+
+def test_a_helper_that_is_away_for_a_while_is_asked_again(helper, newcomer, address, settings):
+    before = dataclasses.replace(settings[1], swarm=dataclasses.replace(settings[1].swarm, addresses=(address,)))
+    watch = RunWatch(newcomer, before, interval_s=0.1)
+    time.sleep(1)
+    assert watch.thread.is_alive()
+    assert watch.moved is None
+    watch.close()
