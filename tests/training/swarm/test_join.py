@@ -10,14 +10,15 @@ import pytest
 
 from dalle_lean.files import read_json
 from tests.training.conftest import write_shards
-from tests.training.swarm.harness import Swarm, send, session_of, wait_for
+from tests.training.swarm.harness import Swarm, wait_for
+from tests.training.swarm.nursery import processes_of, send
 from training.order import Position
 from training.swarm.network import open_dht
 from training.swarm.offer import offer_run
 
 pytestmark = pytest.mark.swarm
 PROGRAM = [sys.executable, "-c", "from dalle_lean.cli import main; main()"]
-TIMEOUT_S = 90.0
+TIMEOUT_S = 120.0
 """Importing alone takes a while where other tests run at the same time."""
 
 
@@ -49,13 +50,13 @@ class Joined:
         return self
 
     def __exit__(self, *_):
-        for pid in self.processes():
-            send(pid, signal.SIGKILL)
+        for process in self.processes():
+            send(process.pid, signal.SIGKILL)
         self.process.wait()
 
     def processes(self):
         """All that it has started and itself."""
-        return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and session_of(int(pid)) == self.process.pid]
+        return processes_of(self.process.pid)
 
     def position(self):
         """Its place in the data."""
