@@ -88,7 +88,8 @@ def host(
 
     for module in ("hivemind", "psutil", "pyarrow"):
         require(module, extra="training")
-    from training.swarm.host import Place, host_run, is_private, make_run
+    from training.swarm.founding import Place, is_private, make_run
+    from training.swarm.host import host_run
     from training.swarm.settings import TimingSection, WireSection
     from training.swarm.stations import Stations
 

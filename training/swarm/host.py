@@ -1,13 +1,6 @@
-"""A run at home: its folder, the peers that keep it alive, and who starts them again.
+"""The peers that keep a run alive, as processes, and who starts them again."""
 
-RUN_DIR has swarm.toml and tokenizer.json, which everybody may have; identities/ and host.json, which concern this
-machine; checkpoints/, logs/ and status/.
-"""
-
-import dataclasses
-import ipaddress
 import math
-import re
 import signal
 import subprocess
 import sys
@@ -18,28 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dalle_lean.files import read_json, sha256_file
+from dalle_lean.files import read_json
 from dalle_lean.progress import OnProgress
-from dalle_lean.tokenizer import Tokenizer
-from training.data import TrainingData
-from training.parts import matching_vqgan, stated_codes
 from training.progress import OnNotice
-from training.recipe import Recipe
-from training.shard_set import ShardSet, find_shards, is_url
-from training.swarm.checkpoints import first_name
-from training.swarm.settings import (
-    NAME,
-    SwarmSection,
-    SwarmSettings,
-    TimingSection,
-    WireSection,
-    read_settings,
-    write_settings,
-)
-from training.swarm.stations import EVERYWHERE, LOOPBACK, Stations, free_ports, make_identities, peer_id
+from training.swarm.settings import SwarmSettings
+from training.swarm.stations import Stations
 
-HELPERS = 2
-FIRST_PORT = 31337
 POLL_S = 0.5
 PROBE_S = 5.0
 DEAD_PROBES = 3
@@ -49,163 +26,6 @@ SOUND_AFTER_S = 60.0
 """Who has lived so long is started again at once."""
 START_TIMEOUT_S = 120.0
 LEAVE_TIMEOUT_S = 120.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where this machine listens.
-
-    Args:
-        port: of the first helper, the others have the next ones; 0 takes free ones. 0 and None keep what the run had.
-        announce: the address at which others reach this machine; None for the one its packets leave from.
-        listen: the address to listen on.
-        donors: how many keep the state; a second one costs as much memory, and replaces the first one at once.
-    """
-
-    port: int | None = None
-    announce: str | None = None
-    listen: str | None = None
-    donors: int = 1
-
-
-def make_run(
-    run_dir: Path,
-    data: str | None,
-    recipe: Recipe,
-    *,
-    tokenizer: Path | None = None,
-    vqgan: Path | None = None,
-    name: str | None = None,
-    min_peers: int = 1,
-    wire: WireSection | None = None,
-    timing: TimingSection | None = None,
-    place: Place | None = None,
-    on_notice: OnNotice,
-) -> SwarmSettings:
-    """Make the folder of a run, or bring the addresses of the one that is there up to date.
-
-    Args:
-        data: shards; None only for a run that is there, which then goes on as it is.
-
-    Raises ValueError where the run that is there has another recipe: it names what differs.
-    """
-    run_dir.mkdir(parents=True, exist_ok=True)
-    before = read_settings(run_dir) if (run_dir / NAME).exists() else None
-    made_by = None
-    if data is None:
-        if before is None:
-            raise ValueError(f"{run_dir} holds no run yet: name the shards to train on with --data")
-        settings = before
-    else:
-        shards = find_shards(data, codes=stated_codes(recipe, vqgan) if is_url(data) else None, on_notice=on_notice)
-        settings = new_settings(run_dir, data, shards, recipe, tokenizer)
-        swarm = dataclasses.replace(settings.swarm, name=name or slug(run_dir), min_peers=min_peers)
-        settings = dataclasses.replace(
-            settings, swarm=swarm, wire=wire or WireSection(), timing=timing or TimingSection()
-        )
-        if vqgan is not None:
-            matching_vqgan(vqgan, shards.info)
-        made_by = shards.info.vqgan
-    if before is not None and data is not None:
-        settings = continued(run_dir, before, settings, named=name is not None)
-    stations = make_stations(run_dir, place or Place(), vqgan, made_by)
-    swarm = dataclasses.replace(
-        settings.swarm,
-        addresses=tuple(stations.address(run_dir, helper) for helper in stations.helpers),
-        donors=tuple(peer_id(run_dir, donor) for donor in stations.donors),
-    )
-    write_settings(run_dir / NAME, dataclasses.replace(settings, swarm=swarm))
-    return read_settings(run_dir)
-
-
-def new_settings(run_dir: Path, data: str, shards: ShardSet, recipe: Recipe, tokenizer: Path | None) -> SwarmSettings:
-    """Settings with the recipe made complete, and the run's tokenizer.json in its folder."""
-    path = run_dir / "tokenizer.json"
-    if path.exists() and tokenizer is not None and sha256_file(path) != sha256_file(tokenizer):
-        raise ValueError(f"{run_dir} holds a run with another tokenizer than {tokenizer}; give another folder")
-    if not path.exists():
-        captions = TrainingData(
-            shards=shards,
-            heldout_share=recipe.data.heldout_share,
-            shuffle_buffer=recipe.data.shuffle_buffer,
-            seed=recipe.data.seed,
-        ).captions()
-        source = Tokenizer.from_file(tokenizer) if tokenizer else Tokenizer.train(captions, recipe.data.text_vocab_size)
-        source.save(path)
-    config = recipe.model_config(
-        image_side=shards.info.image_side,
-        image_vocab_size=shards.info.codebook_size,
-        text_vocab_size=Tokenizer.from_file(path).vocab_size,
-    )
-    return SwarmSettings(
-        recipe=dataclasses.replace(recipe, model=config.to_dict()),
-        swarm=SwarmSection(
-            data=data if is_url(data) else str(Path(data).resolve()),
-            data_fingerprint=shards.fingerprint,
-            tokenizer_fingerprint=sha256_file(path),
-        ),
-    )
-
-
-def continued(run_dir: Path, before: SwarmSettings, now: SwarmSettings, *, named: bool) -> SwarmSettings:
-    """The settings of now under the name of before; ValueError where they are another run's."""
-    differences = before.differences(now)
-    if named and now.swarm.name != first_name(before.swarm.name):
-        differences.append(f"name ({before.swarm.name})")
-    if differences:
-        raise ValueError(
-            f"{run_dir} holds a run with another {', '.join(differences)}; use its own settings, or another folder"
-        )
-    return dataclasses.replace(now, swarm=dataclasses.replace(now.swarm, name=before.swarm.name))
-
-
-def make_stations(run_dir: Path, place: Place, vqgan: Path | None, made_by: str | None) -> Stations:
-    """Places and identities of the host's peers; what is not given stays as it was."""
-    from training.swarm.offer import outward_ip
-
-    names = [f"helper-{number}" for number in range(HELPERS)] + [f"donor-{number}" for number in range(place.donors)]
-    try:
-        before = Stations.load(run_dir)
-    except ValueError:
-        before = Stations(ports={}, announce="")
-    listen = place.listen or before.listen
-    if not place.port and set(names) <= set(before.ports):
-        ports = [before.ports[name] for name in names]
-    elif place.port == 0:
-        ports = free_ports(len(names), LOOPBACK if listen == EVERYWHERE else listen)
-    else:
-        ports = [(place.port or FIRST_PORT) + number for number in range(len(names))]
-    announce = place.announce or before.announce or outward_ip()
-    for address in (listen, announce):
-        check_ip(address)
-    stations = Stations(
-        ports=dict(zip(names, ports, strict=True)),
-        listen=listen,
-        announce=announce,
-        vqgan=before.vqgan if vqgan is None else str(vqgan.resolve()),
-        vqgan_fingerprint=made_by or before.vqgan_fingerprint,
-    )
-    make_identities(run_dir, names)
-    stations.save(run_dir)
-    return stations
-
-
-def check_ip(address: str) -> None:
-    """ValueError unless it is an IPv4 address."""
-    try:
-        ipaddress.IPv4Address(address)
-    except ValueError:
-        raise ValueError(f"{address!r} is no IPv4 address such as 203.0.113.5") from None
-
-
-def is_private(address: str) -> bool:
-    """Whether it means nothing in the Internet."""
-    return not ipaddress.ip_address(address).is_global
-
-
-def slug(run_dir: Path) -> str:
-    """A run's name from its folder's."""
-    return re.sub(r"[^a-z0-9]+", "-", run_dir.resolve().name.lower()).strip("-")[:56] or "run"
 
 
 @dataclass

@@ -17,7 +17,8 @@ from dalle_lean.files import read_json
 from tests.training.conftest import write_shards
 from training.recipe import load_recipe
 from training.swarm.checkpoints import Checkpoints, list_checkpoints
-from training.swarm.host import Place, Supervisor, make_run, slug
+from training.swarm.founding import Place, make_run, slug
+from training.swarm.host import Supervisor
 from training.swarm.network import open_dht
 from training.swarm.offer import fetch_run
 from training.swarm.peer import build_model
