@@ -410,7 +410,8 @@ def out_of_step(group_info: GroupInfo) -> set[PeerID]:
     """The members of a group that are at another step than most, by what they have said."""
     said = zip(group_info.peer_ids, group_info.gathered, strict=True)
     epochs = {peer: epoch for peer, content in said if (epoch := step_said(content)) is not None}
-    return {peer for peer, epoch in epochs.items() if epoch != median_high(epochs.values())}
+    present = median_high([epoch for epoch in epochs.values() if epoch != OUTDATED] or [OUTDATED])
+    return {peer for peer, epoch in epochs.items() if epoch != present}
 
 
 def step_said(content: bytes) -> int | None:

@@ -99,6 +99,8 @@ class SwarmOptimizer(hivemind.Optimizer):
     def _update_global_epoch(self, grad_scaler: Any) -> None:
         if not self.auxiliary:
             self.state_averager.step(wait_for_delayed_updates=True)
+            if self.tracker.global_epoch > self.local_epoch:
+                self.state_averager.outdated = True  # the others have taken this step without this peer
             # Without samples and without the others' there is no direction but the momentum's.
             self.opt.held = self.grad_averager.local_samples_accumulated == 0
         super()._update_global_epoch(grad_scaler)
@@ -107,7 +109,9 @@ class SwarmOptimizer(hivemind.Optimizer):
     def _load_local_gradients_into_optimizer(self) -> None:
         # hivemind would load the accumulators, which are empty by now. What is in the averager already are this peer's
         # own gradients, where no average has taken their place.
-        self.lonely_steps += self.tracker.global_progress.num_peers > 1
+        if self.tracker.global_progress.num_peers > 1:
+            self.lonely_steps += 1
+            self.state_averager.outdated = True
         self.grad_averager.notify_used_averaged_gradients()
 
     def _load_averaged_gradients_into_optimizer_(self) -> None:

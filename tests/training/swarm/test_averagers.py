@@ -11,6 +11,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
 
 from training.swarm.averagers import (
+    OUTDATED,
     StateRefused,
     SwarmGradientAverager,
     SwarmPowerSGDAverager,
@@ -144,6 +145,11 @@ def test_weights_of_another_step_than_most_are_not_averaged():
     assert left_out(7, 7, 6) == [2]
     assert left_out(7, 7, 7) == []
     assert left_out(3, 7) == [0]
+
+
+def test_weights_that_are_said_to_be_outdated_count_only_where_all_are():
+    assert left_out(7, OUTDATED, OUTDATED) == [1, 2]
+    assert left_out(OUTDATED, OUTDATED) == []
 
 
 def test_one_liar_does_not_leave_out_the_others():
