@@ -55,7 +55,7 @@ num_heads = 4
 head_size = 64
 ffn_multiplier = 4
 shared_blocks = 1
-attention_pattern = ["row", "column"]
+attention_pattern = ["row"]
 
 [optimizer]
 name = "lamb"
@@ -104,7 +104,7 @@ def measure_bytes(folder: Path, nursery: Nursery, options: argparse.Namespace) -
     """Of a step of all peers, by mode."""
     recipe = folder / "recipe.toml"
     recipe.write_text(RECIPE)
-    batch_size, inner_steps, steps = 128, 2, 5
+    batch_size, inner_steps, steps = 96, 2, 5
     modes = {**GRADIENTS, "DiLoCo, 8bit": replace(DILOCO, inner_steps=inner_steps)}
     lines: list[dict[str, Any]] = []
     for name, wire in chosen(modes, options.modes).items():

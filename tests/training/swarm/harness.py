@@ -380,7 +380,10 @@ def agreement(
             found[step] = difference_at(members, step)
         return any(apart <= limit for apart in found.values())
 
-    wait_for(agreed, timeout_s, f"parameters that differ by at most {limit} ({found})")
+    try:
+        wait_for(agreed, timeout_s, f"parameters that differ by at most {limit}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}; they differed by {found}, by step") from None
     first = next(step for step in sorted(found) if found[step] <= limit)
     seconds = max(kept_at(member)[first] for member in members) - since
     return {

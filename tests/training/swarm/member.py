@@ -36,9 +36,18 @@ from training.swarm.roles import run_donor, run_helper
 from training.swarm.settings import read_settings
 
 HELDOUT_SAMPLES = 512
-SENDS_NAN = mp.Value("b", False)
-SENT_BYTES = mp.Value("q", 0)
-"""Of all-reduce messages. Both are shared with the processes that average."""
+
+
+class Shared:
+    """Between a member's main process and those of it that average; made when the member is, or all would share it."""
+
+    def __init__(self) -> None:
+        self.sends_nan = mp.Value("b", False)
+        self.sent_bytes = mp.Value("q", 0)
+        """Of all-reduce messages."""
+
+
+shared: Shared
 
 
 class Diary:
@@ -67,6 +76,8 @@ class Diary:
 
 def live(spec: dict) -> None:
     """Be the member that `harness.Swarm.start` asks for, until SIGINT or the end of the run."""
+    global shared
+    shared = Shared()
     folder, run = Path(spec["folder"]), Path(spec["run"])
     settings = read_settings(run / "swarm.toml")
     guard_children()
@@ -146,7 +157,7 @@ def train(spec: dict, settings, dht, diary: Diary) -> None:
         epochs.append(done.epoch)
         # A delayed step is in the weights when the next one begins, and so is all of what was just downloaded.
         step = done.epoch - 1 if settings.wire.delayed and peer.adopted_epoch != done.epoch else done.epoch
-        found = {"sha": diary.keep(peer.optimizer, step), "parameters_of": step, "sent_bytes": SENT_BYTES.value}
+        found = {"sha": diary.keep(peer.optimizer, step), "parameters_of": step, "sent_bytes": shared.sent_bytes.value}
         if spec.get("measure_at") == done.epoch:
             found["heldout_loss"] = peer.gradients.measure(heldout)["heldout_loss"]
         diary.tell("step", **content, **found)
@@ -222,7 +233,7 @@ class MeasuredPeer(Peer):
                 loss = super().compute(batch, epoch)
         else:
             loss = super().compute(batch, epoch)
-        SENDS_NAN.value = bad and misbehaviour == "hostile_nan"
+        shared.sends_nan.value = bad and misbehaviour == "hostile_nan"
         if bad:
             self.diary.tell("misbehaves", epoch=epoch)
         rate = self.spec.get("samples_per_s")
@@ -269,11 +280,11 @@ def upload_slowly() -> None:
 
 
 def send_nan_when_told() -> None:
-    """Whatever is averaged, send nan instead while SENDS_NAN is set: past the gates at home, as an attacker would."""
+    """Whatever is averaged, send nan instead while that is asked for: past the gates at home, as an attacker would."""
     run = averagers.GatedAverager._run_allreduce_inplace_
 
     async def hostile(self, tensors, *arguments, **options):
-        if SENDS_NAN.value:
+        if shared.sends_nan.value:
             tensors = [torch.full_like(tensor, math.nan) for tensor in tensors]
         await run(self, tensors, *arguments, **options)
 
@@ -301,5 +312,5 @@ class WatchedRunner(averagers.RuleRunner):
 
 def count(message: averaging_pb2.AveragingData) -> None:
     """Add a message to what was sent."""
-    with SENT_BYTES.get_lock():
-        SENT_BYTES.value += message.ByteSize()
+    with shared.sent_bytes.get_lock():
+        shared.sent_bytes.value += message.ByteSize()
