@@ -69,12 +69,12 @@ def join(
     begin_loading()
     for module in ("hivemind", "psutil", "pyarrow"):
         require(module, extra="training")
-    from training.swarm.join import Volunteer, follow, measure, prepare_processes, take_part
-    from training.swarm.network import log_to
+    from training.swarm.join import Volunteer, follow, measure, take_part
+    from training.swarm.network import log_to, prepare_process
     from training.swarm.standing import summary
     from training.swarm.survey import Options, survey
 
-    prepare_processes()
+    prepare_process()
     log_to(None)
     if int(os.environ.get("LOCAL_RANK", 0)):
         return follow(pick_device(device).type)
@@ -158,11 +158,11 @@ def doctor(
     where = pick_device(device)
     together = versions["hivemind"] is not None
     if together:
-        from training.swarm.join import prepare_processes
+        from training.swarm.network import prepare_process
         from training.swarm.survey import Options, port_is_free, survey
         from training.swarm.works import check_hivemind, check_port
 
-        prepare_processes()
+        prepare_process()
     if not (target and together):
         tell(check_versions(versions))
         tell(check_device(where))

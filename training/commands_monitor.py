@@ -47,9 +47,9 @@ def monitor(
     from training.run_folder import run_folder
     from training.swarm.checkpoints import first_name
     from training.swarm.monitor import CONTRIBUTIONS, Board, Monitor, Outputs
-    from training.swarm.network import guard_children, log_to
+    from training.swarm.network import log_to, prepare_process
 
-    guard_children()
+    prepare_process()
     log_to(None)
     with ExitStack() as stack:
         following = stack.enter_context(Monitor(source, warn))

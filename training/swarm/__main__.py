@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +65,9 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
 
-    import torch
-    import torch._dynamo
-
     from training.swarm import network
 
-    network.guard_children()
-    os.register_at_fork(after_in_child=partial(reset_child, torch))
+    network.prepare_process()
     network.log_to(run_dir / "logs" / f"{name}.log")
 
     def wait(seconds: float) -> bool:
@@ -86,13 +81,6 @@ def main() -> None:
     except ValueError as error:  # OutOfSync among them
         status.notice(str(error))
         sys.exit(2)
-
-
-def reset_child(torch: Any) -> None:
-    """A forked process ends by SIGTERM again; and OpenMP's threads, for which it would wait, are not there."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    torch.set_num_threads(1)
 
 
 def be_helper(run_dir: Path, name: str, _: Any, wait: Callable[[float], bool], status: Status) -> None:

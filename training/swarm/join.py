@@ -2,20 +2,15 @@
 
 import dataclasses
 import json
-import logging
-import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import hivemind
 import psutil
 import torch
-import torch._dynamo  # takes so long that a peer would miss its first round
 from hivemind.utils import get_dht_time
 
 from dalle_lean.tokenizer import Tokenizer
@@ -38,22 +33,6 @@ from training.swarm.survey import Findings, Options, listen_on, ranks_here
 
 IDENTITY, LOG = "identity", "log"
 OnDownload = Callable[[int, int, str], None]
-
-
-def prepare_processes() -> None:
-    """First of all: nothing that is started later outlives this process, or waits for threads that a fork loses; and
-    what fails in hivemind's own threads and on its way out goes to the log, as all that it says."""
-    network.guard_children()
-    threading.excepthook = log_failure
-    sys.unraisablehook = log_failure
-    # OpenMP's threads are not there in a forked process, which would wait for them for ever in its first sum.
-    os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
-
-
-def log_failure(failure: Any) -> None:
-    """A thread's last exception, or one that nobody could be given."""
-    about = (failure.exc_type, failure.exc_value, failure.exc_traceback)
-    logging.getLogger("hivemind").error("unexpected", exc_info=about)
 
 
 class Volunteer(Peer):

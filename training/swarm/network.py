@@ -2,13 +2,19 @@
 
 import logging
 import os
+import signal
+import sys
+import threading
 import time
 from collections.abc import Sequence
 from multiprocessing import Process
 from pathlib import Path
+from typing import Any
 
 import hivemind
 import psutil
+import torch
+import torch._dynamo  # takes so long that a peer would miss its first round
 from hivemind.utils.logging import use_hivemind_log_handler
 
 WATCH_INTERVAL_S = 0.5
@@ -64,6 +70,29 @@ def log_to(path: Path | None) -> None:
         logger.propagate = False
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
+
+
+def prepare_process() -> None:
+    """First of all, before hivemind forks: nothing that is started later outlives this process, or waits for threads
+    that a fork loses; what fails in hivemind's own threads and on its way out goes to the log."""
+    guard_children()
+    threading.excepthook = log_failure
+    sys.unraisablehook = log_failure
+    os.register_at_fork(after_in_child=begin_child)
+
+
+def log_failure(failure: Any) -> None:
+    """A thread's last exception, or one that nobody could be given."""
+    about = (failure.exc_type, failure.exc_value, failure.exc_traceback)
+    logging.getLogger("hivemind").error("unexpected", exc_info=about)
+
+
+def begin_child() -> None:
+    """A forked process ends by SIGTERM, whatever its parent does then; and it uses no thread of OpenMP: they are not
+    there, and its first sum would wait for them for ever."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
 
 
 def guard_children() -> Process:
