@@ -79,22 +79,31 @@ def learn_alone(settings, batches):
     return after
 
 
+def undisturbed(trainer):
+    """Whether it has gone every step with the others: a machine under load may keep one from that."""
+    done = trainer.last("step")
+    return done["lonely_steps"] == done["resyncs"] == done["dropped_tensors"] == 0
+
+
 @pytest.mark.swarm
 def test_two_peers_with_batches_of_two_sizes_learn_as_one_machine_would_from_all_of_them(tmp_path, nursery):
     timing = dataclasses.replace(TIMING, averaging_timeout_s=30.0, next_chunk_timeout_s=10.0)
-    with Swarm(tmp_path, wire=EXACT, timing=timing, batch_size=96, nursery=nursery) as swarm:
-        await_peers(swarm, 2)
-        swarm.start("helper")
-        sizes = (4, 6)
-        trainers = [swarm.start("trainer", batch_size=size, samples_per_s=12.0, wait=False) for size in sizes]
-        swarm.wait_for_common_step(trainers, STEPS, timeout_s=120)
-        assert [trainer.last("step")["lonely_steps"] for trainer in trainers] == [0, 0]
-        parts = [batches_by_step(swarm, trainer, size) for trainer, size in zip(trainers, sizes, strict=True)]
-        expected = learn_alone(swarm.settings, [one + other for one, other in zip(*parts, strict=True)])
-        for step in range(1, STEPS + 1):
-            for trainer in trainers:
-                np.testing.assert_allclose(trainer.parameters(step), expected[step - 1], rtol=0, atol=1e-5)
-        assert np.abs(expected[-1] - expected[0]).max() > 1e-3
+    for attempt in "abc":
+        with Swarm(tmp_path / attempt, wire=EXACT, timing=timing, batch_size=144, nursery=nursery) as swarm:
+            await_peers(swarm, 2)
+            swarm.start("helper")
+            sizes = (4, 6)
+            trainers = [swarm.start("trainer", batch_size=size, samples_per_s=12.0, wait=False) for size in sizes]
+            swarm.wait_for_common_step(trainers, STEPS, timeout_s=120)
+        if all(undisturbed(trainer) for trainer in trainers):
+            break
+    assert all(undisturbed(trainer) for trainer in trainers)
+    parts = [batches_by_step(swarm, trainer, size) for trainer, size in zip(trainers, sizes, strict=True)]
+    expected = learn_alone(swarm.settings, [one + other for one, other in zip(*parts, strict=True)])
+    for step in range(1, STEPS + 1):
+        for trainer in trainers:
+            np.testing.assert_allclose(trainer.parameters(step), expected[step - 1], rtol=0, atol=1e-5)
+    assert np.abs(expected[-1] - expected[0]).max() > 1e-3
 
 
 @pytest.mark.swarm
