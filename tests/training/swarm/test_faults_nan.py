@@ -31,9 +31,10 @@ def test_a_peer_with_nan_gradients_drops_them_itself(tmp_path, nursery, steps):
 @pytest.mark.parametrize("steps", STEPS)
 def test_nan_from_a_hostile_peer_is_left_out(tmp_path, nursery, steps):
     with Swarm(tmp_path, wire=WIRE, nursery=nursery) as swarm:
-        others, _hostile = start_with_one_more(swarm, misbehaviour="hostile_nan", for_steps=steps)
+        others, hostile = start_with_one_more(swarm, misbehaviour="hostile_nan", for_steps=steps)
         began_at = swarm.wait_for_common_step(others, FIRST)
         ended_at = swarm.wait_for_common_step(others, FIRST + steps + 2, 100 + 15 * steps)
+        assert {event["epoch"] for event in hostile.events("misbehaves")} >= {FIRST, FIRST + 1}
         check_health(others)
         step, apart = greatest_difference(others)
         tell_figures(
