@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing import Process
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch._dynamo  # takes so long that a peer would miss its first round
 from hivemind.utils.logging import use_hivemind_log_handler
 
 WATCH_INTERVAL_S = 0.5
+P2PD = "p2pd"
 LOGGERS = ("hivemind", "asyncio", "py.warnings")
 
 
@@ -107,20 +109,33 @@ def guard_children() -> Process:
 
 def end_orphans(parent: int) -> None:
     """Wait until the process `parent` is gone, then kill what it had started."""
+    session = os.getsid(0)
     os.setpgid(0, 0)  # Ctrl+C is for the others
     watched = psutil.Process(parent)
+    command, since = watched.cmdline(), watched.create_time()
     started: dict[int, psutil.Process] = {}
     while os.getppid() == parent:
         try:
-            started |= {child.pid: child for child in watched.children(recursive=True) if child.pid != os.getpid()}
+            started |= {child.pid: child for child in watched.children(recursive=True)}
         except psutil.NoSuchProcess:
             break
         time.sleep(WATCH_INTERVAL_S)
-    orphans = [process for process in started.values() if process.is_running()]
-    for process in orphans:
-        orphans += [child for child in descendants(process) if child not in orphans]
-    for process in orphans:
+    found = [process for process in started.values() if process.is_running()]
+    found += late_orphans(session, command, since)
+    for process in [child for orphan in found for child in [*descendants(orphan), orphan]]:
         kill(process)
+
+
+def late_orphans(session: int, command: list[str], since: float) -> list[psutil.Process]:
+    """What a process with this command line started so late that nobody had seen it: its forks, which have the same
+    command line, and p2pd. They have the parent now that this process has."""
+    orphans = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError):
+            ours = os.getsid(process.pid) == session and process.ppid() == os.getppid()
+            if ours and process.create_time() >= since and (process.cmdline() == command or process.name() == P2PD):
+                orphans.append(process)
+    return orphans
 
 
 def descendants(process: psutil.Process) -> list[psutil.Process]:
