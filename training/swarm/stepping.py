@@ -5,6 +5,7 @@ from typing import Any
 
 import hivemind
 from hivemind.optim.progress_tracker import ProgressTracker
+from hivemind.utils import get_dht_time
 
 from training.progress import OnNotice
 from training.retry import silent
@@ -47,6 +48,8 @@ class SwarmOptimizer(hivemind.Optimizer):
         """Without a step with the others in between."""
         self.lonely_steps = 0
         """Steps for which no average could be had although others are there: taken with this peer's own gradients."""
+        self.was_lonely = False
+        """Whether the last step was one of these."""
         super().__init__(**options)
 
     def _make_state_averager(self, **options: Any) -> SwarmStateAverager:
@@ -84,10 +87,19 @@ class SwarmOptimizer(hivemind.Optimizer):
         """As hivemind's; what went wrong in a step in the background is raised here."""
         if self.auxiliary and self.tracker.global_epoch > self.local_epoch:
             self.go_on_at(self.tracker.global_epoch)  # a helper has no weights that could be behind
+        if self.was_lonely:
+            self.look_around()
         loss = super().step(closure, batch_size, grad_scaler)
         if self.opt.failure is not None:
             raise self.opt.failure
         return loss
+
+    def look_around(self) -> None:
+        """After a step alone: know how far the others are before the next one, which hivemind then compares."""
+        self.was_lonely = False
+        self.tracker.global_progress.next_fetch_time = get_dht_time()
+        self.tracker.global_state_updated.set()
+        self.tracker.fetched_global_progress_this_epoch.wait(self.matchmaking_time)
 
     def go_on_at(self, epoch: int) -> None:
         """Count from there, with the weights that are there."""
@@ -111,6 +123,7 @@ class SwarmOptimizer(hivemind.Optimizer):
         # own gradients, where no average has taken their place.
         if self.tracker.global_progress.num_peers > 1:
             self.lonely_steps += 1
+            self.was_lonely = True
             self.state_averager.outdated = True
         self.grad_averager.notify_used_averaged_gradients()
 
