@@ -62,12 +62,13 @@ def main() -> None:
     run_dir, name = arguments.run_dir, arguments.name or f"{arguments.role}-0"
     (run_dir / "logs").mkdir(exist_ok=True)
     stop, parent = threading.Event(), os.getppid()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
 
     from training.swarm import network
 
     network.prepare_process()
+    # Only now: the guard, too, is to end by SIGTERM.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
     network.log_to(run_dir / "logs" / f"{name}.log")
 
     def wait(seconds: float) -> bool:

@@ -218,12 +218,19 @@ def supervised(run_dir: Path, *, device: str = "cpu", on_notice: OnNotice) -> It
     from training.swarm.network import guard_children
 
     guard = guard_children()
+    before = signal.signal(signal.SIGTERM, interrupt)
     supervisor = Supervisor(run_dir, Stations.load(run_dir), device=device, on_notice=on_notice)
     try:
         yield supervisor
     finally:
         supervisor.stop()
+        signal.signal(signal.SIGTERM, before)
         guard.terminate()
+
+
+def interrupt(*_: object) -> None:
+    """SIGTERM ends a host as Ctrl+C does: service managers send it."""
+    raise KeyboardInterrupt
 
 
 def host_run(

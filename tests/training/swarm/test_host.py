@@ -277,3 +277,24 @@ def is_alive(process):
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
+
+
+@pytest.mark.slow
+@pytest.mark.swarm
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_a_host_that_is_interrupted_ends_cleanly_and_goes_on_with_the_same_command(shards, tmp_path, ending):
+    make(tmp_path / "run", shards)
+    (tmp_path / "run/.run.lock").touch()
+    for _ in range(2):
+        hosted = Hosted(tmp_path / "run")
+        try:
+            until("the host", lambda hosted=hosted: hosted.said("dalle-lean join"))
+            processes = psutil.Process(hosted.host.pid).children(recursive=True)
+            hosted.host.send_signal(ending)
+            assert hosted.host.wait(60) == 130
+            until("the end of all", lambda those=processes: not any(is_alive(process) for process in those), 15)
+            assert hosted.said("stopped; what was finished is kept")
+        finally:
+            hosted.report()
+            hosted.close()
+        hosted.output.unlink()
