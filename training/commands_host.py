@@ -21,7 +21,7 @@ def host(
             help="Shards, as `preprocess` writes them: folder or URL. Needed for a new run.", show_default=False
         ),
     ] = None,
-    config: Annotated[str, typer.Option(help="Recipe: a name or a TOML file.")] = "emoji64",
+    config: Annotated[str, typer.Option(help="Recipe: a name or a TOML file.")] = "together",
     tokenizer: Annotated[
         Path | None, typer.Option(help="A tokenizer.json; without it one is made from the captions.")
     ] = None,
