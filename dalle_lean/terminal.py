@@ -1,6 +1,7 @@
 """What commands have in common: options, lines, mistakes and progress bars. Only command modules import it."""
 
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -41,6 +42,14 @@ def warn(line: str) -> None:
 def error(line: str) -> None:
     """The one line that tells a mistake, on standard error."""
     err.print(f"error: {line}", style="red", markup=False)
+
+
+def begin_loading() -> None:
+    """Before libraries that take a while to import, and warn of each other."""
+    warnings.simplefilter("ignore", FutureWarning)
+    warnings.simplefilter("ignore", DeprecationWarning)
+    if err.is_terminal:
+        err.print("loading ...", end="\r")
 
 
 LINE_INTERVAL_S = 10.0

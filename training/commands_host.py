@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dalle_lean.terminal import Device, progress_bar, say, warn
+from dalle_lean.terminal import Device, begin_loading, progress_bar, say, warn
 
 
 def host(
@@ -79,6 +79,7 @@ def host(
     Prints what a volunteer needs. It trains nothing itself: `dalle-lean join` does, here too. Ctrl+C ends it; the same
     command, or RUN_DIR alone, goes on.
     """
+    begin_loading()
     from dalle_lean.devices import pick_device
     from dalle_lean.require import require
     from training.parts import bundled_vqgan

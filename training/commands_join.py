@@ -4,7 +4,6 @@ import os
 import sys
 import textwrap
 import time
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from dalle_lean.terminal import LINE_INTERVAL_S, Device, err, error, out, say
+from dalle_lean.terminal import LINE_INTERVAL_S, Device, begin_loading, err, error, out, say
 
 if TYPE_CHECKING:
     from training.swarm.checks import Check
@@ -196,14 +195,6 @@ def doctor(
     say(f"{len(checks)} checks: {counts if found or noted else 'all well'}")
     if found:
         raise typer.Exit(2)
-
-
-def begin_loading() -> None:
-    """torch and hivemind take a while, and libraries warn of each other."""
-    warnings.simplefilter("ignore", FutureWarning)
-    warnings.simplefilter("ignore", DeprecationWarning)
-    if err.is_terminal:
-        err.print("loading ...", end="\r")
 
 
 def show(check: "Check") -> None:

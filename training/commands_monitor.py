@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,8 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from dalle_lean.terminal import begin_loading, say, warn
 from dalle_lean.terminal import out as terminal
-from dalle_lean.terminal import say, warn
 
 if TYPE_CHECKING:
     from training.swarm.monitor import Board, Overview
@@ -43,7 +42,7 @@ def monitor(
 
     Writes metrics.jsonl, tensorboard/ and contributions.json. Takes no part in the run.
     """
-    warnings.simplefilter("ignore", FutureWarning)  # libraries warn of each other
+    begin_loading()
     from training.run_folder import run_folder
     from training.swarm.checkpoints import first_name
     from training.swarm.monitor import CONTRIBUTIONS, Board, Monitor, Outputs

@@ -66,7 +66,7 @@ def test_help_names_every_option_whole_on_80_columns(words, function, monkeypatc
     names = re.findall(r"^  (--[a-z0-9-]+)", shown, flags=re.MULTILINE)
     signature = inspect.signature(function)
     parameters = {f"--{parameter.replace('_', '-')}" for parameter in signature.parameters}
-    arguments = set(re.findall(r"^  ([A-Za-z]+) <", shown, flags=re.MULTILINE))
+    arguments = set(re.findall(r"^  \[?([A-Za-z_]+)\]? <", shown, flags=re.MULTILINE))
     assert len(parameters) + 1 == len(names) + len(arguments)
     assert set(names) <= parameters | {"--help"}
 

@@ -77,10 +77,10 @@ def log_to(path: Path | None) -> None:
 def prepare_process() -> None:
     """First of all, before hivemind forks: nothing that is started later outlives this process, or waits for threads
     that a fork loses; what fails in hivemind's own threads and on its way out goes to the log."""
-    guard_children()
+    os.register_at_fork(after_in_child=begin_child)
     threading.excepthook = log_failure
     sys.unraisablehook = log_failure
-    os.register_at_fork(after_in_child=begin_child)
+    guard_children()
 
 
 def log_failure(failure: Any) -> None:
