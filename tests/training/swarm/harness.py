@@ -64,6 +64,8 @@ class Nursery:
 
     def close(self) -> None:
         """End it, and what it has forked and nobody has ended yet."""
+        # Closing stdin would not do: what pytest has forked since holds it, too.
+        self.process.stdin.write("end\n")
         self.process.stdin.close()
         self.process.wait(60)
         self.process.stdout.close()

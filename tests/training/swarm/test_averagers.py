@@ -138,7 +138,7 @@ def group(*said, modes=None):
 
 def left_out(*said, **options):
     peers, info = group(*said, **options)
-    return [peers.index(peer) for peer in out_of_step(info)]
+    return sorted(peers.index(peer) for peer in out_of_step(info))
 
 
 def test_weights_of_another_step_than_most_are_not_averaged():
