@@ -106,6 +106,7 @@ def test_one_peer_whose_outer_step_goes_the_whole_way_learns_as_without_a_swarm(
         assert np.abs(peer.parameters(3) - peer.parameters(1)).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.swarm
 def test_peers_that_go_their_own_ways_agree_after_each_step_of_the_swarm(tmp_path, nursery):
     wire = WireSection(mode="diloco", min_eight_bit_numel=256, delayed=False, inner_steps=6)

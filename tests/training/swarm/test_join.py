@@ -96,6 +96,7 @@ def test_ctrl_c_leaves_cleanly_and_the_same_command_goes_on(swarm, tmp_path):
         assert (again.folder / "identity").read_bytes() == identity
 
 
+@pytest.mark.slow
 def test_another_data_set_is_refused_in_one_line(swarm, tmp_path):
     other = write_shards(tmp_path / "other", 64)
     with Joined(tmp_path, swarm.address, "--client", "--data", str(other)) as joined:

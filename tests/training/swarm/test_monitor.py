@@ -279,6 +279,7 @@ def is_gone(process):
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.swarm
 def test_a_monitor_goes_on_until_ctrl_c_and_leaves_nothing_behind(run, tmp_path):
     program = [sys.executable, "-c", "from dalle_lean.cli import main; main()"]

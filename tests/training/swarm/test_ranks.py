@@ -87,7 +87,12 @@ def learn_alone(settings, folder, peer, learnt):
     "wire",
     [
         WireSection(compression="fp32", delayed=False, inner_steps=1),
-        WireSection(mode="diloco", compression="fp32", delayed=False, inner_steps=3, outer_lr=1.0, outer_momentum=0.0),
+        pytest.param(
+            WireSection(
+                mode="diloco", compression="fp32", delayed=False, inner_steps=3, outer_lr=1.0, outer_momentum=0.0
+            ),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["gradients", "diloco"],
 )
