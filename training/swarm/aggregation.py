@@ -45,9 +45,11 @@ class FiniteMean(TensorPartReducer):
         self, sender_index: int, part_index: int, tensor_part: Tensor, weight: float = 1.0
     ) -> Tensor:
         usable = sender_index not in self.left_out and 0 <= weight < math.inf
+        shape = self.part_shapes[part_index]
+        fits = tensor_part.shape == shape and tensor_part.is_floating_point()
         # Not so for nan either; an empty part has no largest number.
-        if not usable or not (tensor_part.numel() and tensor_part.abs().max() <= LARGEST):
-            tensor_part, weight = torch.zeros_like(tensor_part), 0.0
+        if not usable or not fits or not (tensor_part.numel() and tensor_part.abs().max() <= LARGEST):
+            tensor_part, weight = torch.zeros(shape), 0.0
         return await super().accumulate_part(sender_index, part_index, tensor_part, min(weight, self.largest_weight))
 
 

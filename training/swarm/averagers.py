@@ -39,6 +39,8 @@ SLACK_BYTES = 2**20
 OUTDATED = -1
 """The step that those name whose weights are not of the present one."""
 WEIGHTS_POLL_S = 0.05
+MOST_DONORS = 8
+"""So many are asked in an attempt: anybody can say that he has a state."""
 ANSWER_S = 30.0
 """So much longer than a download may take its process is waited for."""
 
@@ -285,11 +287,12 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         donors = [
             (PeerID(peer), float(entry.value))
             for peer, entry in entries.items()
-            if isinstance(entry, ValueWithExpiration) and isinstance(entry.value, float | int)
+            if isinstance(peer, bytes) and isinstance(entry, ValueWithExpiration) and is_finite(entry.value)
         ]
         donors = [(peer, epoch) for peer, epoch in donors if peer != self.peer_id]
         random.shuffle(donors)
-        return sorted(donors, key=lambda donor: (donor[0].to_base58() in self.donors, donor[1]), reverse=True)
+        donors.sort(key=lambda donor: (donor[0].to_base58() in self.donors, donor[1]), reverse=True)
+        return donors[:MOST_DONORS]
 
     def load_state_from_peers(self, timeout: float | None = None, least_epoch: int | None = None, **_: Any) -> None:
         """Take the state of the first donor that has a good one.
@@ -317,7 +320,7 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         self._received_bytes.value = 0
         request = {
             "donor": donor,
-            "limit_bytes": total + SLACK_BYTES,
+            "limit_bytes": total + total // 100 + SLACK_BYTES,
             "least_epoch": least_epoch,
             "timeout": timeout,
             "future": future,
@@ -363,14 +366,14 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         tensors: list[Tensor] = []
         # A donor in the middle of an all-reduce sends nothing before its end.
         async for message in aiter_with_timeout(stream, timeout=self._allreduce_timeout):
-            if message.metadata:
+            if message.metadata and metadata is None:
                 metadata = self.serializer.loads(message.metadata)
                 check_epoch(metadata, least_epoch)
             if message.tensor_part.dtype and parts:  # the first part of the next tensor
                 tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
                 parts = []
             parts.append(message.tensor_part)
-            self._received_bytes.value += len(message.tensor_part.buffer)
+            self._received_bytes.value += message.ByteSize()
             if self._received_bytes.value > limit_bytes:
                 raise ValueError(f"sent more than the {limit_bytes} bytes that a state has")
         if parts:
@@ -444,3 +447,8 @@ def check_state(metadata: Any, tensors: Sequence[Tensor], own: Sequence[Tensor])
         raise StateRefused("did not arrive as it was sent (checksum)")
     if not all(torch.isfinite(tensor).all() for tensor in tensors if tensor.is_floating_point()):
         raise StateRefused("has numbers that are not finite")
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a stranger's value is a number that can be compared."""
+    return isinstance(value, float | int) and math.isfinite(value)

@@ -260,13 +260,13 @@ def rollback(run_dir: Path, step: int, on_notice: OnNotice = silent) -> SwarmSet
         steps = ", ".join(str(checkpoint.step) for checkpoint in kept)
         raise ValueError(f"{run_dir} has no checkpoint of step {step}; it has {steps or 'none'}")
     chosen.check()
+    swarm = dataclasses.replace(settings.swarm, name=successor(settings.swarm.name))
     aside = run_dir / FOLDER / f"{GIVEN_UP}-{settings.swarm.name}"
     # These go first: killed in between, the same command finishes what was begun.
     for checkpoint in kept:
         if checkpoint.step > step:
             aside.mkdir(exist_ok=True)
             os.rename(checkpoint.folder, aside / checkpoint.folder.name)
-    swarm = dataclasses.replace(settings.swarm, name=successor(settings.swarm.name))
     settings = dataclasses.replace(settings, swarm=swarm)
     write_settings(run_dir / SETTINGS, settings)
     return settings

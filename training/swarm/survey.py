@@ -18,6 +18,7 @@ from hivemind.dht.crypto import RSASignatureValidator
 from dalle_lean.devices import pick_device
 from training.retry import Patience
 from training.shard_set import ShardSet
+from training.swarm.averagers import is_finite
 from training.swarm.checks import (
     OK,
     PROBLEM,
@@ -270,7 +271,7 @@ def progress_of(dht: hivemind.DHT, run_id: str) -> list[dict[str, float]]:
     entry = dht.get(f"{run_id}_progress", latest=True)
     said = [part.value for part in entry.value.values()] if entry is not None and isinstance(entry.value, dict) else []
     numbers = ("epoch", "samples_per_second")
-    return [one for one in said if isinstance(one, dict) and all(isinstance(one.get(n), int | float) for n in numbers)]
+    return [one for one in said if isinstance(one, dict) and all(is_finite(one.get(name)) for name in numbers)]
 
 
 def clock_offset_s(dht: hivemind.DHT | None, addresses: Sequence[str]) -> float | None:

@@ -74,3 +74,16 @@ def test_a_sender_that_is_left_out_counts_for_nothing(parts):
 
 def test_where_nobody_brings_anything_the_result_is_one_that_nobody_takes(parts):
     assert reduce(parts, (0.0, 0.0, 0.0)).isnan().all()
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(0), torch.ones(1), torch.ones(9), torch.ones(8, dtype=torch.int64)])
+def test_a_part_that_does_not_fit_costs_its_sender_that_part_and_nobody_waits(wrong):
+    good = torch.arange(8.0)
+
+    async def run():
+        reducer = FiniteMean((good.shape,), 2)
+        sent = [reducer.accumulate_part(0, 0, good, 1.0), reducer.accumulate_part(1, 0, wrong, 1.0)]
+        return await asyncio.wait_for(asyncio.gather(*sent), 5)
+
+    for got in asyncio.run(run()):
+        torch.testing.assert_close(got, good)
