@@ -176,6 +176,8 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
     ):
         self.lr_of_epoch, self.donors, self.judge, self.on_download = lr_of_epoch, set(donors), judge, on_download
         self._received_bytes = mp.Value("q", 0)
+        self.skips_round = False
+        """Whether the next round is left out: the gradients of its step were averaged with nobody."""
         self._control: StepControl | None = None
         self._snapshot: tuple[int, dict[str, Any], list[Tensor]] | None = None
         self._snapshot_lock = threading.Lock()
@@ -212,6 +214,13 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         *arguments: Any,
         timeout: float | None = None,
     ) -> None:
+        skipped = averaging_round and self.skips_round
+        self.skips_round = False
+        if skipped:
+            # Who looked for the others in vain would now look for this round while they look for the next gradients.
+            if averaging_control is not None:
+                averaging_control.cancel()
+            averaging_round, averaging_control = False, None
         if averaging_round and averaging_control is None:
             averaging_control = self.schedule_step(gather=self.local_epoch, timeout=timeout)
         self._control = averaging_control
@@ -224,6 +233,8 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
             *arguments,
             timeout=timeout,
         )
+        if skipped:
+            self.finished_averaging_round.set()
         if averaging_control is not None and averaging_control.done() and not averaging_control.cancelled():
             self.outdated = self.outdated and averaging_control.exception() is not None
 

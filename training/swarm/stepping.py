@@ -124,7 +124,7 @@ class SwarmOptimizer(hivemind.Optimizer):
         if self.tracker.global_progress.num_peers > 1:
             self.lonely_steps += 1
             self.was_lonely = True
-            self.state_averager.outdated = True
+            self.state_averager.outdated = self.state_averager.skips_round = True
         self.grad_averager.notify_used_averaged_gradients()
 
     def _load_averaged_gradients_into_optimizer_(self) -> None:

@@ -85,6 +85,7 @@ def undisturbed(trainer):
     return done["lonely_steps"] == done["resyncs"] == done["dropped_tensors"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.swarm
 def test_two_peers_with_batches_of_two_sizes_learn_as_one_machine_would_from_all_of_them(tmp_path, nursery):
     timing = dataclasses.replace(TIMING, averaging_timeout_s=30.0, next_chunk_timeout_s=10.0)
@@ -106,6 +107,7 @@ def test_two_peers_with_batches_of_two_sizes_learn_as_one_machine_would_from_all
     assert np.abs(expected[-1] - expected[0]).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.swarm
 def test_a_swarm_of_one_learns_and_a_second_peer_goes_on_with_it(tmp_path, nursery):
     with Swarm(tmp_path, wire=EXACT, nursery=nursery, batch_size=32) as swarm:
