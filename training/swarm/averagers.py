@@ -135,10 +135,12 @@ class SwarmPowerSGDAverager(GatedAverager, SampleWeights, PowerSGDGradientAverag
 
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **options: Any) -> Any:
         # Who brings nothing has nothing left over either; hivemind would note all that the others brought as owed.
-        owed = [matrix.clone() for matrix in self._ms] if options.get("weight") == 0 else []
+        brings_nothing = options.get("weight") == 0
+        owed = [matrix.clone() for matrix in self._ms] if brings_nothing else self._ms
         gathered = await super()._aggregate_with_group(group_info, min_vector_size, **options)
-        for matrix, before in zip(self._ms, owed, strict=False):
-            matrix.copy_(before)
+        if brings_nothing:
+            for matrix, before in zip(self._ms, owed, strict=True):
+                matrix.copy_(before)
         return gathered
 
 

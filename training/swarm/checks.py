@@ -7,7 +7,7 @@ import importlib.metadata
 import os
 import platform
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -236,8 +236,3 @@ def check_fingerprint(given: SwarmSettings, theirs: SwarmSettings | None, tokeni
             "fingerprint", PROBLEM, f"swarm.toml {differ}", "take the run's swarm.toml, or join by its address"
         )
     return Check("fingerprint", OK, f"{given.run_id}: model, data, tokenizer, wire and schedule are the run's")
-
-
-def problems(checks: Sequence[Check]) -> list[Check]:
-    """Those that keep this machine out."""
-    return [check for check in checks if check.level == PROBLEM]

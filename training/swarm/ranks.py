@@ -96,7 +96,7 @@ def open_ranks(device: str) -> Ranks | None:
     return Ranks(place)
 
 
-class OverRanks(Gradients):
+class RankGradients(Gradients):
     """Gradients of the batches of all ranks together, which have the same size."""
 
     def __init__(self, ranks: Ranks, *arguments: Any):
@@ -111,9 +111,5 @@ class OverRanks(Gradients):
         return loss
 
 
-class RankGradients(OverRanks):
-    """Gradients over all ranks."""
-
-
-class RankLearner(OverRanks, Learner):
+class RankLearner(RankGradients, Learner):
     """Steps with gradients over all ranks; each rank takes the same."""
