@@ -7,6 +7,7 @@ by which all that it starts can be found. At the line "end", or when stdin ends,
 import contextlib
 import ctypes
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -48,6 +49,7 @@ def main() -> None:
         code = 1
         try:
             be_born(spec)
+            own_locks()
             random.seed()  # or all of them would draw the same ids
             np.random.seed(random.getrandbits(32))  # noqa: NPY002
             member.live(spec)
@@ -100,6 +102,15 @@ def be_born(spec: dict) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if spec.get("namespace"):
         enter_namespace(spec["namespace"])
+
+
+def own_locks() -> None:
+    """hivemind's locks are made where it is imported: a member that is killed with one would hold it for all others."""
+    from hivemind.utils.asyncio import _AsyncContextWrapper
+    from hivemind.utils.mpfuture import MPFuture
+
+    MPFuture.reset_backend()
+    _AsyncContextWrapper.EXECUTOR_LOCK = multiprocessing.Lock()
 
 
 def enter_namespace(name: str) -> None:
