@@ -24,6 +24,9 @@ def train_vqgan(
     heldout: Annotated[
         Path | None, typer.Option(help="Folder to measure on; without it every 50th picture is kept for that.")
     ] = None,
+    init_from: Annotated[
+        Path | None, typer.Option(help="VQGAN folder whose shape and weights to begin with, as for larger pictures.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps in all.", min=1)] = None,
     batch_size: Annotated[int | None, typer.Option(help="Pictures in a step.", min=1)] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
@@ -55,6 +58,7 @@ def train_vqgan(
     import torch
 
     from dalle_lean.devices import pick_device
+    from dalle_lean.vqgan import VQGAN
     from training.run_folder import run_folder
     from training.vqgan import train_vqgan as run
     from training.vqgan_learner import VQGANRecipe
@@ -80,7 +84,9 @@ def train_vqgan(
         "precision": precision,
     }
     recipe = VQGANRecipe()
-    config = dataclasses.replace(recipe.config, **{name: value for name, value in shape.items() if value is not None})
+    first = None if init_from is None else VQGAN.load(init_from)
+    config = recipe.config if first is None else first.config
+    config = dataclasses.replace(config, **{name: value for name, value in shape.items() if value is not None})
     given = {name: value for name, value in chosen.items() if value is not None}
     recipe = dataclasses.replace(recipe, config=config, **given)
     with run_folder(out), progress_bar("training VQGAN", "pictures") as on_progress:
@@ -89,6 +95,7 @@ def train_vqgan(
             out,
             recipe,
             heldout=heldout,
+            init_from=first,
             save_dtype=getattr(torch, save_dtype),
             device=str(pick_device(device)),
             on_progress=on_progress,

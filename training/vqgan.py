@@ -63,6 +63,7 @@ def train_vqgan(
     recipe: VQGANRecipe,
     *,
     heldout: Path | None = None,
+    init_from: VQGAN | None = None,
     save_dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     on_progress: OnProgress | None = None,
@@ -72,6 +73,7 @@ def train_vqgan(
 
     Args:
         heldout: a folder to measure on; without it every 50th picture is left out of the training.
+        init_from: weights to begin with, of a VQGAN that differs in nothing but the side of its pictures.
         save_dtype: to which the final weights are rounded; what they measure afterwards is the last line of metrics.
         on_progress: called with (done, total, note): pictures read first, then pictures trained on.
         on_notice: called when Ctrl+C was pressed.
@@ -87,6 +89,9 @@ def train_vqgan(
         "recipe": {name: value for name, value in dataclasses.asdict(recipe).items() if not name.endswith("_every")},
         "pictures": hashlib.sha256(train_set.pixels.numpy().data).hexdigest(),
     }
+    if init_from is not None:
+        learner.begin_with(init_from)
+        identity["init_from"] = init_from.fingerprint()
     saved = load_checkpoint(out, model=learner, optimizer=learner.optimizer, run=identity)
     progress = Progress(**saved) if saved else Progress()
     progress.unusable = dict(train_set.skipped + heldout_set.skipped)

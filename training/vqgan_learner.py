@@ -5,7 +5,7 @@ Shapes: B pictures of a batch, S side in pixels.
 
 import math
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from dalle_lean.require import require
 from dalle_lean.vqgan import VQGAN, VQGANConfig
-from training.codebook import codebook_learner
+from training.codebook import NearestLearner, codebook_learner
 from training.precision import autocast
 from training.schedule import learning_rate
 from training.undo import remember
@@ -108,6 +108,21 @@ class VQGANLearner(nn.Module):
             lr=recipe.lr,
             fused=True,
         )
+
+    def begin_with(self, first: VQGAN) -> None:
+        """Take the weights of another VQGAN; ValueError unless it differs in nothing but the side of its pictures."""
+        config = self.vqgan.config
+        wanted = asdict(replace(config, picture_side=first.config.picture_side))
+        found = asdict(first.config)
+        if different := [
+            f"{name}={found[name]} and not {wanted[name]}" for name in wanted if wanted[name] != found[name]
+        ]:
+            raise ValueError(f"the VQGAN to begin with has {', '.join(different)}: leave that option out")
+        self.vqgan.load_state_dict(first.state_dict())
+        if isinstance(self.codebook, NearestLearner):
+            table = self.vqgan.quantize.table.clone()
+            vectors_per_step = self.recipe.batch_size * config.image_side**2
+            self.codebook.place(torch.arange(len(table), device=table.device), table, vectors_per_step)
 
     def step(self, step: int, pixels: Tensor) -> dict[str, float]:
         """Learn from pictures [B, 3, S, S] uint8 -> losses, and norms of gradients before clipping.

@@ -99,6 +99,25 @@ def test_a_killed_run_continues_where_it_stopped(trained, tmp_path):
     assert VQGAN.load(tmp_path).fingerprint() == VQGAN.load(trained).fingerprint()
 
 
+def test_a_run_for_larger_pictures_begins_where_the_other_one_ended(trained, tmp_path):
+    first = VQGAN.load(trained)
+    recipe = dataclasses.replace(
+        TINY, config=dataclasses.replace(SHAPE, picture_side=32), steps=1, lr=1e-6, batch_size=4, warmup_steps=1
+    )
+    train_vqgan(EMOJI, tmp_path, recipe, init_from=first)
+    second = VQGAN.load(tmp_path)
+    assert second.config.picture_side == 32
+    pictures = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert (second.encode(pictures) == first.encode(pictures)).float().mean() > 0.9
+    assert (second.decode(first.encode(pictures)) - first.decode(first.encode(pictures))).abs().max() < 0.2
+
+
+def test_a_vqgan_of_another_shape_is_nothing_to_begin_with(trained, tmp_path):
+    recipe = dataclasses.replace(TINY, config=dataclasses.replace(SHAPE, code_width=SHAPE.code_width * 2))
+    with pytest.raises(ValueError, match="code_width"):
+        train_vqgan(EMOJI, tmp_path, recipe, init_from=VQGAN.load(trained))
+
+
 def test_another_recipe_does_not_continue_the_run(trained):
     with pytest.raises(ValueError, match="holds another run: its recipe"):
         train_vqgan(EMOJI, trained, dataclasses.replace(TINY, lr=5e-4))
