@@ -5,13 +5,15 @@ checkpoint.json, which names the step, the run and what the files hash to.
 """
 
 import dataclasses
+import fcntl
 import math
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,7 @@ META = "checkpoint.json"
 STATE = "state.safetensors"
 HASHED = ("model/config.json", "model/model.safetensors", STATE)
 GIVEN_UP = "given-up"
+LOCK = ".checkpoints.lock"
 NEWEST = 5
 ONE_IN = 10
 
@@ -104,7 +107,7 @@ def steps_to_keep(steps: Iterable[int], every: int) -> set[int]:
 
 
 class Checkpoints:
-    """Where a donor writes.
+    """Where the donors of a machine write: one at a time, and none what another one has written.
 
     Args:
         run_dir: of the run.
@@ -129,9 +132,17 @@ class Checkpoints:
         self.failed = 0
         """So often one could not be written."""
         self.root = run_dir / FOLDER
-        for leftover in self.root.glob(".*.tmp"):
-            shutil.rmtree(leftover)
+        with self.alone():
+            for leftover in self.root.glob(".*.tmp"):
+                shutil.rmtree(leftover)
         self.tried = 0
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While no other donor writes; the kernel ends the turn of one that is killed."""
+        with open(self.run_dir / LOCK, "a", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def restore(self, model: Dalle) -> tuple[int, list[Tensor]] | None:
         """Put the newest checkpoint that is sound into `model`; returns its step and the optimizer's statistics.
@@ -163,9 +174,10 @@ class Checkpoints:
         self.tried = step
         place = self.root / f"step-{step:06d}"
         try:
-            if not place.exists():
-                self.write(place, step, model, statistics, heldout_loss)
-            self.prune()
+            with self.alone():
+                if not place.exists():
+                    self.write(place, step, model, statistics, heldout_loss)
+                self.prune()
         except (OSError, SafetensorError) as error:
             self.failed += 1
             self.on_notice(f"the checkpoint of step {step} could not be written ({error}); training goes on")

@@ -1,8 +1,12 @@
 """Checkpoints of a run: whole or not there, kept as promised, and the way back."""
 
 import dataclasses
+import fcntl
 import math
 import resource
+import subprocess
+import sys
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -12,6 +16,7 @@ from dalle_lean import load_model
 from tests.tiny import DALLE_FIELDS, tiny_dalle
 from training.recipe import Recipe, ScheduleRecipe
 from training.swarm.checkpoints import (
+    LOCK,
     Checkpoints,
     first_name,
     list_checkpoints,
@@ -145,6 +150,35 @@ def test_a_killed_writer_leaves_no_half_checkpoint(checkpoints, run, settings, n
     assert steps(run) == []
     Checkpoints(run, settings, on_notice=notices.append)
     assert not list((run / "checkpoints").iterdir())
+
+
+def test_of_two_donors_one_writes_a_checkpoint_and_the_other_leaves_it_and_its_half_written_ones_alone(
+    checkpoints, run, settings
+):
+    writing = run / "checkpoints/.step-000010.half.tmp"
+    writing.mkdir(parents=True)
+    with checkpoints.alone():
+        second = threading.Thread(target=lambda: made.append(Checkpoints(run, settings, on_notice=pytest.fail)))
+        made = []
+        second.start()
+        second.join(0.3)
+        assert not made
+        assert writing.exists()
+    second.join()
+    assert checkpoints.save(10, model_of(1), STATISTICS, 1.0)
+    assert made[0].save(10, model_of(2), STATISTICS, 2.0)
+    assert [checkpoint.heldout_loss for checkpoint in list_checkpoints(run, pytest.fail)] == [1.0]
+
+
+def test_after_a_donor_was_killed_while_it_wrote_the_other_one_writes(checkpoints, run):
+    code = "import fcntl, sys, time; lock = open(sys.argv[1]); fcntl.flock(lock, fcntl.LOCK_EX); print(1); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-u", "-c", code, str(run / LOCK)], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout.readline() == b"1\n"
+        with open(run / LOCK) as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        writer.kill()
+    assert checkpoints.save(10, model_of(1), STATISTICS, 1.0)
+    assert steps(run) == [10]
 
 
 @pytest.mark.parametrize("name", ["state.safetensors", "model/model.safetensors", "checkpoint.json"])
