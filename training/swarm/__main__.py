@@ -72,7 +72,8 @@ def main() -> None:
     network.log_to(run_dir / "logs" / f"{name}.log")
 
     def wait(seconds: float) -> bool:
-        if arguments.role != "trainer" and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # hivemind did that
+        ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # hivemind did that
+        if ignored and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, lambda *_: stop.set())
         return stop.wait(seconds) or os.getppid() != parent
 
@@ -123,7 +124,10 @@ def be_donor(run_dir: Path, name: str, arguments: Any, wait: Callable[[float], b
             heldout,
             device=arguments.device,
             on_notice=status.notice,
-            on_change=lambda: status.tell(heldout_loss=keeper.heldout_loss, checkpoint=keeper.saved_step),
+            on_change=lambda: status.tell(
+                heldout_loss=keeper.heldout_loss, checkpoint=keeper.saved_step, failed_saves=checkpoints.failed
+            ),
+            stopped=lambda: wait(0),
         )
         model = build_model(settings)
         found = keeper.restore(model)
@@ -135,7 +139,7 @@ def be_donor(run_dir: Path, name: str, arguments: Any, wait: Callable[[float], b
             return step
 
         def on_round(optimizer: Any) -> None:
-            status.tell(step=step_of(optimizer), peers=peers_of(optimizer), failed_saves=checkpoints.failed)
+            status.tell(step=step_of(optimizer), peers=peers_of(optimizer))
             if step_of(optimizer) >= settings.total_steps:
                 finished.set()
 
@@ -148,9 +152,9 @@ def be_donor(run_dir: Path, name: str, arguments: Any, wait: Callable[[float], b
             model=model,
             begin_with=None if found is None else (found[0] // scale, found[1]),
             on_round=on_round,
-            on_leave=lambda optimizer: keeper.close(step_of(optimizer), optimizer, model),
+            on_leave=lambda optimizer: keeper.close(step_of(optimizer), optimizer, model, wait),
         )
-        status.tell(finished=finished.is_set())
+        status.tell(finished=keeper.is_finished)
     finally:
         dht.shutdown()
 

@@ -180,9 +180,13 @@ class Checkpoints:
                 self.prune()
         except (OSError, SafetensorError) as error:
             self.failed += 1
-            self.on_notice(f"the checkpoint of step {step} could not be written ({error}); training goes on")
+            self.on_notice(f"the checkpoint of step {step} could not be written ({error}); {self.what_then(step)}")
             return False
         return True
+
+    def what_then(self, step: int) -> str:
+        """After one that could not be written."""
+        return "training goes on" if step < self.settings.total_steps else "make room, it is tried again"
 
     def write(self, place: Path, step: int, model: Dalle, statistics: Sequence[Tensor], heldout_loss: float) -> None:
         """All files into a hidden folder, then one rename."""

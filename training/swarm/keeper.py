@@ -23,6 +23,9 @@ from training.swarm.settings import SwarmSettings
 
 CPU_SAMPLES = 64
 """Held-out samples at most where there is no GPU."""
+SAMPLES_AT_ONCE = 4
+"""Measured between two looks whether the end has come."""
+RETRY_S = 30.0
 
 
 class Keeper:
@@ -33,6 +36,7 @@ class Keeper:
         heldout: measured now and then; None where there is nothing.
         on_notice: told what a person should know.
         on_change: called when a number below has changed.
+        stopped: whether it is to end soon: it finishes what it writes, and measures no more. Asked on any thread.
     """
 
     def __init__(
@@ -44,9 +48,10 @@ class Keeper:
         device: str = "cpu",
         on_notice: OnNotice,
         on_change: Callable[[], None],
+        stopped: Callable[[], bool] = lambda: False,
     ):
         self.settings, self.checkpoints, self.heldout = settings, checkpoints, heldout
-        self.on_notice, self.on_change = on_notice, on_change
+        self.on_notice, self.on_change, self.stopped = on_notice, on_change, stopped
         self.copy = Gradients(build_model(settings).to(device), settings.recipe.memory, micro_batch_size=1)
         self.statistics: list[Tensor] = []
         self.work: threading.Thread | None = None
@@ -98,7 +103,7 @@ class Keeper:
         """Measure the copy and write it; runs on the thread."""
         try:
             if self.heldout is not None:
-                self.heldout_loss = self.copy.measure(self.heldout)["heldout_loss"]
+                self.heldout_loss = self.measure(self.heldout)
                 self.measured_step = step
                 self.on_change()
             if save:
@@ -106,23 +111,45 @@ class Keeper:
         except Exception as error:  # nobody would hear of it otherwise
             self.on_notice(f"the state of step {step} was not kept: {type(error).__name__}: {error}")
 
+    def measure(self, heldout: Batch) -> float:
+        """The copy's loss; nan where the end came before it was known."""
+        loss_sum = 0.0
+        for part in zip(*(tensor.split(SAMPLES_AT_ONCE) for tensor in heldout), strict=True):
+            if self.stopped():
+                return math.nan
+            batch = Batch(*part)
+            loss_sum += self.copy.measure(batch)["heldout_loss"] * len(batch.text_ids)
+        return loss_sum / len(heldout.text_ids)
+
     def save(self, step: int, heldout_loss: float) -> None:
         """Write the copy."""
         if self.checkpoints.save(step, self.copy.model, self.statistics, heldout_loss):
             self.saved_step = step
         self.on_change()
 
-    def close(self, step: int, optimizer: SwarmOptimizer, model: Dalle) -> None:
-        """Finish, and write where the run stopped, so that it goes on from there."""
+    def close(
+        self, step: int, optimizer: SwarmOptimizer, model: Dalle, wait: Callable[[float], bool] = lambda _: True
+    ) -> None:
+        """Write where the run stopped, so that it goes on from there.
+
+        The run's last state is tried again until it is written or `wait(seconds)` is true.
+        """
         if self.work is not None:
             self.work.join()
-        if step > self.saved_step:
-            self.take_copy(optimizer, model)
-            # Somebody waits for the end: only what finishes the run is measured again.
-            if step >= self.settings.total_steps:
-                self.keep(step, save=True)
-            else:
-                self.save(step, math.nan)
+        if step <= self.saved_step:
+            return
+        self.take_copy(optimizer, model)
+        if step < self.settings.total_steps:  # somebody waits for the end, and it is not measured again
+            self.save(step, math.nan)
+            return
+        self.keep(step, save=True)
+        while not self.is_finished and not wait(RETRY_S):
+            self.save(step, self.heldout_loss)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run's last state is written."""
+        return self.saved_step >= self.settings.total_steps
 
 
 def heldout_batch(settings: SwarmSettings, tokenizer: Path, on_notice: OnNotice, device: str = "cpu") -> Batch | None:

@@ -171,8 +171,9 @@ def test_of_two_donors_one_writes_a_checkpoint_and_the_other_leaves_it_and_its_h
 
 
 def test_after_a_donor_was_killed_while_it_wrote_the_other_one_writes(checkpoints, run):
-    code = "import fcntl, sys, time; lock = open(sys.argv[1]); fcntl.flock(lock, fcntl.LOCK_EX); print(1); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-u", "-c", code, str(run / LOCK)], stdout=subprocess.PIPE) as writer:
+    code = "import fcntl, sys; lock = open(sys.argv[1]); fcntl.flock(lock, fcntl.LOCK_EX); print(1); sys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-u", "-c", code, str(run / LOCK)], **pipes) as writer:
         assert writer.stdout.readline() == b"1\n"
         with open(run / LOCK) as lock, pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
