@@ -18,6 +18,8 @@ import torch
 import torch._dynamo  # takes so long that a peer would miss its first round
 from hivemind.utils.logging import use_hivemind_log_handler
 
+from training.swarm.touch import keep_in_touch
+
 WATCH_INTERVAL_S = 0.5
 P2PD = "p2pd"
 LOGGERS = ("hivemind", "asyncio", "py.warnings")
@@ -43,7 +45,7 @@ def open_dht(
     Raises ValueError where none of `addresses` answers or the port is taken.
     """
     try:
-        return hivemind.DHT(
+        dht = hivemind.DHT(
             initial_peers=list(addresses) or None,
             client_mode=client_mode,
             host_maddrs=None if client_mode else list(listen),
@@ -59,6 +61,8 @@ def open_dht(
         if addresses:
             raise ValueError(f"no way into the swarm by {', '.join(addresses)}: {reason}") from None
         raise ValueError(f"cannot listen on {', '.join(listen)}: {reason}") from None
+    keep_in_touch(dht, addresses)
+    return dht
 
 
 def log_to(path: Path | None) -> None:

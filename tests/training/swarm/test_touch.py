@@ -1,0 +1,41 @@
+"""Nodes that did not hear of each other for a while."""
+
+import pytest
+from hivemind.utils import get_dht_time
+
+from tests.training.swarm.harness import wait_for
+from training.swarm import touch
+from training.swarm.network import open_dht
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+
+
+async def forget_all(_dht, node):
+    """As after requests that nobody answered."""
+    for number in list(node.protocol.routing_table.uid_to_peer_id):
+        del node.protocol.routing_table[number]
+
+
+async def known(_dht, node):
+    return len(node.protocol.routing_table.uid_to_peer_id)
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    monkeypatch.setattr(touch, "TOUCH_S", 0.5)
+    opened = [open_dht([], client_mode=False, listen=LOOPBACK)]
+    addresses = [str(address) for address in opened[0].get_visible_maddrs()]
+    opened += [open_dht(addresses, client_mode=False, listen=LOOPBACK) for _ in range(2)]
+    yield opened
+    for dht in opened:
+        dht.shutdown()
+
+
+@pytest.mark.swarm
+def test_nodes_that_have_forgotten_each_other_meet_again(nodes):
+    wait_for(lambda: all(dht.run_coroutine(known) == 2 for dht in nodes), 20, "a first meeting")
+    for dht in nodes:
+        dht.run_coroutine(forget_all)
+    wait_for(lambda: all(dht.run_coroutine(known) == 2 for dht in nodes), 20, "meeting again")
+    nodes[1].store("key", "value", expiration_time=get_dht_time() + 60)
+    assert nodes[2].get("key", latest=True).value == "value"
