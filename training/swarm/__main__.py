@@ -25,7 +25,7 @@ class Status:
 
     def __init__(self, run_dir: Path, name: str):
         self.path = run_dir / "status" / f"{name}.json"
-        self.content: dict[str, Any] = {"pid": os.getpid(), "notices": []}
+        self.content: dict[str, Any] = {"pid": os.getpid(), "notices": [], "noticed": 0}
         self.lock, self.written_s = threading.Lock(), -math.inf
 
     def tell(self, **changes: Any) -> None:
@@ -46,7 +46,7 @@ class Status:
     def notice(self, line: str) -> None:
         """Something that a person should know."""
         print(line, flush=True)
-        self.tell(notices=[*self.content["notices"], line][-20:])
+        self.tell(notices=[*self.content["notices"], line][-20:], noticed=self.content["noticed"] + 1)
 
 
 def main() -> None:

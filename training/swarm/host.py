@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from training.swarm.settings import SwarmSettings
 from training.swarm.stations import Stations
 
 POLL_S = 0.5
+STOP_POLL_S = 0.1
 PROBE_S = 5.0
 DEAD_PROBES = 3
 """So many times in a row a peer takes no connection before it is started again."""
@@ -25,7 +26,12 @@ LONGEST_PAUSE_S = 60.0
 SOUND_AFTER_S = 60.0
 """Who has lived so long is started again at once."""
 START_TIMEOUT_S = 120.0
-LEAVE_TIMEOUT_S = 120.0
+PORT_TIMEOUT_S = 15.0
+"""So long what is left of a peer may hold its port."""
+LEAVE_TIMEOUT_S = 300.0
+"""For all of the host's peers together: a round of averaging, and a state that is written to a slow disk."""
+PATIENT_S = 3.0
+"""Longer than this nobody waits without being told what for."""
 
 
 @dataclass
@@ -40,7 +46,9 @@ class Member:
     pause_s: float = 1.0
     was_up: bool = False
     silent_probes: int = 0
-    notices: list[str] = field(default_factory=list)
+    told_of_port: bool = False
+    heard: tuple[int, int] = (0, 0)
+    """Process id, and how many of its notices were passed on."""
 
 
 class Supervisor:
@@ -57,6 +65,8 @@ class Supervisor:
         self.members = {name: Member(name) for name in stations.ports}
         self.probed_s = 0.0
         self.restarts = 0
+        self.was_ready = False
+        """Whether all of them were there at one time."""
         for name in stations.ports:
             if stations.is_up(name):
                 raise ValueError(f"port {stations.ports[name]} is taken by another program; choose others with --port")
@@ -89,9 +99,22 @@ class Supervisor:
         for member in self.members.values():
             self.pass_on(member)
         for member in self.members.values():
-            due = member.process is None and time.monotonic() >= member.due_s and not self.finished
-            if due and not self.stations.is_up(member.name):  # what is left of it may hold its port for a moment
+            if member.process is not None or time.monotonic() < member.due_s or self.finished:
+                continue
+            if self.stations.is_up(member.name):
+                self.wait_for_port(member)
+            else:
                 self.start(member)
+
+    def wait_for_port(self, member: Member) -> None:
+        """Give what is left of a peer a moment; ValueError where another program keeps its port from the beginning."""
+        if time.monotonic() - member.due_s < PORT_TIMEOUT_S or member.told_of_port:
+            return
+        taken = f"port {self.stations.ports[member.name]} of {member.name} is taken by another program"
+        if not self.was_ready:
+            raise ValueError(f"{taken}; end it, or choose others with --port")
+        self.on_notice(f"{taken}; end it, {member.name} starts as soon as it is free")
+        member.told_of_port = True
 
     def start(self, member: Member) -> None:
         """Start a peer as a process."""
@@ -108,6 +131,7 @@ class Supervisor:
                 start_new_session=True,  # Ctrl+C is for the supervisor
             )
         member.started_s, member.was_up, member.silent_probes = time.monotonic(), False, 0
+        member.told_of_port = False
 
     def bury(self, member: Member) -> None:
         """Take note of a peer that has ended, and when it is to be started again."""
@@ -146,26 +170,39 @@ class Supervisor:
             if member.silent_probes >= DEAD_PROBES:
                 self.on_notice(f"{member.name} takes no connections; it is ended")
                 member.process.kill()
+        self.was_ready = self.was_ready or self.all_up
 
     def pass_on(self, member: Member) -> None:
         """Tell what a peer has said."""
-        said = self.status(member.name).get("notices", [])
-        for line in said[len(member.notices) :] if said[: len(member.notices)] == member.notices else said:
+        status = self.status(member.name)
+        pid, noticed, lines = status.get("pid", 0), status.get("noticed", 0), status.get("notices", [])
+        before = member.heard[1] if pid == member.heard[0] else 0
+        for line in lines[max(0, len(lines) - (noticed - before)) :]:
             self.on_notice(f"{member.name}: {line}")
-        member.notices = said
+        member.heard = (pid, noticed)
 
     def stop(self) -> None:
-        """End all peers cleanly, donors first, which save where they are."""
+        """End all peers cleanly in LEAVE_TIMEOUT_S at most, donors first, which save where they are."""
+        began_s = time.monotonic()
         for names in (self.stations.donors, self.stations.helpers):
-            running = [process for name in names if (process := self.members[name].process) is not None]
-            for process in running:
+            running = {name: process for name in names if (process := self.members[name].process) is not None}
+            for process in running.values():
                 process.send_signal(signal.SIGTERM)
-            for process in running:
-                try:
-                    process.wait(LEAVE_TIMEOUT_S)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+            told = False
+            while left := [name for name, process in running.items() if process.poll() is None]:
+                waited_s = time.monotonic() - began_s
+                if waited_s > LEAVE_TIMEOUT_S:
+                    self.on_notice(f"{', '.join(left)} did not end in {LEAVE_TIMEOUT_S:.0f} s; killed")
+                    for name in left:
+                        running[name].kill()
+                        running[name].wait()
+                elif waited_s > PATIENT_S and not told:
+                    told = True
+                    self.on_notice(
+                        f"waiting for {' and '.join(left)} to leave the others and to save, "
+                        f"{LEAVE_TIMEOUT_S:.0f} s at most (Ctrl+C again stops at once)"
+                    )
+                time.sleep(STOP_POLL_S)
             for name in names:
                 self.pass_on(self.members[name])
                 self.members[name].process = None
@@ -177,7 +214,7 @@ def how_it_ended(code: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Overview:
+class RunStatus:
     """Where the run is, as its donors say. A loss is nan before it is measured."""
 
     step: int = 0
@@ -198,12 +235,12 @@ class Overview:
         return ", ".join(words)
 
 
-def overview(supervisor: Supervisor) -> Overview:
+def run_status(supervisor: Supervisor) -> RunStatus:
     """From the donor that is farthest."""
     donors = supervisor.stations.donors
     said = max((supervisor.status(name) for name in donors), key=lambda status: status.get("step") or 0)
     loss = said.get("heldout_loss")
-    return Overview(
+    return RunStatus(
         step=said.get("step") or 0,
         peers=max(0, (said.get("peers") or 0) - len(donors)),
         heldout_loss=math.nan if loss is None else loss,
@@ -241,7 +278,7 @@ def host_run(
     on_ready: Callable[[], None],
     on_progress: OnProgress,
     on_notice: OnNotice,
-) -> Overview:
+) -> RunStatus:
     """Keep the run alive until its last step; returns how it ended.
 
     Args:
@@ -258,7 +295,7 @@ def host_run(
                 if not ready:
                     ready = True
                     on_ready()
-                seen = overview(supervisor)
+                seen = run_status(supervisor)
                 on_progress(seen.step, settings.total_steps, seen.note)
             time.sleep(POLL_S)
-        return overview(supervisor)
+        return run_status(supervisor)

@@ -16,6 +16,8 @@ from dalle_lean.cli import main
 from dalle_lean.files import read_json
 from tests.training.conftest import write_shards
 from training.recipe import load_recipe
+from training.swarm import host
+from training.swarm.__main__ import Status
 from training.swarm.checkpoints import Checkpoints, list_checkpoints
 from training.swarm.founding import Place, make_run, slug
 from training.swarm.host import Supervisor
@@ -110,6 +112,88 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(shards, tmp_path):
     port = Stations.load(tmp_path / "run").ports["helper-1"]
     with socket.create_server(("127.0.0.1", port)), pytest.raises(ValueError, match=f"port {port} is taken"):
         Supervisor(tmp_path / "run", Stations.load(tmp_path / "run"), on_notice=print)
+
+
+@pytest.fixture
+def supervisor(shards, tmp_path):
+    """Of a run whose peers have not been started, and what it says."""
+    make(tmp_path / "run", shards)
+    notices = []
+    supervisor = Supervisor(tmp_path / "run", Stations.load(tmp_path / "run"), on_notice=notices.append)
+    supervisor.notices = notices
+    (tmp_path / "run/status").mkdir(exist_ok=True)
+    return supervisor
+
+
+def test_each_notice_of_a_peer_is_passed_on_once_however_many_there_are(supervisor):
+    status = Status(supervisor.run_dir, "helper-0")
+    for number in range(50):
+        status.notice(str(number))
+        supervisor.pass_on(supervisor.members["helper-0"])
+    assert supervisor.notices == [f"helper-0: {number}" for number in range(50)]
+
+
+def test_the_notices_of_a_peer_that_was_started_again_are_new_ones(supervisor):
+    member = supervisor.members["helper-0"]
+    Status(supervisor.run_dir, "helper-0").notice("begins")
+    supervisor.pass_on(member)
+    again = Status(supervisor.run_dir, "helper-0")
+    again.content["pid"] += 1
+    again.notice("begins")
+    supervisor.pass_on(member)
+    assert supervisor.notices == 2 * ["helper-0: begins"]
+
+
+def test_a_port_that_is_taken_while_peers_start_ends_the_host_in_one_sentence(supervisor):
+    port = supervisor.stations.ports["helper-0"]
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(ValueError, match=rf"port {port} of helper-0 is tak"):
+        supervisor.look()
+
+
+def test_a_port_that_is_taken_later_is_told_of_once_and_the_others_live_on(supervisor, monkeypatch):
+    started = []
+    monkeypatch.setattr(supervisor, "start", lambda member: started.append(member.name))
+    monkeypatch.setattr(host, "PORT_TIMEOUT_S", 0.2)
+    supervisor.was_ready = True
+    member = supervisor.members["helper-0"]
+    member.due_s = time.monotonic()
+    with socket.create_server(("127.0.0.1", supervisor.stations.ports["helper-0"])):
+        supervisor.look()
+        assert supervisor.notices == []
+        time.sleep(0.3)
+        for _ in range(3):
+            supervisor.look()
+    [notice] = supervisor.notices
+    assert "helper-0 starts as soon as it is free" in notice
+    assert set(started) == {"helper-1", "donor-0"}
+    supervisor.look()
+    assert "helper-0" in started
+
+
+def sleeper(code):
+    """A process that has begun to run `code`."""
+    process = subprocess.Popen([sys.executable, "-uc", f"{code}\nprint(1)\ntime.sleep(60)"], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"1\n"
+    return process
+
+
+def test_a_donor_that_saves_is_waited_for_and_that_is_said(supervisor, monkeypatch):
+    monkeypatch.setattr(host, "PATIENT_S", 0.2)
+    saves = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(7)))"
+    process = supervisor.members["donor-0"].process = sleeper(saves)
+    supervisor.stop()
+    assert process.returncode == 7
+    [notice] = supervisor.notices
+    assert "waiting for donor-0 to leave the others and to save, 300 s at most" in notice
+
+
+def test_a_peer_that_does_not_end_is_killed_in_the_end(supervisor, monkeypatch):
+    monkeypatch.setattr(host, "LEAVE_TIMEOUT_S", 0.3)
+    process = sleeper("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    supervisor.members["helper-1"].process = process
+    supervisor.stop()
+    assert process.returncode == -signal.SIGKILL
+    assert supervisor.notices == ["helper-1 did not end in 0 s; killed"]
 
 
 def test_a_name_comes_from_the_folder(tmp_path):
