@@ -153,6 +153,7 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
 
     Args:
         lr_of_epoch: the learning rate of the step after so many epochs.
+        last_epoch: states of later ones are not taken: the schedule has no more.
         donors: peer ids that are asked first.
         judge: given downloaded parameters, in the order of `main_parameters`, raises StateRefused where they are worse
             than none.
@@ -171,12 +172,14 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         self,
         *,
         lr_of_epoch: Callable[[int], float],
+        last_epoch: int,
         donors: Sequence[str] = (),
         judge: Callable[[Sequence[Tensor]], None] | None = None,
         on_download: Callable[[int, int, str], None] | None = None,
         **options: Any,
     ):
         self.lr_of_epoch, self.donors, self.judge, self.on_download = lr_of_epoch, set(donors), judge, on_download
+        self.last_epoch = last_epoch
         self._received_bytes = mp.Value("q", 0)
         self.skips_round = False
         """Whether the next round is left out: the gradients of its step were averaged with nobody."""
@@ -381,7 +384,7 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         async for message in aiter_with_timeout(stream, timeout=self._allreduce_timeout):
             if message.metadata and metadata is None:
                 metadata = self.serializer.loads(message.metadata)
-                check_epoch(metadata, least_epoch)
+                check_epoch(metadata, least_epoch, self.last_epoch)
             if message.tensor_part.dtype and parts:  # the first part of the next tensor
                 tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
                 parts = []
@@ -399,7 +402,7 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
     def adopt(self, metadata: Any, tensors: Sequence[Tensor]) -> None:
         """Go on from a donor's state; StateRefused, and nothing changed, unless it is whole, finite and good."""
         own = self.state_tensors()
-        check_epoch(metadata, self.local_epoch)
+        check_epoch(metadata, self.local_epoch, self.last_epoch)
         check_state(metadata, tensors, own)
         if self.judge is not None:
             self.judge(tensors[: len(self.main_parameters)])
@@ -442,12 +445,14 @@ def step_said(content: bytes) -> int | None:
     return epoch if type(epoch) is int else OUTDATED
 
 
-def check_epoch(metadata: Any, least_epoch: int) -> None:
-    """StateRefused for a state without a step, or of an earlier one than `least_epoch`."""
+def check_epoch(metadata: Any, least_epoch: int, last_epoch: float = math.inf) -> None:
+    """StateRefused for a state without a step, or of an earlier one than `least_epoch` or a later than `last_epoch`."""
     if not (isinstance(metadata, dict) and type(metadata.get("epoch")) is int and metadata["epoch"] >= 0):
         raise StateRefused("does not say its step")
     if metadata["epoch"] < least_epoch:
         raise StateRefused(f"is of step {metadata['epoch']}, behind {least_epoch}")
+    if metadata["epoch"] > last_epoch:
+        raise StateRefused(f"is of step {metadata['epoch']}, and the schedule ends at {last_epoch}")
 
 
 def check_state(metadata: Any, tensors: Sequence[Tensor], own: Sequence[Tensor]) -> None:

@@ -73,6 +73,7 @@ def swarm_optimizer(
         state_options={
             "rule": RULES[wire.aggregation],
             "lr_of_epoch": partial(lr_of_epoch, settings),
+            "last_epoch": settings.last_epoch,
             "donors": settings.swarm.donors,
             "judge": judge,
             "on_download": on_download,
@@ -98,6 +99,8 @@ def swarm_optimizer(
         next_chunk_timeout=timing.next_chunk_timeout_s,
         load_state_timeout=timing.load_state_timeout_s,
         tracker_opts={
+            "last_epoch": settings.last_epoch,
+            "doubtful": role == "helper",
             "metadata_expiration": timing.progress_expiration_s,
             # Who looks less often than it takes to find a group may not know of the others at its first step.
             "default_refresh_period": min(3.0, timing.matchmaking_time_s),

@@ -187,6 +187,11 @@ class SwarmSettings:
         return self.wire.inner_steps if self.wire.mode == "diloco" else 1
 
     @property
+    def last_epoch(self) -> int:
+        """The swarm's step that ends the schedule."""
+        return -(-self.total_steps // self.steps_per_epoch)
+
+    @property
     def target_batch_size(self) -> int:
         """Samples of all peers together between two rounds of averaging."""
         return self.recipe.data.batch_size * self.steps_per_epoch

@@ -13,6 +13,8 @@ from training.swarm.averagers import StateRefused, SwarmStateAverager
 from training.swarm.tracker import FollowingTracker, SwarmTracker
 
 RETRY_PAUSE_S = 2.0
+LONE_CLAIM_ATTEMPTS = 2
+"""So often the state is looked for of which one peer alone says that there is one."""
 
 
 class OutOfSync(ValueError):
@@ -148,6 +150,8 @@ class SwarmOptimizer(hivemind.Optimizer):
         self.state_averager.step(wait_for_delayed_updates=True)
         with self.tracker.pause_updates():
             self.adopt_a_state()
+            if self.local_epoch < self.tracker.global_epoch - 1 and self.tracker.rests_on_one:
+                self.tracker.doubt()
             if self.local_epoch < self.tracker.global_epoch:
                 self.go_on_with_older_weights()  # the others have just gone on, or have no state but this one's
             self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=0)
@@ -171,19 +175,27 @@ class SwarmOptimizer(hivemind.Optimizer):
         if self.following and not self.state_averager.known_donors():
             return
         self.on_notice(f"{self.whereabouts}: fetching the state")
-        newest = self.tracker.global_epoch
-        for attempt in range(1, self.load_state_attempts + 1):
+        newest, lone = self.tracker.global_epoch, self.tracker.rests_on_one
+        attempts = min(LONE_CLAIM_ATTEMPTS, self.load_state_attempts) if lone else self.load_state_attempts
+        for attempt in range(1, attempts + 1):
             # A donor may be about to take the step that the others have taken; soon it is not worth waiting for.
             least_epoch = max(self.local_epoch, newest if attempt == 1 else newest - 1)
+            if lone and attempt == attempts:
+                least_epoch = self.local_epoch + 1  # that of the others, if they are ahead, too
             try:
                 self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, least_epoch=least_epoch)
             except StateRefused as refusal:
-                if attempt == self.load_state_attempts:
+                if attempt == attempts and lone and self.tracker.doubt() > 0:
+                    self.on_notice(
+                        f"one peer alone claims step {newest}, and nobody has its state: left out ({refusal})"
+                    )
+                    return
+                if attempt == attempts:
                     raise OutOfSync(
                         f"{self.whereabouts}, and no state could be had in {attempt} attempts ({refusal}); "
                         "start it again later, it continues"
                     ) from None
-                self.on_notice(f"no state at attempt {attempt} of {self.load_state_attempts} ({refusal})")
+                self.on_notice(f"no state at attempt {attempt} of {attempts} ({refusal})")
                 time.sleep(RETRY_PAUSE_S * attempt)
             else:
                 self.resyncs += 1

@@ -49,6 +49,12 @@ def test_a_state_of_an_earlier_step_is_refused():
         check_epoch({"epoch": 7}, 8)
 
 
+def test_a_state_beyond_the_schedule_is_refused():
+    check_epoch({"epoch": 7}, 0, 7)
+    with pytest.raises(StateRefused, match="of step 8, and the schedule ends at 7"):
+        check_epoch({"epoch": 8}, 0, 7)
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -3,8 +3,14 @@
 import time
 
 import pytest
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.dht.schema import SchemaValidator
+from hivemind.optim.progress_tracker import TrainingProgressSchema
+from hivemind.utils import get_dht_time
+from hivemind.utils.crypto import RSAPrivateKey
 
 from tests.training.swarm.harness import Swarm, agreement, samples_since_step, tell_figures, wait_for
+from training.swarm.network import open_dht
 
 pytestmark = pytest.mark.swarm
 
@@ -114,6 +120,39 @@ def test_a_download_goes_on_with_another_donor_when_the_first_is_killed(standing
         **agreement([newcomer, *others], adopted["time"]),
     )
     newcomer.kill()
+
+
+@pytest.mark.slow
+def test_a_forged_record_of_a_step_far_away_stops_nobody(standing):
+    others = [standing.member("trainer1"), standing.member("trainer2")]
+    forged_at, epoch = time.time(), standing.settings.last_epoch - 1
+    dht = open_dht(standing.addresses, client_mode=True)
+    try:
+        forge_progress(dht, standing.settings.run_id, epoch)
+        pause_s = standing.go_on(others, forged_at)
+    finally:
+        dht.shutdown()
+    tell_figures("a forged record", next_common_step_s=round(pause_s, 1), **agreement(others, forged_at))
+    for member in others:
+        assert any(f"the swarm at {epoch}" in event["text"] for event in member.events("notice"))
+        assert member.step < epoch / 2
+
+
+def forge_progress(dht, run_id, epoch):
+    """Have the DHT say that somebody has gone so many steps of the run."""
+    signature = RSASignatureValidator(RSAPrivateKey())
+    dht.add_validators([SchemaValidator(TrainingProgressSchema, prefix=run_id), signature])
+    content = {
+        "peer_id": dht.peer_id.to_bytes(),
+        "epoch": epoch,
+        "samples_accumulated": 0,
+        "samples_per_second": 1.0,
+        "time": get_dht_time(),
+        "client_mode": False,
+    }
+    expiration = get_dht_time() + 300
+    key, subkey = f"{run_id}_progress", signature.local_public_key
+    assert dht.store(key, subkey=subkey, value=content, expiration_time=expiration)
 
 
 @pytest.mark.slow
