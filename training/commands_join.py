@@ -1,7 +1,6 @@
 """The commands `dalle-lean join` and `dalle-lean doctor`."""
 
 import os
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -38,7 +37,6 @@ BatchSize = Annotated[
 ]
 Precision = Annotated[str | None, typer.Option(help="fp32, bf16 or fp16. [default: the run's]", show_default=False)]
 STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
-INTERRUPTED = 130
 GOODBYE = "saying goodbye to the others ... (Ctrl+C again stops at once)"
 
 
@@ -109,14 +107,8 @@ def join(
                 on_step=line.on_step,
                 on_download=line.on_download,
                 on_notice=line.on_notice,
+                on_stop=line.on_stop,
             )
-        except KeyboardInterrupt:
-            if peers and not peers[0].left:
-                line.close()
-                error("stopped at once; the others go on without this machine")
-                sys.stdout.flush()
-                os._exit(INTERRUPTED)  # threads may wait for the others
-            raise
         finally:
             line.close()
             if peers:
@@ -269,6 +261,10 @@ class LiveLine:
         from training.interrupt import NOTICE
 
         say(GOODBYE if line == NOTICE else line)
+
+    def on_stop(self) -> None:
+        self.close()
+        error("stopped at once; the others go on without this machine")
 
     def close(self) -> None:
         """The last line stays."""

@@ -5,16 +5,24 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 from training.progress import OnNotice
 
 NOTICE = "finishing this step, then saving ... (Ctrl+C again stops at once)"
 
 
+def raise_interrupt() -> NoReturn:
+    """As Python does upon Ctrl+C."""
+    raise KeyboardInterrupt
+
+
 @contextmanager
-def interrupt_deferred(on_notice: OnNotice | None = None) -> Iterator[Callable[[], bool]]:
+def interrupt_deferred(
+    on_notice: OnNotice | None = None, at_once: Callable[[], NoReturn] = raise_interrupt
+) -> Iterator[Callable[[], bool]]:
     """Yield a function that tells whether Ctrl+C was pressed; the first press is answered by a notice, the second ends
-    at once.
+    `at_once`.
 
     Elsewhere than in the main thread, where Python takes no signals, it never was.
     """
@@ -26,7 +34,7 @@ def interrupt_deferred(on_notice: OnNotice | None = None) -> Iterator[Callable[[
 
     def press(number: int, frame: FrameType | None) -> None:
         if pressed.is_set():
-            raise KeyboardInterrupt
+            at_once()
         pressed.set()
         if on_notice is not None:
             # In a thread of its own: the signal may have stopped this one while it held what printing waits for.

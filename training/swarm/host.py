@@ -252,7 +252,7 @@ def run_status(supervisor: Supervisor) -> RunStatus:
 @contextmanager
 def supervised(run_dir: Path, *, device: str = "cpu", on_notice: OnNotice) -> Iterator[Supervisor]:
     """A supervisor whose peers end with the block, and with this process however it ends."""
-    from training.swarm.network import guard_children
+    from training.swarm.guard import guard_children
 
     guard = guard_children()
     before = signal.signal(signal.SIGTERM, interrupt)

@@ -2,14 +2,15 @@
 
 import dataclasses
 import json
+import os
 import signal
-import sys
+import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hivemind
-import psutil
 import torch
 from hivemind.utils import get_dht_time
 
@@ -23,6 +24,7 @@ from training.swarm import network
 from training.swarm.checks import codes_of
 from training.swarm.fit import Fit, measured
 from training.swarm.follower import Follower
+from training.swarm.guard import end_children
 from training.swarm.offer import TOKENIZER, RunWatch
 from training.swarm.peer import Contribution, Peer, build_model
 from training.swarm.ranks import open_ranks
@@ -32,6 +34,10 @@ from training.swarm.standing import Standing
 from training.swarm.survey import Findings, Options, listen_on, ranks_here
 
 IDENTITY, LOG = "identity", "log"
+NO_MORE = "no more"
+"""What the other processes hear in place of the next work."""
+INTERRUPTED = 130
+STOP_WORDS_S = 1.0
 OnDownload = Callable[[int, int, str], None]
 
 
@@ -42,29 +48,16 @@ class Volunteer(Peer):
         super().__init__(settings, dht, *arguments, **options)
         self.first_epoch: int | None = None
         self.watch = RunWatch(dht, settings)
-        self.ended = False
-        """Whether the training came to an end of its own, or upon the first Ctrl+C."""
-        self.left = False
-        """Whether the others were told goodbye."""
 
     @property
     def finished(self) -> bool:
         return self.watch.moved is not None or super().finished
 
-    def learn(self, interrupted: Callable[[], bool]) -> None:
-        super().learn(interrupted)
-        self.ended = True
-
-    def show_download(self, received: int, total: int, donor: str) -> None:
-        self.ended = self.ended or self.interrupted()  # it ends the training then
-        super().show_download(received, total, donor)
-
     def leave(self) -> None:
-        """Say goodbye; upon the second Ctrl+C, the only one that breaks into the training, there is no time for it."""
-        if self.ended or not isinstance(sys.exception(), KeyboardInterrupt):
-            self.watch.close()
-            super().leave()
-            self.left = True
+        """Say goodbye, unless Ctrl+C is pressed meanwhile."""
+        signal.signal(signal.SIGINT, lambda *_: self.end_at_once())
+        self.watch.close()
+        super().leave()
 
     def standing(self) -> Standing:
         """Now; may be asked for at any time by another thread."""
@@ -109,16 +102,18 @@ def take_part(
     on_step: Callable[[Peer, Contribution], None],
     on_download: OnDownload | None = None,
     on_notice: OnNotice = silent,
+    on_stop: Callable[[], None] = lambda: None,
 ) -> str | None:
     """Train until the run ends, or Ctrl+C; returns a sentence where the run goes on without peers like this one.
 
     Args:
         on_ready: gets the peer before it begins.
+        on_stop: called before this process ends at once, upon the second Ctrl+C.
 
     Raises:
         OutOfSync, Unreachable: see Peer, training.retry.
         ValueError: nobody of the swarm is to be reached any more; another process takes part from the same folder.
-        KeyboardInterrupt: after goodbye, or at once the second time.
+        KeyboardInterrupt: after goodbye.
     """
     assert found.run is not None
     assert found.folder is not None
@@ -137,14 +132,9 @@ def take_part(
             announce=options.announce,
             identity=found.folder / IDENTITY,
         )
-        publisher = Publisher(dht, settings.run_id, identity=found.folder / IDENTITY, user=options.user)
-
-        def tell(peer: Peer, done: Contribution) -> None:
-            publisher(peer, done)
-            on_step(peer, done)
-
-        peer: Volunteer | None = None
+        publisher, ranks, goes_on = None, None, False
         try:
+            publisher = Publisher(dht, settings.run_id, identity=found.folder / IDENTITY, user=options.user)
             ranks = open_ranks(found.device.type)
             if ranks is not None:
                 ranks.share_text(json.dumps(share_of_work(found, fit)))
@@ -157,21 +147,45 @@ def take_part(
                 batch_size=fit.batch_size,
                 memory=fit.memory,
                 device=str(found.device if ranks is None else ranks.device),
-                on_step=tell,
+                on_step=told_by(publisher, on_step),
                 on_download=on_download,
                 on_notice=on_notice,
                 ranks=ranks,
             )
             signal.signal(signal.SIGINT, signal.default_int_handler)  # hivemind has it ignored
+            peer.end_at_once = partial(end_at_once, on_stop)
             on_ready(peer)
             peer.go()
+            goes_on = peer.watch.moved is not None
             return peer.watch.moved
         finally:
-            if peer is None or peer.left:
+            if ranks is not None and not goes_on:
+                ranks.share_text(NO_MORE)
+            if publisher is not None:
                 publisher.close()
-                dht.shutdown()
-            else:
-                end_children()
+            dht.shutdown()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def told_by(
+    publisher: Publisher, on_step: Callable[[Peer, Contribution], None]
+) -> Callable[[Peer, Contribution], None]:
+    """Both are called."""
+
+    def tell(peer: Peer, done: Contribution) -> None:
+        publisher(peer, done)
+        on_step(peer, done)
+
+    return tell
+
+
+def end_at_once(on_stop: Callable[[], None]) -> NoReturn:
+    """End this process and all that it has started, whatever it waits for and whoever would catch an exception."""
+    end_children()
+    telling = threading.Thread(target=on_stop, daemon=True)  # the signal may have stopped who holds the screen
+    telling.start()
+    telling.join(STOP_WORDS_S)
+    os._exit(INTERRUPTED)
 
 
 def share_of_work(found: Findings, fit: Fit) -> dict[str, Any]:
@@ -182,25 +196,20 @@ def share_of_work(found: Findings, fit: Fit) -> dict[str, Any]:
 
 
 def follow(device: str) -> None:
-    """Be one of these other processes, until the first one has left."""
+    """Be one of these other processes, until the first one joins no more."""
     ranks = open_ranks(device)
     assert ranks is not None
-    work = json.loads(ranks.share_text(None))
-    folder = Path(work["folder"])
-    settings = read_settings(folder)
-    Follower(
-        settings,
-        find_shards(work["data"], codes=codes_of(settings)),
-        Tokenizer.from_file(folder / TOKENIZER),
-        folder=folder,
-        batch_size=work["batch_size"],
-        memory=MemoryRecipe(**work["memory"]),
-        ranks=ranks,
-    ).go()
+    while (text := ranks.share_text(None)) != NO_MORE:
+        work = json.loads(text)
+        folder = Path(work["folder"])
+        settings = read_settings(folder)
+        Follower(
+            settings,
+            find_shards(work["data"], codes=codes_of(settings)),
+            Tokenizer.from_file(folder / TOKENIZER),
+            folder=folder,
+            batch_size=work["batch_size"],
+            memory=MemoryRecipe(**work["memory"]),
+            ranks=ranks,
+        ).go()
     ranks.close()
-
-
-def end_children() -> None:
-    """Kill what this process has started and what of it is left."""
-    for child in psutil.Process().children(recursive=True):
-        network.kill(child)

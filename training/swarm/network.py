@@ -1,28 +1,24 @@
-"""This machine's place in the network: its DHT node, its identity, and the processes behind them."""
+"""This machine's place in the network: its DHT node, its identity, and what they say."""
 
 import logging
 import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Sequence
-from contextlib import suppress
-from multiprocessing import Process
 from pathlib import Path
 from typing import Any
 
 import hivemind
-import psutil
 import torch
 import torch._dynamo  # takes so long that a peer would miss its first round
 from hivemind.utils.logging import use_hivemind_log_handler
 
+from training.swarm.guard import guard_children
 from training.swarm.touch import keep_in_touch
 
-WATCH_INTERVAL_S = 0.5
-P2PD = "p2pd"
 LOGGERS = ("hivemind", "asyncio", "py.warnings")
+HANDLER = "dalle-lean"
 
 
 def open_dht(
@@ -66,13 +62,18 @@ def open_dht(
 
 
 def log_to(path: Path | None) -> None:
-    """What hivemind and its processes say goes to this file and to nobody's screen; None: nowhere."""
+    """What hivemind and its processes say goes to this file and to nobody's screen; None: nowhere. It takes the place
+    of what was said before."""
     use_hivemind_log_handler("nowhere")
     logging.captureWarnings(True)
     handler: logging.Handler = logging.NullHandler() if path is None else logging.FileHandler(path)
+    handler.set_name(HANDLER)
     handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
     for name in LOGGERS:
         logger = logging.getLogger(name)
+        for former in [former for former in logger.handlers if former.get_name() == HANDLER]:
+            logger.removeHandler(former)
+            former.close()
         logger.propagate = False
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
@@ -99,62 +100,3 @@ def begin_child() -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-
-
-def guard_children() -> Process:
-    """Start a process that ends all others of this one, children's children too, should this one be killed.
-
-    hivemind's processes, and its p2pd among them, would live on for ever.
-    """
-    guard = Process(target=end_orphans, args=(os.getpid(),), name="guard", daemon=True)
-    guard.start()
-    return guard
-
-
-def end_orphans(parent: int) -> None:
-    """Wait until the process `parent` is gone, then kill what it had started."""
-    session = os.getsid(0)
-    os.setpgid(0, 0)  # Ctrl+C is for the others
-    watched = psutil.Process(parent)
-    command, since = watched.cmdline(), watched.create_time()
-    started: dict[int, psutil.Process] = {}
-    while os.getppid() == parent:
-        try:
-            started |= {child.pid: child for child in watched.children(recursive=True)}
-        except psutil.NoSuchProcess:
-            break
-        time.sleep(WATCH_INTERVAL_S)
-    found = [process for process in started.values() if process.is_running()]
-    found += late_orphans(session, command, since)
-    for process in [child for orphan in found for child in [*descendants(orphan), orphan]]:
-        kill(process)
-
-
-def late_orphans(session: int, command: list[str], since: float) -> list[psutil.Process]:
-    """What a process with this command line started so late that nobody had seen it: its forks, which have the same
-    command line, and p2pd. They have the parent now that this process has."""
-    orphans = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, ProcessLookupError):
-            ours = os.getsid(process.pid) == session and process.ppid() == os.getppid()
-            if ours and process.create_time() >= since and (process.cmdline() == command or process.name() == P2PD):
-                orphans.append(process)
-    return orphans
-
-
-def descendants(process: psutil.Process) -> list[psutil.Process]:
-    """What a process has started, and what those have."""
-    try:
-        found: list[psutil.Process] = process.children(recursive=True)
-        return found
-    except psutil.NoSuchProcess:
-        return []
-
-
-def kill(process: psutil.Process) -> None:
-    """End a process at once, unless it is gone or another one has its number now."""
-    try:
-        if process.pid != os.getpid():
-            process.kill()
-    except psutil.NoSuchProcess:
-        pass

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import hivemind
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from dalle_lean.tokenizer import Tokenizer
 from training.data import Batch, collate
 from training.heldout import heldout_rows
-from training.interrupt import interrupt_deferred
+from training.interrupt import interrupt_deferred, raise_interrupt
 from training.order import Position
 from training.progress import OnNotice
 from training.recipe import MemoryRecipe
@@ -107,6 +108,8 @@ class Peer(Portion):
         self.heldout = collate(rows, tokenizer, self.model.config.text_len) if len(rows) else None
         self.done = Contribution()
         self.on_download, self.interrupted = on_download, never
+        self.end_at_once: Callable[[], NoReturn] = raise_interrupt
+        """Upon a second Ctrl+C."""
         self.handed_on = 0
         """How often the model had got weights from the swarm when the other ranks got them."""
         self.optimizer = swarm_optimizer(
@@ -144,7 +147,7 @@ class Peer(Portion):
         Raises OutOfSync where the state of the others cannot be had.
         """
         try:
-            with interrupt_deferred(self.on_notice) as interrupted:
+            with interrupt_deferred(self.on_notice, self.end_at_once) as interrupted:
                 self.interrupted = interrupted
                 self.wait_for_peers(interrupted)
                 self.catch_up()

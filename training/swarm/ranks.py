@@ -77,7 +77,8 @@ class Ranks:
 
 
 def open_ranks(device: str) -> Ranks | None:
-    """The processes that torchrun has started, None where it has started none but this one.
+    """The processes that torchrun has started, None where it has started none but this one. They stay together when
+    they are asked for again.
 
     Args:
         device: "cuda", of which each process takes its own, or "cpu".
@@ -92,7 +93,8 @@ def open_ranks(device: str) -> Ranks | None:
     place = torch.device(device, int(os.environ["LOCAL_RANK"])) if device == "cuda" else torch.device(device)
     if place.type == "cuda":
         torch.cuda.set_device(place)
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=PATIENCE)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=PATIENCE)
     return Ranks(place)
 
 

@@ -59,6 +59,12 @@ class UserName(ConstrainedStr):
     strict, regex = True, r"^[\w .'-]{1,32}\Z"
 
 
+def check_user_name(user: str) -> None:
+    """ValueError unless it can be shown."""
+    if not re.match(UserName.regex, user):
+        raise ValueError(f"user name {user!r}: must be 1 to 32 letters, digits, spaces and . _ ' -")
+
+
 class Version(ConstrainedStr):
     strict, regex = True, r"^[0-9A-Za-z.+-]{1,32}\Z"
 
@@ -176,8 +182,8 @@ class Publisher:
         role: str = "trainer",
         interval_s: float = INTERVAL_S,
     ):
-        if user is not None and not re.match(UserName.regex, user):
-            raise ValueError(f"user name {user!r}: must be 1 to 32 letters, digits, spaces and . _ ' -")
+        if user is not None:
+            check_user_name(user)
         self.dht, self.key, self.interval_s = dht, metrics_key(run_id), interval_s
         signer = IdentitySigner(IdentityKey(identity))
         self.subkey: bytes = signer.inner.local_public_key

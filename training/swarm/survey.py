@@ -36,6 +36,7 @@ from training.swarm.checks import (
 from training.swarm.fit import Fit, fit_memory, memory_there, state_bytes
 from training.swarm.network import open_dht
 from training.swarm.offer import TOKENIZER, RunFiles, Unanswered, fetch_run, is_reachable, remote_time
+from training.swarm.records import check_user_name
 from training.swarm.settings import NAME, SwarmSettings, read_settings
 
 T = TypeVar("T")
@@ -73,6 +74,8 @@ class Options:
             raise ValueError("--client takes no connections: leave out --listen and --announce")
         if self.announce and self.listen is None:
             raise ValueError("--announce says how others reach a port: name the port with --listen")
+        if self.user is not None:
+            check_user_name(self.user)
 
     @property
     def wanted(self) -> str:

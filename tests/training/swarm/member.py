@@ -28,8 +28,9 @@ from training.heldout import heldout_rows
 from training.shard_set import find_shards
 from training.swarm import averagers
 from training.swarm.checkpoints import Checkpoints
+from training.swarm.guard import guard_children
 from training.swarm.keeper import Keeper
-from training.swarm.network import guard_children, log_to, open_dht
+from training.swarm.network import log_to, open_dht
 from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.peer import Peer, build_model
 from training.swarm.roles import run_donor, run_helper

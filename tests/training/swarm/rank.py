@@ -15,7 +15,8 @@ from dalle_lean.optim import parameter_groups
 from dalle_lean.tokenizer import Tokenizer
 from training.shard_set import find_shards
 from training.swarm.follower import Follower
-from training.swarm.network import guard_children, log_to, open_dht
+from training.swarm.guard import guard_children
+from training.swarm.network import log_to, open_dht
 from training.swarm.peer import Peer
 from training.swarm.ranks import open_ranks
 from training.swarm.settings import read_settings

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from dalle_lean.files import read_json
@@ -117,6 +118,44 @@ def test_the_second_ctrl_c_ends_at_once(swarm, tmp_path):
         assert joined.process.wait(10) == 130
         wait_for(lambda: not joined.processes(), 5, "its processes to end")
         assert "Traceback" not in joined.mistakes.read_text()
+
+
+SWALLOWING = """
+import os, signal, sys, time
+from functools import partial
+from training.interrupt import interrupt_deferred
+from training.swarm.join import end_at_once
+if (child := os.fork()) == 0:
+    time.sleep(60)
+with interrupt_deferred(print, partial(end_at_once, lambda: print("stopped", flush=True))) as interrupted:
+    print(child, flush=True)
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+"""
+
+
+def test_the_second_ctrl_c_ends_at_once_even_where_a_library_catches_every_exception():
+    with subprocess.Popen(
+        [sys.executable, "-c", SWALLOWING], stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        child = int(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        assert b"again stops at once" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 130
+        assert process.stdout.read() == b"stopped\n"
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.slow
+def test_a_name_that_cannot_be_shown_is_refused_before_anything_is_tried(tmp_path):
+    with Joined(tmp_path, "/ip4/127.0.0.1/tcp/1/p2p/QmNo", "--name", "a<b") as joined:
+        assert joined.process.wait(TIMEOUT_S) == 2
+        assert joined.mistakes.read_text().startswith("error: user name 'a<b'")
+        assert joined.screen.read_text() == ""
 
 
 @pytest.mark.slow

@@ -1,0 +1,82 @@
+"""Whatever happens to a process, what it has started does not outlive it: hivemind's processes, and p2pd."""
+
+import os
+import time
+import uuid
+from contextlib import suppress
+from functools import cache
+from multiprocessing import Process
+from pathlib import Path
+
+import psutil
+
+WATCH_INTERVAL_S = 0.5
+MARK = "DALLE_LEAN_STARTED_BY"
+
+
+def guard_children() -> Process:
+    """Start a process that ends all others of this one, children's children too, should this one be killed."""
+    guard = Process(target=end_orphans, args=(os.getpid(), mark_of(os.getpid())), name="guard", daemon=True)
+    guard.start()
+    return guard
+
+
+@cache
+def mark_of(pid: int) -> str:
+    """What all that this process, `pid`, starts from now on carries: forks as an open file of this name, other programs
+    in their environment. Nothing that anybody else has started carries it."""
+    mark = f"dalle-lean-{pid}-{uuid.uuid4().hex}"
+    os.memfd_create(mark)  # open until the end
+    os.environ[MARK] = mark
+    return mark
+
+
+def carries(process: psutil.Process, mark: str) -> bool:
+    """Whether a process, or the one that it was forked from, was marked so."""
+    with suppress(psutil.Error, OSError):
+        if process.environ().get(MARK) == mark:
+            return True
+    with suppress(OSError):  # not ours to look at, or gone
+        return any(mark in os.readlink(file) for file in Path(f"/proc/{process.pid}/fd").iterdir())
+    return False
+
+
+def end_orphans(parent: int, mark: str) -> None:
+    """Wait until the process `parent` is gone, then kill what it had started."""
+    os.setpgid(0, 0)  # Ctrl+C is for the others
+    watched = psutil.Process(parent)
+    started: dict[int, psutil.Process] = {}
+    while os.getppid() == parent:
+        try:
+            started |= {child.pid: child for child in watched.children(recursive=True)}
+        except psutil.NoSuchProcess:
+            break
+        time.sleep(WATCH_INTERVAL_S)
+    found = [process for process in started.values() if process.is_running()]
+    found += [process for process in psutil.process_iter() if carries(process, mark)]  # started since the last look
+    for process in [child for orphan in found for child in [*descendants(orphan), orphan]]:
+        kill(process)
+
+
+def descendants(process: psutil.Process) -> list[psutil.Process]:
+    """What a process has started, and what those have."""
+    try:
+        found: list[psutil.Process] = process.children(recursive=True)
+        return found
+    except psutil.NoSuchProcess:
+        return []
+
+
+def end_children() -> None:
+    """Kill what this process has started and what of it is left."""
+    for child in descendants(psutil.Process()):
+        kill(child)
+
+
+def kill(process: psutil.Process) -> None:
+    """End a process at once, unless it is gone or another one has its number now."""
+    try:
+        if process.pid != os.getpid():
+            process.kill()
+    except psutil.NoSuchProcess:
+        pass
