@@ -28,13 +28,14 @@ SCENE_GROUPS = (*OBJECT_GROUPS, "smileys-emotion", "shape")
 NUM_CONCEPTS = 40
 NUM_DRAWINGS = 240
 SHARE_OF_GROUNDS = 0.04
+SHARE_OF_PAINTS = 0.04
 SHARE_OF_SHAPE_GROUNDS = 0.15
 SHARE_OF_THING_PAIRS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """The four kinds of things kept out of training."""
+    """The five kinds of things kept out of training."""
 
     concepts: frozenset[str]
     """Things that training sees from no set, nor reads of."""
@@ -42,12 +43,14 @@ class HeldOut:
     """(thing, set): the drawing of one set; training knows the thing from other sets."""
     grounds: frozenset[tuple[str, str]]
     """(thing, ground colour): training sees both, never together."""
+    paints: frozenset[tuple[str, str]]
+    """(thing, colour it is painted in): training sees both, never together."""
 
     def thing_pair(self, first: str, second: str) -> bool:
         """Whether two things are kept from standing side by side; one pair of things in ten is."""
         return first != second and _share("thing pair", *sorted((first, second))) < SHARE_OF_THING_PAIRS
 
-    def reason(self, things: Sequence[str], sets: Sequence[str], ground: str) -> str | None:
+    def reason(self, things: Sequence[str], sets: Sequence[str], ground: str, paint: str | None = None) -> str | None:
         """Why a picture may not be in training, or None if it may."""
         if self.concepts.intersection(things):
             return "concept"
@@ -55,6 +58,8 @@ class HeldOut:
             return "drawing"
         if self.grounds.intersection((thing, ground) for thing in things):
             return "ground"
+        if self.paints.intersection((thing, paint) for thing in things):
+            return "paint"
         if len(things) == 2 and self.thing_pair(*things):
             return "thing pair"
         return None
@@ -65,6 +70,7 @@ class HeldOut:
             "concepts": sorted(self.concepts),
             "drawings": [{"thing": thing, "set": name} for thing, name in sorted(self.drawings)],
             "grounds": [{"thing": thing, "ground": ground} for thing, ground in sorted(self.grounds)],
+            "paints": [{"thing": thing, "paint": paint} for thing, paint in sorted(self.paints)],
         }
 
 
@@ -87,7 +93,13 @@ def hold_out(drawings: Sequence[Drawing]) -> HeldOut:
         and _share("ground", name, ground)
         < (SHARE_OF_SHAPE_GROUNDS if versions[0].thing.group == "shape" else SHARE_OF_GROUNDS)
     )
-    return HeldOut(concepts=concepts, drawings=kept_out, grounds=grounds)
+    paints = frozenset(
+        (name, paint)
+        for name, versions in seen.items()
+        for paint in allowed_paints(versions[0].thing)
+        if _share("paint", name, paint) < SHARE_OF_PAINTS
+    )
+    return HeldOut(concepts=concepts, drawings=kept_out, grounds=grounds, paints=paints)
 
 
 @cache
@@ -95,6 +107,15 @@ def allowed_grounds(thing: Thing) -> tuple[str, ...]:
     """The grounds on which a thing can be seen: not its own named colour, nor yellow behind yellow faces and hands."""
     own = {"yellow"} if thing.group in ("smileys-emotion", "people-body") else set()
     return tuple(ground for ground in GROUNDS if ground not in own and not contains_words(thing.name, ground))
+
+
+@cache
+def allowed_paints(thing: Thing) -> tuple[str, ...]:
+    """The colours in which a thing may be painted all over; none for what has a colour in its name."""
+    words = (*GROUNDS, "white", "grey", "light", "dark")
+    if thing.group not in OBJECT_GROUPS or any(contains_words(thing.name, word) for word in words):
+        return ()
+    return tuple(GROUNDS)
 
 
 def _concept_candidates(things: dict[str, list[Drawing]]) -> list[tuple[str, ...]]:

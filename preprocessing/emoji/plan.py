@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cache
 from random import Random
 
-from preprocessing.emoji.heldout import OBJECT_GROUPS, SCENE_GROUPS, HeldOut, allowed_grounds
+from preprocessing.emoji.heldout import OBJECT_GROUPS, SCENE_GROUPS, HeldOut, allowed_grounds, allowed_paints
 from preprocessing.emoji.names import contains_words
 from preprocessing.emoji.scenes import Picture, pair, plain, scene
 from preprocessing.emoji.sets import Drawing, Thing, by_thing
@@ -19,6 +19,8 @@ COPIES = {
     **{group: {"plain": 2, "scene": 8, "pair": 4} for group in OBJECT_GROUPS},
 }
 """Training pictures of each kind per drawing, by the thing's group."""
+PAINTED_COPIES = 3
+"""Training pictures of a drawing that may be painted, each in another colour; every other one on white."""
 
 
 def plan_training(drawings: Sequence[Drawing], held_out: HeldOut, seed: int) -> list[Picture]:
@@ -42,14 +44,24 @@ def plan_training(drawings: Sequence[Drawing], held_out: HeldOut, seed: int) -> 
             different = drawing.thing != second.thing
             if different and held_out.reason(picture.things, picture.sets, picture.ground) is None:
                 pictures.append(picture)
+        pictures += painted(drawing, held_out, Random(f"{seed}/painted/{drawing.set}/{drawing.thing.name}"))
     Random(f"{seed}/order").shuffle(pictures)
     return pictures
+
+
+def painted(drawing: Drawing, held_out: HeldOut, random: Random) -> Iterator[Picture]:
+    """A drawing in colours that it may have in training, on grounds that it may have with them."""
+    name = drawing.thing.name
+    paints = [paint for paint in allowed_paints(drawing.thing) if (name, paint) not in held_out.paints]
+    for i, paint in enumerate(random.sample(paints, min(PAINTED_COPIES, len(paints)))):
+        grounds = [g for g in allowed_grounds(drawing.thing) if g != paint and (name, g) not in held_out.grounds]
+        yield scene(drawing, "white" if i % 2 else random.choice(grounds), random, paint)
 
 
 def plan_held_out(drawings: Sequence[Drawing], held_out: HeldOut, seed: int, num_pairs: int = 400) -> list[Picture]:
     """Held-out pictures, each with the one reason why it is out of training."""
     return [
-        replace(picture, held_out=held_out.reason(picture.things, picture.sets, picture.ground))
+        replace(picture, held_out=held_out.reason(picture.things, picture.sets, picture.ground, picture.paint))
         for picture in _held_out_pictures(drawings, held_out, seed, num_pairs)
     ]
 
@@ -71,6 +83,11 @@ def _held_out_pictures(drawings: Sequence[Drawing], held_out: HeldOut, seed: int
         known = [d for d in things[name] if (name, d.set) not in held_out.drawings]
         for drawing in random.sample(known, min(2, len(known))):
             yield scene(drawing, ground, random)
+    for name, paint in sorted(held_out.paints):
+        random = Random(f"{seed}/held out/painted/{name}/{paint}")
+        known = [d for d in things[name] if (name, d.set) not in held_out.drawings]
+        grounds = [g for g in allowed_grounds(known[0].thing) if g != paint and (name, g) not in held_out.grounds]
+        yield scene(random.choice(known), random.choice([*grounds, "white"]), random, paint)
     yield from _held_out_pairs(drawings, held_out, seed, num_pairs)
 
 

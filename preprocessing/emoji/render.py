@@ -4,9 +4,10 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from dalle_lean.require import require
+from preprocessing.emoji.heldout import GROUNDS
 from preprocessing.emoji.scenes import Picture
 from preprocessing.emoji.sets import Drawing
 
@@ -17,6 +18,8 @@ class Layer(NamedTuple):
     sprite: Image.Image
     scale: float
     centre: tuple[float, float]
+    paint: tuple[int, int, int] | None = None
+    """RGB in which all of it is painted."""
 
 
 def sprite(drawing: Drawing, side: int) -> Image.Image:
@@ -27,12 +30,17 @@ def sprite(drawing: Drawing, side: int) -> Image.Image:
         f'viewBox="{drawing.view_box}" width="{2 * side}" height="{2 * side}">{drawing.body}</svg>'
     )
     image = Image.open(io.BytesIO(bytes(resvg.svg_to_bytes(svg_string=svg, skip_system_fonts=True)))).convert("RGBA")
-    visible = image.getchannel("A").point(lambda alpha: 255 if alpha > 8 else 0).getbbox()
-    if visible is None:
+    box = visible(image).getbbox()
+    if box is None:
         raise ValueError(f"the drawing of {drawing.thing.name!r} in {drawing.set} is empty")
-    image = image.crop(visible)
+    image = image.crop(box)
     scale = side / max(image.size)
     return resized(image, scale)
+
+
+def visible(image: Image.Image) -> Image.Image:
+    """Where an RGBA image shows anything: 255, else 0."""
+    return image.getchannel("A").point([255 if alpha > 8 else 0 for alpha in range(256)])
 
 
 def resized(image: Image.Image, scale: float) -> Image.Image:
@@ -41,11 +49,25 @@ def resized(image: Image.Image, scale: float) -> Image.Image:
     return image.resize((width, height), Image.Resampling.LANCZOS)
 
 
+def shade(channel: int, light: float) -> int:
+    """A channel 0..255 of a colour where the picture is so light, 0..1."""
+    return min(255, round(channel * (0.55 + 0.45 * light) + 70 * light**3))
+
+
+def painted(image: Image.Image, rgb: tuple[int, int, int]) -> Image.Image:
+    """An RGBA image in shades of one colour: what was dark is a darker one, what was bright is nearly white."""
+    lightness = ImageOps.autocontrast(image.convert("RGB").convert("L"), cutoff=1, mask=visible(image))
+    channels = [lightness.point([shade(channel, light / 255) for light in range(256)]) for channel in rgb]
+    return Image.merge("RGBA", (*channels, image.getchannel("A")))
+
+
 def draw(ground_rgb: tuple[int, int, int], layers: Sequence[Layer], side: int) -> Image.Image:
     """The layers on a ground, RGB, side x side pixels."""
     canvas = Image.new("RGBA", (side, side), (*ground_rgb, 255))
     for layer in layers:
         thing = resized(layer.sprite, layer.scale * side / max(layer.sprite.size))
+        if layer.paint is not None:
+            thing = painted(thing, layer.paint)
         left, top = (round(centre * side - length / 2) for centre, length in zip(layer.centre, thing.size, strict=True))
         # A thing at the edge stays whole.
         left, top = max(0, min(left, side - thing.width)), max(0, min(top, side - thing.height))
@@ -62,5 +84,8 @@ def png_bytes(picture: tuple[tuple[int, int, int], Sequence[Layer]], side: int) 
 
 def layered(picture: Picture, sprites: Mapping[Drawing, Image.Image]) -> tuple[tuple[int, int, int], list[Layer]]:
     """A planned picture with its drawings as pixels, ready for another process."""
-    layers = [Layer(sprites[placed.drawing], placed.scale, placed.centre) for placed in picture.placed]
+    layers = [
+        Layer(sprites[placed.drawing], placed.scale, placed.centre, GROUNDS[placed.paint] if placed.paint else None)
+        for placed in picture.placed
+    ]
     return picture.ground_rgb, layers

@@ -34,6 +34,8 @@ class Placed:
     """Longer side of what is drawn."""
     centre: tuple[float, float]
     """Across from the left and down from the top."""
+    paint: str | None = None
+    """The colour in which all of it is painted, one of GROUNDS; None: its own colours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class Picture:
     """One picture to draw, and what is true of it."""
 
     kind: str
-    """"plain", "scene" or "pair"."""
+    """"plain", "scene", "painted" or "pair"."""
     text: str
     placed: tuple[Placed, ...]
     ground: str
@@ -60,6 +62,11 @@ class Picture:
         """The sets whose drawings show them."""
         return [placed.drawing.set for placed in self.placed]
 
+    @property
+    def paint(self) -> str | None:
+        """The colour in which the first thing is painted."""
+        return self.placed[0].paint
+
     def facts(self) -> dict[str, Any]:
         """The picture's line in metadata.jsonl, without its file name."""
         return {
@@ -68,6 +75,7 @@ class Picture:
             "things": self.things,
             "sets": self.sets,
             "ground": self.ground,
+            "paint": self.paint,
             "size": self.size,
             "place": self.place,
             "held_out": self.held_out,
@@ -90,8 +98,8 @@ def plain(drawing: Drawing, tags: Sequence[str], random: Random) -> Picture:
     )
 
 
-def scene(drawing: Drawing, ground: str, random: Random) -> Picture:
-    """A thing on a coloured ground: a big one in the centre, others anywhere."""
+def scene(drawing: Drawing, ground: str, random: Random, paint: str | None = None) -> Picture:
+    """A thing on a coloured ground: a big one in the centre, others anywhere; `paint` is the colour of all of it."""
     size = random.choice(("small", "big", None))
     place = "centre" if size == "big" or random.random() < 0.35 else random.choice(list(PLACE_CENTRES))
     unsized = (0.5, 0.65) if place == "centre" else (0.42, 0.52)
@@ -99,10 +107,11 @@ def scene(drawing: Drawing, ground: str, random: Random) -> Picture:
     across, down = PLACE_CENTRES.get(place, (0.5, 0.5))
     margin = scale / 2 + 0.03
     centre = tuple(margin + where * (1 - 2 * margin) + random.uniform(-0.02, 0.02) for where in (across, down))
+    name = f"{paint} {drawing.thing.name}" if paint else drawing.thing.name
     return Picture(
-        kind="scene",
-        text=scene_caption(drawing.thing.name, ground, size, place, random),
-        placed=(Placed(drawing=drawing, scale=scale, centre=(centre[0], centre[1])),),
+        kind="painted" if paint else "scene",
+        text=scene_caption(name, ground, size, place, random),
+        placed=(Placed(drawing=drawing, scale=scale, centre=(centre[0], centre[1]), paint=paint),),
         ground=ground,
         ground_rgb=jittered(ground, random),
         size=size,

@@ -35,7 +35,7 @@ def test_every_kind_of_holding_out_is_used(held_out, kept_out):
     assert held_out.concepts
     assert held_out.drawings
     assert held_out.grounds
-    assert {picture.held_out for picture in kept_out} == {"concept", "drawing", "ground", "thing pair"}
+    assert {picture.held_out for picture in kept_out} == {"concept", "drawing", "ground", "paint", "thing pair"}
 
 
 def test_no_held_out_concept_is_drawn_or_named_in_training(training, held_out):
@@ -55,6 +55,22 @@ def test_no_held_out_ground_is_behind_its_thing_in_training_but_both_are_seen_ap
     assert not held_out.grounds & seen
     assert {thing for thing, _ in held_out.grounds} <= {thing for thing, _ in seen}
     assert {ground for _, ground in held_out.grounds} <= {ground for _, ground in seen}
+
+
+def test_no_thing_is_painted_in_its_held_out_colour_in_training_but_both_are_seen_apart(training, held_out):
+    seen = {(thing, picture.paint) for picture in training for thing in picture.things if picture.paint}
+    assert held_out.paints
+    assert not held_out.paints & seen
+    assert {thing for thing, _ in held_out.paints} <= {thing for thing, _ in seen}
+    assert {paint for _, paint in held_out.paints} <= {paint for _, paint in seen}
+
+
+def test_a_painted_thing_is_named_with_its_colour_and_is_not_on_it(training, kept_out):
+    painted = [picture for picture in [*training, *kept_out] if picture.kind == "painted"]
+    assert painted
+    for picture in painted:
+        assert contains_words(picture.text, f"{picture.paint} {picture.things[0]}"), picture.text
+        assert picture.ground != picture.paint
 
 
 def test_no_held_out_pair_of_things_is_side_by_side_in_training(training, kept_out):

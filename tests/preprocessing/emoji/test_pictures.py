@@ -67,6 +67,16 @@ def test_a_big_thing_fills_most_of_a_side_and_a_small_one_little():
     assert max(extents["small"]) < min(extents[None]) <= max(extents[None]) < min(extents["big"])
 
 
+@pytest.mark.parametrize("paint", GROUNDS)
+@pytest.mark.parametrize("drawing", [WHITE, GREY, square("brick", "#d00")])
+def test_a_painted_thing_shows_shades_of_its_colour_alone(paint, drawing):
+    shown = pixels(scene(drawing, "white", Random(0), paint)).reshape(-1, 3)
+    thing = np.median(shown[(shown != 255).any(axis=1)], axis=0)
+    colour = np.array(GROUNDS[paint])
+    assert (thing >= 0.5 * colour - 1).all()
+    assert (thing <= colour + 71).all()
+
+
 def test_of_two_things_the_first_stands_where_the_caption_says():
     for i in range(100):
         picture = pair(WHITE, GREY, "black", Random(i))
