@@ -16,9 +16,11 @@ from tests.training.swarm.nursery import processes_of, send
 from training.order import Position
 from training.swarm.network import open_dht
 from training.swarm.offer import offer_run
+from training.swarm.survey import free_port
 
 pytestmark = pytest.mark.swarm
 PROGRAM = [sys.executable, "-c", "from dalle_lean.cli import main; main()"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
 TIMEOUT_S = 120.0
 """Importing alone takes a while where other tests run at the same time."""
 
@@ -160,11 +162,35 @@ def test_a_name_that_cannot_be_shown_is_refused_before_anything_is_tried(tmp_pat
 
 @pytest.mark.slow
 def test_two_processes_of_torchrun_are_one_peer(swarm, tmp_path):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    with Joined(tmp_path, swarm.address, "--client", launcher=[*launcher, "--no-python"]) as joined:
+    with Joined(tmp_path, swarm.address, "--client", launcher=TORCHRUN) as joined:
         joined.wait_beyond(())
         wait_for((joined.folder / "cursor-1.json").exists, 10, "the other process's place")
         joined.press_ctrl_c()
         joined.process.wait(TIMEOUT_S)
         wait_for(lambda: not joined.processes(), 10, "its processes to end")
     assert "The same command goes on" in joined.screen.read_text()
+
+
+@pytest.mark.slow
+def test_two_processes_of_torchrun_join_again_where_the_run_was_taken_back(tmp_path, nursery):
+    with Swarm(tmp_path / "swarm", nursery=nursery, batch_size=64) as swarm:
+        place = {"listen": [f"/ip4/127.0.0.1/tcp/{free_port()}"], "identity": tmp_path / "helper"}
+        node = open_dht([], client_mode=False, **place)
+        offer_run(node, swarm.folder)
+        address = str(node.get_visible_maddrs()[0])
+        with Joined(tmp_path / "here", address, "--client", launcher=TORCHRUN) as joined:
+            joined.wait_beyond(())
+            node.shutdown()
+            swarm.rewrite(name=f"{swarm.settings.swarm.name}-back1")
+            node = open_dht([], client_mode=False, **place)
+            offer_run(node, swarm.folder)
+
+            def runs():
+                return {read_json(path)["run"] for path in joined.folder.glob("cursor*.json")}
+
+            wait_for(lambda: runs() == {swarm.settings.run_id}, TIMEOUT_S, "both processes to be in the new run")
+            assert len(list(joined.folder.glob("cursor*.json"))) == 2
+            joined.press_ctrl_c()
+            joined.process.wait(TIMEOUT_S)
+            assert "was taken back to an earlier step" in joined.screen.read_text()
+        node.shutdown()
