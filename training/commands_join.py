@@ -75,17 +75,7 @@ def join(
     log_to(None)
     if int(os.environ.get("LOCAL_RANK", 0)):
         return follow(pick_device(device).type)
-    options = Options(
-        data=data,
-        folder=folder,
-        listen=listen,
-        client=client,
-        announce=tuple(announce or ()),
-        batch_size=batch_size,
-        device=device,
-        precision=precision,
-        user=name,
-    )
+    options = Options(data, folder, listen, client, announce or (), batch_size, device, precision, name)
     while True:
         found = survey(target, options, show)
         refuse(found.problems)
@@ -165,16 +155,7 @@ def doctor(
     if together and listen is not None:
         tell(check_port(listen, port_is_free(listen)))
     if target and together:
-        options = Options(
-            data=data,
-            folder=folder,
-            listen=listen,
-            client=client,
-            announce=tuple(announce or ()),
-            batch_size=batch_size,
-            device=device,
-            precision=precision,
-        )
+        options = Options(data, folder, listen, client, announce or (), batch_size, device, precision)
         checks += survey(target, options, show).checks
     else:
         tell(check_memory_there(where))

@@ -96,6 +96,7 @@ def headline(overview: Overview | None) -> str:
         "batches dropped": overview.dropped_batches,
         "tensors dropped": overview.dropped_tensors,
         "steps skipped": overview.skipped_steps,
+        "steps taken alone": overview.lonely_steps,
         "downloads of the state": overview.resyncs,
         "records refused": overview.refused_records,
     }

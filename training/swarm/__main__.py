@@ -1,10 +1,9 @@
-"""One peer as a process: `python -m training.swarm helper|donor|trainer RUN_DIR`. `dalle-lean host` starts these.
+"""One peer as a process: `python -m training.swarm helper|donor RUN_DIR`. `dalle-lean host` starts these.
 
 What it says goes to RUN_DIR/logs/NAME.log, its numbers to RUN_DIR/status/NAME.json; SIGTERM or SIGINT ends it cleanly.
 """
 
 import argparse
-import dataclasses
 import math
 import os
 import signal
@@ -52,12 +51,10 @@ class Status:
 def main() -> None:
     """Be the peer that the arguments name."""
     parser = argparse.ArgumentParser(prog="python -m training.swarm")
-    parser.add_argument("role", choices=("helper", "donor", "trainer"))
+    parser.add_argument("role", choices=("helper", "donor"))
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--name", help="of a helper or donor in host.json; of a trainer's folder")
-    parser.add_argument("--device", default="cpu", help="where a donor measures, a trainer trains")
-    parser.add_argument("--batch-size", type=int, default=1, help="of a trainer: samples at once")
-    parser.add_argument("--client", action="store_true", help="a trainer that takes no connections")
+    parser.add_argument("--name", help="in host.json")
+    parser.add_argument("--device", default="cpu", help="where a donor measures")
     arguments = parser.parse_args()
     run_dir, name = arguments.run_dir, arguments.name or f"{arguments.role}-0"
     (run_dir / "logs").mkdir(exist_ok=True)
@@ -93,8 +90,8 @@ def be_helper(run_dir: Path, name: str, _: Any, wait: Callable[[float], bool], s
     settings, dht = enter(run_dir, name)
     try:
         offer_run(dht, run_dir)
-        status.tell(step=0, peers=0)
-        run_helper(settings, dht, wait, lambda optimizer: status.tell(peers=peers_of(optimizer)))
+        status.tell(step=0, trainers=0)
+        run_helper(settings, dht, wait, lambda optimizer: status.tell(trainers=trainers_of(optimizer)))
     finally:
         dht.shutdown()
 
@@ -139,7 +136,7 @@ def be_donor(run_dir: Path, name: str, arguments: Any, wait: Callable[[float], b
             return step
 
         def on_round(optimizer: Any) -> None:
-            status.tell(step=step_of(optimizer), peers=peers_of(optimizer))
+            status.tell(step=step_of(optimizer), trainers=trainers_of(optimizer))
             if step_of(optimizer) >= settings.total_steps:
                 finished.set()
 
@@ -150,55 +147,14 @@ def be_donor(run_dir: Path, name: str, arguments: Any, wait: Callable[[float], b
             lambda seconds: finished.is_set() or wait(seconds),
             lambda optimizer: keeper.look(step_of(optimizer), optimizer, model),
             model=model,
+            heldout=heldout,
             begin_with=None if found is None else (found[0] // scale, found[1]),
             on_round=on_round,
             on_leave=lambda optimizer: keeper.close(step_of(optimizer), optimizer, model, wait),
+            on_notice=status.notice,
         )
         status.tell(finished=keeper.is_finished)
     finally:
-        dht.shutdown()
-
-
-def be_trainer(run_dir: Path, name: str, arguments: Any, wait: Callable[[float], bool], status: Status) -> None:
-    """Train on this machine's copy of the run's folder; `dalle-lean join` is what volunteers use."""
-    from dalle_lean.tokenizer import Tokenizer
-    from training.shard_set import find_shards
-    from training.swarm.network import open_dht
-    from training.swarm.offer import RunWatch
-    from training.swarm.peer import Contribution, Peer
-    from training.swarm.settings import read_settings
-
-    settings = read_settings(run_dir)
-    folder = run_dir / "trainers" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    dht = open_dht(settings.swarm.addresses, client_mode=arguments.client, identity=folder / "identity")
-    watch = RunWatch(dht, settings)
-
-    def on_step(peer: Peer, done: Contribution) -> None:
-        numbers = {**dataclasses.asdict(done), "peers": peers_of(peer.optimizer)}
-        status.tell(**{name: None if value != value else value for name, value in numbers.items()})
-        if watch.moved is not None:
-            raise ValueError(watch.moved)
-        if wait(0):
-            signal.raise_signal(signal.SIGINT)
-
-    try:
-        Peer(
-            settings,
-            dht,
-            find_shards(settings.swarm.data),
-            Tokenizer.from_file(run_dir / "tokenizer.json"),
-            folder=folder,
-            batch_size=arguments.batch_size,
-            memory=dataclasses.replace(settings.recipe.memory, micro_batches=1),
-            device=arguments.device,
-            on_step=on_step,
-            on_notice=status.notice,
-        ).go()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        watch.close()
         dht.shutdown()
 
 
@@ -233,13 +189,13 @@ def enter(run_dir: Path, name: str) -> tuple[Any, Any]:
     return settings, dht
 
 
-def peers_of(optimizer: Any) -> int:
-    """Trainers and donors, as this peer counts them."""
-    peers: int = optimizer.tracker.global_progress.num_peers
-    return peers
+def trainers_of(optimizer: Any) -> int:
+    """As this peer counts them."""
+    trainers: int = optimizer.tracker.trainers
+    return trainers
 
 
-ROLES: dict[str, Callable[..., None]] = {"helper": be_helper, "donor": be_donor, "trainer": be_trainer}
+ROLES: dict[str, Callable[..., None]] = {"helper": be_helper, "donor": be_donor}
 
 if __name__ == "__main__":
     main()

@@ -218,7 +218,7 @@ class RunStatus:
     """Where the run is, as its donors say. A loss is nan before it is measured."""
 
     step: int = 0
-    peers: int = 0
+    trainers: int = 0
     heldout_loss: float = math.nan
     checkpoint: int = 0
     failed_saves: int = 0
@@ -226,7 +226,7 @@ class RunStatus:
     @property
     def note(self) -> str:
         """A few words for a progress line."""
-        words = [f"{self.peers} trainer{'s' * (self.peers != 1)}"]
+        words = [f"{self.trainers} trainer{'s' * (self.trainers != 1)}"]
         if math.isfinite(self.heldout_loss):
             words.append(f"held-out loss {self.heldout_loss:.4g}")
         words.append(f"checkpoint of step {self.checkpoint}" if self.checkpoint else "no checkpoint yet")
@@ -242,7 +242,7 @@ def run_status(supervisor: Supervisor) -> RunStatus:
     loss = said.get("heldout_loss")
     return RunStatus(
         step=said.get("step") or 0,
-        peers=max(0, (said.get("peers") or 0) - len(donors)),
+        trainers=said.get("trainers") or 0,
         heldout_loss=math.nan if loss is None else loss,
         checkpoint=said.get("checkpoint") or 0,
         failed_saves=said.get("failed_saves") or 0,

@@ -73,11 +73,12 @@ class Volunteer(Peer):
             samples=world.samples_accumulated,
             target=target,
             left_s=max(0.0, world.eta_next_epoch - get_dht_time()),
-            peers=world.num_peers,
+            trainers=max(tracker.trainers, bool(self.done.samples)),
             samples_per_s=tracker.local_progress.samples_per_second if self.done.samples else 0.0,
             own_samples=self.done.samples,
             own_share=min(1.0, self.done.samples / max(brought, self.done.samples, 1)),
             loss=self.done.loss,
+            lonely_steps=self.done.lonely_steps,
         )
 
 

@@ -44,6 +44,7 @@ class Overview:
     dropped_batches: int
     dropped_tensors: int
     skipped_steps: int
+    lonely_steps: int
     resyncs: int
     refused_records: int
 
@@ -161,6 +162,7 @@ def summarize(records: Records, settings: SwarmSettings, steps_per_s: float | No
         dropped_batches=sum(record.dropped_batches for record in trainers),
         dropped_tensors=sum(record.dropped_tensors for record in trainers),
         skipped_steps=sum(record.skipped_steps for record in trainers),
+        lonely_steps=sum(record.lonely_steps for record in trainers),
         resyncs=sum(record.resyncs for record in trainers),
         refused_records=records.refused,
     )

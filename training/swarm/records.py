@@ -100,6 +100,7 @@ class PeerRecord(BaseModel):
     dropped_batches: Count
     dropped_tensors: Count
     skipped_steps: Count
+    lonely_steps: Count
     resyncs: Count
     version: Version
     user: UserName | None
@@ -253,6 +254,7 @@ def numbers(contribution: "Contribution") -> dict[str, Any]:
         "dropped_batches": contribution.dropped_batches,
         "dropped_tensors": contribution.dropped_tensors,
         "skipped_steps": contribution.skipped_steps,
+        "lonely_steps": contribution.lonely_steps,
         "resyncs": contribution.resyncs,
     }
 

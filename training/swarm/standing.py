@@ -18,11 +18,12 @@ class Standing:
         step, total_steps: of the swarm.
         samples, target: gathered for the next step by all peers, and needed.
         left_s: until the next step, as the swarm expects; nan where nobody knows.
-        peers: that train.
+        trainers: peers that bring samples, this one included.
         samples_per_s: of this peer.
         own_samples: that this peer brought since it joined.
         own_share: of all that was brought since then, 0..1.
         loss: of this peer's samples in the last step; nan before.
+        lonely_steps: that this peer took with its own gradients although others are there.
     """
 
     step: int = 0
@@ -30,11 +31,12 @@ class Standing:
     samples: int = 0
     target: int = 1
     left_s: float = math.nan
-    peers: int = 0
+    trainers: int = 0
     samples_per_s: float = 0.0
     own_samples: int = 0
     own_share: float = 0.0
     loss: float = math.nan
+    lonely_steps: int = 0
 
     def line(self, width: int) -> str:
         """All of it, in at most `width` columns; what counts least is left out where it is narrow."""
@@ -43,12 +45,14 @@ class Standing:
         left = left if math.isfinite(self.left_s) or share == 1 else "so far"
         head = f"step {self.step}/{self.total_steps}"
         gathered = f"{100 * share:.0f} % {left}"
-        peers = f"{self.peers} peer{'s' * (self.peers != 1)}"
+        trainers = f"{self.trainers} trainer{'s' * (self.trainers != 1)}"
         rate = f"{self.samples_per_s:.3g} samples/s"
         loss = f"loss {self.loss:.3g}" if math.isfinite(self.loss) else ""
         mine = f"mine {100 * self.own_share:.0f} %"
         long = f"gave {self.own_samples:,} samples, {100 * self.own_share:.0f} %"
-        for words in ([peers, rate, loss, long], [peers, rate, loss, mine], [rate, loss, mine], [rate], []):
+        alone = f"{self.lonely_steps} step{'s' * (self.lonely_steps != 1)} alone" if self.lonely_steps else ""
+        full = [trainers, rate, loss, alone]
+        for words in ([*full, long], [*full, mine], [rate, loss, mine], [rate], []):
             tail = "  ".join(filter(None, [gathered, *words]))
             room = width - len(head) - len(tail) - 3
             if room >= NARROWEST_BAR or not words:

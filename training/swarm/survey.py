@@ -38,15 +38,14 @@ from training.swarm.network import open_dht
 from training.swarm.offer import TOKENIZER, RunFiles, Unanswered, fetch_run, is_reachable, remote_time
 from training.swarm.records import check_user_name
 from training.swarm.settings import NAME, SwarmSettings, read_settings
+from training.swarm.tracker import SLOWEST_TRAINER
 
 T = TypeVar("T")
-SLOWEST_TRAINER = 1e-3
-"""Samples per second; donors, who follow the run without training, report none."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Options:
-    """What a volunteer may choose; None is what fits.
+    """What a volunteer may choose, in the order of the command line; None is what fits.
 
     Args:
         data: the run's shards, where they are not to be taken from where the run says.
@@ -63,7 +62,7 @@ class Options:
     folder: Path | None = None
     listen: int | None = None
     client: bool = False
-    announce: tuple[str, ...] = ()
+    announce: Sequence[str] = ()
     batch_size: int | None = None
     device: str = "auto"
     precision: str | None = None

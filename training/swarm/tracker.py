@@ -13,6 +13,9 @@ MOST_TARGETS = 100
 DOUBT_S = 600.0
 """So long after a claim that had no state behind it such claims are left out."""
 
+SLOWEST_TRAINER = 1e-3
+"""Samples per second; donors, who follow the run without training, report none."""
+
 Records = dict[Any, LocalTrainingProgress]
 """What peers say, by their keys."""
 
@@ -33,6 +36,8 @@ class SwarmTracker(ProgressTracker):
         self.doubtful_until = math.inf if doubtful else -math.inf
         self.found: Any = None
         """The records as they came last."""
+        self.trainers = 0
+        """Those of the peers that bring samples, this one included."""
         super().__init__(*arguments, **options)
 
     def _parse_swarm_progress_data(self, metadata: Any) -> GlobalTrainingProgress:
@@ -46,6 +51,7 @@ class SwarmTracker(ProgressTracker):
         }
         progress = super()._parse_swarm_progress_data(listening)
         progress.num_clients = sum(record.client_mode for record in records.values())
+        self.trainers = sum(record.samples_per_second > SLOWEST_TRAINER for record in records.values())
         return progress
 
     def read(self) -> Records:

@@ -245,18 +245,9 @@ class Hosted:
         return process
 
     def train(self, name):
-        arguments = (
-            "-m",
-            "training.swarm",
-            "trainer",
-            str(self.run_dir),
-            "--name",
-            name,
-            "--client",
-            "--batch-size",
-            "8",
-        )
-        return self.start(*arguments, output=self.run_dir.parent / f"{name}.out")
+        addresses = read_settings(self.run_dir).swarm.addresses
+        options = ("--client", "--batch-size", "8", "--folder", str(self.run_dir.parent / name))
+        return self.start("-c", PROGRAM, "join", *addresses, *options, output=self.run_dir.parent / f"{name}.out")
 
     def status(self, name):
         path = self.run_dir / "status" / f"{name}.json"

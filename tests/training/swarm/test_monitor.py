@@ -50,6 +50,7 @@ def record(**fields):
         "dropped_batches": 0,
         "dropped_tensors": 0,
         "skipped_steps": 0,
+        "lonely_steps": 0,
         "resyncs": 0,
         "version": "0.1.0",
         "user": None,
@@ -94,9 +95,9 @@ def test_only_trainers_count_and_one_without_a_loss_has_none():
 
 
 def test_what_was_dropped_is_added_up():
-    seen = overview(record(dropped_batches=2), record(dropped_batches=1, skipped_steps=4), refused=3)
-    assert (seen.dropped_batches, seen.skipped_steps, seen.refused_records) == (3, 4, 3)
-    assert "3 batches dropped · 4 steps skipped · 3 records refused" in headline(seen)
+    seen = overview(record(dropped_batches=2), record(dropped_batches=1, skipped_steps=4, lonely_steps=5), refused=3)
+    assert (seen.dropped_batches, seen.skipped_steps, seen.lonely_steps, seen.refused_records) == (3, 4, 5, 3)
+    assert "3 batches dropped · 4 steps skipped · 5 steps taken alone · 3 records refused" in headline(seen)
 
 
 def test_the_pace_is_that_of_the_last_steps():

@@ -1,6 +1,7 @@
 """The one line that a volunteer sees."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ BUSY = Standing(
     samples=2458,
     target=4096,
     left_s=83.2,
-    peers=17,
+    trainers=17,
     samples_per_s=3.21,
     own_samples=123456,
     own_share=0.124,
@@ -28,7 +29,16 @@ def test_the_line_never_is_wider_than_the_screen(width):
 
 def test_a_wide_screen_shows_all_of_it():
     line = BUSY.line(120)
-    for part in ("12345/31250", "60 %", "1:24 left", "17 peers", "3.21 samples/s", "loss 6.12", "gave 123,456", "12 %"):
+    for part in (
+        "12345/31250",
+        "60 %",
+        "1:24 left",
+        "17 trainers",
+        "3.21 samples/s",
+        "loss 6.12",
+        "gave 123,456",
+        "12 %",
+    ):
         assert part in line
 
 
@@ -36,6 +46,11 @@ def test_a_screen_of_80_columns_shows_what_counts():
     line = BUSY.line(80)
     for part in ("step 12345/31250", "60 %", "1:24 left", "3.21 samples/s", "loss 6.12", "mine 12 %"):
         assert part in line
+
+
+def test_steps_taken_alone_are_told():
+    assert "2 steps alone" in replace(BUSY, lonely_steps=2).line(140)
+    assert "alone" not in BUSY.line(140)
 
 
 def test_what_is_not_known_yet_is_not_shown():
