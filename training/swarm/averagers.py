@@ -10,7 +10,7 @@ import multiprocessing as mp
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import wait
 from statistics import median_high
 from typing import Any
@@ -38,6 +38,9 @@ SLACK_BYTES = 2**20
 """A state may be so much larger than expected: metadata, and what the wire adds."""
 OUTDATED = -1
 """The step that those name whose weights are not of the present one."""
+OUTDATED_WEIGHT = 1e-6
+"""What weights count for that became outdated after a step was named for them: nothing beside others, and yet where
+all are outdated there is a mean."""
 WEIGHTS_POLL_S = 0.05
 MOST_DONORS = 8
 """So many are asked in an attempt: anybody can say that he has a state."""
@@ -103,7 +106,18 @@ class GatedAverager(DecentralizedAverager):
         return set()
 
 
-class SampleWeights(GradientAverager):
+class SaysEpoch(GradientAverager):
+    """Tells the members of its groups the step that it has gone: see `epoch_of_group`."""
+
+    epoch_now: Callable[[], int | None]
+    """None for peers whose step counts for nothing; set once it is known."""
+
+    def schedule_step(self, scheduled_time: float | None = None, **options: Any) -> StepControl:
+        """As hivemind's."""
+        return super().schedule_step(scheduled_time, gather=self.epoch_now(), **options)
+
+
+class SampleWeights(SaysEpoch):
     """Gradients of batches of any size become the mean over their samples. Batches of 0 samples bring nothing."""
 
     def accumulate_grads_(self, batch_size: int) -> None:
@@ -167,6 +181,8 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
     """How often the model has got weights from here."""
     outdated: bool
     """The weights are of an earlier step than `local_epoch` says: until the next average they count for nothing."""
+    lacking: int
+    """So many steps of `weights_epoch` are not in the weights."""
 
     def __init__(
         self,
@@ -184,10 +200,10 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         self.skips_round = False
         """Whether the next round is left out: the gradients of its step were averaged with nobody."""
         self._control: StepControl | None = None
-        self._snapshot: tuple[int, dict[str, Any], list[Tensor]] | None = None
+        self._snapshot: tuple[tuple[int, int, int], dict[str, Any], list[Tensor]] | None = None
         self._snapshot_lock = threading.Lock()
         self.weights_epoch = 0
-        self.applied = 0
+        self.applied = self.adopted = self.lacking = 0
         self.outdated = False
         super().__init__(**options)
         self._update_scheduler()
@@ -229,6 +245,8 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         if averaging_round and averaging_control is None:
             averaging_control = self.schedule_step(gather=self.local_epoch, timeout=timeout)
         self._control = averaging_control
+        if self.outdated and averaging_control is not None and not averaging_control.began_allreduce:
+            averaging_control.weight = OUTDATED_WEIGHT
         super()._do(
             wait_for_trigger,
             optimizer_step,
@@ -240,8 +258,13 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         )
         if skipped:
             self.finished_averaging_round.set()
-        if averaging_control is not None and averaging_control.done() and not averaging_control.cancelled():
-            self.outdated = self.outdated and averaging_control.exception() is not None
+        if averaging_control is not None and has_succeeded(averaging_control):
+            self.outdated, self.lacking = False, 0
+
+    def skip_to(self, epoch: int) -> None:
+        """Count as if the steps up to `epoch` had been taken; the next average of the weights is that of the others."""
+        self.lacking += epoch - self.local_epoch
+        self.local_epoch, self.outdated = epoch, True
 
     def schedule_step(self, scheduled_time: float | None = None, **options: Any) -> StepControl:
         """As hivemind's; the others are told whether these weights count."""
@@ -275,19 +298,26 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
     def get_current_state(self) -> tuple[dict[str, Any], list[Tensor], list[CompressionInfo]]:
         """For a newcomer: (metadata with the epoch and the SHA-256 of the tensors, tensors, what they are).
 
-        One copy for each epoch: the weights may move while they are sent.
+        One copy for each epoch: the weights may move while they are sent. The epoch is the weights' own, not that of
+        steps which were counted without them.
         """
         with self._snapshot_lock:
             self.await_weights()
-            if self._snapshot is None or self._snapshot[0] != self.weights_epoch:
+            if self._snapshot is None or self._snapshot[0] != self.version:
                 self._snapshot = None  # its memory is wanted for the next one
                 with self.lock_optimizer, self.lock_averaged_tensors:
                     tensors = [tensor.cpu().clone() for tensor in self.state_tensors()]
-                    epoch = self.weights_epoch
-                metadata = {"epoch": epoch, "sha256": tensors_sha256(tensors)}
-                self._snapshot = epoch, metadata, tensors
+                    version = self.version
+                epoch, lacking, _ = version
+                metadata = {"epoch": max(0, epoch - lacking), "sha256": tensors_sha256(tensors)}
+                self._snapshot = version, metadata, tensors
             _, metadata, tensors = self._snapshot
         return metadata, tensors, [CompressionInfo.from_tensor(tensor, key=i) for i, tensor in enumerate(tensors)]
+
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """Another one for other weights."""
+        return self.weights_epoch, self.lacking, self.adopted
 
     def await_weights(self) -> None:
         """Wait until a step that is counted already has been taken and averaged, as long as an all-reduce may take."""
@@ -409,11 +439,12 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         with self.lock_optimizer, self.lock_averaged_tensors:
             for tensor, received in zip(own, tensors, strict=True):
                 tensor.copy_(received)
+            self.adopted += 1
         if self.offload_optimizer:
             self._apply_optimizer_parameters_()
         if not self.reuse_tensors:
             self._load_local_tensors_into_averager_()
-        self.local_epoch, self.outdated = metadata["epoch"], False
+        self.local_epoch, self.outdated, self.lacking = metadata["epoch"], False, 0
         self._update_scheduler()
 
 
@@ -443,6 +474,18 @@ def step_said(content: bytes) -> int | None:
     if mode == AveragingMode.AUX.value:
         return None
     return epoch if type(epoch) is int else OUTDATED
+
+
+def has_succeeded(control: StepControl) -> bool:
+    """Whether a round of averaging is over, with an average."""
+    return control.done() and not control.cancelled() and control.exception() is None
+
+
+def epoch_of_group(said: Iterable[Any], own: int) -> int:
+    """The last step that members of a group have gone; what is more than one ahead of most of them is not believed."""
+    epochs = [epoch for epoch in said if type(epoch) is int and epoch >= 0]
+    most = median_high(epochs or [own])
+    return max([own, *(epoch for epoch in epochs if epoch <= most + 1)])
 
 
 def check_epoch(metadata: Any, least_epoch: int, last_epoch: float = math.inf) -> None:

@@ -17,12 +17,12 @@ import torch
 from hivemind.optim.grad_averager import GradientAverager
 from torch import Tensor
 
-from training.swarm.averagers import GatedAverager
+from training.swarm.averagers import GatedAverager, SaysEpoch
 from training.swarm.settings import SwarmSettings
 from training.swarm.stepping import SwarmOptimizer
 
 
-class WayAverager(GatedAverager, GradientAverager):
+class WayAverager(GatedAverager, SaysEpoch):
     """Averages how far the peers' parameters are from the agreed ones: agreed minus own."""
 
     agreed: Sequence[Tensor]

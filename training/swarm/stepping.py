@@ -9,7 +9,7 @@ from hivemind.utils import get_dht_time
 
 from training.progress import OnNotice
 from training.retry import silent
-from training.swarm.averagers import StateRefused, SwarmStateAverager
+from training.swarm.averagers import StateRefused, SwarmStateAverager, epoch_of_group, has_succeeded
 from training.swarm.tracker import FollowingTracker, SwarmTracker
 
 RETRY_PAUSE_S = 2.0
@@ -73,6 +73,11 @@ class SwarmOptimizer(hivemind.Optimizer):
             **options,
         )
 
+    def _make_gradient_averager(self, factory: Any, **options: Any) -> Any:
+        averager = super()._make_gradient_averager(factory, **options)
+        averager.epoch_now = lambda: None if self.auxiliary else self.local_epoch
+        return averager
+
     def _make_progress_tracker(self, target_batch_size: int, **options: Any) -> ProgressTracker:
         kind = FollowingTracker if self.following else SwarmTracker
         return kind(
@@ -120,6 +125,16 @@ class SwarmOptimizer(hivemind.Optimizer):
         super()._update_global_epoch(grad_scaler)
         self.resyncs_in_row = 0
 
+    def _average_gradients_and_load_into_optimizer(self, maybe_step_control: Any) -> None:
+        super()._average_gradients_and_load_into_optimizer(maybe_step_control)
+        if maybe_step_control is None or not has_succeeded(maybe_step_control):
+            return
+        # One that has counted a step too few would stay behind: it looks for others for a step that they have gone,
+        # and finds them when they look for the next one.
+        epoch = epoch_of_group(maybe_step_control.result().values(), self.local_epoch)
+        if self.local_epoch < epoch < self.tracker.last_epoch:
+            self.state_averager.skip_to(epoch)
+
     def _load_local_gradients_into_optimizer(self) -> None:
         # hivemind would load the accumulators, which are empty by now. What is in the averager already are this peer's
         # own gradients, where no average has taken their place.
@@ -127,6 +142,9 @@ class SwarmOptimizer(hivemind.Optimizer):
             self.lonely_steps += 1
             self.was_lonely = True
             self.state_averager.outdated = self.state_averager.skips_round = True
+            self.state_averager.lacking += self.opt.held
+        else:
+            self.state_averager.outdated, self.state_averager.lacking = False, 0  # there are no newer ones
         self.grad_averager.notify_used_averaged_gradients()
 
     def _load_averaged_gradients_into_optimizer_(self) -> None:
@@ -167,7 +185,7 @@ class SwarmOptimizer(hivemind.Optimizer):
 
     def go_on_with_older_weights(self) -> None:
         """Count as the others do; the next average of the weights is theirs alone."""
-        self.state_averager.local_epoch, self.state_averager.outdated = self.tracker.global_epoch, True
+        self.state_averager.skip_to(self.tracker.global_epoch)
         self.state_averager._update_scheduler()
 
     def adopt_a_state(self) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from training.swarm.aggregation import LARGEST, FiniteMean
+from training.swarm.averagers import OUTDATED_WEIGHT
 
 NAN, INF = math.nan, math.inf
 WEIGHTS = (3.0, 1.0, 4.0)
@@ -60,6 +61,13 @@ def test_a_sender_with_an_impossible_weight_counts_for_nothing(parts, weight):
 def test_a_sender_of_weight_zero_gets_the_mean_of_the_others(parts):
     for got in reduce(parts, (3.0, 0.0, 4.0)):
         torch.testing.assert_close(got, plain_mean(parts[[0, 2]], (3.0, 4.0)))
+
+
+def test_outdated_weights_count_for_nothing_beside_others_and_equally_among_themselves(parts):
+    for got in reduce(parts, (1.0, OUTDATED_WEIGHT, 1.0)):
+        torch.testing.assert_close(got, plain_mean(parts[[0, 2]], (1.0, 1.0)), rtol=0, atol=1e-5)
+    for got in reduce(parts, (OUTDATED_WEIGHT,) * 3):
+        torch.testing.assert_close(got, parts.mean(0))
 
 
 def test_no_sender_counts_for_more_than_the_largest_weight(parts):

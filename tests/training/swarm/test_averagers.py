@@ -1,22 +1,27 @@
 """What a peer brings to an average, and what it takes from others."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.compression import CompressionInfo, deserialize_torch_tensor
 from hivemind.p2p import PeerID
-from hivemind.utils import MSGPackSerializer
+from hivemind.utils import MPFuture, MSGPackSerializer, get_dht_time
 
 from training.swarm.averagers import (
     OUTDATED,
+    OUTDATED_WEIGHT,
     StateRefused,
     SwarmGradientAverager,
     SwarmPowerSGDAverager,
+    SwarmStateAverager,
     check_epoch,
     check_state,
+    epoch_of_group,
     out_of_step,
     tensors_sha256,
 )
@@ -165,6 +170,85 @@ def test_one_liar_does_not_leave_out_the_others():
 @pytest.mark.parametrize("rubbish", [b"\xc1", "seven", None, 7.0])
 def test_weights_of_no_known_step_are_not_averaged(rubbish):
     assert left_out(7, 7, rubbish) == [2]
+
+
+@pytest.mark.parametrize(
+    ("said", "own", "epoch"),
+    [
+        ([7, 7, 7], 7, 7),
+        ([7, 7, 8], 7, 8),
+        ([8, 8, 7], 7, 8),
+        ([7, 8], 7, 8),
+        ([7, 7, 50], 7, 7),
+        ([7, 7, 50], 50, 50),
+        ([None, "8", 8.0, True, -3], 7, 7),
+        ([], 7, 7),
+    ],
+)
+def test_who_has_counted_a_step_too_few_counts_as_its_group_does(said, own, epoch):
+    assert epoch_of_group(said, own) == epoch
+
+
+@pytest.fixture
+def state_averager():
+    """One whose process is not started, over one parameter that SGD moves."""
+    parameter = torch.nn.Parameter(torch.zeros(5))
+    return SwarmStateAverager(
+        dht=None,
+        prefix="test",
+        params=[parameter],
+        optimizer=partial(torch.optim.SGD, lr=0.0),
+        offload_optimizer=True,
+        custom_gradients=True,
+        initialize_optimizer=False,
+        lr_of_epoch=lambda epoch: 0.0,
+        last_epoch=100,
+        client_mode=True,
+        start=False,
+    )
+
+
+def round_of(state_averager, fails=False):
+    """What a round of averaging the weights, found before the step, was told by this peer."""
+    control = StepControl(get_dht_time(), get_dht_time() + 9, allow_retries=False, weight=1.0, data_for_gather=b"")
+    control.attach(MPFuture(), MPFuture())
+    if fails:
+        control._trigger.add_done_callback(lambda _: control.set_exception(ValueError()))
+    else:
+        control._trigger.add_done_callback(lambda _: control.set_result({}))
+    state_averager._do(None, False, False, True, control, None, True, timeout=5.0)
+    return control
+
+
+def test_weights_that_became_outdated_after_their_round_was_found_count_for_nothing_in_it(state_averager):
+    assert round_of(state_averager).weight == 1.0
+    state_averager.skip_to(3)
+    assert round_of(state_averager, fails=True).weight == OUTDATED_WEIGHT
+    assert round_of(state_averager).weight == OUTDATED_WEIGHT
+    assert round_of(state_averager).weight == 1.0
+
+
+def test_a_state_is_handed_out_under_the_step_of_its_weights(state_averager):
+    def step_handed_out():
+        return state_averager.get_current_state()[0]["epoch"]
+
+    state_averager.adopt(metadata_of([torch.ones(5)], epoch=7), [torch.ones(5)])
+    assert step_handed_out() == 7
+    state_averager.skip_to(9)  # the others are there
+    state_averager._update_scheduler()
+    assert step_handed_out() == 7
+    state_averager.local_epoch += 1
+    round_of(state_averager, fails=True)
+    assert step_handed_out() == 8
+    round_of(state_averager)  # with theirs
+    assert step_handed_out() == 10
+
+
+def test_a_state_of_the_same_step_that_was_taken_from_others_is_handed_out_in_place_of_the_own(state_averager):
+    state_averager.adopt(metadata_of([torch.ones(5)]), [torch.ones(5)])
+    assert state_averager.get_current_state()[1][0].tolist() == [1.0] * 5
+    state_averager.adopt(metadata_of([torch.zeros(5)]), [torch.zeros(5)])
+    assert state_averager.get_current_state()[1][0].tolist() == [0.0] * 5
 
 
 def test_helpers_have_no_step_that_counts():
