@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import hivemind
-import torch
 from hivemind.utils import get_dht_time
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from training.progress import OnNotice
 from training.recipe import MemoryRecipe
 from training.retry import silent
 from training.shard_set import ShardSet
-from training.swarm.averagers import StateRefused
+from training.swarm.judge import judge
 from training.swarm.optimizer import swarm_optimizer
 from training.swarm.portion import CURSOR, Portion, build_model
 from training.swarm.ranks import Order, Ranks
@@ -30,8 +29,6 @@ from training.swarm.settings import SwarmSettings
 __all__ = ["CURSOR", "Contribution", "Peer", "build_model"]
 
 JUDGE_SAMPLES = 64
-WORST_RATIO = 1.2
-"""A downloaded state may be so much worse than one's own on held-out samples, chance included."""
 POLL_S = 0.5
 PRESENCE_S = 10.0
 """So long a trainer that waits at the barrier counts as being there."""
@@ -123,18 +120,8 @@ class Peer(Portion):
 
     def judge(self, parameters: Sequence[Tensor]) -> None:
         """StateRefused where held-out samples say that these parameters are much worse than the present ones."""
-        if self.heldout is None:
-            return
-        own = list(self.optimizer_parameters())
-        before = self.gradients.measure(self.heldout)["heldout_loss"]
-        kept = [parameter.detach().clone() for parameter in own]
-        try:
-            copy_all(own, parameters)
-            after = self.gradients.measure(self.heldout)["heldout_loss"]
-        finally:
-            copy_all(own, kept)
-        if not (after <= WORST_RATIO * before or (math.isfinite(after) and not math.isfinite(before))):
-            raise StateRefused(f"has a held-out loss of {after:.3g}, the present weights {before:.3g}")
+        if self.heldout is not None:
+            judge(self.gradients, self.heldout, self.optimizer_parameters(), parameters)
 
     def optimizer_parameters(self) -> Sequence[Tensor]:
         """The model's parameters in the order of the averagers."""
@@ -264,10 +251,3 @@ class Peer(Portion):
 def never() -> bool:
     """No Ctrl+C yet."""
     return False
-
-
-@torch.no_grad()
-def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Each source into its target."""
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)

@@ -23,7 +23,7 @@ from hivemind.proto import averaging_pb2
 
 from dalle_lean.tokenizer import Tokenizer
 from tests.training.swarm.nursery import DIE
-from training.data import collate
+from training.data import Batch, collate
 from training.heldout import heldout_rows
 from training.shard_set import find_shards
 from training.swarm import averagers
@@ -87,6 +87,8 @@ def live(spec: dict) -> None:
         upload_slowly()
     if spec.get("misbehaviour") == "hostile_nan":
         send_nan_when_told()
+    if spec.get("misbehaviour") == "ruined_state":
+        hand_out_noise()
     if os.environ.get("SWARM_DEBUG"):
         logging.getLogger("hivemind").setLevel(logging.DEBUG)
     diary = Diary(folder)
@@ -140,14 +142,27 @@ def give_state(spec: dict, settings, dht, diary: Diary, wait) -> None:
         if keeper is not None:
             keeper.look(epoch, optimizer, model)
 
-    run_donor(settings, dht, wait, on_step, model=model)
+    run_donor(
+        settings,
+        dht,
+        wait,
+        on_step,
+        model=model,
+        heldout=measured_on(settings, Path(spec["run"])) if spec.get("judges") else None,
+        on_notice=lambda text: diary.tell("notice", text=text),
+    )
+
+
+def measured_on(settings, run: Path) -> Batch:
+    """Samples that nobody trains on."""
+    rows = heldout_rows(find_shards(settings.swarm.data), settings.recipe.data.heldout_share, HELDOUT_SAMPLES)
+    return collate(rows, Tokenizer.from_file(run / "tokenizer.json"), settings.recipe.model["text_len"])
 
 
 def train(spec: dict, settings, dht, diary: Diary) -> None:
     run, folder = Path(spec["run"]), Path(spec["folder"])
     shards, tokenizer = find_shards(settings.swarm.data), Tokenizer.from_file(run / "tokenizer.json")
-    rows = heldout_rows(shards, settings.recipe.data.heldout_share, HELDOUT_SAMPLES)
-    heldout = collate(rows, tokenizer, settings.recipe.model["text_len"])
+    heldout = measured_on(settings, run)
     epochs = [-1]
 
     def on_step(peer: Peer, done) -> None:
@@ -278,6 +293,18 @@ def upload_slowly() -> None:
             await asyncio.sleep(0.5)
 
     averagers.SwarmStateAverager.rpc_download_state = slowly
+
+
+def hand_out_noise() -> None:
+    """A state that is whole and finite, and says nothing of what was learnt."""
+    hand_out = averagers.SwarmStateAverager.get_current_state
+
+    def ruined(self):
+        metadata, tensors, infos = hand_out(self)
+        tensors = [torch.randn_like(tensor) if tensor.is_floating_point() else tensor for tensor in tensors]
+        return {**metadata, "sha256": averagers.tensors_sha256(tensors)}, tensors, infos
+
+    averagers.SwarmStateAverager.get_current_state = ruined
 
 
 def send_nan_when_told() -> None:
