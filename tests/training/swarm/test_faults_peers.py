@@ -65,23 +65,23 @@ def test_no_process_outlives_a_killed_main_process(standing):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(480)
 @pytest.mark.parametrize("late", [50])
-def test_a_newcomer_equals_the_others_after_one_step(standing, late):
-    others = [standing.member("trainer1"), standing.member("trainer2")]
-    standing.wait_for_common_step(others, late, 280)
-    started_at = time.time()
-    newcomer = standing.start("trainer", samples_per_s=16)
-    adopted = newcomer.wait_for_event("adopted")
-    stepped_at = newcomer.wait_for_step(adopted["epoch"] + 1)
-    figures = agreement([newcomer, *others], stepped_at - 0.1)
-    tell_figures(
-        "a newcomer",
-        at_step=adopted["epoch"],
-        state_after_s=round(adopted["time"] - started_at, 1),
-        step_after_s=round(stepped_at - started_at, 1),
-        **figures,
-    )
-    newcomer.kill()
+def test_a_newcomer_equals_the_others_after_one_step(tmp_path, nursery, late):
+    with Swarm(tmp_path, batch_size=32, nursery=nursery) as swarm:
+        others = swarm.start_usual()
+        swarm.wait_for_common_step(others, late, 360)
+        started_at = time.time()
+        newcomer = swarm.start("trainer", samples_per_s=16)
+        adopted = newcomer.wait_for_event("adopted")
+        stepped_at = newcomer.wait_for_step(adopted["epoch"] + 1)
+        tell_figures(
+            "a newcomer",
+            at_step=adopted["epoch"],
+            state_after_s=round(adopted["time"] - started_at, 1),
+            step_after_s=round(stepped_at - started_at, 1),
+            **agreement([newcomer, *others], stepped_at - 0.1),
+        )
 
 
 def test_newcomers_find_the_run_when_its_first_helper_is_dead(standing):
