@@ -56,6 +56,13 @@ def host(
     listen: Annotated[
         str | None, typer.Option(help="IPv4 address to listen on. [default: 0.0.0.0, all]", show_default=False)
     ] = None,
+    helper_of: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Of a run that is hosted elsewhere: run one more helper for it here, and nothing else.",
+        ),
+    ] = None,
     donors: Annotated[int, typer.Option(help="Peers that keep the state; two replace each other.", min=1, max=8)] = 1,
     min_peers: Annotated[int, typer.Option(help="Trainers that must be there before the first step.", min=1)] = 1,
     mode: Annotated[
@@ -76,8 +83,9 @@ def host(
 ) -> None:
     """Keep a run alive on this machine: two helpers that volunteers find, and a donor that keeps its state.
 
-    Prints what a volunteer needs. It trains nothing itself: `dalle-lean join` does, here too. Ctrl+C ends it; the same
-    command, or RUN_DIR alone, goes on.
+    With --helper-of it is one more helper of a run that another machine hosts. Prints what a volunteer needs. It
+    trains nothing itself: `dalle-lean join` does, here too. Ctrl+C ends it; the same command, or RUN_DIR alone, goes
+    on.
     """
     begin_loading()
     from dalle_lean.devices import pick_device
@@ -89,45 +97,56 @@ def host(
 
     for module in ("hivemind", "psutil", "pyarrow"):
         require(module, extra="training")
-    from training.swarm.founding import Place, is_private, make_run
+    from training.swarm.founding import Place, is_private, make_helper, make_run, stations_before
     from training.swarm.host import host_run
+    from training.swarm.network import log_to, prepare_process
     from training.swarm.settings import TimingSection, WireSection
     from training.swarm.stations import Stations
 
+    place = Place(port=port, announce=announce, listen=listen, donors=donors)
+    helper_of = helper_of or list(stations_before(run_dir).helper_of)
+    if helper_of and data is not None:
+        raise ValueError("--helper-of runs a helper of another host's run, which has its data: leave out --data")
     recipe = load_recipe(config).override(steps=steps, batch_size=batch_size, lr=lr, seed=seed)
     if vqgan is None and data is not None and not is_url(data):
         vqgan = bundled_vqgan(find_shards(data, on_notice=warn).info)
     with run_folder(run_dir):
         remove_leftovers(run_dir)
-        settings = make_run(
-            run_dir,
-            data,
-            recipe,
-            tokenizer=tokenizer,
-            vqgan=vqgan,
-            name=name,
-            min_peers=min_peers,
-            wire=WireSection(mode=mode, compression=compression, power_sgd_rank=power_sgd_rank),
-            timing=dataclasses.replace(
-                TimingSection(),
-                matchmaking_time_s=matchmaking_time,
-                request_timeout_s=min(TimingSection.request_timeout_s, matchmaking_time / 2),
-            ),
-            place=Place(port=port, announce=announce, listen=listen, donors=donors),
-            on_notice=warn,
-        )
+        if helper_of:
+            prepare_process()
+            log_to(None)
+            settings = make_helper(run_dir, helper_of, place, warn)
+        else:
+            settings = make_run(
+                run_dir,
+                data,
+                recipe,
+                tokenizer=tokenizer,
+                vqgan=vqgan,
+                name=name,
+                min_peers=min_peers,
+                wire=WireSection(mode=mode, compression=compression, power_sgd_rank=power_sgd_rank),
+                timing=dataclasses.replace(
+                    TimingSection(),
+                    matchmaking_time_s=matchmaking_time,
+                    request_timeout_s=min(TimingSection.request_timeout_s, matchmaking_time / 2),
+                ),
+                place=place,
+                on_notice=warn,
+            )
         stations = Stations.load(run_dir)
+        own = [stations.address(run_dir, helper) for helper in stations.helpers]
 
         def invite() -> None:
             ports = ", ".join(str(port) for port in stations.ports.values())
             say(f"the run {settings.swarm.name} waits for volunteers (TCP ports {ports}); any machine takes part with")
-            say(f"    dalle-lean join {' '.join(settings.swarm.addresses)}")
+            say(f"    dalle-lean join {' '.join([*own, *helper_of])}")
             if is_private(stations.announce):
                 warn(
                     f"{stations.announce} is an address of the own network: for volunteers outside, forward the TCP "
                     f"ports {ports} to this machine and give --announce the address that the Internet sees"
                 )
-            if not is_url(settings.swarm.data):
+            if not is_url(settings.swarm.data) and not helper_of:
                 warn(f"volunteers need a copy of {settings.swarm.data}, which they name with --data")
 
         say(f"starting {len(stations.ports)} peers ...")
@@ -140,10 +159,8 @@ def host(
                 on_progress=on_progress,
                 on_notice=warn,
             )
-    say(
-        f"finished at step {end.step}, {end.note}; the model is in "
-        f"{run_dir}/checkpoints/step-{end.checkpoint:06d}/model"
-    )
+    kept = "" if end.checkpoint is None else f"; the model is in {run_dir}/checkpoints/step-{end.checkpoint:06d}/model"
+    say(f"finished at step {end.step}, {end.note}{kept}")
 
 
 def rollback(

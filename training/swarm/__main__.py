@@ -84,15 +84,32 @@ def main() -> None:
 
 def be_helper(run_dir: Path, name: str, _: Any, wait: Callable[[float], bool], status: Status) -> None:
     """Reduce, and hand newcomers the run's files."""
-    from training.swarm.offer import offer_run
+    from training.swarm.offer import RunWatch, offer_run
     from training.swarm.roles import run_helper
+    from training.swarm.stations import Stations
 
     settings, dht = enter(run_dir, name)
+    helper_of = tuple(Stations.load(run_dir).helper_of)
+    # One that the host starts ends with the run; a helper elsewhere hears of it from the others.
+    watch = RunWatch(dht, settings, helper_of) if helper_of else None
+    finished = threading.Event()
+
+    def on_round(optimizer: Any) -> None:
+        step = optimizer.tracker.global_epoch * settings.steps_per_epoch
+        status.tell(step=step, trainers=trainers_of(optimizer))
+        if watch is not None and (step >= settings.total_steps or watch.moved is not None):
+            finished.set()
+
     try:
         offer_run(dht, run_dir)
-        status.tell(step=0, trainers=0)
-        run_helper(settings, dht, wait, lambda optimizer: status.tell(trainers=trainers_of(optimizer)))
+        run_helper(settings, dht, lambda seconds: finished.is_set() or wait(seconds), on_round)
+        if watch is not None and watch.moved is not None:
+            status.notice("the run goes on with other settings; this helper takes them and goes on with it")
+        else:
+            status.tell(finished=finished.is_set())
     finally:
+        if watch is not None:
+            watch.close()
         dht.shutdown()
 
 
@@ -100,7 +117,7 @@ def be_donor(run_dir: Path, name: str, arguments: Any, wait: Callable[[float], b
     """Keep the state: go with the others from the newest checkpoint on."""
     from training.swarm.checkpoints import Checkpoints
     from training.swarm.keeper import Keeper, heldout_batch
-    from training.swarm.peer import build_model
+    from training.swarm.portion import build_model
     from training.swarm.roles import run_donor
     from training.swarm.stations import Stations
 
@@ -159,16 +176,34 @@ def be_donor(run_dir: Path, name: str, arguments: Any, wait: Callable[[float], b
 
 
 def enter(run_dir: Path, name: str) -> tuple[Any, Any]:
-    """The run's settings, and a node of the host's own at its fixed place.
-
-    Only the first helper begins alone, so that there are never two networks of one run; the others wait for somebody.
-    """
+    """The run's settings, and a node of the host's own at its fixed place."""
+    from training.swarm.founding import bring_up_to_date
     from training.swarm.network import open_dht
     from training.swarm.records import protect_records
     from training.swarm.settings import read_settings
     from training.swarm.stations import Stations, identity_path
 
-    settings, stations = read_settings(run_dir), Stations.load(run_dir)
+    stations = Stations.load(run_dir)
+    if stations.helper_of:
+        bring_up_to_date(run_dir, stations.helper_of)
+    port = stations.ports[name]
+    dht = open_dht(
+        stations.helper_of or company(run_dir, stations, name),
+        client_mode=False,
+        listen=[f"/ip4/{stations.listen}/tcp/{port}"],
+        announce=[f"/ip4/{stations.announce}/tcp/{port}"],
+        identity=identity_path(run_dir, name),
+    )
+    settings = read_settings(run_dir)
+    protect_records(dht, settings.run_id)
+    return settings, dht
+
+
+def company(run_dir: Path, stations: Any, name: str) -> list[str]:
+    """Addresses of the host's other peers that are there.
+
+    Only the first helper begins alone, so that there are never two networks of one run; the others wait for somebody.
+    """
     others = [other for other in stations.ports if other != name]
     present = [other for other in others if stations.is_up(other)]
     deadline = time.monotonic() + COMPANY_TIMEOUT_S
@@ -177,16 +212,7 @@ def enter(run_dir: Path, name: str) -> tuple[Any, Any]:
             raise ValueError(f"none of {', '.join(others)} takes connections; {name} does not begin alone")
         time.sleep(POLL_S)
         present = [other for other in others if stations.is_up(other)]
-    port = stations.ports[name]
-    dht = open_dht(
-        [stations.local_address(run_dir, other) for other in present],
-        client_mode=False,
-        listen=[f"/ip4/{stations.listen}/tcp/{port}"],
-        announce=[f"/ip4/{stations.announce}/tcp/{port}"],
-        identity=identity_path(run_dir, name),
-    )
-    protect_records(dht, settings.run_id)
-    return settings, dht
+    return [stations.local_address(run_dir, other) for other in present]
 
 
 def trainers_of(optimizer: Any) -> int:

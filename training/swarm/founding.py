@@ -7,6 +7,7 @@ machine; checkpoints/, logs/ and status/.
 import dataclasses
 import ipaddress
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from training.progress import OnNotice
 from training.recipe import Recipe
 from training.shard_set import ShardSet, find_shards, is_url
 from training.swarm.checkpoints import first_name
-from training.swarm.offer import outward_ip
+from training.swarm.network import open_dht
+from training.swarm.offer import fetch_run, outward_ip
 from training.swarm.settings import (
     NAME,
     SwarmSection,
@@ -29,6 +31,8 @@ from training.swarm.settings import (
     write_settings,
 )
 from training.swarm.stations import EVERYWHERE, LOOPBACK, Stations, free_ports, make_identities, peer_id
+from training.swarm.stations import NAME as HOST_JSON
+from training.swarm.survey import first_answer
 
 HELPERS = 2
 FIRST_PORT = 31337
@@ -91,7 +95,9 @@ def make_run(
         made_by = shards.info.vqgan
     if before is not None and data is not None:
         settings = continued(run_dir, before, settings, named=name is not None)
-    stations = make_stations(run_dir, place or Place(), vqgan, made_by)
+    place = place or Place()
+    names = [f"helper-{number}" for number in range(HELPERS)] + [f"donor-{number}" for number in range(place.donors)]
+    stations = make_stations(run_dir, names, place, vqgan=vqgan, made_by=made_by)
     swarm = dataclasses.replace(
         settings.swarm,
         addresses=tuple(stations.address(run_dir, helper) for helper in stations.helpers),
@@ -142,13 +148,56 @@ def continued(run_dir: Path, before: SwarmSettings, now: SwarmSettings, *, named
     return dataclasses.replace(now, swarm=dataclasses.replace(now.swarm, name=before.swarm.name))
 
 
-def make_stations(run_dir: Path, place: Place, vqgan: Path | None, made_by: str | None) -> Stations:
-    """Places and identities of the host's peers; what is not given stays as it was."""
-    names = [f"helper-{number}" for number in range(HELPERS)] + [f"donor-{number}" for number in range(place.donors)]
+def make_helper(run_dir: Path, addresses: Sequence[str], place: Place, on_notice: OnNotice) -> SwarmSettings:
+    """Make the folder of one more helper of the run at `addresses`, which is hosted elsewhere, or bring it up to date.
+
+    Raises ValueError where nobody there hands out the run's files and they are not here yet.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if stations_before(run_dir).donors:
+        raise ValueError(
+            f"{run_dir} holds a run that is hosted here; give another folder for the helper of another run"
+        )
+    if not bring_up_to_date(run_dir, addresses):
+        if not (run_dir / NAME).exists():
+            raise ValueError(f"no helper at {', '.join(addresses)} hands out the run's files; is the host up?")
+        on_notice(f"no helper at {', '.join(addresses)} answers; this one begins when one of them does")
+    make_stations(run_dir, ["helper-0"], place, helper_of=addresses)
+    return read_settings(run_dir)
+
+
+def bring_up_to_date(run_dir: Path, addresses: Sequence[str]) -> bool:
+    """Take the run's files from its helpers; False where none answers."""
     try:
-        before = Stations.load(run_dir)
+        dht = open_dht(addresses, client_mode=True)
     except ValueError:
-        before = Stations(ports={}, announce="")
+        return False
+    try:
+        files = first_answer(dht, addresses, fetch_run)
+    finally:
+        dht.shutdown()
+    if files is None:
+        return False
+    files.write(run_dir)
+    return True
+
+
+def stations_before(run_dir: Path) -> Stations:
+    """As they were; none in a fresh folder."""
+    return Stations.load(run_dir) if (run_dir / HOST_JSON).exists() else Stations(ports={}, announce="")
+
+
+def make_stations(
+    run_dir: Path,
+    names: Sequence[str],
+    place: Place,
+    *,
+    vqgan: Path | None = None,
+    made_by: str | None = None,
+    helper_of: Sequence[str] = (),
+) -> Stations:
+    """Places and identities of the host's peers; what is not given stays as it was."""
+    before = stations_before(run_dir)
     listen = place.listen or before.listen
     if not place.port and set(names) <= set(before.ports):
         ports = [before.ports[name] for name in names]
@@ -165,6 +214,7 @@ def make_stations(run_dir: Path, place: Place, vqgan: Path | None, made_by: str 
         announce=announce,
         vqgan=before.vqgan if vqgan is None else str(vqgan.resolve()),
         vqgan_fingerprint=made_by or before.vqgan_fingerprint,
+        helper_of=helper_of,
     )
     make_identities(run_dir, names)
     stations.save(run_dir)

@@ -80,7 +80,7 @@ class Supervisor:
     @property
     def finished(self) -> bool:
         """Whether the run is at its end and its state is kept."""
-        return any(self.status(name).get("finished") for name in self.stations.donors)
+        return any(self.status(name).get("finished") for name in self.stations.leading)
 
     def status_path(self, name: str) -> Path:
         return self.run_dir / "status" / f"{name}.json"
@@ -184,7 +184,8 @@ class Supervisor:
     def stop(self) -> None:
         """End all peers cleanly in LEAVE_TIMEOUT_S at most, donors first, which save where they are."""
         began_s = time.monotonic()
-        for names in (self.stations.donors, self.stations.helpers):
+        duties = {"save and leave the others": self.stations.donors, "leave the others": self.stations.helpers}
+        for duty, names in duties.items():
             running = {name: process for name in names if (process := self.members[name].process) is not None}
             for process in running.values():
                 process.send_signal(signal.SIGTERM)
@@ -199,7 +200,7 @@ class Supervisor:
                 elif waited_s > PATIENT_S and not told:
                     told = True
                     self.on_notice(
-                        f"waiting for {' and '.join(left)} to leave the others and to save, "
+                        f"waiting for {' and '.join(left)} to {duty}, "
                         f"{LEAVE_TIMEOUT_S:.0f} s at most (Ctrl+C again stops at once)"
                     )
                 time.sleep(STOP_POLL_S)
@@ -215,12 +216,15 @@ def how_it_ended(code: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """Where the run is, as its donors say. A loss is nan before it is measured."""
+    """Where the run is, as its donors say.
+
+    A loss is nan before it is measured, a checkpoint 0 before it is written and None where another machine keeps them.
+    """
 
     step: int = 0
     trainers: int = 0
     heldout_loss: float = math.nan
-    checkpoint: int = 0
+    checkpoint: int | None = None
     failed_saves: int = 0
 
     @property
@@ -229,7 +233,8 @@ class RunStatus:
         words = [f"{self.trainers} trainer{'s' * (self.trainers != 1)}"]
         if math.isfinite(self.heldout_loss):
             words.append(f"held-out loss {self.heldout_loss:.4g}")
-        words.append(f"checkpoint of step {self.checkpoint}" if self.checkpoint else "no checkpoint yet")
+        if self.checkpoint is not None:
+            words.append(f"checkpoint of step {self.checkpoint}" if self.checkpoint else "no checkpoint yet")
         if self.failed_saves:
             words.append(f"{self.failed_saves} checkpoints could not be written")
         return ", ".join(words)
@@ -237,14 +242,14 @@ class RunStatus:
 
 def run_status(supervisor: Supervisor) -> RunStatus:
     """From the donor that is farthest."""
-    donors = supervisor.stations.donors
-    said = max((supervisor.status(name) for name in donors), key=lambda status: status.get("step") or 0)
+    leading = supervisor.stations.leading
+    said = max((supervisor.status(name) for name in leading), key=lambda status: status.get("step") or 0)
     loss = said.get("heldout_loss")
     return RunStatus(
         step=said.get("step") or 0,
         trainers=said.get("trainers") or 0,
         heldout_loss=math.nan if loss is None else loss,
-        checkpoint=said.get("checkpoint") or 0,
+        checkpoint=said.get("checkpoint"),
         failed_saves=said.get("failed_saves") or 0,
     )
 

@@ -26,7 +26,8 @@ from training.swarm.fit import Fit, measured
 from training.swarm.follower import Follower
 from training.swarm.guard import end_children
 from training.swarm.offer import TOKENIZER, RunWatch
-from training.swarm.peer import Contribution, Peer, build_model
+from training.swarm.peer import Contribution, Peer
+from training.swarm.portion import build_model
 from training.swarm.ranks import open_ranks
 from training.swarm.records import Publisher
 from training.swarm.settings import SwarmSettings, read_settings
@@ -73,7 +74,7 @@ class Volunteer(Peer):
             samples=world.samples_accumulated,
             target=target,
             left_s=max(0.0, world.eta_next_epoch - get_dht_time()),
-            trainers=max(tracker.trainers, bool(self.done.samples)),
+            trainers=max(tracker.trainers, 1 if self.done.samples else 0),
             samples_per_s=tracker.local_progress.samples_per_second if self.done.samples else 0.0,
             own_samples=self.done.samples,
             own_share=min(1.0, self.done.samples / max(brought, self.done.samples, 1)),

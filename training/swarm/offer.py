@@ -10,7 +10,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -177,8 +177,16 @@ class RunWatch:
     nobody.
     """
 
-    def __init__(self, dht: hivemind.DHT, settings: SwarmSettings, interval_s: float = WATCH_INTERVAL_S):
+    def __init__(
+        self,
+        dht: hivemind.DHT,
+        settings: SwarmSettings,
+        addresses: Sequence[str] | None = None,
+        *,
+        interval_s: float = WATCH_INTERVAL_S,
+    ):
         self.dht, self.settings, self.interval_s = dht, settings, interval_s
+        self.addresses = settings.swarm.addresses if addresses is None else addresses
         self.moved: str | None = None
         """A sentence, once the run goes on without peers like this one."""
         self.closed = threading.Event()
@@ -188,7 +196,7 @@ class RunWatch:
     def watch(self) -> None:
         """Until the run has moved or nobody wants to know."""
         while self.moved is None and not self.closed.wait(self.interval_s):
-            for address in self.settings.swarm.addresses:
+            for address in self.addresses:
                 try:
                     now = fetch_settings(self.dht, address)
                     run_in_node(self.dht, partial(ping, peer_of(address)))

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -29,6 +29,7 @@ class Stations:
         announce: the address at which others reach it.
         vqgan: folder of the VQGAN for the checkpoints' model folders.
         vqgan_fingerprint: of the one that made the codes.
+        helper_of: addresses of a run that is hosted elsewhere, which has a helper here; none for a run of one's own.
     """
 
     ports: dict[str, int]
@@ -36,6 +37,7 @@ class Stations:
     announce: str = LOOPBACK
     vqgan: str | None = None
     vqgan_fingerprint: str | None = None
+    helper_of: Sequence[str] = ()
 
     @classmethod
     def load(cls, run_dir: Path) -> Self:
@@ -59,6 +61,11 @@ class Stations:
     @property
     def donors(self) -> list[str]:
         return [name for name in self.ports if name.startswith("donor")]
+
+    @property
+    def leading(self) -> list[str]:
+        """Those whose word on the run counts: donors, or the helper of a run that is hosted elsewhere."""
+        return self.donors or self.helpers
 
     def address(self, run_dir: Path, name: str) -> str:
         """As others reach it."""

@@ -1,6 +1,7 @@
 """`dalle-lean host` with real processes on loopback."""
 
 import contextlib
+import dataclasses
 import math
 import os
 import signal
@@ -19,13 +20,14 @@ from training.recipe import load_recipe
 from training.swarm import host
 from training.swarm.__main__ import Status
 from training.swarm.checkpoints import Checkpoints, list_checkpoints
-from training.swarm.founding import Place, make_run, slug
+from training.swarm.founding import Place, make_helper, make_run, slug
 from training.swarm.host import Supervisor
 from training.swarm.network import open_dht
-from training.swarm.offer import fetch_run
-from training.swarm.peer import build_model
-from training.swarm.settings import TimingSection, WireSection, read_settings
+from training.swarm.offer import fetch_run, offer_run
+from training.swarm.portion import build_model
+from training.swarm.settings import TimingSection, WireSection, read_settings, write_settings
 from training.swarm.stations import Stations, identity_path
+from training.swarm.survey import free_port
 
 TIMING = TimingSection(
     matchmaking_time_s=2,
@@ -184,7 +186,7 @@ def test_a_donor_that_saves_is_waited_for_and_that_is_said(supervisor, monkeypat
     supervisor.stop()
     assert process.returncode == 7
     [notice] = supervisor.notices
-    assert "waiting for donor-0 to leave the others and to save, 300 s at most" in notice
+    assert "waiting for donor-0 to save and leave the others, 300 s at most" in notice
 
 
 def test_a_peer_that_does_not_end_is_killed_in_the_end(supervisor, monkeypatch):
@@ -230,11 +232,11 @@ def run_program(*arguments):
 class Hosted:
     """A run that `dalle-lean host` keeps alive, and a trainer of it."""
 
-    def __init__(self, run_dir):
+    def __init__(self, run_dir, *options):
         self.run_dir = run_dir
         self.started = []
         self.output = run_dir.parent / "host.out"
-        self.host = self.start("-c", PROGRAM, "host", str(run_dir), output=self.output)
+        self.host = self.start("-c", PROGRAM, "host", str(run_dir), *options, output=self.output)
 
     def start(self, *arguments, output):
         with open(output, "ab") as file:
@@ -366,10 +368,62 @@ def test_a_host_that_is_interrupted_ends_cleanly_and_goes_on_with_the_same_comma
             until("the host", lambda hosted=hosted: hosted.said("dalle-lean join"))
             processes = psutil.Process(hosted.host.pid).children(recursive=True)
             hosted.host.send_signal(ending)
-            assert hosted.host.wait(60) == 130
+            assert hosted.host.wait(PATIENCE_S) == 130
             until("the end of all", lambda those=processes: not any(is_alive(process) for process in those), 15)
             assert hosted.said("stopped; what was finished is kept")
         finally:
             hosted.report()
             hosted.close()
         hosted.output.unlink()
+
+
+def test_a_helper_of_another_run_needs_somebody_who_answers(tmp_path):
+    with pytest.raises(ValueError, match=r"no helper at .* hands out the run's files"):
+        make_helper(tmp_path / "helper", ["/ip4/127.0.0.1/tcp/1/p2p/QmNo"], PLACE, print)
+
+
+def test_the_folder_of_a_hosted_run_is_not_made_one_of_a_helper(shards, tmp_path):
+    make(tmp_path / "run", shards)
+    with pytest.raises(ValueError, match="hosted here"):
+        make_helper(tmp_path / "run", ["/ip4/127.0.0.1/tcp/1/p2p/QmNo"], PLACE, print)
+
+
+@pytest.mark.slow
+@pytest.mark.swarm
+def test_one_more_helper_elsewhere_lets_newcomers_in_and_goes_back_with_the_run(shards, tmp_path):
+    settings = make(tmp_path / "run", shards)
+    place = {"client_mode": False, "listen": [f"/ip4/127.0.0.1/tcp/{free_port()}"], "identity": tmp_path / "identity"}
+    node = open_dht([], **place)
+    offer_run(node, tmp_path / "run")
+    address = str(node.get_visible_maddrs()[0])
+    options = ("--helper-of", address, "--port", "0", "--announce", "127.0.0.1", "--listen", "127.0.0.1")
+    hosted = Hosted(tmp_path / "helper", *options)
+    try:
+        until("the helper", lambda: hosted.said("dalle-lean join"))
+        stations = Stations.load(hosted.run_dir)
+        assert list(stations.ports) == ["helper-0"]
+        own = stations.address(hosted.run_dir, "helper-0")
+        assert f"dalle-lean join {own} {address}" in hosted.output.read_text().replace("\n", " ").replace("  ", " ")
+        assert fetched_by(own).run_id == settings.run_id
+        node.shutdown()
+        back = dataclasses.replace(settings, swarm=dataclasses.replace(settings.swarm, name="run-back1"))
+        write_settings(tmp_path / "run/swarm.toml", back)
+        node = open_dht([], **place)
+        offer_run(node, tmp_path / "run")
+        until("the run of now", lambda: (fetched_by(own) or settings).run_id == back.run_id)
+    except BaseException:
+        hosted.report()
+        raise
+    finally:
+        hosted.close()
+        node.shutdown()
+
+
+def fetched_by(address):
+    """The settings that a newcomer gets who has this address alone; None while nobody answers there."""
+    with contextlib.suppress(ValueError):
+        dht = open_dht([address], client_mode=True)
+        try:
+            return fetch_run(dht, address).settings
+        finally:
+            dht.shutdown()
