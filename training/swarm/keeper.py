@@ -17,9 +17,9 @@ from training.progress import OnNotice
 from training.shard_set import find_shards
 from training.swarm.averagers import tensors_sha256
 from training.swarm.checkpoints import Checkpoints
-from training.swarm.optimizer import SwarmOptimizer
-from training.swarm.peer import build_model
+from training.swarm.portion import build_model
 from training.swarm.settings import SwarmSettings
+from training.swarm.stepping import SwarmOptimizer
 
 CPU_SAMPLES = 64
 """Held-out samples at most where there is no GPU."""

@@ -20,9 +20,7 @@ from training.swarm.compression import wire_compression
 from training.swarm.diloco import DilocoOptimizer, WayAverager, make_outer
 from training.swarm.lamb import SwarmLamb
 from training.swarm.settings import SwarmSettings
-from training.swarm.stepping import OutOfSync, SwarmOptimizer
-
-__all__ = ["OutOfSync", "SwarmOptimizer", "gradient_averager", "lr_of_epoch", "make_lamb", "swarm_optimizer"]
+from training.swarm.stepping import SwarmOptimizer
 
 
 def lr_of_epoch(settings: SwarmSettings, epoch: int) -> float:

@@ -22,11 +22,9 @@ from training.retry import silent
 from training.shard_set import ShardSet
 from training.swarm.judge import judge
 from training.swarm.optimizer import swarm_optimizer
-from training.swarm.portion import CURSOR, Portion, build_model
+from training.swarm.portion import Portion
 from training.swarm.ranks import Order, Ranks
 from training.swarm.settings import SwarmSettings
-
-__all__ = ["CURSOR", "Contribution", "Peer", "build_model"]
 
 JUDGE_SAMPLES = 64
 POLL_S = 0.5

@@ -13,9 +13,10 @@ from training.progress import OnNotice
 from training.retry import silent
 from training.swarm.judge import judge
 from training.swarm.keeper import go_on_from
-from training.swarm.optimizer import SwarmOptimizer, swarm_optimizer
-from training.swarm.peer import build_model
+from training.swarm.optimizer import swarm_optimizer
+from training.swarm.portion import build_model
 from training.swarm.settings import SwarmSettings
+from training.swarm.stepping import SwarmOptimizer
 
 JUDGE_SAMPLES = 8
 """On a CPU, perhaps, and while the others go on."""

@@ -31,10 +31,11 @@ from training.swarm.checkpoints import Checkpoints
 from training.swarm.guard import guard_children
 from training.swarm.keeper import Keeper
 from training.swarm.network import log_to, open_dht
-from training.swarm.optimizer import SwarmOptimizer
-from training.swarm.peer import Peer, build_model
+from training.swarm.peer import Peer
+from training.swarm.portion import build_model
 from training.swarm.roles import run_donor, run_helper
 from training.swarm.settings import read_settings
+from training.swarm.stepping import SwarmOptimizer
 
 HELDOUT_SAMPLES = 512
 

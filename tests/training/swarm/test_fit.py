@@ -9,7 +9,7 @@ from dalle_lean.memory import TrainingSetup, cost_of
 from training.recipe import Recipe, load_recipe
 from training.swarm.fit import FREE_SHARE, Memory, fit_memory, free_ram_bytes, measured, need_of, state_bytes
 from training.swarm.optimizer import make_lamb
-from training.swarm.peer import build_model
+from training.swarm.portion import build_model
 from training.swarm.settings import SwarmSettings, WireSection
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from training.data import Batch
 from training.gradients import Gradients
 from training.swarm.averagers import StateRefused
 from training.swarm.judge import judge
-from training.swarm.peer import build_model
+from training.swarm.portion import build_model
 
 
 @pytest.fixture

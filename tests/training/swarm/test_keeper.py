@@ -11,7 +11,7 @@ from training.data import Batch
 from training.recipe import Recipe, ScheduleRecipe
 from training.swarm.checkpoints import Checkpoints, list_checkpoints
 from training.swarm.keeper import Keeper
-from training.swarm.peer import build_model
+from training.swarm.portion import build_model
 from training.swarm.settings import SwarmSettings, write_settings
 
 STEPS = 20

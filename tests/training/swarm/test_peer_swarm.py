@@ -14,7 +14,7 @@ from training.gradients import Gradients
 from training.recipe import LAMB_ONLY
 from training.schedule import learning_rate
 from training.shard_set import find_shards
-from training.swarm.peer import build_model
+from training.swarm.portion import build_model
 from training.swarm.settings import WireSection, write_settings
 
 STEPS = 3
