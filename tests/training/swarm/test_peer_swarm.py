@@ -82,7 +82,8 @@ def learn_alone(settings, batches):
 def undisturbed(trainer):
     """Whether it has gone every step with the others: a machine under load may keep one from that."""
     done = trainer.last("step")
-    return done["lonely_steps"] == done["resyncs"] == done["dropped_tensors"] == 0
+    whole = "% results" not in trainer.log  # of an average of which a part did not come hivemind logs how much did
+    return whole and done["lonely_steps"] == done["resyncs"] == done["dropped_tensors"] == 0
 
 
 @pytest.mark.slow
