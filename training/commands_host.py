@@ -63,7 +63,15 @@ def host(
             help="Of a run that is hosted elsewhere: run one more helper for it here, and nothing else.",
         ),
     ] = None,
-    donors: Annotated[int, typer.Option(help="Peers that keep the state; two replace each other.", min=1, max=8)] = 1,
+    donors: Annotated[
+        int | None,
+        typer.Option(
+            help="Peers that keep the state; two replace each other. [default: 1, or what the run had]",
+            show_default=False,
+            min=1,
+            max=8,
+        ),
+    ] = None,
     min_peers: Annotated[int, typer.Option(help="Trainers that must be there before the first step.", min=1)] = 1,
     mode: Annotated[
         str, typer.Option(help="gradients, averaged at each step; or diloco, many own steps between, for slow links.")

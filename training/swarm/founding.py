@@ -46,13 +46,14 @@ class Place:
         port: of the first helper, the others have the next ones; 0 takes free ones. 0 and None keep what the run had.
         announce: the address at which others reach this machine; None for the one its packets leave from.
         listen: the address to listen on.
-        donors: how many keep the state; a second one costs as much memory, and replaces the first one at once.
+        donors: how many keep the state; a second one costs as much memory, and replaces the first one at once. None
+            keeps what the run had.
     """
 
     port: int | None = None
     announce: str | None = None
     listen: str | None = None
-    donors: int = 1
+    donors: int | None = None
 
 
 def make_run(
@@ -96,7 +97,8 @@ def make_run(
     if before is not None and data is not None:
         settings = continued(run_dir, before, settings, named=name is not None)
     place = place or Place()
-    names = [f"helper-{number}" for number in range(HELPERS)] + [f"donor-{number}" for number in range(place.donors)]
+    donors = place.donors or len(stations_before(run_dir).donors) or 1
+    names = [f"helper-{number}" for number in range(HELPERS)] + [f"donor-{number}" for number in range(donors)]
     stations = make_stations(run_dir, names, place, vqgan=vqgan, made_by=made_by)
     swarm = dataclasses.replace(
         settings.swarm,

@@ -84,7 +84,8 @@ def test_the_same_command_keeps_identities_ports_and_run_id(shards, tmp_path):
 
 
 def test_a_run_goes_on_by_its_folder_alone(shards, tmp_path):
-    first = make(tmp_path / "run", shards)
+    first = make(tmp_path / "run", shards, place=dataclasses.replace(PLACE, donors=2))
+    assert len(first.swarm.donors) == 2
     assert make_run(tmp_path / "run", None, load_recipe("emoji64"), on_notice=print) == first
 
 
