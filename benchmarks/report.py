@@ -1,7 +1,6 @@
 """How every benchmark reports: a table for people, then one JSON line for programs."""
 
 import json
-import math
 import os
 import platform
 import subprocess
@@ -39,22 +38,6 @@ def commit() -> str:
     command = ["git", "rev-parse", "--short", "HEAD"]
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
     return result.stdout.strip() or "unknown"
-
-
-def share(hits: int, of: int) -> str:
-    """A share in percent with its 95 % confidence interval (Wilson 1927)."""
-    if of == 0:
-        return "no prompts"
-    low, high = wilson(hits, of)
-    return f"{100 * hits / of:.0f} % ({hits}/{of}; {100 * low:.0f} to {100 * high:.0f})"
-
-
-def wilson(hits: int, of: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's interval for a share."""
-    p = hits / of
-    centre = (p + z * z / (2 * of)) / (1 + z * z / of)
-    half = z * math.sqrt(p * (1 - p) / of + z * z / (4 * of * of)) / (1 + z * z / of)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def _cpuinfo() -> list[str]:

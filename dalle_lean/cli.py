@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "join": ("training.commands_join:join", "Take part in a run over the Internet: checks, then training."),
     "doctor": ("training.commands_join:doctor", "What works on this machine, and what to do about what does not."),
     "generate": ("inference.commands:generate", "Draw prompts: pictures, a contact sheet and their scores."),
+    "evaluate": ("inference.commands_evaluate:evaluate", "How well a model draws what it is asked for: a report."),
     "demo": ("demo.commands:demo", "Open the prompt page in a browser."),
     "train-vqgan": ("training.commands_vqgan:train_vqgan", "Train a small VQGAN on a folder of pictures."),
     "train-clip": ("training.commands_clip:train_clip", "Train a small CLIP on pictures with captions."),

@@ -98,10 +98,12 @@ def _held_out_pairs(drawings: Sequence[Drawing], held_out: HeldOut, seed: int, n
         for d in drawings
         if d.thing.group in SCENE_GROUPS and held_out.reason([d.thing.name], [d.set], "white") is None
     ]
-    for _ in range(num_pairs):
-        first = random.choice(known)
+    # Of coloured shapes pixels alone can tell which stands where.
+    shapes = [d for d in known if d.thing.group == "shape"]
+    for candidates in [known] * num_pairs + [shapes or known] * (num_pairs // 4):
+        first = random.choice(candidates)
         name = first.thing.name
-        second = next((d for d in random.choices(known, k=200) if held_out.thing_pair(name, d.thing.name)), first)
+        second = next((d for d in random.choices(candidates, k=200) if held_out.thing_pair(name, d.thing.name)), first)
         if second.thing.name == name:
             continue
         shared = [

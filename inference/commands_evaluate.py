@@ -1,0 +1,62 @@
+"""`dalle-lean evaluate`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dalle_lean.terminal import Device, progress_bar, say
+
+
+def evaluate(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="Model folder or hub id. Default: the bundled model."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for report.html and report.json.")] = Path("report"),
+    data: Annotated[Path, typer.Option(help="Folder with train/ and heldout/, as `make data` writes it.")] = Path(
+        "data/emoji"
+    ),
+    best_of: Annotated[
+        str, typer.Option(help="Numbers of pictures to choose the best from; the last is the one that is told.")
+    ] = "1,4,16",
+    questions: Annotated[int, typer.Option(help="Prompts of each attribute: ground, paint, size, side.", min=1)] = 60,
+    captions: Annotated[int, typer.Option(help="Held-out captions to draw and to tell apart.", min=1)] = 100,
+    pictures: Annotated[int, typer.Option(help="Held-out pictures for the tokenizer and the bits.", min=1)] = 512,
+    grid: Annotated[
+        int, typer.Option(help="So many prompts of each attribute for each top-k, top-p and temperature.", min=0)
+    ] = 0,
+    judge: Annotated[
+        Path | None, typer.Option(help="CLIP folder that judges captions. Default: the model's own, which ranks too.")
+    ] = None,
+    scorer: Annotated[str, typer.Option(help="What ranks the pictures, as for generate.")] = "clip",
+    seed: Annotated[int, typer.Option(help="Of the prompts that are chosen and of the pictures.", min=0)] = 0,
+    batch_size: Annotated[int | None, typer.Option(help="Pictures drawn at once. Default: by the free memory.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Measure MODEL on held-out pictures and on prompts that training never saw; OUT gets a page and a JSON file."""
+    from dalle_lean.clip import ClipScorer
+    from inference.evaluation.evaluate import Sizes
+    from inference.evaluation.evaluate import evaluate as run
+    from inference.evaluation.report import rows, write_report
+    from inference.generator import Generator
+
+    sizes = Sizes(
+        best_of=parse_counts(best_of), questions=questions, captions=captions, pictures=pictures, grid_questions=grid
+    )
+    generator = Generator.from_folder(model, device, scorer=scorer)
+    judging = None if judge is None else ClipScorer.load(judge, generator.device)
+    with progress_bar("evaluating", "items") as on_progress:
+        found = run(generator, data, sizes, seed=seed, judge=judging, batch_size=batch_size, on_progress=on_progress)
+    write_report(out, found, f"Evaluation of {model or 'the bundled model'}")
+    for name, value in rows(found):
+        say(f"{name}: {value}")
+    say(f"the report is {out / 'report.html'}")
+
+
+def parse_counts(text: str) -> tuple[int, ...]:
+    """ "1,4,16" -> (1, 4, 16)."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"best_of={text!r}: must be numbers with commas between, as 1,4,16") from None

@@ -1,0 +1,77 @@
+"""How well a model foretells the codes of pictures it never saw, in bits per image code.
+
+Shapes: N pictures, T text length, I codes in a picture, C codebook size.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inference.generator import Generator
+
+BATCH = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bits:
+    """Mean bits of a held-out image code; the less, the better."""
+
+    model: float
+    strangers_caption: float
+    """Under the caption of another picture."""
+    no_caption: float
+    """Under an empty caption; says little of a model that was trained without caption dropout."""
+    counts: float
+    """A model that knows how often each code comes."""
+    counts_by_place: float
+    """The same for each place in the picture; more than `counts` where the training codes are few."""
+
+    def to_dict(self) -> dict[str, float]:
+        """For a report."""
+        return asdict(self)
+
+
+@torch.inference_mode()
+def measure_bits(
+    generator: Generator,
+    captions: list[str],
+    codes: Tensor,
+    train_codes: Tensor,
+    on_batch: Callable[[int], None] = lambda done: None,
+) -> Bits:
+    """Of held-out captions and codes [N, I]; the count models learn from `train_codes` [M, I]."""
+    text_ids = generator.tokenizer.encode(captions, generator.model.config.text_len)
+    strangers = text_ids[torch.randperm(len(captions), generator=torch.Generator().manual_seed(0))]
+    # No prompt is empty: this is what caption dropout puts in its place, nothing but padding.
+    nothing = torch.full_like(text_ids, generator.tokenizer.padding_id)
+    size = generator.vqgan.config.codebook_size
+    by_place = np.stack([np.bincount(column, minlength=size) for column in train_codes.numpy().T])
+    everywhere = np.tile(by_place.sum(axis=0), (len(by_place), 1))
+    return Bits(
+        model=model_bits(generator, text_ids, codes, on_batch),
+        strangers_caption=model_bits(generator, strangers, codes, on_batch),
+        no_caption=model_bits(generator, nothing, codes, on_batch),
+        counts=count_bits(everywhere, codes.numpy()),
+        counts_by_place=count_bits(by_place, codes.numpy()),
+    )
+
+
+def model_bits(generator: Generator, text_ids: Tensor, codes: Tensor, on_batch: Callable[[int], None]) -> float:
+    """Mean cross-entropy of an image code under the model, given text [N, T] and codes [N, I]."""
+    nats = 0.0
+    for text, image in zip(text_ids.split(BATCH), codes.split(BATCH), strict=True):
+        losses = generator.model.losses(text.to(generator.device), image.to(generator.device))
+        nats += float(losses[1]) * len(text)
+        on_batch(len(text))
+    return nats / len(codes) / math.log(2)
+
+
+def count_bits(counts: NDArray[np.int64], codes: NDArray[np.int64]) -> float:
+    """Mean bits of codes [N, I] under counts [I, C], each raised by one."""
+    probabilities = (counts + 1) / (counts + 1).sum(axis=1, keepdims=True)
+    return float(-np.log2(probabilities[np.arange(codes.shape[1])[None, :], codes]).mean())

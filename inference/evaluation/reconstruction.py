@@ -1,0 +1,87 @@
+"""How much of a picture its codes keep.
+
+Shapes: N pictures, S side in pixels, I codes in a picture.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dalle_lean.vqgan import VQGAN
+
+BATCH = 16
+WINDOW = 11
+SIGMA = 1.5
+LUMA = (0.299, 0.587, 0.114)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction:
+    """Of held-out pictures, encoded and decoded."""
+
+    psnr_db: float
+    """Of the mean squared error over all pictures, pixels in 0..1."""
+    ssim: float
+    """Mean structural similarity of their lightness, -1..1 (Wang et al. 2004)."""
+    codes_used: float
+    """Share of the codebook that occurs, 0..1."""
+    perplexity: float
+    """exp of the entropy: how many codes it would be if all were used alike."""
+
+    def to_dict(self) -> dict[str, float]:
+        """For a report."""
+        return asdict(self)
+
+
+@torch.inference_mode()
+def reconstruct(
+    vqgan: VQGAN, pixels: Tensor, on_batch: Callable[[int], None] = lambda done: None
+) -> tuple[Reconstruction, Tensor, Tensor]:
+    """uint8 [N, 3, S, S] -> (measures, codes [N, I], reconstructions uint8 [N, 3, S, S])."""
+    device = vqgan.quant_conv.weight.device
+    codes, made, squared, similar = [], [], 0.0, 0.0
+    for chunk in pixels.split(BATCH):
+        original = chunk.to(device).float() / 255
+        codes.append(vqgan.encode(original))
+        decoded = vqgan.decode(codes[-1]).clamp(0, 1)
+        squared += float((decoded - original).double().square().sum())
+        similar += float(ssim(decoded, original).sum())
+        made.append((decoded * 255).round().byte().cpu())
+        on_batch(len(chunk))
+    all_codes = torch.cat(codes).cpu()
+    shares = torch.bincount(all_codes.flatten(), minlength=vqgan.config.codebook_size).double() / all_codes.numel()
+    used = shares[shares > 0]
+    measured = Reconstruction(
+        psnr_db=-10 * math.log10(max(squared / pixels.numel(), 1e-10)),
+        ssim=similar / len(pixels),
+        codes_used=len(used) / len(shares),
+        perplexity=float((-used * used.log()).sum().exp()),
+    )
+    return measured, all_codes, torch.cat(made)
+
+
+def ssim(first: Tensor, second: Tensor) -> Tensor:
+    """Structural similarity of the lightness of pictures in 0..1, [N, 3, S, S] twice -> [N].
+
+    Gaussian windows of 11 pixels and a standard deviation of 1.5, constants 0.01 and 0.03, as in Wang et al. 2004,
+    "Image Quality Assessment: From Error Visibility to Structural Similarity".
+    """
+    places = torch.arange(WINDOW, device=first.device) - WINDOW // 2
+    line = torch.exp(-places.float().square() / (2 * SIGMA**2))
+    window = torch.outer(line, line)[None, None] / line.sum() ** 2
+    luma = torch.tensor(LUMA, device=first.device)[None, :, None, None]
+    x, y = ((picture.float() * luma).sum(dim=1, keepdim=True) for picture in (first, second))
+
+    def smooth(picture: Tensor) -> Tensor:
+        return F.conv2d(picture, window)
+
+    mean_x, mean_y = smooth(x), smooth(y)
+    variance_x, variance_y = smooth(x * x) - mean_x**2, smooth(y * y) - mean_y**2
+    covariance = smooth(x * y) - mean_x * mean_y
+    light = (2 * mean_x * mean_y + 0.01**2) / (mean_x**2 + mean_y**2 + 0.01**2)
+    structure = (2 * covariance + 0.03**2) / (variance_x + variance_y + 0.03**2)
+    return (light * structure).mean(dim=(1, 2, 3))

@@ -1,0 +1,60 @@
+"""Questions are of what training never saw, and only of what a caption says."""
+
+import pytest
+from PIL import Image
+
+from inference.evaluation.questions import choose_questions, right, right_on_drawings
+from tests.inference.evaluation.drawings import discs, write_data
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    return choose_questions(write_data(tmp_path_factory.mktemp("data") / "emoji") / "heldout", of_each=10)
+
+
+def test_each_attribute_is_asked_where_the_caption_tells_it(asked):
+    assert {name: [(q.prompt, q.expected) for q in questions] for name, questions in asked.items()} == {
+        "ground": [
+            ("a ball on a green ground", "green"),
+            ("a big ball on a blue ground", "blue"),
+            ("a ball on a red ground", "red"),
+            ("a small ball on a red ground", "red"),
+        ],
+        "paint": [("a yellow ball on a white ground", "yellow")],
+        "size": [("a big ball on a blue ground", "big"), ("a small ball on a red ground", "small")],
+        "side": [
+            ("a red circle left of a blue circle", "left of"),
+            ("a green circle to the right of a red circle", "right of"),
+        ],
+    }
+
+
+def test_the_real_drawings_are_right(asked):
+    for questions in asked.values():
+        assert right_on_drawings(questions) == len(questions)
+
+
+def test_a_wrong_picture_is_wrong(asked):
+    swapped = discs("white", ("blue", 0.25, 0.4), ("red", 0.75, 0.4))
+    assert not asked["side"][0].is_right(swapped)
+    assert right(asked["size"], [discs("blue", ("red", 0.5, 0.3)), discs("red", ("blue", 0.5, 0.55))]) == 0
+    assert right(asked["paint"], [Image.new("RGB", (64, 64), "white")]) == 0
+
+
+def test_no_more_questions_are_chosen_than_asked_for_and_always_the_same(asked, tmp_path):
+    heldout = write_data(tmp_path / "emoji") / "heldout"
+    few = choose_questions(heldout, of_each=2)
+    assert {name: len(questions) for name, questions in few.items()} == {"ground": 2, "paint": 1, "size": 2, "side": 2}
+    assert choose_questions(heldout, of_each=2) == few
+
+
+def test_data_without_facts_has_no_questions(tmp_path):
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "a cat"}\n')
+    assert choose_questions(tmp_path, of_each=5) == {}
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"text": "a cat"}', "[1]"])
+def test_a_broken_listing_is_named(tmp_path, content):
+    (tmp_path / "metadata.jsonl").write_text(content)
+    with pytest.raises(ValueError, match=r"metadata\.jsonl"):
+        choose_questions(tmp_path, of_each=5)
