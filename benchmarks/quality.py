@@ -22,6 +22,7 @@ from benchmarks.report import print_json, print_table
 from dalle_lean.clip import ClipScorer, right_caption_first
 from inference import Generator
 from inference.evaluation.pixels import COLOURS, ground_colour, thing_colour
+from inference.evaluation.shares import Share
 from inference.generator import Settings
 from preprocessing.emoji.captions import a
 from preprocessing.emoji.names import with_article
@@ -117,7 +118,7 @@ def colours(
     prompts = [(prompt, colour) for prompt, colour in prompts if prompt in known]
     hits = sum(thing_colour(best(generator, prompt, sizes)) == colour for prompt, colour in prompts)
     figures["shape_colour_right"] = hits / len(prompts)
-    out.append((f"colour right, a COLOUR {'/'.join(SHAPES)}, best of {sizes.best_of}", str(Share(hits, len(prompts))))
+    out.append((f"colour right, a COLOUR {'/'.join(SHAPES)}, best of {sizes.best_of}", Share(hits, len(prompts))))
     expected = dict(prompts)
     real = [
         (data / "train" / line["file_name"], expected[line["text"]])
@@ -126,7 +127,7 @@ def colours(
     ]
     hits = sum(thing_colour(Image.open(path)) == colour for path, colour in real)
     figures["shape_colour_right_on_drawings"] = hits / len(real)
-    out.append(("the same judge on the real drawings", str(Share(hits, len(real))))
+    out.append(("the same judge on the real drawings", Share(hits, len(real))))
 
     scenes = [line for line in heldout if line["held_out"] == "ground" and line["kind"] == "scene"]
     chosen = random.Random(0).sample(scenes, min(sizes.grounds, len(scenes)))
@@ -135,12 +136,12 @@ def colours(
     out.append(
         (
             f"ground right, a THING on a COLOUR ground never seen together, best of {sizes.best_of}",
-            str(Share(hits, len(chosen)),
+            Share(hits, len(chosen)),
         )
     )
     hits = sum(ground_colour(Image.open(data / "heldout" / line["file_name"])) == line["ground"] for line in scenes)
     figures["ground_colour_right_on_drawings"] = hits / len(scenes)
-    out.append(("the same judge on the real drawings", str(Share(hits, len(scenes))))
+    out.append(("the same judge on the real drawings", Share(hits, len(scenes))))
     return out
 
 
@@ -179,7 +180,7 @@ def captions(
         ("caption_first_on_drawings", "right caption first of 50, the real drawings", real),
     ):
         figures[key] = right_caption_first(clip.image_features(pictures), text_features, texts)
-        out.append((name, str(Share(round(figures[key] * len(texts)), len(texts))))
+        out.append((name, Share(round(figures[key] * len(texts)), len(texts))))
     return out
 
 
