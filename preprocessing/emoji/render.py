@@ -51,7 +51,7 @@ def resized(image: Image.Image, scale: float) -> Image.Image:
 
 def shade(channel: int, light: float) -> int:
     """A channel 0..255 of a colour where the picture is so light, 0..1."""
-    return min(255, round(channel * (0.55 + 0.45 * light) + 70 * light**3))
+    return min(255, round(channel * (0.7 + 0.3 * light) + 40 * light**3))
 
 
 def painted(image: Image.Image, rgb: tuple[int, int, int]) -> Image.Image:

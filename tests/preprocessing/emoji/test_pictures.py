@@ -73,8 +73,8 @@ def test_a_painted_thing_shows_shades_of_its_colour_alone(paint, drawing):
     shown = pixels(scene(drawing, "white", Random(0), paint)).reshape(-1, 3)
     thing = np.median(shown[(shown != 255).any(axis=1)], axis=0)
     colour = np.array(GROUNDS[paint])
-    assert (thing >= 0.5 * colour - 1).all()
-    assert (thing <= colour + 71).all()
+    assert (thing >= 0.7 * colour - 1).all()
+    assert (thing <= colour + 41).all()
 
 
 def test_of_two_things_the_first_stands_where_the_caption_says():
