@@ -23,6 +23,16 @@ class Answer:
         return max(first, key=lambda picture: 0.0 if picture.score is None else picture.score).image
 
 
+@dataclass(frozen=True)
+class Attributes:
+    """Questions of one attribute, and what was answered."""
+
+    questions: list[Question]
+    answers: list[Answer]
+    by_best_of: dict[int, Share]
+    on_drawings: Share
+
+
 def ask_all(
     generator: Generator,
     prompts: Sequence[str],

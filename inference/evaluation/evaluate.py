@@ -9,17 +9,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dalle_lean.clip import ClipScorer, right_caption_first
+from dalle_lean.clip import ClipScorer
 from dalle_lean.pictures import square_pixels
 from dalle_lean.progress import OnProgress
-from inference.evaluation.asking import Answer, ask_all, share_right
+from inference.evaluation.asking import Answer, Attributes, ask_all, share_right
 from inference.evaluation.codes import Bits, measure_bits
+from inference.evaluation.judging import Judged, judge_all
+from inference.evaluation.likeness import thing_names
 from inference.evaluation.questions import Question, choose_questions, read_lines, right_on_drawings, sample
 from inference.evaluation.reconstruction import Reconstruction, reconstruct
 from inference.evaluation.shares import Share
 from inference.generator import Generator, Settings
 
-CAPTIONS_COMPETE = 50
 GRID = ((0, 1.0, 1.0), (256, 1.0, 1.0), (0, 0.75, 1.0), (256, 0.75, 1.0), (256, 0.75, 0.7), (64, 0.5, 1.0))
 """top-k, top-p, temperature; 0 and 1 are off."""
 
@@ -49,27 +50,6 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Attributes:
-    """Questions of one attribute, and what was answered."""
-
-    questions: list[Question]
-    answers: list[Answer]
-    by_best_of: dict[int, Share]
-    on_drawings: Share
-
-
-@dataclass(frozen=True)
-class Captions:
-    """How often the right caption comes first of 50, by one CLIP."""
-
-    judge: str
-    texts: list[str]
-    answers: list[Answer]
-    by_best_of: dict[int, Share]
-    on_drawings: Share
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """Everything measured."""
 
@@ -78,7 +58,7 @@ class Evaluation:
     reconstruction: Reconstruction
     bits: Bits
     attributes: dict[str, Attributes]
-    captions: Captions | None
+    judged: Judged | None
     grid: list[tuple[tuple[int, float, float], dict[str, Share]]]
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,12 +75,7 @@ class Evaluation:
                 }
                 for name, found in self.attributes.items()
             },
-            "right_caption_first_of_50": self.captions
-            and {
-                "judge": self.captions.judge,
-                "best_of": {str(count): share.to_dict() for count, share in self.captions.by_best_of.items()},
-                "on_drawings": self.captions.on_drawings.to_dict(),
-            },
+            "judged": self.judged and self.judged.to_dict(),
             "grid": [
                 {"top_k": k, "top_p": p, "temperature": t, **{name: share.to_dict() for name, share in shares.items()}}
                 for (k, p, t), shares in self.grid
@@ -141,13 +116,11 @@ def evaluate(
 
     lines = sample(heldout, sizes.pictures, f"{seed}/pictures")
     side = generator.picture_side
-    measured, codes, _made = reconstruct(
-        generator.vqgan, read_pixels(data / "heldout", lines, side), progress("reconstructions", len(lines))
-    )
+    pixels = read_pixels(data / "heldout", lines, side)
+    measured, codes, made = reconstruct(generator.vqgan, pixels, progress("reconstructions", len(lines)))
     train_lines = sample(train, sizes.train_pictures, f"{seed}/train")
-    _, train_codes, _ = reconstruct(
-        generator.vqgan, read_pixels(data / "train", train_lines, side), progress("training pictures", len(train_lines))
-    )
+    train_pixels = read_pixels(data / "train", train_lines, side)
+    train_codes = reconstruct(generator.vqgan, train_pixels, progress("training pictures", len(train_lines)))[1]
     bits = measure_bits(
         generator, [line["text"] for line in lines], codes, train_codes, progress("held-out captions", 3 * len(lines))
     )
@@ -169,14 +142,24 @@ def evaluate(
             {count: share_right(questions, answers, count) for count in sizes.best_of},
             Share(right_on_drawings(questions), len(questions)),
         )
-    texts = list({line["text"]: line for line in heldout if line.get("held_out") != "concept"})
-    texts = sample(texts, sizes.captions, f"{seed}/captions")
-    clip = judge or generator.scorer
-    captions = None
+    clip, judged = judge or generator.scorer, None
     if isinstance(clip, ClipScorer):
-        drawings = {line["text"]: data / "heldout" / line["file_name"] for line in heldout}
-        own = "the model's own CLIP, which ranked them too" if judge is None else judge.name
-        captions = judge_captions(clip, own, texts, answer(texts, "captions"), drawings, sizes.best_of)
+        known = list({line["text"]: line for line in heldout if line.get("held_out") != "concept"}.values())
+        chosen = sample(known, sizes.captions, f"{seed}/captions")
+        judged = judge_all(
+            clip,
+            "the model's own CLIP, which chose them too" if judge is None else judge.name,
+            chosen,
+            answer([line["text"] for line in chosen], "captions"),
+            attributes.get("ground"),
+            thing_names([*train, *heldout]),
+            best_of=sizes.best_of,
+            folder=data / "heldout",
+            real=pixels,
+            reconstructed=made,
+            trained=train_pixels,
+            seed=seed,
+        )
     grid = []
     for top_k, top_p, temperature in GRID if sizes.grid_questions else ():
         drawn = replace(settings, top_k=top_k, top_p=top_p, temperature=temperature)
@@ -185,27 +168,7 @@ def evaluate(
             name: share_right(questions, ask(questions, drawn), drawn.num_images) for name, questions in few.items()
         }
         grid.append(((top_k, top_p, temperature), shares))
-    return Evaluation(generator.model_sha256, settings, measured, bits, attributes, captions, grid)
-
-
-def judge_captions(
-    clip: ClipScorer,
-    name: str,
-    texts: list[str],
-    answers: list[Answer],
-    drawings: dict[str, Path],
-    best_of: Sequence[int],
-) -> Captions:
-    """How often a CLIP puts the caption first that a picture was drawn for, and first for the real drawing."""
-    features = clip.text_features(texts)
-
-    def share(pictures: list[Image.Image]) -> Share:
-        found = right_caption_first(clip.image_features(pictures), features, texts, of=CAPTIONS_COMPETE)
-        return Share(round(found * len(texts)), len(texts))
-
-    real = [Image.open(drawings[text]).convert("RGB") for text in texts]
-    by_best_of = {count: share([answer.best_of(count) for answer in answers]) for count in best_of}
-    return Captions(name, texts, answers, by_best_of, share(real))
+    return Evaluation(generator.model_sha256, settings, measured, bits, attributes, judged, grid)
 
 
 def read_pixels(folder: Path, lines: Sequence[dict[str, Any]], side: int) -> Tensor:

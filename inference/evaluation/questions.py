@@ -26,6 +26,8 @@ class Question:
     expected: str
     colours: tuple[str, ...] = ()
     """Of the first and the second thing, where they are asked for their sides."""
+    thing: str
+    """The first thing's name."""
     drawing: Path
     """The real drawing of which the prompt is true."""
 
@@ -112,6 +114,7 @@ def choose_questions(heldout: Path, of_each: int, seed: int = 0) -> dict[str, li
                     prompt=line["text"],
                     expected=expected,
                     colours=colours,
+                    thing=line["things"][0],
                     drawing=heldout / line["file_name"],
                 )
                 found[name].setdefault(question.prompt, question)

@@ -37,9 +37,16 @@ def rows(evaluation: Evaluation) -> list[tuple[str, str]]:
     for name, attribute in evaluation.attributes.items():
         found.append((f"{ATTRIBUTES[name].title}, best of {most}", str(attribute.by_best_of[most])))
         found.append(("the same judge on the real drawings", str(attribute.on_drawings)))
-    if evaluation.captions is not None:
-        found.append((f"right caption first of 50, best of {most}", str(evaluation.captions.by_best_of[most])))
-        found.append(("the same judge on the real drawings", str(evaluation.captions.on_drawings)))
+    if evaluation.judged is not None:
+        judged, distances = evaluation.judged, evaluation.judged.distances
+        found.append((f"right caption first of 50, best of {most}", str(judged.captions[most])))
+        found.append(("the same judge on the real drawings", str(judged.captions_on_drawings)))
+        if judged.things:
+            found.append((f"right thing first of 200, best of {most}", str(judged.things[most])))
+            found.append(("the same judge on the real drawings", str(judged.things_on_drawings)))
+        found.append(("kernel distance to held-out drawings", f"{distances.drawn:.4f}"))
+        found.append(("the same of the tokenizer's reconstructions", f"{distances.floor:.4f}"))
+        found.append(("the same of training pictures", f"{distances.trained:.4f}"))
     return found
 
 
@@ -53,12 +60,14 @@ def sections(evaluation: Evaluation) -> Iterable[str]:
         "the model's own ranker chose the best of them."
     )
     yield table(("measure", "value"), rows(evaluation))
-    if evaluation.captions is not None:
-        yield paragraph(f"Captions were judged by {evaluation.captions.judge}.")
+    if evaluation.judged is not None:
+        yield paragraph(f"Captions, things and distances are by {evaluation.judged.judge}.")
     yield heading("How much choosing helps")
     curves = {ATTRIBUTES[name].title: found.by_best_of for name, found in evaluation.attributes.items()}
-    if evaluation.captions is not None:
-        curves["right caption first of 50"] = evaluation.captions.by_best_of
+    if evaluation.judged is not None:
+        curves["right caption first of 50"] = evaluation.judged.captions
+        if evaluation.judged.things:
+            curves["right thing first of 200"] = evaluation.judged.things
     if curves:
         yield plot({name: points(shares) for name, shares in curves.items()}, "best of so many pictures", "share right")
     if evaluation.grid:
@@ -77,10 +86,14 @@ def sections(evaluation: Evaluation) -> Iterable[str]:
         for question, answer in list(zip(found.questions, found.answers, strict=True))[:SHOWN]:
             best = answer.best_of(evaluation.settings.num_images)
             yield figure(best, question.prompt, question.is_right(best))
-    if evaluation.captions is not None:
-        yield heading("Captions")
-        for text, answer in list(zip(evaluation.captions.texts, evaluation.captions.answers, strict=True))[:SHOWN]:
+    if evaluation.judged is not None:
+        yield heading("Captions, each with the nearest of the training pictures that were looked at")
+        judged = evaluation.judged
+        for text, answer, (copy, similarity) in list(zip(judged.texts, judged.answers, judged.copies, strict=True))[
+            :SHOWN
+        ]:
             yield figure(answer.best_of(evaluation.settings.num_images), text)
+            yield figure(copy, f"nearest, {similarity:.2f} alike")
 
 
 def points(shares: dict[int, Share]) -> list[tuple[float, float]]:

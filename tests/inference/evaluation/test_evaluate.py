@@ -50,13 +50,17 @@ def test_the_report_tells_every_measure(report):
         assert set(found["best_of"]) == {"1", "2"}
     assert content["bits_per_code"]["model"] > 0
     assert content["tokenizer"]["psnr_db"] > 0
-    assert content["right_caption_first_of_50"]["best_of"]["2"]["of"] == 4
+    judged = content["judged"]
+    assert judged["right_caption_first_of_50"]["best_of"]["2"]["of"] == 4
+    assert judged["right_thing_first_of_200"]["on_drawings"]["of"] == 2
+    assert set(judged["kernel_distance"]) == {"drawn", "floor", "trained"}
+    assert len(judged["nearest_training_picture"]) == 4
     assert len(content["grid"]) == 6
 
 
 def test_the_page_needs_nothing_but_itself(report):
     tags = Tags((report / "report.html").read_text())
-    assert tags.found.count("img") >= 7 + 4
+    assert tags.found.count("img") >= 7 + 2 * 4
     assert tags.found.count("svg") == 1
     assert all(source.startswith("data:image/png;base64,") for source in tags.sources)
 

@@ -1,0 +1,50 @@
+"""What a CLIP that did not rank the pictures sees in them: which thing, how like real drawings, and whether copied.
+
+Shapes: N and M pictures, T things, E features of length 1.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+
+def thing_names(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Each thing and the shortest caption of its plain drawings: "owl" -> "an owl"."""
+    found: dict[str, str] = {}
+    for line in lines:
+        if line.get("kind") == "plain":
+            (thing,) = line["things"]
+            found[thing] = min(line["text"], found.get(thing, line["text"]), key=lambda text: (len(text), text))
+    return found
+
+
+def right_thing(image_features: Tensor, thing_features: Tensor, rows: Tensor) -> Tensor:
+    """Whether picture i is most like thing rows[i]: [N, E], [T, E], [N] -> [N] bool."""
+    return (image_features @ thing_features.T).argmax(dim=1) == rows
+
+
+def kernel_distance(first: Tensor, second: Tensor) -> float:
+    """Squared maximum mean discrepancy of two sets of features [N, E] and [M, E], N and M at least 2; 0 where they are
+    drawn from one distribution, on average, and so sometimes a little below.
+
+    The unbiased estimate with the cubic kernel of the kernel inception distance (Binkowski et al. 2018,
+    arXiv 1801.01401), of features with a mean square of 1.
+    """
+    first, second = (features.double() for features in (first, second))  # of length 1: their square sums to 1
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        return (a @ b.T + 1) ** 3
+
+    def within(features: Tensor) -> Tensor:
+        among = kernel(features, features)
+        count = len(features)
+        return (among.sum() - among.diagonal().sum()) / (count * (count - 1))
+
+    return float(within(first) + within(second) - 2 * kernel(first, second).mean())
+
+
+def nearest(features: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
+    """The most similar of `among` [M, E] for each of [N, E]: (rows [N], cosine similarities [N])."""
+    similarities, rows = (features @ among.T).max(dim=1)
+    return rows, similarities
