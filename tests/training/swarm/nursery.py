@@ -73,6 +73,14 @@ def processes_of(session: int) -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if session_of(process.pid) == session]
 
 
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it has not ended yet."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def session_of(pid: int) -> int:
     """The session of a process, 0 where it is gone."""
     try:

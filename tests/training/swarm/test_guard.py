@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.training.swarm.harness import wait_for
-from tests.training.swarm.nursery import send
+from tests.training.swarm.nursery import is_alive, send
 
 CODE = """
 import os, signal, subprocess, sys, time
@@ -23,40 +23,40 @@ if (fork := os.fork()) == 0:
     os._exit(0)
 other = subprocess.Popen(["sleep", "60"], start_new_session=bool(os.environ.get("GUARDED")))
 print(fork, other.pid, flush=True)
+sys.stdin.readline()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def orphans(**environment):
-    """The fork and the program that a process started in the moment before it was killed."""
-    command = [sys.executable, "-c", CODE]
-    with subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE) as process:
+    """The fork and the program that a process started in the moment before it was killed, and the fork's command."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", CODE], env={**os.environ, **environment}, **pipes) as process:
         found = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+        command = found[0].cmdline()
+        process.stdin.close()
         assert process.wait(30) == -signal.SIGKILL
-    return found
-
-
-def is_alive(process):
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return found, command
 
 
 @pytest.fixture
 def sibling():
     """Orphans of the same session whose command line is the same, of a process that had no guard."""
-    found = orphans()
-    yield found
+    found, command = orphans()
+    yield found, command
     for process in found:
         send(process.pid, signal.SIGKILL)
 
 
 def test_what_was_started_in_the_last_moment_ends_and_what_a_sibling_started_lives(sibling):
-    started = orphans(GUARDED="1")
-    assert started[0].cmdline() == sibling[0].cmdline()
-    later = orphans()
+    unguarded, its_command = sibling
+    started, command = orphans(GUARDED="1")
+    assert command == its_command
+    later, _ = orphans()
     try:
-        wait_for(lambda: not any(is_alive(process) for process in started), 5, "the end of what was started")
+        wait_for(lambda: not any(is_alive(process) for process in started), 30, "the end of what was started")
         time.sleep(0.5)
-        assert all(is_alive(process) for process in [*sibling, *later])
+        assert all(is_alive(process) for process in [*unguarded, *later])
     finally:
         for process in later:
             send(process.pid, signal.SIGKILL)

@@ -16,6 +16,7 @@ import pytest
 from dalle_lean.cli import main
 from dalle_lean.files import read_json
 from tests.training.conftest import write_shards
+from tests.training.swarm.nursery import is_alive
 from training.recipe import load_recipe
 from training.swarm import host
 from training.swarm.__main__ import Status
@@ -349,12 +350,6 @@ def test_kill_9_of_the_host_leaves_no_process(running):
     running.host.kill()
     running.host.wait()
     until("the end of all", lambda: not any(is_alive(process) for process in processes), 15)
-
-
-def is_alive(process):
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 from dalle_lean.files import read_json
 from tests.training.conftest import write_shards
 from tests.training.swarm.harness import Swarm, wait_for
-from tests.training.swarm.nursery import processes_of, send
+from tests.training.swarm.nursery import is_alive, processes_of, send
 from training.order import Position
 from training.swarm.network import open_dht
 from training.swarm.offer import offer_run
@@ -129,8 +129,8 @@ from training.interrupt import interrupt_deferred
 from training.swarm.join import end_at_once
 if (child := os.fork()) == 0:
     time.sleep(60)
-with interrupt_deferred(print, partial(end_at_once, lambda: print("stopped", flush=True))) as interrupted:
-    print(child, flush=True)
+with interrupt_deferred(print, partial(end_at_once, lambda: print("stopped"))) as interrupted:
+    print(child)
     while True:
         try:
             time.sleep(60)
@@ -141,15 +141,15 @@ with interrupt_deferred(print, partial(end_at_once, lambda: print("stopped", flu
 
 def test_the_second_ctrl_c_ends_at_once_even_where_a_library_catches_every_exception():
     with subprocess.Popen(
-        [sys.executable, "-c", SWALLOWING], stdout=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-uc", SWALLOWING], stdout=subprocess.PIPE, start_new_session=True
     ) as process:
-        child = int(process.stdout.readline())
+        child = psutil.Process(int(process.stdout.readline()))
         process.send_signal(signal.SIGINT)
         assert b"again stops at once" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(5) == 130
+        assert process.wait(30) == 130
         assert process.stdout.read() == b"stopped\n"
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    wait_for(lambda: not is_alive(child), 30, "the child to end")
 
 
 @pytest.mark.slow
