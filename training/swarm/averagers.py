@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import wait
-from statistics import median_high
+from statistics import median_high, median_low
 from typing import Any
 
 import torch
@@ -235,6 +235,8 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         *arguments: Any,
         timeout: float | None = None,
     ) -> None:
+        if averaging_control is not None and (averaging_control.triggered or averaging_control.done()):
+            averaging_control = None  # it has found nobody; hivemind would make one that knows nothing of `outdated`
         skipped = averaging_round and self.skips_round
         self.skips_round = False
         if skipped:
@@ -484,7 +486,7 @@ def has_succeeded(control: StepControl) -> bool:
 def epoch_of_group(said: Iterable[Any], own: int) -> int:
     """The last step that members of a group have gone; what is more than one ahead of most of them is not believed."""
     epochs = [epoch for epoch in said if type(epoch) is int and epoch >= 0]
-    most = median_high(epochs or [own])
+    most = median_low(epochs or [own])  # of two, nobody knows who is right
     return max([own, *(epoch for epoch in epochs if epoch <= most + 1)])
 
 

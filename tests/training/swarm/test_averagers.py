@@ -180,6 +180,7 @@ def test_weights_of_no_known_step_are_not_averaged(rubbish):
         ([8, 8, 7], 7, 8),
         ([7, 8], 7, 8),
         ([7, 7, 50], 7, 7),
+        ([7, 50], 7, 7),
         ([7, 7, 50], 50, 50),
         ([None, "8", 8.0, True, -3], 7, 7),
         ([], 7, 7),
@@ -226,6 +227,23 @@ def test_weights_that_became_outdated_after_their_round_was_found_count_for_noth
     assert round_of(state_averager, fails=True).weight == OUTDATED_WEIGHT
     assert round_of(state_averager).weight == OUTDATED_WEIGHT
     assert round_of(state_averager).weight == 1.0
+
+
+def test_outdated_weights_whose_round_found_nobody_count_for_nothing_in_the_next_one(state_averager, monkeypatch):
+    failed, next_one = (
+        StepControl(get_dht_time(), get_dht_time() + 9, allow_retries=False, weight=1.0, data_for_gather=b"")
+        for _ in range(2)
+    )
+    for control in (failed, next_one):
+        control.attach(MPFuture(), MPFuture())
+    failed.allow_allreduce()
+    failed.set_exception(ValueError())
+    next_one._trigger.add_done_callback(lambda _: next_one.set_result({}))
+    monkeypatch.setattr(state_averager, "schedule_step", lambda **_: next_one)
+    state_averager.skip_to(3)
+    state_averager._do(None, False, False, True, failed, None, True, timeout=5.0)
+    assert next_one.weight == OUTDATED_WEIGHT
+    assert not state_averager.outdated
 
 
 def test_a_state_is_handed_out_under_the_step_of_its_weights(state_averager):
