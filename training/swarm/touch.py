@@ -5,19 +5,24 @@ sides forget each other, and nobody would ever ask again: one swarm would be two
 """
 
 import asyncio
+import logging
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import partial
+from itertools import islice
 
 import hivemind
 from hivemind.dht.node import DHTNode
+from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
 TOUCH_S = 5.0
 MOST_CALLS = 4
-"""Silent peers that are called at once."""
+"""Silent peers that are called at once, beside those that were named."""
 MOST_REMEMBERED = 64
+MOST_UNANSWERED = 60
+"""Calls in a row: who was only met and leaves so many without an answer is called no more."""
 
 
 def keep_in_touch(dht: hivemind.DHT, addresses: Collection[str]) -> None:
@@ -39,16 +44,28 @@ async def begin_calling(_dht: hivemind.DHT, node: DHTNode, peers: set[PeerID]) -
 
 async def call_the_lost(node: DHTNode, named: set[PeerID]) -> None:
     """Until the node ends."""
-    met: set[PeerID] = set()
+    unanswered: dict[PeerID, int] = {}
     while True:
         await asyncio.sleep(TOUCH_S)
         present = set(node.protocol.routing_table.uid_to_peer_id.values())
-        met = set(list(present | met)[:MOST_REMEMBERED])
-        lost = list((named | met) - present - {node.peer_id})
-        chosen = random.sample(lost, min(MOST_CALLS, len(lost)))
-        answers = await asyncio.gather(*(node.protocol.call_ping(peer) for peer in chosen))
-        for peer, answer in zip(chosen, answers, strict=True):
-            if answer is not None:
-                node.blacklist.register_success(peer)
-        if any(answer is not None for answer in answers):
-            await node.find_nearest_nodes([node.node_id])  # and, by them, those whom they know
+        unanswered = remembered(unanswered, present)
+        lost = set(unanswered) - present - named
+        chosen = [*(named - present - {node.peer_id}), *random.sample(list(lost), min(MOST_CALLS, len(lost)))]
+        try:
+            answers = await asyncio.gather(*map(node.protocol.call_ping, chosen), return_exceptions=True)
+            for peer, answer in zip(chosen, answers, strict=True):
+                if isinstance(answer, DHTID):
+                    node.blacklist.register_success(peer)
+                elif peer in lost:
+                    unanswered[peer] += 1
+            if any(isinstance(answer, DHTID) for answer in answers):
+                await node.find_nearest_nodes([node.node_id])  # and, by them, those whom they know
+        except Exception:  # of whatever kind a stranger's answer makes; the others are called again
+            logging.getLogger("hivemind").exception("looking for lost peers")
+
+
+def remembered(unanswered: Mapping[PeerID, int], present: Collection[PeerID]) -> dict[PeerID, int]:
+    """Peers that were met and the calls in a row that each has not answered: first those that are lost, then those
+    that are there; at most MOST_REMEMBERED."""
+    lost = {peer: calls for peer, calls in unanswered.items() if peer not in present and calls < MOST_UNANSWERED}
+    return dict(islice({**lost, **dict.fromkeys(present, 0)}.items(), MOST_REMEMBERED))
