@@ -90,23 +90,20 @@ def be_helper(run_dir: Path, name: str, _: Any, wait: Callable[[float], bool], s
 
     settings, dht = enter(run_dir, name)
     helper_of = tuple(Stations.load(run_dir).helper_of)
-    # One that the host starts ends with the run; a helper elsewhere hears of it from the others.
+    # One that the host starts ends with the run. A helper elsewhere goes on: anybody can say that a run is at its end.
     watch = RunWatch(dht, settings, helper_of) if helper_of else None
-    finished = threading.Event()
 
     def on_round(optimizer: Any) -> None:
-        step = optimizer.tracker.global_epoch * settings.steps_per_epoch
-        status.tell(step=step, trainers=trainers_of(optimizer))
-        if watch is not None and (step >= settings.total_steps or watch.moved is not None):
-            finished.set()
+        status.tell(step=optimizer.tracker.global_epoch * settings.steps_per_epoch, trainers=trainers_of(optimizer))
+
+    def has_moved() -> bool:
+        return watch is not None and watch.moved is not None
 
     try:
         offer_run(dht, run_dir)
-        run_helper(settings, dht, lambda seconds: finished.is_set() or wait(seconds), on_round)
-        if watch is not None and watch.moved is not None:
+        run_helper(settings, dht, lambda seconds: has_moved() or wait(seconds), on_round)
+        if has_moved():
             status.notice("the run goes on with other settings; this helper takes them and goes on with it")
-        else:
-            status.tell(finished=finished.is_set())
     finally:
         if watch is not None:
             watch.close()
