@@ -194,7 +194,8 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         on_download: Callable[[int, int, str], None] | None = None,
         **options: Any,
     ):
-        self.lr_of_epoch, self.donors, self.judge, self.on_download = lr_of_epoch, set(donors), judge, on_download
+        self.lr_of_epoch, self.judge, self.on_download = lr_of_epoch, judge, on_download
+        self.donors = {PeerID.from_base58(donor) for donor in donors}
         self.last_epoch = last_epoch
         self._received_bytes = mp.Value("q", 0)
         self.skips_round = False
@@ -328,36 +329,49 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
             time.sleep(WEIGHTS_POLL_S)
         wait(list(self.pending_updates), max(0.0, deadline - time.monotonic()))
 
-    def known_donors(self) -> list[tuple[PeerID, float]]:
-        """Who hands out a state, and of which epoch: the run's own donors first, then the newest."""
+    def announced_donors(self) -> dict[PeerID, float]:
+        """Others of whom it is said that they hand out a state, and of which epoch; anybody can say so of anybody."""
         found = self.dht.get(f"{self.prefix}.all_averagers", latest=True)
         entries = found.value if found is not None and isinstance(found.value, dict) else {}
-        donors = [
-            (PeerID(peer), float(entry.value))
+        return {
+            PeerID(peer): float(entry.value)
             for peer, entry in entries.items()
             if isinstance(peer, bytes) and isinstance(entry, ValueWithExpiration) and is_finite(entry.value)
-        ]
-        donors = [(peer, epoch) for peer, epoch in donors if peer != self.peer_id]
+            if peer != self.peer_id.to_bytes()
+        }
+
+    def known_donors(self) -> list[PeerID]:
+        """Who is asked for a state: the run's own donors first, whatever is said of them, then the newest."""
+        announced = self.announced_donors()
+        donors = list(announced.keys() | self.donors - {self.peer_id})
         random.shuffle(donors)
-        donors.sort(key=lambda donor: (donor[0].to_base58() in self.donors, donor[1]), reverse=True)
+        donors.sort(key=lambda donor: (donor in self.donors, announced.get(donor, -1.0)), reverse=True)
         return donors[:MOST_DONORS]
 
-    def load_state_from_peers(self, timeout: float | None = None, least_epoch: int | None = None, **_: Any) -> None:
+    def load_state_from_peers(
+        self, timeout: float | None = None, least_epoch: int | None = None, *, strangers: bool = True, **_: Any
+    ) -> None:
         """Take the state of the first donor that has a good one.
 
         Args:
-            timeout: in seconds, for each donor.
+            timeout: in seconds, for each of the run's donors, and for all others together: they may be made up.
             least_epoch: earlier states are not taken, nor downloaded; without it any that is not behind the own.
+            strangers: whether others than the run's donors are asked.
 
         Raises StateRefused where none has; it says what was wrong with each.
         """
-        refusals = []
-        for donor, _epoch in self.known_donors():
+        least_epoch = self.local_epoch if least_epoch is None else least_epoch
+        refusals, left_s = [], math.inf if timeout is None else timeout
+        for donor in self.known_donors():
+            named, began_s = donor in self.donors, time.monotonic()
+            if not named and not (strangers and left_s > 0):
+                continue
             try:
-                self.adopt(*self.download(donor, timeout, self.local_epoch if least_epoch is None else least_epoch))
+                self.adopt(*self.download(donor, timeout if named else left_s, least_epoch))
                 return
             except StateRefused as refusal:
                 refusals.append(f"{donor.to_base58()[-8:]}: {refusal}")
+            left_s -= 0.0 if named else time.monotonic() - began_s
         raise StateRefused("; ".join(refusals) or "nobody hands out a state")
 
     def download(

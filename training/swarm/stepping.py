@@ -168,8 +168,10 @@ class SwarmOptimizer(hivemind.Optimizer):
         self.state_averager.step(wait_for_delayed_updates=True)
         with self.tracker.pause_updates():
             self.adopt_a_state()
-            if self.local_epoch < self.tracker.global_epoch - 1 and self.tracker.rests_on_one:
+            if not self.is_synchronized_with_peers() and self.tracker.rests_on_one:
                 self.tracker.doubt()
+            if not self.is_synchronized_with_peers():
+                self.adopt_a_state()  # that of the others, now that a lone claim is left out
             if self.local_epoch < self.tracker.global_epoch:
                 self.go_on_with_older_weights()  # the others have just gone on, or have no state but this one's
             self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=0)
@@ -190,7 +192,7 @@ class SwarmOptimizer(hivemind.Optimizer):
 
     def adopt_a_state(self) -> None:
         """Take a donor's state, in as many attempts as are allowed; nothing where only this peer has one to give."""
-        if self.following and not self.state_averager.known_donors():
+        if self.following and not self.state_averager.announced_donors():
             return
         self.on_notice(f"{self.whereabouts}: fetching the state")
         newest, lone = self.tracker.global_epoch, self.tracker.rests_on_one
@@ -203,7 +205,7 @@ class SwarmOptimizer(hivemind.Optimizer):
             try:
                 self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, least_epoch=least_epoch)
             except StateRefused as refusal:
-                if attempt == attempts and lone and self.tracker.doubt() > 0:
+                if attempt == attempts and lone and self.may_leave_out_a_claim():
                     self.on_notice(
                         f"one peer alone claims step {newest}, and nobody has its state: left out ({refusal})"
                     )
@@ -219,6 +221,19 @@ class SwarmOptimizer(hivemind.Optimizer):
                 self.resyncs += 1
                 self.on_notice(f"got the state of step {self.local_epoch}")
                 return
+
+    def may_leave_out_a_claim(self) -> bool:
+        """Whether the swarm is where it is without a lone claim, which is believed no more.
+
+        Newcomers are at step 0 in any run. That the run itself is there one of its donors must say.
+        """
+        if self.tracker.doubt() > 0 or self.following:
+            return True
+        try:
+            self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, least_epoch=0, strangers=False)
+        except StateRefused:
+            return False
+        return True
 
     def shutdown(self) -> None:
         """Leave the swarm; no more than an all-reduce that is under way is waited for."""
