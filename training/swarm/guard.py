@@ -37,25 +37,32 @@ def carries(process: psutil.Process, mark: str) -> bool:
         if process.environ().get(MARK) == mark:
             return True
     with suppress(OSError):  # not ours to look at, or gone
-        return any(mark in os.readlink(file) for file in Path(f"/proc/{process.pid}/fd").iterdir())
+        for file in Path(f"/proc/{process.pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                if mark in os.readlink(file):
+                    return True
     return False
 
 
 def end_orphans(parent: int, mark: str) -> None:
     """Wait until the process `parent` is gone, then kill what it had started."""
     os.setpgid(0, 0)  # Ctrl+C is for the others
-    watched = psutil.Process(parent)
     started: dict[int, psutil.Process] = {}
     while os.getppid() == parent:
         try:
-            started |= {child.pid: child for child in watched.children(recursive=True)}
+            started |= {child.pid: child for child in psutil.Process(parent).children(recursive=True)}
         except psutil.NoSuchProcess:
             break
         time.sleep(WATCH_INTERVAL_S)
-    found = [process for process in started.values() if process.is_running()]
-    found += [process for process in psutil.process_iter() if carries(process, mark)]  # started since the last look
-    for process in [child for orphan in found for child in [*descendants(orphan), orphan]]:
-        kill(process)
+    end_all([process for process in started.values() if process.is_running()])
+    while found := marked(mark):  # started since the last look, or while the others were ended
+        end_all(found)
+        time.sleep(WATCH_INTERVAL_S)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Those that carry it and live, but this one."""
+    return [process for process in psutil.process_iter() if process.pid != os.getpid() and carries(process, mark)]
 
 
 def descendants(process: psutil.Process) -> list[psutil.Process]:
@@ -65,6 +72,12 @@ def descendants(process: psutil.Process) -> list[psutil.Process]:
         return found
     except psutil.NoSuchProcess:
         return []
+
+
+def end_all(processes: list[psutil.Process]) -> None:
+    """Kill processes and what they have started."""
+    for process in [child for orphan in processes for child in [*descendants(orphan), orphan]]:
+        kill(process)
 
 
 def end_children() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.training.swarm.harness import wait_for
 from tests.training.swarm.nursery import is_alive, send
+from training.swarm.guard import carries
 
 CODE = """
 import os, signal, subprocess, sys, time
@@ -60,3 +61,21 @@ def test_what_was_started_in_the_last_moment_ends_and_what_a_sibling_started_liv
     finally:
         for process in later:
             send(process.pid, signal.SIGKILL)
+
+
+def test_a_process_that_closes_a_file_meanwhile_is_known_by_the_others(monkeypatch):
+    readlink, looks = os.readlink, []
+
+    def readlink_of_one_that_closes(file):
+        looks.append(file)
+        if len(looks) == 1:
+            raise FileNotFoundError(file)
+        return readlink(file)
+
+    monkeypatch.setattr(os, "readlink", readlink_of_one_that_closes)
+    marker = os.memfd_create("dalle-lean-marker")
+    try:
+        assert carries(psutil.Process(), "dalle-lean-marker")
+    finally:
+        os.close(marker)
+    assert not carries(psutil.Process(), "dalle-lean-marker")
