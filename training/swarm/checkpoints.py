@@ -175,7 +175,8 @@ class Checkpoints:
         place = self.root / f"step-{step:06d}"
         try:
             with self.alone():
-                if not place.exists():
+                if not is_sound(place):
+                    remove(place)
                     self.write(place, step, model, statistics, heldout_loss)
                 self.prune()
         except (OSError, SafetensorError) as error:
@@ -221,10 +222,24 @@ class Checkpoints:
         wanted = steps_to_keep([checkpoint.step for checkpoint in kept], self.every)
         for checkpoint in kept:
             if checkpoint.step not in wanted:
-                # Its name goes first: a folder that is half removed is no checkpoint.
-                hidden = checkpoint.folder.with_name(f".{checkpoint.folder.name}.tmp")
-                os.rename(checkpoint.folder, hidden)
-                shutil.rmtree(hidden)
+                remove(checkpoint.folder)
+
+
+def is_sound(folder: Path) -> bool:
+    """Whether there is a checkpoint whose files are all what was written."""
+    try:
+        read_checkpoint(folder).check()
+    except (ValueError, FileNotFoundError):
+        return False
+    return True
+
+
+def remove(folder: Path) -> None:
+    """Its name goes first: a folder that is half removed is no checkpoint."""
+    if folder.exists():
+        hidden = folder.with_name(f".{folder.name}.tmp")
+        os.rename(folder, hidden)
+        shutil.rmtree(hidden)
 
 
 def load_checkpoint(checkpoint: Checkpoint, model: Dalle) -> list[Tensor]:

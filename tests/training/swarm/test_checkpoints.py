@@ -194,6 +194,18 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(checkpoints, run
     assert "step-000020" in notices[0]
 
 
+@pytest.mark.parametrize("name", ["state.safetensors", "checkpoint.json"])
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_damaged_checkpoint_is_written_anew_when_the_run_comes_to_its_step_again(checkpoints, run, name, is_gone):
+    checkpoints.save(10, model_of(1), STATISTICS, math.nan)
+    path = run / "checkpoints/step-000010" / name
+    path.unlink() if is_gone else path.write_bytes(b"?")
+    assert checkpoints.save(10, model_of(2), STATISTICS, math.nan)
+    [checkpoint] = list_checkpoints(run, pytest.fail)
+    checkpoint.check()
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000010"]
+
+
 def test_checkpoints_of_another_run_are_refused(checkpoints, run, settings):
     checkpoints.save(10, tiny_dalle(), STATISTICS, math.nan)
     other = dataclasses.replace(settings, swarm=dataclasses.replace(settings.swarm, data_fingerprint="f" * 64))
