@@ -2,7 +2,8 @@
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -58,8 +59,6 @@ class Keeper:
         self.heldout_loss = math.nan
         self.measured_step = 0
         self.saved_step = 0
-        self.late = 0
-        """Checkpoints left out because the one before was still being written."""
 
     def restore(self, model: Dalle) -> tuple[int, list[Tensor]] | None:
         """See Checkpoints.restore."""
@@ -75,7 +74,6 @@ class Keeper:
             return
         if self.is_busy:
             if is_due:
-                self.late += 1
                 self.on_notice(f"the checkpoint before step {step} is still being written; this one is left out")
                 self.checkpoints.tried = step
             return
@@ -101,15 +99,22 @@ class Keeper:
 
     def keep(self, step: int, save: bool) -> None:
         """Measure the copy and write it; runs on the thread."""
-        try:
-            if self.heldout is not None:
+        if self.heldout is not None:
+            self.heldout_loss, self.measured_step = math.nan, step
+            with self.told(f"the held-out loss of step {step} was not measured"):
                 self.heldout_loss = self.measure(self.heldout)
-                self.measured_step = step
                 self.on_change()
-            if save:
+        if save:
+            with self.told(f"the state of step {step} was not kept"):
                 self.save(step, self.heldout_loss)
-        except Exception as error:  # nobody would hear of it otherwise
-            self.on_notice(f"the state of step {step} was not kept: {type(error).__name__}: {error}")
+
+    @contextmanager
+    def told(self, what: str) -> Iterator[None]:
+        """Nobody would hear of an exception on the thread otherwise."""
+        try:
+            yield
+        except Exception as error:
+            self.on_notice(f"{what}: {type(error).__name__}: {error}")
 
     def measure(self, heldout: Batch) -> float:
         """The copy's loss; nan where the end came before it was known."""

@@ -84,3 +84,14 @@ def test_a_donor_that_is_to_end_measures_no_more_but_writes_its_state(run, setti
     [checkpoint] = list_checkpoints(run, pytest.fail)
     assert math.isnan(checkpoint.heldout_loss)
     checkpoint.check()
+
+
+def test_a_state_whose_loss_cannot_be_measured_is_written_all_the_same(run, settings, heldout, monkeypatch):
+    notices = []
+    keeper = make_keeper(run, settings, heldout, notices)
+    monkeypatch.setattr(keeper.copy, "measure", lambda _: 1 / 0)
+    keeper.keep(STEPS // 2, save=True)
+    [checkpoint] = list_checkpoints(run, pytest.fail)
+    assert math.isnan(checkpoint.heldout_loss)
+    [notice] = notices
+    assert notice.startswith(f"the held-out loss of step {STEPS // 2} was not measured: ZeroDivisionError")
