@@ -171,11 +171,7 @@ def is_reachable(dht: hivemind.DHT, address: str, port: int) -> bool:
 
 
 class RunWatch:
-    """Asks the helpers now and then whether the run still goes on as these settings say.
-
-    It also keeps a node in touch with them: one whose helpers have all been away is forgotten by nobody and forgets
-    nobody.
-    """
+    """Asks the helpers now and then whether the run still goes on as these settings say."""
 
     def __init__(
         self,
@@ -199,7 +195,6 @@ class RunWatch:
             for address in self.addresses:
                 try:
                     now = fetch_settings(self.dht, address)
-                    run_in_node(self.dht, partial(ping, peer_of(address)))
                 except Unanswered:
                     continue  # the other helper may know, and this one is asked again
                 except ValueError as error:
@@ -223,11 +218,6 @@ def how_it_moved(before: SwarmSettings, now: SwarmSettings) -> str:
         f"the run was taken back to an earlier step and goes on as {now.swarm.name}; join it again with the same "
         "address, what came after that step is given up"
     )
-
-
-async def ping(peer: PeerID, _: hivemind.DHT, node: DHTNode) -> None:
-    """Runs in the node's process: who answers is known to the DHT again."""
-    await node.protocol.call_ping(peer)
 
 
 def decode(text: bytes, address: str) -> str:
