@@ -10,8 +10,11 @@ import typer
 
 from dalle_lean.terminal import Device, begin_loading, progress_bar, say, warn
 
+OF_ANY_HOST = ("run_dir", "port", "announce", "listen", "helper_of")
+
 
 def host(
+    context: typer.Context,
     run_dir: Annotated[
         Path, typer.Argument(metavar="RUN_DIR", help="Folder of the run; the same command continues what it holds.")
     ],
@@ -113,8 +116,8 @@ def host(
 
     place = Place(port=port, announce=announce, listen=listen, donors=donors)
     helper_of = helper_of or list(stations_before(run_dir).helper_of)
-    if helper_of and data is not None:
-        raise ValueError("--helper-of runs a helper of another host's run, which has its data: leave out --data")
+    if helper_of:
+        refuse_other_options(context)
     recipe = load_recipe(config).override(steps=steps, batch_size=batch_size, lr=lr, seed=seed)
     if vqgan is None and data is not None and not is_url(data):
         vqgan = bundled_vqgan(find_shards(data, on_notice=warn).info)
@@ -169,6 +172,19 @@ def host(
             )
     kept = "" if end.checkpoint is None else f"; the model is in {run_dir}/checkpoints/step-{end.checkpoint:06d}/model"
     say(f"finished at step {end.step}, {end.note}{kept}")
+
+
+def refuse_other_options(context: typer.Context) -> None:
+    """ValueError where options of a run of one's own are given for a helper of another one's."""
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in context.params
+        if name not in OF_ANY_HOST and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
+    if given:
+        raise ValueError(
+            f"--helper-of runs a helper of another host's run, which has all of its own: leave out {', '.join(given)}"
+        )
 
 
 def rollback(

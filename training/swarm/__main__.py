@@ -28,24 +28,30 @@ class Status:
         self.lock, self.written_s = threading.Lock(), -math.inf
 
     def tell(self, **changes: Any) -> None:
-        """Write at once what is new."""
-        from dalle_lean.files import write_json
-
+        """Write at once what is new; on any thread."""
         with self.lock:
-            changed = {name: None if value != value else value for name, value in changes.items()}  # nan is no JSON
-            if changed.items() <= self.content.items() and time.monotonic() - self.written_s < STATUS_INTERVAL_S:
-                return
-            self.content |= changed
-            self.written_s = time.monotonic()
-            try:
-                write_json(self.path, self.content)
-            except OSError as error:  # a full disk is no reason to leave the others
-                print(f"{self.path} could not be written: {error}", flush=True)
+            self.write(changes)
 
     def notice(self, line: str) -> None:
-        """Something that a person should know."""
+        """Something that a person should know; on any thread."""
         print(line, flush=True)
-        self.tell(notices=[*self.content["notices"], line][-20:], noticed=self.content["noticed"] + 1)
+        with self.lock:
+            noticed = self.content["noticed"] + 1
+            self.write({"notices": [*self.content["notices"], line][-20:], "noticed": noticed})
+
+    def write(self, changes: dict[str, Any]) -> None:
+        """While the lock is held."""
+        from dalle_lean.files import write_json
+
+        changed = {name: None if value != value else value for name, value in changes.items()}  # nan is no JSON
+        if changed.items() <= self.content.items() and time.monotonic() - self.written_s < STATUS_INTERVAL_S:
+            return
+        self.content |= changed
+        self.written_s = time.monotonic()
+        try:
+            write_json(self.path, self.content)
+        except OSError as error:  # a full disk is no reason to leave the others
+            print(f"{self.path} could not be written: {error}", flush=True)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ machine; checkpoints/, logs/ and status/.
 import dataclasses
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +43,8 @@ class Place:
     """Where this machine listens.
 
     Args:
-        port: of the first helper, the others have the next ones; 0 takes free ones. 0 and None keep what the run had.
+        port: of the first helper, the others have the next ones; 0 takes free ones. 0 and None keep the ports that the
+            run had, for those of its peers that had one.
         announce: the address at which others reach this machine; None for the one its packets leave from.
         listen: the address to listen on.
         donors: how many keep the state; a second one costs as much memory, and replaces the first one at once. None
@@ -201,17 +202,12 @@ def make_stations(
     """Places and identities of the host's peers; what is not given stays as it was."""
     before = stations_before(run_dir)
     listen = place.listen or before.listen
-    if not place.port and set(names) <= set(before.ports):
-        ports = [before.ports[name] for name in names]
-    elif place.port == 0:
-        ports = free_ports(len(names), LOOPBACK if listen == EVERYWHERE else listen)
-    else:
-        ports = [(place.port or FIRST_PORT) + number for number in range(len(names))]
+    ports = choose_ports(names, before.ports, place.port, LOOPBACK if listen == EVERYWHERE else listen)
     announce = place.announce or before.announce or outward_ip()
     for address in (listen, announce):
         check_ip(address)
     stations = Stations(
-        ports=dict(zip(names, ports, strict=True)),
+        ports=ports,
         listen=listen,
         announce=announce,
         vqgan=before.vqgan if vqgan is None else str(vqgan.resolve()),
@@ -221,6 +217,21 @@ def make_stations(
     make_identities(run_dir, names)
     stations.save(run_dir)
     return stations
+
+
+def choose_ports(names: Sequence[str], before: Mapping[str, int], port: int | None, host: str) -> dict[str, int]:
+    """A port for each name, see Place: volunteers hold the addresses, so those of `before` change only where `port`
+    names others."""
+    if port:
+        return {name: port + number for number, name in enumerate(names)}
+    known = {name: before[name] for name in names if name in before}
+    fresh = [name for name in names if name not in before]
+    if port == 0:
+        ports = free_ports(len(fresh), host)
+    else:
+        first = max([FIRST_PORT - 1, *before.values()]) + 1
+        ports = list(range(first, first + len(fresh)))
+    return known | dict(zip(fresh, ports, strict=True))
 
 
 def check_ip(address: str) -> None:

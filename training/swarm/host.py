@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class Member:
     name: str
     process: subprocess.Popen[bytes] | None = None
     started_s: float = 0.0
-    due_s: float = 0.0
+    due_s: float = field(default_factory=time.monotonic)
     """When it may be started."""
     pause_s: float = 1.0
     was_up: bool = False
@@ -64,12 +64,9 @@ class Supervisor:
         self.run_dir, self.stations, self.device, self.on_notice = run_dir, stations, device, on_notice
         self.members = {name: Member(name) for name in stations.ports}
         self.probed_s = 0.0
-        self.restarts = 0
         self.was_ready = False
         """Whether all of them were there at one time."""
         for name in stations.ports:
-            if stations.is_up(name):
-                raise ValueError(f"port {stations.ports[name]} is taken by another program; choose others with --port")
             self.status_path(name).unlink(missing_ok=True)
 
     @property
@@ -145,7 +142,6 @@ class Supervisor:
         if time.monotonic() - member.started_s > SOUND_AFTER_S:
             member.pause_s = 1.0
         member.due_s = time.monotonic() + member.pause_s
-        self.restarts += 1
         self.on_notice(
             f"{member.name} ended ({how_it_ended(code)}); it starts again in {member.pause_s:.0f} s as the same peer, "
             f"see {self.run_dir / 'logs' / member.name}.log"
@@ -182,7 +178,19 @@ class Supervisor:
         member.heard = (pid, noticed)
 
     def stop(self) -> None:
-        """End all peers cleanly in LEAVE_TIMEOUT_S at most, donors first, which save where they are."""
+        """End all peers cleanly in LEAVE_TIMEOUT_S at most, donors first, which save where they are; at once where
+        that is interrupted: they do not hear of Ctrl+C, and would go on writing to a run that nobody holds."""
+        try:
+            self.wait_for_all()
+        except BaseException:
+            for member in self.members.values():
+                if member.process is not None:
+                    member.process.kill()
+                    member.process.wait()
+            raise
+
+    def wait_for_all(self) -> None:
+        """As long as they take to leave, at most LEAVE_TIMEOUT_S."""
         began_s = time.monotonic()
         duties = {"save and leave the others": self.stations.donors, "leave the others": self.stations.helpers}
         for duty, names in duties.items():
@@ -261,11 +269,13 @@ def supervised(run_dir: Path, *, device: str = "cpu", on_notice: OnNotice) -> It
 
     guard = guard_children()
     before = signal.signal(signal.SIGTERM, interrupt)
-    supervisor = Supervisor(run_dir, Stations.load(run_dir), device=device, on_notice=on_notice)
     try:
-        yield supervisor
+        supervisor = Supervisor(run_dir, Stations.load(run_dir), device=device, on_notice=on_notice)
+        try:
+            yield supervisor
+        finally:
+            supervisor.stop()
     finally:
-        supervisor.stop()
         signal.signal(signal.SIGTERM, before)
         guard.terminate()
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
@@ -21,7 +22,7 @@ from training.recipe import load_recipe
 from training.swarm import host
 from training.swarm.__main__ import Status
 from training.swarm.checkpoints import Checkpoints, list_checkpoints
-from training.swarm.founding import Place, make_helper, make_run, slug
+from training.swarm.founding import Place, choose_ports, make_helper, make_run, slug
 from training.swarm.host import Supervisor
 from training.swarm.network import open_dht
 from training.swarm.offer import fetch_run, offer_run
@@ -90,6 +91,24 @@ def test_a_run_goes_on_by_its_folder_alone(shards, tmp_path):
     assert make_run(tmp_path / "run", None, load_recipe("emoji64"), on_notice=print) == first
 
 
+@pytest.mark.parametrize("port", [None, 0])
+def test_peers_that_a_run_had_keep_their_addresses_where_it_gets_another_donor(shards, tmp_path, port):
+    before = make(tmp_path / "run", shards)
+    ports = Stations.load(tmp_path / "run").ports
+    more = make(tmp_path / "run", shards, place=Place(port=port, donors=2))
+    assert more.swarm.addresses == before.swarm.addresses
+    now = Stations.load(tmp_path / "run").ports
+    assert list(now) == ["helper-0", "helper-1", "donor-0", "donor-1"]
+    assert {name: now[name] for name in ports} == ports
+    assert now["donor-1"] not in ports.values()
+
+
+def test_further_peers_have_the_ports_behind_the_others():
+    assert choose_ports(["a", "b"], {}, None, "127.0.0.1") == {"a": 31337, "b": 31338}
+    assert choose_ports(["a", "b"], {"a": 40000}, None, "127.0.0.1") == {"a": 40000, "b": 40001}
+    assert choose_ports(["a", "b"], {"a": 40000}, 50000, "127.0.0.1") == {"a": 50000, "b": 50001}
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -109,13 +128,6 @@ def test_another_recipe_for_a_run_that_is_there_is_refused_by_name(shards, tmp_p
 def test_a_new_run_needs_data(tmp_path):
     with pytest.raises(ValueError, match="--data"):
         make_run(tmp_path / "run", None, load_recipe("tiny"), on_notice=print)
-
-
-def test_a_port_that_is_taken_is_said_before_anything_starts(shards, tmp_path):
-    make(tmp_path / "run", shards)
-    port = Stations.load(tmp_path / "run").ports["helper-1"]
-    with socket.create_server(("127.0.0.1", port)), pytest.raises(ValueError, match=f"port {port} is taken"):
-        Supervisor(tmp_path / "run", Stations.load(tmp_path / "run"), on_notice=print)
 
 
 @pytest.fixture
@@ -150,21 +162,22 @@ def test_the_notices_of_a_peer_that_was_started_again_are_new_ones(supervisor):
 
 def test_a_port_that_is_taken_while_peers_start_ends_the_host_in_one_sentence(supervisor):
     port = supervisor.stations.ports["helper-0"]
-    with socket.create_server(("127.0.0.1", port)), pytest.raises(ValueError, match=rf"port {port} of helper-0 is tak"):
-        supervisor.look()
+    member = supervisor.members["helper-0"]
+    with socket.create_server(("127.0.0.1", port)):
+        supervisor.wait_for_port(member)  # what an ended host has left may hold it for a moment
+        member.due_s -= 2 * host.PORT_TIMEOUT_S
+        with pytest.raises(ValueError, match=rf"port {port} of helper-0 is taken"):
+            supervisor.look()
 
 
 def test_a_port_that_is_taken_later_is_told_of_once_and_the_others_live_on(supervisor, monkeypatch):
     started = []
     monkeypatch.setattr(supervisor, "start", lambda member: started.append(member.name))
-    monkeypatch.setattr(host, "PORT_TIMEOUT_S", 0.2)
     supervisor.was_ready = True
-    member = supervisor.members["helper-0"]
-    member.due_s = time.monotonic()
     with socket.create_server(("127.0.0.1", supervisor.stations.ports["helper-0"])):
         supervisor.look()
         assert supervisor.notices == []
-        time.sleep(0.3)
+        supervisor.members["helper-0"].due_s -= 2 * host.PORT_TIMEOUT_S
         for _ in range(3):
             supervisor.look()
     [notice] = supervisor.notices
@@ -172,6 +185,9 @@ def test_a_port_that_is_taken_later_is_told_of_once_and_the_others_live_on(super
     assert set(started) == {"helper-1", "donor-0"}
     supervisor.look()
     assert "helper-0" in started
+
+
+DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 
 def sleeper(code):
@@ -183,7 +199,7 @@ def sleeper(code):
 
 def test_a_donor_that_saves_is_waited_for_and_that_is_said(supervisor, monkeypatch):
     monkeypatch.setattr(host, "PATIENT_S", 0.2)
-    saves = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(7)))"
+    saves = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(3), sys.exit(7)))"
     process = supervisor.members["donor-0"].process = sleeper(saves)
     supervisor.stop()
     assert process.returncode == 7
@@ -193,11 +209,37 @@ def test_a_donor_that_saves_is_waited_for_and_that_is_said(supervisor, monkeypat
 
 def test_a_peer_that_does_not_end_is_killed_in_the_end(supervisor, monkeypatch):
     monkeypatch.setattr(host, "LEAVE_TIMEOUT_S", 0.3)
-    process = sleeper("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    process = sleeper(DEAF)
     supervisor.members["helper-1"].process = process
     supervisor.stop()
     assert process.returncode == -signal.SIGKILL
     assert supervisor.notices == ["helper-1 did not end in 0 s; killed"]
+
+
+def test_the_second_ctrl_c_ends_a_donor_that_is_waited_for_at_once(supervisor, monkeypatch):
+    process = supervisor.members["donor-0"].process = sleeper(DEAF)
+    monkeypatch.setattr(host, "STOP_POLL_S", None)  # the wait for it fails, as it does upon a signal
+    with pytest.raises(TypeError):
+        supervisor.stop()
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_all_is_as_before_where_a_host_cannot_begin(tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ValueError, match="no folder of a run"), host.supervised(tmp_path, on_notice=print):
+        pass
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_no_notice_is_lost_where_two_threads_give_theirs(tmp_path):
+    status = Status(tmp_path, "donor-0")
+    (tmp_path / "status").mkdir()
+    threads = [threading.Thread(target=lambda: [status.notice("x") for _ in range(100)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert status.content["noticed"] == 400
 
 
 def test_a_name_comes_from_the_folder(tmp_path):
@@ -376,6 +418,14 @@ def test_a_host_that_is_interrupted_ends_cleanly_and_goes_on_with_the_same_comma
 def test_a_helper_of_another_run_needs_somebody_who_answers(tmp_path):
     with pytest.raises(ValueError, match=r"no helper at .* hands out the run's files"):
         make_helper(tmp_path / "helper", ["/ip4/127.0.0.1/tcp/1/p2p/QmNo"], PLACE, print)
+
+
+@pytest.mark.parametrize("option", [("--data", "shards"), ("--donors", "2"), ("--mode", "diloco"), ("--lr", "1e-3")])
+def test_a_helper_of_another_run_is_given_nothing_of_a_run_of_its_own(tmp_path, capsys, option):
+    address = "/ip4/127.0.0.1/tcp/1/p2p/QmNo"
+    assert run_program("host", str(tmp_path / "helper"), "--helper-of", address, *option) == 2
+    assert f"leave out {option[0]}" in capsys.readouterr().err
+    assert not (tmp_path / "helper").exists()
 
 
 def test_the_folder_of_a_hosted_run_is_not_made_one_of_a_helper(shards, tmp_path):
