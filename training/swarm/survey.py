@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import math
 import os
 import socket
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import hivemind
 import torch
@@ -18,7 +19,6 @@ from hivemind.dht.crypto import RSASignatureValidator
 from dalle_lean.devices import pick_device
 from training.retry import Patience
 from training.shard_set import ShardSet
-from training.swarm.averagers import is_finite
 from training.swarm.checks import (
     OK,
     PROBLEM,
@@ -38,7 +38,7 @@ from training.swarm.network import open_dht
 from training.swarm.offer import TOKENIZER, RunFiles, Unanswered, fetch_run, is_reachable, remote_time
 from training.swarm.records import check_user_name
 from training.swarm.settings import NAME, SwarmSettings, read_settings
-from training.swarm.tracker import SLOWEST_TRAINER
+from training.swarm.tracker import SLOWEST_TRAINER, readable, without_lone_claims
 
 T = TypeVar("T")
 
@@ -257,23 +257,24 @@ def check_helpers(dht: hivemind.DHT | None, reason: str, settings: SwarmSettings
     """Who is there."""
     if dht is None:
         return Check("swarm", PROBLEM, reason, "see that this machine is online, or ask the host for an address of now")
-    said = progress_of(dht, settings.run_id)
-    step = max((int(entry["epoch"]) for entry in said), default=0) * settings.steps_per_epoch
-    rates = [entry["samples_per_second"] for entry in said if entry["samples_per_second"] > SLOWEST_TRAINER]
+    dht.add_validators([RSASignatureValidator()])  # it takes the signatures off
+    entry = dht.get(f"{settings.run_id}_progress", latest=True)
+    return check_progress(None if entry is None else entry.value, settings)
+
+
+def check_progress(said: Any, settings: SwarmSettings) -> Check:
+    """How far the run is by what its peers say, as hivemind's tracker stores it; what one alone claims is left out."""
+    records = readable(
+        said, last_epoch=settings.last_epoch, target_batch_size=settings.target_batch_size, oldest=-math.inf
+    )
+    believed = without_lone_claims(records, own_epoch=0, own_key=None).values()
+    step = max((record.epoch for record in believed), default=0) * settings.steps_per_epoch
+    rates = [record.samples_per_second for record in believed if record.samples_per_second > SLOWEST_TRAINER]
     if not rates:
         known = f"nobody trains at this moment, the run is at step {step}" if step else "nobody trains yet"
         return Check("swarm", OK, f"a helper answers; {known}")
     count = f"{len(rates)} trainer{'s' * (len(rates) > 1)}"
     return Check("swarm", OK, f"{count} at step {step} of {settings.total_steps}, {sum(rates):,.3g} samples/s together")
-
-
-def progress_of(dht: hivemind.DHT, run_id: str) -> list[dict[str, float]]:
-    """What the peers of a run say of themselves, as hivemind's tracker stores it."""
-    dht.add_validators([RSASignatureValidator()])  # it takes the signatures off
-    entry = dht.get(f"{run_id}_progress", latest=True)
-    said = [part.value for part in entry.value.values()] if entry is not None and isinstance(entry.value, dict) else []
-    numbers = ("epoch", "samples_per_second")
-    return [one for one in said if isinstance(one, dict) and all(is_finite(one.get(name)) for name in numbers)]
 
 
 def clock_offset_s(dht: hivemind.DHT | None, addresses: Sequence[str]) -> float | None:
