@@ -20,6 +20,7 @@ from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.averaging.group_info import GroupInfo
+from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.compression import CompressionInfo, deserialize_torch_tensor
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
@@ -33,6 +34,7 @@ from hivemind.utils.timed_storage import ValueWithExpiration
 from torch import Tensor
 
 from training.swarm.aggregation import FiniteMean, RuleRunner
+from training.swarm.matchmaking import with_patience
 
 SLACK_BYTES = 2**20
 """A state may be so much larger than expected: metadata, and what the wire adds."""
@@ -66,6 +68,15 @@ class GatedAverager(DecentralizedAverager):
         self.rule, self.largest_weight = rule, largest_weight
         self._dropped_tensors = mp.Value("q", 0)  # shared with the process that averages
         super().__init__(*arguments, **options)
+
+    @property
+    def _matchmaking(self) -> Matchmaking:
+        return self._patient_matchmaking
+
+    @_matchmaking.setter
+    def _matchmaking(self, matchmaking: Matchmaking) -> None:
+        # hivemind makes it where it averages, out of nothing that could be passed in.
+        self._patient_matchmaking = with_patience(matchmaking)
 
     @property
     def dropped_tensors(self) -> int:
