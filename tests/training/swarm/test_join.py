@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -58,8 +59,12 @@ class Joined:
         self.process.wait()
 
     def processes(self):
-        """All that it has started and itself."""
-        return processes_of(self.process.pid)
+        """All that it has started and itself; torchrun gives each process a session of its own."""
+        found = {process.pid: process for process in processes_of(self.process.pid)}
+        for process in list(found.values()):
+            with suppress(psutil.Error):
+                found |= {child.pid: child for child in process.children(recursive=True)}
+        return list(found.values())
 
     def position(self):
         """Its place in the data."""
