@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dalle_lean.terminal import error
+from dalle_lean.terminal import error, tell
 
 # word: (where its function lives, one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -101,5 +101,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         sys.exit(2)
     if code == INTERRUPTED:  # Typer answers Ctrl+C with this code
-        error("stopped; what was finished is kept")
+        tell("stopped; what was finished is kept")
     sys.exit(code if isinstance(code, int) else 0)

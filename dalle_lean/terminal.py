@@ -44,6 +44,11 @@ def error(line: str) -> None:
     err.print(f"error: {line}", style="red", markup=False)
 
 
+def tell(line: str) -> None:
+    """A line on standard error that is no mistake."""
+    err.print(line, markup=False)
+
+
 def begin_loading() -> None:
     """Before libraries that take a while to import, and warn of each other."""
     warnings.simplefilter("ignore", FutureWarning)
@@ -55,6 +60,8 @@ def begin_loading() -> None:
 LINE_INTERVAL_S = 10.0
 # Rich forgets older steps when it tells the rate; a large model's step takes minutes.
 RATE_PERIOD_S = 300.0
+SLOW_RATE = 0.5
+"""Pieces per second below which the seconds for one say more."""
 
 
 class RateColumn(ProgressColumn):
@@ -66,6 +73,8 @@ class RateColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         rate = task.finished_speed or task.speed
+        if rate and rate < SLOW_RATE:
+            return Text(f"{1 / rate:.0f} s each")
         return Text(f"{rate:.1f} {self.unit}/s" if rate else f"- {self.unit}/s")
 
 

@@ -108,7 +108,7 @@ def host(
 
     for module in ("hivemind", "psutil", "pyarrow"):
         require(module, extra="training")
-    from training.swarm.founding import Place, is_private, make_helper, make_run, stations_before
+    from training.swarm.founding import Place, is_loopback, is_private, make_helper, make_run, stations_before
     from training.swarm.host import host_run
     from training.swarm.network import log_to, prepare_process
     from training.swarm.settings import TimingSection, WireSection
@@ -152,7 +152,9 @@ def host(
             ports = ", ".join(str(port) for port in stations.ports.values())
             say(f"the run {settings.swarm.name} waits for volunteers (TCP ports {ports}); any machine takes part with")
             say(f"    dalle-lean join {' '.join([*own, *helper_of])}")
-            if is_private(stations.announce):
+            if is_loopback(stations.announce):
+                warn(f"{stations.announce} is this machine: no other one can take part; see --announce")
+            elif is_private(stations.announce):
                 warn(
                     f"{stations.announce} is an address of the own network: for volunteers outside, forward the TCP "
                     f"ports {ports} to this machine and give --announce the address that the Internet sees"

@@ -30,7 +30,7 @@ def run_folder(out: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"another process trains in {out}; wait for it, or name another folder") from None
+            raise ValueError(f"another process works in {out}; end it first, or name another folder") from None
         try:
             yield
         except BaseException:

@@ -37,7 +37,7 @@ def test_a_folder_of_something_else_is_left_as_it_is(word, shards, tmp_path, cap
 def test_two_processes_never_train_in_one_folder(word, shards, tmp_path, capsys):
     with run_folder(tmp_path):
         line = refusal(word, shards if word == "train" else EMOJI, tmp_path, capsys)
-    assert f"another process trains in {tmp_path}" in line
+    assert f"another process works in {tmp_path}" in line
 
 
 def test_a_run_that_never_began_leaves_no_folder(tmp_path, capsys):

@@ -242,6 +242,11 @@ def check_ip(address: str) -> None:
         raise ValueError(f"{address!r} is no IPv4 address such as 203.0.113.5") from None
 
 
+def is_loopback(address: str) -> bool:
+    """Whether it is this machine alone."""
+    return ipaddress.ip_address(address).is_loopback
+
+
 def is_private(address: str) -> bool:
     """Whether it means nothing in the Internet."""
     return not ipaddress.ip_address(address).is_global

@@ -55,7 +55,10 @@ def open_dht(
     except Exception as error:  # hivemind raises what its process met, of many kinds
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if addresses:
-            raise ValueError(f"no way into the swarm by {', '.join(addresses)}: {reason}") from None
+            where = ", ".join(addresses)
+            if "failed to connect to bootstrap peers" in reason:
+                reason = "nobody answers there; is the host up, the address whole and its port open?"
+            raise ValueError(f"no way into the swarm by {where}: {reason}") from None
         raise ValueError(f"cannot listen on {', '.join(listen)}: {reason}") from None
     keep_in_touch(dht, addresses)
     return dht

@@ -254,7 +254,8 @@ def read_settings(path: Path) -> SwarmSettings:
     try:
         return parse_settings(path.read_text(encoding="utf-8"), str(path))
     except (FileNotFoundError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: {error}; give the swarm.toml of a run, or an address of it") from None
+        reason = "there is no such file" if isinstance(error, FileNotFoundError) else "it is not text"
+        raise ValueError(f"{path}: {reason}; give the swarm.toml of a run, or an address of it") from None
 
 
 def for_toml(sections: dict[str, Any]) -> dict[str, Any]:

@@ -291,7 +291,7 @@ def test_a_monitor_goes_on_until_ctrl_c_and_leaves_nothing_behind(run, tmp_path)
         monitor.send_signal(signal.SIGINT)
         errors = monitor.communicate(timeout=60)[1]
     assert all(line.startswith("step 7 of 100") for line in lines)
-    assert (monitor.returncode, errors) == (130, "error: stopped; what was finished is kept\n")
+    assert (monitor.returncode, errors) == (130, "stopped; what was finished is kept\n")
     assert steps_in(tmp_path / "out") == [7]
     assert children
     deadline = time.monotonic() + 10
