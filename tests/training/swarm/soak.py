@@ -12,7 +12,7 @@ PAUSE_S = (8.0, 25.0)
 """Between two kills."""
 ORPHAN_S = 10.0
 TRAINERS = 3
-LEAVE_S = 60.0
+LEAVE_S = 180.0
 """At the end nobody is killed for so long."""
 
 
