@@ -6,8 +6,6 @@ together. The coloured shapes are captions of the training.
 """
 
 import argparse
-import json
-import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
 from benchmarks.report import print_json, print_table
 from dalle_lean.clip import ClipScorer, right_caption_first
 from inference import Generator
+from inference.evaluation.codes import count_bits, model_bits
 from inference.evaluation.pixels import COLOURS, ground_colour, thing_colour
+from inference.evaluation.questions import read_lines
 from inference.evaluation.shares import Share
 from inference.generator import Settings
 from preprocessing.emoji.captions import a
@@ -29,7 +28,6 @@ from preprocessing.emoji.names import with_article
 from preprocessing.shards import open_stream, read_dataset_info
 
 SHAPES = ("heart", "circle", "square", "book")
-BITS_BATCH = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,18 +52,13 @@ def main() -> None:
     sizes = Sizes(best_of=options.best_of, grounds=options.grounds, captions=options.captions)
 
     generator = Generator.from_folder(options.model)
-    heldout = read_metadata(options.data / "heldout")
+    heldout = read_lines(options.data / "heldout")
     figures: dict[str, Any] = {}
     rows = [*bits(generator, options.shards, figures)]
     rows += colours(generator, options.data, heldout, sizes, figures)
     rows += captions(generator, options.data, heldout, sizes, figures)
     print_table(("measure", "value"), rows)
     print_json("quality", {"model_sha256": generator.model_sha256, "best_of": sizes.best_of, **figures})
-
-
-def read_metadata(folder: Path) -> list[dict[str, Any]]:
-    """The lines of an ImageFolder's metadata.jsonl."""
-    return [json.loads(line) for line in (folder / "metadata.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 @torch.inference_mode()
@@ -76,8 +69,8 @@ def bits(generator: Generator, shards: Path, figures: dict[str, Any]) -> list[tu
     codes = torch.tensor(np.stack([row["codes"] for row in rows]), dtype=torch.long)
     text_ids = tokenizer.encode([row["caption"] for row in rows], model.config.text_len)
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
-    figures["bits"] = mean_bits(generator, text_ids, codes)
-    figures["bits_of_a_strangers_caption"] = mean_bits(generator, text_ids[order], codes)
+    figures["bits"] = model_bits(generator, text_ids, codes)
+    figures["bits_of_a_strangers_caption"] = model_bits(generator, text_ids[order], codes)
     size = read_dataset_info(shards / "train").codebook_size
     train = np.stack([row["codes"] for row in open_stream(shards / "train")]).astype(np.int64)
     counts = np.stack([np.bincount(column, minlength=size) for column in train.T])
@@ -92,29 +85,13 @@ def bits(generator: Generator, shards: Path, figures: dict[str, Any]) -> list[tu
     return [(name, f"{figures[key]:.3f}") for key, name in names.items()]
 
 
-def mean_bits(generator: Generator, text_ids: Tensor, codes: Tensor) -> float:
-    """Mean cross-entropy of an image code under the model, in bits."""
-    batches = zip(text_ids.split(BITS_BATCH), codes.split(BITS_BATCH), strict=True)
-    nats = sum(
-        float(generator.model.losses(text.to(generator.device), image.to(generator.device))[1]) * len(text)
-        for text, image in batches
-    )
-    return nats / len(codes) / math.log(2)
-
-
-def count_bits(counts: np.ndarray, codes: np.ndarray) -> float:
-    """Mean bits of codes [N, I] under counts [I, C], each raised by one."""
-    probabilities = (counts + 1) / (counts + 1).sum(axis=1, keepdims=True)
-    return float(-np.log2(probabilities[np.arange(codes.shape[1])[None, :], codes]).mean())
-
-
 def colours(
     generator: Generator, data: Path, heldout: list[dict[str, Any]], sizes: Sizes, figures: dict[str, Any]
 ) -> list[tuple[str, str]]:
     """Share of prompts whose best picture has the colour where it should be; the judge's own share on real drawings."""
     out = []
     prompts = [(with_article(f"{colour} {shape}"), colour) for shape in SHAPES for colour in COLOURS]
-    known = {line["text"] for line in read_metadata(data / "train") if line["kind"] == "plain"}
+    known = {line["text"] for line in read_lines(data / "train") if line["kind"] == "plain"}
     prompts = [(prompt, colour) for prompt, colour in prompts if prompt in known]
     hits = sum(thing_colour(best(generator, prompt, sizes)) == colour for prompt, colour in prompts)
     figures["shape_colour_right"] = hits / len(prompts)
@@ -122,7 +99,7 @@ def colours(
     expected = dict(prompts)
     real = [
         (data / "train" / line["file_name"], expected[line["text"]])
-        for line in read_metadata(data / "train")
+        for line in read_lines(data / "train")
         if line["kind"] == "plain" and line["text"] in expected
     ]
     hits = sum(thing_colour(Image.open(path)) == colour for path, colour in real)

@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dalle_lean.codebook_use import codebook_use
 from dalle_lean.pictures import PICTURE_SUFFIXES
 from dalle_lean.progress import OnProgress
 from dalle_lean.vqgan import VQGAN
 from training.captioned import Unusable, read_picture
 from training.checkpoint import load_checkpoint, save_checkpoint
-from training.codebook import codebook_use
 from training.interrupt import interrupt_deferred
 from training.metrics import MetricsLog, Pace
 from training.precision import autocast

@@ -61,7 +61,9 @@ def measure_bits(
     )
 
 
-def model_bits(generator: Generator, text_ids: Tensor, codes: Tensor, on_batch: Callable[[int], None]) -> float:
+def model_bits(
+    generator: Generator, text_ids: Tensor, codes: Tensor, on_batch: Callable[[int], None] = lambda done: None
+) -> float:
     """Mean cross-entropy of an image code under the model, given text [N, T] and codes [N, I]."""
     nats = 0.0
     for text, image in zip(text_ids.split(BATCH), codes.split(BATCH), strict=True):

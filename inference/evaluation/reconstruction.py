@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dalle_lean.codebook_use import codebook_use
 from dalle_lean.vqgan import VQGAN
 
 BATCH = 16
@@ -53,13 +54,12 @@ def reconstruct(
         made.append((decoded * 255).round().byte().cpu())
         on_batch(len(chunk))
     all_codes = torch.cat(codes).cpu()
-    shares = torch.bincount(all_codes.flatten(), minlength=vqgan.config.codebook_size).double() / all_codes.numel()
-    used = shares[shares > 0]
+    use = codebook_use(all_codes, vqgan.config.codebook_size)
     measured = Reconstruction(
         psnr_db=-10 * math.log10(max(squared / pixels.numel(), 1e-10)),
         ssim=similar / len(pixels),
-        codes_used=len(used) / len(shares),
-        perplexity=float((-used * used.log()).sum().exp()),
+        codes_used=use.share,
+        perplexity=use.perplexity,
     )
     return measured, all_codes, torch.cat(made)
 

@@ -16,9 +16,10 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
+from dalle_lean.codebook_use import codebook_use
 from dalle_lean.vqgan import VQGAN, GumbelQuantizer, NearestQuantizer
 from tests.tiny import VQGAN_CONFIG
-from training.codebook import GumbelLearner, NearestLearner, codebook_use
+from training.codebook import GumbelLearner, NearestLearner
 from training.progress import TrainingDiverged
 from training.vqgan import batches, read_pictures, side_by_side, train_vqgan
 from training.vqgan_learner import VQGANLearner, VQGANRecipe

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.training.swarm.harness import Nursery, Swarm
+from training.swarm.network import open_dht
 
 
 @pytest.fixture(scope="session")
@@ -10,6 +11,14 @@ def nursery():
     nursery = Nursery()
     yield nursery
     nursery.close()
+
+
+@pytest.fixture(scope="module")
+def dht():
+    """A node of a network of its own."""
+    node = open_dht([], client_mode=False, listen=["/ip4/127.0.0.1/tcp/0"])
+    yield node
+    node.shutdown()
 
 
 @pytest.fixture(scope="module")

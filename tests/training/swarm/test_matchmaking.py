@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from itertools import pairwise
 from types import SimpleNamespace
 
 from hivemind.averaging.key_manager import GroupKeyManager
@@ -34,7 +35,7 @@ def test_the_others_are_looked_for_a_few_times_a_second_however_fast_the_answer(
             assert await patient.get_averagers(patient.current_key, only_active=True) == []
 
     asyncio.run(look())
-    waits = [later - earlier for earlier, later in zip(board.asked_s, board.asked_s[1:], strict=False)]
+    waits = [later - earlier for earlier, later in pairwise(board.asked_s)]
     assert len(waits) == 3
     assert min(waits) >= 0.95 * LOOK_INTERVAL_S
     assert (patient.current_key, patient.prefix) == (keys.current_key, keys.prefix)

@@ -13,19 +13,11 @@ from tests.training.swarm.test_tracker import LAST, TARGET, record, said
 from training.retry import silent
 from training.swarm import stepping
 from training.swarm.averagers import StateRefused, SwarmStateAverager, check_epoch, tensors_sha256
-from training.swarm.network import open_dht
 from training.swarm.stepping import OutOfSync, SwarmOptimizer
 from training.swarm.tracker import SwarmTracker
 
 DONOR = PeerID(bytes([0x12, 0x20]) + bytes(32))
 STRANGERS = [PeerID(bytes([0x12, 0x20]) + bytes([number]) * 32) for number in (1, 2)]
-
-
-@pytest.fixture(scope="module")
-def dht():
-    node = open_dht([], client_mode=False, listen=["/ip4/127.0.0.1/tcp/0"])
-    yield node
-    node.shutdown()
 
 
 @pytest.fixture

@@ -6,18 +6,10 @@ import pytest
 from hivemind.utils import get_dht_time
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from training.swarm.network import open_dht
 from training.swarm.tracker import MOST_TARGETS, SwarmTracker
 
 TARGET = 128
 LAST = 1000
-
-
-@pytest.fixture(scope="module")
-def dht():
-    node = open_dht([], client_mode=False, listen=["/ip4/127.0.0.1/tcp/0"])
-    yield node
-    node.shutdown()
 
 
 @pytest.fixture
