@@ -28,6 +28,7 @@ def plan_training(drawings: Sequence[Drawing], held_out: HeldOut, seed: int) -> 
     pictures: list[Picture] = []
     known = [d for d in drawings if held_out.reason([d.thing.name], [d.set], "white") is None]
     partners = [d for d in known if COPIES[d.thing.group]["pair"]]
+    shapes = [d for d in partners if d.thing.group == "shape"]
     for drawing in known:
         random = Random(f"{seed}/train/{drawing.set}/{drawing.thing.name}")
         copies = COPIES[drawing.thing.group]
@@ -37,7 +38,8 @@ def plan_training(drawings: Sequence[Drawing], held_out: HeldOut, seed: int) -> 
         pictures += [plain(drawing, tags, random) for _ in range(copies["plain"])]
         pictures += [scene(drawing, ground, random) for ground in cycled(on_white, copies["scene"], random)]
         for _ in range(copies["pair"]):
-            second = random.choice(partners)
+            # Of coloured shapes pixels alone can tell which stands where, so half of theirs are with another shape.
+            second = random.choice(shapes if drawing.thing.group == "shape" and random.random() < 0.5 else partners)
             shared = [g for g in grounds if g in allowed_grounds(second.thing)]
             ground = random.choice(shared) if shared and random.random() < 0.75 else "white"
             picture = pair(drawing, second, ground, random)
@@ -98,9 +100,8 @@ def _held_out_pairs(drawings: Sequence[Drawing], held_out: HeldOut, seed: int, n
         for d in drawings
         if d.thing.group in SCENE_GROUPS and held_out.reason([d.thing.name], [d.set], "white") is None
     ]
-    # Of coloured shapes pixels alone can tell which stands where.
     shapes = [d for d in known if d.thing.group == "shape"]
-    for candidates in [known] * num_pairs + [shapes or known] * (num_pairs // 4):
+    for candidates in [known] * num_pairs + [shapes or known] * num_pairs:
         first = random.choice(candidates)
         name = first.thing.name
         second = next((d for d in random.choices(candidates, k=200) if held_out.thing_pair(name, d.thing.name)), first)
