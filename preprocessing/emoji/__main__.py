@@ -9,6 +9,7 @@ import typer
 
 from dalle_lean.terminal import error, progress_bar, say
 from preprocessing.emoji.build import build
+from preprocessing.emoji.sets import SETS
 
 
 def command(
@@ -16,6 +17,10 @@ def command(
     packages: Annotated[Path, typer.Option(help="npm's node_modules with the emoji packages.")] = Path(
         "data/npm/node_modules"
     ),
+    sets: Annotated[str, typer.Option(help="Which of iconify's emoji sets, with commas between.")] = ",".join(SETS),
+    only_pairs_held_out: Annotated[
+        bool, typer.Option("--only-pairs-held-out", help="Training sees every thing, drawing and colour: for a judge.")
+    ] = False,
     side: Annotated[int, typer.Option(help="Width and height of the pictures, in pixels.")] = 128,
     seed: Annotated[int, typer.Option(help="The same seed writes the same bytes.")] = 0,
     processes: Annotated[int, typer.Option(help="Processes that draw.")] = os.cpu_count() or 1,
@@ -23,7 +28,16 @@ def command(
     """Draw the emoji picture set: plain drawings, scenes on coloured grounds, two things side by side."""
     try:
         with progress_bar("drawing", "pictures") as on_progress:
-            counts = build(packages, out, side=side, seed=seed, processes=processes, on_progress=on_progress)
+            counts = build(
+                packages,
+                out,
+                side=side,
+                seed=seed,
+                processes=processes,
+                sets=sets.split(","),
+                only_pairs_held_out=only_pairs_held_out,
+                on_progress=on_progress,
+            )
     except (ValueError, OSError, ImportError) as mistake:
         error(" ".join(str(mistake).split()))
         sys.exit(2)

@@ -15,29 +15,40 @@ from PIL.Image import Image
 
 from dalle_lean.files import write_json
 from dalle_lean.progress import OnProgress
-from preprocessing.emoji.heldout import hold_out
+from preprocessing.emoji.heldout import HeldOut, hold_out
 from preprocessing.emoji.licences import write_licences
 from preprocessing.emoji.plan import plan_held_out, plan_training
 from preprocessing.emoji.render import layered, png_bytes, sprite
 from preprocessing.emoji.scenes import Picture
-from preprocessing.emoji.sets import Drawing, read_drawings, read_things
+from preprocessing.emoji.sets import SETS, Drawing, read_drawings, read_things
 
 
 def build(
-    packages: Path, out: Path, *, side: int, seed: int, processes: int, on_progress: OnProgress | None = None
+    packages: Path,
+    out: Path,
+    *,
+    side: int,
+    seed: int,
+    processes: int,
+    sets: Sequence[str] = SETS,
+    only_pairs_held_out: bool = False,
+    on_progress: OnProgress | None = None,
 ) -> dict[str, dict[str, int]]:
     """Write OUT/train, OUT/heldout, OUT/heldout.json and OUT/LICENSES; count what is in and what is left out.
 
-    `packages` is npm's node_modules; pictures are side x side pixels. The same seed writes the same bytes. Everything
-    is drawn beside OUT first and takes its place at the end. Raises ValueError if OUT holds something else.
+    `packages` is npm's node_modules; pictures are side x side pixels, of the drawings in `sets`. The same seed writes
+    the same bytes. `only_pairs_held_out`: training sees every thing, drawing, ground and colour, as a judge of others'
+    pictures should. Everything is drawn beside OUT first and takes its place at the end.
+
+    Raises ValueError if OUT holds something else, or a set is not among the packages.
     """
     if not 16 <= side <= 1024:
         raise ValueError(f"side={side}: pictures are 16 to 1024 pixels wide")
     if out.exists() and any(out.iterdir()) and not (out / "heldout.json").is_file():
         raise ValueError(f"{out} holds something else; name a new or empty folder")
     dropped: Counter[str] = Counter()
-    drawings = read_drawings(packages, read_things(packages / "emojibase-data", dropped), dropped)
-    held_out = hold_out(drawings)
+    drawings = read_drawings(packages, read_things(packages / "emojibase-data", dropped), dropped, sets)
+    held_out = HeldOut() if only_pairs_held_out else hold_out(drawings)
     parts = {
         "train": plan_training(drawings, held_out, seed),
         "heldout": plan_held_out(drawings, held_out, seed),
@@ -66,7 +77,7 @@ def build(
         "held_out": counted(str(picture.held_out) for picture in parts["heldout"]),
         "left_out": counted(dropped.elements()),
     }
-    write_licences(packages, unfinished / "LICENSES")
+    write_licences(packages, sets, unfinished / "LICENSES")
     write_json(unfinished / "heldout.json", {"seed": seed, "side": side, **held_out.to_json(), "counts": counts})
     if out.exists():
         shutil.rmtree(out)

@@ -37,13 +37,13 @@ SHARE_OF_THING_PAIRS = 0.1
 class HeldOut:
     """The five kinds of things kept out of training."""
 
-    concepts: frozenset[str]
+    concepts: frozenset[str] = frozenset()
     """Things that training sees from no set, nor reads of."""
-    drawings: frozenset[tuple[str, str]]
+    drawings: frozenset[tuple[str, str]] = frozenset()
     """(thing, set): the drawing of one set; training knows the thing from other sets."""
-    grounds: frozenset[tuple[str, str]]
+    grounds: frozenset[tuple[str, str]] = frozenset()
     """(thing, ground colour): training sees both, never together."""
-    paints: frozenset[tuple[str, str]]
+    paints: frozenset[tuple[str, str]] = frozenset()
     """(thing, colour it is painted in): training sees both, never together."""
 
     def thing_pair(self, first: str, second: str) -> bool:

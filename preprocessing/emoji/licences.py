@@ -1,15 +1,15 @@
 """Who drew the pictures and under which licence, written beside the data."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from dalle_lean.files import read_json
-from preprocessing.emoji.sets import SETS
 
 
-def write_licences(packages: Path, folder: Path) -> None:
+def write_licences(packages: Path, sets: Iterable[str], folder: Path) -> None:
     """One file per package: author, licence, source, version, and the full text if the package carries it."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in SETS:
+    for name in sets:
         package = packages / "@iconify-json" / name
         info = read_json(package / "info.json")
         version = read_json(package / "package.json")["version"]

@@ -1,14 +1,16 @@
-"""What the npm packages hold: things (names, tags, groups) and their drawings by five hands."""
+"""What the npm packages hold: things (names, tags, groups) and their drawings, each by several hands."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dalle_lean.files import read_json
 from preprocessing.emoji.names import SHAPES, caption_name, contains_words
 
 SETS = ("noto", "noto-v1", "twemoji", "fluent-emoji", "fluent-emoji-flat")
+"""What the bundled model learns from; any other of iconify's emoji sets can be drawn too."""
 
 KEPT_TONES = (("light skin tone", "light skin"), ("dark skin tone", "dark skin"))
 TONES_KEPT_ONE_IN = 8
@@ -78,25 +80,28 @@ def drop_reason(label: str, group: str, subgroup: str) -> str | None:
     return None
 
 
-def read_drawings(packages: Path, things: Mapping[str, Thing], dropped: Counter[str]) -> list[Drawing]:
-    """Every set's drawings of `things`, in order of set and name; what is left out is counted by reason.
+def read_drawings(
+    packages: Path, things: Mapping[str, Thing], dropped: Counter[str], sets: Sequence[str] = SETS
+) -> list[Drawing]:
+    """The drawings of `things` in `sets`, in order of set and name; what is left out is counted by reason.
 
     `packages` is npm's node_modules. Not every set tells its icons' code points; icon names are shared between the
-    sets, so those that tell them name them for the others.
+    sets, so those of SETS and those asked for, where they tell them, name them for the others.
     """
-    icons = {name: read_json(packages / "@iconify-json" / name / "icons.json") for name in SETS}
+    telling = list(dict.fromkeys([*SETS, *sets]))
+    icons = {name: read_icons(packages, name, "icons.json") for name in telling}
     codes: dict[str, str] = {}
-    for name in SETS:
-        chars = read_json(packages / "@iconify-json" / name / "chars.json")
-        for code, icon in chars.items():
-            codes.setdefault(icon, code_key(code))
+    for name in telling:
+        for char, icon in read_icons(packages, name, "chars.json").items():
+            codes.setdefault(icon, code_key(char))
     for content in icons.values():
         for alias, target in content.get("aliases", {}).items():
             if alias in codes and len(target) == 1:
                 codes.setdefault(target["parent"], codes[alias])
 
     drawings: list[Drawing] = []
-    for set_name, content in icons.items():
+    for set_name in sets:
+        content = icons[set_name]
         drawn: set[str] = set()
         for icon, svg in sorted(content["icons"].items()):
             code = codes.get(icon)
@@ -112,8 +117,16 @@ def read_drawings(packages: Path, things: Mapping[str, Thing], dropped: Counter[
                 view_box = f"{svg.get('left', 0)} {svg.get('top', 0)} {width} {height}"
                 drawings.append(Drawing(thing=things[code], set=set_name, body=svg["body"], view_box=view_box))
     if not drawings:
-        raise ValueError(f"{packages}: no icon of {', '.join(SETS)} matches a name of emojibase")
+        raise ValueError(f"{packages}: no icon of {', '.join(sets)} matches a name of emojibase")
     return drawings
+
+
+def read_icons(packages: Path, name: str, file: str) -> dict[str, Any]:
+    """One JSON file of an iconify package; ValueError where the package is not installed."""
+    package = packages / "@iconify-json" / name
+    if not package.is_dir():
+        raise ValueError(f"{packages} has no @iconify-json/{name}; install it with npm, as `make data` does")
+    return dict(read_json(package / file))
 
 
 def is_plain_word(tag: str) -> bool:

@@ -20,8 +20,8 @@ from preprocessing.emoji.sets import SETS, read_drawings, read_things
 SMALL = Path(__file__).parents[2] / "data" / "emoji"
 
 
-def build(packages, out):
-    command = [sys.executable, "-m", "preprocessing.emoji", str(out), "--packages", str(packages)]
+def build(packages, out, *options):
+    command = [sys.executable, "-m", "preprocessing.emoji", str(out), "--packages", str(packages), *options]
     return subprocess.run([*command, "--side", "16", "--processes", "2"], capture_output=True, text=True, check=False)
 
 
@@ -75,6 +75,25 @@ def test_what_is_held_out_is_listed_and_what_is_left_out_is_counted(built):
     assert listed["counts"]["left_out"]["flag of a country"] == 1
     assert listed["counts"]["left_out"]["skin-tone variant"] == 3
     assert sum(listed["counts"]["train"].values()) == len(train.splitlines())
+
+
+def test_a_judges_set_shows_every_thing_from_the_sets_named_and_no_other(emoji_packages, tmp_path):
+    silent = SETS[1]  # tells no code points
+    out = tmp_path / "judge"
+    result = build(emoji_packages, out, "--sets", silent, "--only-pairs-held-out")
+    assert result.returncode == 0, result.stderr
+    listed = json.loads((out / "heldout.json").read_text())
+    assert not any(listed[name] for name in ("concepts", "drawings", "grounds", "paints"))
+    assert set(listed["counts"]["held_out"]) == {"thing pair"}
+    rows = [json.loads(line) for line in (out / "train" / "metadata.jsonl").read_text().splitlines()]
+    assert {name for row in rows for name in row["sets"]} == {silent}
+    assert {path.stem for path in (out / "LICENSES").iterdir()} == {silent, "emojibase"}
+
+
+def test_a_set_that_is_not_installed_is_one_line_and_exit_code_2(emoji_packages, tmp_path):
+    result = build(emoji_packages, tmp_path / "out", "--sets", "noto,nowhere")
+    assert result.returncode == 2
+    assert "@iconify-json/nowhere; install it with npm" in " ".join(result.stderr.split())
 
 
 def test_licences_stand_beside_the_pictures(built):
