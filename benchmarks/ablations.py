@@ -1,0 +1,157 @@
+"""Which decoder learns most in little time? `python -m benchmarks.ablations SHARDS HELDOUT OUT [NAME ...]`.
+
+Short runs of the recipe emoji64 on pictures of 16x16 codes, each with one thing changed, on the same shards with the
+same seed: held-out bits per image code along the way, and samples per second. Each run is `dalle-lean train`'s own and
+goes on where it was stopped. Those that are named, or all, run one after the other, so that two processes with
+different names can share two cores with --threads 1; at the end the table of all that are finished is printed and
+OUT/curves.svg is drawn.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.report import print_json, print_table
+from dalle_lean import load_model
+from dalle_lean.terminal import progress_bar
+from training.metrics import read_metrics
+from training.recipe import Recipe, load_recipe
+from training.trainer import train
+
+Sections = dict[str, dict[str, Any]]
+
+BASE = "the recipe emoji64 with 16x16 codes"
+VARIANTS: dict[str, Sections] = {
+    BASE: {},
+    "nothing tied": {"model": {"shared_blocks": None}},
+    "nothing tied, feed-forward 3": {"model": {"shared_blocks": None, "ffn_multiplier": 3}},
+    "nothing tied, 5 layers of 240": {
+        "model": {"shared_blocks": None, "hidden_size": 240, "head_size": 60, "num_layers": 5}
+    },
+    "nothing tied, 12 layers of 144": {
+        "model": {"shared_blocks": None, "hidden_size": 144, "head_size": 36, "num_layers": 12}
+    },
+    "one layer in four sees everything": {"model": {"attention_pattern": ("row", "column", "row", "full")}},
+    "one residual stream": {"model": {"reversible": False}},
+    "no token shift": {"model": {"token_shift": False}},
+    "learning rate 7.5e-4": {"schedule": {"peak_lr": 7.5e-4}},
+    "learning rate 3e-3": {"schedule": {"peak_lr": 3e-3}},
+    "batch 16": {"data": {"batch_size": 16}},
+    "8-bit LAMB, learning rate 1e-2": {"optimizer": {"name": "lamb"}, "schedule": {"peak_lr": 1e-2}},
+    "captions dropped for 10 %": {"data": {"caption_dropout": 0.1}},
+    "squares of 8x8 codes in the first half": {"schedule": {"length_warmup": ((2200, 24, 8),)}},
+}
+SAMPLES = 9600
+MEASURED_AT = (0.25, 0.5, 0.75, 1.0)
+"""Shares of the steps."""
+
+
+def variant(name: str, samples: int = SAMPLES) -> Recipe:
+    """BASE over so many samples, with one thing changed."""
+    sections = load_recipe("emoji64").to_dict()
+    sections["model"] |= {"image_side": 16}
+    for section, changes in VARIANTS[name].items():
+        sections[section] |= changes
+    recipe = Recipe.from_dict(sections)
+    steps = samples // recipe.data.batch_size
+    schedule = dataclasses.replace(
+        recipe.schedule.lasting(steps),
+        warmup_steps=steps // 10,
+        heldout_every=steps // len(MEASURED_AT),
+        sample_every=0,
+        checkpoint_every=steps // 8,
+    )
+    return dataclasses.replace(recipe, schedule=schedule)
+
+
+def folder(out: Path, name: str) -> Path:
+    """Of one run."""
+    return out / "".join(letter if letter.isalnum() else "-" for letter in name)
+
+
+def figures(out: Path, name: str) -> dict[str, Any]:
+    """What a finished run measured: its held-out bits along the way, seconds of a step, parameters."""
+    lines = read_metrics(folder(out, name) / "metrics.jsonl")
+    bits = {line["step"]: line["heldout_image_bits"] for line in lines if "heldout_image_bits" in line}
+    rates = sorted(line["samples_per_s"] for line in lines if "samples_per_s" in line)
+    model = load_model(folder(out, name) / "model")
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "samples_per_s": rates[len(rates) // 2],
+        "bits": {round(step / max(bits), 2): value for step, value in bits.items()},
+    }
+
+
+def curves(found: Mapping[str, Mapping[str, Any]], samples: int) -> str:
+    """An SVG: held-out bits by samples seen."""
+    width, height, left, right, foot = 760, 420, 50, 250, 40
+    points = [bits for each in found.values() for bits in each["bits"].values()]
+    low, high = min(points), max(points)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        f'font-size="12"><rect width="{width}" height="{height}" fill="white"/>'
+    ]
+    for tick in range(5):
+        bits = low + (high - low) * tick / 4
+        y = 10 + (high - bits) / (high - low) * (height - foot - 20)
+        parts.append(f'<line x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
+        parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{bits:.2f}</text>')
+    parts.append(f'<text x="{left}" y="{height - 8}">held-out bits per image code, 0 to {samples:,} samples</text>')
+    best_last = sorted(found, key=lambda name: found[name]["bits"][1.0])
+    for row, name in enumerate(best_last):
+        colour = f"hsl({360 * row // len(found)} 70% 40%)"
+        path = " ".join(
+            f"{left + share * (width - left - right):.1f},"
+            f"{10 + (high - bits) / (high - low) * (height - foot - 20):.1f}"
+            for share, bits in found[name]["bits"].items()
+        )
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+        last = f"{found[name]['bits'][1.0]:.3f} {name}"
+        parts.append(f'<text x="{width - right + 8}" y="{20 + 18 * row}" fill="{colour}">{last}</text>')
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def main() -> None:
+    """Run what is asked for, then report what is finished."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shards", type=Path)
+    parser.add_argument("heldout", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("names", nargs="*", help="of variants; without any all of them")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="in each run")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    unknown = set(options.names) - VARIANTS.keys()
+    if unknown:
+        parser.error(f"no variant {', '.join(sorted(unknown))}; there are {', '.join(VARIANTS)}")
+    torch.set_num_threads(options.threads)
+    for name in options.names or VARIANTS:
+        with progress_bar(name, "samples") as on_progress:
+            train(
+                options.shards,
+                folder(options.out, name),
+                variant(name, options.samples),
+                heldout=options.heldout,
+                on_progress=on_progress,
+            )
+    found = {name: figures(options.out, name) for name in VARIANTS if (folder(options.out, name) / "model").is_dir()}
+    rows = [
+        [
+            name,
+            f"{each['parameters'] / 1e6:.2f} M",
+            *(f"{each['bits'][share]:.3f}" for share in MEASURED_AT),
+            f"{each['samples_per_s']:.1f}",
+        ]
+        for name, each in found.items()
+    ]
+    print_table(["changed", "parameters", *(f"after {share:.0%}" for share in MEASURED_AT), "samples/s"], rows)
+    (options.out / "curves.svg").write_text(curves(found, options.samples))
+    print_json("ablations", {"samples": options.samples, "variants": found})
+
+
+if __name__ == "__main__":
+    main()
