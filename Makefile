@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-browser test-all lint format bench constraints data bundled-model
+.PHONY: install demo test test-browser test-all lint format bench constraints data bundled-model evaluate
 
 install: .venv/installed
 
@@ -50,19 +50,36 @@ data: install
 	npm install --prefix data/npm --ignore-scripts --no-audit --no-fund --no-save $(EMOJI_PACKAGES)
 	$(BIN)/python -m preprocessing.emoji $(DATA) --packages data/npm/node_modules --side $(SIDE)
 
-# models/emoji from nothing. Every step continues where it was stopped.
-RUN := runs/emoji64
+# What judges the drawings: a CLIP that learns from four other sets. Two of them are share-alike, so it is not shipped.
+JUDGE_SETS := emojione,emojione-v1,fxemoji,openmoji
+JUDGE_PACKAGES := @iconify-json/emojione@1.2.3 @iconify-json/emojione-v1@1.2.3 @iconify-json/fxemoji@1.2.2 \
+	@iconify-json/openmoji@1.2.29
+
+data/emoji-judge/heldout.json: | install
+	npm install --prefix data/npm --ignore-scripts --no-audit --no-fund --no-save $(EMOJI_PACKAGES) $(JUDGE_PACKAGES)
+	$(BIN)/python -m preprocessing.emoji data/emoji-judge --packages data/npm/node_modules --side $(SIDE) \
+		--sets $(JUDGE_SETS) --only-pairs-held-out
+
+# models/emoji from nothing. Every step continues where it was stopped. The VQGAN learns small pictures first.
+RUN := runs/emoji
 bundled-model: install
-	test -e data/emoji64/heldout.json || $(MAKE) data SIDE=64 DATA=data/emoji64
-	$(BIN)/dalle-lean train-vqgan data/emoji64/train $(RUN)/vqgan --heldout data/emoji64/heldout \
-		--steps 5500 --discriminator-start 0.75 --save-dtype bfloat16
-	$(BIN)/dalle-lean preprocess data/emoji64/train $(RUN)/shards/train --vqgan $(RUN)/vqgan
-	$(BIN)/dalle-lean preprocess data/emoji64/heldout $(RUN)/shards/heldout --vqgan $(RUN)/vqgan
-	$(BIN)/dalle-lean train $(RUN)/shards/train $(RUN)/dalle --config emoji64 \
+	test -e data/emoji/heldout.json || $(MAKE) data
+	$(BIN)/dalle-lean train-vqgan data/emoji/train $(RUN)/vqgan64 --heldout data/emoji/heldout --picture-side 64 \
+		--steps 5500 --discriminator-start 0.75
+	$(BIN)/dalle-lean train-vqgan data/emoji/train $(RUN)/vqgan --heldout data/emoji/heldout --picture-side 128 \
+		--init-from $(RUN)/vqgan64 --batch-size 6 --lr 4e-4 --steps 6000 --discriminator-start 0.75 --save-dtype bfloat16
+	$(BIN)/dalle-lean preprocess data/emoji/train $(RUN)/shards/train --vqgan $(RUN)/vqgan
+	$(BIN)/dalle-lean preprocess data/emoji/heldout $(RUN)/shards/heldout --vqgan $(RUN)/vqgan
+	$(BIN)/dalle-lean train $(RUN)/shards/train $(RUN)/dalle --config emoji128 \
 		--heldout $(RUN)/shards/heldout --vqgan $(RUN)/vqgan
-	$(BIN)/dalle-lean train-clip data/emoji64/train $(RUN)/clip --heldout data/emoji64/heldout \
+	$(BIN)/dalle-lean train-clip data/emoji/train $(RUN)/clip --heldout data/emoji/heldout \
 		--vqgan $(RUN)/vqgan --steps 1800 --save-dtype bfloat16
 	$(BIN)/dalle-lean pack $(RUN)/dalle/model models/emoji --clip $(RUN)/clip/clip \
 		--card models/emoji/README.md --dtype bfloat16
-	$(BIN)/python -m benchmarks.quality data/emoji64 $(RUN)/shards
 	$(BIN)/python -m benchmarks.pictures models/emoji/pictures.png
+
+# The card's table: what the bundled model can do, and how sure that is.
+evaluate: install data/emoji-judge/heldout.json
+	$(BIN)/dalle-lean train-clip data/emoji-judge/train $(RUN)/judge --heldout data/emoji/heldout \
+		--vqgan $(RUN)/vqgan --steps 1800
+	$(BIN)/dalle-lean evaluate --data data/emoji --judge $(RUN)/judge/clip --out $(RUN)/report
