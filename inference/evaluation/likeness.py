@@ -6,6 +6,7 @@ Shapes: N and M pictures, T things, E features of length 1.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -42,6 +43,27 @@ def kernel_distance(first: Tensor, second: Tensor) -> float:
         return (among.sum() - among.diagonal().sum()) / (count * (count - 1))
 
     return float(within(first) + within(second) - 2 * kernel(first, second).mean())
+
+
+def frechet_distance(first: Tensor, second: Tensor) -> float:
+    """Squared Frechet distance of the normal distributions with the means and covariances of features [N, E] and
+    [M, E], N and M at least 2: |m1 - m2|^2 + tr(S1 + S2 - 2 sqrt(S1 S2)). The fewer rows, the more it is too large.
+
+    With S1 = A^T A and S2 = B^T B the eigenvalues of S1 S2 are those of (A B^T)(A B^T)^T, so the trace of its root is
+    the sum of the singular values of A B^T: no root of a matrix, and no larger one than the rows need.
+    """
+    first, second = (features.double() for features in (first, second))
+    a, b = deviations(first), deviations(second)
+    root = torch.linalg.svdvals(a @ b.T).sum()
+    return float(
+        (first.mean(dim=0) - second.mean(dim=0)).square().sum() + a.square().sum() + b.square().sum() - 2 * root
+    )
+
+
+def deviations(features: Tensor) -> Tensor:
+    """A [at most E, E] with A^T A the unbiased covariance of features [N, E]."""
+    centred = (features - features.mean(dim=0)) / (len(features) - 1) ** 0.5
+    return torch.linalg.qr(centred, mode="r").R if len(centred) > centred.shape[1] else centred
 
 
 def nearest(features: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
