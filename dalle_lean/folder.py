@@ -36,6 +36,7 @@ def save_model(
     clip: str | Path | None = None,
     card: str | None = None,
     vqgan_fingerprint: str | None = None,
+    caption_dropout: float | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
     """Write a model folder. An existing one is replaced whole, when the new one is complete on disk; a folder of
@@ -46,6 +47,7 @@ def save_model(
         vqgan, clip: folders of these parts to copy.
         card: text of README.md.
         vqgan_fingerprint: the VQGAN on whose codes the model was trained; `generate` refuses another one.
+        caption_dropout: share of the captions in whose place the model learnt the empty one; None is not known.
         dtype: of the stored floating-point weights.
     """
     folder = Path(folder)
@@ -65,6 +67,7 @@ def save_model(
             "format": FORMAT,
             "dalle": model.config.to_dict(),
             "vqgan_fingerprint": vqgan_fingerprint,
+            "caption_dropout": caption_dropout,
             "parts": {name: sha256_file(fresh / name) for name in hashed_parts(fresh)},
         }
         write_json(fresh / "config.json", content)
@@ -149,6 +152,7 @@ def pack_model(
         clip=parts.get("clip"),
         card=parts["README.md"].read_text(encoding="utf-8") if "README.md" in parts else None,
         vqgan_fingerprint=expected,
+        caption_dropout=content.get("caption_dropout"),
         dtype=dtype,
     )
 
@@ -166,6 +170,8 @@ def check_parts(folder: str | Path) -> dict[str, Any]:
         raise DamagedFolder(f"{folder}/config.json does not name the model's configuration and its parts")
     if not isinstance(content.get("vqgan_fingerprint"), str | None):
         raise DamagedFolder(f"{folder}/config.json: vqgan_fingerprint must be a string or null")
+    if not isinstance(content.get("caption_dropout"), float | int | None):
+        raise DamagedFolder(f"{folder}/config.json: caption_dropout must be a number or null")
     on_disk = set(hashed_parts(folder))
     for name in sorted(on_disk | set(parts)):
         if name not in on_disk:

@@ -115,6 +115,8 @@ class Generator:
         self.model, self.tokenizer, self.vqgan, self.scorer = model, tokenizer, vqgan, scorer
         self.device = model.output.weight.device
         self.model_sha256: str | None = None
+        self.caption_dropout: float | None = None
+        """Share of the captions in whose place it learnt the empty one, which guidance needs; None is not known."""
 
     @classmethod
     def from_folder(
@@ -157,6 +159,7 @@ class Generator:
             precision or ("fp32" if where.type == "cpu" else "bf16"),
         )
         generator.model_sha256 = content["parts"]["model.safetensors"]
+        generator.caption_dropout = content.get("caption_dropout")
         return generator
 
     def __call__(

@@ -19,7 +19,7 @@ from dalle_lean.vqgan import VQGAN
 from training.checkpoint import load_checkpoint, save_checkpoint
 from training.data import Batch, TrainingData, collate, drop_captions
 from training.heldout import heldout_rows
-from training.interrupt import interrupt_deferred
+from training.interrupt import TimeLimit, interrupt_deferred
 from training.learner import Learner
 from training.metrics import MetricsLog, Pace
 from training.order import Position
@@ -45,6 +45,7 @@ def train(
     vqgan: Path | None = None,
     init: Path | None = None,
     device: str = "cpu",
+    max_minutes: float | None = None,
     on_progress: OnProgress | None = None,
     on_notice: OnNotice | None = None,
 ) -> Progress:
@@ -56,6 +57,7 @@ def train(
         heldout: shards to measure on; without it a share of `data` is left out of the training.
         vqgan: the folder of the VQGAN that made the codes: draws samples, and goes into the model folder.
         init: a model folder to start from; the recipe's [model] does not count then.
+        max_minutes: after which the run stops where it is, saved; the time to begin counts. The same call goes on.
         on_progress: called after each step with samples done, samples in all, and a note.
         on_notice: called when Ctrl+C was pressed, when the run turns out to be finished already, for a damaged shard,
             and while data is waited for.
@@ -66,6 +68,7 @@ def train(
         ValueError: recipe, data, tokenizer, VQGAN or the run in `out` do not fit together.
         KeyboardInterrupt: on Ctrl+C, once the step is finished and saved.
     """
+    limit = TimeLimit(max_minutes)
     run = Run(
         data,
         out,
@@ -77,7 +80,7 @@ def train(
         device=device,
         on_notice=on_notice,
     )
-    run.go(on_progress)
+    run.go(on_progress, limit)
     return run.progress
 
 
@@ -144,16 +147,16 @@ class Run:
         rows = heldout_rows(shards or self.data.shards, share, self.recipe.data.heldout_samples)
         return collate(rows, self.tokenizer, self.model.config.text_len) if len(rows) else None
 
-    def go(self, on_progress: OnProgress | None = None) -> None:
-        """All steps that are left; see `train`."""
+    def go(self, on_progress: OnProgress | None = None, limit: TimeLimit | None = None) -> None:
+        """All steps that are left, or those before the `limit`; see `train`."""
         if not self.finished:
-            self.learn(on_progress)
+            self.learn(on_progress, limit or TimeLimit(None))
         else:
             self.on_notice(f"already finished at step {self.progress.step}")
         self.finish()
 
-    def learn(self, on_progress: OnProgress | None) -> None:
-        """Step after step; Ctrl+C ends it once all is saved."""
+    def learn(self, on_progress: OnProgress | None, limit: TimeLimit) -> None:
+        """Step after step; Ctrl+C and the `limit` end it once all is saved."""
         total_steps, batch_size = self.recipe.schedule.total_steps, self.recipe.data.batch_size
 
         def tell() -> None:
@@ -165,28 +168,29 @@ class Run:
         with (
             MetricsLog(self.out, self.progress.step) as metrics,
             interrupt_deferred(self.on_notice) as interrupted,
-            closing(self.batches(interrupted)) as batches,
+            closing(self.batches(lambda: interrupted() or limit.reached())) as batches,
         ):
             for batch, position in batches:
                 self.take_step(batch, position, metrics)
                 self.look(metrics)
                 tell()
-                if interrupted():
+                if interrupted() or limit.reached():
                     break
-            if interrupted():
+            if not self.finished:
                 self.stop()
+            if interrupted():
                 raise KeyboardInterrupt
 
-    def batches(self, interrupted: Callable[[], bool] | None = None) -> Generator[tuple[Batch, Position], None, None]:
+    def batches(self, stopping: Callable[[], bool] | None = None) -> Generator[tuple[Batch, Position], None, None]:
         """The batches that are left, each with the data position behind it; a thread makes them ahead of need.
 
-        They end early where `interrupted` is true while the data lets us wait.
+        They end early where `stopping` is true while the data lets us wait.
         """
         remaining = self.recipe.schedule.total_steps - self.progress.step
         size, length = self.recipe.data.batch_size, self.model.config.text_len
         batches = self.data.batches(size, self.tokenizer, length, self.progress.position)
         pin = self.learner.device.type == "cuda"
-        return self.data.ahead(islice(batches, remaining), pin=pin, stop_waiting=interrupted)
+        return self.data.ahead(islice(batches, remaining), pin=pin, stop_waiting=stopping)
 
     def take_step(self, batch: Batch, position: Position, metrics: MetricsLog) -> None:
         """Learn from a batch; a step that is not finite is skipped, recorded and, many in a row, the end."""
@@ -270,6 +274,7 @@ class Run:
             tokenizer=self.out / "tokenizer.json",
             vqgan=self.vqgan_folder,
             vqgan_fingerprint=self.info.vqgan,
+            caption_dropout=self.recipe.data.caption_dropout,
         )
 
     def restore(self) -> Progress:
@@ -303,7 +308,7 @@ class Run:
         return self.progress.skipped_in_row == 0 and self.saved_step < self.progress.step
 
     def stop(self) -> None:
-        """Save where Ctrl+C fell."""
+        """Save where Ctrl+C or the time limit fell."""
         if self.unsaved:
             # First, with the weights where they are: giving out a delayed step here would make another run of it.
             self.save_checkpoint()

@@ -54,6 +54,14 @@ def test_bfloat16_weights_load_as_float32(tmp_path):
     assert torch.equal(loaded.output.weight, model.output.weight.bfloat16().float())
 
 
+def test_a_packed_model_still_tells_with_how_many_empty_captions_it_learnt(tmp_path):
+    save_model(Dalle(CONFIG), tmp_path / "model", caption_dropout=0.1)
+    pack_model(tmp_path / "model", tmp_path / "packed")
+    assert check_parts(tmp_path / "packed")["caption_dropout"] == 0.1
+    save_model(Dalle(CONFIG), tmp_path / "model")
+    assert check_parts(tmp_path / "model")["caption_dropout"] is None
+
+
 def test_saving_again_replaces_the_folder_whole(folder, tmp_path):
     save_model(Dalle(CONFIG), folder)
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]

@@ -200,6 +200,7 @@ class Checkpoints:
                 tokenizer=self.run_dir / "tokenizer.json",
                 vqgan=self.vqgan,
                 vqgan_fingerprint=self.vqgan_fingerprint,
+                caption_dropout=self.settings.recipe.data.caption_dropout,
             )
             save_weights({f"{number:05d}": tensor for number, tensor in enumerate(statistics)}, fresh / STATE)
             content = {
