@@ -22,7 +22,7 @@ from dalle_lean.vqgan import VQGAN
 from training.captioned import Captioned, hold_out, read_captioned
 from training.checkpoint import load_checkpoint, save_checkpoint
 from training.clip_learner import ClipRecipe, Learner, new_scorer
-from training.interrupt import interrupt_deferred
+from training.interrupt import TimeLimit, interrupt_deferred
 from training.metrics import MetricsLog, Pace
 from training.progress import OnNotice, StepCount
 from training.run_folder import place_tokenizer
@@ -52,6 +52,7 @@ def train_clip(
     vqgan: Path | None = None,
     save_dtype: torch.dtype = torch.float32,
     device: str = "cpu",
+    max_minutes: float | None = None,
     on_progress: OnProgress | None = None,
     on_notice: OnNotice | None = None,
 ) -> Progress:
@@ -63,6 +64,8 @@ def train_clip(
         vqgan: a VQGAN folder; then a share of the pictures is shown as it decodes them, so that scores hold for
             drawn pictures, which are a little blurred.
         save_dtype: of the weights in OUT/clip.
+        max_minutes: after which the run stops where it is, with its weights so far in place; the time to read counts.
+            The same call goes on.
         on_progress: called with (done, total, note): pictures read, pictures decoded, then pictures trained on.
         on_notice: called when Ctrl+C was pressed.
 
@@ -71,6 +74,7 @@ def train_clip(
         ValueError: data, tokenizer or the run in `out` do not fit.
         KeyboardInterrupt: on Ctrl+C, once the step is finished and saved.
     """
+    limit = TimeLimit(max_minutes)
     train_set, heldout_set = read_sets(data, heldout, recipe, on_progress)
     run = {
         "recipe": {name: value for name, value in dataclasses.asdict(recipe).items() if not name.endswith("_every")},
@@ -105,16 +109,19 @@ def train_clip(
             if due(recipe.heldout_every):
                 progress.measured = measure(scorer, views, heldout_set.captions)
                 metrics.write(step, **progress.measured)
+            stopping = interrupted() or limit.reached()
             # Many bad steps may be the fault of the weights: what was saved before them stays.
-            if progress.skipped_in_row == 0 and (due(recipe.checkpoint_every) or interrupted()):
+            if progress.skipped_in_row == 0 and (due(recipe.checkpoint_every) or stopping):
                 state = dataclasses.asdict(progress)
                 save_checkpoint(out, model=scorer.model, optimizer=learner.optimizer, progress=state, run=run)
                 saved_step = step
             if on_progress is not None:
                 total = recipe.steps * recipe.batch_size
                 on_progress(step * recipe.batch_size, total, progress.note(recipe.steps))
-            if interrupted():
+            if stopping and interrupted():
                 raise KeyboardInterrupt
+            if stopping:
+                break
     scorer.save(out / "clip", save_dtype)
     return progress
 

@@ -44,6 +44,9 @@ def train_clip(
     ] = None,
     precision: Annotated[str | None, typer.Option(help="fp32 or bf16 (autocast); bf16 unless told.")] = None,
     save_dtype: Annotated[StoredDtype, typer.Option(help="Type of the stored weights.")] = StoredDtype.FLOAT32,
+    max_minutes: Annotated[
+        float | None, typer.Option(help="Stop saved after so many minutes in all; the same command goes on.")
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Train a small CLIP on pictures with captions; OUT/clip is what ranks the pictures of a model."""
@@ -75,7 +78,8 @@ def train_clip(
             vqgan=vqgan,
             save_dtype=getattr(torch, save_dtype),
             device=str(pick_device(device)),
+            max_minutes=max_minutes,
             on_progress=on_progress,
             on_notice=say,
         )
-    say(f"{end.note(recipe.steps)}; the CLIP is in {out / 'clip'}")
+    say(end.end(recipe.steps, f"the CLIP is in {out / 'clip'}"))

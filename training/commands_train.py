@@ -40,6 +40,9 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the first weights and the order of the data.", min=0)] = None,
     precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16 (autocast), or bf16-weights.")] = None,
+    max_minutes: Annotated[
+        float | None, typer.Option(help="Stop saved after so many minutes in all; the same command goes on.")
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Train the transformer on shards, on this machine. Options left out are the recipe's."""
@@ -65,7 +68,8 @@ def train(
                 vqgan=vqgan,
                 init=init,
                 device=str(pick_device(device)),
+                max_minutes=max_minutes,
                 on_progress=on_progress,
                 on_notice=say,
             )
-    say(f"{end.note(recipe.schedule.total_steps)}; the model is in {out / 'model'}")
+    say(end.end(recipe.schedule.total_steps, f"the model is in {out / 'model'}"))

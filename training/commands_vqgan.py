@@ -50,6 +50,9 @@ def train_vqgan(
     flip: Annotated[bool, typer.Option(help="Mirror half of the pictures; not where left and right matter.")] = False,
     precision: Annotated[str | None, typer.Option(help="fp32 or bf16 (autocast).")] = None,
     save_dtype: Annotated[StoredDtype, typer.Option(help="Type of the stored weights.")] = StoredDtype.FLOAT32,
+    max_minutes: Annotated[
+        float | None, typer.Option(help="Stop saved after so many minutes in all; the same command goes on.")
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Train a small VQGAN; OUT becomes the folder that `preprocess --vqgan` takes. Options not given: the recipe's."""
@@ -98,10 +101,11 @@ def train_vqgan(
             init_from=first,
             save_dtype=getattr(torch, save_dtype),
             device=str(pick_device(device)),
+            max_minutes=max_minutes,
             on_progress=on_progress,
             on_notice=say,
         )
-    say(f"{end.note(recipe.steps)}; the VQGAN is in {out}")
+    say(end.end(recipe.steps, f"the VQGAN is in {out}"))
 
 
 def parse_multipliers(text: str) -> tuple[int, ...]:

@@ -1,15 +1,29 @@
-"""Ctrl+C between steps, never inside one."""
+"""Ctrl+C, or the end of the time given, between steps, never inside one."""
 
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from types import FrameType
 from typing import NoReturn
 
 from training.progress import OnNotice
 
 NOTICE = "finishing this step, then saving ... (Ctrl+C again stops at once)"
+
+
+class TimeLimit:
+    """So many minutes from now, or (None) for ever; ValueError unless there are any."""
+
+    def __init__(self, minutes: float | None):
+        if minutes is not None and not minutes > 0:
+            raise ValueError(f"max_minutes={minutes}: must be above 0")
+        self.end_s = None if minutes is None else monotonic() + 60 * minutes
+
+    def reached(self) -> bool:
+        """Whether the time is up."""
+        return self.end_s is not None and monotonic() >= self.end_s
 
 
 def raise_interrupt() -> NoReturn:

@@ -55,6 +55,12 @@ class StepCount:
             words.append(f"{self.skipped} steps skipped (not finite)")
         return ", ".join(words)
 
+    def end(self, total_steps: int, result: str) -> str:
+        """The last line of a command: a note, and what is there now, or that the same command goes on."""
+        if self.step < total_steps:
+            result = f"the time is up, and the same command goes on from here; so far {result}"
+        return f"{self.note(total_steps)}; {result}"
+
     def findings(self) -> list[str]:
         """What a kind of training adds to the note."""
         return []

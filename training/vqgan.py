@@ -21,7 +21,7 @@ from dalle_lean.progress import OnProgress
 from dalle_lean.vqgan import VQGAN
 from training.captioned import Unusable, read_picture
 from training.checkpoint import load_checkpoint, save_checkpoint
-from training.interrupt import interrupt_deferred
+from training.interrupt import TimeLimit, interrupt_deferred
 from training.metrics import MetricsLog, Pace
 from training.precision import autocast
 from training.progress import OnNotice, StepCount
@@ -66,6 +66,7 @@ def train_vqgan(
     init_from: VQGAN | None = None,
     save_dtype: torch.dtype = torch.float32,
     device: str = "cpu",
+    max_minutes: float | None = None,
     on_progress: OnProgress | None = None,
     on_notice: OnNotice | None = None,
 ) -> Progress:
@@ -75,6 +76,8 @@ def train_vqgan(
         heldout: a folder to measure on; without it every 50th picture is left out of the training.
         init_from: weights to begin with, of a VQGAN that differs in nothing but the side of its pictures.
         save_dtype: to which the final weights are rounded; what they measure afterwards is the last line of metrics.
+        max_minutes: after which the run stops where it is, with its weights so far in place; the time to read counts.
+            The same call goes on.
         on_progress: called with (done, total, note): pictures read first, then pictures trained on.
         on_notice: called when Ctrl+C was pressed.
 
@@ -83,6 +86,7 @@ def train_vqgan(
         ValueError: the data or the run in `out` do not fit.
         KeyboardInterrupt: on Ctrl+C, once the step is finished and saved.
     """
+    limit = TimeLimit(max_minutes)
     train_set, heldout_set = read_sets(data, heldout, recipe, on_progress)
     learner = VQGANLearner(recipe).to(device)
     identity = {
@@ -119,15 +123,18 @@ def train_vqgan(
                 metrics.write(step, **numbers, **pace.per_second())
             if due(recipe.heldout_every):
                 look(metrics, learner.vqgan, f"step-{step:06d}")
+            stopping = interrupted() or limit.reached()
             # Many bad steps may be the fault of the weights: what was saved before them stays.
-            if progress.skipped_in_row == 0 and (due(recipe.checkpoint_every) or interrupted()):
+            if progress.skipped_in_row == 0 and (due(recipe.checkpoint_every) or stopping):
                 state = dataclasses.asdict(progress)
                 save_checkpoint(out, model=learner, optimizer=learner.optimizer, progress=state, run=identity)
                 saved_step = step
             if on_progress is not None:
                 on_progress(step * recipe.batch_size, recipe.steps * recipe.batch_size, progress.note(recipe.steps))
-            if interrupted():
+            if stopping and interrupted():
                 raise KeyboardInterrupt
+            if stopping:
+                break
         learner.vqgan.save(out, save_dtype)
         look(metrics, VQGAN.load(out).to(device), "final")
     return progress

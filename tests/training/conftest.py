@@ -58,3 +58,21 @@ def write_shards(
 def shards(tmp_path_factory):
     """120 pictures of 4x4 codes out of 32, in four shards."""
     return write_shards(tmp_path_factory.mktemp("shards") / "train")
+
+
+class Clock:
+    """The seconds that a run's time limit counts."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only `advance` moves."""
+    clock = Clock()
+    monkeypatch.setattr("training.interrupt.monotonic", lambda: clock.now_s)
+    return clock

@@ -112,6 +112,22 @@ def test_a_killed_run_continues_exactly_where_its_checkpoint_stood(folder, tmp_p
     assert all(torch.equal(killed[name], whole[name]) for name in whole)
 
 
+def test_a_run_whose_time_is_up_leaves_a_clip_and_goes_on_to_the_same_one(folder, tmp_path, clock):
+    recipe = ClipRecipe(**{**TINY, "steps": 6})
+
+    def at_step_3(done, total, note):
+        if note.startswith("step 3/"):
+            clock.advance(61)
+
+    assert train_clip(folder, tmp_path / "cut", recipe, max_minutes=1, on_progress=at_step_3).step == 4
+    assert ClipScorer.load(tmp_path / "cut/clip")
+    train_clip(folder, tmp_path / "cut", recipe, max_minutes=1)
+    train_clip(folder, tmp_path / "whole", recipe)
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    cut, whole = (load_file(tmp_path / name / "clip/model.safetensors") for name in ("cut", "whole"))
+    assert all(torch.equal(cut[name], whole[name]) for name in whole)
+
+
 def test_another_recipe_does_not_continue_the_run(folder, tmp_path):
     recipe = ClipRecipe(**{**TINY, "steps": 2})
     train_clip(folder, tmp_path, recipe)

@@ -285,3 +285,16 @@ def test_a_sheet_of_any_number_of_pictures_has_full_rows():
 def test_a_wrong_recipe_says_what_is_wrong(changes, complaint):
     with pytest.raises(ValueError, match=complaint):
         dataclasses.replace(TINY, **changes)
+
+
+def test_a_run_whose_time_is_up_leaves_a_vqgan_and_goes_on_to_the_same_one(trained, tmp_path, clock):
+    def at_step_7(done: int, total: int, note: str) -> None:
+        if note.startswith("step 7/"):
+            clock.advance(61)
+
+    end = train_vqgan(EMOJI, tmp_path, TINY, save_dtype=torch.bfloat16, max_minutes=1, on_progress=at_step_7)
+    assert end.step == 8
+    assert VQGAN.load(tmp_path).config == SHAPE
+    train_vqgan(EMOJI, tmp_path, TINY, save_dtype=torch.bfloat16, max_minutes=1)
+    assert losses(tmp_path) == losses(trained)
+    assert VQGAN.load(tmp_path).fingerprint() == VQGAN.load(trained).fingerprint()

@@ -390,3 +390,31 @@ def test_half_written_files_of_a_killed_process_are_removed(shards, recipe, tmp_
     (tmp_path / "checkpoint" / ".state.pt.abc.tmp").write_bytes(b"half")
     Run(shards, tmp_path, recipe)
     assert not [path for path in Path(tmp_path).rglob("*") if path.name.endswith(".tmp")]
+
+
+def test_a_run_whose_time_is_up_stops_saved_and_goes_on_with_the_same_command(
+    shards, recipe, uninterrupted, tmp_path, clock
+):
+    end = train(shards, tmp_path, recipe, max_minutes=2, on_progress=at_step(5, lambda: clock.advance(120)))
+    assert end.step == saved_progress(tmp_path)["step"] == 5
+    assert check_parts(tmp_path / "model")
+    assert train(shards, tmp_path, recipe, max_minutes=2).step == 12
+    assert losses(tmp_path) == losses(uninterrupted)
+
+
+def test_the_last_line_says_that_the_time_is_up(shards, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("training.interrupt.TimeLimit.reached", lambda limit: limit.end_s is not None)
+    with pytest.raises(SystemExit) as end:
+        main(["train", str(shards), str(tmp_path / "run"), "--config", "tiny", "--device", "cpu", "--max-minutes", "9"])
+    assert end.value.code == 0
+    last = " ".join(capsys.readouterr().out.split())
+    assert last.endswith(
+        f"the time is up, and the same command goes on from here; so far the model is in {tmp_path / 'run' / 'model'}"
+    )
+
+
+def test_time_that_is_none_is_refused(shards, tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["train", str(shards), str(tmp_path / "run"), "--config", "tiny", "--device", "cpu", "--max-minutes", "0"])
+    assert end.value.code == 2
+    assert "max_minutes=0.0: must be above 0" in capsys.readouterr().err
