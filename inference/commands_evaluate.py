@@ -20,24 +20,33 @@ def evaluate(
     best_of: Annotated[
         str, typer.Option(help="Numbers of pictures to choose the best from; the last is the one that is told.")
     ] = "1,4,16",
-    questions: Annotated[int, typer.Option(help="Prompts of each attribute: ground, paint, size, side.", min=1)] = 60,
-    captions: Annotated[int, typer.Option(help="Held-out captions to draw and to tell apart.", min=1)] = 100,
-    pictures: Annotated[int, typer.Option(help="Held-out pictures for the tokenizer and the bits.", min=1)] = 512,
+    questions: Annotated[int, typer.Option(help="Prompts of each attribute: ground, paint, size, side.")] = 60,
+    captions: Annotated[int, typer.Option(help="Held-out captions to draw and to tell apart.")] = 100,
+    pictures: Annotated[int, typer.Option(help="Held-out pictures for the tokenizer, the bits, the distances.")] = 512,
     grid: Annotated[
-        int, typer.Option(help="So many prompts of each attribute for each top-k, top-p and temperature.", min=0)
-    ] = 0,
+        int,
+        typer.Option(
+            help="So many prompts of each attribute for each top-k, top-p, temperature and guidance; 0: none."
+        ),
+    ] = 20,
     judge: Annotated[
-        Path | None, typer.Option(help="CLIP folder that judges captions. Default: the model's own, which ranks too.")
+        str | None,
+        typer.Option(help="CLIP that judges captions: a CLIP folder, or as --scorer. Default: the one that ranks."),
     ] = None,
-    scorer: Annotated[str, typer.Option(help="What ranks the pictures, as for generate.")] = "clip",
+    scorer: Annotated[str, typer.Option(help="What ranks the pictures, as for generate, or a CLIP folder.")] = "clip",
+    inception: Annotated[
+        Path | None,
+        typer.Option(help="File pt_inception-2015-12-05-6726825d.pth, for the Frechet inception distance."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the prompts that are chosen and of the pictures.", min=0)] = 0,
     batch_size: Annotated[int | None, typer.Option(help="Pictures drawn at once. Default: by the free memory.")] = None,
     device: Device = "auto",
 ) -> None:
     """Measure MODEL on held-out pictures and on prompts that training never saw; OUT gets a page and a JSON file."""
-    from dalle_lean.clip import ClipScorer
     from inference.evaluation.evaluate import Sizes
     from inference.evaluation.evaluate import evaluate as run
+    from inference.evaluation.inception import Inception
+    from inference.evaluation.judging import make_judge
     from inference.evaluation.report import rows, write_report
     from inference.generator import Generator
 
@@ -45,12 +54,24 @@ def evaluate(
         best_of=parse_counts(best_of), questions=questions, captions=captions, pictures=pictures, grid_questions=grid
     )
     generator = Generator.from_folder(model, device, scorer=scorer)
-    judging = None if judge is None else ClipScorer.load(judge, generator.device)
+    judging = None if judge is None else make_judge(judge, generator.device)
+    network = None if inception is None else Inception(inception, generator.device)
     with progress_bar("evaluating", "items") as on_progress:
-        found = run(generator, data, sizes, seed=seed, judge=judging, batch_size=batch_size, on_progress=on_progress)
+        found = run(
+            generator,
+            data,
+            sizes,
+            seed=seed,
+            judge=judging,
+            inception=network,
+            batch_size=batch_size,
+            on_progress=on_progress,
+        )
     write_report(out, found, f"Evaluation of {model or 'the bundled model'}")
     for name, value in rows(found):
         say(f"{name}: {value}")
+    for claim in found.claims:
+        say(str(claim))
     say(f"the report is {out / 'report.html'}")
 
 

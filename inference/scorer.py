@@ -30,7 +30,7 @@ from dalle_lean.clip_architecture import Architecture, caption_encoder, model_co
 from dalle_lean.files import read_json
 from dalle_lean.require import MissingPackage, require
 
-SPECS = "clip, none, ARCHITECTURE:FILE, ARCHITECTURE:PRETRAINED_TAG, hf-hub:OWNER/NAME or MODULE:CLASS"
+SPECS = "clip, none, ARCHITECTURE:FILE, ARCHITECTURE:PRETRAINED_TAG, hf-hub:OWNER/NAME, MODULE:CLASS or a CLIP's FOLDER"
 
 
 @runtime_checkable
@@ -49,14 +49,15 @@ class Scorer(Protocol):
         ...
 
 
-def make_scorer(spec: str, clip_folder: Path | None, device: torch.device) -> Scorer | None:
+def make_scorer(spec: str, clip_folder: Path | None, device: torch.device, *, role: str = "scorer") -> Scorer | None:
     """The scorer that a person asked for; None is no ranking.
 
     Args:
         spec: "clip", the CLIP of `clip_folder`, None where there is none; "none"; "ViT-B-32:/path/weights.pt", any
             architecture that open_clip holds whole with a file of weights (safetensors, or read weights-only);
             "ViT-B-32:laion2b_s34b_b79k" or "hf-hub:OWNER/NAME", fetched by open_clip, so with the network unless it is
-            in its cache; "my_scorers:Darkest", a class called with `device`.
+            in its cache; "my_scorers:Darkest", a class called with `device`; the path of a CLIP folder.
+        role: what a complaint calls it.
 
     Raises:
         ValueError: there is no such scorer, it cannot be had, or it is none; says what to do.
@@ -66,16 +67,19 @@ def make_scorer(spec: str, clip_folder: Path | None, device: torch.device) -> Sc
     if spec == "clip":
         return None if clip_folder is None else ClipScorer.load(clip_folder, device)
     head, _, tail = spec.partition(":")
-    if not head or not tail:
-        raise ValueError(f"scorer={spec!r}: must be {SPECS}")
+    is_folder = spec != "" and Path(spec).is_dir()
+    if not (is_folder or (head and tail)):
+        raise ValueError(f"{role}={spec!r}: must be {SPECS}")
     try:
+        if is_folder:
+            return folder_clip(Path(spec), device)
         if head == "hf-hub":
             return hub_clip(tail, device)
         if names_a_class(head, tail):
             return own_scorer(head, tail, device)
         return named_clip(head, tail, device)
     except ValueError as error:
-        raise ValueError(f"scorer={spec!r}: {error}") from error
+        raise ValueError(f"{role}={spec!r}: {error}") from error
 
 
 def names_a_class(module: str, attribute: str) -> bool:
@@ -100,6 +104,13 @@ def own_scorer(module: str, attribute: str, device: torch.device) -> Scorer:
     if not isinstance(scorer, Scorer) or not isinstance(scorer.name, str):
         raise ValueError(f"{attribute} is no scorer: it needs a name (str) and score(pixels, prompt)")
     return scorer
+
+
+def folder_clip(folder: Path, device: torch.device) -> ClipScorer:
+    """A CLIP folder, called by its name."""
+    clip = ClipScorer.load(folder, device)
+    clip.name = f"CLIP {folder.resolve().name}"
+    return clip
 
 
 def named_clip(architecture: str, weights: str, device: torch.device) -> ClipScorer:

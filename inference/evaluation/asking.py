@@ -1,4 +1,4 @@
-"""What a model answers: pictures of every prompt, ranked, so that the best of any number of them can be told."""
+"""What a model answers: of all pictures of a prompt those that are looked at."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,18 +9,20 @@ from inference.evaluation.questions import Question
 from inference.evaluation.shares import Share
 from inference.generator import Generator, Picture, Settings
 
+FEW = 4
+"""So many pictures of a prompt the paper shows."""
+
 
 @dataclass(frozen=True)
 class Answer:
-    """All pictures of a prompt."""
+    """To one prompt. The other pictures are let go: of hundreds of prompts, 128 each would be gigabytes."""
 
-    pictures: tuple[Picture, ...]
-    """By their index."""
-
-    def best_of(self, count: int) -> Image.Image:
-        """The one of the first `count` that the model's ranker likes best; the first one where nothing ranks them."""
-        first = self.pictures[:count]
-        return max(first, key=lambda picture: 0.0 if picture.score is None else picture.score).image
+    by_count: dict[int, Image.Image]
+    """Of the first so many pictures the one that the ranker likes best."""
+    first: tuple[Image.Image, ...]
+    """The first few, as they come."""
+    best: tuple[Image.Image, ...]
+    """As many, the best of all."""
 
 
 @dataclass(frozen=True)
@@ -33,23 +35,39 @@ class Attributes:
     on_drawings: Share
 
 
+def answer(ranked: Sequence[Picture], best_of: Sequence[int]) -> Answer:
+    """From all pictures of a prompt, best first."""
+    drawn = sorted(ranked, key=lambda picture: picture.index)
+    few = few_of(len(ranked))
+    return Answer(
+        {count: next(picture.image for picture in ranked if picture.index < count) for count in best_of},
+        tuple(picture.image for picture in drawn[:few]),
+        tuple(picture.image for picture in ranked[:few]),
+    )
+
+
+def few_of(count: int) -> int:
+    """How many of so many pictures are shown: a quarter, at most 4."""
+    return min(FEW, max(1, count // 4))
+
+
 def ask_all(
     generator: Generator,
     prompts: Sequence[str],
     settings: Settings,
+    best_of: Sequence[int],
     batch_size: int | None = None,
     on_prompt: Callable[[int], None] = lambda done: None,
 ) -> list[Answer]:
-    """`settings.num_images` pictures of each prompt, kept whole: one where nothing ranks them."""
+    """`settings.num_images` pictures of each prompt, as many as the last of `best_of`."""
     answers = []
-    for done, prompt in enumerate(prompts, start=1):
-        pictures = generator.run(prompt, settings, batch_size)
-        answers.append(Answer(tuple(sorted(pictures, key=lambda picture: picture.index))))
-        on_prompt(done)
+    for prompt in prompts:
+        answers.append(answer(generator.run(prompt, settings, batch_size), best_of))
+        on_prompt(1)
     return answers
 
 
-def share_right(questions: Sequence[Question], answers: Sequence[Answer], best_of: int) -> Share:
-    """Of the best of the first `best_of` pictures of each question."""
-    hits = sum(question.is_right(answer.best_of(best_of)) for question, answer in zip(questions, answers, strict=True))
-    return Share(hits, len(questions))
+def rights(questions: Sequence[Question], answers: Sequence[Answer], best_of: int) -> list[bool]:
+    """Whether the best of the first `best_of` pictures of each question is right."""
+    pairs = zip(questions, answers, strict=True)
+    return [question.is_right(answered.by_count[best_of]) for question, answered in pairs]

@@ -47,8 +47,7 @@ def measure_bits(
     """Of held-out captions and codes [N, I]; the count models learn from `train_codes` [M, I]."""
     text_ids = generator.tokenizer.encode(captions, generator.model.config.text_len)
     strangers = text_ids[torch.randperm(len(captions), generator=torch.Generator().manual_seed(0))]
-    # No prompt is empty: this is what caption dropout puts in its place, nothing but padding.
-    nothing = torch.full_like(text_ids, generator.tokenizer.padding_id)
+    nothing = torch.zeros_like(text_ids)  # what caption dropout and guidance put in a caption's place
     size = generator.vqgan.config.codebook_size
     by_place = np.stack([np.bincount(column, minlength=size) for column in train_codes.numpy().T])
     everywhere = np.tile(by_place.sum(axis=0), (len(by_place), 1))

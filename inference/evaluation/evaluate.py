@@ -1,10 +1,11 @@
-"""The whole evaluation: what is measured of a model folder, in order, and its report."""
+"""The whole evaluation: what is measured of a model folder, in order."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -12,17 +13,17 @@ from torch import Tensor
 from dalle_lean.clip import ClipScorer
 from dalle_lean.pictures import square_pixels
 from dalle_lean.progress import OnProgress
-from inference.evaluation.asking import Answer, Attributes, ask_all, share_right
+from inference.evaluation.asking import Answer, Attributes, ask_all, few_of, rights
+from inference.evaluation.claims import Claim, compare
 from inference.evaluation.codes import Bits, measure_bits
+from inference.evaluation.inception import Inception
 from inference.evaluation.judging import Judged, judge_all
-from inference.evaluation.likeness import thing_names
+from inference.evaluation.likeness import Distances, frechet_distance, thing_names
 from inference.evaluation.questions import Question, choose_questions, read_lines, right_on_drawings, sample
 from inference.evaluation.reconstruction import Reconstruction, reconstruct
-from inference.evaluation.shares import Share
+from inference.evaluation.shares import Share, share
+from inference.evaluation.ways import GRID_PICTURES, Way, claims_of_ways, ways_to_try
 from inference.generator import Generator, Settings
-
-GRID = ((0, 1.0, 1.0), (256, 1.0, 1.0), (0, 0.75, 1.0), (256, 0.75, 1.0), (256, 0.75, 0.7), (64, 0.5, 1.0))
-"""top-k, top-p, temperature; 0 and 1 are off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,23 +31,24 @@ class Sizes:
     """How much is measured."""
 
     best_of: tuple[int, ...] = (1, 4, 16)
-    """The shares are told of the best of the last; the others draw the curve."""
+    """The shares are told of the best of the last; the others draw the curve. Only 1 where nothing ranks pictures."""
     questions: int = 60
     """Of each attribute."""
     captions: int = 100
     pictures: int = 512
-    """Held-out ones, for the tokenizer and the bits."""
+    """Held-out ones, for the tokenizer, the bits and the distances."""
     train_pictures: int = 2048
     """From which the count models learn."""
-    grid_questions: int = 0
-    """Of each attribute, for each choice of top-k, top-p and temperature; 0 leaves the grid out."""
+    grid_questions: int = 20
+    """Of each attribute, for each way of drawing; 0 leaves the grid out."""
 
     def __post_init__(self) -> None:
         if not self.best_of or list(self.best_of) != sorted({*self.best_of}) or self.best_of[0] < 1:
             raise ValueError(f"best_of={self.best_of}: numbers of pictures from 1 up, each larger than the one before")
-        for name in ("questions", "captions", "pictures", "train_pictures"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        smallest = {"questions": 1, "captions": 2, "pictures": 4, "train_pictures": 2, "grid_questions": 0}
+        for name, least in smallest.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least {least}")
 
 
 @dataclass(frozen=True)
@@ -55,30 +57,42 @@ class Evaluation:
 
     model_sha256: str | None
     settings: Settings
+    ranker: str | None
+    """What chose the best pictures; None where nothing did."""
+    caption_dropout: float | None
+    """Of the model's training; None is not known."""
     reconstruction: Reconstruction
     bits: Bits
     attributes: dict[str, Attributes]
     judged: Judged | None
-    grid: list[tuple[tuple[int, float, float], dict[str, Share]]]
+    inception: Distances | None
+    """Frechet inception distances, where a file of weights was given."""
+    grid: dict[Way, dict[str, list[bool]]]
+    """Of each way of drawing and attribute, whether each question is right."""
+    claims: list[Claim]
 
     def to_dict(self) -> dict[str, Any]:
         """For report.json."""
         return {
             "model_sha256": self.model_sha256,
             "best_of": self.settings.num_images,
+            "ranker": self.ranker,
+            "caption_dropout": self.caption_dropout,
             "tokenizer": self.reconstruction.to_dict(),
             "bits_per_code": self.bits.to_dict(),
             "attributes": {
                 name: {
-                    "best_of": {str(count): share.to_dict() for count, share in found.by_best_of.items()},
-                    "on_drawings": found.on_drawings.to_dict(),
+                    "best_of": {str(count): found.to_dict() for count, found in attribute.by_best_of.items()},
+                    "on_drawings": attribute.on_drawings.to_dict(),
                 }
-                for name, found in self.attributes.items()
+                for name, attribute in self.attributes.items()
             },
             "judged": self.judged and self.judged.to_dict(),
+            "frechet_inception_distance": self.inception and self.inception.to_dict(),
+            "claims": [claim.to_dict() for claim in self.claims],
             "grid": [
-                {"top_k": k, "top_p": p, "temperature": t, **{name: share.to_dict() for name, share in shares.items()}}
-                for (k, p, t), shares in self.grid
+                {**way._asdict(), **{name: share(hits).to_dict() for name, hits in found.items()}}
+                for way, found in self.grid.items()
             ],
         }
 
@@ -90,19 +104,22 @@ def evaluate(
     *,
     seed: int = 0,
     judge: ClipScorer | None = None,
+    inception: Inception | None = None,
     batch_size: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> Evaluation:
     """Measure a model on a folder that has train/ and heldout/, as `make data` writes it.
 
     Args:
-        judge: a CLIP that did not rank the pictures; without it the model's own judges the captions.
+        judge: a CLIP that did not rank the pictures; without it the one that did judges the captions.
+        inception: in whose features the Frechet distance is measured.
         on_progress: called with (done, total, what): prompts, pictures or captions.
 
     Raises ValueError where the folder is none such.
     """
     heldout, train = (read_lines(data / part) for part in ("heldout", "train"))
-    settings = Settings(num_images=sizes.best_of[-1], best=sizes.best_of[-1], seed=seed)
+    best_of = sizes.best_of if generator.scorer is not None else (1,)
+    settings = Settings(num_images=best_of[-1], best=best_of[-1], seed=seed)
 
     def progress(what: str, total: int) -> Callable[[int], None]:
         so_far = [0]
@@ -125,50 +142,106 @@ def evaluate(
         generator, [line["text"] for line in lines], codes, train_codes, progress("held-out captions", 3 * len(lines))
     )
 
-    def answer(prompts: Sequence[str], what: str, drawn: Settings = settings) -> list[Answer]:
-        step = progress(what, len(prompts))
-        return ask_all(generator, prompts, drawn, batch_size, lambda _done: step(1))
+    def draw(prompts: Sequence[str], what: str, settings: Settings, best_of: Sequence[int]) -> list[Answer]:
+        return ask_all(generator, prompts, settings, best_of, batch_size, progress(what, len(prompts)))
 
-    def ask(questions: list[Question], drawn: Settings = settings) -> list[Answer]:
-        return answer([question.prompt for question in questions], f"questions of {questions[0].attribute}", drawn)
+    def ask(questions: list[Question], what: str, settings: Settings, best_of: Sequence[int]) -> list[Answer]:
+        prompts = [question.prompt for question in questions]
+        return draw(prompts, f"{what} of {questions[0].attribute}", settings, best_of)
 
     asked = choose_questions(data / "heldout", sizes.questions, seed)
     attributes = {}
     for name, questions in asked.items():
-        answers = ask(questions)
+        answers = ask(questions, "questions", settings, best_of)
         attributes[name] = Attributes(
             questions,
             answers,
-            {count: share_right(questions, answers, count) for count in sizes.best_of},
+            {count: share(rights(questions, answers, count)) for count in best_of},
             Share(right_on_drawings(questions), len(questions)),
         )
-    clip, judged = judge or generator.scorer, None
-    if isinstance(clip, ClipScorer):
+    clip, judged, distances = judge or generator.scorer, None, None
+    if isinstance(clip, ClipScorer) or inception is not None:
         known = list({line["text"]: line for line in heldout if line.get("held_out") != "concept"}.values())
         chosen = sample(known, sizes.captions, f"{seed}/captions")
-        judged = judge_all(
-            clip,
-            "the model's own CLIP, which chose them too" if judge is None else judge.name,
-            chosen,
-            answer([line["text"] for line in chosen], "captions"),
-            attributes.get("ground"),
-            thing_names([*train, *heldout]),
-            best_of=sizes.best_of,
-            folder=data / "heldout",
-            real=pixels,
-            reconstructed=made,
-            trained=train_pixels,
-            seed=seed,
-        )
-    grid = []
-    for top_k, top_p, temperature in GRID if sizes.grid_questions else ():
-        drawn = replace(settings, top_k=top_k, top_p=top_p, temperature=temperature)
-        few = {name: questions[: sizes.grid_questions] for name, questions in asked.items()}
-        shares = {
-            name: share_right(questions, ask(questions, drawn), drawn.num_images) for name, questions in few.items()
+        answers = draw([line["text"] for line in chosen], "captions", settings, best_of)
+        # Every second picture: a listing is in the order of its sets and kinds.
+        sets = {
+            "real": pixels[::2],
+            "drawn": to_pixels([answer.by_count[best_of[-1]] for answer in answers]),
+            "floor": made[1::2],
+            "trained": train_pixels,
         }
-        grid.append(((top_k, top_p, temperature), shares))
-    return Evaluation(generator.model_sha256, settings, measured, bits, attributes, judged, grid)
+        if isinstance(clip, ClipScorer):
+            judged = judge_all(
+                clip,
+                judge.name if judge is not None else f"{clip.name}, which chose the pictures too",
+                chosen,
+                answers,
+                attributes.get("ground"),
+                thing_names([*train, *heldout]),
+                best_of=best_of,
+                folder=data / "heldout",
+                sets=sets,
+                seed=seed,
+            )
+        if inception is not None:
+            # The fewer pictures, the larger the distance: as many of each are compared.
+            count = min(map(len, sets.values()))
+            sets = {name: found if name == "real" else spread(found, count) for name, found in sets.items()}
+            look = progress("pictures for the Inception network", sum(map(len, sets.values())))
+            seen = {name: inception.features(found, look) for name, found in sets.items()}
+            distances = Distances.between(seen, frechet_distance)
+    grid = {}
+    pictures = min(GRID_PICTURES, best_of[-1])
+    few = {name: questions[: sizes.grid_questions] for name, questions in asked.items() if sizes.grid_questions}
+    for way in ways_to_try(generator.caption_dropout) if few else ():
+        drawn = replace(settings, num_images=pictures, best=pictures, **way._asdict())
+        grid[way] = {
+            name: rights(questions, ask(questions, f"{way}: questions", drawn, (pictures,)), pictures)
+            for name, questions in few.items()
+        }
+    claims = [*claims_of_ranking(generator, attributes, best_of[-1]), *claims_of_ways(grid)]
+    return Evaluation(
+        generator.model_sha256,
+        settings,
+        None if generator.scorer is None else generator.scorer.name,
+        generator.caption_dropout,
+        measured,
+        bits,
+        attributes,
+        judged,
+        distances,
+        grid,
+        claims,
+    )
+
+
+def claims_of_ranking(generator: Generator, attributes: dict[str, Attributes], count: int) -> list[Claim]:
+    """That the best few of `count` pictures are right more often than the first few."""
+    if generator.scorer is None or count == 1 or not attributes:
+        return []
+    pairs = [
+        (question, answer)
+        for found in attributes.values()
+        for question, answer in zip(found.questions, found.answers, strict=True)
+    ]
+    return [
+        compare(
+            f"To choose the best {few_of(count)} of {count} pictures by {generator.scorer.name} helps",
+            [sum(map(question.is_right, answer.best)) for question, answer in pairs],
+            [sum(map(question.is_right, answer.first)) for question, answer in pairs],
+        )
+    ]
+
+
+def spread(items: Tensor, count: int) -> Tensor:
+    """So many of the items, from the first to the last."""
+    return items[torch.linspace(0, len(items) - 1, count).long()]
+
+
+def to_pixels(pictures: Sequence[Image.Image]) -> Tensor:
+    """uint8 [N, 3, S, S]."""
+    return torch.from_numpy(np.stack([np.asarray(picture.convert("RGB")) for picture in pictures])).permute(0, 3, 1, 2)
 
 
 def read_pixels(folder: Path, lines: Sequence[dict[str, Any]], side: int) -> Tensor:

@@ -12,23 +12,24 @@ from torch import Tensor
 
 from dalle_lean.clip import ClipScorer, right_caption_first
 from inference.evaluation.asking import Answer, Attributes
-from inference.evaluation.likeness import kernel_distance, nearest, right_thing
+from inference.evaluation.likeness import Distances, kernel_distance, nearest, right_thing
 from inference.evaluation.shares import Share
+from inference.scorer import make_scorer
 
 CAPTIONS_COMPETE = 50
 THINGS_COMPETE = 200
+BATCH = 64
 
 
-@dataclass(frozen=True, kw_only=True)
-class Distances:
-    """Squared distances to held-out drawings in the judge's features, see `likeness.kernel_distance`."""
-
-    drawn: float
-    """Of the pictures that the model drew for held-out captions."""
-    floor: float
-    """Of what the tokenizer makes of other held-out drawings: no picture of codes can be expected to be nearer."""
-    trained: float
-    """Of training pictures."""
+def make_judge(spec: str, device: torch.device) -> ClipScorer:
+    """The CLIP that a person asked for, named as a scorer; ValueError where it is none."""
+    judge = make_scorer(spec, None, device, role="judge")
+    if not isinstance(judge, ClipScorer):
+        raise ValueError(
+            f"judge={spec!r}: must be a CLIP, which tells captions apart: FOLDER, ARCHITECTURE:FILE, "
+            "ARCHITECTURE:PRETRAINED_TAG or hf-hub:OWNER/NAME"
+        )
+    return judge
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Judged:
                 "best_of": by_count(self.things),
                 "on_drawings": self.things_on_drawings.to_dict(),
             },
-            "kernel_distance": vars(self.distances),
+            "kernel_distance": self.distances.to_dict(),
             "nearest_training_picture": [similarity for _, similarity in self.copies],
         }
 
@@ -79,9 +80,7 @@ def judge_all(
     *,
     best_of: Sequence[int],
     folder: Path,
-    real: Tensor,
-    reconstructed: Tensor,
-    trained: Tensor,
+    sets: Mapping[str, Tensor],
     seed: int = 0,
 ) -> Judged:
     """Ask a CLIP.
@@ -90,7 +89,7 @@ def judge_all(
         lines: of held-out pictures whose captions were drawn; `answers` are those drawings, `folder` has the real ones.
         scenes: questions whose pictures show one thing.
         names: things and their captions.
-        real, reconstructed, trained: uint8 [N, 3, S, S]; row i of the first two is one held-out picture.
+        sets: uint8 [N, 3, S, S] each, to compare, as in `Distances`; of "drawn" the nearest of "trained" are found.
     """
     texts = [line["text"] for line in lines]
     text_features = clip.text_features(texts)
@@ -102,15 +101,17 @@ def judge_all(
         found = right_caption_first(features, text_features, texts, of=CAPTIONS_COMPETE)
         return Share(round(found * len(texts)), len(texts))
 
-    best = {count: seen([answer.best_of(count) for answer in answers]) for count in best_of}
+    best = {count: seen([answer.by_count[count] for answer in answers]) for count in best_of}
     things, things_on_drawings = {}, Share(0, 0)
     if scenes is not None:
         of_thing = ThingJudge(clip, [question.thing for question in scenes.questions], names, seed)
-        things = {count: of_thing(seen([answer.best_of(count) for answer in scenes.answers])) for count in best_of}
+        things = {count: of_thing(seen([answer.by_count[count] for answer in scenes.answers])) for count in best_of}
         things_on_drawings = of_thing(seen([Image.open(question.drawing) for question in scenes.questions]))
-    half = len(real) // 2
-    features = {"real": clip.image_features(real[:half].float() / 255), "trained": clip.image_features(trained / 255)}
-    rows, similarities = nearest(best[best_of[-1]], features["trained"])
+    features = {
+        name: torch.cat([clip.image_features(batch.float() / 255) for batch in found.split(BATCH)])
+        for name, found in sets.items()
+    }
+    rows, similarities = nearest(features["drawn"], features["trained"])
     return Judged(
         name,
         texts,
@@ -119,13 +120,9 @@ def judge_all(
         caption_first(seen([Image.open(folder / line["file_name"]) for line in lines])),
         things,
         things_on_drawings,
-        Distances(
-            drawn=kernel_distance(best[best_of[-1]], features["real"]),
-            floor=kernel_distance(clip.image_features(reconstructed[half:].float() / 255), features["real"]),
-            trained=kernel_distance(features["trained"], features["real"]),
-        ),
+        Distances.between(features, kernel_distance),
         [
-            (Image.fromarray(trained[row].permute(1, 2, 0).numpy()), float(similarity))
+            (Image.fromarray(sets["trained"][row].permute(1, 2, 0).numpy()), float(similarity))
             for row, similarity in zip(rows.tolist(), similarities, strict=True)
         ],
     )

@@ -3,11 +3,42 @@
 Shapes: N and M pictures, T things, E features of length 1.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distances:
+    """To held-out drawings."""
+
+    drawn: float
+    """Of the pictures that the model drew for held-out captions."""
+    floor: float
+    """Of what the tokenizer makes of other held-out drawings: no picture of codes can be expected to be nearer."""
+    trained: float
+    """Of training pictures."""
+    pictures: dict[str, int]
+    """How many of each, and of the held-out drawings, "real"."""
+
+    @classmethod
+    def between(cls, features: Mapping[str, Tensor], measure: Callable[[Tensor, Tensor], float]) -> Self:
+        """Of features [N, E] of each of the sets of pictures; ValueError for a set of fewer than 2."""
+        pictures = {name: len(found) for name, found in features.items()}
+        if min(pictures.values()) < 2:
+            raise ValueError(f"pictures to compare: {pictures}; at least 2 of each are needed")
+        real = features["real"]
+        return cls(
+            pictures=pictures,
+            **{name: measure(found, real) for name, found in features.items() if name != "real"},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a report."""
+        return dict(vars(self))
 
 
 def thing_names(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:

@@ -4,10 +4,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dalle_lean.files import atomic_write, write_json
+from inference.evaluation.claims import SIGNIFICANT
 from inference.evaluation.evaluate import Evaluation
+from inference.evaluation.likeness import Distances
 from inference.evaluation.page import figure, heading, page, paragraph, plot, table
 from inference.evaluation.questions import ATTRIBUTES
-from inference.evaluation.shares import Share
+from inference.evaluation.shares import Share, share
 
 SHOWN = 12
 """Pictures of each attribute."""
@@ -38,16 +40,26 @@ def rows(evaluation: Evaluation) -> list[tuple[str, str]]:
         found.append((f"{ATTRIBUTES[name].title}, best of {most}", str(attribute.by_best_of[most])))
         found.append(("the same judge on the real drawings", str(attribute.on_drawings)))
     if evaluation.judged is not None:
-        judged, distances = evaluation.judged, evaluation.judged.distances
+        judged = evaluation.judged
         found.append((f"right caption first of 50, best of {most}", str(judged.captions[most])))
         found.append(("the same judge on the real drawings", str(judged.captions_on_drawings)))
         if judged.things:
             found.append((f"right thing first of 200, best of {most}", str(judged.things[most])))
             found.append(("the same judge on the real drawings", str(judged.things_on_drawings)))
-        found.append(("kernel distance to held-out drawings", f"{distances.drawn:.4f}"))
-        found.append(("the same of the tokenizer's reconstructions", f"{distances.floor:.4f}"))
-        found.append(("the same of training pictures", f"{distances.trained:.4f}"))
+        found += distance_rows("kernel distance", judged.distances)
+    if evaluation.inception is not None:
+        found += distance_rows("Frechet inception distance", evaluation.inception)
     return found
+
+
+def distance_rows(name: str, distances: Distances) -> list[tuple[str, str]]:
+    """Of the pictures that were drawn, between floor and ceiling."""
+    count = distances.pictures
+    return [
+        (f"{name} of {count['drawn']} pictures to {count['real']} held-out drawings", f"{distances.drawn:.4g}"),
+        (f"the same of the tokenizer's reconstructions ({count['floor']})", f"{distances.floor:.4g}"),
+        (f"the same of training pictures ({count['trained']})", f"{distances.trained:.4g}"),
+    ]
 
 
 def sections(evaluation: Evaluation) -> Iterable[str]:
@@ -55,36 +67,54 @@ def sections(evaluation: Evaluation) -> Iterable[str]:
     yield paragraph(
         "Prompts that training never saw: things on grounds, in colours and beside things with which they were never "
         "shown. Shares stand with their 95 % confidence interval (Wilson). "
-        f"Of each prompt {evaluation.settings.num_images} pictures were drawn with top-k "
-        f"{evaluation.settings.top_k}, top-p {evaluation.settings.top_p:g}, seed {evaluation.settings.seed}; "
-        "the model's own ranker chose the best of them."
+        f"Codes were drawn with top-k {evaluation.settings.top_k}, top-p {evaluation.settings.top_p:g}, seed "
+        f"{evaluation.settings.seed}. "
+        + (
+            "Nothing ranked the pictures: one was drawn of each prompt."
+            if evaluation.ranker is None
+            else f"Of {evaluation.settings.num_images} pictures of each prompt {evaluation.ranker} chose the best."
+        )
     )
     yield table(("measure", "value"), rows(evaluation))
     if evaluation.judged is not None:
-        yield paragraph(f"Captions, things and distances are by {evaluation.judged.judge}.")
-    yield heading("How much choosing helps")
+        yield paragraph(f"Captions, things and kernel distances are by {evaluation.judged.judge}.")
+    if evaluation.inception is not None:
+        yield paragraph(
+            "A Frechet distance of few pictures is too large; only those of as many pictures can be compared, and "
+            "published ones are of 10,000 and more."
+        )
+    if evaluation.claims:
+        yield heading("What helps")
+        yield from (paragraph(str(claim)) for claim in evaluation.claims)
+        yield paragraph(f"A claim is decided where p is below {SIGNIFICANT:g} (exact sign test of the same prompts).")
     curves = {ATTRIBUTES[name].title: found.by_best_of for name, found in evaluation.attributes.items()}
     if evaluation.judged is not None:
         curves["right caption first of 50"] = evaluation.judged.captions
         if evaluation.judged.things:
             curves["right thing first of 200"] = evaluation.judged.things
-    if curves:
+    if curves and evaluation.ranker is not None:
+        yield heading("How much choosing helps")
         yield plot({name: points(shares) for name, shares in curves.items()}, "best of so many pictures", "share right")
     if evaluation.grid:
         yield heading("How codes are drawn")
-        names = list(evaluation.grid[0][1])
-        header = ("top-k", "top-p", "temperature", *(ATTRIBUTES[name].title for name in names))
+        names = list(next(iter(evaluation.grid.values())))
         yield table(
-            header,
-            [
-                (k or "off", p if p < 1 else "off", t, *(str(shares[n]) for n in names))
-                for (k, p, t), shares in evaluation.grid
-            ],
+            ("codes", *(ATTRIBUTES[name].title for name in names)),
+            [(way, *(share(found[name]) for name in names)) for way, found in evaluation.grid.items()],
         )
+        if not evaluation.caption_dropout:
+            yield paragraph(
+                "Guidance is left out: "
+                + (
+                    "the model folder does not tell whether the model learnt without captions."
+                    if evaluation.caption_dropout is None
+                    else "the model always learnt with captions."
+                )
+            )
     for name, found in evaluation.attributes.items():
         yield heading(ATTRIBUTES[name].title)
         for question, answer in list(zip(found.questions, found.answers, strict=True))[:SHOWN]:
-            best = answer.best_of(evaluation.settings.num_images)
+            best = answer.by_count[evaluation.settings.num_images]
             yield figure(best, question.prompt, question.is_right(best))
     if evaluation.judged is not None:
         yield heading("Captions, each with the nearest of the training pictures that were looked at")
@@ -92,7 +122,7 @@ def sections(evaluation: Evaluation) -> Iterable[str]:
         for text, answer, (copy, similarity) in list(zip(judged.texts, judged.answers, judged.copies, strict=True))[
             :SHOWN
         ]:
-            yield figure(answer.best_of(evaluation.settings.num_images), text)
+            yield figure(answer.by_count[evaluation.settings.num_images], text)
             yield figure(copy, f"nearest, {similarity:.2f} alike")
 
 

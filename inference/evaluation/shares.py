@@ -1,6 +1,7 @@
 """Shares with their confidence."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -30,6 +31,11 @@ class Share:
     def to_dict(self) -> dict[str, float | list[float]]:
         """For a report."""
         return {"share": self.value, "hits": self.hits, "of": self.of, "interval_95": list(self.interval)}
+
+
+def share(hits: Sequence[bool]) -> Share:
+    """Of those that are true."""
+    return Share(sum(hits), len(hits))
 
 
 def wilson(hits: int, of: int, z: float = 1.96) -> tuple[float, float]:

@@ -6,9 +6,10 @@ from html.parser import HTMLParser
 import pytest
 
 from dalle_lean.cli import main
-from inference.evaluation.asking import Answer, ask_all
-from inference.evaluation.evaluate import Sizes
-from inference.generator import Settings
+from inference.evaluation.asking import answer, ask_all
+from inference.evaluation.evaluate import Sizes, evaluate
+from inference.evaluation.report import write_report
+from inference.generator import Picture, Settings
 from tests.inference.evaluation.drawings import write_data
 
 
@@ -53,9 +54,14 @@ def test_the_report_tells_every_measure(report):
     judged = content["judged"]
     assert judged["right_caption_first_of_50"]["best_of"]["2"]["of"] == 4
     assert judged["right_thing_first_of_200"]["on_drawings"]["of"] == 2
-    assert set(judged["kernel_distance"]) == {"drawn", "floor", "trained"}
+    assert set(judged["kernel_distance"]) == {"drawn", "floor", "trained", "pictures"}
+    assert judged["kernel_distance"]["pictures"] == {"real": 2, "drawn": 4, "floor": 2, "trained": 3}
+    assert judged["judge"] == "CLIP, which chose the pictures too"
     assert len(judged["nearest_training_picture"]) == 4
+    assert [claim["prompts"] for claim in content["claims"]] == [7, 4, 4, 4]
+    assert content["claims"][0]["text"] == "To choose the best 1 of 2 pictures by CLIP helps"
     assert len(content["grid"]) == 6
+    assert content["frechet_inception_distance"] is None
 
 
 def test_the_page_needs_nothing_but_itself(report):
@@ -65,6 +71,11 @@ def test_the_page_needs_nothing_but_itself(report):
     assert all(source.startswith("data:image/png;base64,") for source in tags.sources)
 
 
+def test_the_page_says_why_guidance_is_left_out(report):
+    told = "Guidance is left out: the model folder does not tell whether the model learnt without captions."
+    assert told in (report / "report.html").read_text()
+
+
 def test_the_same_command_writes_the_same_report(report, model_folder, data, tmp_path):
     few = ("--best-of", "1,2", "--questions", 2, "--captions", 4, "--pictures", 4, "--grid", 1, "--device", "cpu")
     assert run(model_folder, "--data", data, "--out", tmp_path, *few) == 0
@@ -72,13 +83,67 @@ def test_the_same_command_writes_the_same_report(report, model_folder, data, tmp
 
 
 def test_the_best_of_a_few_is_the_best_ranked_of_the_first(generator):
-    (answer,) = ask_all(generator, ["a red circle"], Settings(num_images=4, best=4))
-    assert [picture.index for picture in answer.pictures] == [0, 1, 2, 3]
-    assert answer.best_of(1) is answer.pictures[0].image
-    best = max(answer.pictures[:3], key=lambda picture: picture.score)
-    assert answer.best_of(3) is best.image
-    alone = Answer(answer.pictures[:1])
-    assert alone.best_of(16) is alone.pictures[0].image
+    pictures = generator.run("a red circle", Settings(num_images=4, best=4))
+    (answered,) = ask_all(generator, ["a red circle"], Settings(num_images=4, best=4), (1, 3, 4))
+    best_of_3 = max((picture for picture in pictures if picture.index < 3), key=lambda picture: picture.score)
+    first = next(picture for picture in pictures if picture.index == 0)
+    for count, expected in ((1, first), (3, best_of_3), (4, pictures[0])):
+        assert answered.by_count[count].tobytes() == expected.image.tobytes()
+
+
+def test_of_many_pictures_only_the_few_are_kept_that_are_looked_at():
+    ranked = [Picture(f"picture {index}", score=float(index), index=index, codes=None) for index in range(127, -1, -1)]
+    answered = answer(ranked, (1, 4, 16, 64, 128))
+    assert answered.by_count == {count: f"picture {count - 1}" for count in (1, 4, 16, 64, 128)}
+    assert answered.first == ("picture 0", "picture 1", "picture 2", "picture 3")
+    assert answered.best == ("picture 127", "picture 126", "picture 125", "picture 124")
+
+
+class Brightness:
+    """Stands for the Inception network."""
+
+    def features(self, pixels, on_batch):
+        on_batch(len(pixels))
+        return pixels.float().mean(dim=(2, 3))
+
+
+@pytest.fixture(scope="module")
+def without_clip(generator_without_clip, data, tmp_path_factory):
+    """The evaluation and its page."""
+    sizes = Sizes(best_of=(1, 2), questions=1, captions=2, pictures=4, grid_questions=0)
+    found, out = evaluate(generator_without_clip, data, sizes, inception=Brightness()), tmp_path_factory.mktemp("out")
+    write_report(out, found, "Evaluation")
+    return found, (out / "report.html").read_text()
+
+
+def test_a_model_without_a_clip_shows_its_first_picture(without_clip):
+    found, content = without_clip
+    assert (found.ranker, found.judged, found.settings.num_images) == (None, None, 1)
+    assert all(set(attribute.by_best_of) == {1} for attribute in found.attributes.values())
+    assert found.claims == []
+    assert "Nothing ranked the pictures: one was drawn of each prompt." in content
+    assert "<svg" not in content
+
+
+def test_the_frechet_distances_are_of_as_many_pictures_of_each(without_clip):
+    found, content = without_clip
+    assert found.inception.pictures == {"real": 2, "drawn": 2, "floor": 2, "trained": 2}
+    assert found.inception.drawn > 0
+    assert "Frechet inception distance of 2 pictures to 2 held-out drawings" in content
+
+
+def test_guidance_is_in_the_report_where_the_model_learnt_without_captions(generator, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(generator, "caption_dropout", 0.1)
+    found = evaluate(generator, data, Sizes(best_of=(1,), questions=1, captions=2, pictures=4, grid_questions=1))
+    write_report(tmp_path, found, "Evaluation")
+    assert [way.guidance for way in found.grid] == [1, 1, 1, 1, 1, 1, 1.5, 3]
+    assert "Guidance is left out" not in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("sizes", [{"captions": 1}, {"pictures": 3}, {"grid_questions": -1}])
+def test_too_few_to_measure_are_refused(sizes):
+    with pytest.raises(ValueError, match="must be at least"):
+        Sizes(**sizes)
 
 
 @pytest.mark.parametrize("counts", [(), (0,), (4, 1), (2, 2)])
@@ -90,3 +155,10 @@ def test_numbers_of_pictures_that_make_no_curve_are_refused(counts):
 def test_a_folder_without_data_is_one_line(model_folder, tmp_path, capsys):
     assert run(model_folder, "--data", tmp_path, "--out", tmp_path / "out", "--device", "cpu") == 2
     assert "make data" in capsys.readouterr().err
+
+
+def test_a_file_of_no_inception_weights_is_one_line(model_folder, data, tmp_path, capsys):
+    (tmp_path / "noise.pth").write_bytes(b"noise")
+    assert run(model_folder, "--data", data, "--inception", tmp_path / "noise.pth", "--device", "cpu") == 2
+    told = capsys.readouterr().err
+    assert "noise.pth cannot be read as the weights pt_inception-2015-12-05" in " ".join(told.split())
