@@ -68,8 +68,8 @@ bundled-model: install
 		--steps 5500 --discriminator-start 0.75
 	$(BIN)/dalle-lean train-vqgan data/emoji/train $(RUN)/vqgan --heldout data/emoji/heldout --picture-side 128 \
 		--init-from $(RUN)/vqgan64 --batch-size 6 --lr 4e-4 --steps 6000 --discriminator-start 0.75 --save-dtype bfloat16
-	$(BIN)/dalle-lean preprocess data/emoji/train $(RUN)/shards/train --vqgan $(RUN)/vqgan
-	$(BIN)/dalle-lean preprocess data/emoji/heldout $(RUN)/shards/heldout --vqgan $(RUN)/vqgan
+	$(BIN)/dalle-lean preprocess data/emoji/train $(RUN)/shards/train --vqgan $(RUN)/vqgan --bf16
+	$(BIN)/dalle-lean preprocess data/emoji/heldout $(RUN)/shards/heldout --vqgan $(RUN)/vqgan --bf16
 	$(BIN)/dalle-lean train $(RUN)/shards/train $(RUN)/dalle --config emoji128 \
 		--heldout $(RUN)/shards/heldout --vqgan $(RUN)/vqgan
 	$(BIN)/dalle-lean train-clip data/emoji/train $(RUN)/clip --heldout data/emoji/heldout \
