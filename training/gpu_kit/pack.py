@@ -4,6 +4,7 @@ The machine has Linux x86-64, Python 3.12 and what `pip install torch` brings, w
 """
 
 import fnmatch
+import lzma
 import shutil
 import subprocess
 import sys
@@ -121,6 +122,10 @@ def archive(path: Path, folder: Path, names: Iterable[str], preset: int) -> None
         entry.uname = entry.gname = ""
         return entry
 
-    with tempfile.NamedTemporaryFile() as empty, tarfile.open(path, "w:xz", preset=preset) as tar:
+    with (
+        tempfile.NamedTemporaryFile() as empty,
+        lzma.open(path, "wb", preset=preset) as packed,
+        tarfile.open(fileobj=packed, mode="w") as tar,
+    ):
         for name in names:
             tar.add(empty.name if name in EMPTIED else folder / name, arcname=name, recursive=False, filter=plain)
