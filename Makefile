@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-browser test-all lint format bench constraints data bundled-model evaluate
+.PHONY: install demo test test-browser test-all lint format bench constraints data bundled-model evaluate gpu-kit
 
 install: .venv/installed
 
@@ -83,3 +83,9 @@ evaluate: install data/emoji-judge/heldout.json
 	$(BIN)/dalle-lean train-clip data/emoji-judge/train $(RUN)/judge --heldout data/emoji/heldout \
 		--vqgan $(RUN)/vqgan --steps 1800
 	$(BIN)/dalle-lean evaluate --data data/emoji --judge $(RUN)/judge/clip --out $(RUN)/report
+
+# A folder that trains the bundled model on a lent GPU without network; docs/on-a-lent-gpu.md. Remove it to make it anew.
+gpu-kit: install
+	test -e data/npm/node_modules/emojibase-data || $(MAKE) data
+	$(BIN)/python -m preprocessing.emoji.slim data/npm/node_modules build/drawings
+	$(BIN)/python -m training.gpu_kit build/gpu-kit --drawings build/drawings

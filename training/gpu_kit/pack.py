@@ -49,7 +49,7 @@ UNUSED = (
     *("pyarrow/_flight*", "pyarrow/_s3fs*", "pyarrow/_gcsfs*", "pyarrow/_azurefs*", "pyarrow/_hdfs*"),
     *("pyarrow/libarrow_python.so", "pyarrow/libarrow_python.so.*.*.*", "pyarrow/_pyarrow_cpp_tests*"),
     *("pyarrow/include/*", "pyarrow/src/*"),
-    *("tensorboard/webfiles.zip", "tensorboard/plugins/*"),
+    "tensorboard/webfiles.zip",
     *("PIL/_avif*", "pillow.libs/libavif*"),
     # torchvision's compiled operators fit one version of torch alone; open_clip's transforms call none of them.
     *("torchvision/*.so", "torchvision/*.so.*", "torchvision.libs/*"),
