@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="of variants; without any all of them")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="in each run")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     unknown = set(options.names) - VARIANTS.keys()
     if unknown:
         parser.error(f"no variant {', '.join(sorted(unknown))}; there are {', '.join(VARIANTS)}")
