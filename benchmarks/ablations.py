@@ -1,8 +1,8 @@
 """Which decoder learns most in little time? `python -m benchmarks.ablations SHARDS HELDOUT OUT [NAME ...]`.
 
-Short runs of the recipe emoji64 on pictures of 16x16 codes, each with one thing changed, on the same shards with the
-same seed: held-out bits per image code along the way, and samples per second. Each run is `dalle-lean train`'s own and
-goes on where it was stopped. Those that are named, or all, run one after the other, so that two processes with
+Short runs of the recipe emoji64 on pictures of 16x16 codes, each with a thing or two changed, on the same shards with
+the same seed: held-out bits per image code along the way, and samples per second. Each run is `dalle-lean train`'s own
+and goes on where it was stopped. Those that are named, or all, run one after the other, so that two processes with
 different names can share two cores with --threads 1; at the end the table of all that are finished is printed and
 OUT/curves.svg is drawn.
 """
@@ -40,6 +40,14 @@ VARIANTS: dict[str, Sections] = {
     "no token shift": {"model": {"token_shift": False}},
     "learning rate 7.5e-4": {"schedule": {"peak_lr": 7.5e-4}},
     "learning rate 3e-3": {"schedule": {"peak_lr": 3e-3}},
+    "nothing tied, feed-forward 3, learning rate 6e-3": {
+        "model": {"shared_blocks": None, "ffn_multiplier": 3},
+        "schedule": {"peak_lr": 6e-3},
+    },
+    "nothing tied, feed-forward 3, learning rate 3e-3, one residual stream": {
+        "model": {"shared_blocks": None, "ffn_multiplier": 3, "reversible": False},
+        "schedule": {"peak_lr": 3e-3},
+    },
     "batch 16": {"data": {"batch_size": 16}},
     "8-bit LAMB, learning rate 1e-2": {"optimizer": {"name": "lamb"}, "schedule": {"peak_lr": 1e-2}},
     "captions dropped for 10 %": {"data": {"caption_dropout": 0.1}},
@@ -51,7 +59,7 @@ MEASURED_AT = (0.25, 0.5, 0.75, 1.0)
 
 
 def variant(name: str, samples: int = SAMPLES) -> Recipe:
-    """BASE over so many samples, with one thing changed."""
+    """BASE over so many samples, with a thing or two changed."""
     sections = load_recipe("emoji64").to_dict()
     sections["model"] |= {"image_side": 16}
     for section, changes in VARIANTS[name].items():
@@ -73,8 +81,15 @@ def folder(out: Path, name: str) -> Path:
     return out / "".join(letter if letter.isalnum() else "-" for letter in name)
 
 
+def is_finished(out: Path, name: str, samples: int) -> bool:
+    """Whether a run has measured its last step."""
+    lines = read_metrics(folder(out, name) / "metrics.jsonl")
+    last = variant(name, samples).schedule.total_steps
+    return any(line["step"] == last and "heldout_image_bits" in line for line in lines)
+
+
 def figures(out: Path, name: str) -> dict[str, Any]:
-    """What a finished run measured: its held-out bits along the way, seconds of a step, parameters."""
+    """What a finished run measured: its held-out bits along the way, its rate, its parameters."""
     lines = read_metrics(folder(out, name) / "metrics.jsonl")
     bits = {line["step"]: line["heldout_image_bits"] for line in lines if "heldout_image_bits" in line}
     rates = sorted(line["samples_per_s"] for line in lines if "samples_per_s" in line)
@@ -138,7 +153,7 @@ def main() -> None:
                 heldout=options.heldout,
                 on_progress=on_progress,
             )
-    found = {name: figures(options.out, name) for name in VARIANTS if (folder(options.out, name) / "model").is_dir()}
+    found = {name: figures(options.out, name) for name in VARIANTS if is_finished(options.out, name, options.samples)}
     rows = [
         [
             name,
