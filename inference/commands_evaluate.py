@@ -29,6 +29,9 @@ def evaluate(
             help="So many prompts of each attribute for each top-k, top-p, temperature and guidance; 0: none."
         ),
     ] = 20,
+    nearest_among: Annotated[
+        int, typer.Option(help="Training pictures among which those nearest to what was drawn are looked for; 0: none.")
+    ] = 100_000,
     judge: Annotated[
         str | None,
         typer.Option(help="CLIP that judges captions: a CLIP folder, or as --scorer. Default: the one that ranks."),
@@ -51,7 +54,12 @@ def evaluate(
     from inference.generator import Generator
 
     sizes = Sizes(
-        best_of=parse_counts(best_of), questions=questions, captions=captions, pictures=pictures, grid_questions=grid
+        best_of=parse_counts(best_of),
+        questions=questions,
+        captions=captions,
+        pictures=pictures,
+        grid_questions=grid,
+        nearest_among=nearest_among,
     )
     generator = Generator.from_folder(model, device, scorer=scorer)
     judging = None if judge is None else make_judge(judge, generator.device)

@@ -39,13 +39,22 @@ class Sizes:
     """Held-out ones, for the tokenizer, the bits and the distances."""
     train_pictures: int = 2048
     """From which the count models learn."""
+    nearest_among: int = 100_000
+    """Training pictures, at most, among which the nearest to a drawn one is looked for."""
     grid_questions: int = 20
     """Of each attribute, for each way of drawing; 0 leaves the grid out."""
 
     def __post_init__(self) -> None:
         if not self.best_of or list(self.best_of) != sorted({*self.best_of}) or self.best_of[0] < 1:
             raise ValueError(f"best_of={self.best_of}: numbers of pictures from 1 up, each larger than the one before")
-        smallest = {"questions": 1, "captions": 2, "pictures": 4, "train_pictures": 2, "grid_questions": 0}
+        smallest = {
+            "questions": 1,
+            "captions": 2,
+            "pictures": 4,
+            "train_pictures": 2,
+            "nearest_among": 0,
+            "grid_questions": 0,
+        }
         for name, least in smallest.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least {least}")
@@ -172,6 +181,7 @@ def evaluate(
             "trained": train_pixels,
         }
         if isinstance(clip, ClipScorer):
+            looked = sample(train, sizes.nearest_among, f"{seed}/nearest")
             judged = judge_all(
                 clip,
                 judge.name if judge is not None else f"{clip.name}, which chose the pictures too",
@@ -182,7 +192,9 @@ def evaluate(
                 best_of=best_of,
                 folder=data / "heldout",
                 sets=sets,
+                among=[data / "train" / line["file_name"] for line in looked],
                 seed=seed,
+                on_looked=progress("training pictures looked through", len(looked)),
             )
         if inception is not None:
             # The fewer pictures, the larger the distance: as many of each are compared.

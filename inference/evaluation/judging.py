@@ -1,7 +1,7 @@
 """What a CLIP says of the pictures: best one that neither ranked them nor learnt from the same drawings."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,8 @@ class Judged:
     things_on_drawings: Share
     distances: Distances
     copies: list[tuple[Image.Image, float]]
-    """Of each answer's best picture, the nearest training picture and the cosine similarity of their features."""
+    """Of each answer's best picture, the nearest training picture and the cosine similarity of their features; empty
+    where none was looked for."""
 
     def to_dict(self) -> dict[str, Any]:
         """For a report."""
@@ -81,7 +82,9 @@ def judge_all(
     best_of: Sequence[int],
     folder: Path,
     sets: Mapping[str, Tensor],
+    among: Sequence[Path] = (),
     seed: int = 0,
+    on_looked: Callable[[int], None] = lambda done: None,
 ) -> Judged:
     """Ask a CLIP.
 
@@ -89,7 +92,9 @@ def judge_all(
         lines: of held-out pictures whose captions were drawn; `answers` are those drawings, `folder` has the real ones.
         scenes: questions whose pictures show one thing.
         names: things and their captions.
-        sets: uint8 [N, 3, S, S] each, to compare, as in `Distances`; of "drawn" the nearest of "trained" are found.
+        sets: uint8 [N, 3, S, S] each, to compare, as in `Distances`.
+        among: files of training pictures, of which the nearest are looked for.
+        on_looked: called with how many of these were looked at.
     """
     texts = [line["text"] for line in lines]
     text_features = clip.text_features(texts)
@@ -111,7 +116,14 @@ def judge_all(
         name: torch.cat([clip.image_features(batch.float() / 255) for batch in found.split(BATCH)])
         for name, found in sets.items()
     }
-    rows, similarities = nearest(features["drawn"], features["trained"])
+
+    def looked_at() -> Iterator[Tensor]:
+        for start in range(0, len(among), BATCH):
+            paths = among[start : start + BATCH]
+            yield seen([Image.open(path) for path in paths])
+            on_looked(len(paths))
+
+    rows, similarities = nearest(features["drawn"], looked_at())
     return Judged(
         name,
         texts,
@@ -122,8 +134,9 @@ def judge_all(
         things_on_drawings,
         Distances.between(features, kernel_distance),
         [
-            (Image.fromarray(sets["trained"][row].permute(1, 2, 0).numpy()), float(similarity))
+            (Image.open(among[row]).convert("RGB"), float(similarity))
             for row, similarity in zip(rows.tolist(), similarities, strict=True)
+            if row >= 0
         ],
     )
 

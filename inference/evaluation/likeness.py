@@ -97,7 +97,18 @@ def deviations(features: Tensor) -> Tensor:
     return torch.linalg.qr(centred, mode="r").R if len(centred) > centred.shape[1] else centred
 
 
-def nearest(features: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
-    """The most similar of `among` [M, E] for each of [N, E]: (rows [N], cosine similarities [N])."""
-    similarities, rows = (features @ among.T).max(dim=1)
+def nearest(features: Tensor, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """The most similar of many pictures, whose features come in batches [M, E], for each of [N, E].
+
+    Returns their rows [N], counted over all batches, and cosine similarities [N]; the first of equals. -1 and -inf
+    where there are none.
+    """
+    rows = torch.full((len(features),), -1)
+    similarities = torch.full((len(features),), -torch.inf)
+    passed = 0
+    for batch in batches:
+        found, places = (part.cpu() for part in (features @ batch.T).max(dim=1))
+        closer = found > similarities
+        rows[closer], similarities[closer] = places[closer] + passed, found[closer]
+        passed += len(batch)
     return rows, similarities

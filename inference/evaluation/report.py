@@ -117,13 +117,13 @@ def sections(evaluation: Evaluation) -> Iterable[str]:
             best = answer.by_count[evaluation.settings.num_images]
             yield figure(best, question.prompt, question.is_right(best))
     if evaluation.judged is not None:
-        yield heading("Captions, each with the nearest of the training pictures that were looked at")
         judged = evaluation.judged
-        for text, answer, (copy, similarity) in list(zip(judged.texts, judged.answers, judged.copies, strict=True))[
-            :SHOWN
-        ]:
+        beside = ", each with the training picture that is most like what was drawn" if judged.copies else ""
+        yield heading(f"Captions{beside}")
+        for row, (text, answer) in enumerate(list(zip(judged.texts, judged.answers, strict=True))[:SHOWN]):
             yield figure(answer.by_count[evaluation.settings.num_images], text)
-            yield figure(copy, f"nearest, {similarity:.2f} alike")
+            for copy, similarity in judged.copies[row : row + 1]:
+                yield figure(copy, f"nearest, {similarity:.2f} alike")
 
 
 def points(shares: dict[int, Share]) -> list[tuple[float, float]]:

@@ -58,6 +58,7 @@ def test_the_report_tells_every_measure(report):
     assert judged["kernel_distance"]["pictures"] == {"real": 2, "drawn": 4, "floor": 2, "trained": 3}
     assert judged["judge"] == "CLIP, which chose the pictures too"
     assert len(judged["nearest_training_picture"]) == 4
+    assert all(-1 <= similarity <= 1.001 for similarity in judged["nearest_training_picture"])
     assert [claim["prompts"] for claim in content["claims"]] == [7, 4, 4, 4]
     assert content["claims"][0]["text"] == "To choose the best 1 of 2 pictures by CLIP helps"
     assert len(content["grid"]) == 6

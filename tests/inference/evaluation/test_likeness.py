@@ -36,11 +36,14 @@ def test_the_distance_grows_with_the_difference_and_is_about_0_of_the_same():
     assert near < far
 
 
-def test_the_nearest_is_found_with_its_similarity():
-    among = features(20)
-    rows, similarities = nearest(among[[7, 3]], among)
-    assert rows.tolist() == [7, 3]
-    assert similarities == pytest.approx(torch.ones(2), abs=1e-5)
+def test_the_nearest_of_all_batches_is_found_with_its_similarity():
+    among, asked = features(20), features(5, seed=1)
+    rows, similarities = nearest(asked, among.split(6))
+    found, places = (asked @ among.T).max(dim=1)
+    assert rows.tolist() == places.tolist()
+    assert similarities == pytest.approx(found, abs=1e-6)
+    assert nearest(among[[7, 3]], among.split(6))[0].tolist() == [7, 3]
+    assert nearest(asked, [])[0].tolist() == [-1] * 5
 
 
 def test_a_picture_is_right_where_its_own_thing_is_most_like_it():
