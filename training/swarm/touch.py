@@ -21,6 +21,8 @@ TOUCH_S = 5.0
 MOST_CALLS = 4
 """Silent peers that are called at once, beside those that were named."""
 MOST_REMEMBERED = 64
+LOOKS = 3
+"""Times that a node looks around after an answer: who answered may itself only just be meeting the others."""
 MOST_UNANSWERED = 60
 """Calls in a row: who was only met and leaves so many without an answer is called no more."""
 
@@ -45,6 +47,7 @@ async def begin_calling(_dht: hivemind.DHT, node: DHTNode, peers: set[PeerID]) -
 async def call_the_lost(node: DHTNode, named: set[PeerID]) -> None:
     """Until the node ends."""
     unanswered: dict[PeerID, int] = {}
+    looks_left = 0
     while True:
         await asyncio.sleep(TOUCH_S)
         present = set(node.protocol.routing_table.uid_to_peer_id.values())
@@ -59,7 +62,10 @@ async def call_the_lost(node: DHTNode, named: set[PeerID]) -> None:
                 elif peer in lost:
                     unanswered[peer] += 1
             if any(isinstance(answer, DHTID) for answer in answers):
-                await node.find_nearest_nodes([node.node_id])  # and, by them, those whom they know
+                looks_left = LOOKS
+            if looks_left:
+                looks_left -= 1
+                await node.find_nearest_nodes([node.node_id])  # by those who answered, others whom they know
         except Exception:  # of whatever kind a stranger's answer makes; the others are called again
             logging.getLogger("hivemind").exception("looking for lost peers")
 

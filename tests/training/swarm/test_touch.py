@@ -5,6 +5,7 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
+from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
@@ -59,6 +60,31 @@ def test_answers_that_break_the_parser_end_no_calls(monkeypatch):
     with contextlib.suppress(TimeoutError):
         asyncio.run(asyncio.wait_for(calling, 0.5))
     assert set(calls[: len(helpers)]) == set(calls[len(helpers) : 2 * len(helpers)]) == helpers
+
+
+def test_a_node_looks_around_more_than_once_after_an_answer(monkeypatch):
+    monkeypatch.setattr(touch, "TOUCH_S", 0.0)
+    helper, table, looks = PeerID(b"h" * 32), {}, []
+
+    async def call_ping(peer):
+        number = DHTID.generate()
+        table[number] = peer
+        return number
+
+    async def find_nearest_nodes(_ids):
+        looks.append(1)
+
+    node = SimpleNamespace(
+        protocol=SimpleNamespace(routing_table=SimpleNamespace(uid_to_peer_id=table), call_ping=call_ping),
+        find_nearest_nodes=find_nearest_nodes,
+        blacklist=SimpleNamespace(register_success=lambda peer: None),
+        peer_id=None,
+        node_id=None,
+    )
+    with contextlib.suppress(TimeoutError):
+        asyncio.run(asyncio.wait_for(touch.call_the_lost(node, {helper}), 0.5))
+    assert len(table) == 1
+    assert len(looks) == touch.LOOKS
 
 
 def test_lost_peers_are_remembered_before_those_that_are_there_until_they_have_been_silent_for_long():
