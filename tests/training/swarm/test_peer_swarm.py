@@ -135,10 +135,10 @@ def test_nobody_begins_before_enough_trainers_are_there(tmp_path, nursery):
         swarm.addresses.append(first.last("here")["addresses"][0])
         notice = first.wait_for_event("notice")["text"]
         assert notice == "1 of 2 trainers are here; waiting for 1 more"
-        assert not first.events("batch")
+        assert not first.events("step")
         second = swarm.start("trainer", samples_per_s=16.0)
         swarm.wait_for_common_step([first, second], 1)
-        assert first.events("batch")[0]["time"] > second.last("here")["time"]
+        assert first.events("step")[0]["time"] > second.last("here")["time"]
 
 
 @pytest.mark.swarm
@@ -150,7 +150,7 @@ def test_a_trainer_that_waits_for_others_leaves_at_ctrl_c(tmp_path, nursery):
         first.interrupt()
         first.wait(lambda: not first.alive or first.events("left"), 20, "leaving")
         assert first.events("left")
-        assert not first.events("batch")
+        assert not first.events("step")
 
 
 @pytest.mark.slow
