@@ -76,13 +76,13 @@ bundled-model: install
 		--vqgan $(RUN)/vqgan --steps 1800 --save-dtype bfloat16
 	$(BIN)/dalle-lean pack $(RUN)/dalle/model models/emoji --clip $(RUN)/clip/clip \
 		--card models/emoji/README.md --dtype bfloat16
-	$(BIN)/python -m benchmarks.pictures models/emoji/pictures.png
 
-# The card's table: what the bundled model can do, and how sure that is.
+# The card's table and pictures: what the bundled model can do, and how sure that is.
 evaluate: install data/emoji-judge/heldout.json
 	$(BIN)/dalle-lean train-clip data/emoji-judge/train $(RUN)/judge --heldout data/emoji/heldout \
 		--vqgan $(RUN)/vqgan --steps 1800
 	$(BIN)/dalle-lean evaluate --data data/emoji --judge $(RUN)/judge/clip --out $(RUN)/report
+	cp $(RUN)/report/pictures.png models/emoji/pictures.png
 
 # A folder that trains the bundled model on a lent GPU without network; docs/on-a-lent-gpu.md. Remove it to make it anew.
 gpu-kit: install

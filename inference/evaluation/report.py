@@ -1,4 +1,4 @@
-"""An evaluation as a folder: report.html for people, report.json for programs."""
+"""An evaluation as a folder: report.html for people, report.json for programs, pictures.png to show around."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,15 +10,22 @@ from inference.evaluation.likeness import Distances
 from inference.evaluation.page import figure, heading, page, paragraph, plot, table
 from inference.evaluation.questions import ATTRIBUTES
 from inference.evaluation.shares import Share, share
+from inference.evaluation.sheet import captioned_sheet
+from inference.gallery import write_png
 
 SHOWN = 12
 """Pictures of each attribute."""
+ON_SHEET = 16
 
 
 def write_report(folder: Path, evaluation: Evaluation, title: str) -> None:
-    """report.json and report.html; the page needs no other file."""
+    """report.json, report.html, which needs no other file, and pictures.png of the first 16 captions, if any."""
     with atomic_write(folder / "report.html") as temporary:
         temporary.write_text(page(title, list(sections(evaluation))), encoding="utf-8")
+    if evaluation.judged is not None:
+        most, judged = evaluation.settings.num_images, evaluation.judged
+        pictures = [answer.by_count[most] for answer in judged.answers[:ON_SHEET]]
+        write_png(folder / "pictures.png", captioned_sheet(pictures, judged.texts[:ON_SHEET]), {})
     write_json(folder / "report.json", evaluation.to_dict())
 
 

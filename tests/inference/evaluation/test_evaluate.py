@@ -4,11 +4,14 @@ import json
 from html.parser import HTMLParser
 
 import pytest
+from PIL import Image, ImageOps
 
 from dalle_lean.cli import main
 from inference.evaluation.asking import answer, ask_all
 from inference.evaluation.evaluate import Sizes, evaluate
 from inference.evaluation.report import write_report
+from inference.evaluation.sheet import LINE_HEIGHT, LINES, SIDE, captioned_sheet
+from inference.gallery import MARGIN
 from inference.generator import Picture, Settings
 from tests.inference.evaluation.drawings import write_data
 
@@ -70,6 +73,26 @@ def test_the_page_needs_nothing_but_itself(report):
     assert tags.found.count("img") >= 7 + 2 * 4
     assert tags.found.count("svg") == 1
     assert all(source.startswith("data:image/png;base64,") for source in tags.sources)
+
+
+def test_the_pictures_of_the_captions_are_on_a_sheet_of_their_own(report):
+    with Image.open(report / "pictures.png") as sheet:
+        assert sheet.size == captioned_sheet([Image.new("RGB", (32, 32))] * 4, ["a"] * 4).size
+        first = sheet.crop((MARGIN, MARGIN, MARGIN + SIDE, MARGIN + SIDE))
+    assert first.getextrema() != ((255, 255),) * 3
+
+
+def test_captions_stand_below_their_pictures_in_rows_of_four():
+    red, blue = (Image.new("RGB", (8, 8), colour) for colour in ("red", "blue"))
+    sheet = captioned_sheet([red, red, red, red, blue], ["", "", "", "", "a blue square " * 9])
+    cell = (SIDE + MARGIN, SIDE + LINES * LINE_HEIGHT + MARGIN)
+    assert sheet.getpixel((MARGIN + 3 * cell[0], MARGIN)) == (255, 0, 0)
+    assert sheet.getpixel((MARGIN, MARGIN + cell[1])) == (0, 0, 255)
+    below = (0, MARGIN + cell[1] + SIDE, sheet.width, sheet.height)
+    written = ImageOps.invert(sheet.crop(below).convert("L")).getbbox()
+    assert written is not None
+    assert written[2] <= MARGIN + SIDE
+    assert written[3] < below[3] - below[1]
 
 
 def test_the_page_says_why_guidance_is_left_out(report):
