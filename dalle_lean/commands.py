@@ -16,6 +16,14 @@ def pack(
     vqgan: Annotated[Path | None, typer.Option(help="VQGAN folder. [default: MODEL's]", show_default=False)] = None,
     clip: Annotated[Path | None, typer.Option(help="CLIP folder. [default: MODEL's]", show_default=False)] = None,
     card: Annotated[Path | None, typer.Option(help="README.md. [default: MODEL's]", show_default=False)] = None,
+    guidance: Annotated[
+        float | None,
+        typer.Option(
+            help="With which the model draws unless told otherwise; 1 is off. [default: MODEL's]",
+            show_default=False,
+            min=0,
+        ),
+    ] = None,
     dtype: Annotated[StoredDtype, typer.Option(help="Type of the transformer's stored weights.")] = StoredDtype.FLOAT32,
 ) -> None:
     """Put a model folder together: the transformer with its tokenizer, VQGAN, CLIP and card, every part hashed."""
@@ -23,7 +31,7 @@ def pack(
 
     from dalle_lean.folder import pack_model
 
-    pack_model(model, out, vqgan=vqgan, clip=clip, card=card, dtype=getattr(torch, dtype))
+    pack_model(model, out, vqgan=vqgan, clip=clip, card=card, guidance=guidance, dtype=getattr(torch, dtype))
     total_bytes = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     say(f"{out}: {total_bytes / 1e6:.1f} MB")
 

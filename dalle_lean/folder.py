@@ -37,6 +37,7 @@ def save_model(
     card: str | None = None,
     vqgan_fingerprint: str | None = None,
     caption_dropout: float | None = None,
+    guidance: float = 1.0,
     dtype: torch.dtype = torch.float32,
 ) -> None:
     """Write a model folder. An existing one is replaced whole, when the new one is complete on disk; a folder of
@@ -48,6 +49,7 @@ def save_model(
         card: text of README.md.
         vqgan_fingerprint: the VQGAN on whose codes the model was trained; `generate` refuses another one.
         caption_dropout: share of the captions in whose place the model learnt the empty one; None is not known.
+        guidance: classifier-free guidance with which the model draws unless told otherwise; 1 is off.
         dtype: of the stored floating-point weights.
     """
     folder = Path(folder)
@@ -68,6 +70,7 @@ def save_model(
             "dalle": model.config.to_dict(),
             "vqgan_fingerprint": vqgan_fingerprint,
             "caption_dropout": caption_dropout,
+            "guidance": guidance,
             "parts": {name: sha256_file(fresh / name) for name in hashed_parts(fresh)},
         }
         write_json(fresh / "config.json", content)
@@ -129,9 +132,10 @@ def pack_model(
     vqgan: Path | None = None,
     clip: Path | None = None,
     card: Path | None = None,
+    guidance: float | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Write the model folder `model` to `out` with other parts or another dtype; a part not given is `model`'s.
+    """Write the model folder `model` to `out` with other parts or another dtype; what is not given is `model`'s.
 
     ValueError where `vqgan` is not the one on whose codes the model was trained.
     """
@@ -153,6 +157,7 @@ def pack_model(
         card=parts["README.md"].read_text(encoding="utf-8") if "README.md" in parts else None,
         vqgan_fingerprint=expected,
         caption_dropout=content.get("caption_dropout"),
+        guidance=content.get("guidance", 1.0) if guidance is None else guidance,
         dtype=dtype,
     )
 
@@ -172,6 +177,8 @@ def check_parts(folder: str | Path) -> dict[str, Any]:
         raise DamagedFolder(f"{folder}/config.json: vqgan_fingerprint must be a string or null")
     if not isinstance(content.get("caption_dropout"), float | int | None):
         raise DamagedFolder(f"{folder}/config.json: caption_dropout must be a number or null")
+    if not isinstance(content.get("guidance", 1.0), float | int):
+        raise DamagedFolder(f"{folder}/config.json: guidance must be a number")
     on_disk = set(hashed_parts(folder))
     for name in sorted(on_disk | set(parts)):
         if name not in on_disk:

@@ -65,9 +65,9 @@ class Pace:
         row_s = whole * self.seconds_per_row(batch) + (self.seconds_per_row(rest) if rest else 0.0)
         return row_s * self.rows * (2 if guided else 1) + num_images * self.picture_s
 
-    def affordable(self) -> int:
+    def affordable(self, guided: bool = False) -> int:
         """How many of the paper's 128 candidates this machine draws in PATIENCE_S: 4 to 128."""
-        return max((count for count in COUNTS if self.seconds(count) <= PATIENCE_S), default=COUNTS[0])
+        return max((count for count in COUNTS if self.seconds(count, guided) <= PATIENCE_S), default=COUNTS[0])
 
 
 def measure(generator: Generator, at_once: int = 1) -> Pace:

@@ -90,10 +90,10 @@ def new_seed() -> int:
 def default_settings(studio: Studio) -> dict[str, Any]:
     """The paper's, as far as this machine and this model go."""
     return {
-        "num_images": studio.pace.affordable(),
+        "num_images": studio.affordable(),
         "best": 4,
         "top_k": min(256, studio.generator.model.config.image_vocab_size),
         "top_p": 0.75,
         "temperature": 1.0,
-        "guidance": 1.0,
+        "guidance": min(max(studio.generator.guidance, LOWEST_GUIDANCE), HIGHEST_GUIDANCE),
     }

@@ -87,6 +87,14 @@ class Studio:
         """Without a CLIP only those are drawn that are shown."""
         return settings.num_best if self.generator.scorer is None else settings.num_images
 
+    def seconds(self, num_images: int, guidance: float | None = None) -> float:
+        """Of a prompt when nobody else draws; without `guidance` with the model's own."""
+        return self.pace.seconds(num_images, (self.generator.guidance if guidance is None else guidance) != 1)
+
+    def affordable(self) -> int:
+        """How many candidates are set by default."""
+        return self.pace.affordable(self.generator.guidance != 1)
+
     def draw(self, request: Request) -> Iterator[StudioEvent]:
         """Draw a request when its turn comes. Close the iterator to cancel: its place is free at once.
 

@@ -31,16 +31,16 @@ def welcome(studio: Studio, num_images: int) -> str:
     return line(f"Say in a few words what to draw, then press Enter. {estimate(studio, num_images)}")
 
 
-def estimate(studio: Studio, num_images: int, guidance: float = 1.0) -> str:
+def estimate(studio: Studio, num_images: int, guidance: float | None = None) -> str:
     """How long a prompt takes when nobody else draws, in a sentence."""
     what = "1 picture takes" if num_images == 1 else f"{num_images} {candidates(studio.generator)} take"
-    spent = duration(studio.pace.seconds(num_images, guided=guidance != 1))
+    spent = duration(studio.seconds(num_images, guidance))
     return f"{what} about {spent} on this {device_name(studio.generator)}."
 
 
 def advice(studio: Studio) -> str:
     """Why so many candidates are set."""
-    affordable, paper_s = studio.pace.affordable(), studio.pace.seconds(PAPER_NUM_IMAGES)
+    affordable, paper_s = studio.affordable(), studio.seconds(PAPER_NUM_IMAGES)
     if affordable == PAPER_NUM_IMAGES:
         return f"The best are chosen among so many; {PAPER_NUM_IMAGES} as in the paper"
     return (
@@ -52,9 +52,9 @@ def advice(studio: Studio) -> str:
 def default_count(studio: Studio) -> str:
     """How many are drawn where nothing else is said, how long that takes and why so many, for the terminal."""
     if studio.generator.scorer is None:
-        return f"by default {DEFAULT_BEST} pictures, about {duration(studio.pace.seconds(DEFAULT_BEST))}"
-    affordable = studio.pace.affordable()
-    seconds = studio.pace.seconds(affordable)
+        return f"by default {DEFAULT_BEST} pictures, about {duration(studio.seconds(DEFAULT_BEST))}"
+    affordable = studio.affordable()
+    seconds = studio.seconds(affordable)
     if affordable == PAPER_NUM_IMAGES:
         why = "as in the paper"
     elif seconds <= PATIENCE_S:

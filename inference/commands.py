@@ -1,5 +1,6 @@
 """`dalle-lean generate`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,9 +34,13 @@ def generate(
     ] = 1.0,
     seed: Annotated[int, typer.Option(help="Picture i of a seed is the same for any batch size.")] = 0,
     guidance: Annotated[
-        float,
-        typer.Option(help="Above 1 closer to the prompt, for models trained with caption dropout; 1 is off."),
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            help="Above 1 closer to the prompt, for models trained with caption dropout; 1 is off. "
+            "[default: the model's own]",
+            show_default=False,
+        ),
+    ] = None,
     start: Annotated[
         Path | None, typer.Option(help="A picture whose upper rows are kept; the rest is drawn below them.")
     ] = None,
@@ -69,7 +74,7 @@ def generate(
         top_p=top_p,
         temperature=temperature,
         seed=seed,
-        guidance=guidance,
+        guidance=1.0 if guidance is None else guidance,
     )
     if start_rows is not None and start is None:
         raise ValueError(f"start_rows={start_rows}: rows of which picture? name it with --start")
@@ -77,6 +82,8 @@ def generate(
         raise ValueError(f"{out} is a file; --out needs a folder")
     say("loading the model ...")
     generator = Generator.from_folder(model, device, precision, scorer)  # type: ignore[arg-type]
+    if guidance is None:
+        settings = replace(settings, guidance=generator.guidance)
     codes = None if start is None else upper_rows(generator, start, start_rows)
     out.mkdir(parents=True, exist_ok=True)
     for prompt in prompts:

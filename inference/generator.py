@@ -22,6 +22,7 @@ from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vqgan import VQGAN
 from inference.batches import Batch, Kind, default_batch_size, halve, is_out_of_memory, plan_batches
 from inference.decoder import Decoder
+from inference.filtering import check_guidance
 from inference.linear import Precision
 from inference.prompts import Prompts, read_prompts
 from inference.ranking import collect, decode_and_score
@@ -117,6 +118,8 @@ class Generator:
         self.model_sha256: str | None = None
         self.caption_dropout: float | None = None
         """Share of the captions in whose place it learnt the empty one, which guidance needs; None is not known."""
+        self.guidance = 1.0
+        """What it draws with unless told otherwise; 1 is off."""
 
     @classmethod
     def from_folder(
@@ -160,6 +163,8 @@ class Generator:
         )
         generator.model_sha256 = content["parts"]["model.safetensors"]
         generator.caption_dropout = content.get("caption_dropout")
+        generator.guidance = float(content.get("guidance", 1.0))
+        check_guidance(generator.guidance)
         return generator
 
     def __call__(
@@ -171,7 +176,7 @@ class Generator:
         top_p: float = 0.75,
         temperature: float = 1.0,
         seed: int = 0,
-        guidance: float = 1.0,
+        guidance: float | None = None,
         batch_size: int | None = None,
         on_progress: Callable[[int, int, str], None] | None = None,
     ) -> list[Picture]:
@@ -185,7 +190,8 @@ class Generator:
             top_k, top_p: codes that may be drawn; 0 and 1 are off.
             temperature: 0 takes the most likely code each time.
             seed: 0..2^64-1; picture i of a seed is the same for any batch size and number of pictures.
-            guidance: above 1 keeps closer to the prompt, for a model trained with caption dropout; 1 is off.
+            guidance: above 1 keeps closer to the prompt, for a model trained with caption dropout; 1 is off, None the
+                model's own.
             batch_size: pictures drawn at once; None chooses by the free memory.
             on_progress: called with (codes drawn, codes in all, note).
         """
@@ -196,7 +202,7 @@ class Generator:
             top_p=top_p,
             temperature=temperature,
             seed=seed,
-            guidance=guidance,
+            guidance=self.guidance if guidance is None else guidance,
         )
         if excess := self.excess_tokens(prompt):
             warnings.warn(f"the last {excess} tokens of the prompt are cut off", stacklevel=2)

@@ -85,6 +85,7 @@ class Evaluation:
         return {
             "model_sha256": self.model_sha256,
             "best_of": self.settings.num_images,
+            "guidance": self.settings.guidance,
             "ranker": self.ranker,
             "caption_dropout": self.caption_dropout,
             "tokenizer": self.reconstruction.to_dict(),
@@ -128,7 +129,7 @@ def evaluate(
     """
     heldout, train = (read_lines(data / part) for part in ("heldout", "train"))
     best_of = sizes.best_of if generator.scorer is not None else (1,)
-    settings = Settings(num_images=best_of[-1], best=best_of[-1], seed=seed)
+    settings = Settings(num_images=best_of[-1], best=best_of[-1], seed=seed, guidance=generator.guidance)
 
     def progress(what: str, total: int) -> Callable[[int], None]:
         so_far = [0]

@@ -74,8 +74,8 @@ def sections(evaluation: Evaluation) -> Iterable[str]:
     yield paragraph(
         "Prompts that training never saw: things on grounds, in colours and beside things with which they were never "
         "shown. Shares stand with their 95 % confidence interval (Wilson). "
-        f"Codes were drawn with top-k {evaluation.settings.top_k}, top-p {evaluation.settings.top_p:g}, seed "
-        f"{evaluation.settings.seed}. "
+        f"Codes were drawn with top-k {evaluation.settings.top_k}, top-p {evaluation.settings.top_p:g}, guidance "
+        f"{evaluation.settings.guidance:g}, seed {evaluation.settings.seed}. "
         + (
             "Nothing ranked the pictures: one was drawn of each prompt."
             if evaluation.ranker is None

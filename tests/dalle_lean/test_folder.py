@@ -62,6 +62,20 @@ def test_a_packed_model_still_tells_with_how_many_empty_captions_it_learnt(tmp_p
     assert check_parts(tmp_path / "model")["caption_dropout"] is None
 
 
+def test_a_packed_model_keeps_its_guidance_unless_it_gets_another(tmp_path):
+    save_model(Dalle(CONFIG), tmp_path / "model", guidance=1.5)
+    pack_model(tmp_path / "model", tmp_path / "same")
+    pack_model(tmp_path / "model", tmp_path / "other", guidance=3.0)
+    assert [check_parts(tmp_path / name)["guidance"] for name in ("same", "other")] == [1.5, 3.0]
+
+
+def test_guidance_that_is_no_number_is_refused(folder):
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | {"guidance": "much"}))
+    with pytest.raises(DamagedFolder, match="guidance must be a number"):
+        check_parts(folder)
+
+
 def test_saving_again_replaces_the_folder_whole(folder, tmp_path):
     save_model(Dalle(CONFIG), folder)
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]

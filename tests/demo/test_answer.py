@@ -8,7 +8,7 @@ import pytest
 from demo import views
 from demo.answer import answer
 from demo.pace import Pace
-from demo.request import Wish, read_request
+from demo.request import Wish, default_settings, read_request
 from demo.studio import Drawing, Studio, Waiting
 from demo.turns import Busy
 from inference.generator import Generator
@@ -142,6 +142,14 @@ def test_the_page_says_why_so_many_candidates(generator):
 )
 def test_the_terminal_says_why_so_many_candidates(generator, row_s, said):
     assert views.default_count(Studio(generator, Pace(4, {8: row_s, 64: row_s * 8}))).startswith(said)
+
+
+def test_fewer_candidates_are_set_for_a_model_that_draws_with_guidance(generator, monkeypatch):
+    studio = Studio(generator, Pace(4, {8: 3.0, 64: 24.0}))
+    monkeypatch.setattr(generator, "guidance", 2.0)
+    assert default_settings(studio) | {"guidance": 2.0, "num_images": 4} == default_settings(studio)
+    assert views.estimate(studio, 4) == "4 candidates take about 24 s on this CPU."
+    assert views.estimate(studio, 4, 1.0) == "4 candidates take about 12 s on this CPU."
 
 
 def test_the_foot_tells_size_and_grid(generator):

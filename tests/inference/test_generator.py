@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from dalle_lean import load_model, save_model
+from dalle_lean.cli import main
 from dalle_lean.clip import ClipScorer
 from dalle_lean.files import sha256_file
-from dalle_lean.folder import hashed_parts
+from dalle_lean.folder import hashed_parts, pack_model
 from inference import Generator
 from inference.generator import Request, Settings
 from inference.ranking import collect, decode_and_score
@@ -142,6 +143,35 @@ def test_another_vqgan_than_the_trained_one_is_refused(model_folder, tmp_path):
 def test_parts_that_do_not_fit_are_refused(generator):
     with pytest.raises(ValueError, match="tokenizer has"):
         Generator(tiny_dalle(text_vocab_size=20), generator.tokenizer, generator.vqgan)
+
+
+def codes_of(pictures):
+    return torch.stack([picture.codes for picture in sorted(pictures, key=lambda picture: picture.index)])
+
+
+def test_a_model_draws_with_the_guidance_of_its_folder_unless_told_otherwise(model_folder, tmp_path):
+    pack_model(model_folder, tmp_path / "guided", guidance=3.0)
+    guided, plain = (Generator.from_folder(folder, device="cpu") for folder in (tmp_path / "guided", model_folder))
+    few = {"num_images": 2, "best": 2}
+    assert torch.equal(codes_of(guided("a red heart", **few)), codes_of(plain("a red heart", guidance=3.0, **few)))
+    assert torch.equal(codes_of(guided("a red heart", guidance=1.0, **few)), codes_of(plain("a red heart", **few)))
+    assert not torch.equal(codes_of(guided("a red heart", **few)), codes_of(plain("a red heart", **few)))
+
+
+def test_the_command_takes_the_guidance_of_the_folder(model_folder, tmp_path):
+    pack_model(model_folder, tmp_path / "guided", guidance=3.0)
+    for options, taken in (((), 3.0), (("--guidance", "1"), 1.0)):
+        with pytest.raises(SystemExit) as ended:
+            few = ("--num-images", "2", "--device", "cpu", *options)
+            main(["generate", "a red heart", "--model", f"{tmp_path / 'guided'}", "--out", f"{tmp_path / 'out'}", *few])
+        assert ended.value.code == 0
+        assert json.loads((tmp_path / "out" / "results.json").read_text())["settings"]["guidance"] == taken
+
+
+def test_a_folder_with_a_guidance_that_cannot_be_is_refused(model_folder, tmp_path):
+    pack_model(model_folder, tmp_path / "guided", guidance=1e6)
+    with pytest.raises(ValueError, match="guidance=1000000"):
+        Generator.from_folder(tmp_path / "guided", device="cpu")
 
 
 def test_a_folder_without_vqgan_is_refused(model_folder, tmp_path):
