@@ -161,8 +161,8 @@ def test_a_model_draws_with_the_guidance_of_its_folder_unless_told_otherwise(mod
 def test_the_command_takes_the_guidance_of_the_folder(model_folder, tmp_path):
     pack_model(model_folder, tmp_path / "guided", guidance=3.0)
     for options, taken in (((), 3.0), (("--guidance", "1"), 1.0)):
+        few = ("--num-images", "2", "--device", "cpu", *options)
         with pytest.raises(SystemExit) as ended:
-            few = ("--num-images", "2", "--device", "cpu", *options)
             main(["generate", "a red heart", "--model", f"{tmp_path / 'guided'}", "--out", f"{tmp_path / 'out'}", *few])
         assert ended.value.code == 0
         assert json.loads((tmp_path / "out" / "results.json").read_text())["settings"]["guidance"] == taken
