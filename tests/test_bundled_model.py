@@ -1,0 +1,34 @@
+"""What is shipped in models/emoji: small enough for a checkout, drawn with by everybody."""
+
+import pytest
+
+from dalle_lean.folder import bundled_model
+from inference import Generator
+from inference.evaluation.pixels import ground_colour
+
+LIMIT_BYTES = 24_000_000
+LARGEST_FILE_BYTES = 15_000_000
+
+
+@pytest.fixture(scope="module")
+def bundled():
+    return Generator.from_folder(bundled_model(), device="cpu")
+
+
+def test_all_parts_are_small_enough_for_a_checkout():
+    sizes = [path.stat().st_size for path in bundled_model().rglob("*") if path.suffix in (".json", ".safetensors")]
+    assert max(sizes) <= LARGEST_FILE_BYTES
+    assert sum(sizes) <= LIMIT_BYTES
+
+
+def test_the_card_tells_the_parameters_of_every_part(bundled):
+    card = (bundled_model() / "README.md").read_text()
+    for part in (bundled.model, bundled.vqgan, bundled.scorer.model):
+        assert f"{sum(parameter.numel() for parameter in part.parameters()):,}" in card
+
+
+@pytest.mark.parametrize("colour", ["yellow", "blue", "pink"])
+def test_the_ground_has_the_colour_that_is_asked_for(bundled, colour):
+    (picture,) = bundled(f"an apple on a {colour} background", num_images=2, best=1)
+    assert picture.image.size == (bundled.picture_side, bundled.picture_side)
+    assert ground_colour(picture.image) == colour
