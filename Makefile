@@ -79,8 +79,9 @@ bundled-model: install
 
 # The card's table and pictures: what the bundled model can do, and how sure that is.
 evaluate: install data/emoji-judge/heldout.json
+	test -e data/emoji/heldout.json || $(MAKE) data
 	$(BIN)/dalle-lean train-clip data/emoji-judge/train $(RUN)/judge --heldout data/emoji/heldout \
-		--vqgan $(RUN)/vqgan --steps 1800
+		--vqgan models/emoji/vqgan --steps 1800
 	$(BIN)/dalle-lean evaluate --data data/emoji --judge $(RUN)/judge/clip --out $(RUN)/report
 	cp $(RUN)/report/pictures.png models/emoji/pictures.png
 

@@ -20,6 +20,12 @@ def evaluate(
     best_of: Annotated[
         str, typer.Option(help="Numbers of pictures to choose the best from; the last is the one that is told.")
     ] = "1,4,16",
+    curve: Annotated[
+        str, typer.Option(help="The best of so many is compared for a few questions; the last is the paper's.")
+    ] = "1,4,16,64,128",
+    curve_questions: Annotated[
+        int, typer.Option(help="So many prompts of each attribute for the curve; 0: none.")
+    ] = 10,
     questions: Annotated[int, typer.Option(help="Prompts of each attribute: ground, paint, size, side.")] = 60,
     captions: Annotated[int, typer.Option(help="Held-out captions to draw and to tell apart.")] = 100,
     pictures: Annotated[int, typer.Option(help="Held-out pictures for the tokenizer, the bits, the distances.")] = 512,
@@ -54,13 +60,17 @@ def evaluate(
     from inference.generator import Generator
 
     sizes = Sizes(
-        best_of=parse_counts(best_of),
+        best_of=parse_counts("best_of", best_of),
+        curve=parse_counts("curve", curve),
+        curve_questions=curve_questions,
         questions=questions,
         captions=captions,
         pictures=pictures,
         grid_questions=grid,
         nearest_among=nearest_among,
     )
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file; --out needs a folder")
     generator = Generator.from_folder(model, device, scorer=scorer)
     judging = None if judge is None else make_judge(judge, generator.device)
     network = None if inception is None else Inception(inception, generator.device)
@@ -83,9 +93,9 @@ def evaluate(
     say(f"the report is {out / 'report.html'}")
 
 
-def parse_counts(text: str) -> tuple[int, ...]:
+def parse_counts(name: str, text: str) -> tuple[int, ...]:
     """ "1,4,16" -> (1, 4, 16)."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f"best_of={text!r}: must be numbers with commas between, as 1,4,16") from None
+        raise ValueError(f"{name}={text!r}: must be numbers with commas between, as 1,4,16") from None

@@ -107,9 +107,9 @@ def own_scorer(module: str, attribute: str, device: torch.device) -> Scorer:
 
 
 def folder_clip(folder: Path, device: torch.device) -> ClipScorer:
-    """A CLIP folder, called by its name."""
+    """A CLIP folder, called by the end of its path: the last name alone is mostly "clip"."""
     clip = ClipScorer.load(folder, device)
-    clip.name = f"CLIP {folder.resolve().name}"
+    clip.name = f"CLIP {'/'.join(folder.resolve().parts[-2:])}"
     return clip
 
 

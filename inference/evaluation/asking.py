@@ -1,7 +1,8 @@
 """What a model answers: of all pictures of a prompt those that are looked at."""
 
+import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from PIL import Image
 
@@ -33,6 +34,9 @@ class Attributes:
     answers: list[Answer]
     by_best_of: dict[int, Share]
     on_drawings: Share
+    """The same judge on the real drawings."""
+    commonest: Share
+    """What is right when the answer is the same each time."""
 
 
 def answer(ranked: Sequence[Picture], best_of: Sequence[int]) -> Answer:
@@ -44,6 +48,11 @@ def answer(ranked: Sequence[Picture], best_of: Sequence[int]) -> Answer:
         tuple(picture.image for picture in drawn[:few]),
         tuple(picture.image for picture in ranked[:few]),
     )
+
+
+def seed_of(seed: int, prompt: str) -> int:
+    """0..2^64-1. Under one seed the pictures of all prompts would share their noise, and their luck."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{prompt}".encode()).digest()[:8], "little")
 
 
 def few_of(count: int) -> int:
@@ -59,10 +68,11 @@ def ask_all(
     batch_size: int | None = None,
     on_prompt: Callable[[int], None] = lambda done: None,
 ) -> list[Answer]:
-    """`settings.num_images` pictures of each prompt, as many as the last of `best_of`."""
+    """`settings.num_images` pictures of each prompt, as many as the last of `best_of`, with noise of its own."""
     answers = []
     for prompt in prompts:
-        answers.append(answer(generator.run(prompt, settings, batch_size), best_of))
+        seeded = replace(settings, seed=seed_of(settings.seed, prompt))
+        answers.append(answer(generator.run(prompt, seeded, batch_size), best_of))
         on_prompt(1)
     return answers
 

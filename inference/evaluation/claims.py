@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 SIGNIFICANT = 0.05
@@ -18,18 +18,15 @@ class Claim:
     """Prompts of which more is right with it."""
     worse: int
     """Prompts of which more is right without it."""
-
-    @property
-    def p_value(self) -> float:
-        """How likely so one-sided an outcome is, were both ways equally good."""
-        return sign_test(self.better, self.worse)
+    p_value: float
+    """How likely so one-sided an outcome is, were both ways equally good."""
 
     @property
     def verdict(self) -> str:
-        """ "confirmed", "not confirmed" where it does harm, or "not decided"."""
+        """ "confirmed", "refuted" where it does harm, or "not decided"."""
         if self.p_value >= SIGNIFICANT:
             return "not decided"
-        return "confirmed" if self.better > self.worse else "not confirmed"
+        return "confirmed" if self.better > self.worse else "refuted"
 
     def __str__(self) -> str:
         return (
@@ -39,13 +36,24 @@ class Claim:
 
     def to_dict(self) -> dict[str, Any]:
         """For a report."""
-        return {**vars(self), "p_value": self.p_value, "verdict": self.verdict}
+        return {**vars(self), "verdict": self.verdict}
 
 
 def compare(text: str, with_it: Sequence[float], without: Sequence[float]) -> Claim:
     """How much of each prompt is right with and without, prompt by prompt."""
     pairs = list(zip(with_it, without, strict=True))
-    return Claim(text, len(pairs), sum(a > b for a, b in pairs), sum(a < b for a, b in pairs))
+    better, worse = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
+    return Claim(text, len(pairs), better, worse, sign_test(better, worse))
+
+
+def decide_together(claims: Sequence[Claim]) -> list[Claim]:
+    """The same claims with p raised so that a single false verdict among all of them is as unlikely as one alone (Holm
+    1979, "A simple sequentially rejective multiple test procedure")."""
+    p_value, raised = 0.0, {}
+    for rank, row in enumerate(sorted(range(len(claims)), key=lambda row: claims[row].p_value)):
+        p_value = max(p_value, min(1.0, claims[row].p_value * (len(claims) - rank)))
+        raised[row] = p_value
+    return [replace(claim, p_value=raised[row]) for row, claim in enumerate(claims)]
 
 
 def sign_test(more: int, less: int) -> float:

@@ -29,7 +29,7 @@ class Bits:
     counts: float
     """A model that knows how often each code comes."""
     counts_by_place: float
-    """The same for each place in the picture; more than `counts` where the training codes are few."""
+    """The same for each place in the picture, mixed with `counts` where little was seen there."""
 
     def to_dict(self) -> dict[str, float]:
         """For a report."""
@@ -50,13 +50,13 @@ def measure_bits(
     nothing = torch.zeros_like(text_ids)  # what caption dropout and guidance put in a caption's place
     size = generator.vqgan.config.codebook_size
     by_place = np.stack([np.bincount(column, minlength=size) for column in train_codes.numpy().T])
-    everywhere = np.tile(by_place.sum(axis=0), (len(by_place), 1))
+    everywhere = smoothed(by_place.sum(axis=0)[None], np.full(size, 1 / size))
     return Bits(
         model=model_bits(generator, text_ids, codes, on_batch),
         strangers_caption=model_bits(generator, strangers, codes, on_batch),
         no_caption=model_bits(generator, nothing, codes, on_batch),
-        counts=count_bits(everywhere, codes.numpy()),
-        counts_by_place=count_bits(by_place, codes.numpy()),
+        counts=count_bits(np.tile(everywhere, (len(by_place), 1)), codes.numpy()),
+        counts_by_place=count_bits(smoothed(by_place, everywhere[0]), codes.numpy()),
     )
 
 
@@ -72,7 +72,14 @@ def model_bits(
     return nats / len(codes) / math.log(2)
 
 
-def count_bits(counts: NDArray[np.int64], codes: NDArray[np.int64]) -> float:
-    """Mean bits of codes [N, I] under counts [I, C], each raised by one."""
-    probabilities = (counts + 1) / (counts + 1).sum(axis=1, keepdims=True)
+def smoothed(counts: NDArray[np.int64], prior: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Probabilities [I, C] of counts [I, C] after as many imagined codes of probabilities `prior` [C] as there are
+    different ones, C."""
+    size = len(prior)
+    found: NDArray[np.float64] = (counts + size * prior) / (counts.sum(axis=1, keepdims=True) + size)
+    return found
+
+
+def count_bits(probabilities: NDArray[np.float64], codes: NDArray[np.int64]) -> float:
+    """Mean bits of codes [N, I] under probabilities [I, C]."""
     return float(-np.log2(probabilities[np.arange(codes.shape[1])[None, :], codes]).mean())

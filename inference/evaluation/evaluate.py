@@ -1,7 +1,7 @@
 """The whole evaluation: what is measured of a model folder, in order."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,16 @@ from PIL import Image
 from torch import Tensor
 
 from dalle_lean.clip import ClipScorer
-from dalle_lean.pictures import square_pixels
 from dalle_lean.progress import OnProgress
 from inference.evaluation.asking import Answer, Attributes, ask_all, few_of, rights
-from inference.evaluation.claims import Claim, compare
+from inference.evaluation.claims import Claim, compare, decide_together
 from inference.evaluation.codes import Bits, measure_bits
 from inference.evaluation.inception import Inception
 from inference.evaluation.judging import Judged, judge_all
 from inference.evaluation.likeness import Distances, frechet_distance, thing_names
-from inference.evaluation.questions import Question, choose_questions, read_lines, right_on_drawings, sample
-from inference.evaluation.reconstruction import Reconstruction, reconstruct
+from inference.evaluation.listing import drawing_path, of_the_same_kinds, read_lines, read_pixels, sample
+from inference.evaluation.questions import Question, choose_questions, commonest, right_on_drawings, subjects
+from inference.evaluation.reconstruction import Reconstruction, encode, reconstruct
 from inference.evaluation.shares import Share, share
 from inference.evaluation.ways import GRID_PICTURES, Way, claims_of_ways, ways_to_try
 from inference.generator import Generator, Settings
@@ -31,7 +31,11 @@ class Sizes:
     """How much is measured."""
 
     best_of: tuple[int, ...] = (1, 4, 16)
-    """The shares are told of the best of the last; the others draw the curve. Only 1 where nothing ranks pictures."""
+    """The shares are told of the best of the last. Only 1 where nothing ranks pictures."""
+    curve: tuple[int, ...] = (1, 4, 16, 64, 128)
+    """The best of so many is compared for the first questions of each attribute."""
+    curve_questions: int = 10
+    """0 leaves the curve out."""
     questions: int = 60
     """Of each attribute."""
     captions: int = 100
@@ -45,14 +49,16 @@ class Sizes:
     """Of each attribute, for each way of drawing; 0 leaves the grid out."""
 
     def __post_init__(self) -> None:
-        if not self.best_of or list(self.best_of) != sorted({*self.best_of}) or self.best_of[0] < 1:
-            raise ValueError(f"best_of={self.best_of}: numbers of pictures from 1 up, each larger than the one before")
+        for name, counts in (("best_of", self.best_of), ("curve", self.curve)):
+            if not counts or list(counts) != sorted({*counts}) or counts[0] < 1:
+                raise ValueError(f"{name}={counts}: numbers of pictures from 1 up, each larger than the one before")
         smallest = {
             "questions": 1,
             "captions": 2,
             "pictures": 4,
             "train_pictures": 2,
             "nearest_among": 0,
+            "curve_questions": 0,
             "grid_questions": 0,
         }
         for name, least in smallest.items():
@@ -65,6 +71,7 @@ class Evaluation:
     """Everything measured."""
 
     model_sha256: str | None
+    sizes: Sizes
     settings: Settings
     ranker: str | None
     """What chose the best pictures; None where nothing did."""
@@ -73,6 +80,8 @@ class Evaluation:
     reconstruction: Reconstruction
     bits: Bits
     attributes: dict[str, Attributes]
+    curve: dict[str, dict[int, Share]]
+    """Of each attribute, by how many pictures the best was chosen from."""
     judged: Judged | None
     inception: Distances | None
     """Frechet inception distances, where a file of weights was given."""
@@ -85,7 +94,8 @@ class Evaluation:
         return {
             "model_sha256": self.model_sha256,
             "best_of": self.settings.num_images,
-            "guidance": self.settings.guidance,
+            "settings": asdict(self.settings),
+            "sizes": asdict(self.sizes),
             "ranker": self.ranker,
             "caption_dropout": self.caption_dropout,
             "tokenizer": self.reconstruction.to_dict(),
@@ -94,8 +104,14 @@ class Evaluation:
                 name: {
                     "best_of": {str(count): found.to_dict() for count, found in attribute.by_best_of.items()},
                     "on_drawings": attribute.on_drawings.to_dict(),
+                    "commonest_answer": attribute.commonest.to_dict(),
+                    "different_subjects": subjects(attribute.questions),
                 }
                 for name, attribute in self.attributes.items()
+            },
+            "curve": {
+                name: {str(count): found.to_dict() for count, found in by_count.items()}
+                for name, by_count in self.curve.items()
             },
             "judged": self.judged and self.judged.to_dict(),
             "frechet_inception_distance": self.inception and self.inception.to_dict(),
@@ -123,6 +139,7 @@ def evaluate(
     Args:
         judge: a CLIP that did not rank the pictures; without it the one that did judges the captions.
         inception: in whose features the Frechet distance is measured.
+        seed: of what is chosen and drawn.
         on_progress: called with (done, total, what): prompts, pictures or captions.
 
     Raises ValueError where the folder is none such.
@@ -141,13 +158,25 @@ def evaluate(
 
         return count
 
+    seen = {line["text"] for line in train}
+    # Of things that training never saw, and of captions that it did, nothing is drawn.
+    fair = [line for line in heldout if line.get("held_out") != "concept" and line["text"] not in seen]
+    chosen = sample(list({line["text"]: line for line in fair}.values()), sizes.captions, f"{seed}/captions")
     lines = sample(heldout, sizes.pictures, f"{seed}/pictures")
+    files = {line["file_name"] for line in fair}
+    rows = [row for row, line in enumerate(lines) if line["file_name"] in files]
+    real, floor = rows[::2], rows[1::2]
+    if len(chosen) < 2 or len(floor) < 2:
+        raise ValueError(
+            f"{data / 'heldout'}: {len(chosen)} captions to draw and {len(rows)} pictures to compare with them that "
+            "training never saw, of known things; at least 2 and 4 are needed"
+        )
     side = generator.picture_side
     pixels = read_pixels(data / "heldout", lines, side)
     measured, codes, made = reconstruct(generator.vqgan, pixels, progress("reconstructions", len(lines)))
     train_lines = sample(train, sizes.train_pictures, f"{seed}/train")
     train_pixels = read_pixels(data / "train", train_lines, side)
-    train_codes = reconstruct(generator.vqgan, train_pixels, progress("training pictures", len(train_lines)))[1]
+    train_codes = encode(generator.vqgan, train_pixels, progress("training pictures", len(train_lines)))
     bits = measure_bits(
         generator, [line["text"] for line in lines], codes, train_codes, progress("held-out captions", 3 * len(lines))
     )
@@ -168,32 +197,31 @@ def evaluate(
             answers,
             {count: share(rights(questions, answers, count)) for count in best_of},
             Share(right_on_drawings(questions), len(questions)),
+            Share(commonest(questions), len(questions)),
         )
     clip, judged, distances = judge or generator.scorer, None, None
     if isinstance(clip, ClipScorer) or inception is not None:
-        known = list({line["text"]: line for line in heldout if line.get("held_out") != "concept"}.values())
-        chosen = sample(known, sizes.captions, f"{seed}/captions")
-        answers = draw([line["text"] for line in chosen], "captions", settings, best_of)
-        # Every second picture: a listing is in the order of its sets and kinds.
+        texts = [line["text"] for line in chosen]
+        answers = draw(texts, "captions", settings, best_of)
         sets = {
-            "real": pixels[::2],
+            "real": pixels[real],
             "drawn": to_pixels([answer.by_count[best_of[-1]] for answer in answers]),
-            "floor": made[1::2],
-            "trained": train_pixels,
+            "floor": made[floor],
+            "trained": train_pixels[of_the_same_kinds(train_lines, chosen)],
         }
         if isinstance(clip, ClipScorer):
             looked = sample(train, sizes.nearest_among, f"{seed}/nearest")
             judged = judge_all(
                 clip,
-                judge.name if judge is not None else f"{clip.name}, which chose the pictures too",
-                chosen,
+                clip.name + (", which chose the pictures too" if is_ranker(clip, generator) else ""),
+                texts,
                 answers,
                 attributes.get("ground"),
                 thing_names([*train, *heldout]),
                 best_of=best_of,
-                folder=data / "heldout",
+                drawings=[drawing_path(data / "heldout", line) for line in chosen],
                 sets=sets,
-                among=[data / "train" / line["file_name"] for line in looked],
+                among=[drawing_path(data / "train", line) for line in looked],
                 seed=seed,
                 on_looked=progress("training pictures looked through", len(looked)),
             )
@@ -202,26 +230,37 @@ def evaluate(
             count = min(map(len, sets.values()))
             sets = {name: found if name == "real" else spread(found, count) for name, found in sets.items()}
             look = progress("pictures for the Inception network", sum(map(len, sets.values())))
-            seen = {name: inception.features(found, look) for name, found in sets.items()}
-            distances = Distances.between(seen, frechet_distance)
+            features = {name: inception.features(found, look) for name, found in sets.items()}
+            distances = Distances.between(features, frechet_distance)
+    answered = [(found.questions, found.answers) for found in attributes.values()]
+    curve = {}
+    if generator.scorer is not None and sizes.curve_questions:
+        settings_of_curve = replace(settings, num_images=sizes.curve[-1], best=sizes.curve[-1])
+        answered = []
+        for name, questions in asked.items():
+            few = questions[: sizes.curve_questions]
+            answered.append((few, ask(few, f"best of {sizes.curve[-1]}: questions", settings_of_curve, sizes.curve)))
+            curve[name] = {count: share(rights(*answered[-1], count)) for count in sizes.curve}
     grid = {}
     pictures = min(GRID_PICTURES, best_of[-1])
-    few = {name: questions[: sizes.grid_questions] for name, questions in asked.items() if sizes.grid_questions}
-    for way in ways_to_try(generator.caption_dropout) if few else ():
+    of_grid = {name: questions[: sizes.grid_questions] for name, questions in asked.items() if sizes.grid_questions}
+    for way in ways_to_try(generator.caption_dropout) if of_grid else ():
         drawn = replace(settings, num_images=pictures, best=pictures, **way._asdict())
         grid[way] = {
             name: rights(questions, ask(questions, f"{way}: questions", drawn, (pictures,)), pictures)
-            for name, questions in few.items()
+            for name, questions in of_grid.items()
         }
-    claims = [*claims_of_ranking(generator, attributes, best_of[-1]), *claims_of_ways(grid)]
+    claims = decide_together([*claims_of_ranking(generator, answered), *claims_of_ways(grid)])
     return Evaluation(
         generator.model_sha256,
+        sizes,
         settings,
         None if generator.scorer is None else generator.scorer.name,
         generator.caption_dropout,
         measured,
         bits,
         attributes,
+        curve,
         judged,
         distances,
         grid,
@@ -229,15 +268,20 @@ def evaluate(
     )
 
 
-def claims_of_ranking(generator: Generator, attributes: dict[str, Attributes], count: int) -> list[Claim]:
-    """That the best few of `count` pictures are right more often than the first few."""
-    if generator.scorer is None or count == 1 or not attributes:
+def is_ranker(clip: ClipScorer, generator: Generator) -> bool:
+    """Whether a CLIP is the one that chooses the pictures, by its weights."""
+    if not isinstance(generator.scorer, ClipScorer):
+        return False
+    first, second = clip.model.state_dict(), generator.scorer.model.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def claims_of_ranking(generator: Generator, answered: Sequence[tuple[list[Question], list[Answer]]]) -> list[Claim]:
+    """That the best few of the pictures of a prompt are right more often than the first few."""
+    pairs = [pair for questions, answers in answered for pair in zip(questions, answers, strict=True)]
+    count = max((max(answer.by_count) for _, answer in pairs), default=1)
+    if generator.scorer is None or count == 1:
         return []
-    pairs = [
-        (question, answer)
-        for found in attributes.values()
-        for question, answer in zip(found.questions, found.answers, strict=True)
-    ]
     return [
         compare(
             f"To choose the best {few_of(count)} of {count} pictures by {generator.scorer.name} helps",
@@ -255,15 +299,3 @@ def spread(items: Tensor, count: int) -> Tensor:
 def to_pixels(pictures: Sequence[Image.Image]) -> Tensor:
     """uint8 [N, 3, S, S]."""
     return torch.from_numpy(np.stack([np.asarray(picture.convert("RGB")) for picture in pictures])).permute(0, 3, 1, 2)
-
-
-def read_pixels(folder: Path, lines: Sequence[dict[str, Any]], side: int) -> Tensor:
-    """uint8 [N, 3, S, S] of the pictures of these lines; ValueError for one that is missing or broken."""
-    pictures = torch.empty(len(lines), 3, side, side, dtype=torch.uint8)
-    for row, line in enumerate(lines):
-        try:
-            with Image.open(folder / line["file_name"]) as picture:
-                pictures[row] = torch.from_numpy(square_pixels(picture, side).copy()).permute(2, 0, 1)
-        except OSError as error:
-            raise ValueError(f"{folder / line['file_name']} cannot be read: {error}") from None
-    return pictures

@@ -13,6 +13,7 @@ from torch import Tensor
 from dalle_lean.clip import ClipScorer, right_caption_first
 from inference.evaluation.asking import Answer, Attributes
 from inference.evaluation.likeness import Distances, kernel_distance, nearest, right_thing
+from inference.evaluation.listing import open_drawing
 from inference.evaluation.shares import Share
 from inference.scorer import make_scorer
 
@@ -33,6 +34,18 @@ def make_judge(spec: str, device: torch.device) -> ClipScorer:
 
 
 @dataclass(frozen=True)
+class Copy:
+    """The training picture nearest to another, and the cosine similarity of their features."""
+
+    path: Path
+    similarity: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a report."""
+        return {"file": self.path.name, "similarity": self.similarity}
+
+
+@dataclass(frozen=True)
 class Judged:
     """Shares of pictures that a CLIP finds right, by the number of which the best was chosen."""
 
@@ -40,15 +53,18 @@ class Judged:
     texts: list[str]
     answers: list[Answer]
     captions: dict[int, Share]
-    """The right caption comes first of 50."""
+    """The right caption comes first of `captions_compete`."""
     captions_on_drawings: Share
+    captions_compete: int
     things: dict[int, Share]
-    """The right thing comes first of 200; empty where the data names no things."""
+    """The right thing comes first of `things_compete`; empty where the data names no things."""
     things_on_drawings: Share
+    things_compete: int
     distances: Distances
-    copies: list[tuple[Image.Image, float]]
-    """Of each answer's best picture, the nearest training picture and the cosine similarity of their features; empty
-    where none was looked for."""
+    copies: list[Copy]
+    """Of each answer's best picture; empty where none was looked for."""
+    copies_of_drawings: list[Copy]
+    """The same of held-out drawings: how like training pictures those are that cannot be copied."""
 
     def to_dict(self) -> dict[str, Any]:
         """For a report."""
@@ -58,29 +74,34 @@ class Judged:
 
         return {
             "judge": self.judge,
-            "right_caption_first_of_50": {
+            "right_caption_first": {
+                "among": self.captions_compete,
                 "best_of": by_count(self.captions),
                 "on_drawings": self.captions_on_drawings.to_dict(),
             },
-            "right_thing_first_of_200": {
+            "right_thing_first": {
+                "among": self.things_compete,
                 "best_of": by_count(self.things),
                 "on_drawings": self.things_on_drawings.to_dict(),
             },
             "kernel_distance": self.distances.to_dict(),
-            "nearest_training_picture": [similarity for _, similarity in self.copies],
+            "nearest_training_picture": {
+                "drawn": [copy.to_dict() for copy in self.copies],
+                "held_out_drawings": [copy.to_dict() for copy in self.copies_of_drawings],
+            },
         }
 
 
 def judge_all(
     clip: ClipScorer,
     name: str,
-    lines: Sequence[Mapping[str, Any]],
+    texts: Sequence[str],
     answers: Sequence[Answer],
     scenes: Attributes | None,
     names: Mapping[str, str],
     *,
     best_of: Sequence[int],
-    folder: Path,
+    drawings: Sequence[Path],
     sets: Mapping[str, Tensor],
     among: Sequence[Path] = (),
     seed: int = 0,
@@ -89,14 +110,13 @@ def judge_all(
     """Ask a CLIP.
 
     Args:
-        lines: of held-out pictures whose captions were drawn; `answers` are those drawings, `folder` has the real ones.
+        texts: captions that were drawn; `answers` are what was drawn, `drawings` the real ones.
         scenes: questions whose pictures show one thing.
         names: things and their captions.
         sets: uint8 [N, 3, S, S] each, to compare, as in `Distances`.
         among: files of training pictures, of which the nearest are looked for.
         on_looked: called with how many of these were looked at.
     """
-    texts = [line["text"] for line in lines]
     text_features = clip.text_features(texts)
 
     def seen(pictures: Sequence[Image.Image]) -> Tensor:
@@ -107,11 +127,12 @@ def judge_all(
         return Share(round(found * len(texts)), len(texts))
 
     best = {count: seen([answer.by_count[count] for answer in answers]) for count in best_of}
-    things, things_on_drawings = {}, Share(0, 0)
+    things, things_on_drawings, things_compete = {}, Share(0, 0), 0
     if scenes is not None:
-        of_thing = ThingJudge(clip, [question.thing for question in scenes.questions], names, seed)
+        of_thing = ThingJudge(clip, [question.things[0] for question in scenes.questions], names, seed)
         things = {count: of_thing(seen([answer.by_count[count] for answer in scenes.answers])) for count in best_of}
-        things_on_drawings = of_thing(seen([Image.open(question.drawing) for question in scenes.questions]))
+        things_on_drawings = of_thing(seen([open_drawing(question.drawing) for question in scenes.questions]))
+        things_compete = len(of_thing.features)
     features = {
         name: torch.cat([clip.image_features(batch.float() / 255) for batch in found.split(BATCH)])
         for name, found in sets.items()
@@ -120,24 +141,28 @@ def judge_all(
     def looked_at() -> Iterator[Tensor]:
         for start in range(0, len(among), BATCH):
             paths = among[start : start + BATCH]
-            yield seen([Image.open(path) for path in paths])
+            yield seen([open_drawing(path) for path in paths])
             on_looked(len(paths))
 
-    rows, similarities = nearest(features["drawn"], looked_at())
+    rows, similarities = nearest(torch.cat([features["drawn"], features["real"]]), looked_at())
+    copies = [
+        Copy(among[row], similarity)
+        for row, similarity in zip(rows.tolist(), similarities.tolist(), strict=True)
+        if row >= 0
+    ]
     return Judged(
         name,
-        texts,
+        list(texts),
         list(answers),
         {count: caption_first(found) for count, found in best.items()},
-        caption_first(seen([Image.open(folder / line["file_name"]) for line in lines])),
+        caption_first(seen([open_drawing(path) for path in drawings])),
+        min(CAPTIONS_COMPETE, len({*texts})),
         things,
         things_on_drawings,
+        things_compete,
         Distances.between(features, kernel_distance),
-        [
-            (Image.open(among[row]).convert("RGB"), float(similarity))
-            for row, similarity in zip(rows.tolist(), similarities, strict=True)
-            if row >= 0
-        ],
+        copies[: len(answers)],
+        copies[len(answers) :],
     )
 
 

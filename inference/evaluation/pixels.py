@@ -17,6 +17,8 @@ SMALL, BIG = 0.45, 0.65
 """Longer side of a thing as a share of the picture's, between which it is neither small nor big."""
 SPECK_SHARE = 0.02
 """So few pixels of a row or column are no part of a thing."""
+LEAST_SHARE = 0.005
+"""So few pixels of a colour, of all, are an edge or a blur and no thing."""
 BITS = 5
 """Of a channel that the table of colour names tells apart."""
 
@@ -36,17 +38,20 @@ def thing_colour(picture: Image.Image) -> str | None:
 
 
 def thing_size(picture: Image.Image) -> str | None:
-    """ "small", "big" or None for between, by the longer side of the box around what stands on the ground."""
+    """ "small", "big" or None for between and for nothing, by the longer side of the box around what stands on the
+    ground."""
     mask = thing_mask(pixels(picture))
     extent = max(span(mask.mean(axis=axis) > SPECK_SHARE) for axis in (0, 1))
+    if extent == 0:
+        return None
     return "small" if extent < SMALL else "big" if extent > BIG else None
 
 
 def colour_centre(picture: Image.Image, colour: str) -> tuple[float, float] | None:
-    """Mean place (across, down) in 0..1 of the pixels of this colour that are not the ground; None without any."""
+    """Mean place (across, down), 0..1, of the pixels of this colour that are no ground; None where they are too few."""
     rgb = pixels(picture)
     found = thing_mask(rgb) & (name_table()[tuple((rgb.astype(int) >> (8 - BITS)).transpose(2, 0, 1))] == colour)
-    if not found.any():
+    if found.mean() < LEAST_SHARE:
         return None
     down, across = np.nonzero(found)
     return float(across.mean() + 0.5) / found.shape[1], float(down.mean() + 0.5) / found.shape[0]

@@ -1,19 +1,17 @@
 """Prompts that training never saw, each with what its picture must show, from a folder that `make data` writes."""
 
-import json
-import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from PIL import Image
 
+from inference.evaluation.listing import drawing_path, open_drawing, read_lines, sample
 from inference.evaluation.pixels import COLOURS, colour_centre, ground_colour, thing_colour, thing_size
 
 SIDES = ("left of", "right of")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +24,8 @@ class Question:
     expected: str
     colours: tuple[str, ...] = ()
     """Of the first and the second thing, where they are asked for their sides."""
-    thing: str
-    """The first thing's name."""
+    things: tuple[str, ...]
+    """The names of what is to be seen."""
     drawing: Path
     """The real drawing of which the prompt is true."""
 
@@ -66,6 +64,8 @@ def ask_side(line: Mapping[str, Any]) -> tuple[str, tuple[str, ...]] | None:
     """Two things of different named colours, never seen together, whose sides are told."""
     if line["held_out"] != "thing pair" or not any(f" {side} " in line["text"] for side in SIDES):
         return None
+    if len(line["things"]) != 2:
+        return None
     first, second = (thing.split()[0] for thing in line["things"])
     known = first in COLOURS and second in COLOURS and len({first, second, line["ground"]}) == 3
     return (line["place"], (first, second)) if known else None
@@ -87,26 +87,12 @@ ATTRIBUTES = {
 }
 
 
-def read_lines(folder: Path) -> list[dict[str, Any]]:
-    """The lines of an ImageFolder's metadata.jsonl; ValueError where there is none or it is broken."""
-    listing = folder / "metadata.jsonl"
-    if not listing.is_file():
-        raise ValueError(f"{folder} has no metadata.jsonl; name a folder that `make data` has written")
-    try:
-        lines = [json.loads(line) for line in listing.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except ValueError as error:
-        raise ValueError(f"{listing}: {error}") from None
-    if not lines or not all(isinstance(line, dict) and {"file_name", "text"} <= line.keys() for line in lines):
-        raise ValueError(f"{listing}: every line must have file_name and text")
-    return lines
-
-
 def choose_questions(heldout: Path, of_each: int, seed: int = 0) -> dict[str, list[Question]]:
     """At most so many questions of each attribute that the data knows, with different prompts."""
     found: dict[str, dict[str, Question]] = defaultdict(dict)
     for line in read_lines(heldout):
         for name, attribute in ATTRIBUTES.items():
-            asked = attribute.ask(line) if "held_out" in line else None
+            asked = attribute.ask(line) if "kind" in line else None
             if asked is not None:
                 expected, colours = asked
                 question = Question(
@@ -114,17 +100,11 @@ def choose_questions(heldout: Path, of_each: int, seed: int = 0) -> dict[str, li
                     prompt=line["text"],
                     expected=expected,
                     colours=colours,
-                    thing=line["things"][0],
-                    drawing=heldout / line["file_name"],
+                    things=tuple(line["things"]),
+                    drawing=drawing_path(heldout, line),
                 )
                 found[name].setdefault(question.prompt, question)
     return {name: sample(list(found[name].values()), of_each, f"{seed}/{name}") for name in ATTRIBUTES if found[name]}
-
-
-def sample(items: Sequence[T], count: int, seed: str) -> list[T]:
-    """At most `count` of the items, in their order."""
-    rows = sorted(random.Random(seed).sample(range(len(items)), min(count, len(items))))
-    return [items[row] for row in rows]
 
 
 def right(questions: Iterable[Question], pictures: Iterable[Image.Image]) -> int:
@@ -134,4 +114,14 @@ def right(questions: Iterable[Question], pictures: Iterable[Image.Image]) -> int
 
 def right_on_drawings(questions: Sequence[Question]) -> int:
     """The same of the real drawings: what the judge itself can do."""
-    return right(questions, (Image.open(question.drawing) for question in questions))
+    return right(questions, (open_drawing(question.drawing) for question in questions))
+
+
+def commonest(questions: Sequence[Question]) -> int:
+    """How many are answered right by saying the same each time: what it is worth to look at no prompt."""
+    return max(Counter(question.expected for question in questions).values())
+
+
+def subjects(questions: Sequence[Question]) -> int:
+    """How many different things, or pairs of them, are asked for."""
+    return len({frozenset(question.things) for question in questions})

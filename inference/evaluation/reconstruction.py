@@ -64,6 +64,17 @@ def reconstruct(
     return measured, all_codes, torch.cat(made)
 
 
+@torch.inference_mode()
+def encode(vqgan: VQGAN, pixels: Tensor, on_batch: Callable[[int], None] = lambda done: None) -> Tensor:
+    """uint8 [N, 3, S, S] -> codes [N, I]."""
+    device = vqgan.quant_conv.weight.device
+    codes = []
+    for chunk in pixels.split(BATCH):
+        codes.append(vqgan.encode(chunk.to(device).float() / 255).cpu())
+        on_batch(len(chunk))
+    return torch.cat(codes)
+
+
 def ssim(first: Tensor, second: Tensor) -> Tensor:
     """Structural similarity of the lightness of pictures in 0..1, [N, 3, S, S] twice -> [N].
 

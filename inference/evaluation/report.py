@@ -1,14 +1,17 @@
 """An evaluation as a folder: report.html for people, report.json for programs, pictures.png to show around."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import median
 
 from dalle_lean.files import atomic_write, write_json
 from inference.evaluation.claims import SIGNIFICANT
 from inference.evaluation.evaluate import Evaluation
+from inference.evaluation.judging import Copy
 from inference.evaluation.likeness import Distances
+from inference.evaluation.listing import open_drawing
 from inference.evaluation.page import figure, heading, page, paragraph, plot, table
-from inference.evaluation.questions import ATTRIBUTES
+from inference.evaluation.questions import ATTRIBUTES, subjects
 from inference.evaluation.shares import Share, share
 from inference.evaluation.sheet import captioned_sheet
 from inference.gallery import write_png
@@ -40,23 +43,32 @@ def rows(evaluation: Evaluation) -> list[tuple[str, str]]:
         ("held-out bits per image code", f"{bits.model:.3f}"),
         ("the same under another picture's caption", f"{bits.strangers_caption:.3f}"),
         ("the same without a caption", f"{bits.no_caption:.3f}"),
-        ("count model, codes alone", f"{bits.counts:.3f}"),
+        ("count model of training pictures, codes alone", f"{bits.counts:.3f}"),
         ("count model, a table for each place", f"{bits.counts_by_place:.3f}"),
     ]
     for name, attribute in evaluation.attributes.items():
         found.append((f"{ATTRIBUTES[name].title}, best of {most}", str(attribute.by_best_of[most])))
         found.append(("the same judge on the real drawings", str(attribute.on_drawings)))
+        found.append(("the commonest answer to all of them", str(attribute.commonest)))
     if evaluation.judged is not None:
         judged = evaluation.judged
-        found.append((f"right caption first of 50, best of {most}", str(judged.captions[most])))
+        found.append((f"right caption first of {judged.captions_compete}, best of {most}", str(judged.captions[most])))
         found.append(("the same judge on the real drawings", str(judged.captions_on_drawings)))
         if judged.things:
-            found.append((f"right thing first of 200, best of {most}", str(judged.things[most])))
+            found.append((f"right thing first of {judged.things_compete}, best of {most}", str(judged.things[most])))
             found.append(("the same judge on the real drawings", str(judged.things_on_drawings)))
         found += distance_rows("kernel distance", judged.distances)
+        if judged.copies:
+            found.append(("likeness to the nearest training picture, median", f"{likeness(judged.copies):.3f}"))
+            found.append(("the same of held-out drawings", f"{likeness(judged.copies_of_drawings):.3f}"))
     if evaluation.inception is not None:
         found += distance_rows("Frechet inception distance", evaluation.inception)
     return found
+
+
+def likeness(copies: Sequence[Copy]) -> float:
+    """The middle similarity, -1..1."""
+    return median(copy.similarity for copy in copies)
 
 
 def distance_rows(name: str, distances: Distances) -> list[tuple[str, str]]:
@@ -93,15 +105,19 @@ def sections(evaluation: Evaluation) -> Iterable[str]:
     if evaluation.claims:
         yield heading("What helps")
         yield from (paragraph(str(claim)) for claim in evaluation.claims)
-        yield paragraph(f"A claim is decided where p is below {SIGNIFICANT:g} (exact sign test of the same prompts).")
-    curves = {ATTRIBUTES[name].title: found.by_best_of for name, found in evaluation.attributes.items()}
-    if evaluation.judged is not None:
-        curves["right caption first of 50"] = evaluation.judged.captions
-        if evaluation.judged.things:
-            curves["right thing first of 200"] = evaluation.judged.things
+        yield paragraph(
+            f"A claim is decided where p is below {SIGNIFICANT:g}: exact sign tests of the same prompts, with p raised "
+            "for the number of claims (Holm)."
+        )
+    curves = curves_of(evaluation)
     if curves and evaluation.ranker is not None:
+        counts = sorted({count for shares in curves.values() for count in shares})
         yield heading("How much choosing helps")
         yield plot({name: points(shares) for name, shares in curves.items()}, "best of so many pictures", "share right")
+        yield table(
+            ("best of", *map(str, counts)),
+            [(name, *(shares.get(count, "") for count in counts)) for name, shares in curves.items()],
+        )
     if evaluation.grid:
         yield heading("How codes are drawn")
         names = list(next(iter(evaluation.grid.values())))
@@ -120,6 +136,7 @@ def sections(evaluation: Evaluation) -> Iterable[str]:
             )
     for name, found in evaluation.attributes.items():
         yield heading(ATTRIBUTES[name].title)
+        yield paragraph(f"{len(found.questions)} prompts about {subjects(found.questions)} different things or pairs.")
         for question, answer in list(zip(found.questions, found.answers, strict=True))[:SHOWN]:
             best = answer.by_count[evaluation.settings.num_images]
             yield figure(best, question.prompt, question.is_right(best))
@@ -129,8 +146,20 @@ def sections(evaluation: Evaluation) -> Iterable[str]:
         yield heading(f"Captions{beside}")
         for row, (text, answer) in enumerate(list(zip(judged.texts, judged.answers, strict=True))[:SHOWN]):
             yield figure(answer.by_count[evaluation.settings.num_images], text)
-            for copy, similarity in judged.copies[row : row + 1]:
-                yield figure(copy, f"nearest, {similarity:.2f} alike")
+            for copy in judged.copies[row : row + 1]:
+                yield figure(open_drawing(copy.path), f"nearest, {copy.similarity:.2f} alike")
+
+
+def curves_of(evaluation: Evaluation) -> dict[str, dict[int, Share]]:
+    """What is right by how many pictures the best was chosen from."""
+    judged = evaluation.judged
+    by_name = evaluation.curve or {name: found.by_best_of for name, found in evaluation.attributes.items()}
+    curves = {ATTRIBUTES[name].title: shares for name, shares in by_name.items()}
+    if judged is not None:
+        curves[f"right caption first of {judged.captions_compete}"] = judged.captions
+        if judged.things:
+            curves[f"right thing first of {judged.things_compete}"] = judged.things
+    return curves
 
 
 def points(shares: dict[int, Share]) -> list[tuple[float, float]]:

@@ -28,9 +28,14 @@ class Share:
         low, high = self.interval
         return f"{100 * self.value:.0f} % ({self.hits}/{self.of}; {100 * low:.0f} to {100 * high:.0f})"
 
-    def to_dict(self) -> dict[str, float | list[float]]:
+    def to_dict(self) -> dict[str, float | list[float] | None]:
         """For a report."""
-        return {"share": self.value, "hits": self.hits, "of": self.of, "interval_95": list(self.interval)}
+        return {
+            "share": self.value if self.of else None,
+            "hits": self.hits,
+            "of": self.of,
+            "interval_95": list(self.interval),
+        }
 
 
 def share(hits: Sequence[bool]) -> Share:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from inference.evaluation.claims import compare, sign_test
+from inference.evaluation.claims import compare, decide_together, sign_test
 from inference.evaluation.ways import FREE, PAPER, Way, claims_of_ways, ways_to_try
 
 
@@ -18,7 +18,7 @@ def test_the_p_of_a_sign_test_is_that_of_a_fair_coin(more, less, p):
     ("with_it", "without", "verdict"),
     [
         ([1] * 6, [0] * 6, "confirmed"),
-        ([0] * 6, [1] * 6, "not confirmed"),
+        ([0] * 6, [1] * 6, "refuted"),
         ([1] * 5, [0] * 5, "not decided"),
         ([3, 4, 2, 2, 1, 4, 0, 0], [2, 3, 1, 1, 0, 3, 0, 0], "confirmed"),
         ([], [], "not decided"),
@@ -41,6 +41,15 @@ def test_a_claim_is_told_with_its_numbers():
         "p_value": pytest.approx(20 / 512),
         "verdict": "confirmed",
     }
+
+
+def test_a_claim_among_others_needs_more_to_be_decided():
+    strong, weak, none = ([1] * hits + [0] * (10 - hits) for hits in (9, 6, 0))
+    alone = [compare("it helps", found, [0] * 10) for found in (weak, strong, none)]
+    assert [claim.verdict for claim in alone] == ["confirmed", "confirmed", "not decided"]
+    together = decide_together(alone)
+    assert [claim.p_value for claim in together] == pytest.approx([2 * 2 / 64, 3 * 2 / 512, 1])
+    assert [claim.verdict for claim in together] == ["not decided", "confirmed", "not decided"]
 
 
 def test_guidance_is_tried_where_it_was_learnt():

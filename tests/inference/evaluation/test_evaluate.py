@@ -1,19 +1,25 @@
 """The whole evaluation of a tiny model, from the command line to the page."""
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+import torch
 from PIL import Image, ImageOps
 
 from dalle_lean.cli import main
-from inference.evaluation.asking import answer, ask_all
-from inference.evaluation.evaluate import Sizes, evaluate
+from inference.evaluation.asking import answer, ask_all, seed_of
+from inference.evaluation.evaluate import Sizes, evaluate, is_ranker
+from inference.evaluation.judging import make_judge
+from inference.evaluation.questions import ATTRIBUTES
 from inference.evaluation.report import write_report
 from inference.evaluation.sheet import LINE_HEIGHT, LINES, SIDE, captioned_sheet
 from inference.gallery import MARGIN
 from inference.generator import Picture, Settings
 from tests.inference.evaluation.drawings import write_data
+
+FEW = "--best-of 1,2 --curve 1,3 --questions 2 --captions 4 --pictures 9 --grid 1 --device cpu"
 
 
 class Tags(HTMLParser):
@@ -41,8 +47,7 @@ def run(*arguments):
 @pytest.fixture(scope="module")
 def report(model_folder, data, tmp_path_factory):
     out = tmp_path_factory.mktemp("out") / "report"
-    few = ("--best-of", "1,2", "--questions", 2, "--captions", 4, "--pictures", 4, "--grid", 1, "--device", "cpu")
-    assert run(model_folder, "--data", data, "--out", out, *few) == 0
+    assert run(model_folder, "--data", data, "--out", out, *FEW.split()) == 0
     return out
 
 
@@ -55,15 +60,20 @@ def test_the_report_tells_every_measure(report):
     assert content["bits_per_code"]["model"] > 0
     assert content["tokenizer"]["psnr_db"] > 0
     judged = content["judged"]
-    assert judged["right_caption_first_of_50"]["best_of"]["2"]["of"] == 4
-    assert judged["right_thing_first_of_200"]["on_drawings"]["of"] == 2
+    assert judged["right_caption_first"]["best_of"]["2"]["of"] == judged["right_caption_first"]["among"] == 4
+    assert judged["right_thing_first"]["on_drawings"]["of"] == 2
     assert set(judged["kernel_distance"]) == {"drawn", "floor", "trained", "pictures"}
-    assert judged["kernel_distance"]["pictures"] == {"real": 2, "drawn": 4, "floor": 2, "trained": 3}
+    assert judged["kernel_distance"]["pictures"] == {"real": 4, "drawn": 4, "floor": 4, "trained": 3}
     assert judged["judge"] == "CLIP, which chose the pictures too"
-    assert len(judged["nearest_training_picture"]) == 4
-    assert all(-1 <= similarity <= 1.001 for similarity in judged["nearest_training_picture"])
+    for copies in judged["nearest_training_picture"].values():
+        assert len(copies) == 4
+        assert {copy["file"] for copy in copies} <= {"0.png", "1.png", "2.png"}
+        assert all(-1 <= copy["similarity"] <= 1.001 for copy in copies)
     assert [claim["prompts"] for claim in content["claims"]] == [7, 4, 4, 4]
-    assert content["claims"][0]["text"] == "To choose the best 1 of 2 pictures by CLIP helps"
+    assert content["claims"][0]["text"] == "To choose the best 1 of 3 pictures by CLIP helps"
+    assert {name: set(found) for name, found in content["curve"].items()} == {name: {"1", "3"} for name in ATTRIBUTES}
+    assert content["settings"]["guidance"] == 1
+    assert content["sizes"]["questions"] == 2
     assert len(content["grid"]) == 6
     assert content["frechet_inception_distance"] is None
 
@@ -101,13 +111,38 @@ def test_the_page_says_why_guidance_is_left_out(report):
 
 
 def test_the_same_command_writes_the_same_report(report, model_folder, data, tmp_path):
-    few = ("--best-of", "1,2", "--questions", 2, "--captions", 4, "--pictures", 4, "--grid", 1, "--device", "cpu")
-    assert run(model_folder, "--data", data, "--out", tmp_path, *few) == 0
+    assert run(model_folder, "--data", data, "--out", tmp_path, *FEW.split()) == 0
     assert (tmp_path / "report.json").read_bytes() == (report / "report.json").read_bytes()
 
 
+def test_captions_that_training_saw_are_not_drawn(report, data):
+    with (data / "train" / "metadata.jsonl").open() as listing:
+        seen = {json.loads(line)["text"] for line in listing}
+    assert "a blue ball" in seen
+    page = (report / "report.html").read_text()
+    assert not any(f"<figcaption>{text}</figcaption>" in page for text in seen)
+
+
+def test_every_prompt_has_noise_of_its_own(generator):
+    settings = Settings(num_images=1)
+    seeds = {seed_of(seed, prompt) for seed in (0, 1) for prompt in ("a red circle", "a blue circle")}
+    assert len(seeds) == 4
+    first, again = (ask_all(generator, ["a red circle"], settings, (1,))[0].by_count[1] for _ in range(2))
+    expected = generator.run("a red circle", replace(settings, seed=seed_of(0, "a red circle")))[0].image
+    assert first.tobytes() == again.tobytes() == expected.tobytes()
+
+
+def test_the_ranker_is_known_by_its_weights_whatever_its_name(generator, model_folder):
+    same = make_judge(str(model_folder / "clip"), torch.device("cpu"))
+    assert is_ranker(same, generator)
+    with torch.no_grad():
+        next(same.model.parameters()).add_(1)
+    assert not is_ranker(same, generator)
+
+
 def test_the_best_of_a_few_is_the_best_ranked_of_the_first(generator):
-    pictures = generator.run("a red circle", Settings(num_images=4, best=4))
+    seed = seed_of(0, "a red circle")
+    pictures = generator.run("a red circle", Settings(num_images=4, best=4, seed=seed))
     (answered,) = ask_all(generator, ["a red circle"], Settings(num_images=4, best=4), (1, 3, 4))
     best_of_3 = max((picture for picture in pictures if picture.index < 3), key=lambda picture: picture.score)
     first = next(picture for picture in pictures if picture.index == 0)
@@ -134,7 +169,7 @@ class Brightness:
 @pytest.fixture(scope="module")
 def without_clip(generator_without_clip, data, tmp_path_factory):
     """The evaluation and its page."""
-    sizes = Sizes(best_of=(1, 2), questions=1, captions=2, pictures=4, grid_questions=0)
+    sizes = Sizes(best_of=(1, 2), questions=1, captions=2, pictures=9, grid_questions=0)
     found, out = evaluate(generator_without_clip, data, sizes, inception=Brightness()), tmp_path_factory.mktemp("out")
     write_report(out, found, "Evaluation")
     return found, (out / "report.html").read_text()
@@ -151,20 +186,21 @@ def test_a_model_without_a_clip_shows_its_first_picture(without_clip):
 
 def test_the_frechet_distances_are_of_as_many_pictures_of_each(without_clip):
     found, content = without_clip
-    assert found.inception.pictures == {"real": 2, "drawn": 2, "floor": 2, "trained": 2}
+    assert found.inception.pictures == {"real": 4, "drawn": 2, "floor": 2, "trained": 2}
     assert found.inception.drawn > 0
-    assert "Frechet inception distance of 2 pictures to 2 held-out drawings" in content
+    assert "Frechet inception distance of 2 pictures to 4 held-out drawings" in content
 
 
 def test_guidance_is_in_the_report_where_the_model_learnt_without_captions(generator, data, tmp_path, monkeypatch):
     monkeypatch.setattr(generator, "caption_dropout", 0.1)
-    found = evaluate(generator, data, Sizes(best_of=(1,), questions=1, captions=2, pictures=4, grid_questions=1))
+    few = Sizes(best_of=(1,), curve_questions=0, questions=1, captions=2, pictures=9, grid_questions=1)
+    found = evaluate(generator, data, few)
     write_report(tmp_path, found, "Evaluation")
     assert [way.guidance for way in found.grid] == [1, 1, 1, 1, 1, 1, 1.5, 3]
     assert "Guidance is left out" not in (tmp_path / "report.html").read_text()
 
 
-@pytest.mark.parametrize("sizes", [{"captions": 1}, {"pictures": 3}, {"grid_questions": -1}])
+@pytest.mark.parametrize("sizes", [{"captions": 1}, {"pictures": 3}, {"grid_questions": -1}, {"curve_questions": -1}])
 def test_too_few_to_measure_are_refused(sizes):
     with pytest.raises(ValueError, match="must be at least"):
         Sizes(**sizes)
@@ -172,8 +208,20 @@ def test_too_few_to_measure_are_refused(sizes):
 
 @pytest.mark.parametrize("counts", [(), (0,), (4, 1), (2, 2)])
 def test_numbers_of_pictures_that_make_no_curve_are_refused(counts):
-    with pytest.raises(ValueError, match="best_of"):
-        Sizes(best_of=counts)
+    for name in ("best_of", "curve"):
+        with pytest.raises(ValueError, match=name):
+            Sizes(**{name: counts})
+
+
+def test_too_few_drawings_of_known_things_are_told_before_anything_is_drawn(generator, data):
+    with pytest.raises(ValueError, match=r"at least 2 and 4 are needed"):
+        evaluate(generator, data, Sizes(pictures=4, captions=2, train_pictures=2), seed=3)
+
+
+def test_a_file_in_the_reports_place_is_one_line(model_folder, data, tmp_path, capsys):
+    (tmp_path / "report").write_text("mine")
+    assert run(model_folder, "--data", data, "--out", tmp_path / "report", "--device", "cpu") == 2
+    assert "is a file; --out needs a folder" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_folder_without_data_is_one_line(model_folder, tmp_path, capsys):

@@ -20,7 +20,7 @@ def test_a_judge_is_what_ranks_under_the_same_name(tmp_path, model_folder):
         assert judge.name == scorer.name
         captions = ["a cat", "a red circle"]
         assert torch.equal(judge.text_features(captions), scorer.text_features(captions))
-    assert judge.name == "CLIP clip"
+    assert judge.name == f"CLIP {model_folder.name}/clip"
 
 
 @pytest.mark.parametrize(

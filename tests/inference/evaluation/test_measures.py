@@ -1,13 +1,14 @@
 """Each measure equals its slow, obvious twin."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
 
-from inference.evaluation.codes import count_bits, measure_bits
-from inference.evaluation.reconstruction import reconstruct, ssim
+from inference.evaluation.codes import count_bits, measure_bits, smoothed
+from inference.evaluation.reconstruction import encode, reconstruct, ssim
 from inference.evaluation.shares import Share
 
 
@@ -47,6 +48,7 @@ def test_a_reconstruction_is_measured_against_its_picture(generator):
     error = float((expected - pixels.float() / 255).double().square().mean())
     assert measured.psnr_db == pytest.approx(-10 * math.log10(error), abs=1e-3)
     assert codes.shape == (5, generator.model.config.image_len)
+    assert torch.equal(encode(generator.vqgan, pixels.byte()), codes)
     assert (made.float() - 255 * expected).abs().max() <= 0.51
     assert 0 < measured.codes_used <= 1 <= measured.perplexity
 
@@ -56,21 +58,50 @@ def test_bits_are_the_mean_cross_entropy_of_each_picture_alone(generator):
     codes = torch.randint(config.image_vocab_size, (3, config.image_len), generator=torch.Generator().manual_seed(0))
     captions = ["a red circle", "a blue square", "a cat"]
     bits = measure_bits(generator, captions, codes, codes)
-    alone = []
-    for caption, picture in zip(captions, codes, strict=True):
-        text_ids = generator.tokenizer.encode([caption], config.text_len)
+
+    def mean_alone(captions):
+        text_ids = generator.tokenizer.encode(captions, config.text_len)
+        return mean_of_ids(text_ids)
+
+    def mean_of_ids(text_ids):
         with torch.inference_mode():
-            alone.append(float(generator.model.losses(text_ids, picture[None])[1]) / math.log(2))
-    assert bits.model == pytest.approx(sum(alone) / 3, abs=1e-4)
-    assert bits.strangers_caption > 0
-    assert bits.no_caption > 0
+            losses = [generator.model.losses(text_ids[row : row + 1], codes[row : row + 1])[1] for row in range(3)]
+        return float(sum(losses)) / 3 / math.log(2)
+
+    assert bits.model == pytest.approx(mean_alone(captions), abs=1e-4)
+    assert bits.no_caption == pytest.approx(mean_of_ids(torch.zeros(3, config.text_len, dtype=torch.long)), abs=1e-4)
+    others = [mean_alone(list(order)) for order in itertools.permutations(captions) if list(order) != captions]
+    assert min(abs(bits.strangers_caption - other) for other in others) < 1e-4
+    assert abs(bits.strangers_caption - bits.model) > 1e-3
 
 
 def test_count_models_know_how_often_codes_come():
+    probabilities = smoothed(np.array([[3, 1, 0, 0]]), np.full(4, 1 / 4))
+    assert probabilities == pytest.approx(np.array([[4, 2, 1, 1]]) / 8)
     codes = np.array([[0, 1], [0, 2]])
-    everywhere = np.array([[3, 1, 0, 0]] * 2)
-    expected = -np.log2([4 / 8, 2 / 8, 4 / 8, 1 / 8]).mean()
-    assert count_bits(everywhere, codes) == pytest.approx(expected)
+    assert count_bits(np.tile(probabilities, (2, 1)), codes) == pytest.approx(
+        -np.log2([1 / 2, 1 / 4, 1 / 2, 1 / 8]).mean()
+    )
+
+
+def test_a_place_where_little_was_seen_has_the_counts_of_all_places():
+    prior = np.array([0.5, 0.25, 0.125, 0.125])
+    found = smoothed(np.array([[0, 0, 0, 0], [0, 0, 0, 4]]), prior)
+    assert found == pytest.approx(np.array([prior, (prior + np.eye(4)[3]) / 2]))
+
+
+def test_count_models_of_a_generator_are_of_the_training_codes(generator):
+    config = generator.model.config
+    train = torch.zeros(8, config.image_len, dtype=torch.long)
+    train[:, 0] = 1
+    codes = torch.zeros(2, config.image_len, dtype=torch.long)
+    codes[:, 0] = 1
+    bits = measure_bits(generator, ["a", "b"], codes, train)
+    size, seen = config.image_vocab_size, 8 * config.image_len
+    zero, one = (8 * (config.image_len - 1) + 1) / (seen + size), (8 + 1) / (seen + size)
+    expected = -(math.log2(one) + (config.image_len - 1) * math.log2(zero)) / config.image_len
+    assert bits.counts == pytest.approx(expected)
+    assert bits.counts_by_place < bits.counts
 
 
 def test_a_share_stands_with_its_confidence():

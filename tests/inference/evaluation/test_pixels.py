@@ -41,7 +41,13 @@ def test_the_centre_of_a_colour_is_where_its_disc_stands():
 def test_an_empty_picture_shows_nothing():
     empty = Image.new("RGB", (64, 64), "white")
     assert thing_colour(empty) is None
-    assert thing_size(empty) == "small"
+    assert thing_size(empty) is None
+
+
+def test_an_edge_of_a_colour_is_no_thing_of_it():
+    picture = discs("white", ("red", 0.25, 0.3), ("blue", 0.75, 0.06))
+    assert colour_centre(picture, "red") is not None
+    assert colour_centre(picture, "blue") is None
 
 
 def test_the_table_of_names_says_what_the_rule_says():
