@@ -20,6 +20,7 @@ from dalle_lean.weights import load_strictly, read_weights, save_weights
 FORMAT = "dalle_lean_model/1"
 WEIGHTS = "model.safetensors"
 HASHED_SUFFIXES = (".json", ".safetensors")
+HIGHEST_GUIDANCE = 1e3
 PART_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
@@ -53,6 +54,7 @@ def save_model(
         dtype: of the stored floating-point weights.
     """
     folder = Path(folder)
+    check_guidance(guidance)
     check_replaceable(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
@@ -78,6 +80,12 @@ def save_model(
         replace_folder(fresh, folder)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def check_guidance(guidance: float) -> None:
+    """ValueError unless the guidance scale lies in its range."""
+    if not 0 <= guidance <= HIGHEST_GUIDANCE:
+        raise ValueError(f"guidance={guidance}: it must lie in 0..{HIGHEST_GUIDANCE:g} (1 is off)")
 
 
 def load_model(
@@ -175,10 +183,15 @@ def check_parts(folder: str | Path) -> dict[str, Any]:
         raise DamagedFolder(f"{folder}/config.json does not name the model's configuration and its parts")
     if not isinstance(content.get("vqgan_fingerprint"), str | None):
         raise DamagedFolder(f"{folder}/config.json: vqgan_fingerprint must be a string or null")
-    if not isinstance(content.get("caption_dropout"), float | int | None):
-        raise DamagedFolder(f"{folder}/config.json: caption_dropout must be a number or null")
-    if not isinstance(content.get("guidance", 1.0), float | int):
+    dropout, guidance = content.get("caption_dropout"), content.get("guidance", 1.0)
+    if dropout is not None and not (isinstance(dropout, float | int) and 0 <= dropout <= 1):
+        raise DamagedFolder(f"{folder}/config.json: caption_dropout must be a share in 0..1 or null")
+    if not isinstance(guidance, float | int):
         raise DamagedFolder(f"{folder}/config.json: guidance must be a number")
+    try:
+        check_guidance(guidance)
+    except ValueError as error:
+        raise DamagedFolder(f"{folder}/config.json: {error}") from None
     on_disk = set(hashed_parts(folder))
     for name in sorted(on_disk | set(parts)):
         if name not in on_disk:

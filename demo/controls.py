@@ -6,15 +6,13 @@ from typing import Any
 from dalle_lean.pictures import FORMATS
 from demo import views
 from demo.request import (
-    HIGHEST_GUIDANCE,
     HIGHEST_TEMPERATURE,
-    LOWEST_GUIDANCE,
     MOST_BEST,
     MOST_IMAGES,
     default_rows,
     default_settings,
 )
-from demo.studio import Studio
+from demo.studio import HIGHEST_GUIDANCE, LOWEST_GUIDANCE, Studio
 
 
 @dataclass(frozen=True)

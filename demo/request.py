@@ -6,14 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from demo.studio import Studio
+from demo.studio import HIGHEST_GUIDANCE, LOWEST_GUIDANCE, Studio
 from inference.generator import Request, Settings, check_prompt
 
 LONGEST_PROMPT = 1000  # characters
 MOST_IMAGES = 128
 MOST_BEST = 16
 HIGHEST_TEMPERATURE = 2
-LOWEST_GUIDANCE, HIGHEST_GUIDANCE = 1, 8
 LARGEST_SEED = 2**31
 
 
@@ -95,5 +94,5 @@ def default_settings(studio: Studio) -> dict[str, Any]:
         "top_k": min(256, studio.generator.model.config.image_vocab_size),
         "top_p": 0.75,
         "temperature": 1.0,
-        "guidance": min(max(studio.generator.guidance, LOWEST_GUIDANCE), HIGHEST_GUIDANCE),
+        "guidance": studio.guidance,
     }

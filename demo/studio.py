@@ -24,6 +24,7 @@ WAITING = 20
 LINE_INTERVAL_S = 0.5
 PREVIEW_INTERVAL_S = 0.3
 PREVIEWS = 4
+LOWEST_GUIDANCE, HIGHEST_GUIDANCE = 1, 8
 
 
 @dataclass(frozen=True)
@@ -87,13 +88,18 @@ class Studio:
         """Without a CLIP only those are drawn that are shown."""
         return settings.num_best if self.generator.scorer is None else settings.num_images
 
+    @property
+    def guidance(self) -> float:
+        """The model's own, as far as the page goes."""
+        return min(max(self.generator.guidance, LOWEST_GUIDANCE), HIGHEST_GUIDANCE)
+
     def seconds(self, num_images: int, guidance: float | None = None) -> float:
         """Of a prompt when nobody else draws; without `guidance` with the model's own."""
-        return self.pace.seconds(num_images, (self.generator.guidance if guidance is None else guidance) != 1)
+        return self.pace.seconds(num_images, (self.guidance if guidance is None else guidance) != 1)
 
     def affordable(self) -> int:
         """How many candidates are set by default."""
-        return self.pace.affordable(self.generator.guidance != 1)
+        return self.pace.affordable(self.guidance != 1)
 
     def draw(self, request: Request) -> Iterator[StudioEvent]:
         """Draw a request when its turn comes. Close the iterator to cancel: its place is free at once.

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 HIGHEST_TEMPERATURE = 1e6
-HIGHEST_GUIDANCE = 1e3
 
 
 def check_sampling(top_k: int, top_p: float, temperature: float) -> None:
@@ -18,12 +17,6 @@ def check_sampling(top_k: int, top_p: float, temperature: float) -> None:
         raise ValueError(f"top_p={top_p}: it must lie in 0..1 (1 is off)")
     if not 0 <= temperature <= HIGHEST_TEMPERATURE:
         raise ValueError(f"temperature={temperature}: it must lie in 0 (greedy)..{HIGHEST_TEMPERATURE:g}")
-
-
-def check_guidance(guidance: float) -> None:
-    """Raise ValueError unless the guidance scale lies in its range."""
-    if not 0 <= guidance <= HIGHEST_GUIDANCE:
-        raise ValueError(f"guidance={guidance}: it must lie in 0..{HIGHEST_GUIDANCE:g} (1 is off)")
 
 
 def filter_logits(

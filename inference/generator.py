@@ -22,7 +22,6 @@ from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vqgan import VQGAN
 from inference.batches import Batch, Kind, default_batch_size, halve, is_out_of_memory, plan_batches
 from inference.decoder import Decoder
-from inference.filtering import check_guidance
 from inference.linear import Precision
 from inference.prompts import Prompts, read_prompts
 from inference.ranking import collect, decode_and_score
@@ -164,7 +163,6 @@ class Generator:
         generator.model_sha256 = content["parts"]["model.safetensors"]
         generator.caption_dropout = content.get("caption_dropout")
         generator.guidance = float(content.get("guidance", 1.0))
-        check_guidance(generator.guidance)
         return generator
 
     def __call__(

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dalle_lean.folder import check_guidance
 from inference.decoder import Decoder
-from inference.filtering import check_guidance, check_sampling, choose, filter_logits
+from inference.filtering import check_sampling, choose, filter_logits
 from inference.graphs import make_cache
 from inference.noise import GumbelNoise, check_seed
 from inference.prompts import Prompts

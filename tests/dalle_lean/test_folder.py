@@ -1,4 +1,5 @@
 import json
+import math
 import re
 
 import pytest
@@ -69,11 +70,29 @@ def test_a_packed_model_keeps_its_guidance_unless_it_gets_another(tmp_path):
     assert [check_parts(tmp_path / name)["guidance"] for name in ("same", "other")] == [1.5, 3.0]
 
 
-def test_guidance_that_is_no_number_is_refused(folder):
+@pytest.mark.parametrize(
+    ("fact", "message"),
+    [
+        ({"guidance": "much"}, "guidance must be a number"),
+        ({"guidance": 10**400}, "guidance=1000.*must lie in 0..1000"),
+        ({"guidance": math.nan}, "guidance=nan"),
+        ({"caption_dropout": 2}, "caption_dropout must be a share"),
+        ({"caption_dropout": math.nan}, "caption_dropout must be a share"),
+    ],
+)
+def test_facts_that_cannot_be_are_refused(folder, fact, message):
     content = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(content | {"guidance": "much"}))
-    with pytest.raises(DamagedFolder, match="guidance must be a number"):
+    (folder / "config.json").write_text(json.dumps(content | fact))
+    with pytest.raises(DamagedFolder, match=message):
         check_parts(folder)
+
+
+@pytest.mark.parametrize("guidance", [-1.0, 1e6, math.nan])
+def test_a_guidance_that_cannot_be_leaves_the_folder_as_it_was(folder, tmp_path, guidance):
+    before = (folder / "config.json").read_bytes()
+    with pytest.raises(ValueError, match="guidance="):
+        pack_model(folder, folder, guidance=guidance)
+    assert (folder / "config.json").read_bytes() == before
 
 
 def test_saving_again_replaces_the_folder_whole(folder, tmp_path):
