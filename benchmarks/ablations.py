@@ -143,6 +143,9 @@ def main() -> None:
     unknown = set(options.names) - VARIANTS.keys()
     if unknown:
         parser.error(f"no variant {', '.join(sorted(unknown))}; there are {', '.join(VARIANTS)}")
+    for name in options.names or VARIANTS:
+        if variant(name, options.samples).schedule.total_steps % len(MEASURED_AT):
+            parser.error(f"--samples {options.samples}: the steps of {name!r} cannot be divided by {len(MEASURED_AT)}")
     torch.set_num_threads(options.threads)
     for name in options.names or VARIANTS:
         with progress_bar(name, "samples") as on_progress:

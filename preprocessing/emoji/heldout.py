@@ -133,7 +133,7 @@ def _concept_candidates(things: dict[str, list[Drawing]]) -> list[tuple[str, ...
 
 
 def _drawing_candidates(name: str, versions: list[Drawing]) -> list[tuple[str, ...]]:
-    """(thing, set) that may be held out; the two generations of noto draw some things alike, so they count as one."""
+    """(thing, set) that may be held out; of two generations of noto that both draw it, none: they may be alike."""
     sets = {drawing.set for drawing in versions}
     twins = {"noto", "noto-v1"} if {"noto", "noto-v1"} <= sets else set()
     if versions[0].thing.group not in OBJECT_GROUPS or len(sets) < 3:
