@@ -21,7 +21,7 @@ class Way(NamedTuple):
 
 FREE, PAPER = Way(), Way(256, 0.75)
 GRID = (FREE, Way(256), Way(0, 0.75), PAPER, Way(256, 0.75, 0.7), Way(64, 0.5))
-GUIDED = (PAPER._replace(guidance=1.5), PAPER._replace(guidance=3.0))
+GUIDED = (PAPER._replace(guidance=2.0), PAPER._replace(guidance=4.0))
 GRID_PICTURES = 4
 """Of which the best answers, in the grid."""
 

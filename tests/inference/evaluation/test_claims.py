@@ -53,16 +53,16 @@ def test_a_claim_among_others_needs_more_to_be_decided():
 
 
 def test_guidance_is_tried_where_it_was_learnt():
-    assert [way.guidance for way in ways_to_try(0.1)] == [1] * 6 + [1.5, 3]
+    assert [way.guidance for way in ways_to_try(0.1)] == [1] * 6 + [2, 4]
     assert ways_to_try(0.0) == ways_to_try(None) == ways_to_try(0.1)[:6]
 
 
 def test_ways_are_claimed_to_do_better_than_all_codes_and_guidance_than_none():
-    guided = PAPER._replace(guidance=3.0)
+    guided = PAPER._replace(guidance=4.0)
     hits = {way: {"ground": [way != FREE] * 4, "size": [way == guided] * 2} for way in (FREE, Way(256), PAPER, guided)}
     told = [(claim.text, claim.prompts, claim.better) for claim in claims_of_ways(hits)]
     assert told == [
         ("top-k 256 does better than all codes", 6, 4),
         ("top-k 256, top-p 0.75 does better than all codes", 6, 4),
-        ("top-k 256, top-p 0.75, guidance 3 does better than top-k 256, top-p 0.75", 6, 2),
+        ("top-k 256, top-p 0.75, guidance 4 does better than top-k 256, top-p 0.75", 6, 2),
     ]

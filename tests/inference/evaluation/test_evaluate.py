@@ -196,7 +196,7 @@ def test_guidance_is_in_the_report_where_the_model_learnt_without_captions(gener
     few = Sizes(best_of=(1,), curve_questions=0, questions=1, captions=2, pictures=9, grid_questions=1)
     found = evaluate(generator, data, few)
     write_report(tmp_path, found, "Evaluation")
-    assert [way.guidance for way in found.grid] == [1, 1, 1, 1, 1, 1, 1.5, 3]
+    assert [way.guidance for way in found.grid] == [1, 1, 1, 1, 1, 1, 2, 4]
     assert "Guidance is left out" not in (tmp_path / "report.html").read_text()
 
 
