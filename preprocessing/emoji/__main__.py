@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dalle_lean.terminal import error, progress_bar, say
+from dalle_lean.terminal import error, progress_bar, say, tell
 from preprocessing.emoji.build import build
 from preprocessing.emoji.sets import SETS
 
@@ -41,6 +41,9 @@ def command(
     except (ValueError, OSError, ImportError) as mistake:
         error(" ".join(str(mistake).split()))
         sys.exit(2)
+    except KeyboardInterrupt:
+        tell(f"interrupted; {out} is as it was")
+        sys.exit(130)
     for part, numbers in counts.items():
         say(f"{part}: " + ", ".join(f"{number} {what}" for what, number in numbers.items()))
 

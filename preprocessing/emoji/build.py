@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -64,7 +65,7 @@ def build(
         if on_progress is not None and ((so_far := next(done)) % 100 == 0 or so_far == total):
             on_progress(so_far, total, part)
 
-    with get_context("spawn").Pool(processes) as pool:
+    with get_context("spawn").Pool(processes, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         sprites = {}
         for drawing, image in zip(used, pool.imap(partial(sprite, side=side), used, chunksize=16), strict=True):
             sprites[drawing] = image

@@ -1,9 +1,13 @@
 """The command that builds the picture set, and the small set that tests read."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -130,3 +134,24 @@ def test_the_small_set_is_noto_alone_with_its_licence():
     assert all(Image.open(SMALL / row["file_name"]).size == (96, 96) for row in rows)
     assert "Apache License" in (SMALL / "LICENSE").read_text()
     assert sum(path.stat().st_size for path in SMALL.iterdir()) < 1_500_000
+
+
+def test_ctrl_c_ends_it_in_a_line_and_leaves_what_was_there(emoji_packages, tmp_path):
+    out = tmp_path / "emoji"
+    command = [sys.executable, "-m", "preprocessing.emoji", str(out), "--packages", str(emoji_packages)]
+    process = subprocess.Popen(
+        [*command, "--side", "1024", "--processes", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+    while process.poll() is None and not list(tmp_path.glob("emoji.unfinished/*/*.png")):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, told
+    assert "Traceback" not in told
+    assert "interrupted" in told.splitlines()[-1]
+    assert not out.exists()
