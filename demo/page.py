@@ -15,12 +15,14 @@ from demo.studio import Studio
 TITLE = "dalle_lean"
 EXAMPLES = (
     "a red heart",
-    "a green book",
-    "a fox on a blue ground",
-    "a cat on an orange ground",
-    "a slice of pizza",
-    "a blue car",
+    "a smiling face",
+    "a tree on a yellow ground",
+    "a big blue car on a yellow ground",
+    "a green circle left of a red heart on a white ground",
+    "a small green apple in the top right corner on a pink ground",
+    "an astronaut riding a horse",
 )
+"""What the bundled model does well, and last what is beyond it."""
 KEEP_S = 3600
 
 
@@ -66,7 +68,7 @@ def add_parts(studio: Studio, card: bool) -> tuple[Parts, Any]:
         )
         draw = gr.Button("Draw", variant="primary", scale=1, min_width=90, elem_id="draw")
         stop = gr.Button("Stop", scale=1, min_width=90, interactive=False, elem_id="stop")
-    examples = gr.Examples(list(EXAMPLES), prompt, label="Try one of these")
+    examples = gr.Examples(list(EXAMPLES), prompt, label="Try one of these; the last is beyond the bundled model")
     num_images = default_settings(studio)["num_images" if studio.generator.scorer else "best"]
     status = gr.HTML(views.welcome(studio, num_images), padding=False, elem_id="status")
     stage = gr.HTML(views.empty_stage(), padding=False, elem_id="stage")

@@ -18,7 +18,7 @@ def train(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="Folder of the run; the same command continues what it holds.")
     ],
-    config: Annotated[str, typer.Option(help="Recipe: a name or a TOML file.")] = "emoji64",
+    config: Annotated[str, typer.Option(help="Recipe: a name or a TOML file.")] = "emoji128",
     init: Annotated[Path | None, typer.Option(help="Model folder to start from, instead of new weights.")] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="A tokenizer.json; without it one is made from the captions.")
