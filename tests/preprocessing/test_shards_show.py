@@ -32,7 +32,8 @@ def emoji_shards(request, tmp_path_factory):
     vqgan = VQGAN.load(bundled_model() / "vqgan")
     source = Path(__file__).parents[1] / "data" / "emoji"
     lines = [json.loads(line) for line in (source / "metadata.jsonl").read_text().splitlines()[:12]]
-    pixels = np.stack([square_pixels(open_picture((source / line["file_name"]).read_bytes()), 64) for line in lines])
+    files = [(source / line["file_name"]).read_bytes() for line in lines]
+    pixels = np.stack([square_pixels(open_picture(file), vqgan.config.picture_side) for file in files])
     codes = vqgan.encode(torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255).numpy()
     folder = write_folder(tmp_path_factory.mktemp("emoji"), vqgan, [make_rows(codes)], layout=request.param)
     return folder, pixels
@@ -105,7 +106,7 @@ def test_the_bundled_vqgan_shows_its_own_codes(emoji_shards, tmp_path, capsys):
         shown = np.asarray(sheet.convert("RGB"))
     # Somewhere on the sheet, enlarged, stands each picture: the first one in the first place.
     top = shown.shape[0] - 2 * (192 + 16 + 3 * 17 + 8)
-    first = np.asarray(Image.fromarray(shown[top : top + 192, 16 : 16 + 192]).resize((64, 64)), dtype=float)
+    first = np.asarray(Image.fromarray(shown[top : top + 192, 16 : 16 + 192]).resize(pixels.shape[1:3]), dtype=float)
     errors = [np.abs(first - picture).mean() for picture in pixels.astype(float)]
     assert int(np.argmin(errors)) == 0
     assert errors[0] < 30
