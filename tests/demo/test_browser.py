@@ -91,9 +91,9 @@ def test_a_prompt_typed_and_entered_becomes_pictures(visit, page_url):
 
 def test_a_clicked_example_is_drawn(visit, page_url):
     page = visit(page_url)
-    page.get_by_role("button", name="a green book").click()
+    page.get_by_role("button", name="a smiling face").click()
     pictures(page)
-    assert page.locator("#prompt input").input_value() == "a green book"
+    assert page.locator("#prompt input").input_value() == "a smiling face"
 
 
 def test_the_picture_grows_and_the_time_left_is_said(visit, slow_url):
@@ -116,7 +116,7 @@ def test_a_downloaded_picture_says_how_it_was_drawn(visit, page_url):
         page.get_by_role("button", name=f"Download no. {number}").click()
     assert download.value.suggested_filename == f"dalle_lean-seed5-no{number}.png"
     image = Image.open(download.value.path())
-    assert (image.text["prompt"], image.text["seed"], image.text["index"]) == ("a green book", "5", number)
+    assert (image.text["prompt"], image.text["seed"], image.text["index"]) == ("a smiling face", "5", number)
     assert json.loads(image.text["settings"])["num_images"] == 128
 
 
@@ -173,7 +173,7 @@ def test_a_drawing_is_stopped(visit, slow_url, way):
         page.keyboard.press("Escape")
     page.get_by_text("Stopped.").wait_for()
     page.locator("#stop:disabled").wait_for()
-    ask(page, "a green book")  # its place is free
+    ask(page, "a smiling face")  # its place is free
     page.locator(".stage.growing img").first.wait_for()
 
 
@@ -181,7 +181,7 @@ def test_a_new_prompt_takes_the_place_of_the_one_being_drawn(visit, slow_url):
     page = visit(slow_url)
     ask(page, "a red heart")
     page.locator(".stage.growing img").first.wait_for()
-    ask(page, "a green book")
+    ask(page, "a smiling face")
     page.locator("#status").get_by_text("You are next").wait_for(state="detached")
     other = visit(slow_url)
     ask(other, "a blue car")
@@ -204,7 +204,7 @@ def test_the_second_waits_in_line_the_third_is_told_it_is_busy_and_a_closed_tab_
     first, second, third = (visit(slow_url) for _ in range(3))
     ask(first, "a red heart")
     first.locator(".stage.growing img").first.wait_for()
-    ask(second, "a green book")
+    ask(second, "a smiling face")
     second.get_by_text("You are next; your turn comes in about").wait_for()
     ask(third, "a blue car")
     third.get_by_text("The page is busy: 1 drawing, 1 waiting. Please try again in about").wait_for()
@@ -221,7 +221,7 @@ def test_everything_is_reached_with_the_keyboard(visit, page_url):
     for _ in range(40):
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.id || document.activeElement.innerText.split('\\n')[0]"))
-    names = ["draw", "a green book", "download", "more", "keep", "Settings", "Continue a picture"]
+    names = ["draw", "a smiling face", "download", "more", "keep", "Settings", "Continue a picture"]
     found = [next((place for place, name in enumerate(reached) if name == wanted), None) for wanted in names]
     assert None not in found, reached
     assert found == sorted(found)
