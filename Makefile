@@ -75,7 +75,7 @@ bundled-model: install
 	$(BIN)/dalle-lean train-clip data/emoji/train $(RUN)/clip --heldout data/emoji/heldout \
 		--vqgan $(RUN)/vqgan --steps 1800 --save-dtype bfloat16
 	$(BIN)/dalle-lean pack $(RUN)/dalle/model models/emoji --clip $(RUN)/clip/clip \
-		--card models/emoji/README.md --dtype bfloat16
+		--card models/emoji/README.md --guidance 2 --dtype bfloat16
 
 # The card's table and pictures: what the bundled model can do, and how sure that is.
 evaluate: install data/emoji-judge/heldout.json
