@@ -35,6 +35,14 @@ class UnusablePicture(ValueError):
         self.reason = reason
 
 
+def lies_in(folder: Path, path: Path) -> bool:
+    """Whether what a path leads to, through whatever links, is below a folder, or nothing that could be opened."""
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a zero byte
+        return True
+
+
 def read_picture(path: Path) -> tuple[bytes, str | None]:
     """The bytes of a file and what is wrong with it, if anything: "picture_missing", "file_too_large", ..."""
     try:

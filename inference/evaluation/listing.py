@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from dalle_lean.pictures import UnusablePicture, open_picture, quiet_pillow, read_picture, square_pixels
+from dalle_lean.pictures import UnusablePicture, lies_in, open_picture, quiet_pillow, read_picture, square_pixels
 
 Line = dict[str, Any]
 T = TypeVar("T")
@@ -57,11 +57,7 @@ def problem_of(line: Any) -> str | None:
 def drawing_path(folder: Path, line: Mapping[str, Any]) -> Path:
     """Where a line's picture lies; ValueError where its name leads out of the folder."""
     path: Path = folder / line["file_name"]
-    try:
-        inside = path.resolve().is_relative_to(folder.resolve())
-    except (OSError, ValueError):  # a name that no file can have
-        inside = False
-    if not inside:
+    if not lies_in(folder, path):
         raise ValueError(f"{folder / 'metadata.jsonl'}: file_name {line['file_name']!r} leads out of the folder")
     return path
 

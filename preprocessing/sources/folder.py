@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from dalle_lean.pictures import PICTURE_SUFFIXES, read_picture
+from dalle_lean.pictures import PICTURE_SUFFIXES, lies_in, read_picture
 from preprocessing.sources.sample import (
     Sample,
     caption_of,
@@ -140,14 +140,6 @@ def read_lines(file: IO[bytes]) -> Iterator[tuple[bytes, int]]:
             rest = file.readline(MAX_TEXT_BYTES + 1)
             length += len(rest)
         yield line, length
-
-
-def lies_in(folder: Path, path: Path) -> bool:
-    """Whether what a path leads to, through whatever links, is below a folder, or nothing that could be opened."""
-    try:
-        return path.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a zero byte
-        return True
 
 
 def file_size(path: Path) -> int | None:

@@ -244,8 +244,7 @@ def test_lines_that_cannot_be_used_are_counted_by_reason(folder, tmp_path):
     assert dict(data.skipped) == {
         "picture broken": 2,
         "too many pixels": 1,
-        "picture unreadable": 1,
-        "picture missing": 1,
+        "picture missing": 2,
         "no caption": 2,
         "no file_name": 1,
         "file_name leads out of the folder": 1,
