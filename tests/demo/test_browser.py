@@ -116,7 +116,7 @@ def test_a_downloaded_picture_says_how_it_was_drawn(visit, page_url):
         page.get_by_role("button", name=f"Download no. {number}").click()
     assert download.value.suggested_filename == f"dalle_lean-seed5-no{number}.png"
     image = Image.open(download.value.path())
-    assert (image.text["prompt"], image.text["seed"], image.text["index"]) == ("a smiling face", "5", number)
+    assert (image.text["prompt"], image.text["seed"], image.text["index"]) == ("a green book", "5", number)
     assert json.loads(image.text["settings"])["num_images"] == 128
 
 
