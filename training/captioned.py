@@ -3,13 +3,15 @@
 Shapes: N pictures, B pictures of a batch, S side in pixels.
 """
 
+import hashlib
 import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,12 +42,24 @@ class Captioned:
         return replace(self, pixels=self.pixels[chosen], captions=[self.captions[row] for row in rows])
 
 
-def read_captioned(folder: Path, side: int, on_progress: OnProgress | None = None) -> Captioned:
+def read_captioned(
+    folder: Path,
+    side: int,
+    on_progress: OnProgress | None = None,
+    *,
+    words: Callable[[dict[str, Any]], str] | None = None,
+    look: Callable[[Path, str, int], Tensor] | None = None,
+) -> Captioned:
     """Read a folder as `datasets`' ImageFolder has it: pictures, and metadata.jsonl with file_name and text or caption.
 
     Pictures become side x side as `dalle_lean.pictures` makes them. A line that cannot be used
     is counted under its reason; ValueError when none can.
+
+    Args:
+        words: what is learnt of a line; `caption_of` unless told.
+        look: (folder, file_name, side) -> uint8 [3, side, side]; `read_picture` unless told.
     """
+    words, look = words or caption_of, look or read_picture
     listing = folder / "metadata.jsonl"
     if not listing.is_file():
         raise ValueError(f"{folder} has no metadata.jsonl; give a folder of pictures with one line of JSON for each")
@@ -55,8 +69,9 @@ def read_captioned(folder: Path, side: int, on_progress: OnProgress | None = Non
     skipped: Counter[str] = Counter()
     for done, line in enumerate(lines, start=1):
         try:
-            name, caption = parse_line(line)
-            pixels[len(captions)] = read_picture(folder, name, side)
+            entry = parse_line(line)
+            caption = words(entry)
+            pixels[len(captions)] = look(folder, entry["file_name"], side)
         except Unusable as reason:
             skipped[str(reason)] += 1
         else:
@@ -72,18 +87,23 @@ class Unusable(Exception):
     """A line of a listing is passed over; the message is the reason it is counted under."""
 
 
-def parse_line(line: bytes) -> tuple[str, str]:
-    """File name and caption of one line of metadata.jsonl."""
+def parse_line(line: bytes) -> dict[str, Any]:
+    """One line of metadata.jsonl, which has a file_name."""
     try:
         entry = json.loads(line)
     except ValueError:
         raise Unusable("line is not JSON") from None
     if not isinstance(entry, dict) or not isinstance(entry.get("file_name"), str):
         raise Unusable("no file_name")
+    return entry
+
+
+def caption_of(entry: dict[str, Any]) -> str:
+    """The caption that a line tells."""
     caption = next((entry[name] for name in CAPTION_FIELDS if isinstance(entry.get(name), str)), "").strip()
     if not caption:
         raise Unusable("no caption")
-    return entry["file_name"], caption
+    return caption
 
 
 def read_picture(folder: Path, name: str, side: int) -> Tensor:
@@ -100,6 +120,13 @@ def read_picture(folder: Path, name: str, side: int) -> Tensor:
     except pictures.UnusablePicture as error:
         raise Unusable(error.reason.replace("_", " ")) from None
     return torch.tensor(square).permute(2, 0, 1)
+
+
+def digest(data: Captioned) -> str:
+    """SHA-256 over pictures and captions."""
+    running = hashlib.sha256("\n".join(data.captions).encode("utf-8", "surrogatepass"))
+    running.update(data.pixels.contiguous().numpy().data)
+    return running.hexdigest()
 
 
 def hold_out(data: Captioned, share: float, seed: int) -> tuple[Captioned, Captioned]:

@@ -5,9 +5,7 @@ decoded.safetensors, the pictures as it decodes them.
 """
 
 import dataclasses
-import hashlib
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,27 +17,14 @@ from dalle_lean.clip import ClipScorer, right_caption_first
 from dalle_lean.files import atomic_write, sha256_file
 from dalle_lean.progress import OnProgress
 from dalle_lean.vqgan import VQGAN
-from training.captioned import Captioned, hold_out, read_captioned
-from training.checkpoint import load_checkpoint, save_checkpoint
+from training.captioned import Captioned, digest, hold_out, read_captioned
+from training.checkpoint import load_checkpoint
 from training.clip_learner import ClipRecipe, Learner, new_scorer
-from training.interrupt import TimeLimit, interrupt_deferred
-from training.metrics import MetricsLog, Pace
-from training.progress import OnNotice, StepCount
+from training.interrupt import TimeLimit
+from training.metrics import MetricsLog
+from training.progress import MeasuredProgress, OnNotice
 from training.run_folder import place_tokenizer
-
-
-@dataclass
-class Progress(StepCount):
-    """The numbers of this run that move."""
-
-    measured: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Shares in 0..1 of held-out pictures, the last time they were measured."""
-    unusable: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Lines of DATA's listing that were passed over, by reason."""
-
-    def findings(self) -> list[str]:
-        words = [f"{name.replace('_', ' ')} of 50: {share:.1%}" for name, share in self.measured.items()]
-        return words + [f"passed over {count} ({reason})" for reason, count in self.unusable.items()]
+from training.steps import take_steps
 
 
 def train_clip(
@@ -55,7 +40,7 @@ def train_clip(
     max_minutes: float | None = None,
     on_progress: OnProgress | None = None,
     on_notice: OnNotice | None = None,
-) -> Progress:
+) -> MeasuredProgress:
     """Train on the folder `data`, or continue the run that `out` holds exactly where its last checkpoint stood.
 
     Args:
@@ -90,38 +75,26 @@ def train_clip(
     scorer = new_scorer(recipe, placed, device)
     learner = Learner(recipe, scorer, train_set)
     saved = load_checkpoint(out, model=scorer.model, optimizer=learner.optimizer, run=run)
-    progress = Progress(**saved) if saved else Progress(unusable=dict(train_set.skipped))
+    progress = MeasuredProgress(**saved) if saved else MeasuredProgress(unusable=dict(train_set.skipped))
 
-    def due(interval: int) -> bool:
-        return progress.step % interval == 0 or progress.step == recipe.steps
+    def look(metrics: MetricsLog) -> None:
+        progress.measured = measure(scorer, views, heldout_set.captions)
+        metrics.write(progress.step, **progress.measured)
 
-    saved_step = progress.step
-    pace = Pace()
-    with MetricsLog(out, progress.step) as metrics, interrupt_deferred(on_notice) as interrupted:
-        for step, rows in learner.batches(progress.step):
-            numbers = learner.step(step, rows)
-            pace.count(samples=recipe.batch_size)
-            if not progress.count_step(numbers):
-                metrics.write(step, skipped=progress.skipped)
-                progress.refuse_divergence(numbers, recipe.max_skipped_in_row, out=out, saved_step=saved_step)
-            elif due(recipe.log_every):
-                metrics.write(step, **numbers, lr=recipe.learning_rate(step), **pace.per_second())
-            if due(recipe.heldout_every):
-                progress.measured = measure(scorer, views, heldout_set.captions)
-                metrics.write(step, **progress.measured)
-            stopping = interrupted() or limit.reached()
-            # Many bad steps may be the fault of the weights: what was saved before them stays.
-            if progress.skipped_in_row == 0 and (due(recipe.checkpoint_every) or stopping):
-                state = dataclasses.asdict(progress)
-                save_checkpoint(out, model=scorer.model, optimizer=learner.optimizer, progress=state, run=run)
-                saved_step = step
-            if on_progress is not None:
-                total = recipe.steps * recipe.batch_size
-                on_progress(step * recipe.batch_size, total, progress.note(recipe.steps))
-            if stopping and interrupted():
-                raise KeyboardInterrupt
-            if stopping:
-                break
+    take_steps(
+        out,
+        recipe,
+        learner.batches(progress.step),
+        learner.step,
+        measure=look,
+        progress=progress,
+        model=scorer.model,
+        optimizer=learner.optimizer,
+        run=run,
+        limit=limit,
+        on_progress=on_progress,
+        on_notice=on_notice,
+    )
     scorer.save(out / "clip", save_dtype)
     return progress
 
@@ -184,10 +157,3 @@ def decode(
         if on_progress is not None:
             on_progress(min(part.stop, len(pixels)), len(pixels), "pictures through the VQGAN")
     return decoded
-
-
-def digest(data: Captioned) -> str:
-    """SHA-256 over pictures and captions."""
-    running = hashlib.sha256("\n".join(data.captions).encode("utf-8", "surrogatepass"))
-    running.update(data.pixels.contiguous().numpy().data)
-    return running.hexdigest()

@@ -23,6 +23,7 @@ from dalle_lean.require import require
 from dalle_lean.tokenizer import Tokenizer
 from training.captioned import Captioned, distinct_batches, jitter
 from training.precision import autocast
+from training.schedule import cosine_rate
 from training.undo import remember
 
 PIXEL_MEAN = PIXEL_STD = (0.5, 0.5, 0.5)
@@ -120,11 +121,7 @@ class ClipRecipe:
 
     def learning_rate(self, step: int) -> float:
         """At a step, the first being 1: linear up to `lr`, then half a cosine that reaches 0 after the last."""
-        warmup_steps = max(1, round(self.warmup_share * self.steps))
-        if step <= warmup_steps:
-            return self.lr * step / warmup_steps
-        done = (step - warmup_steps) / (self.steps + 1 - warmup_steps)
-        return self.lr * (1 + math.cos(math.pi * done)) / 2
+        return cosine_rate(step, peak=self.lr, warmup_share=self.warmup_share, total_steps=self.steps)
 
 
 class Learner:
@@ -143,9 +140,9 @@ class Learner:
         return itertools.islice(enumerate(batches, start=1), steps_done, self.recipe.steps)
 
     def step(self, step: int, rows: list[int]) -> dict[str, float]:
-        """Learn from these rows -> loss, and norm of the gradient before clipping ("grad_norm").
+        """Learn from these rows -> loss, norm of the gradient before clipping ("grad_norm") and learning rate ("lr").
 
-        Where either is not finite, nothing is changed.
+        Where one is not finite, nothing is changed.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.learning_rate(step)
@@ -160,7 +157,7 @@ class Learner:
         self.optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self.recipe.clip_grad_norm)
-        numbers = {"loss": loss.item(), "grad_norm": norm.item()}
+        numbers = {"loss": loss.item(), "grad_norm": norm.item(), "lr": self.recipe.learning_rate(step)}
         if all(math.isfinite(number) for number in numbers.values()):
             self.optimizer.step()
             with torch.no_grad():

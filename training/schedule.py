@@ -1,5 +1,6 @@
 """What a step does by its number: how fast it learns, and from how much of each sample. The first step is 1."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,15 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int, total_steps: int
     if step <= warmup_steps:
         return peak * step / warmup_steps
     return peak * max(0, total_steps + 1 - step) / (total_steps + 1 - warmup_steps)
+
+
+def cosine_rate(step: int, *, peak: float, warmup_share: float, total_steps: int) -> float:
+    """The learning rate at a step: linear up to `peak`, then half a cosine that reaches 0 after the last step."""
+    warmup_steps = max(1, round(warmup_share * total_steps))
+    if step <= warmup_steps:
+        return peak * step / warmup_steps
+    done = (step - warmup_steps) / (total_steps + 1 - warmup_steps)
+    return peak * (1 + math.cos(math.pi * done)) / 2
 
 
 def crop_of_step(step: int, stages: Sequence[tuple[int, int, int]], image_side: int, seed: int) -> Crop | None:

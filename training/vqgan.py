@@ -5,10 +5,8 @@ OUT becomes a VQGAN folder; beside it stand checkpoint/, metrics.jsonl, tensorbo
 
 import dataclasses
 import hashlib
-import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,12 +18,13 @@ from dalle_lean.pictures import PICTURE_SUFFIXES
 from dalle_lean.progress import OnProgress
 from dalle_lean.vqgan import VQGAN
 from training.captioned import Unusable, read_picture
-from training.checkpoint import load_checkpoint, save_checkpoint
-from training.interrupt import TimeLimit, interrupt_deferred
-from training.metrics import MetricsLog, Pace
+from training.checkpoint import load_checkpoint
+from training.interrupt import TimeLimit
+from training.metrics import MetricsLog
 from training.precision import autocast
 from training.progress import OnNotice, StepCount
 from training.samples import save_sheet
+from training.steps import shuffled_batches, take_steps
 from training.vqgan_learner import VQGANLearner, VQGANRecipe
 
 
@@ -100,42 +99,28 @@ def train_vqgan(
     progress = Progress(**saved) if saved else Progress()
     progress.unusable = dict(train_set.skipped + heldout_set.skipped)
 
-    def due(interval: int) -> bool:
-        return progress.step % interval == 0 or progress.step == recipe.steps
-
     def look(metrics: MetricsLog, vqgan: VQGAN, name: str) -> None:
         measured, shown = measure(vqgan, heldout_set.pixels, recipe)
         progress.psnr_db, progress.codes_used = measured["heldout_psnr_db"], measured["heldout_codes_used"]
         metrics.write(progress.step, **measured)
         save_sheet(out / "reconstructions" / f"{name}.png", shown)
 
-    steps = batches(len(train_set.pixels), progress.step, recipe)
-    saved_step = progress.step
-    pace = Pace()
-    with MetricsLog(out, progress.step) as metrics, interrupt_deferred(on_notice) as interrupted:
-        for step, rows in steps:
-            numbers = learner.step(step, train_set.pixels[rows])
-            pace.count(pictures=recipe.batch_size)
-            if not progress.count_step(numbers):
-                metrics.write(step, skipped=progress.skipped)
-                progress.refuse_divergence(numbers, recipe.max_skipped_in_row, out=out, saved_step=saved_step)
-            elif due(recipe.log_every):
-                metrics.write(step, **numbers, **pace.per_second())
-            if due(recipe.heldout_every):
-                look(metrics, learner.vqgan, f"step-{step:06d}")
-            stopping = interrupted() or limit.reached()
-            # Many bad steps may be the fault of the weights: what was saved before them stays.
-            if progress.skipped_in_row == 0 and (due(recipe.checkpoint_every) or stopping):
-                state = dataclasses.asdict(progress)
-                save_checkpoint(out, model=learner, optimizer=learner.optimizer, progress=state, run=identity)
-                saved_step = step
-            if on_progress is not None:
-                on_progress(step * recipe.batch_size, recipe.steps * recipe.batch_size, progress.note(recipe.steps))
-            if stopping and interrupted():
-                raise KeyboardInterrupt
-            if stopping:
-                break
-        learner.vqgan.save(out, save_dtype)
+    take_steps(
+        out,
+        recipe,
+        shuffled_batches(len(train_set.pixels), recipe, recipe.seed, progress.step),
+        lambda step, rows: learner.step(step, train_set.pixels[rows]),
+        measure=lambda metrics: look(metrics, learner.vqgan, f"step-{progress.step:06d}"),
+        progress=progress,
+        model=learner,
+        optimizer=learner.optimizer,
+        run=identity,
+        limit=limit,
+        on_progress=on_progress,
+        on_notice=on_notice,
+    )
+    learner.vqgan.save(out, save_dtype)
+    with MetricsLog(out, progress.step) as metrics:
         look(metrics, VQGAN.load(out).to(device), "final")
     return progress
 
@@ -172,19 +157,6 @@ def side_by_side(originals: Tensor, reconstructions: Tensor, width: int = 16) ->
     whole = len(originals) - len(originals) % width
     pairs = zip(originals[:whole].split(width), reconstructions[:whole].split(width), strict=True)
     return [row for pair in pairs for row in pair]
-
-
-def batches(count: int, steps_done: int, recipe: VQGANRecipe) -> Iterator[tuple[int, Tensor]]:
-    """(step, rows) of the steps that are left; the first step of a run is 1. Shuffled anew in each pass."""
-    if count < recipe.batch_size:
-        raise ValueError(f"{count} pictures to train on; batch_size={recipe.batch_size} needs as many")
-
-    def endless() -> Iterator[Tensor]:
-        for epoch in itertools.count():
-            order = torch.randperm(count, generator=torch.Generator().manual_seed(recipe.seed + epoch))
-            yield from order[: count - count % recipe.batch_size].split(recipe.batch_size)
-
-    return itertools.islice(enumerate(endless(), start=1), steps_done, recipe.steps)
 
 
 def read_sets(

@@ -21,7 +21,8 @@ from dalle_lean.vqgan import VQGAN, GumbelQuantizer, NearestQuantizer
 from tests.tiny import VQGAN_CONFIG
 from training.codebook import GumbelLearner, NearestLearner
 from training.progress import TrainingDiverged
-from training.vqgan import batches, read_pictures, side_by_side, train_vqgan
+from training.steps import shuffled_batches
+from training.vqgan import read_pictures, side_by_side, train_vqgan
 from training.vqgan_learner import VQGANLearner, VQGANRecipe
 
 EMOJI = Path(__file__).parents[1] / "data" / "emoji"
@@ -158,13 +159,13 @@ def test_a_folder_without_pictures_is_refused(tmp_path):
 
 def test_each_pass_shows_every_picture_once():
     recipe = dataclasses.replace(TINY, batch_size=4, steps=6)
-    order = [rows.tolist() for _, rows in batches(12, 0, recipe)]
+    order = [rows.tolist() for _, rows in shuffled_batches(12, recipe, recipe.seed, 0)]
     first, second = ([row for rows in part for row in rows] for part in (order[:3], order[3:]))
     assert sorted(first) == sorted(second) == list(range(12))
     assert first != second
-    assert [rows.tolist() for _, rows in batches(12, 4, recipe)] == order[4:]
+    assert [rows.tolist() for _, rows in shuffled_batches(12, recipe, recipe.seed, 4)] == order[4:]
     with pytest.raises(ValueError, match="3 pictures"):
-        next(batches(3, 0, recipe))
+        next(shuffled_batches(3, recipe, recipe.seed, 0))
 
 
 def test_the_discriminator_moves_the_pixels_by_its_share():
