@@ -50,7 +50,7 @@ data: install
 	npm install --prefix data/npm --ignore-scripts --no-audit --no-fund --no-save $(EMOJI_PACKAGES)
 	$(BIN)/python -m preprocessing.emoji $(DATA) --packages data/npm/node_modules --side $(SIDE)
 
-# What judges the drawings: a CLIP that learns from four other sets. Two of them are share-alike, so it is not shipped.
+# What judges the drawings: a CLIP and a classifier that learn from four other sets. Two of them are share-alike, so these are not shipped.
 JUDGE_SETS := emojione,emojione-v1,fxemoji,openmoji
 JUDGE_PACKAGES := @iconify-json/emojione@1.2.3 @iconify-json/emojione-v1@1.2.3 @iconify-json/fxemoji@1.2.2 \
 	@iconify-json/openmoji@1.2.29
@@ -82,7 +82,9 @@ evaluate: install data/emoji-judge/heldout.json
 	test -e data/emoji/heldout.json || $(MAKE) data
 	$(BIN)/dalle-lean train-clip data/emoji-judge/train $(RUN)/judge --heldout data/emoji/heldout \
 		--vqgan models/emoji/vqgan --steps 1800
-	$(BIN)/dalle-lean evaluate --data data/emoji --judge $(RUN)/judge/clip --out $(RUN)/report
+	$(BIN)/dalle-lean train-things data/emoji-judge/train $(RUN)/things --heldout data/emoji/heldout
+	$(BIN)/dalle-lean evaluate --data data/emoji --judge $(RUN)/judge/clip --classifier $(RUN)/things/classifier \
+		--out $(RUN)/report
 	cp $(RUN)/report/pictures.png models/emoji/pictures.png
 
 # A folder that trains the bundled model on a lent GPU without network; docs/on-a-lent-gpu.md. Remove it to make it anew.

@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo.commands:demo", "Open the prompt page in a browser."),
     "train-vqgan": ("training.commands_vqgan:train_vqgan", "Train a small VQGAN on a folder of pictures."),
     "train-clip": ("training.commands_clip:train_clip", "Train a small CLIP on pictures with captions."),
+    "train-things": ("training.commands_things:train_things", "Train a classifier that tells which thing is drawn."),
     "pack": ("dalle_lean.commands:pack", "The parts of a model -> one model folder."),
     "calculator": ("dalle_lean.commands:calculator", "What training a model costs: memory by kind, arithmetic."),
     "bench": ("benchmarks.commands:bench", "How fast this machine is, beside the published figures."),

@@ -12,16 +12,18 @@ from torch import Tensor
 
 from dalle_lean.clip import ClipScorer
 from dalle_lean.progress import OnProgress
+from dalle_lean.thing_classifier import ThingClassifier
 from inference.evaluation.asking import Answer, Attributes, ask_all, few_of, rights
 from inference.evaluation.claims import Claim, compare, decide_together
 from inference.evaluation.codes import Bits, measure_bits
 from inference.evaluation.inception import Inception
 from inference.evaluation.judging import Judged, judge_all
-from inference.evaluation.likeness import Distances, frechet_distance, thing_names
+from inference.evaluation.likeness import Distances, frechet_distance
 from inference.evaluation.listing import drawing_path, of_the_same_kinds, read_lines, read_pixels, sample
 from inference.evaluation.questions import Question, choose_questions, commonest, right_on_drawings, subjects
 from inference.evaluation.reconstruction import Reconstruction, encode, reconstruct
 from inference.evaluation.shares import Share, share
+from inference.evaluation.things import Recognised, recognise
 from inference.evaluation.ways import GRID_PICTURES, Way, claims_of_ways, ways_to_try
 from inference.generator import Generator, Settings
 
@@ -82,6 +84,8 @@ class Evaluation:
     attributes: dict[str, Attributes]
     curve: dict[str, dict[int, Share]]
     """Of each attribute, by how many pictures the best was chosen from."""
+    recognised: Recognised | None
+    """Which thing is seen, where a classifier was given."""
     judged: Judged | None
     inception: Distances | None
     """Frechet inception distances, where a file of weights was given."""
@@ -113,6 +117,7 @@ class Evaluation:
                 name: {str(count): found.to_dict() for count, found in by_count.items()}
                 for name, by_count in self.curve.items()
             },
+            "right_thing_first": self.recognised and self.recognised.to_dict(),
             "judged": self.judged and self.judged.to_dict(),
             "frechet_inception_distance": self.inception and self.inception.to_dict(),
             "claims": [claim.to_dict() for claim in self.claims],
@@ -130,6 +135,7 @@ def evaluate(
     *,
     seed: int = 0,
     judge: ClipScorer | None = None,
+    classifier: ThingClassifier | None = None,
     inception: Inception | None = None,
     batch_size: int | None = None,
     on_progress: OnProgress | None = None,
@@ -138,6 +144,7 @@ def evaluate(
 
     Args:
         judge: a CLIP that did not rank the pictures; without it the one that did judges the captions.
+        classifier: which learnt from drawings of other sets, to tell which thing is drawn.
         inception: in whose features the Frechet distance is measured.
         seed: of what is chosen and drawn.
         on_progress: called with (done, total, what): prompts, pictures or captions.
@@ -199,6 +206,7 @@ def evaluate(
             Share(right_on_drawings(questions), len(questions)),
             Share(commonest(questions), len(questions)),
         )
+    recognised = None if classifier is None else recognise(classifier, list(attributes.values()), best_of, seed)
     clip, judged, distances = judge or generator.scorer, None, None
     if isinstance(clip, ClipScorer) or inception is not None:
         texts = [line["text"] for line in chosen]
@@ -216,13 +224,10 @@ def evaluate(
                 clip.name + (", which chose the pictures too" if is_ranker(clip, generator) else ""),
                 texts,
                 answers,
-                attributes.get("ground"),
-                thing_names([*train, *heldout]),
                 best_of=best_of,
                 drawings=[drawing_path(data / "heldout", line) for line in chosen],
                 sets=sets,
                 among=[drawing_path(data / "train", line) for line in looked],
-                seed=seed,
                 on_looked=progress("training pictures looked through", len(looked)),
             )
         if inception is not None:
@@ -261,6 +266,7 @@ def evaluate(
         bits,
         attributes,
         curve,
+        recognised,
         judged,
         distances,
         grid,

@@ -1,6 +1,5 @@
 """What a CLIP says of the pictures: best one that neither ranked them nor learnt from the same drawings."""
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +10,13 @@ from PIL import Image
 from torch import Tensor
 
 from dalle_lean.clip import ClipScorer, right_caption_first
-from inference.evaluation.asking import Answer, Attributes
-from inference.evaluation.likeness import Distances, kernel_distance, nearest, right_thing
+from inference.evaluation.asking import Answer
+from inference.evaluation.likeness import Distances, kernel_distance, nearest
 from inference.evaluation.listing import open_drawing
 from inference.evaluation.shares import Share
 from inference.scorer import make_scorer
 
 CAPTIONS_COMPETE = 50
-THINGS_COMPETE = 200
 BATCH = 64
 
 
@@ -56,10 +54,6 @@ class Judged:
     """The right caption comes first of `captions_compete`."""
     captions_on_drawings: Share
     captions_compete: int
-    things: dict[int, Share]
-    """The right thing comes first of `things_compete`; empty where the data names no things."""
-    things_on_drawings: Share
-    things_compete: int
     distances: Distances
     copies: list[Copy]
     """Of each answer's best picture; empty where none was looked for."""
@@ -68,21 +62,12 @@ class Judged:
 
     def to_dict(self) -> dict[str, Any]:
         """For a report."""
-
-        def by_count(shares: dict[int, Share]) -> dict[str, Any]:
-            return {str(count): share.to_dict() for count, share in shares.items()}
-
         return {
             "judge": self.judge,
             "right_caption_first": {
                 "among": self.captions_compete,
-                "best_of": by_count(self.captions),
+                "best_of": {str(count): found.to_dict() for count, found in self.captions.items()},
                 "on_drawings": self.captions_on_drawings.to_dict(),
-            },
-            "right_thing_first": {
-                "among": self.things_compete,
-                "best_of": by_count(self.things),
-                "on_drawings": self.things_on_drawings.to_dict(),
             },
             "kernel_distance": self.distances.to_dict(),
             "nearest_training_picture": {
@@ -97,22 +82,17 @@ def judge_all(
     name: str,
     texts: Sequence[str],
     answers: Sequence[Answer],
-    scenes: Attributes | None,
-    names: Mapping[str, str],
     *,
     best_of: Sequence[int],
     drawings: Sequence[Path],
     sets: Mapping[str, Tensor],
     among: Sequence[Path] = (),
-    seed: int = 0,
     on_looked: Callable[[int], None] = lambda done: None,
 ) -> Judged:
     """Ask a CLIP.
 
     Args:
         texts: captions that were drawn; `answers` are what was drawn, `drawings` the real ones.
-        scenes: questions whose pictures show one thing.
-        names: things and their captions.
         sets: uint8 [N, 3, S, S] each, to compare, as in `Distances`.
         among: files of training pictures, of which the nearest are looked for.
         on_looked: called with how many of these were looked at.
@@ -127,12 +107,6 @@ def judge_all(
         return Share(round(found * len(texts)), len(texts))
 
     best = {count: seen([answer.by_count[count] for answer in answers]) for count in best_of}
-    things, things_on_drawings, things_compete = {}, Share(0, 0), 0
-    if scenes is not None:
-        of_thing = ThingJudge(clip, [question.things[0] for question in scenes.questions], names, seed)
-        things = {count: of_thing(seen([answer.by_count[count] for answer in scenes.answers])) for count in best_of}
-        things_on_drawings = of_thing(seen([open_drawing(question.drawing) for question in scenes.questions]))
-        things_compete = len(of_thing.features)
     features = {
         name: torch.cat([clip.image_features(batch.float() / 255) for batch in found.split(BATCH)])
         for name, found in sets.items()
@@ -157,31 +131,7 @@ def judge_all(
         {count: caption_first(found) for count, found in best.items()},
         caption_first(seen([open_drawing(path) for path in drawings])),
         min(CAPTIONS_COMPETE, len({*texts})),
-        things,
-        things_on_drawings,
-        things_compete,
         Distances.between(features, kernel_distance),
         copies[: len(answers)],
         copies[len(answers) :],
     )
-
-
-class ThingJudge:
-    """Tells pictures of known things from those of others, drawn at random.
-
-    Args:
-        things: what picture i shows.
-        names: all things and their captions.
-    """
-
-    def __init__(self, clip: ClipScorer, things: Sequence[str], names: Mapping[str, str], seed: int):
-        asked = sorted({*things})
-        others = sorted(names.keys() - {*asked})
-        more = random.Random(f"{seed}/things").sample(others, min(max(0, THINGS_COMPETE - len(asked)), len(others)))
-        compete = [*asked, *more]
-        self.features = clip.text_features([names.get(thing, thing) for thing in compete])
-        self.rows = torch.tensor([compete.index(thing) for thing in things])
-
-    def __call__(self, image_features: Tensor) -> Share:
-        hits = right_thing(image_features, self.features, self.rows.to(image_features.device))
-        return Share(int(hits.sum()), len(hits))

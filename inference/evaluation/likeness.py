@@ -1,6 +1,6 @@
-"""What a CLIP that did not rank the pictures sees in them: which thing, how like real drawings, and whether copied.
+"""What a CLIP that did not rank the pictures sees in them: how like real drawings, and whether copied.
 
-Shapes: N and M pictures, T things, E features of length 1.
+Shapes: N and M pictures, E features of length 1.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -39,21 +39,6 @@ class Distances:
     def to_dict(self) -> dict[str, Any]:
         """For a report."""
         return dict(vars(self))
-
-
-def thing_names(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Each thing and the shortest caption of its plain drawings: "owl" -> "an owl"."""
-    found: dict[str, str] = {}
-    for line in lines:
-        if line.get("kind") == "plain":
-            (thing,) = line["things"]
-            found[thing] = min(line["text"], found.get(thing, line["text"]), key=lambda text: (len(text), text))
-    return found
-
-
-def right_thing(image_features: Tensor, thing_features: Tensor, rows: Tensor) -> Tensor:
-    """Whether picture i is most like thing rows[i]: [N, E], [T, E], [N] -> [N] bool."""
-    return (image_features @ thing_features.T).argmax(dim=1) == rows
 
 
 def kernel_distance(first: Tensor, second: Tensor) -> float:

@@ -9,20 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from dalle_lean.ground import extent, ground_rgb, pixels, thing_mask
+
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black")
-BORDER_SHARE = 0.06
-NOT_GROUND = 45.0
-"""Euclidean distance in RGB from which a pixel does not belong to the ground."""
 SMALL, BIG = 0.45, 0.65
 """Longer side of a thing as a share of the picture's, between which it is neither small nor big."""
-SPECK_SHARE = 0.02
-"""So few pixels of a row or column are no part of a thing."""
 LEAST_SHARE = 0.005
 """So few pixels of a colour, of all, are an edge or a blur and no thing."""
 BITS = 5
 """Of a channel that the table of colour names tells apart."""
-
-Mask = NDArray[np.bool_]
 
 
 def ground_colour(picture: Image.Image) -> str:
@@ -41,10 +36,11 @@ def thing_size(picture: Image.Image) -> str | None:
     """ "small", "big" or None for between and for nothing, by the longer side of the box around what stands on the
     ground."""
     mask = thing_mask(pixels(picture))
-    extent = max(span(mask.mean(axis=axis) > SPECK_SHARE) for axis in (0, 1))
-    if extent == 0:
+    spans = [extent(mask, axis) for axis in (0, 1)]
+    share = max((end - start) / length for (start, end), length in zip(spans, mask.shape, strict=True))
+    if share == 0:
         return None
-    return "small" if extent < SMALL else "big" if extent > BIG else None
+    return "small" if share < SMALL else "big" if share > BIG else None
 
 
 def colour_centre(picture: Image.Image, colour: str) -> tuple[float, float] | None:
@@ -55,32 +51,6 @@ def colour_centre(picture: Image.Image, colour: str) -> tuple[float, float] | No
         return None
     down, across = np.nonzero(found)
     return float(across.mean() + 0.5) / found.shape[1], float(down.mean() + 0.5) / found.shape[0]
-
-
-def pixels(picture: Image.Image) -> NDArray[np.float64]:
-    """[H, W, 3] in 0..255."""
-    return np.asarray(picture.convert("RGB"), dtype=np.float64)
-
-
-def ground_rgb(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The median of the outer frame of [H, W, 3]: [3]."""
-    width = max(1, round(BORDER_SHARE * len(rgb)))
-    frame = np.ones(rgb.shape[:2], dtype=bool)
-    frame[width:-width, width:-width] = False
-    median: NDArray[np.float64] = np.median(rgb[frame], axis=0)
-    return median
-
-
-def thing_mask(rgb: NDArray[np.float64]) -> Mask:
-    """[H, W]: what is not the ground."""
-    mask: Mask = np.linalg.norm(rgb - ground_rgb(rgb), axis=2) > NOT_GROUND
-    return mask
-
-
-def span(filled: Mask) -> float:
-    """From the first to the last that is true, as a share of all."""
-    places = np.flatnonzero(filled)
-    return float(places[-1] - places[0] + 1) / len(filled) if len(places) else 0.0
 
 
 @cache

@@ -50,13 +50,14 @@ def rows(evaluation: Evaluation) -> list[tuple[str, str]]:
         found.append((f"{ATTRIBUTES[name].title}, best of {most}", str(attribute.by_best_of[most])))
         found.append(("the same judge on the real drawings", str(attribute.on_drawings)))
         found.append(("the commonest answer to all of them", str(attribute.commonest)))
+    if evaluation.recognised is not None:
+        recognised = evaluation.recognised
+        found.append((f"right thing first of {recognised.compete}, best of {most}", str(recognised.by_best_of[most])))
+        found.append(("the same classifier on the real drawings", str(recognised.on_drawings)))
     if evaluation.judged is not None:
         judged = evaluation.judged
         found.append((f"right caption first of {judged.captions_compete}, best of {most}", str(judged.captions[most])))
         found.append(("the same judge on the real drawings", str(judged.captions_on_drawings)))
-        if judged.things:
-            found.append((f"right thing first of {judged.things_compete}, best of {most}", str(judged.things[most])))
-            found.append(("the same judge on the real drawings", str(judged.things_on_drawings)))
         found += distance_rows("kernel distance", judged.distances)
         if judged.copies:
             found.append(("likeness to the nearest training picture, median", f"{likeness(judged.copies):.3f}"))
@@ -96,7 +97,9 @@ def sections(evaluation: Evaluation) -> Iterable[str]:
     )
     yield table(("measure", "value"), rows(evaluation))
     if evaluation.judged is not None:
-        yield paragraph(f"Captions, things and kernel distances are by {evaluation.judged.judge}.")
+        yield paragraph(f"Captions and kernel distances are by {evaluation.judged.judge}.")
+    if evaluation.recognised is not None and evaluation.recognised.left_out:
+        yield paragraph(f"The classifier does not know the things of {evaluation.recognised.left_out} prompts.")
     if evaluation.inception is not None:
         yield paragraph(
             "A Frechet distance of few pictures is too large; only those of as many pictures can be compared, and "
@@ -155,10 +158,10 @@ def curves_of(evaluation: Evaluation) -> dict[str, dict[int, Share]]:
     judged = evaluation.judged
     by_name = evaluation.curve or {name: found.by_best_of for name, found in evaluation.attributes.items()}
     curves = {ATTRIBUTES[name].title: shares for name, shares in by_name.items()}
+    if evaluation.recognised is not None:
+        curves[f"right thing first of {evaluation.recognised.compete}"] = evaluation.recognised.by_best_of
     if judged is not None:
         curves[f"right caption first of {judged.captions_compete}"] = judged.captions
-        if judged.things:
-            curves[f"right thing first of {judged.things_compete}"] = judged.things
     return curves
 
 

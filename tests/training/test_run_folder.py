@@ -13,7 +13,7 @@ from training.checkpoint import NAME as CHECKPOINT
 from training.run_folder import run_folder
 
 EMOJI = Path(__file__).parents[1] / "data" / "emoji"
-COMMANDS = ["train", "train-vqgan", "train-clip"]
+COMMANDS = ["train", "train-vqgan", "train-clip", "train-things"]
 
 
 def refusal(word, data, out, capsys):

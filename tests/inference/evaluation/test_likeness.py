@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from inference.evaluation.likeness import kernel_distance, nearest, right_thing, thing_names
+from inference.evaluation.likeness import kernel_distance, nearest
 
 
 def features(count, mean=0.0, seed=0):
@@ -44,21 +44,3 @@ def test_the_nearest_of_all_batches_is_found_with_its_similarity():
     assert similarities == pytest.approx(found, abs=1e-6)
     assert nearest(among[[7, 3]], among.split(6))[0].tolist() == [7, 3]
     assert nearest(asked, [])[0].tolist() == [-1] * 5
-
-
-def test_a_picture_is_right_where_its_own_thing_is_most_like_it():
-    things = torch.eye(3)
-    assert right_thing(torch.tensor([[0.9, 0.1, 0.0], [0.9, 0.1, 0.0]]), things, torch.tensor([0, 1])).tolist() == [
-        True,
-        False,
-    ]
-
-
-def test_a_thing_is_called_by_the_shortest_caption_of_its_plain_drawings():
-    lines = [
-        {"kind": "plain", "things": ["owl"], "text": "a drawing of an owl"},
-        {"kind": "plain", "things": ["owl"], "text": "an owl"},
-        {"kind": "scene", "things": ["owl"], "text": "owl"},
-        {"text": "of another data set"},
-    ]
-    assert thing_names(lines) == {"owl": "an owl"}

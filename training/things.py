@@ -1,0 +1,123 @@
+"""The run that trains a classifier of things on drawings whose listing names what each shows.
+
+OUT gets classifier/ (a classifier folder), checkpoint/, metrics.jsonl and tensorboard/.
+"""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dalle_lean.progress import OnProgress
+from dalle_lean.thing_classifier import ThingClassifier, picture_of_thing
+from training.captioned import Captioned, Unusable, digest, read_captioned, read_picture
+from training.checkpoint import load_checkpoint
+from training.interrupt import TimeLimit
+from training.metrics import MetricsLog
+from training.progress import MeasuredProgress, OnNotice
+from training.steps import take_steps
+from training.thing_learner import ThingLearner, ThingRecipe
+
+READ_SIDE = 128
+"""At which a picture is read, before its thing is cut out."""
+
+
+def train_things(
+    data: Path,
+    out: Path,
+    recipe: ThingRecipe,
+    *,
+    heldout: Path | None = None,
+    device: str = "cpu",
+    max_minutes: float | None = None,
+    on_progress: OnProgress | None = None,
+    on_notice: OnNotice | None = None,
+) -> MeasuredProgress:
+    """Train on the lines of `data` that name one thing, or continue the run that `out` holds exactly where its last
+    checkpoint stood.
+
+    Args:
+        heldout: a folder to measure on: best drawings of other sets. Without it nothing is measured.
+        max_minutes: after which the run stops where it is, with its weights so far in place; the time to read counts.
+            The same call goes on.
+        on_progress: called with (done, total, note): pictures read, then pictures trained on.
+        on_notice: called when Ctrl+C was pressed.
+
+    Raises:
+        TrainingDiverged: see ThingRecipe.max_skipped_in_row; the last checkpoint stays as it was.
+        ValueError: data or the run in `out` do not fit.
+        KeyboardInterrupt: on Ctrl+C, once the step is finished and saved.
+    """
+    limit = TimeLimit(max_minutes)
+    train_set = read_things(data, recipe.picture_side, on_progress)
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.seed)
+        classifier = ThingClassifier(sorted({*train_set.captions}), recipe.picture_side, device)
+    known = None if heldout is None else known_things(heldout, classifier, recipe.heldout_pictures)
+    learner = ThingLearner(recipe, classifier, train_set.pixels, classifier.rows(train_set.captions))
+    run = {
+        "recipe": {name: value for name, value in dataclasses.asdict(recipe).items() if not name.endswith("_every")},
+        "training pictures": digest(train_set),
+    }
+    saved = load_checkpoint(out, model=classifier.model, optimizer=learner.optimizer, run=run)
+    fresh = MeasuredProgress(unusable=dict(train_set.skipped), among=len(classifier.things))
+    progress = MeasuredProgress(**saved) if saved else fresh
+
+    def look(metrics: MetricsLog) -> None:
+        if known is not None:
+            hits = classifier.scores_of_pixels(known.pixels).argmax(dim=1).cpu() == classifier.rows(known.captions)
+            progress.measured = {"right_thing_first": hits.float().mean().item()}
+            metrics.write(progress.step, **progress.measured)
+
+    take_steps(
+        out,
+        recipe,
+        learner.batches(progress.step),
+        learner.step,
+        measure=look,
+        progress=progress,
+        model=classifier.model,
+        optimizer=learner.optimizer,
+        run=run,
+        limit=limit,
+        on_progress=on_progress,
+        on_notice=on_notice,
+    )
+    classifier.save(out / "classifier")
+    return progress
+
+
+def read_things(folder: Path, side: int, on_progress: OnProgress | None = None) -> Captioned:
+    """The pictures of a folder that show one thing each, cut out at this side; as captions the names of the things."""
+    return read_captioned(folder, side, on_progress, words=only_thing, look=read_thing)
+
+
+def only_thing(entry: dict[str, Any]) -> str:
+    """The one thing that a line of a listing names."""
+    things = entry.get("things")
+    if not isinstance(things, list) or not all(isinstance(thing, str) and thing.strip() for thing in things):
+        raise Unusable("no things named")
+    if len(things) != 1:
+        raise Unusable("not one thing alone")
+    thing: str = things[0]
+    return thing
+
+
+def read_thing(folder: Path, name: str, side: int) -> Tensor:
+    """The thing that stands on the ground of one picture: uint8 [3, side, side]."""
+    pixels = read_picture(folder, name, READ_SIDE).permute(1, 2, 0).numpy()
+    return picture_of_thing(Image.fromarray(pixels), side)
+
+
+def known_things(folder: Path, classifier: ThingClassifier, most: int) -> Captioned:
+    """Evenly from a folder, at most so many pictures of things that the classifier knows; ValueError where there are
+    none."""
+    found = read_things(folder, classifier.picture_side)
+    rows = [row for row, thing in enumerate(found.captions) if thing in classifier.row_of]
+    if not rows:
+        raise ValueError(f"{folder} shows none of the {len(classifier.things)} things that are learnt")
+    return found.take(rows[:: math.ceil(len(rows) / most)])
