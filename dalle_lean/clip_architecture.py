@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dalle_lean.require import require
 from dalle_lean.tokenizer import Tokenizer
-from dalle_lean.weights import load_strictly
+from dalle_lean.weights import load_strictly, refuse_infinite
 
 Architecture = str | Mapping[str, Any]
 """The name of an open_clip architecture ("ViT-B-32"), or its model config: embed_dim, vision_cfg, text_cfg, ..."""
@@ -103,13 +102,6 @@ def load_clip_weights(model: nn.Module, weights: str | Path | Mapping[str, Tenso
     except Exception as error:  # each format has exceptions of its own
         raise ValueError(f"{path} does not hold the weights of this CLIP: {error}") from None
     refuse_infinite(model, str(path))
-
-
-def refuse_infinite(model: nn.Module, source: str) -> None:
-    """ValueError for the first parameter with numbers that are not finite."""
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise ValueError(f"{source}: {name} holds numbers that are not finite")
 
 
 def caption_encoder(config: Mapping[str, Any], tokenizer: Tokenizer | None) -> Callable[[Sequence[str]], Tensor]:

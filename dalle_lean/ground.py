@@ -1,4 +1,4 @@
-"""What stands on a plain ground, by its pixels.
+"""What stands on a plain ground, by its pixels; the bounds fit drawings such as emoji.
 
 Shapes: H x W pixels of a picture, RGB in 0..255.
 """
@@ -25,7 +25,7 @@ def pixels(picture: Image.Image) -> NDArray[np.float64]:
 
 def ground_rgb(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
     """The median of the outer frame of [H, W, 3]: [3]."""
-    width = max(1, round(BORDER_SHARE * len(rgb)))
+    width = max(1, round(BORDER_SHARE * min(rgb.shape[:2])))
     frame = np.ones(rgb.shape[:2], dtype=bool)
     frame[width:-width, width:-width] = False
     median: NDArray[np.float64] = np.median(rgb[frame], axis=0)
@@ -50,10 +50,9 @@ def cut_out(picture: Image.Image, side: int) -> Image.Image:
     rgb = pixels(picture)
     mask = thing_mask(rgb)
     (top, bottom), (left, right) = extent(mask, axis=0), extent(mask, axis=1)
-    longer = max(bottom - top, right - left)
-    if longer == 0:
-        return picture.resize((side, side))
-    scale = side / ((1 + 2 * MARGIN) * longer)
+    if top == bottom or left == right:
+        return picture.resize((side, side), Image.Resampling.BILINEAR)
+    scale = side / ((1 + 2 * MARGIN) * max(bottom - top, right - left))
     width, height = (max(1, round(scale * length)) for length in (right - left, bottom - top))
     thing = picture.resize((width, height), Image.Resampling.BILINEAR, box=(left, top, right, bottom))
     square = Image.new("RGB", (side, side), tuple(ground_rgb(rgb).round().astype(int).tolist()))

@@ -1,5 +1,5 @@
 """Which of the things it knows a picture shows: a small residual network (He et al. 2015, arXiv 1512.03385) that looks
-at what stands on the ground, cut out. A classifier folder holds config.json and model.safetensors.
+at what stands on the ground, cut out of the picture. A classifier folder holds config.json and model.safetensors.
 
 Shapes: N pictures, S side in pixels, T things.
 """
@@ -16,17 +16,19 @@ from torch import Tensor
 from dalle_lean.files import read_json, sha256_file, write_json
 from dalle_lean.ground import cut_out
 from dalle_lean.require import require
-from dalle_lean.weights import load_strictly, read_weights, save_weights
+from dalle_lean.weights import load_strictly, read_weights, refuse_infinite, save_weights
 
 FORMAT = "dalle_lean_things/1"
 WEIGHTS = "model.safetensors"
 BLOCKS = (1, 1, 1, 1)
+READ_SIDE = 128
+"""To which a picture is brought before its thing is cut out."""
 MOST_THINGS = 100_000
 SIDES = range(32, 513)
 
 
 class ThingClassifier:
-    """Scores of the things that it knows; the model is in eval mode.
+    """Scores of the things that it knows; the model is in eval mode, except while it learns.
 
     Args:
         things: their names, each once.
@@ -41,10 +43,12 @@ class ThingClassifier:
         if picture_side not in SIDES:
             raise ValueError(f"picture_side={picture_side}: must be in {SIDES[0]}..{SIDES[-1]}")
         self.things = tuple(things)
+        self.sha256: str | None = None
+        """Of the weights, where they were read from a folder."""
         self.row_of = {thing: row for row, thing in enumerate(self.things)}
         self.picture_side = picture_side
         self.device = torch.device(device)
-        resnet = require("torchvision.models.resnet", extra="training")
+        resnet = require("torchvision.models.resnet", extra="evaluation")
         self.model: torch.nn.Module = resnet.ResNet(resnet.BasicBlock, list(BLOCKS), num_classes=len(things))
         self.model.to(self.device, memory_format=torch.channels_last).eval()
 
@@ -53,14 +57,17 @@ class ThingClassifier:
         """Read a classifier folder; ValueError names what is missing, altered or wrong."""
         folder = Path(folder)
         config = read_config(folder)
-        weights = read_weights(folder / WEIGHTS)
+        if not (folder / WEIGHTS).is_file():
+            raise ValueError(f"{folder}: {WEIGHTS} is missing")
         if sha256_file(folder / WEIGHTS) != config["sha256"]:
             raise ValueError(f"{folder}: {WEIGHTS} is not the file this classifier was saved with; get a complete copy")
         try:
             classifier = cls(config["things"], config["picture_side"], device)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None
-        load_strictly(classifier.model, weights, f"{folder / WEIGHTS}")
+        load_strictly(classifier.model, read_weights(folder / WEIGHTS), f"{folder / WEIGHTS}")
+        refuse_infinite(classifier.model, f"{folder / WEIGHTS}")
+        classifier.sha256 = config["sha256"]
         return classifier
 
     def save(self, folder: str | Path) -> None:
@@ -76,9 +83,7 @@ class ThingClassifier:
         write_json(folder / "config.json", content)
 
     def rows(self, things: Sequence[str]) -> Tensor:
-        """Where things stand in the scores: [N]; ValueError for one that it does not know."""
-        if unknown := sorted({*things} - self.row_of.keys()):
-            raise ValueError(f"the classifier does not know {', '.join(map(repr, unknown[:3]))}")
+        """Where things that it knows stand in the scores: [N]."""
         return torch.tensor([self.row_of[thing] for thing in things])
 
     def scores(self, pictures: Sequence[Image.Image]) -> Tensor:
@@ -93,13 +98,15 @@ class ThingClassifier:
         return torch.cat([self.model(self.prepare(batch)).float() for batch in pixels.split(batch_size)])
 
     def prepare(self, pixels: Tensor) -> Tensor:
-        """uint8, or floating point in 0..255, [N, 3, S, S] -> what the model takes."""
+        """[N, 3, S, S], 0 black and 255 white -> what the model takes."""
         centred = pixels.to(self.device, torch.float32) / 127.5 - 1
         return centred.contiguous(memory_format=torch.channels_last)
 
 
 def picture_of_thing(picture: Image.Image, side: int) -> Tensor:
     """What stands on the ground of a picture, cut out: uint8 [3, side, side]."""
+    if picture.size != (READ_SIDE, READ_SIDE):
+        picture = picture.convert("RGB").resize((READ_SIDE, READ_SIDE), Image.Resampling.LANCZOS)
     return torch.from_numpy(np.array(cut_out(picture, side))).permute(2, 0, 1)
 
 
@@ -107,7 +114,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The checked content of a classifier folder's config.json."""
     path = folder / "config.json"
     if not path.is_file():
-        raise ValueError(f"{folder} is not the folder of a classifier: it has no config.json")
+        raise ValueError(
+            f"{folder} is not the folder of a classifier: it has no config.json; train-things writes OUT/classifier"
+        )
     config = read_json(path)
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise ValueError(f"{path} is not of the format {FORMAT}")

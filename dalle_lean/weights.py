@@ -48,3 +48,10 @@ def load_strictly(module: nn.Module, weights: Mapping[str, Tensor], source: str,
         if have.is_floating_point() != need.is_floating_point():
             raise ValueError(f"{source}: key {name} has dtype {have.dtype}; must be {need.dtype}")
     module.load_state_dict(dict(weights), assign=assign)
+
+
+def refuse_infinite(module: nn.Module, source: str) -> None:
+    """ValueError for the first tensor of `module` with numbers that are not finite; names it and `source`."""
+    for name, tensor in module.state_dict().items():
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{source}: {name} holds numbers that are not finite")

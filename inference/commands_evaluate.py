@@ -43,7 +43,7 @@ def evaluate(
         typer.Option(help="CLIP that judges captions: a CLIP folder, or as --scorer. Default: the one that ranks."),
     ] = None,
     classifier: Annotated[
-        Path | None, typer.Option(help="What tells which thing is drawn: a folder made by train-things.")
+        Path | None, typer.Option(help="OUT/classifier of train-things. Default: which thing is drawn is not judged.")
     ] = None,
     scorer: Annotated[str, typer.Option(help="What ranks the pictures, as for generate, or a CLIP folder.")] = "clip",
     inception: Annotated[
@@ -56,11 +56,11 @@ def evaluate(
 ) -> None:
     """Measure MODEL on held-out pictures and on prompts that training never saw; OUT gets a page and a JSON file."""
     from dalle_lean.thing_classifier import ThingClassifier
-    from inference.evaluation.evaluate import Sizes
     from inference.evaluation.evaluate import evaluate as run
     from inference.evaluation.inception import Inception
     from inference.evaluation.judging import make_judge
     from inference.evaluation.report import rows, write_report
+    from inference.evaluation.results import Sizes
     from inference.generator import Generator
 
     sizes = Sizes(
@@ -77,7 +77,7 @@ def evaluate(
         raise ValueError(f"{out} is a file; --out needs a folder")
     generator = Generator.from_folder(model, device, scorer=scorer)
     judging = None if judge is None else make_judge(judge, generator.device)
-    telling = None if classifier is None else ThingClassifier.load(classifier, generator.device)
+    classifying = None if classifier is None else ThingClassifier.load(classifier, generator.device)
     network = None if inception is None else Inception(inception, generator.device)
     with progress_bar("evaluating", "items") as on_progress:
         found = run(
@@ -86,7 +86,7 @@ def evaluate(
             sizes,
             seed=seed,
             judge=judging,
-            classifier=telling,
+            classifier=classifying,
             inception=network,
             batch_size=batch_size,
             on_progress=on_progress,

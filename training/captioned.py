@@ -30,6 +30,7 @@ class Captioned:
     pixels: Tensor
     """uint8 [N, 3, S, S]"""
     captions: list[str]
+    """Or other labels."""
     skipped: Counter[str] = field(default_factory=Counter)
     """Lines of the listing that could not be used, counted by reason."""
 
@@ -47,8 +48,8 @@ def read_captioned(
     side: int,
     on_progress: OnProgress | None = None,
     *,
-    words: Callable[[dict[str, Any]], str] | None = None,
-    look: Callable[[Path, str, int], Tensor] | None = None,
+    label_of: Callable[[dict[str, Any]], str] | None = None,
+    read: Callable[[Path, str, int], Tensor] | None = None,
 ) -> Captioned:
     """Read a folder as `datasets`' ImageFolder has it: pictures, and metadata.jsonl with file_name and text or caption.
 
@@ -56,10 +57,10 @@ def read_captioned(
     is counted under its reason; ValueError when none can.
 
     Args:
-        words: what is learnt of a line; `caption_of` unless told.
-        look: (folder, file_name, side) -> uint8 [3, side, side]; `read_picture` unless told.
+        label_of: what a line says of its picture, and stands in `captions`; `caption_of` unless told.
+        read: (folder, file_name, side) -> uint8 [3, side, side]; `read_picture` unless told.
     """
-    words, look = words or caption_of, look or read_picture
+    label_of, read = label_of or caption_of, read or read_picture
     listing = folder / "metadata.jsonl"
     if not listing.is_file():
         raise ValueError(f"{folder} has no metadata.jsonl; give a folder of pictures with one line of JSON for each")
@@ -70,8 +71,8 @@ def read_captioned(
     for done, line in enumerate(lines, start=1):
         try:
             entry = parse_line(line)
-            caption = words(entry)
-            pixels[len(captions)] = look(folder, entry["file_name"], side)
+            caption = label_of(entry)
+            pixels[len(captions)] = read(folder, entry["file_name"], side)
         except Unusable as reason:
             skipped[str(reason)] += 1
         else:

@@ -26,6 +26,8 @@ from training.progress import MeasuredProgress, OnNotice
 from training.run_folder import place_tokenizer
 from training.steps import take_steps
 
+CAPTIONS_COMPETE = 50
+
 
 def train_clip(
     data: Path,
@@ -75,9 +77,9 @@ def train_clip(
     scorer = new_scorer(recipe, placed, device)
     learner = Learner(recipe, scorer, train_set)
     saved = load_checkpoint(out, model=scorer.model, optimizer=learner.optimizer, run=run)
-    progress = MeasuredProgress(**saved) if saved else MeasuredProgress(unusable=dict(train_set.skipped))
+    progress = MeasuredProgress(**{"among": CAPTIONS_COMPETE, **(saved or {"unusable": dict(train_set.skipped)})})
 
-    def look(metrics: MetricsLog) -> None:
+    def measure_heldout(metrics: MetricsLog) -> None:
         progress.measured = measure(scorer, views, heldout_set.captions)
         metrics.write(progress.step, **progress.measured)
 
@@ -86,7 +88,8 @@ def train_clip(
         recipe,
         learner.batches(progress.step),
         learner.step,
-        measure=look,
+        measure=measure_heldout,
+        finish=lambda metrics: scorer.save(out / "clip", save_dtype),
         progress=progress,
         model=scorer.model,
         optimizer=learner.optimizer,
@@ -95,7 +98,6 @@ def train_clip(
         on_progress=on_progress,
         on_notice=on_notice,
     )
-    scorer.save(out / "clip", save_dtype)
     return progress
 
 
@@ -114,11 +116,13 @@ def read_sets(
 
 def measure(scorer: ClipScorer, views: dict[str, Tensor], captions: list[str]) -> dict[str, float]:
     """For each view of the held-out pictures, uint8 [N, 3, S, S], the share whose own caption comes first of 50."""
-    text_features = scorer.text_features(captions).cpu()
-    return {
-        name: right_caption_first(scorer.image_features(pixels.float() / 255).cpu(), text_features, captions)
-        for name, pixels in views.items()
-    }
+    texts = scorer.text_features(captions).cpu()
+
+    def share(pixels: Tensor) -> float:
+        pictures = scorer.image_features(pixels.float() / 255).cpu()
+        return right_caption_first(pictures, texts, captions, of=CAPTIONS_COMPETE)
+
+    return {name: share(pixels) for name, pixels in views.items()}
 
 
 def partly_decoded(

@@ -24,7 +24,7 @@ from dalle_lean.tokenizer import Tokenizer
 from training.captioned import Captioned, distinct_batches, jitter
 from training.precision import autocast
 from training.schedule import cosine_rate
-from training.undo import remember
+from training.steps import guarded_step
 
 PIXEL_MEAN = PIXEL_STD = (0.5, 0.5, 0.5)
 HEAD_SIZE = 32
@@ -140,31 +140,22 @@ class Learner:
         return itertools.islice(enumerate(batches, start=1), steps_done, self.recipe.steps)
 
     def step(self, step: int, rows: list[int]) -> dict[str, float]:
-        """Learn from these rows -> loss, norm of the gradient before clipping ("grad_norm") and learning rate ("lr").
+        """Learn from these rows, as `guarded_step` tells."""
+        model = self.scorer.model
 
-        Where one is not finite, nothing is changed.
-        """
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.learning_rate(step)
-        model = self.scorer.model.train()
-        put_back = remember(model)
-        with self.arithmetic():
-            pixels = self.scorer.prepare(self.pictures(step, rows))
-            images = model.encode_image(pixels.contiguous(memory_format=torch.channels_last))
-            texts = model.encode_text(self.caption_ids[rows].to(self.scorer.device))
-        images, texts = F.normalize(images.float(), dim=-1), F.normalize(texts.float(), dim=-1)
-        loss: Tensor = self.clip_loss(images, texts, model.logit_scale.exp())
-        self.optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self.recipe.clip_grad_norm)
-        numbers = {"loss": loss.item(), "grad_norm": norm.item(), "lr": self.recipe.learning_rate(step)}
-        if all(math.isfinite(number) for number in numbers.values()):
-            self.optimizer.step()
-            with torch.no_grad():
-                model.logit_scale.clamp_(0, LARGEST_LOGIT_SCALE)
-        else:
-            put_back()
-        model.eval()
+        def loss_of() -> Tensor:
+            with self.arithmetic():
+                pixels = self.scorer.prepare(self.pictures(step, rows))
+                images = model.encode_image(pixels.contiguous(memory_format=torch.channels_last))
+                texts = model.encode_text(self.caption_ids[rows].to(self.scorer.device))
+            images, texts = F.normalize(images.float(), dim=-1), F.normalize(texts.float(), dim=-1)
+            loss: Tensor = self.clip_loss(images, texts, model.logit_scale.exp())
+            return loss
+
+        lr = self.recipe.learning_rate(step)
+        numbers = guarded_step(model, self.optimizer, loss_of, lr=lr, clip_grad_norm=self.recipe.clip_grad_norm)
+        with torch.no_grad():
+            model.logit_scale.clamp_(0, LARGEST_LOGIT_SCALE)
         return numbers
 
     def pictures(self, step: int, rows: list[int]) -> Tensor:

@@ -10,13 +10,14 @@ from dalle_lean.terminal import Device, progress_bar, say
 
 def train_things(
     data: Annotated[
-        Path, typer.Argument(metavar="DATA", help="Folder as `make data` writes it: metadata.jsonl names things.")
+        Path,
+        typer.Argument(metavar="DATA", help="Folder whose metadata.jsonl names things, as train/ of `make data`."),
     ],
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="Folder of the run; the same command continues what it holds.")
     ],
     heldout: Annotated[
-        Path | None, typer.Option(help="Folder of other drawings of these things, to measure on.")
+        Path | None, typer.Option(help="Folder of drawings by other hands to measure on; else nothing is measured.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps in all; 6000 unless told.", min=1)] = None,
     batch_size: Annotated[int | None, typer.Option(help="Pictures in a step; 64 unless told.", min=2)] = None,

@@ -94,16 +94,16 @@ class Progress(StepCount):
         return words
 
 
-@dataclass
+@dataclass(kw_only=True)
 class MeasuredProgress(StepCount):
     """The numbers that move of a run that learns to tell pictures apart."""
 
+    among: int
+    """So many captions, or things, compete for the first place."""
     measured: dict[str, float] = field(default_factory=dict)
     """Shares in 0..1 of held-out pictures, the last time they were measured."""
     unusable: dict[str, int] = field(default_factory=dict)
     """Lines of the listing that were passed over, by reason."""
-    among: int = 50
-    """So many compete for the first place."""
 
     def findings(self) -> list[str]:
         words = [f"{name.replace('_', ' ')} of {self.among}: {share:.1%}" for name, share in self.measured.items()]

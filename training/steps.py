@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -14,6 +15,7 @@ from training.checkpoint import save_checkpoint
 from training.interrupt import TimeLimit, interrupt_deferred
 from training.metrics import MetricsLog, Pace
 from training.progress import OnNotice, StepCount
+from training.undo import remember
 
 Rows = TypeVar("Rows")
 
@@ -42,6 +44,7 @@ def take_steps(
     take_step: Callable[[int, Rows], Mapping[str, float]],
     *,
     measure: Callable[[MetricsLog], None],
+    finish: Callable[[MetricsLog], None],
     progress: StepCount,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -53,15 +56,20 @@ def take_steps(
     """Take the steps that are left, until they, or the time, or a person's patience end.
 
     Args:
+        schedule: of the recipe.
         batches: (step, rows) of each; the first step of a run is 1.
         take_step: returns its "loss" and whatever else is told of it; where a number is not finite it changed nothing.
         measure: looks at held-out pictures and writes what it finds.
+        finish: writes the result; Ctrl+C waits for it.
         progress: is counted up; saved with the state of `model` and `optimizer`.
         run: what the run is, as `save_checkpoint` takes it.
+        limit: after which the steps end where they are, with a result.
+        on_progress: called with (done, total, note) in pictures.
+        on_notice: called when Ctrl+C was pressed.
 
     Raises:
         TrainingDiverged: `max_skipped_in_row` steps changed nothing; the last checkpoint stays as it was.
-        KeyboardInterrupt: on Ctrl+C, once the step is finished and saved.
+        KeyboardInterrupt: on Ctrl+C, once the step is finished and, unless it was skipped, saved.
     """
 
     def due(interval: int) -> bool:
@@ -93,6 +101,34 @@ def take_steps(
                 raise KeyboardInterrupt
             if stopping:
                 break
+        finish(metrics)
+
+
+def guarded_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_of: Callable[[], Tensor],
+    *,
+    lr: float,
+    clip_grad_norm: float,
+) -> dict[str, float]:
+    """Learn from `loss_of`, which calls the model -> loss, norm of the gradient before clipping ("grad_norm") and
+    learning rate ("lr"). Where one is not finite, nothing is changed."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    model.train()
+    put_back = remember(model)
+    loss = loss_of()
+    optimizer.zero_grad()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip_grad_norm)
+    numbers = {"loss": loss.item(), "grad_norm": norm.item(), "lr": lr}
+    if all(math.isfinite(number) for number in numbers.values()):
+        optimizer.step()
+    else:
+        put_back()
+    model.eval()
+    return numbers
 
 
 def shuffled_batches(count: int, schedule: Schedule, seed: int, steps_done: int) -> Iterator[tuple[int, Tensor]]:

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from dalle_lean.progress import OnProgress
-from dalle_lean.thing_classifier import ThingClassifier, picture_of_thing
+from dalle_lean.thing_classifier import READ_SIDE, ThingClassifier, picture_of_thing
 from training.captioned import Captioned, Unusable, digest, read_captioned, read_picture
 from training.checkpoint import load_checkpoint
 from training.interrupt import TimeLimit
@@ -21,9 +21,6 @@ from training.metrics import MetricsLog
 from training.progress import MeasuredProgress, OnNotice
 from training.steps import take_steps
 from training.thing_learner import ThingLearner, ThingRecipe
-
-READ_SIDE = 128
-"""At which a picture is read, before its thing is cut out."""
 
 
 def train_things(
@@ -54,20 +51,22 @@ def train_things(
     """
     limit = TimeLimit(max_minutes)
     train_set = read_things(data, recipe.picture_side, on_progress)
+    names = sorted({*train_set.captions})
+    if len(names) < 2:
+        raise ValueError(f"{data} shows only {names[0]!r}; at least two things are needed to tell them apart")
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
-        classifier = ThingClassifier(sorted({*train_set.captions}), recipe.picture_side, device)
-    known = None if heldout is None else known_things(heldout, classifier, recipe.heldout_pictures)
+        classifier = ThingClassifier(names, recipe.picture_side, device)
+    known = None if heldout is None else known_things(heldout, classifier, recipe.heldout_pictures, on_progress)
     learner = ThingLearner(recipe, classifier, train_set.pixels, classifier.rows(train_set.captions))
     run = {
         "recipe": {name: value for name, value in dataclasses.asdict(recipe).items() if not name.endswith("_every")},
         "training pictures": digest(train_set),
     }
     saved = load_checkpoint(out, model=classifier.model, optimizer=learner.optimizer, run=run)
-    fresh = MeasuredProgress(unusable=dict(train_set.skipped), among=len(classifier.things))
-    progress = MeasuredProgress(**saved) if saved else fresh
+    progress = MeasuredProgress(**(saved or {"unusable": dict(train_set.skipped), "among": len(names)}))
 
-    def look(metrics: MetricsLog) -> None:
+    def measure_heldout(metrics: MetricsLog) -> None:
         if known is not None:
             hits = classifier.scores_of_pixels(known.pixels).argmax(dim=1).cpu() == classifier.rows(known.captions)
             progress.measured = {"right_thing_first": hits.float().mean().item()}
@@ -78,7 +77,8 @@ def train_things(
         recipe,
         learner.batches(progress.step),
         learner.step,
-        measure=look,
+        measure=measure_heldout,
+        finish=lambda metrics: classifier.save(out / "classifier"),
         progress=progress,
         model=classifier.model,
         optimizer=learner.optimizer,
@@ -87,13 +87,12 @@ def train_things(
         on_progress=on_progress,
         on_notice=on_notice,
     )
-    classifier.save(out / "classifier")
     return progress
 
 
 def read_things(folder: Path, side: int, on_progress: OnProgress | None = None) -> Captioned:
     """The pictures of a folder that show one thing each, cut out at this side; as captions the names of the things."""
-    return read_captioned(folder, side, on_progress, words=only_thing, look=read_thing)
+    return read_captioned(folder, side, on_progress, label_of=only_thing, read=read_thing)
 
 
 def only_thing(entry: dict[str, Any]) -> str:
@@ -103,7 +102,9 @@ def only_thing(entry: dict[str, Any]) -> str:
         raise Unusable("no things named")
     if len(things) != 1:
         raise Unusable("not one thing alone")
-    thing: str = things[0]
+    thing: str = things[0].strip()
+    if not thing.isprintable():
+        raise Unusable("a name that cannot be printed")
     return thing
 
 
@@ -113,10 +114,12 @@ def read_thing(folder: Path, name: str, side: int) -> Tensor:
     return picture_of_thing(Image.fromarray(pixels), side)
 
 
-def known_things(folder: Path, classifier: ThingClassifier, most: int) -> Captioned:
+def known_things(
+    folder: Path, classifier: ThingClassifier, most: int, on_progress: OnProgress | None = None
+) -> Captioned:
     """Evenly from a folder, at most so many pictures of things that the classifier knows; ValueError where there are
     none."""
-    found = read_things(folder, classifier.picture_side)
+    found = read_things(folder, classifier.picture_side, on_progress)
     rows = [row for row, thing in enumerate(found.captions) if thing in classifier.row_of]
     if not rows:
         raise ValueError(f"{folder} shows none of the {len(classifier.things)} things that are learnt")

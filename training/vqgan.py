@@ -99,18 +99,23 @@ def train_vqgan(
     progress = Progress(**saved) if saved else Progress()
     progress.unusable = dict(train_set.skipped + heldout_set.skipped)
 
-    def look(metrics: MetricsLog, vqgan: VQGAN, name: str) -> None:
+    def measure_heldout(metrics: MetricsLog, vqgan: VQGAN, name: str) -> None:
         measured, shown = measure(vqgan, heldout_set.pixels, recipe)
         progress.psnr_db, progress.codes_used = measured["heldout_psnr_db"], measured["heldout_codes_used"]
         metrics.write(progress.step, **measured)
         save_sheet(out / "reconstructions" / f"{name}.png", shown)
+
+    def finish(metrics: MetricsLog) -> None:
+        learner.vqgan.save(out, save_dtype)
+        measure_heldout(metrics, VQGAN.load(out).to(device), "final")
 
     take_steps(
         out,
         recipe,
         shuffled_batches(len(train_set.pixels), recipe, recipe.seed, progress.step),
         lambda step, rows: learner.step(step, train_set.pixels[rows]),
-        measure=lambda metrics: look(metrics, learner.vqgan, f"step-{progress.step:06d}"),
+        measure=lambda metrics: measure_heldout(metrics, learner.vqgan, f"step-{progress.step:06d}"),
+        finish=finish,
         progress=progress,
         model=learner,
         optimizer=learner.optimizer,
@@ -119,9 +124,6 @@ def train_vqgan(
         on_progress=on_progress,
         on_notice=on_notice,
     )
-    learner.vqgan.save(out, save_dtype)
-    with MetricsLog(out, progress.step) as metrics:
-        look(metrics, VQGAN.load(out).to(device), "final")
     return progress
 
 

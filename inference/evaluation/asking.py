@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from PIL import Image
 
+from dalle_lean.progress import OnProgress
 from inference.evaluation.questions import Question
 from inference.evaluation.shares import Share
 from inference.generator import Generator, Picture, Settings
@@ -60,21 +61,38 @@ def few_of(count: int) -> int:
     return min(FEW, max(1, count // 4))
 
 
-def ask_all(
-    generator: Generator,
-    prompts: Sequence[str],
-    settings: Settings,
-    best_of: Sequence[int],
-    batch_size: int | None = None,
-    on_prompt: Callable[[int], None] = lambda done: None,
-) -> list[Answer]:
-    """`settings.num_images` pictures of each prompt, as many as the last of `best_of`, with noise of its own."""
-    answers = []
-    for prompt in prompts:
-        seeded = replace(settings, seed=seed_of(settings.seed, prompt))
-        answers.append(answer(generator.run(prompt, seeded, batch_size), best_of))
-        on_prompt(1)
-    return answers
+@dataclass(frozen=True)
+class Asker:
+    """Draws prompts, each with noise of its own, and tells how far it is."""
+
+    generator: Generator
+    batch_size: int | None = None
+    on_progress: OnProgress | None = None
+
+    def progress(self, what: str, total: int) -> Callable[[int], None]:
+        """To be called with how many more are done."""
+        so_far = [0]
+
+        def count(done: int) -> None:
+            so_far[0] += done
+            if self.on_progress is not None:
+                self.on_progress(so_far[0], total, what)
+
+        return count
+
+    def draw(self, prompts: Sequence[str], what: str, settings: Settings, best_of: Sequence[int]) -> list[Answer]:
+        """`settings.num_images` pictures of each prompt, as many as the last of `best_of`."""
+        answers, count = [], self.progress(what, len(prompts))
+        for prompt in prompts:
+            seeded = replace(settings, seed=seed_of(settings.seed, prompt))
+            answers.append(answer(self.generator.run(prompt, seeded, self.batch_size), best_of))
+            count(1)
+        return answers
+
+    def ask(self, questions: Sequence[Question], what: str, settings: Settings, best_of: Sequence[int]) -> list[Answer]:
+        """The same of the prompts of questions of one attribute."""
+        prompts = [question.prompt for question in questions]
+        return self.draw(prompts, f"{what} of {questions[0].attribute}", settings, best_of)
 
 
 def rights(questions: Sequence[Question], answers: Sequence[Answer], best_of: int) -> list[bool]:

@@ -6,12 +6,12 @@ from statistics import median
 
 from dalle_lean.files import atomic_write, write_json
 from inference.evaluation.claims import SIGNIFICANT
-from inference.evaluation.evaluate import Evaluation
 from inference.evaluation.judging import Copy
 from inference.evaluation.likeness import Distances
 from inference.evaluation.listing import open_drawing
 from inference.evaluation.page import figure, heading, page, paragraph, plot, table
 from inference.evaluation.questions import ATTRIBUTES, subjects
+from inference.evaluation.results import Evaluation
 from inference.evaluation.shares import Share, share
 from inference.evaluation.sheet import captioned_sheet
 from inference.gallery import write_png
@@ -54,6 +54,7 @@ def rows(evaluation: Evaluation) -> list[tuple[str, str]]:
         recognised = evaluation.recognised
         found.append((f"right thing first of {recognised.compete}, best of {most}", str(recognised.by_best_of[most])))
         found.append(("the same classifier on the real drawings", str(recognised.on_drawings)))
+        found.append(("the same on the tokenizer's reconstructions of them", str(recognised.on_reconstructions)))
     if evaluation.judged is not None:
         judged = evaluation.judged
         found.append((f"right caption first of {judged.captions_compete}, best of {most}", str(judged.captions[most])))
@@ -98,8 +99,13 @@ def sections(evaluation: Evaluation) -> Iterable[str]:
     yield table(("measure", "value"), rows(evaluation))
     if evaluation.judged is not None:
         yield paragraph(f"Captions and kernel distances are by {evaluation.judged.judge}.")
-    if evaluation.recognised is not None and evaluation.recognised.left_out:
-        yield paragraph(f"The classifier does not know the things of {evaluation.recognised.left_out} prompts.")
+    if evaluation.recognised is not None:
+        recognised = evaluation.recognised
+        yield paragraph(
+            f"Things are told by a classifier, in {recognised.on_drawings.of} prompts about "
+            f"{recognised.different_things} different things, on grounds, in colours and of sizes; "
+            f"{recognised.left_out} prompts about things that it does not know are left out."
+        )
     if evaluation.inception is not None:
         yield paragraph(
             "A Frechet distance of few pictures is too large; only those of as many pictures can be compared, and "

@@ -22,17 +22,19 @@ class Way(NamedTuple):
 FREE, PAPER = Way(), Way(256, 0.75)
 GRID = (FREE, Way(256), Way(0, 0.75), PAPER, Way(256, 0.75, 0.7), Way(64, 0.5))
 GUIDED = (PAPER._replace(guidance=2.0), PAPER._replace(guidance=4.0))
+GUIDED_TOP_K = Way(256, guidance=2.0)
 GRID_PICTURES = 4
 """Of which the best answers, in the grid."""
 
 
 def ways_to_try(caption_dropout: float | None) -> tuple[Way, ...]:
     """The grid; guidance only where the model learnt without a share of the captions."""
-    return (*GRID, *GUIDED) if caption_dropout else GRID
+    return (*GRID, *GUIDED, GUIDED_TOP_K) if caption_dropout else GRID
 
 
 def claims_of_ways(grid: Mapping[Way, Mapping[str, Sequence[bool]]]) -> list[Claim]:
-    """That ways of drawing help: against drawing from all codes, and guidance against none."""
+    """That ways of drawing help: against drawing from all codes, guidance against none, and top-p beside guidance."""
     hits = {way: [hit for found in by_name.values() for hit in found] for way, by_name in grid.items()}
-    ways = ((FREE, GRID[1]), (FREE, GRID[2]), (FREE, PAPER), *((PAPER, way) for way in GUIDED))
+    ways = [(FREE, GRID[1]), (FREE, GRID[2]), (FREE, PAPER), *((PAPER, way) for way in GUIDED)]
+    ways.append((GUIDED_TOP_K, GUIDED[0]))
     return [compare(f"{way} does better than {base}", hits[way], hits[base]) for base, way in ways if way in hits]

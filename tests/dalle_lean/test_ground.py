@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from dalle_lean.ground import cut_out, extent, thing_mask
+from dalle_lean.ground import cut_out, extent, ground_rgb, thing_mask
 
 GREEN, RED = (50, 160, 70), (220, 40, 40)
 
 
-def bar(left, top, right, bottom, side=128):
-    picture = Image.new("RGB", (side, side), GREEN)
+def bar(left, top, right, bottom):
+    picture = Image.new("RGB", (128, 128), GREEN)
     ImageDraw.Draw(picture).rectangle((left, top, right - 1, bottom - 1), fill=RED)
     return picture
 
@@ -44,6 +44,17 @@ def test_a_thing_cut_out_keeps_its_form_wherever_and_however_large_it_was(size, 
     assert spans[0] / spans[1] == pytest.approx(width / height, rel=0.12)
     assert (across.mean(), down.mean()) == pytest.approx((31.5, 31.5), abs=1)
     assert tuple(cut[0, 0]) == GREEN
+
+
+def test_a_thing_too_thin_to_be_told_from_specks_leaves_the_whole_picture():
+    picture = bar(60, 10, 62, 110)
+    assert cut_out(picture, 32).tobytes() == picture.resize((32, 32), Image.Resampling.BILINEAR).tobytes()
+
+
+def test_the_ground_of_a_tall_picture_is_its_border_too():
+    picture = Image.new("RGB", (60, 400), GREEN)
+    ImageDraw.Draw(picture).rectangle((8, 10, 51, 389), fill=RED)
+    assert tuple(ground_rgb(np.asarray(picture, dtype=np.float64))) == GREEN
 
 
 def test_an_empty_ground_stays_as_it_is():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dalle_lean.thing_classifier import ThingClassifier
+from dalle_lean.thing_classifier import READ_SIDE, ThingClassifier, picture_of_thing
 
 THINGS = ["owl", "red heart", "tree"]
 
@@ -26,11 +26,33 @@ def test_a_classifier_read_back_scores_the_same(folder):
     assert torch.equal(scores, ThingClassifier(THINGS, 32).scores(pictures))
 
 
-def test_things_have_rows_and_unknown_ones_are_named(folder):
+def test_things_have_rows(folder):
+    assert ThingClassifier.load(folder).rows(["tree", "owl"]).tolist() == [2, 0]
+
+
+def test_a_picture_of_any_size_is_looked_at_as_in_training():
+    big = Image.new("RGB", (300, 300), "white")
+    big.paste((200, 40, 40), (60, 60, 180, 240))
+    small = big.resize((READ_SIDE, READ_SIDE), Image.Resampling.LANCZOS)
+    assert torch.equal(picture_of_thing(big, 32), picture_of_thing(small, 32))
+
+
+def test_weights_that_are_not_finite_are_refused(folder):
     classifier = ThingClassifier.load(folder)
-    assert classifier.rows(["tree", "owl"]).tolist() == [2, 0]
-    with pytest.raises(ValueError, match="does not know 'dragon'"):
-        classifier.rows(["owl", "dragon"])
+    classifier.model.bn1.running_var[0] = torch.nan
+    classifier.save(folder)
+    with pytest.raises(ValueError, match=r"model\.safetensors: bn1\.running_var holds numbers that are not finite"):
+        ThingClassifier.load(folder)
+
+
+def test_a_cut_file_of_weights_is_refused(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ValueError, match="is not the file this classifier was saved with; get a complete copy"):
+        ThingClassifier.load(folder)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"model\.safetensors is missing"):
+        ThingClassifier.load(folder)
 
 
 @pytest.mark.parametrize(

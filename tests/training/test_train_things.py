@@ -14,16 +14,17 @@ from PIL import Image, ImageDraw
 
 from dalle_lean.cli import main
 from dalle_lean.thing_classifier import ThingClassifier
+from training.captioned import Unusable
 from training.progress import TrainingDiverged
 from training.thing_learner import ThingLearner, ThingRecipe, other_hand
-from training.things import read_things, train_things
+from training.things import only_thing, read_things, train_things
 
 TINY = {"picture_side": 32, "steps": 120, "batch_size": 8, "precision": "fp32", "lr": 2e-3}
 SHAPES = ("ball", "bar", "frame")
 
 
-def draw(shape, colour, ground, left, top, size, side=128):
-    picture = Image.new("RGB", (side, side), ground)
+def draw(shape, colour, ground, left, top, size):
+    picture = Image.new("RGB", (128, 128), ground)
     brush = ImageDraw.Draw(picture)
     box = (left, top, left + size, top + size)
     if shape == "ball":
@@ -35,7 +36,7 @@ def draw(shape, colour, ground, left, top, size, side=128):
     return picture
 
 
-def write_folder(folder, colours, count=96, **facts):
+def write_folder(folder, colours, count=96):
     folder.mkdir()
     rng = np.random.default_rng(0)
     lines = []
@@ -44,7 +45,7 @@ def write_folder(folder, colours, count=96, **facts):
         colour, ground = rng.permutation(colours)[:2]
         left, top = rng.integers(4, 56, size=2).tolist()
         draw(shape, str(colour), str(ground), left, top, int(rng.integers(32, 64))).save(folder / f"{row}.png")
-        lines.append({"file_name": f"{row}.png", "text": f"a {shape}", "things": [shape], **facts})
+        lines.append({"file_name": f"{row}.png", "text": f"a {shape}", "things": [shape]})
     return folder, lines
 
 
@@ -115,6 +116,33 @@ def test_a_killed_run_continues_exactly_where_its_checkpoint_stood(folder, tmp_p
     assert all(torch.equal(tensor, weights[name]) for name, tensor in killed.model.state_dict().items())
 
 
+def test_a_run_whose_time_is_up_leaves_a_classifier_and_goes_on_to_the_same_one(folder, tmp_path, clock):
+    recipe = ThingRecipe(**{**TINY, "steps": 6, "log_every": 1})
+
+    def at_step_3(done, total, note):
+        if note.startswith("step 3/"):
+            clock.advance(61)
+
+    assert train_things(folder, tmp_path / "cut", recipe, max_minutes=1, on_progress=at_step_3).step == 4
+    assert ThingClassifier.load(tmp_path / "cut/classifier").things == SHAPES
+    train_things(folder, tmp_path / "cut", recipe, max_minutes=1)
+    train_things(folder, tmp_path / "whole", recipe)
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+
+
+def test_a_name_is_one_thing_whatever_blanks_stand_around_it():
+    assert only_thing({"things": [" owl "]}) == "owl"
+    with pytest.raises(Unusable, match="a name that cannot be printed"):
+        only_thing({"things": ["owl\ud800"]})
+
+
+def test_one_thing_alone_cannot_be_told_apart(tmp_path):
+    only, lines = write_folder(tmp_path / "only", ("red", "blue"), count=1)
+    write_lines(only, lines)
+    with pytest.raises(ValueError, match="shows only 'ball'; at least two things are needed"):
+        train_things(only, tmp_path / "out", ThingRecipe(**TINY))
+
+
 def test_a_step_that_is_not_finite_changes_nothing_and_too_many_end_the_run(folder, tmp_path, monkeypatch):
     recipe = ThingRecipe(**{**TINY, "max_skipped_in_row": 2})
     data = read_things(folder, 32)
@@ -143,6 +171,8 @@ def test_another_hand_keeps_the_thing_and_follows_the_seed():
     [
         ({"steps": 0}, "steps=0: must be at least 1"),
         ({"lr": 1.5}, "lr=1.5: must be between 0 and 1"),
+        ({"warmup_share": 1.5}, r"warmup_share=1\.5: must be in 0\.\.1"),
+        ({"picture_side": 20_000}, r"picture_side=20000: must be in 32\.\.512"),
         ({"precision": "fp16"}, "precision='fp16': must be bf16 or fp32"),
     ],
 )

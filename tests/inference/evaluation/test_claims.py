@@ -53,7 +53,7 @@ def test_a_claim_among_others_needs_more_to_be_decided():
 
 
 def test_guidance_is_tried_where_it_was_learnt():
-    assert [way.guidance for way in ways_to_try(0.1)] == [1] * 6 + [2, 4]
+    assert [way.guidance for way in ways_to_try(0.1)] == [1] * 6 + [2, 4, 2]
     assert ways_to_try(0.0) == ways_to_try(None) == ways_to_try(0.1)[:6]
 
 

@@ -9,11 +9,12 @@ import torch
 from PIL import Image, ImageOps
 
 from dalle_lean.cli import main
-from inference.evaluation.asking import answer, ask_all, seed_of
-from inference.evaluation.evaluate import Sizes, evaluate, is_ranker
+from inference.evaluation.asking import Asker, answer, seed_of
+from inference.evaluation.evaluate import evaluate, is_ranker
 from inference.evaluation.judging import make_judge
 from inference.evaluation.questions import ATTRIBUTES
 from inference.evaluation.report import write_report
+from inference.evaluation.results import Sizes
 from inference.evaluation.sheet import LINE_HEIGHT, LINES, SIDE, captioned_sheet
 from inference.gallery import MARGIN
 from inference.generator import Picture, Settings
@@ -129,7 +130,7 @@ def test_every_prompt_has_noise_of_its_own(generator):
     settings = Settings(num_images=1)
     seeds = {seed_of(seed, prompt) for seed in (0, 1) for prompt in ("a red circle", "a blue circle")}
     assert len(seeds) == 4
-    first, again = (ask_all(generator, ["a red circle"], settings, (1,))[0].by_count[1] for _ in range(2))
+    first, again = (Asker(generator).draw(["a red circle"], "", settings, (1,))[0].by_count[1] for _ in range(2))
     expected = generator.run("a red circle", replace(settings, seed=seed_of(0, "a red circle")))[0].image
     assert first.tobytes() == again.tobytes() == expected.tobytes()
 
@@ -145,7 +146,7 @@ def test_the_ranker_is_known_by_its_weights_whatever_its_name(generator, model_f
 def test_the_best_of_a_few_is_the_best_ranked_of_the_first(generator):
     seed = seed_of(0, "a red circle")
     pictures = generator.run("a red circle", Settings(num_images=4, best=4, seed=seed))
-    (answered,) = ask_all(generator, ["a red circle"], Settings(num_images=4, best=4), (1, 3, 4))
+    (answered,) = Asker(generator).draw(["a red circle"], "", Settings(num_images=4, best=4), (1, 3, 4))
     best_of_3 = max((picture for picture in pictures if picture.index < 3), key=lambda picture: picture.score)
     first = next(picture for picture in pictures if picture.index == 0)
     for count, expected in ((1, first), (3, best_of_3), (4, pictures[0])):
@@ -198,7 +199,7 @@ def test_guidance_is_in_the_report_where_the_model_learnt_without_captions(gener
     few = Sizes(best_of=(1,), curve_questions=0, questions=1, captions=2, pictures=9, grid_questions=1)
     found = evaluate(generator, data, few)
     write_report(tmp_path, found, "Evaluation")
-    assert [way.guidance for way in found.grid] == [1, 1, 1, 1, 1, 1, 2, 4]
+    assert [way.guidance for way in found.grid] == [1, 1, 1, 1, 1, 1, 2, 4, 2]
     assert "Guidance is left out" not in (tmp_path / "report.html").read_text()
 
 
