@@ -17,6 +17,7 @@ import torch
 
 from benchmarks.report import print_json, print_table
 from dalle_lean import load_model
+from dalle_lean.plot import plot
 from dalle_lean.terminal import progress_bar
 from training.metrics import read_metrics
 from training.recipe import Recipe, load_recipe
@@ -102,32 +103,21 @@ def figures(out: Path, name: str) -> dict[str, Any]:
 
 
 def curves(found: Mapping[str, Mapping[str, Any]], samples: int) -> str:
-    """An SVG: held-out bits by samples seen."""
-    width, height, left, right, foot = 760, 420, 50, 250, 40
-    points = [bits for each in found.values() for bits in each["bits"].values()]
-    low, high = min(points), max(points)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        f'font-size="12"><rect width="{width}" height="{height}" fill="white"/>'
-    ]
-    for tick in range(5):
-        bits = low + (high - low) * tick / 4
-        y = 10 + (high - bits) / (high - low) * (height - foot - 20)
-        parts.append(f'<line x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{bits:.2f}</text>')
-    parts.append(f'<text x="{left}" y="{height - 8}">held-out bits per image code, 0 to {samples:,} samples</text>')
-    best_last = sorted(found, key=lambda name: found[name]["bits"][1.0])
-    for row, name in enumerate(best_last):
-        colour = f"hsl({360 * row // len(found)} 70% 40%)"
-        path = " ".join(
-            f"{left + share * (width - left - right):.1f},"
-            f"{10 + (high - bits) / (high - low) * (height - foot - 20):.1f}"
-            for share, bits in found[name]["bits"].items()
-        )
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-        last = f"{found[name]['bits'][1.0]:.3f} {name}"
-        parts.append(f'<text x="{width - right + 8}" y="{20 + 18 * row}" fill="{colour}">{last}</text>')
-    return "\n".join([*parts, "</svg>\n"])
+    """An SVG on white: held-out bits by samples seen, the best first."""
+    named = {
+        f"{each['bits'][1.0]:.3f} {name}": [(share * samples, bits) for share, bits in each["bits"].items()]
+        for name, each in sorted(found.items(), key=lambda item: item[1]["bits"][1.0])
+    }
+    bits = [value for points in named.values() for _, value in points]
+    svg = plot(
+        named,
+        across="samples seen",
+        up="held-out bits per image code",
+        up_range=(min(bits), max(bits)),
+        up_text="{:.2f}".format,
+        legend_width=470,
+    )
+    return svg.replace("<svg ", '<svg style="background: white; color: black" ', 1) + "\n"
 
 
 def main() -> None:

@@ -1,10 +1,9 @@
-"""The report as one HTML page that needs nothing else: tables, plots as SVG, pictures inside."""
+"""The report as one HTML page that needs nothing else: tables, pictures inside."""
 
 import base64
 import html
 import io
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from PIL import Image
 
@@ -17,10 +16,8 @@ figure { display: inline-block; margin: 0 .6rem .8rem 0; width: 8.5rem; vertical
 figure img { width: 8rem; image-rendering: pixelated; border-radius: .4rem; display: block; }
 figcaption { font-size: .8rem; line-height: 1.3; }
 .right { border-bottom: .2rem solid #2a2; } .wrong { border-bottom: .2rem solid #d33; }
-svg { max-width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
+svg { max-width: 100%; height: auto; }
 """
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Okabe and Ito's, which most people can tell apart."""
 
 
 def page(title: str, parts: Sequence[str]) -> str:
@@ -60,31 +57,3 @@ def figure(picture: Image.Image, caption: str, right: bool | None = None) -> str
     source = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
     text = html.escape(caption)
     return f'<figure><img{mark} src="{source}" alt="{text}"><figcaption>{text}</figcaption></figure>'
-
-
-def plot(lines: Mapping[str, Sequence[tuple[float, float]]], across: str, up: str) -> str:
-    """Lines through points (x > 0, y in 0..1), x on a logarithmic axis."""
-    width, height, left, bottom = 560, 280, 56, 40
-    places = sorted({x for points in lines.values() for x, _ in points})
-    low, high = math.log(places[0]), math.log(places[-1])
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        share = (math.log(x) - low) / (high - low) if high > low else 0.5
-        return left + share * (width - left - 150), (1 - y) * (height - bottom - 10) + 10
-
-    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{html.escape(up)} by {html.escape(across)}">']
-    for tick in (0, 0.25, 0.5, 0.75, 1):
-        y = at(places[0], tick)[1]
-        parts.append(f'<line x1="{left}" x2="{width - 150}" y1="{y:.1f}" y2="{y:.1f}" stroke="#8884"/>')
-        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{100 * tick:.0f} %</text>')
-    for place in places:
-        parts.append(f'<text x="{at(place, 0)[0]:.1f}" y="{height - bottom + 8}" text-anchor="middle">{place:g}</text>')
-    parts.append(f'<text x="{left}" y="{height - 8}">{html.escape(across)}</text>')
-    for number, (name, points) in enumerate(lines.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        dots = [at(x, y) for x, y in points]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in dots)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in dots]
-        parts.append(f'<text x="{width - 140}" y="{24 + 18 * number}" fill="{colour}">{html.escape(name)}</text>')
-    return "".join([*parts, "</svg>"])

@@ -5,11 +5,12 @@ from pathlib import Path
 from statistics import median
 
 from dalle_lean.files import atomic_write, write_json
+from dalle_lean.plot import plot
 from inference.evaluation.claims import SIGNIFICANT
 from inference.evaluation.judging import Copy
 from inference.evaluation.likeness import Distances
 from inference.evaluation.listing import open_drawing
-from inference.evaluation.page import figure, heading, page, paragraph, plot, table
+from inference.evaluation.page import figure, heading, page, paragraph, table
 from inference.evaluation.questions import ATTRIBUTES, subjects
 from inference.evaluation.results import Evaluation
 from inference.evaluation.shares import Share, share
@@ -122,7 +123,14 @@ def sections(evaluation: Evaluation) -> Iterable[str]:
     if curves and evaluation.ranker is not None:
         counts = sorted({count for shares in curves.values() for count in shares})
         yield heading("How much choosing helps")
-        yield plot({name: points(shares) for name, shares in curves.items()}, "best of so many pictures", "share right")
+        yield plot(
+            {name: points(shares) for name, shares in curves.items()},
+            across="best of so many pictures",
+            up="share right",
+            up_range=(0, 1),
+            up_text="{:.0%}".format,
+            logarithmic=True,
+        )
         yield table(
             ("best of", *map(str, counts)),
             [(name, *(shares.get(count, "") for count in counts)) for name, shares in curves.items()],
