@@ -8,6 +8,7 @@ install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt uv
+	@echo "installing some 7 GB of packages (torch with CUDA is most of it); minutes, by your line"
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[all]'
 	touch $@
 

@@ -26,7 +26,9 @@ def read_lines(folder: Path) -> list[Line]:
     """The lines of an ImageFolder's metadata.jsonl; ValueError where there is none or it is broken."""
     listing = folder / "metadata.jsonl"
     if not listing.is_file():
-        raise ValueError(f"{folder} has no metadata.jsonl; name a folder that `make data` has written")
+        raise ValueError(
+            f"{folder} has no metadata.jsonl; `make data` draws such a folder (it needs npm), with train/ and heldout/"
+        )
     try:
         lines = [json.loads(line) for line in listing.read_text(encoding="utf-8").splitlines() if line.strip()]
     except ValueError as error:

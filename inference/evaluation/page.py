@@ -50,10 +50,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def figure(picture: Image.Image, caption: str, right: bool | None = None) -> str:
-    """A picture with its caption below, marked right or wrong where that is known."""
+    """A picture with its caption below, marked right or wrong, by colour and sign, where that is known."""
     file = io.BytesIO()
     picture.save(file, format="PNG")
     mark = "" if right is None else ' class="right"' if right else ' class="wrong"'
     source = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-    text = html.escape(caption)
+    text = html.escape(caption if right is None else f"{'✓' if right else '✗'} {caption}")
     return f'<figure><img{mark} src="{source}" alt="{text}"><figcaption>{text}</figcaption></figure>'

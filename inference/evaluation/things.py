@@ -65,8 +65,8 @@ def refuse_strange_things(asked: Mapping[str, Sequence[Question]], classifier: T
     """ValueError where the classifier knows nothing of what is asked for."""
     if not any(question.things[0] in classifier.row_of for question in about_one_thing(asked)):
         raise ValueError(
-            "the classifier knows none of the things that prompts are about; "
-            "train it on drawings of these things, or leave it out"
+            "no prompt is about one thing that the classifier knows; train it on drawings of the things that the "
+            "listing of the held-out pictures names, or leave it out"
         )
 
 

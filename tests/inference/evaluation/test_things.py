@@ -88,7 +88,7 @@ def test_a_prompt_counts_once_and_pairs_and_unknown_things_do_not(tmp_path):
 
 def test_a_classifier_of_none_of_the_things_is_refused_before_anything_is_drawn(generator_that_must_not_draw, tmp_path):
     data = write_data(tmp_path / "emoji")
-    with pytest.raises(ValueError, match="the classifier knows none of the things that prompts are about"):
+    with pytest.raises(ValueError, match="no prompt is about one thing that the classifier knows"):
         evaluate(generator_that_must_not_draw, data, Sizes(captions=4, pictures=8), classifier=ByColour())
 
 
