@@ -61,7 +61,8 @@ data/emoji-judge/heldout.json: | install
 	$(BIN)/python -m preprocessing.emoji data/emoji-judge --packages data/npm/node_modules --side $(SIDE) \
 		--sets $(JUDGE_SETS) --only-pairs-held-out
 
-# models/emoji from nothing. Every step continues where it was stopped. The VQGAN learns small pictures first.
+# models/emoji from nothing. Every step continues where it was stopped. The VQGAN learns small pictures first. The card's
+# pictures are drawn by `make evaluate`.
 RUN := runs/emoji
 bundled-model: install
 	test -e data/emoji/heldout.json || $(MAKE) data
