@@ -16,8 +16,8 @@ TITLE = "dalle_lean"
 EXAMPLES = (
     "a red heart",
     "a smiling face",
-    "a tree on a yellow ground",
-    "a big blue car on a yellow ground",
+    "a crying face on a blue ground",
+    "a big purple heart on a yellow ground",
     "a green circle left of a red heart on a white ground",
     "a small green apple in the top right corner on a pink ground",
     "an astronaut riding a horse",
