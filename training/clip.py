@@ -24,7 +24,7 @@ from training.interrupt import TimeLimit
 from training.metrics import MetricsLog
 from training.progress import MeasuredProgress, OnNotice
 from training.run_folder import place_tokenizer
-from training.steps import take_steps
+from training.steps import take_steps, what_decides
 
 CAPTIONS_COMPETE = 50
 
@@ -64,7 +64,7 @@ def train_clip(
     limit = TimeLimit(max_minutes)
     train_set, heldout_set = read_sets(data, heldout, recipe, on_progress)
     run = {
-        "recipe": {name: value for name, value in dataclasses.asdict(recipe).items() if not name.endswith("_every")},
+        "recipe": what_decides(recipe),
         "training pictures": digest(train_set),
         "tokenizer": sha256_file(tokenizer) if tokenizer else None,
         "vqgan": sha256_file(vqgan / "config.json") if vqgan else None,

@@ -131,6 +131,11 @@ def guarded_step(
     return numbers
 
 
+def what_decides(recipe: Any) -> dict[str, Any]:
+    """Those settings of a recipe, a dataclass, that decide what is learnt: all but how often a run looks and saves."""
+    return {name: value for name, value in dataclasses.asdict(recipe).items() if not name.endswith("_every")}
+
+
 def shuffled_batches(count: int, schedule: Schedule, seed: int, steps_done: int) -> Iterator[tuple[int, Tensor]]:
     """(step, rows) of the steps that are left, of `count` rows; the first step of a run is 1. Shuffled anew in each
     pass, whose last rows are left out where they fill no batch; ValueError where there are too few for one."""

@@ -3,7 +3,6 @@
 OUT gets classifier/ (a classifier folder), checkpoint/, metrics.jsonl and tensorboard/.
 """
 
-import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from training.checkpoint import load_checkpoint
 from training.interrupt import TimeLimit
 from training.metrics import MetricsLog
 from training.progress import MeasuredProgress, OnNotice
-from training.steps import take_steps
+from training.steps import take_steps, what_decides
 from training.thing_learner import ThingLearner, ThingRecipe
 
 
@@ -60,7 +59,7 @@ def train_things(
     known = None if heldout is None else known_things(heldout, classifier, recipe.heldout_pictures, on_progress)
     learner = ThingLearner(recipe, classifier, train_set.pixels, classifier.rows(train_set.captions))
     run = {
-        "recipe": {name: value for name, value in dataclasses.asdict(recipe).items() if not name.endswith("_every")},
+        "recipe": what_decides(recipe),
         "training pictures": digest(train_set),
     }
     saved = load_checkpoint(out, model=classifier.model, optimizer=learner.optimizer, run=run)

@@ -3,7 +3,6 @@
 OUT becomes a VQGAN folder; beside it stand checkpoint/, metrics.jsonl, tensorboard/ and reconstructions/.
 """
 
-import dataclasses
 import hashlib
 import math
 from collections import Counter
@@ -24,7 +23,7 @@ from training.metrics import MetricsLog
 from training.precision import autocast
 from training.progress import OnNotice, StepCount
 from training.samples import save_sheet
-from training.steps import shuffled_batches, take_steps
+from training.steps import shuffled_batches, take_steps, what_decides
 from training.vqgan_learner import VQGANLearner, VQGANRecipe
 
 
@@ -89,7 +88,7 @@ def train_vqgan(
     train_set, heldout_set = read_sets(data, heldout, recipe, on_progress)
     learner = VQGANLearner(recipe).to(device)
     identity = {
-        "recipe": {name: value for name, value in dataclasses.asdict(recipe).items() if not name.endswith("_every")},
+        "recipe": what_decides(recipe),
         "pictures": hashlib.sha256(train_set.pixels.numpy().data).hexdigest(),
     }
     if init_from is not None:
