@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-browser test-all lint format bench constraints data bundled-model evaluate gpu-kit
+.PHONY: install demo test test-browser test-all lint format bench constraints data bundled-model evaluate
 
 install: .venv/installed
 
@@ -41,7 +41,8 @@ constraints: install
 	echo uv | $(BIN)/uv pip compile pyproject.toml - --all-extras --universal --python-version 3.11 \
 		--no-emit-package dalle-lean --no-annotate --no-header --quiet --upgrade --output-file constraints.txt
 
-# Pictures to learn from: five vector sets and emojibase's words, pinned. Another size: make data SIDE=64 DATA=data/emoji64
+# Pictures to learn from: the drawings of Fluent Emoji Flat, the names of icons from four more sets, and emojibase's
+# words, pinned. Another size: make data SIDE=64 DATA=data/emoji64
 DATA := data/emoji
 SIDE := 128
 EMOJI_PACKAGES := @iconify-json/noto@1.2.9 @iconify-json/noto-v1@1.2.5 @iconify-json/twemoji@1.2.5 \
@@ -88,9 +89,3 @@ evaluate: install data/emoji-judge/heldout.json
 	$(BIN)/dalle-lean evaluate --data data/emoji --judge $(RUN)/judge/clip --classifier $(RUN)/things/classifier \
 		--out $(RUN)/report
 	cp $(RUN)/report/pictures.png models/emoji/pictures.png
-
-# A folder that trains the bundled model on a lent GPU without network; docs/on-a-lent-gpu.md. Remove it to make it anew.
-gpu-kit: install
-	test -e data/npm/node_modules/emojibase-data || $(MAKE) data
-	$(BIN)/python -m preprocessing.emoji.slim data/npm/node_modules build/drawings
-	$(BIN)/python -m training.gpu_kit build/gpu-kit --drawings build/drawings

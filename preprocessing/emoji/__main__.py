@@ -9,7 +9,7 @@ import typer
 
 from dalle_lean.terminal import error, progress_bar, say, tell
 from preprocessing.emoji.build import build
-from preprocessing.emoji.sets import SETS
+from preprocessing.emoji.sets import BUNDLED_SET
 
 
 def command(
@@ -17,7 +17,7 @@ def command(
     packages: Annotated[Path, typer.Option(help="npm's node_modules with the emoji packages.")] = Path(
         "data/npm/node_modules"
     ),
-    sets: Annotated[str, typer.Option(help="Which of iconify's emoji sets, with commas between.")] = ",".join(SETS),
+    sets: Annotated[str, typer.Option(help="Which of iconify's emoji sets, with commas between.")] = BUNDLED_SET,
     only_pairs_held_out: Annotated[
         bool, typer.Option("--only-pairs-held-out", help="Training sees every thing, drawing and colour: for a judge.")
     ] = False,
@@ -25,7 +25,7 @@ def command(
     seed: Annotated[int, typer.Option(help="The same seed writes the same bytes.")] = 0,
     processes: Annotated[int, typer.Option(help="Processes that draw.")] = os.cpu_count() or 1,
 ) -> None:
-    """Draw the emoji picture set: plain drawings, scenes on coloured grounds, two things side by side."""
+    """Draw the emoji picture set: things alone, on coloured grounds, painted, in pairs, counted."""
     try:
         with progress_bar("drawing", "pictures") as on_progress:
             counts = build(

@@ -18,10 +18,11 @@ from dalle_lean.files import write_json
 from dalle_lean.progress import OnProgress
 from preprocessing.emoji.heldout import HeldOut, hold_out
 from preprocessing.emoji.licences import write_licences
+from preprocessing.emoji.lookalikes import without_lookalikes
 from preprocessing.emoji.plan import plan_held_out, plan_training
 from preprocessing.emoji.render import layered, png_bytes, sprite
 from preprocessing.emoji.scenes import Picture
-from preprocessing.emoji.sets import SETS, Drawing, read_drawings, read_things
+from preprocessing.emoji.sets import BUNDLED_SET, Drawing, read_drawings, read_things
 
 
 def build(
@@ -31,7 +32,7 @@ def build(
     side: int,
     seed: int,
     processes: int,
-    sets: Sequence[str] = SETS,
+    sets: Sequence[str] = (BUNDLED_SET,),
     only_pairs_held_out: bool = False,
     on_progress: OnProgress | None = None,
 ) -> dict[str, dict[str, int]]:
@@ -49,16 +50,9 @@ def build(
         raise ValueError(f"{out} holds something else; name a new or empty folder")
     dropped: Counter[str] = Counter()
     drawings = read_drawings(packages, read_things(packages / "emojibase-data", dropped), dropped, sets)
-    held_out = HeldOut() if only_pairs_held_out else hold_out(drawings)
-    parts = {
-        "train": plan_training(drawings, held_out, seed),
-        "heldout": plan_held_out(drawings, held_out, seed),
-    }
-
     unfinished = out.with_name(out.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    used = unique(placed.drawing for pictures in parts.values() for picture in pictures for placed in picture.placed)
-    total = len(used) + sum(map(len, parts.values()))
+    total = len(drawings)
     done = count(1)
 
     def step(part: str) -> None:
@@ -67,9 +61,17 @@ def build(
 
     with get_context("spawn").Pool(processes, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         sprites = {}
-        for drawing, image in zip(used, pool.imap(partial(sprite, side=side), used, chunksize=16), strict=True):
+        images = pool.imap(partial(sprite, side=side), drawings, chunksize=16)
+        for drawing, image in zip(drawings, images, strict=True):
             sprites[drawing] = image
             step("drawings")
+        drawings = without_lookalikes(drawings, sprites, dropped)
+        held_out = HeldOut() if only_pairs_held_out else hold_out(drawings)
+        parts = {
+            "train": plan_training(drawings, held_out, seed),
+            "heldout": plan_held_out(drawings, held_out, seed),
+        }
+        total += sum(map(len, parts.values()))
         for part, pictures in parts.items():
             for _ in write_pictures(pictures, sprites, unfinished / part, side, pool):
                 step(part)
@@ -99,11 +101,6 @@ def write_pictures(
             (folder / name).write_bytes(png)
             metadata.write(json.dumps({"file_name": name, **picture.facts()}, ensure_ascii=False) + "\n")
             yield
-
-
-def unique(drawings: Iterable[Drawing]) -> list[Drawing]:
-    """Each drawing once, in order of first use."""
-    return list(dict.fromkeys(drawings))
 
 
 def counted(words: Iterable[str]) -> dict[str, int]:

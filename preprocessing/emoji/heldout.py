@@ -24,8 +24,8 @@ GROUNDS = {
 """The named colours of grounds, RGB 0..255."""
 
 OBJECT_GROUPS = ("animals-nature", "food-drink", "travel-places", "activities", "objects")
-SCENE_GROUPS = (*OBJECT_GROUPS, "smileys-emotion", "shape")
-NUM_CONCEPTS = 40
+SCENE_GROUPS = (*OBJECT_GROUPS, "smileys-emotion", "people-body", "symbols", "shape")
+NUM_CONCEPTS = 12
 NUM_DRAWINGS = 240
 SHARE_OF_GROUNDS = 0.04
 SHARE_OF_PAINTS = 0.04
@@ -119,13 +119,15 @@ def allowed_paints(thing: Thing) -> tuple[str, ...]:
 
 
 def _concept_candidates(things: dict[str, list[Drawing]]) -> list[tuple[str, ...]]:
-    """Things of many sets whose name no other name contains and whose drawings no other thing shares."""
+    """Things of many sets, of more than one word and so seldom typed, whose name no other name contains and whose
+    drawings no other thing shares."""
     bodies = Counter(drawing.body for versions in things.values() for drawing in versions)
     most_sets = max(len(versions) for versions in things.values())
     candidates = [
         name
         for name, versions in things.items()
         if versions[0].thing.group in OBJECT_GROUPS
+        and " " in name
         and len(versions) >= most_sets - 1
         and all(bodies[drawing.body] == 1 for drawing in versions)
     ]

@@ -89,6 +89,40 @@ HEAD_ENDS = frozenset((
 ))
 # fmt: on
 
+# fmt: off
+IRREGULAR_PLURALS = {
+    "avocado": "avocados", "bison": "bison", "calf": "calves", "child": "children", "deer": "deer", "fish": "fish",
+    "foot": "feet", "goose": "geese", "hoof": "hooves", "knife": "knives", "leaf": "leaves", "loaf": "loaves",
+    "man": "men", "moose": "moose", "mouse": "mice", "ox": "oxen", "person": "people", "potato": "potatoes",
+    "scarf": "scarves", "sheep": "sheep", "shelf": "shelves", "squid": "squid", "tomato": "tomatoes",
+    "tooth": "teeth", "volcano": "volcanoes", "wolf": "wolves", "woman": "women",
+}
+PLAIN_WORDS = {
+    "airplane": ("plane", "aeroplane"), "articulated lorry": ("truck",), "baby chick": ("chick",),
+    "beer mug": ("beer",), "bicycle": ("bike",), "birthday cake": ("cake",),
+    "bottle with popping cork": ("champagne",), "camera": ("photo camera",), "car": ("automobile", "auto"),
+    "cat": ("kitty",), "couch and lamp": ("couch", "sofa"), "cut of meat": ("steak", "meat"), "dog": ("doggy",),
+    "dollar banknote": ("dollar bill",), "doughnut": ("donut",), "ear of corn": ("corn",),
+    "egg in a pan": ("fried egg",), "eggplant": ("aubergine",), "evergreen tree": ("fir tree", "pine tree"),
+    "fire engine": ("fire truck",), "fork and knife": ("cutlery",), "french fries": ("fries",),
+    "full moon": ("moon",), "game die": ("die",), "gem": ("diamond", "jewel"), "ghost": ("spook",),
+    "globe showing Europe-Africa": ("earth", "globe"), "glowing star": ("shining star",), "hamburger": ("burger",),
+    "honeybee": ("bee",), "hot drink": ("cup of coffee", "coffee", "cup of tea"), "house": ("home",),
+    "ice cream": ("sundae",), "jack-o-lantern": ("halloween pumpkin", "pumpkin"), "ladybug": ("ladybird",),
+    "laptop": ("notebook computer",), "light bulb": ("lamp", "bulb"), "lightning bolt": ("lightning",),
+    "long-necked dinosaur": ("brontosaurus",), "microphone": ("mic",),
+    "mobile phone": ("phone", "smartphone", "cell phone"), "motorcycle": ("motorbike",),
+    "money bag": ("bag of money",), "pile of poo": ("poop",), "potted plant": ("house plant", "plant in a pot"),
+    "poultry leg": ("chicken leg", "drumstick"), "rabbit": ("bunny",), "rocket": ("spaceship", "space rocket"),
+    "sailboat": ("sailing boat",), "soccer ball": ("football",), "soft ice cream": ("ice cream cone",),
+    "spouting whale": ("whale spouting water",), "squid": ("calamari",), "sun": ("sunshine",),
+    "T-Rex": ("tyrannosaurus", "dinosaur"), "tangerine": ("orange fruit", "mandarin"), "teddy bear": ("plush bear",),
+    "television": ("tv",), "top hat": ("black hat",), "wastebasket": ("trash can", "bin"), "watch": ("wristwatch",),
+    "wrapped gift": ("gift", "present"), "wrench": ("spanner",),
+}
+# fmt: on
+"""Other words that people use for a thing; each stands for one thing only."""
+
 VOWEL_SOUND = re.compile(
     r"(?!uni|use|ufo|eu|ewe|one\b|once|u-)([aeiou]|hour|heir|honest|x-ray|sos\b|ng\b|8)", re.IGNORECASE
 )
@@ -130,6 +164,24 @@ def with_article(noun: str, countable: bool = True) -> str:
     if not countable:
         return noun
     return f"{'an' if VOWEL_SOUND.match(noun) else 'a'} {noun}"
+
+
+def plural(name: str) -> str | None:
+    """Several of a thing, "red apples" of "red apple"; None where the name has no head that can be counted."""
+    words = name.split()
+    ends = next((i for i, word in enumerate(words) if i > 0 and (word in HEAD_ENDS or "'" in words[i - 1])), len(words))
+    head = words[ends - 1]
+    if is_uncountable(name) or not head.isalpha() or not head.islower():
+        return None
+    if head in IRREGULAR_PLURALS:
+        many = IRREGULAR_PLURALS[head]
+    elif head.endswith(("s", "x", "z", "ch", "sh")):
+        many = f"{head}es"
+    elif head.endswith("y") and head[-2] not in "aeiou":
+        many = f"{head[:-1]}ies"
+    else:
+        many = f"{head}s"
+    return " ".join([*words[: ends - 1], many, *words[ends:]])
 
 
 def contains_words(text: str, words: str) -> bool:

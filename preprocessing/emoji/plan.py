@@ -5,48 +5,47 @@ from dataclasses import replace
 from functools import cache
 from random import Random
 
-from preprocessing.emoji.heldout import OBJECT_GROUPS, SCENE_GROUPS, HeldOut, allowed_grounds, allowed_paints
-from preprocessing.emoji.names import contains_words
-from preprocessing.emoji.scenes import Picture, pair, plain, scene
+from preprocessing.emoji.heldout import SCENE_GROUPS, HeldOut, allowed_grounds, allowed_paints
+from preprocessing.emoji.names import contains_words, plural
+from preprocessing.emoji.scenes import Picture, pair, plain, scene, several
 from preprocessing.emoji.sets import Drawing, Thing, by_thing
 
-COPIES = {
-    "shape": {"plain": 8, "scene": 72, "pair": 24},
-    "smileys-emotion": {"plain": 2, "scene": 4, "pair": 1},
-    "people-body": {"plain": 2, "scene": 1, "pair": 0},
-    "symbols": {"plain": 2, "scene": 2, "pair": 0},
-    "flags": {"plain": 2, "scene": 2, "pair": 0},
-    **{group: {"plain": 2, "scene": 8, "pair": 4} for group in OBJECT_GROUPS},
-}
-"""Training pictures of each kind per drawing, by the thing's group."""
-PAINTED_COPIES = 3
-"""Training pictures of a drawing that may be painted, each in another colour; every other one on white."""
+COPIES = {"plain": 6, "scene": 44, "pair": 14, "count": 9}
+"""Training pictures of each kind of a thing; of a pair it is the first."""
+PAINTED_COPIES = 18
+"""Training pictures of a thing that may be painted, in all its colours; every other one on white."""
+SHAPE_COPIES = 4
+"""Coloured shapes, of which there are few, have so many times as many."""
 
 
 def plan_training(drawings: Sequence[Drawing], held_out: HeldOut, seed: int) -> list[Picture]:
     """Every training picture, shuffled."""
     pictures: list[Picture] = []
     known = [d for d in drawings if held_out.reason([d.thing.name], [d.set], "white") is None]
-    partners = [d for d in known if COPIES[d.thing.group]["pair"]]
-    shapes = [d for d in partners if d.thing.group == "shape"]
+    shapes = [d for d in known if d.thing.group == "shape"]
     for drawing in known:
-        random = Random(f"{seed}/train/{drawing.set}/{drawing.thing.name}")
-        copies = COPIES[drawing.thing.group]
+        name = drawing.thing.name
+        random = Random(f"{seed}/train/{drawing.set}/{name}")
+        times = SHAPE_COPIES if drawing.thing.group == "shape" else 1
         tags = safe_tags(drawing.thing, held_out)
-        grounds = [g for g in allowed_grounds(drawing.thing) if (drawing.thing.name, g) not in held_out.grounds]
-        on_white = grounds if contains_words(drawing.thing.name, "white") else [*grounds, "white"]
-        pictures += [plain(drawing, tags, random) for _ in range(copies["plain"])]
-        pictures += [scene(drawing, ground, random) for ground in cycled(on_white, copies["scene"], random)]
-        for _ in range(copies["pair"]):
+        grounds = [g for g in allowed_grounds(drawing.thing) if (name, g) not in held_out.grounds]
+        on_white = grounds if contains_words(name, "white") else [*grounds, "white"]
+        pictures += [plain(drawing, tags, random) for _ in range(times * COPIES["plain"])]
+        pictures += [scene(drawing, ground, random) for ground in cycled(on_white, times * COPIES["scene"], random)]
+        for _ in range(times * COPIES["pair"]):
             # Of coloured shapes pixels alone can tell which stands where, so half of theirs are with another shape.
-            second = random.choice(shapes if drawing.thing.group == "shape" and random.random() < 0.5 else partners)
-            shared = [g for g in grounds if g in allowed_grounds(second.thing)]
-            ground = random.choice(shared) if shared and random.random() < 0.75 else "white"
-            picture = pair(drawing, second, ground, random)
+            second = random.choice(shapes if drawing.thing.group == "shape" and random.random() < 0.5 else known)
+            shared = [g for g in on_white if g == "white" or g in allowed_grounds(second.thing)]
+            picture = pair(drawing, second, random.choice(shared), random) if shared else None
             different = drawing.thing != second.thing
-            if different and held_out.reason(picture.things, picture.sets, picture.ground) is None:
+            if picture and different and held_out.reason(picture.things, picture.sets, picture.ground) is None:
                 pictures.append(picture)
-        pictures += painted(drawing, held_out, Random(f"{seed}/painted/{drawing.set}/{drawing.thing.name}"))
+        if many := plural(name):
+            grounds_of_counts = cycled(on_white, times * COPIES["count"], random)
+            pictures += [
+                several(drawing, many, 2 + i % 3, ground, random) for i, ground in enumerate(grounds_of_counts)
+            ]
+        pictures += painted(drawing, held_out, Random(f"{seed}/painted/{drawing.set}/{name}"))
     Random(f"{seed}/order").shuffle(pictures)
     return pictures
 
@@ -55,7 +54,7 @@ def painted(drawing: Drawing, held_out: HeldOut, random: Random) -> Iterator[Pic
     """A drawing in colours that it may have in training, on grounds that it may have with them."""
     name = drawing.thing.name
     paints = [paint for paint in allowed_paints(drawing.thing) if (name, paint) not in held_out.paints]
-    for i, paint in enumerate(random.sample(paints, min(PAINTED_COPIES, len(paints)))):
+    for i, paint in enumerate(cycled(paints, PAINTED_COPIES, random) if paints else ()):
         grounds = [g for g in allowed_grounds(drawing.thing) if g != paint and (name, g) not in held_out.grounds]
         yield scene(drawing, "white" if i % 2 else random.choice(grounds), random, paint)
 

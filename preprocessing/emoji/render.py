@@ -8,16 +8,19 @@ from PIL import Image, ImageOps
 
 from dalle_lean.require import require
 from preprocessing.emoji.heldout import GROUNDS
-from preprocessing.emoji.scenes import Picture
+from preprocessing.emoji.scenes import CELLS, Picture
 from preprocessing.emoji.sets import Drawing
+
+MARGIN_PIXELS = 1
+"""Of a thing's box, on each side."""
 
 
 class Layer(NamedTuple):
-    """One drawing in a picture, as pixels; scale and centre are shares of the picture's side."""
+    """One drawing in a picture, as pixels; box and corner in cells, as `Placed` has them."""
 
     sprite: Image.Image
-    scale: float
-    centre: tuple[float, float]
+    cells: int
+    corner: tuple[int, int]
     paint: tuple[int, int, int] | None = None
     """RGB in which all of it is painted."""
 
@@ -62,15 +65,16 @@ def painted(image: Image.Image, rgb: tuple[int, int, int]) -> Image.Image:
 
 
 def draw(ground_rgb: tuple[int, int, int], layers: Sequence[Layer], side: int) -> Image.Image:
-    """The layers on a ground, RGB, side x side pixels."""
+    """The layers on a ground, RGB, side x side pixels; each in the middle of its box."""
     canvas = Image.new("RGBA", (side, side), (*ground_rgb, 255))
     for layer in layers:
-        thing = resized(layer.sprite, layer.scale * side / max(layer.sprite.size))
+        box = layer.cells * side // CELLS
+        thing = resized(layer.sprite, (box - 2 * MARGIN_PIXELS) / max(layer.sprite.size))
         if layer.paint is not None:
             thing = painted(thing, layer.paint)
-        left, top = (round(centre * side - length / 2) for centre, length in zip(layer.centre, thing.size, strict=True))
-        # A thing at the edge stays whole.
-        left, top = max(0, min(left, side - thing.width)), max(0, min(top, side - thing.height))
+        left, top = (
+            cell * side // CELLS + (box - length) // 2 for cell, length in zip(layer.corner, thing.size, strict=True)
+        )
         canvas.alpha_composite(thing, (left, top))
     return canvas.convert("RGB")
 
@@ -85,7 +89,7 @@ def png_bytes(picture: tuple[tuple[int, int, int], Sequence[Layer]], side: int) 
 def layered(picture: Picture, sprites: Mapping[Drawing, Image.Image]) -> tuple[tuple[int, int, int], list[Layer]]:
     """A planned picture with its drawings as pixels, ready for another process."""
     layers = [
-        Layer(sprites[placed.drawing], placed.scale, placed.centre, GROUNDS[placed.paint] if placed.paint else None)
+        Layer(sprites[placed.drawing], placed.cells, placed.corner, GROUNDS[placed.paint] if placed.paint else None)
         for placed in picture.placed
     ]
     return picture.ground_rgb, layers

@@ -1,39 +1,61 @@
-"""Pictures before they are drawn: things, sizes, places, grounds, and captions that are true of them."""
+"""Pictures before they are drawn: things, sizes, places, grounds, and captions that are true of them.
+
+Lengths are in cells, sixteenths of a picture's side: in a picture of 128 pixels a cell is the patch of one code of an
+f=8 VQGAN, so that a thing of one size is always cut into the same patches.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from preprocessing.emoji.captions import pair_caption, plain_caption, scene_caption
+from preprocessing.emoji.captions import count_caption, pair_caption, plain_caption, scene_caption
 from preprocessing.emoji.heldout import GROUNDS
 from preprocessing.emoji.sets import Drawing
 
-GROUND_JITTER = 8
-"""Each channel of a ground moves by at most this much."""
+CELLS = 16
+SIZES = {"small": 6, None: 8, "big": 12}
+"""Cells of the square box that a thing fills, by the word for it."""
+WHITE = (255, 255, 255)
 
-PLACE_CENTRES = {
-    "left": (0.0, 0.5),
-    "right": (1.0, 0.5),
-    "top": (0.5, 0.0),
-    "bottom": (0.5, 1.0),
-    "top left": (0.0, 0.0),
-    "top right": (1.0, 0.0),
-    "bottom left": (0.0, 1.0),
-    "bottom right": (1.0, 1.0),
+PLACE_SHIFTS = {
+    "centre": (0, 0),
+    "left": (-1, 0),
+    "right": (1, 0),
+    "top": (0, -1),
+    "bottom": (0, 1),
+    "top left": (-1, -1),
+    "top right": (1, -1),
+    "bottom left": (-1, 1),
+    "bottom right": (1, 1),
 }
-"""Where a thing stands between touching one edge (0) and the other (1), across and down."""
+"""Across and down from the centre, in cells times SHIFT_CELLS."""
+SHIFT_CELLS = 4
+SHARE_IN_CENTRE = 0.4
+"""Of the things that are not big; those always stand there."""
+
+PAIR_CORNERS = {
+    "left of": ((1, 5), (9, 5)),
+    "right of": ((9, 5), (1, 5)),
+    "above": ((5, 1), (5, 9)),
+    "below": ((5, 9), (5, 1)),
+}
+COUNT_CORNERS = {
+    2: ((1, 5), (9, 5)),
+    3: ((1, 1), (9, 1), (5, 9)),
+    4: ((1, 1), (9, 1), (1, 9), (9, 9)),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """One drawing in a picture; lengths are shares of the picture's side."""
+    """One drawing in a picture."""
 
     drawing: Drawing
-    scale: float
-    """Longer side of what is drawn."""
-    centre: tuple[float, float]
-    """Across from the left and down from the top."""
+    cells: int
+    """Width and height of the box that it fills, all but a pixel or two."""
+    corner: tuple[int, int]
+    """Top left cell of the box: across and down."""
     paint: str | None = None
     """The colour in which all of it is painted, one of GROUNDS; None: its own colours."""
 
@@ -43,24 +65,28 @@ class Picture:
     """One picture to draw, and what is true of it."""
 
     kind: str
-    """"plain", "scene", "painted" or "pair"."""
+    """"plain", "scene", "painted", "pair" or "count"."""
     text: str
     placed: tuple[Placed, ...]
     ground: str
-    ground_rgb: tuple[int, int, int]
     size: str | None
     place: str | None
     held_out: str | None = None
 
     @property
+    def ground_rgb(self) -> tuple[int, int, int]:
+        """The ground's exact colour."""
+        return GROUNDS.get(self.ground, WHITE)
+
+    @property
     def things(self) -> list[str]:
-        """The names of the things shown."""
-        return [placed.drawing.thing.name for placed in self.placed]
+        """The names of the things shown, each once."""
+        return list(dict.fromkeys(placed.drawing.thing.name for placed in self.placed))
 
     @property
     def sets(self) -> list[str]:
-        """The sets whose drawings show them."""
-        return [placed.drawing.set for placed in self.placed]
+        """For each of the things the set whose drawing shows it."""
+        return list({placed.drawing.thing.name: placed.drawing.set for placed in self.placed}.values())
 
     @property
     def paint(self) -> str | None:
@@ -74,6 +100,7 @@ class Picture:
             "kind": self.kind,
             "things": self.things,
             "sets": self.sets,
+            "count": len(self.placed),
             "ground": self.ground,
             "paint": self.paint,
             "size": self.size,
@@ -83,68 +110,63 @@ class Picture:
 
 
 def plain(drawing: Drawing, tags: Sequence[str], random: Random) -> Picture:
-    """A thing alone on white, nearly filling the picture."""
-    scale = random.uniform(0.8, 0.96)
-    slack = (1 - scale) / 2
-    centre = (0.5 + random.uniform(-slack, slack), 0.5 + random.uniform(-slack, slack))
+    """A thing alone on white, big."""
     return Picture(
         kind="plain",
         text=plain_caption(drawing.thing.name, tags, random),
-        placed=(Placed(drawing=drawing, scale=scale, centre=centre),),
+        placed=(at(drawing, "big", "centre"),),
         ground="white",
-        ground_rgb=(255, 255, 255),
-        size=None,
-        place=None,
+        size="big",
+        place="centre",
     )
 
 
 def scene(drawing: Drawing, ground: str, random: Random, paint: str | None = None) -> Picture:
-    """A thing on a coloured ground: a big one in the centre, others anywhere; `paint` is the colour of all of it."""
-    size = random.choice(("small", "big", None))
-    place = "centre" if size == "big" or random.random() < 0.35 else random.choice(list(PLACE_CENTRES))
-    unsized = (0.5, 0.65) if place == "centre" else (0.42, 0.52)
-    scale = random.uniform(*{"small": (0.3, 0.4), "big": (0.7, 0.82), None: unsized}[size])
-    across, down = PLACE_CENTRES.get(place, (0.5, 0.5))
-    margin = scale / 2 + 0.03
-    centre = tuple(margin + where * (1 - 2 * margin) + random.uniform(-0.02, 0.02) for where in (across, down))
-    name = f"{paint} {drawing.thing.name}" if paint else drawing.thing.name
+    """A thing on a ground: a big one in the centre, others there or elsewhere; `paint` is the colour of all of it."""
+    size = random.choice(("small", "big", None, None))
+    centred = size == "big" or random.random() < SHARE_IN_CENTRE
+    place = "centre" if centred else random.choice(list(PLACE_SHIFTS)[1:])
     return Picture(
         kind="painted" if paint else "scene",
-        text=scene_caption(name, ground, size, place, random),
-        placed=(Placed(drawing=drawing, scale=scale, centre=(centre[0], centre[1]), paint=paint),),
+        text=scene_caption(drawing.thing.name, ground, size, place, random, paint),
+        placed=(at(drawing, size, place, paint),),
         ground=ground,
-        ground_rgb=jittered(ground, random),
         size=size,
         place=place,
     )
 
 
+def at(drawing: Drawing, size: str | None, place: str, paint: str | None = None) -> Placed:
+    """A drawing of a size at a place."""
+    cells = SIZES[size]
+    middle = (CELLS - cells) // 2
+    across, down = (middle + SHIFT_CELLS * shift for shift in PLACE_SHIFTS[place])
+    return Placed(drawing=drawing, cells=cells, corner=(across, down), paint=paint)
+
+
 def pair(first: Drawing, second: Drawing, ground: str, random: Random) -> Picture:
-    """Two things side by side or one above the other; `place` tells where the first stands."""
+    """Two small things side by side or one above the other; `place` tells where the first stands."""
     relation = random.choice(("left of", "right of", "left of", "right of", "above", "below"))
-    near, far = random.uniform(0.25, 0.28), random.uniform(0.72, 0.75)
-    along = (near, far) if relation in ("left of", "above") else (far, near)
-    placed = []
-    for drawing, position in zip((first, second), along, strict=True):
-        across = 0.5 + random.uniform(-0.06, 0.06)
-        centre = (position, across) if relation.endswith("of") else (across, position)
-        placed.append(Placed(drawing=drawing, scale=random.uniform(0.36, 0.46), centre=centre))
     return Picture(
         kind="pair",
         text=pair_caption(first.thing.name, second.thing.name, relation, ground, random),
-        placed=tuple(placed),
+        placed=tuple(
+            Placed(drawing=drawing, cells=SIZES["small"], corner=corner)
+            for drawing, corner in zip((first, second), PAIR_CORNERS[relation], strict=True)
+        ),
         ground=ground,
-        ground_rgb=jittered(ground, random),
         size=None,
         place=relation,
     )
 
 
-def jittered(ground: str, random: Random) -> tuple[int, int, int]:
-    """A ground's colour, moved a little; white stays white."""
-    if ground == "white":
-        return (255, 255, 255)
-    red, green, blue = (
-        min(255, max(0, channel + random.randint(-GROUND_JITTER, GROUND_JITTER))) for channel in GROUNDS[ground]
+def several(drawing: Drawing, many: str, count: int, ground: str, random: Random) -> Picture:
+    """Two to four small copies of a thing whose plural is `many`."""
+    return Picture(
+        kind="count",
+        text=count_caption(many, count, ground, random),
+        placed=tuple(Placed(drawing=drawing, cells=SIZES["small"], corner=corner) for corner in COUNT_CORNERS[count]),
+        ground=ground,
+        size=None,
+        place=None,
     )
-    return (red, green, blue)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from dalle_lean.files import read_json
+from preprocessing.emoji.choice import drop_reason
 from preprocessing.emoji.names import SHAPES, caption_name, contains_words
 
-SETS = ("noto", "noto-v1", "twemoji", "fluent-emoji", "fluent-emoji-flat")
+BUNDLED_SET = "fluent-emoji-flat"
 """What the bundled model learns from; any other of iconify's emoji sets can be drawn too."""
-
-KEPT_TONES = (("light skin tone", "light skin"), ("dark skin tone", "dark skin"))
-TONES_KEPT_ONE_IN = 8
+TELLING = ("noto", "noto-v1", "twemoji", "fluent-emoji", BUNDLED_SET)
+"""Sets of which some tell the code points of their icons' names, which all sets share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +45,9 @@ def read_things(emojibase: Path, dropped: Counter[str]) -> dict[str, Thing]:
     for entry in read_json(emojibase / "en" / "data.json"):
         group = groups["groups"].get(str(entry.get("group")), "none")
         subgroup = groups["subgroups"].get(str(entry.get("subgroup")), "none")
-        skins = entry.get("skins", [])
+        dropped["skin-tone variant"] += len(entry.get("skins", ()))
         if reason := drop_reason(entry["label"], group, subgroup):
-            dropped[reason] += 1 + len(skins)
+            dropped[reason] += 1
             continue
         name = caption_name(entry["label"], subgroup)
         if name in names:
@@ -56,39 +56,18 @@ def read_things(emojibase: Path, dropped: Counter[str]) -> dict[str, Thing]:
         shape = name.rpartition(" ")[2] in SHAPES and name.split(" ")[0] in SHAPES[name.rpartition(" ")[2]]
         tags = tuple(tag for tag in entry.get("tags", ()) if is_plain_word(tag) and not contains_words(name, tag))
         things[code_key(entry["hexcode"])] = Thing(name=name, tags=tags, group="shape" if shape else group)
-        for skin in skins:
-            tone = next((words for ending, words in KEPT_TONES if skin["label"].endswith(f": {ending}")), None)
-            if tone is None or entry["order"] % TONES_KEPT_ONE_IN:
-                dropped["skin-tone variant"] += 1
-                continue
-            things[code_key(skin["hexcode"])] = Thing(name=f"{name} with {tone}", tags=(), group=group)
     return things
 
 
-def drop_reason(label: str, group: str, subgroup: str) -> str | None:
-    """Why an emoji is left out, or None."""
-    if label.startswith("flag: ") or subgroup in ("country-flag", "subdivision-flag"):
-        return "flag of a country"
-    if group in ("none", "component"):
-        return "letter, skin or hair sample"
-    if label.startswith(("family:", "kiss:", "couple with heart:")):
-        return "family by its members"
-    if label.endswith("facing right"):
-        return "mirrored person"
-    if "-small square" in label or "medium square" in label or "small square" in label or label.startswith("small "):
-        return "smaller copy of a shape"
-    return None
-
-
 def read_drawings(
-    packages: Path, things: Mapping[str, Thing], dropped: Counter[str], sets: Sequence[str] = SETS
+    packages: Path, things: Mapping[str, Thing], dropped: Counter[str], sets: Sequence[str] = (BUNDLED_SET,)
 ) -> list[Drawing]:
     """The drawings of `things` in `sets`, in order of set and name; what is left out is counted by reason.
 
     `packages` is npm's node_modules. Not every set tells its icons' code points; icon names are shared between the
-    sets, so those of SETS and those asked for, where they tell them, name them for the others.
+    sets, so those of TELLING and those asked for, where they tell them, name them for the others.
     """
-    telling = list(dict.fromkeys([*SETS, *sets]))
+    telling = list(dict.fromkeys([*TELLING, *sets]))
     icons = {name: read_icons(packages, name, "icons.json") for name in telling}
     codes: dict[str, str] = {}
     for name in telling:

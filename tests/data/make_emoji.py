@@ -15,15 +15,14 @@ from preprocessing.emoji.sets import read_drawings, read_things
 PACKAGES = Path("data/npm/node_modules")
 FOLDER = Path(__file__).parent / "emoji"
 SIDE = 96
-COUNTS = {"plain": 120, "scene": 60, "pair": 20}
+COUNTS = {"plain": 110, "scene": 50, "pair": 20, "painted": 10, "count": 10}
 
 
 def main() -> None:
     """Draw the first pictures of each kind in the shuffled plan."""
     dropped: Counter[str] = Counter()
-    drawings = read_drawings(PACKAGES, read_things(PACKAGES / "emojibase-data", dropped), dropped)
-    noto = [drawing for drawing in drawings if drawing.set == "noto"]
-    plan = plan_training(noto, hold_out(drawings), seed=0)
+    drawings = read_drawings(PACKAGES, read_things(PACKAGES / "emojibase-data", dropped), dropped, ["noto"])
+    plan = plan_training(drawings, hold_out(drawings), seed=0)
     pictures = [p for kind, count in COUNTS.items() for p in [p for p in plan if p.kind == kind][:count]]
     sprites = {placed.drawing: sprite(placed.drawing, SIDE) for picture in pictures for placed in picture.placed}
     FOLDER.mkdir(exist_ok=True)

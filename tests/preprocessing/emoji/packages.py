@@ -1,15 +1,19 @@
-"""Small emoji packages in the format of the real ones: five sets of simple coloured shapes."""
+"""Small emoji packages in the format of the real ones: five sets of coloured patterns."""
 
+import hashlib
 import json
 from itertools import count
 from pathlib import Path
 
-from preprocessing.emoji.sets import SETS
+from preprocessing.emoji.sets import TELLING
 
 GROUPS = {"groups": {"0": "smileys-emotion", "1": "people-body", "3": "animals-nature", "7": "objects", "9": "flags"}}
 SUBGROUPS = {"14": "heart", "23": "person", "34": "animal-mammal", "82": "other-object", "97": "country-flag"}
 ANIMALS = "cow fox goat hen ibex jackal kiwi lynx mole newt okapi puma quail raven seal tapir"
-OBJECTS = "anvil bell cup drum easel fork globe harp iron jug kite lamp mop nail"
+OBJECTS = (
+    "anvil", "bell", "cup", "drum", "easel", "fork", "glass globe", "golden harp", "iron gate", "jug", "paper kite",
+    "old lamp", "mop", "nail", "tin opener", "water wheel",
+)  # fmt: skip
 HEARTS = "red green"
 FILLS = ("#d22", "#2a2", "#22d", "#e92", "#82b", "#111")
 
@@ -19,7 +23,7 @@ def write_packages(folder: Path) -> Path:
     codes = count(0x1F400)
     entries = [entry(next(codes), f"{colour} heart", 0, 14, tags=[colour, "love"]) for colour in HEARTS.split()]
     entries += [entry(next(codes), name, 3, 34, tags=["animal", f"{name} farm"]) for name in ANIMALS.split()]
-    entries += [entry(next(codes), name, 7, 82, tags=["thing", "cow tool", ":-)"]) for name in OBJECTS.split()]
+    entries += [entry(next(codes), name, 7, 82, tags=["thing", "cow tool", ":-)"]) for name in OBJECTS]
     entries += [entry(next(codes), "flag: Nowhere", 9, 97), with_skins(entry(next(codes), "man: beard", 1, 23))]
 
     emojibase = folder / "emojibase-data"
@@ -27,7 +31,7 @@ def write_packages(folder: Path) -> Path:
     write(emojibase / "en" / "data.json", entries)
     write(emojibase / "package.json", {"version": "0.0.1", "license": "MIT", "author": "Nobody"})
     (emojibase / "LICENSE").write_text("The whole text of a licence.\n")
-    for index, name in enumerate(SETS):
+    for index, name in enumerate(TELLING):
         icons = {icon_name(e["label"]): {"body": body(e["label"], index)} for e in entries}
         chars = {e["hexcode"].lower(): icon_name(e["label"]) for e in entries}
         package = folder / "@iconify-json" / name
@@ -65,13 +69,12 @@ def icon_name(label: str) -> str:
 
 
 def body(label: str, hand: int) -> str:
-    """A disc or a bar, its colour by the label, its size by the hand; no two labels draw the same."""
-    number = sum(ord(letter) * place for place, letter in enumerate(label, start=1))
-    fill = FILLS[number % len(FILLS)]
-    extent = 8 + hand + number % 100 / 50
-    if number % 2:
-        return f'<circle cx="16" cy="16" r="{extent}" fill="{fill}" data-name="{label}"/>'
-    return f'<rect x="4" y="6" width="{2 * extent}" height="{extent}" fill="{fill}" data-name="{label}"/>'
+    """Bars and squares on a 4 x 4 grid, by the label; the hand moves one of them. No two labels draw the same."""
+    bits = hashlib.sha256(label.encode()).digest()
+    fill = FILLS[bits[2] % len(FILLS)]
+    cells = [cell for cell in range(16) if bits[cell // 8] >> (cell % 8) & 1 or cell in (0, 15)]
+    squares = [f'<rect x="{cell % 4 * 8}" y="{cell // 4 * 8}" width="8" height="8" fill="{fill}"/>' for cell in cells]
+    return "".join(squares) + f'<circle cx="{10 + 3 * hand}" cy="16" r="2" fill="#999"/>'
 
 
 def write(path: Path, content: object) -> None:

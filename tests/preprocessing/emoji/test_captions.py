@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from preprocessing.emoji.captions import PLACES, a, pair_caption, plain_caption, scene_caption
-from preprocessing.emoji.names import caption_name, contains_words
+from preprocessing.emoji.captions import PLACES, a, count_caption, pair_caption, plain_caption, scene_caption
+from preprocessing.emoji.names import PLAIN_WORDS, caption_name, contains_words, plural
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,14 @@ def test_words_are_found_whole():
 
 
 def test_plain_captions_vary_and_always_name_the_thing():
-    captions = {plain_caption("dog", ["pet", "puppy"], Random(i)) for i in range(100)}
-    assert {"a dog", "a drawing of a dog", "dog, pet, puppy", "a dog, pet"} <= captions
-    assert all(contains_words(caption, "dog") for caption in captions)
+    captions = {plain_caption("owl", ["bird", "wise"], Random(i)) for i in range(200)}
+    assert {"an owl", "owl", "a drawing of an owl", "owl, bird, wise"} <= captions
+    assert all(contains_words(caption, "owl") for caption in captions)
+
+
+def test_a_thing_is_called_by_its_plain_words_too():
+    captions = {plain_caption("car", [], Random(i)) for i in range(200)}
+    assert {"car", "a car", "automobile", "an automobile"} <= captions
 
 
 @pytest.mark.parametrize("size", ["small", "big", None])
@@ -77,19 +82,56 @@ def test_scene_captions_name_the_ground_and_no_other_size_or_place(size, place):
     assert len(captions) > 3
     for caption in captions:
         assert contains_words(caption, "owl")
-        assert "on an orange ground" in caption or "on an orange background" in caption
+        assert contains_words(caption, "orange")
         assert {word for word in ("small", "big") if word in caption.split()} <= {size}
-        told = caption.replace(PLACES[place], "")
-        assert not any(words in told for words in PLACES.values())
+        rest = caption.replace(PLACES[place], "")
+        assert not any(words in rest for words in PLACES.values())
+
+
+def test_a_white_ground_goes_without_saying():
+    captions = {scene_caption("owl", "white", None, "centre", Random(i), "blue") for i in range(200)}
+    assert {"a blue owl", "blue owl", "a blue owl on a white ground"} <= captions
 
 
 @pytest.mark.parametrize("relation", ["left of", "right of", "above", "below"])
 def test_pair_captions_hold_whichever_thing_they_begin_with(relation):
     opposite = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}[relation]
-    captions = {pair_caption("cat", "tree", relation, "blue", Random(i)) for i in range(100)}
-    assert any(caption.startswith("a cat") for caption in captions)
-    assert any(caption.startswith("a tree") for caption in captions)
-    for caption in captions:
-        false = opposite if caption.startswith("a cat") else relation
+    captions = {pair_caption("owl", "tree", relation, "blue", Random(i)) for i in range(100)}
+    begins_with_owl = [caption.removeprefix("an ").startswith("owl") for caption in captions]
+    assert any(begins_with_owl)
+    assert not all(begins_with_owl)
+    for caption, with_owl in zip(captions, begins_with_owl, strict=True):
+        false = opposite if with_owl else relation
         assert false not in caption
         assert "next to" not in caption or relation in ("left of", "right of")
+
+
+@pytest.mark.parametrize(
+    ("name", "many"),
+    [
+        ("red apple", "red apples"),
+        ("glass of milk", "glasses of milk"),
+        ("mouse", "mice"),
+        ("cherry", "cherries"),
+        ("toothbrush", "toothbrushes"),
+        ("nest with eggs", "nests with eggs"),
+        ("scissors", None),
+        ("bread", None),
+        ("Santa Claus", None),
+        ("T-Rex", None),
+    ],
+)
+def test_a_thing_that_can_be_counted_has_its_plural(name, many):
+    assert plural(name) == many
+
+
+def test_a_count_is_said_in_words_or_digits():
+    captions = {count_caption("owls", 3, "blue", Random(i)) for i in range(60)}
+    assert {caption.split()[0] for caption in captions} == {"three", "3"}
+    assert all(contains_words(caption, "owls") and contains_words(caption, "blue") for caption in captions)
+
+
+def test_a_plain_word_stands_for_one_thing_only():
+    words = [word for others in PLAIN_WORDS.values() for word in others]
+    assert len(words) == len(set(words))
+    assert not set(words) & set(PLAIN_WORDS)

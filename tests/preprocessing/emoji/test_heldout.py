@@ -7,13 +7,14 @@ import pytest
 from preprocessing.emoji.heldout import hold_out
 from preprocessing.emoji.names import contains_words
 from preprocessing.emoji.plan import plan_held_out, plan_training
-from preprocessing.emoji.sets import read_drawings, read_things
+from preprocessing.emoji.sets import TELLING, read_drawings, read_things
 
 
 @pytest.fixture(scope="module")
 def drawings(emoji_packages):
     dropped = Counter()
-    return read_drawings(emoji_packages, read_things(emoji_packages / "emojibase-data", dropped), dropped)
+    things = read_things(emoji_packages / "emojibase-data", dropped)
+    return read_drawings(emoji_packages, things, dropped, sets=TELLING)
 
 
 @pytest.fixture(scope="module")

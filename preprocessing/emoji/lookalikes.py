@@ -1,0 +1,45 @@
+"""Leaves out drawings that nobody can tell apart at the size of a thumbnail."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from preprocessing.emoji.sets import Drawing
+
+THUMBNAIL_PIXELS = 32
+SMALLEST_DISTANCE = 0.125
+"""Root of the mean squared difference of two thumbnails, channels in 0..1."""
+
+
+def without_lookalikes(
+    drawings: Sequence[Drawing], sprites: Mapping[Drawing, Image.Image], dropped: Counter[str]
+) -> list[Drawing]:
+    """The drawings without those that look like one of the same set with a shorter name. Coloured shapes all stay:
+    their names tell the colours that tell them apart."""
+    kept: list[Drawing] = []
+    seen: dict[str, list[NDArray[np.float32]]] = {}
+    for drawing in sorted(drawings, key=lambda drawing: (len(drawing.thing.name), drawing.thing.name, drawing.set)):
+        pixels = thumbnail(sprites[drawing])
+        earlier = seen.setdefault(drawing.set, [])
+        is_shape = drawing.thing.group == "shape"
+        distances = [float(np.sqrt(((pixels - other) ** 2).mean())) for other in earlier]
+        if not is_shape and min(distances, default=1.0) < SMALLEST_DISTANCE:
+            dropped["look-alike"] += 1
+            continue
+        earlier.append(pixels)
+        kept.append(drawing)
+    return sorted(kept, key=lambda drawing: (drawing.set, drawing.thing.name))
+
+
+def thumbnail(sprite: Image.Image) -> NDArray[np.float32]:
+    """A sprite centred on black and on white, float32 [2, 32, 32, 3] in 0..1: on one of them its outline shows."""
+    side = max(sprite.size)
+    grounds = []
+    for ground in ("black", "white"):
+        square = Image.new("RGBA", (side, side), ground)
+        square.alpha_composite(sprite, ((side - sprite.width) // 2, (side - sprite.height) // 2))
+        grounds.append(square.convert("RGB").resize((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS), Image.Resampling.BOX))
+    return np.stack([np.asarray(picture, dtype=np.float32) for picture in grounds]) / 255
