@@ -47,6 +47,9 @@ def train_vqgan(
     discriminator_weight: Annotated[
         float | None, typer.Option(help="Its say on the pixels, as a share of the reconstruction's.")
     ] = None,
+    crop_from: Annotated[
+        int | None, typer.Option(help="Read pictures at this side and learn from crops of --picture-side pixels.")
+    ] = None,
     flip: Annotated[bool, typer.Option(help="Mirror half of the pictures; not where left and right matter.")] = False,
     precision: Annotated[str | None, typer.Option(help="fp32 or bf16 (autocast).")] = None,
     save_dtype: Annotated[StoredDtype, typer.Option(help="Type of the stored weights.")] = StoredDtype.FLOAT32,
@@ -83,6 +86,7 @@ def train_vqgan(
         "seed": seed,
         "discriminator_start": discriminator_start,
         "discriminator_weight": discriminator_weight,
+        "crop_from": crop_from,
         "flip": flip,
         "precision": precision,
     }

@@ -164,9 +164,10 @@ def read_sets(
     data: Path, heldout: Path | None, recipe: VQGANRecipe, on_progress: OnProgress | None
 ) -> tuple[Pictures, Pictures]:
     """The pictures to train on, and those to measure on."""
-    train_set = read_pictures(data, recipe.config.picture_side, on_progress)
+    side = recipe.crop_from or recipe.config.picture_side
+    train_set = read_pictures(data, side, on_progress)
     if heldout is not None:
-        heldout_set = read_pictures(heldout, recipe.config.picture_side, on_progress)
+        heldout_set = read_pictures(heldout, side, on_progress)
     else:
         held = torch.arange(len(train_set.pixels)) % 50 == 0
         heldout_set = Pictures(train_set.pixels[held])

@@ -32,6 +32,8 @@ EMOJI = VQGANConfig(
 )
 """2.9 M weights for drawings of 64x64 pixels: 8x8 codes."""
 
+CROPS_TRIED = 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class VQGANRecipe:
@@ -54,6 +56,9 @@ class VQGANRecipe:
     """Size of its gradient on the pixels, as a share of the reconstruction's."""
     discriminator_channels: int = 32
     discriminator_layers: int = 2
+    crop_from: int | None = None
+    """Side in pixels at which pictures are read to learn from crops of config.picture_side, the busiest of CROPS_TRIED;
+    None: whole pictures."""
     flip: bool = False
     """Mirror half of the pictures. Not where captions will speak of left and right."""
     precision: str = "bf16"
@@ -84,6 +89,8 @@ class VQGANRecipe:
             raise ValueError(f"precision={self.precision!r}: must be bf16 or fp32")
         if not 0 < self.lr < 1:
             raise ValueError(f"lr={self.lr}: must be in 0..1")
+        if self.crop_from is not None and self.crop_from < self.config.picture_side:
+            raise ValueError(f"crop_from={self.crop_from}: must be at least picture_side={self.config.picture_side}")
         if not 0 <= self.discriminator_start <= 1:
             raise ValueError(f"discriminator_start={self.discriminator_start}: must be in 0..1")
 
@@ -98,6 +105,7 @@ class VQGANLearner(nn.Module):
             torch.manual_seed(recipe.seed)
             self.vqgan = VQGAN(recipe.config)
             self.discriminator = new_discriminator(recipe)
+        self.vqgan.to(memory_format=torch.channels_last)  # for the convolutions' speed
         self.codebook = codebook_learner(self.vqgan.quantize)
         self.learning = [parameter for parameter in self.vqgan.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.Adam(
@@ -137,6 +145,8 @@ class VQGANLearner(nn.Module):
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         device = self.vqgan.quant_conv.weight.device
+        if recipe.crop_from is not None:
+            pixels = busiest_crops(pixels, recipe.config.picture_side, recipe.config.downscale, generator)
         original = pixels.to(device).float() / 127.5 - 1
         if recipe.flip:
             mirrored = torch.rand(len(pixels), generator=generator) < 0.5
@@ -179,6 +189,18 @@ class VQGANLearner(nn.Module):
     def arithmetic(self) -> AbstractContextManager[object]:
         """The precision of the networks; the codebook keeps float32."""
         return autocast(self.vqgan.quant_conv.weight.device.type, self.recipe.precision)
+
+
+def busiest_crops(pixels: Tensor, side: int, step: int, generator: torch.Generator) -> Tensor:
+    """Of each picture [B, 3, S, S] the crop [B, 3, side, side] with the largest variance of CROPS_TRIED random ones,
+    whose corners are multiples of `step` pixels: plain grounds teach little."""
+    places = (pixels.shape[-1] - side) // step + 1
+    corners = step * torch.randint(places, (len(pixels), CROPS_TRIED, 2), generator=generator)
+    chosen = []
+    for picture, candidates in zip(pixels, corners.tolist(), strict=True):
+        crops = torch.stack([picture[:, top : top + side, left : left + side] for top, left in candidates])
+        chosen.append(crops[crops.float().flatten(1).var(dim=1).argmax()])
+    return torch.stack(chosen)
 
 
 def new_discriminator(recipe: VQGANRecipe) -> nn.Module:
