@@ -63,12 +63,6 @@ def test_a_wrong_recipe_is_refused_by_name(sections, message):
         Recipe.from_dict(sections)
 
 
-def test_the_bundled_model_is_the_same_from_a_gpu():
-    home, lent = load_recipe("emoji128"), load_recipe("emoji128-gpu")
-    assert home.model == lent.model
-    assert home.data.caption_dropout == lent.data.caption_dropout
-
-
 def test_a_missing_recipe_names_those_there_are(tmp_path):
     with pytest.raises(ValueError, match="emoji64"):
         load_recipe("no-such-recipe")
