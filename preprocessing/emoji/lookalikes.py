@@ -37,9 +37,9 @@ def without_lookalikes(
 def thumbnail(sprite: Image.Image) -> NDArray[np.float32]:
     """A sprite centred on black and on white, float32 [2, 32, 32, 3] in 0..1: on one of them its outline shows."""
     side = max(sprite.size)
-    grounds = []
+    grounds: list[Image.Image] = []
     for ground in ("black", "white"):
         square = Image.new("RGBA", (side, side), ground)
         square.alpha_composite(sprite, ((side - sprite.width) // 2, (side - sprite.height) // 2))
         grounds.append(square.convert("RGB").resize((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS), Image.Resampling.BOX))
-    return np.stack([np.asarray(picture, dtype=np.float32) for picture in grounds]) / 255
+    return np.stack([np.asarray(picture, dtype=np.float32) / np.float32(255) for picture in grounds])
