@@ -174,6 +174,7 @@ class VQGAN(nn.Module):
         self.quantize = GumbelQuantizer(config) if config.quantizer == "gumbel" else NearestQuantizer(config)
         self.quant_conv = nn.Conv2d(config.z_channels, config.code_width, 1)
         self.post_quant_conv = nn.Conv2d(config.code_width, config.z_channels, 1)
+        self.to(memory_format=torch.channels_last)  # on a CPU bfloat16 convolutions encode twice as fast
 
     def latents(self, pixels: Tensor) -> Tensor:
         """pixels [N, 3, H, W] in -1..1 -> vectors before quantization [N, C, h, w]."""

@@ -105,7 +105,6 @@ class VQGANLearner(nn.Module):
             torch.manual_seed(recipe.seed)
             self.vqgan = VQGAN(recipe.config)
             self.discriminator = new_discriminator(recipe)
-        self.vqgan.to(memory_format=torch.channels_last)  # for the convolutions' speed
         self.codebook = codebook_learner(self.vqgan.quantize)
         self.learning = [parameter for parameter in self.vqgan.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.Adam(
