@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from dalle_lean.chunked_attention import chunked_attention
 from dalle_lean.config import DalleConfig
 
 
@@ -28,15 +27,12 @@ class Layout:
         self.unseen = {kind: ~window_mask(kind, side, config, device) for kind in kinds}
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, kind: str, layout: Layout, chunk: int | None = None) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, kind: str, layout: Layout) -> Tensor:
     """Attention of one kind; query, key, value and the result are [B, H, S, d] from position 0, S at most P + f * f.
 
-    The softmax is computed in float32 or wider.
-    chunk: queries and keys at once in full attention (None: torch's own choice).
+    The softmax is computed in float32 or wider. Memory is linear in S: full attention never holds its scores.
     """
     if kind == "full":
-        if chunk is not None:
-            return chunked_attention(query, key, value, chunk)
         return scaled_dot_product_attention(query, key, value, is_causal=True)
     query = query * query.shape[-1] ** -0.5
     text_query, image_query = split(query, layout)

@@ -59,9 +59,9 @@ class AttentionBranch(LayerBranch):
 
     module: Attention
 
-    def __init__(self, own: Branch, module: Attention, surroundings: Surroundings, kind: str, chunk: int | None):
+    def __init__(self, own: Branch, module: Attention, surroundings: Surroundings, kind: str):
         super().__init__(own, module, surroundings)
-        self.kind, self.chunk = kind, chunk
+        self.kind = kind
 
     def run(self, x: Tensor, weights: Weights) -> Tensor:
         """What the branch adds to the stream x [B, S, D], as a whole."""
@@ -79,7 +79,7 @@ class AttentionBranch(LayerBranch):
 
     def _attend(self, h: Tensor, weights: Weights, heads: slice | None = None) -> Tensor:
         query, key, value = self.module.project(h, self.surroundings.table, weights, heads)
-        outputs = attend(query, key, value, self.kind, self.surroundings.layout, self.chunk)
+        outputs = attend(query, key, value, self.kind, self.surroundings.layout)
         return self.leave(self.module.merge(outputs, weights, heads))
 
 

@@ -213,9 +213,7 @@ class Dalle(nn.Module):
         for index, (layer, kind) in enumerate(zip(self.layers, self.config.layer_kinds, strict=True)):
             assert isinstance(layer, Layer)
             block = self.block(index)
-            attention = AttentionBranch(
-                layer.attention, block.attention, surroundings, kind, self.plan.full_attention_queries
-            )
+            attention = AttentionBranch(layer.attention, block.attention, surroundings, kind)
             stack.append((attention, FeedForwardBranch(layer.feed_forward, block.feed_forward, surroundings)))
         return stack
 

@@ -60,7 +60,7 @@ def inner_chain(
     """The module that layers share: attention of some heads, or feed-forward of some tokens."""
     if branch.kind is None:
         return feed_forward_chain(config, number, tokens, lean)
-    return attention_chain(config, number, plan, branch.kind, samples, heads, lean)
+    return attention_chain(config, number, branch.kind, samples, heads, lean)
 
 
 def lean_branch_peak(config: DalleConfig, number: NumberBytes, plan: MemoryPlan, branch: Branch, batch: int) -> int:

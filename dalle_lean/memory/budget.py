@@ -29,8 +29,6 @@ def candidates(config: DalleConfig) -> list[MemoryPlan]:
     for loss_tokens, (heads, tokens) in zip(LOSS_TOKENS, PIECES, strict=True):
         pieces = dataclasses.replace(one_sample, attention_heads=heads, feed_forward_tokens=tokens)
         plans.append(dataclasses.replace(pieces, loss_tokens=loss_tokens))
-    if "full" in config.layer_kinds:
-        plans += [dataclasses.replace(plan, full_attention_queries=256) for plan in plans[-3:]]
     plans += [dataclasses.replace(plan, grads_in_place=True) for plan in plans]
     return [dataclasses.replace(plan, offload_optimizer=offload) for offload in (False, True) for plan in plans]
 

@@ -87,7 +87,7 @@ def cost_of(config: DalleConfig, plan: MemoryPlan, setup: TrainingSetup) -> Cost
     workspaces, fragmentation, the batch's ids.
     """
     sizes = parameter_sizes(config)
-    forward, step = forward_flop(config, setup.batch, plan), step_flop(config, setup.batch, plan)
+    forward, step = forward_flop(config, setup.batch), step_flop(config, setup.batch, plan)
     return cost_at_worst(sizes, forward, step, list(moments(config, plan, setup)), plan, setup)
 
 

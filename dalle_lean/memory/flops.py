@@ -27,17 +27,16 @@ class Flop:
         return self.projections + self.attention + self.output
 
 
-def forward_flop(config: DalleConfig, batch: int, plan: MemoryPlan | None = None) -> Flop:
+def forward_flop(config: DalleConfig, batch: int) -> Flop:
     """One forward: 2 B S (weights of the projections) a layer; 4 B H d (computed pairs) a layer; 2 B D (pairs of
     position and vocabulary row)."""
-    plan = plan or MemoryPlan()
     tokens = batch * config.sequence_len
     # Every weight of a projection, dense or not, meets each token once; biases are no products.
     weights = sum(
         sum(projection_sizes(config, in_features, out_features, bias=False))
         for in_features, out_features, _ in projection_shapes(config).values()
     )
-    pairs = sum(attention_pairs(config, kind, plan) for kind in config.layer_kinds)
+    pairs = sum(attention_pairs(config, kind) for kind in config.layer_kinds)
     rows = config.text_len * config.num_text_tokens + config.image_len * config.image_vocab_size
     return Flop(
         projections=2.0 * tokens * weights * config.num_layers,
@@ -53,11 +52,11 @@ def step_flop(config: DalleConfig, batch: int, plan: MemoryPlan) -> Flop:
     attention: 3 where it is kept, else 4; kernels that never hold its weights make scores again, half a forward more.
     output: 3, in pieces 4.
     """
-    forward = forward_flop(config, batch, plan)
+    forward = forward_flop(config, batch)
     activations = plan.activations_for(config)
     lean = activations in ("checkpoint", "reversible")
     projections = 3 + lean + (lean and config.pixelfly_rank is not None)
-    full = sum(attention_pairs(config, kind, plan) for kind in config.layer_kinds if kind == "full")
+    full = sum(attention_pairs(config, kind) for kind in config.layer_kinds if kind == "full")
     scores_again = 0.5 * 4.0 * batch * config.num_heads * config.head_size * full
     return Flop(
         projections=projections * forward.projections,
@@ -66,17 +65,15 @@ def step_flop(config: DalleConfig, batch: int, plan: MemoryPlan) -> Flop:
     )
 
 
-def attention_pairs(config: DalleConfig, kind: str, plan: MemoryPlan) -> int:
+def attention_pairs(config: DalleConfig, kind: str) -> int:
     """Pairs of query and key that one head of a layer computes, allowed or not.
 
     row, column: P^2 + f^2 (P + f). conv: P^2 + f^2 (P + rows f). full: what lies on or under the diagonal,
-    S (S + 1) / 2, in whole tiles where it is chunked.
+    S (S + 1) / 2.
     """
     text, side, length = config.num_text_positions, config.image_side, config.sequence_len
     if kind == "full":
-        chunk = min(plan.full_attention_queries or 1, length)
-        tiles = -(-length // chunk)
-        return tiles * (tiles + 1) // 2 * chunk**2
+        return length * (length + 1) // 2
     return text**2 + side**2 * (text + window(config, kind))
 
 

@@ -15,8 +15,6 @@ from dalle_lean.memory.setup import DTYPE_BYTES, TrainingSetup
 
 STATISTIC_BYTES = 8
 """Mean and inverse deviation of a token in a LayerNorm."""
-TILES = 5
-"""Scores, weights, their gradients and copies that chunked attention's backward has at once."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,7 @@ def feed_forward_chain(config: DalleConfig, number: NumberBytes, tokens: int, le
 
 
 def attention_chain(
-    config: DalleConfig, number: NumberBytes, plan: MemoryPlan, kind: str, samples: int, heads: int, lean: bool
+    config: DalleConfig, number: NumberBytes, kind: str, samples: int, heads: int, lean: bool
 ) -> list[Op]:
     """qkv, rotation, the attention of that kind, out; over some samples and heads."""
     tokens, share = samples * config.sequence_len, heads / config.num_heads
@@ -171,7 +169,7 @@ def attention_chain(
     chain.append(Op(3 * values))
     out = project_op(config, number, "out", tokens, share, lean)
     if kind == "full":
-        return [*chain, full_op(config, number, plan, samples, heads), Op(values), out]
+        return [*chain, full_op(config, number, samples, heads), Op(values), out]
     return [*chain, Op(values), *window_chain(config, number, kind, samples, heads), Op(values), out]
 
 
@@ -180,19 +178,11 @@ def rotated_share(config: DalleConfig) -> float:
     return 6 * (config.head_size // 3 // 2) / config.head_size
 
 
-def full_op(config: DalleConfig, number: NumberBytes, plan: MemoryPlan, samples: int, heads: int) -> Op:
-    """Attention that never holds its weights: keeps queries, keys, values, its result and a sum for each query.
-
-    In chunks, backward has some tiles of chunk x chunk, and gradients of keys and values in at least float32.
-    """
+def full_op(config: DalleConfig, number: NumberBytes, samples: int, heads: int) -> Op:
+    """Attention that never holds its weights: keeps queries, keys, values, its result and a sum for each query."""
     rows = samples * heads * config.sequence_len
     values = rows * config.head_size * number.compute
-    back = 0
-    if plan.full_attention_queries is not None:
-        chunk = min(plan.full_attention_queries, config.sequence_len)
-        tile = samples * heads * chunk**2 * number.wide
-        back = TILES * tile + 2 * rows * config.head_size * (number.wide - number.compute)
-    return Op(values, keeps=4 * values + rows * number.wide, back=back)
+    return Op(values, keeps=4 * values + rows * number.wide)
 
 
 def window_chain(config: DalleConfig, number: NumberBytes, kind: str, samples: int, heads: int) -> list[Op]:

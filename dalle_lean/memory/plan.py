@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # the calculator must not wait for torch
 
 ACTIVATIONS = {True: ("keep", "reversible"), False: ("keep", "selective", "checkpoint")}
 """What a config can have, by whether it is reversible; the last is the leanest."""
-CHUNKS = ("samples", "attention_heads", "feed_forward_tokens", "full_attention_queries", "loss_tokens")
+CHUNKS = ("samples", "attention_heads", "feed_forward_tokens", "loss_tokens")
 RESIDUAL_DTYPES = ("float32", "bfloat16", "float64")
 
 
@@ -26,8 +26,6 @@ class MemoryPlan:
         samples: how many of the batch go through a branch at once.
         attention_heads: heads at once.
         feed_forward_tokens: tokens at once.
-        full_attention_queries: queries and keys at once in layers of kind "full", whose weights then never exist as
-            a whole (Rabe & Staats 2021); None leaves them to torch's own attention.
         loss_tokens: tokens whose logits exist at once.
         grads_in_place: backward adds gradients to the .grad of each parameter (in float32 or wider) itself, so that
             none exists twice while they are accumulated. Call `loss.backward()` then: `torch.autograd.grad` and hooks
@@ -48,7 +46,6 @@ class MemoryPlan:
     samples: int | None = None
     attention_heads: int | None = None
     feed_forward_tokens: int | None = None
-    full_attention_queries: int | None = None
     loss_tokens: int | None = 256
     grads_in_place: bool = False
     residual_dtype: str | None = None

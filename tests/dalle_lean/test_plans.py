@@ -73,13 +73,6 @@ def test_every_plan_gives_the_loss_and_gradients_of_the_plain_model(variant):
             raise AssertionError(f"{plan}: {error}") from None
 
 
-def test_full_attention_in_chunks_changes_nothing():
-    model = tiny(**VARIANTS["full"])
-    kept = results(model, KEPT)
-    for activations in ("keep", "reversible"):
-        assert_same(results(model, MemoryPlan(activations=activations, full_attention_queries=8)), kept)
-
-
 @pytest.mark.parametrize("variant", ["paper", "plain"])
 @pytest.mark.parametrize("crop", [Crop(3, 2), Crop(6, 3, row=1, column=0), Crop(1, 1, row=3, column=3)])
 def test_every_plan_agrees_on_a_cropped_sample(variant, crop):

@@ -98,7 +98,6 @@ def test_every_field_of_a_memory_plan_can_be_set_and_zero_is_the_whole():
         "samples": 2,
         "attention_heads": 1,
         "feed_forward_tokens": 16,
-        "full_attention_queries": 8,
         "loss_tokens": 32,
         "grads_in_place": False,
         "residual_dtype": "bfloat16",

@@ -63,7 +63,6 @@ CASES = {
     "column attention": (attending("column"), WHOLE, 3, "float32", None),
     "convolution attention": (attending("conv"), WHOLE, 3, "float32", None),
     "full attention": (attending("full"), WHOLE, 3, "float32", None),
-    "full attention in tiles": (attending("full"), {"full_attention_queries": 64}, 3, "float32", None),
     "long captions": (attending("row", text_len=200, image_side=8), WHOLE, 2, "float32", None),
     "wide heads": (attending("column", head_size=96), {"attention_heads": 1}, 2, "float32", "bfloat16"),
     "nothing tied": (
