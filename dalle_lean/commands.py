@@ -13,6 +13,10 @@ from dalle_lean.terminal import StoredDtype, say
 def pack(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder to take, such as RUN/model.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Model folder to write; an existing one is replaced.")],
+    vocabulary: Annotated[
+        Path | None,
+        typer.Option(help="vocabulary.json, the words of the captions. [default: MODEL's]", show_default=False),
+    ] = None,
     vqgan: Annotated[Path | None, typer.Option(help="VQGAN folder. [default: MODEL's]", show_default=False)] = None,
     clip: Annotated[Path | None, typer.Option(help="CLIP folder. [default: MODEL's]", show_default=False)] = None,
     card: Annotated[Path | None, typer.Option(help="README.md. [default: MODEL's]", show_default=False)] = None,
@@ -26,12 +30,20 @@ def pack(
     ] = None,
     dtype: Annotated[StoredDtype, typer.Option(help="Type of the transformer's stored weights.")] = StoredDtype.FLOAT32,
 ) -> None:
-    """Put a model folder together: the transformer with its tokenizer, VQGAN, CLIP and card, every part hashed."""
+    """Put a model folder together: transformer, tokenizer, vocabulary, VQGAN, CLIP and card, every part hashed."""
     import torch
 
     from dalle_lean.folder import pack_model
 
-    pack_model(model, out, vqgan=vqgan, clip=clip, card=card, guidance=guidance, dtype=getattr(torch, dtype))
+    pack_model(
+        *(model, out),
+        vocabulary=vocabulary,
+        vqgan=vqgan,
+        clip=clip,
+        card=card,
+        guidance=guidance,
+        dtype=getattr(torch, dtype),
+    )
     total_bytes = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     say(f"{out}: {total_bytes / 1e6:.1f} MB")
 

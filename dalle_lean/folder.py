@@ -1,6 +1,6 @@
 """Model folders: all that `generate` needs in one place, every part named with its hash.
 
-config.json, model.safetensors and, where given, tokenizer.json, vqgan/, clip/ and a card README.md.
+config.json, model.safetensors and, where given, tokenizer.json, vocabulary.json, vqgan/, clip/ and a card README.md.
 """
 
 import os
@@ -15,6 +15,7 @@ from dalle_lean.config import DalleConfig
 from dalle_lean.files import read_json, sha256_file, sync_folder, write_json
 from dalle_lean.memory import MemoryPlan
 from dalle_lean.model import Dalle
+from dalle_lean.vocabulary import Vocabulary
 from dalle_lean.weights import load_strictly, read_weights, save_weights
 
 FORMAT = "dalle_lean_model/1"
@@ -33,6 +34,7 @@ def save_model(
     folder: str | Path,
     *,
     tokenizer: str | Path | None = None,
+    vocabulary: str | Path | None = None,
     vqgan: str | Path | None = None,
     clip: str | Path | None = None,
     card: str | None = None,
@@ -46,6 +48,7 @@ def save_model(
 
     Args:
         tokenizer: a tokenizer.json to copy.
+        vocabulary: a vocabulary.json to copy: the words of the training captions; see dalle_lean.vocabulary.
         vqgan, clip: folders of these parts to copy.
         card: text of README.md.
         vqgan_fingerprint: the VQGAN on whose codes the model was trained; `generate` refuses another one.
@@ -60,8 +63,9 @@ def save_model(
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
     try:
         save_weights(model.state_dict(), fresh / WEIGHTS, dtype)
-        if tokenizer is not None:
-            shutil.copyfile(tokenizer, fresh / "tokenizer.json")
+        for name, file in (("tokenizer.json", tokenizer), ("vocabulary.json", vocabulary)):
+            if file is not None:
+                shutil.copyfile(file, fresh / name)
         for name, part in (("vqgan", vqgan), ("clip", clip)):
             if part is not None:
                 copy_part(Path(part), fresh / name)
@@ -137,6 +141,7 @@ def pack_model(
     model: Path,
     out: Path,
     *,
+    vocabulary: Path | None = None,
     vqgan: Path | None = None,
     clip: Path | None = None,
     card: Path | None = None,
@@ -145,21 +150,24 @@ def pack_model(
 ) -> None:
     """Write the model folder `model` to `out` with other parts or another dtype; what is not given is `model`'s.
 
-    ValueError where `vqgan` is not the one on whose codes the model was trained.
+    ValueError where `vocabulary` is none, or `vqgan` is not the one on whose codes the model was trained.
     """
     content = check_parts(model)
+    if vocabulary is not None:
+        Vocabulary.load(vocabulary)
     expected = content["vqgan_fingerprint"]
     if vqgan is not None and expected is not None:
         from dalle_lean.vqgan import VQGAN
 
         if (actual := VQGAN.load(vqgan).fingerprint()) != expected:
             raise ValueError(f"{vqgan} is the VQGAN {actual[:12]}; {model} was trained on codes of {expected[:12]}")
-    given = {"tokenizer.json": None, "vqgan": vqgan, "clip": clip, "README.md": card}
+    given = {"tokenizer.json": None, "vocabulary.json": vocabulary, "vqgan": vqgan, "clip": clip, "README.md": card}
     parts = {name: path or model / name for name, path in given.items() if path or (model / name).exists()}
     save_model(
         read_model(model, content),
         out,
         tokenizer=parts.get("tokenizer.json"),
+        vocabulary=parts.get("vocabulary.json"),
         vqgan=parts.get("vqgan"),
         clip=parts.get("clip"),
         card=parts["README.md"].read_text(encoding="utf-8") if "README.md" in parts else None,

@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from dalle_lean import Dalle, DalleConfig, load_model, save_model
 from dalle_lean.folder import DamagedFolder, check_parts, find_model, pack_model, replace_folder
+from dalle_lean.vocabulary import Vocabulary
 
 CONFIG = DalleConfig(
     text_vocab_size=20,
@@ -128,6 +129,23 @@ def test_packing_adds_parts_and_keeps_the_others(folder, tmp_path):
     assert (tmp_path / "packed" / "README.md").read_text() == "# A card\n"
     pack_model(tmp_path / "packed", tmp_path / "packed")
     assert sorted(check_parts(tmp_path / "packed")["parts"]) == sorted(packed)
+
+
+def test_a_vocabulary_is_hashed_and_kept_by_packing_which_can_add_one_too(folder, tmp_path):
+    Vocabulary({"heart": 7}, 9).save(tmp_path / "words.json")
+    pack_model(folder, tmp_path / "packed", vocabulary=tmp_path / "words.json")
+    pack_model(tmp_path / "packed", tmp_path / "again")
+    assert "vocabulary.json" in check_parts(tmp_path / "again")["parts"]
+    assert Vocabulary.load(tmp_path / "again" / "vocabulary.json").words == {"heart": 7}
+    (tmp_path / "again" / "vocabulary.json").write_bytes((tmp_path / "words.json").read_bytes() + b" ")
+    with pytest.raises(DamagedFolder, match=r"vocabulary\.json is not the file"):
+        check_parts(tmp_path / "again")
+
+
+def test_what_is_no_vocabulary_is_not_packed(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"config\.json is not of the format dalle_lean_vocabulary/1"):
+        pack_model(folder, tmp_path / "packed", vocabulary=folder / "config.json")
+    assert not (tmp_path / "packed").exists()
 
 
 def rewrite_config(folder, change):
