@@ -1,6 +1,6 @@
 """Shards -> batches: streamed, shuffled with a seed, the same from any position on."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dalle_lean.tokenizer import Tokenizer
-from training.heldout import is_heldout, key_hash
+from training.heldout import is_heldout, key_hash, mixed
 from training.order import Position, first_run, run_start, shard_groups, window_order
 from training.prefetch import prefetch
 from training.rows import DamagedShard, Rows, join, read_rows, whole_shard
@@ -191,7 +191,15 @@ class TrainingData:
 
     def captions(self) -> Iterator[str]:
         """The captions trained on, in the order of the shards."""
-        for number in self.shard_numbers:
+        return self.captions_of(self.shard_numbers)
+
+    def mixed_captions(self) -> Iterator[str]:
+        """The captions trained on, in an order in which the first ones stand for all, however the data is sorted."""
+        return self.captions_of(number for number in mixed(self.shards) if number in self.shard_numbers)
+
+    def captions_of(self, numbers: Iterable[int]) -> Iterator[str]:
+        """The captions trained on, of these shards."""
+        for number in numbers:
             first = 0
             for rows in whole_shard(self.shards, number, codes=False):
                 for place in self.chosen(rows, first):

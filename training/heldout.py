@@ -28,6 +28,11 @@ def is_heldout(key: str, share: float) -> bool:
     return picture_hash(key) < share * 2**64
 
 
+def mixed(shards: ShardSet) -> list[int]:
+    """The numbers of the shards in the order of their names' hashes, so that the first ones stand for all."""
+    return sorted(range(len(shards.paths)), key=lambda number: key_hash(PurePosixPath(shards.paths[number]).name))
+
+
 def heldout_rows(shards: ShardSet, share: float, count: int) -> Rows:
     """At most `count` of the rows that `share` keeps away from training (1: of all rows), the same every time.
 
@@ -37,9 +42,8 @@ def heldout_rows(shards: ShardSet, share: float, count: int) -> Rows:
     """
     if not share or not count:
         return Rows.none()
-    order = sorted(range(len(shards.paths)), key=lambda number: key_hash(PurePosixPath(shards.paths[number]).name))
     found: list[tuple[int, int, int]] = []
-    for seen, number in enumerate(order):
+    for seen, number in enumerate(mixed(shards)):
         if seen >= FEWEST_SHARDS and len(found) >= CANDIDATES * count:
             break
         place = 0

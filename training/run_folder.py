@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dalle_lean.tokenizer import Tokenizer
+from dalle_lean.vocabulary import Vocabulary
 from training.checkpoint import has_checkpoint
 
 LOCK = ".run.lock"
@@ -56,3 +57,25 @@ def place_tokenizer(out: Path, source: Path | None, captions: Iterable[str], voc
         tokenizer = Tokenizer.from_file(source) if source else Tokenizer.train(captions, vocab_size)
         tokenizer.save(path)
     return Tokenizer.from_file(path)
+
+
+def place_vocabulary(out: Path, init: Path | None, captions: Iterable[str]) -> None:
+    """The run's vocabulary.json: the words of the captions, and those that the model `init` had learnt before.
+
+    A run that has been saved with one keeps it. Where `init` has none there is none here either: words that only
+    `init` learnt would be called unknown.
+    """
+    path = out / "vocabulary.json"
+    if path.exists() and has_checkpoint(out):
+        return
+    if init is not None and not (init / "vocabulary.json").exists():
+        path.unlink(missing_ok=True)
+        return
+    before = Vocabulary.load(init / "vocabulary.json") if init is not None else None
+    Vocabulary.count(captions, before).save(path)
+
+
+def placed_vocabulary(out: Path) -> Path | None:
+    """The run's vocabulary.json, if it has one."""
+    path = out / "vocabulary.json"
+    return path if path.exists() else None

@@ -1,6 +1,7 @@
 """A training run on one machine: what it is made of, what it looks at on its way, and how it survives.
 
-OUT gets model/ (a model folder), checkpoint/, tokenizer.json, metrics.jsonl, tensorboard/ and samples/.
+OUT gets model/ (a model folder), checkpoint/, tokenizer.json, vocabulary.json, metrics.jsonl, tensorboard/ and
+samples/.
 """
 
 import dataclasses
@@ -27,7 +28,7 @@ from training.parts import build_model, matching_vqgan, refuse_other_codes, stat
 from training.progress import OnNotice, Progress
 from training.recipe import DataRecipe, OptimizerRecipe, Recipe
 from training.retry import silent
-from training.run_folder import place_tokenizer, remove_leftovers
+from training.run_folder import place_tokenizer, place_vocabulary, placed_vocabulary, remove_leftovers
 from training.samples import draw_codes, save_sheet
 from training.schedule import crop_of_step, learning_rate
 from training.shard_set import ShardSet, find_shards, is_url
@@ -132,6 +133,8 @@ class Run:
         }
         self.progress = self.restore()
         remove_leftovers(out)
+        if not self.finished:
+            place_vocabulary(out, init, self.data.mixed_captions())
         self.heldout = None if self.finished else self.heldout_batch(heldout_shards)
         self.saved_step = self.progress.step
         self.pace = Pace()
@@ -272,6 +275,7 @@ class Run:
             self.model,
             self.out / "model",
             tokenizer=self.out / "tokenizer.json",
+            vocabulary=placed_vocabulary(self.out),
             vqgan=self.vqgan_folder,
             vqgan_fingerprint=self.info.vqgan,
             caption_dropout=self.recipe.data.caption_dropout,

@@ -320,6 +320,18 @@ def test_the_captions_are_those_trained_on_in_the_order_of_the_shards(data, shar
     assert list(data.captions()) == stored
 
 
+def test_mixed_captions_are_the_same_ones_in_another_order_of_the_shards_however_these_are_listed(data):
+    def listed(order):
+        paths, rows = ([column[place] for place in order] for column in (data.shards.paths, data.shards.rows))
+        shards = replace(data.shards, paths=tuple(paths), rows=tuple(rows))
+        return list(replace(data, shards=shards).mixed_captions())
+
+    mixed = listed(range(4))
+    assert mixed != list(data.captions())
+    assert sorted(mixed) == sorted(data.captions())
+    assert listed([3, 1, 0, 2]) == mixed
+
+
 def full_batch(size):
     return Batch(torch.arange(1, size * 6 + 1).reshape(size, 6), torch.arange(size * 4).reshape(size, 4))
 

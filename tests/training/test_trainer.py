@@ -49,7 +49,8 @@ def test_a_run_learns_and_leaves_a_model_folder_metrics_and_a_checkpoint(uninter
     assert [line["step"] for line in measured] == [4, 8, 12]
     assert measured[-1]["heldout_loss"] < measured[0]["heldout_loss"]
     assert measured[0]["heldout_image_bits"] == pytest.approx(measured[0]["heldout_image_nats"] / 0.6931, rel=1e-3)
-    assert set(check_parts(uninterrupted / "model")["parts"]) == {"model.safetensors", "tokenizer.json"}
+    parts = {"model.safetensors", "tokenizer.json", "vocabulary.json"}
+    assert set(check_parts(uninterrupted / "model")["parts"]) == parts
     assert list((uninterrupted / "tensorboard").glob("events*"))
 
 

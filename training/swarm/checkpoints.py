@@ -25,6 +25,7 @@ from dalle_lean.files import read_json, sha256_file, sync_folder, write_json
 from dalle_lean.weights import read_weights, save_weights
 from training.progress import OnNotice
 from training.retry import silent
+from training.run_folder import placed_vocabulary
 from training.swarm.settings import NAME as SETTINGS
 from training.swarm.settings import SwarmSettings, read_settings, write_settings
 
@@ -198,6 +199,7 @@ class Checkpoints:
                 model,
                 fresh / "model",
                 tokenizer=self.run_dir / "tokenizer.json",
+                vocabulary=placed_vocabulary(self.run_dir),
                 vqgan=self.vqgan,
                 vqgan_fingerprint=self.vqgan_fingerprint,
                 caption_dropout=self.settings.recipe.data.caption_dropout,

@@ -1,7 +1,7 @@
 """The folder of a hosted run: what goes into swarm.toml, and what must not change any more.
 
-RUN_DIR has swarm.toml and tokenizer.json, which everybody may have; identities/ and host.json, which concern this
-machine; checkpoints/, logs/ and status/.
+RUN_DIR has swarm.toml and tokenizer.json, which everybody may have; vocabulary.json, which goes into the checkpoints'
+model folders; identities/ and host.json, which concern this machine; checkpoints/, logs/ and status/.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from training.data import TrainingData
 from training.parts import matching_vqgan, stated_codes
 from training.progress import OnNotice
 from training.recipe import Recipe
+from training.run_folder import place_vocabulary
 from training.shard_set import ShardSet, find_shards, is_url
 from training.swarm.checkpoints import first_name
 from training.swarm.network import open_dht
@@ -111,18 +112,22 @@ def make_run(
 
 
 def new_settings(run_dir: Path, data: str, shards: ShardSet, recipe: Recipe, tokenizer: Path | None) -> SwarmSettings:
-    """Settings with the recipe made complete, and the run's tokenizer.json in its folder."""
+    """Settings with the recipe made complete, and the run's tokenizer.json and vocabulary.json in its folder."""
     path = run_dir / "tokenizer.json"
     if path.exists() and tokenizer is not None and sha256_file(path) != sha256_file(tokenizer):
         raise ValueError(f"{run_dir} holds a run with another tokenizer than {tokenizer}; give another folder")
     if not path.exists():
-        captions = TrainingData(
+        training = TrainingData(
             shards=shards,
             heldout_share=recipe.data.heldout_share,
             shuffle_buffer=recipe.data.shuffle_buffer,
             seed=recipe.data.seed,
-        ).captions()
-        source = Tokenizer.from_file(tokenizer) if tokenizer else Tokenizer.train(captions, recipe.data.text_vocab_size)
+        )
+        if tokenizer:
+            source = Tokenizer.from_file(tokenizer)
+        else:
+            source = Tokenizer.train(training.captions(), recipe.data.text_vocab_size)
+        place_vocabulary(run_dir, None, training.mixed_captions())
         source.save(path)
     config = recipe.model_config(
         image_side=shards.info.image_side,

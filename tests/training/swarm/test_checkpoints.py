@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from dalle_lean import load_model
+from dalle_lean.vocabulary import Vocabulary
 from tests.tiny import DALLE_FIELDS, tiny_dalle
 from training.recipe import Recipe, ScheduleRecipe
 from training.swarm.checkpoints import (
@@ -75,6 +76,13 @@ def model_of(step):
     for parameter in model.parameters():
         parameter.data.normal_()
     return model
+
+
+def test_the_model_of_a_checkpoint_has_the_vocabulary_that_the_run_has(checkpoints, run):
+    Vocabulary({"heart": 7}, 9).save(run / "vocabulary.json")
+    assert checkpoints.save(EVERY, model_of(EVERY), STATISTICS, 1.0)
+    assert Vocabulary.load(run / "checkpoints/step-000010/model/vocabulary.json") == Vocabulary({"heart": 7}, 9)
+    assert steps(run) == [EVERY]
 
 
 def test_a_checkpoint_brings_back_weights_and_statistics(checkpoints, run):

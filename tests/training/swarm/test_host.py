@@ -16,6 +16,7 @@ import pytest
 
 from dalle_lean.cli import main
 from dalle_lean.files import read_json
+from dalle_lean.vocabulary import Vocabulary
 from tests.training.conftest import write_shards
 from tests.training.swarm.nursery import is_alive
 from training.recipe import load_recipe
@@ -70,6 +71,7 @@ def test_a_run_is_made_with_all_that_volunteers_need_and_nothing_secret(shards, 
     assert settings.swarm.name == "my-run"
     assert len(settings.swarm.addresses) == 2
     assert settings.recipe.model["image_side"] == 4
+    assert Vocabulary.load(tmp_path / "my run" / "vocabulary.json").unknown("a red zeppelin") == ["zeppelin"]
     stations = Stations.load(tmp_path / "my run")
     for name in stations.ports:
         path = identity_path(tmp_path / "my run", name)
