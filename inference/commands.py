@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dalle_lean.terminal import Device, progress_bar, say, warn
+from dalle_lean.terminal import Device, progress_bar, say, tell, warn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,6 +62,7 @@ def generate(
     device: Device = "auto",
 ) -> None:
     """Draw pictures of each PROMPT and keep the best few."""
+    from dalle_lean.vocabulary import enumerated
     from inference.gallery import prompt_folder, write_gallery
     from inference.generator import Generator, Request, Settings, check_prompt, describe
 
@@ -89,6 +90,8 @@ def generate(
     for prompt in prompts:
         if excess := generator.excess_tokens(prompt):
             warn(f"the last {excess} tokens of the prompt do not fit this model and are not read: {prompt!r}")
+        if unknown := generator.unknown_words(prompt):
+            tell(f"I have not learnt to draw: {enumerated(unknown)}")
     name = repr(prompts[0][:40]) if len(prompts) == 1 else f"{len(prompts)} prompts"
     written = {}
     with progress_bar(f"drawing {name}", "codes") as on_progress:
@@ -96,9 +99,10 @@ def generate(
             on_progress(progress.done, progress.total, progress.note)
             if progress.pictures is not None:
                 index = progress.request
-                folder = prompt_folder(out, prompts, index)
-                write_gallery(folder, prompts[index], progress.pictures, describe(generator, settings, codes))
-                written[index] = f"{len(progress.pictures)} pictures of {prompts[index]!r} are in {folder}"
+                prompt, folder = prompts[index], prompt_folder(out, prompts, index)
+                facts = describe(generator, settings, codes)
+                write_gallery(folder, prompt, progress.pictures, facts, generator.unknown_words(prompt))
+                written[index] = f"{len(progress.pictures)} pictures of {prompt!r} are in {folder}"
     for index in sorted(written):
         say(written[index])
 

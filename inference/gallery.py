@@ -39,10 +39,19 @@ def slug(prompt: str) -> str:
     return words[:SLUG_LENGTH].rstrip("-") or "prompt"
 
 
-def write_gallery(folder: str | Path, prompt: str, pictures: Sequence[Picture], settings: dict[str, Any]) -> None:
+def write_gallery(
+    folder: str | Path,
+    prompt: str,
+    pictures: Sequence[Picture],
+    settings: dict[str, Any],
+    unknown_words: list[str] | None = None,
+) -> None:
     """Write 00.png, 01.png, ... (best first), contact_sheet.png and results.json; the same input gives the same bytes.
 
     Each file is written atomically, results.json last; pictures of an earlier, longer gallery there are removed.
+
+    Args:
+        unknown_words: of the prompt, as `Generator.unknown_words` gives them; None is not known.
     """
     folder = Path(folder)
     earlier = pictures_of(folder)
@@ -55,6 +64,7 @@ def write_gallery(folder: str | Path, prompt: str, pictures: Sequence[Picture], 
         {
             "prompt": prompt,
             "settings": settings,
+            "unknown_words": unknown_words,
             "pictures": [
                 {
                     "file": name,

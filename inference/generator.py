@@ -19,6 +19,7 @@ from dalle_lean.folder import check_parts, find_model, read_model
 from dalle_lean.model import Dalle, check_ids
 from dalle_lean.pictures import square_pixels
 from dalle_lean.tokenizer import Tokenizer
+from dalle_lean.vocabulary import Vocabulary
 from dalle_lean.vqgan import VQGAN
 from inference.batches import Batch, Kind, default_batch_size, halve, is_out_of_memory, plan_batches
 from inference.decoder import Decoder
@@ -119,6 +120,8 @@ class Generator:
         """Share of the captions in whose place it learnt the empty one, which guidance needs; None is not known."""
         self.guidance = 1.0
         """What it draws with unless told otherwise; 1 is off."""
+        self.vocabulary: Vocabulary | None = None
+        """The words of its training captions; None is not known."""
 
     @classmethod
     def from_folder(
@@ -163,6 +166,8 @@ class Generator:
         generator.model_sha256 = content["parts"]["model.safetensors"]
         generator.caption_dropout = content.get("caption_dropout")
         generator.guidance = float(content.get("guidance", 1.0))
+        if "vocabulary.json" in content["parts"]:
+            generator.vocabulary = Vocabulary.load(path / "vocabulary.json")
         return generator
 
     def __call__(
@@ -329,6 +334,13 @@ class Generator:
     def excess_tokens(self, prompt: str) -> int:
         """How many of the prompt's tokens this model has no room for; they are cut off."""
         return max(0, self.tokenizer.count(prompt) - self.model.config.text_len)
+
+    def unknown_words(self, prompt: str) -> list[str] | None:
+        """The words of a prompt that training never showed, in its order, each once.
+
+        None where the model folder has no vocabulary.json, and so does not tell.
+        """
+        return None if self.vocabulary is None else self.vocabulary.unknown(prompt)
 
     @property
     def picture_side(self) -> int:

@@ -2,13 +2,24 @@
 
 import pytest
 
+from dalle_lean.folder import pack_model
+from dalle_lean.vocabulary import FEWEST, Vocabulary
 from inference import Generator
-from tests.inference.tiny_model import save_tiny_model
+from tests.inference.tiny_model import CAPTIONS, save_tiny_model
 
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def model_folder_with_vocabulary(model_folder, tmp_path_factory):
+    """The model that says which words it has learnt."""
+    folder = tmp_path_factory.mktemp("knowing")
+    Vocabulary.count(CAPTIONS * FEWEST).save(folder / "words.json")
+    pack_model(model_folder, folder / "model", vocabulary=folder / "words.json")
+    return folder / "model"
 
 
 @pytest.fixture(scope="session")

@@ -157,3 +157,39 @@ def test_a_long_prompt_is_drawn_and_the_cut_is_said(model_folder, tmp_path, caps
     assert run(prompt, "--out", tmp_path, "--model", model_folder, "--num-images", 1) == 0
     assert re.search(r"last \d+ tokens of the prompt do not fit", capsys.readouterr().err)
     assert (tmp_path / "00.png").exists()
+
+
+FEW = ("--num-images", 2, "--best", 1, "--device", "cpu", "--scorer", "none")
+
+
+def test_what_the_model_has_not_learnt_is_said_in_a_line_for_each_prompt_and_drawn(
+    model_folder_with_vocabulary, tmp_path, capsys
+):
+    prompts = ("a zeppelin", "two red hearts", "ein rotes Herz", "❤️")
+    assert run(*prompts, "--out", tmp_path, "--model", model_folder_with_vocabulary, *FEW) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "learnt" in line]
+    assert said == [
+        "I have not learnt to draw: zeppelin",
+        "I have not learnt to draw: ein, rotes and herz",
+        "I have not learnt to draw: ❤",
+    ]
+    results = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/results.json"))]
+    assert [result["unknown_words"] for result in results] == [["zeppelin"], [], ["ein", "rotes", "herz"], ["❤"]]
+    assert len(list(tmp_path.glob("*/00.png"))) == 4
+
+
+def test_of_a_long_prompt_the_line_names_a_few_words_and_the_results_all(
+    model_folder_with_vocabulary, tmp_path, capsys
+):
+    prompt = " ".join(f"word{number}" for number in range(260))[:2000]
+    assert run(prompt, "--out", tmp_path, "--model", model_folder_with_vocabulary, *FEW) == 0
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "learnt" in line]
+    unknown = json.loads((tmp_path / "results.json").read_text())["unknown_words"]
+    assert unknown == prompt.split()
+    assert said == f"I have not learnt to draw: {', '.join(unknown[:6])} and {len(unknown) - 6} more words"
+
+
+def test_a_model_without_a_vocabulary_says_nothing(model_folder, tmp_path, capsys):
+    assert run("a zeppelin", "--out", tmp_path, "--model", model_folder, *FEW) == 0
+    assert "learnt" not in capsys.readouterr().err
+    assert json.loads((tmp_path / "results.json").read_text())["unknown_words"] is None

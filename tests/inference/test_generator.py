@@ -180,6 +180,26 @@ def test_a_folder_without_vqgan_is_refused(model_folder, tmp_path):
         Generator.from_folder(tmp_path / "bare")
 
 
+def test_a_generator_tells_which_words_its_model_has_not_learnt(model_folder_with_vocabulary):
+    generator = Generator.from_folder(model_folder_with_vocabulary, device="cpu", scorer="none")
+    assert generator.unknown_words("a zeppelin beside two red hearts") == ["zeppelin", "beside"]
+    assert generator.unknown_words("please draw two black cats") == []
+
+
+def test_a_model_folder_without_a_vocabulary_does_not_tell(generator):
+    assert generator.unknown_words("a zeppelin") is None
+
+
+def test_a_vocabulary_that_is_none_is_refused_by_name(model_folder_with_vocabulary, tmp_path):
+    folder = shutil.copytree(model_folder_with_vocabulary, tmp_path / "model")
+    (folder / "vocabulary.json").write_text("{}")
+    content = json.loads((folder / "config.json").read_text())
+    content["parts"]["vocabulary.json"] = sha256_file(folder / "vocabulary.json")
+    (folder / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"vocabulary\.json is not of the format"):
+        Generator.from_folder(folder, device="cpu")
+
+
 def test_loading_hashes_every_part_once(model_folder, monkeypatch):
     hashed = []
     monkeypatch.setattr("dalle_lean.folder.sha256_file", lambda path: hashed.append(path) or sha256_file(path))
