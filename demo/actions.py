@@ -1,7 +1,7 @@
 """What happens when something on the page is pressed: updates of its parts, by part."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ class Parts:
     draw: Any
     stop: Any
     status: Any
+    unknown: Any
     stage: Any
     gallery: Any
     actions: Any
@@ -43,8 +44,8 @@ class Parts:
 class Actions:
     """The page's behaviour, for one studio and one set of components."""
 
-    def __init__(self, studio: Studio, parts: Parts):
-        self.studio, self.parts = studio, parts
+    def __init__(self, studio: Studio, parts: Parts, examples: Sequence[str] = ()):
+        self.studio, self.parts, self.examples = studio, parts, examples
         self.stops: dict[str, Event] = {}
         """By visitor, while something is being drawn for one."""
 
@@ -93,10 +94,12 @@ class Actions:
             self.stops[visitor].set()
         stop = self.stops[visitor] = Event()
         try:
-            for view in answer(self.studio, read, stop):
+            for view in answer(self.studio, read, stop, self.examples):
                 if self.stops.get(visitor) is not stop:
                     return
                 update[parts.status] = view.status
+                if view.unknown is not None:
+                    update[parts.unknown] = view.unknown
                 if view.stage is not None:
                     update[parts.stage] = view.stage
                 if view.drawn is None:

@@ -1,16 +1,19 @@
 """What the page shows from a prompt to its pictures, whatever happens on the way; knows nothing of Gradio."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from threading import Event
 from typing import Any, cast
 
+from dalle_lean.vocabulary import content_words
 from demo import views
 from demo.studio import Drawing, Drawn, Studio, StudioEvent, Waiting
 from demo.turns import Busy
-from inference.generator import Request
+from inference.generator import Generator, Request
+
+NUM_KNOWN = 3
 
 log = logging.getLogger(__name__)
 
@@ -23,31 +26,51 @@ class View:
     """A line of HTML."""
     stage: str | None = None
     """The place of the pictures until there are some, HTML; None leaves it as it is."""
+    unknown: str | None = None
+    """What the model has not learnt to draw, HTML; None leaves it as it is."""
     drawn: Drawn | None = None
 
 
-def answer(studio: Studio, read: Callable[[], Request], stop: Event) -> Iterator[View]:
+def answer(studio: Studio, read: Callable[[], Request], stop: Event, examples: Sequence[str] = ()) -> Iterator[View]:
     """Draw a request as a series of views; a mistake or a failure is a view too.
 
     Set `stop`, or close the iterator, to cancel: everything is freed at the end of the row being drawn.
+
+    Args:
+        examples: prompts, of which some are named where the model knows no word of the request's.
     """
     try:
         request = read()
         num_images = studio.num_drawn(request.settings)
-        yield View(views.line("Reading the prompt."), views.growing_stage([], num_images))
+        unknown = unknown_words(studio.generator, request.prompt, examples)
+        yield View(views.line("Reading the prompt."), views.growing_stage([], num_images), unknown)
         with closing(cast(Any, studio.draw(request))) as events:
             for event in events:
                 if stop.is_set() and not isinstance(event, Drawn):
-                    yield View(views.line(views.STOPPED), views.empty_stage())
+                    yield ended(views.line(views.STOPPED))
                     return
                 yield view_of(studio, event, num_images)
     except Busy as busy:
-        yield View(views.busy(busy), views.empty_stage())
+        yield ended(views.busy(busy))
     except ValueError as mistake:
-        yield View(views.failure(str(mistake)), views.empty_stage())
+        yield ended(views.failure(str(mistake)))
     except Exception:  # whatever it was, the page goes on and says so
         log.exception("drawing failed")
-        yield View(views.failure(views.BROKEN), views.empty_stage())
+        yield ended(views.failure(views.BROKEN))
+
+
+def ended(status: str) -> View:
+    """No pictures."""
+    return View(status, views.empty_stage(), unknown="")
+
+
+def unknown_words(generator: Generator, prompt: str, examples: Sequence[str]) -> str:
+    """What of the prompt the model has not learnt; where that is all of it, which of the examples it knows."""
+    words = generator.unknown_words(prompt) or []
+    if words != content_words(prompt):
+        return views.unknown(words)
+    known = [example for example in examples if not generator.unknown_words(example)]
+    return views.unknown(words, known[:NUM_KNOWN])
 
 
 def view_of(studio: Studio, event: StudioEvent, num_images: int) -> View:

@@ -77,6 +77,7 @@ def drawn_facts(studio: Studio, event: Drawn) -> dict[str, Any]:
         "state": "drawn",
         "prompt": event.request.prompt,
         "settings": describe(studio.generator, event.request.settings, event.request.start),
+        "unknown_words": studio.generator.unknown_words(event.request.prompt),
         "seconds": event.seconds,
         "pictures": [
             {"index": picture.index, "score": picture.score, "codes_sha256": codes_sha256(picture.codes)}

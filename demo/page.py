@@ -38,7 +38,7 @@ def build_page(studio: Studio, card: str = "", api: bool = True) -> Any:
         # First, so that it gets the name: Gradio names every listener.
         if api:
             add_endpoint(studio, parts)
-        connect(page, parts, examples, Actions(studio, parts))
+        connect(page, parts, examples, Actions(studio, parts, EXAMPLES))
     if card:
         with page.route("Model card", "card", show_in_navbar=False):
             gr.Markdown(card, elem_id="card")
@@ -71,6 +71,7 @@ def add_parts(studio: Studio, card: bool) -> tuple[Parts, Any]:
     examples = gr.Examples(list(EXAMPLES), prompt, label="Try one of these; the last is beyond the bundled model")
     num_images = default_settings(studio)["num_images" if studio.generator.scorer else "best"]
     status = gr.HTML(views.welcome(studio, num_images), padding=False, elem_id="status")
+    unknown = gr.HTML(padding=False, elem_id="unknown")
     stage = gr.HTML(views.empty_stage(), padding=False, elem_id="stage")
     gallery = gr.Gallery(
         show_label=False,
@@ -91,7 +92,8 @@ def add_parts(studio: Studio, card: bool) -> tuple[Parts, Any]:
     gr.Markdown(views.facts(studio.generator), elem_id="facts")
     drawn = gr.State(None, time_to_live=KEEP_S)
     chosen = gr.State(0, time_to_live=KEEP_S)
-    parts = Parts(*(prompt, draw, stop, status, stage, gallery, actions, download, more, keep), controls, drawn, chosen)
+    looks = (prompt, draw, stop, status, unknown, stage, gallery, actions, download, more, keep)
+    parts = Parts(*looks, controls, drawn, chosen)
     return parts, examples
 
 
@@ -116,7 +118,7 @@ def connect(page: Any, parts: Parts, examples: Any, actions: Actions) -> None:
 
     controls = parts.controls
     shown = [
-        *(parts.prompt, parts.stop, parts.status, parts.stage, parts.gallery, parts.actions),
+        *(parts.prompt, parts.stop, parts.status, parts.unknown, parts.stage, parts.gallery, parts.actions),
         *(parts.download, parts.more, parts.drawn, parts.chosen, controls.seed, controls.new_seed),
     ]
     slow = {"concurrency_limit": None, "show_progress": "hidden", "api_visibility": "private"}

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 from PIL import Image
 
+from dalle_lean.vocabulary import enumerated
 from demo.pace import PAPER_NUM_IMAGES, PATIENCE_S
 from demo.studio import PREVIEWS, Drawing, Drawn, Studio, Waiting
 from demo.turns import Busy
 from inference.generator import DEFAULT_BEST, Generator, Picture
 
+QUOTES = ("“", "”")
 EMPTY = "Your pictures will grow here."
 STOPPING = "Stopping after this row."
 STOPPED = "Stopped. Change the prompt or press Draw to start again."
@@ -100,6 +102,21 @@ def caption(picture: Picture, seed: int) -> str:
     """What is below a picture."""
     score = "" if picture.score is None else f"score {picture.score:.3f} · "
     return f"{score}no. {picture.index}\nseed {seed}"
+
+
+def unknown(words: Sequence[str], known: Sequence[str] | None = None) -> str:
+    """What the model has not learnt, nothing where there are no such words.
+
+    Args:
+        known: where it knows no word of the prompt, prompts that it does know.
+    """
+    if not words:
+        return ""
+    it = "it" if len(words) == 1 else "them"
+    said = f"I have not learnt to draw {enumerated(words, QUOTES)}, so these pictures may not show {it}."
+    if known is not None:
+        said += " I know nothing in this prompt" + (f"; I do know {enumerated(known, QUOTES)}." if known else ".")
+    return line(said, kind="status unknown")
 
 
 def busy(error: Busy) -> str:

@@ -1,15 +1,17 @@
 """A tiny model's generator, a studio around it, and the page served with it."""
 
+import copy
 import socket
 from contextlib import contextmanager
 
 import pytest
 
+from dalle_lean.vocabulary import FEWEST, Vocabulary
 from demo.pace import Pace
 from demo.server import free_port, serve
 from demo.studio import Studio
 from inference import Generator
-from tests.inference.tiny_model import save_tiny_model
+from tests.inference.tiny_model import CAPTIONS, save_tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +24,14 @@ def generator(model_folder):
     return Generator.from_folder(model_folder, device="cpu")
 
 
+@pytest.fixture(scope="session")
+def knowing(generator):
+    """The generator, which says which words it has learnt."""
+    generator = copy.copy(generator)
+    generator.vocabulary = Vocabulary.count([*CAPTIONS, "a smiling face"] * FEWEST)
+    return generator
+
+
 @pytest.fixture
 def pace():
     """A machine on which a row of 8 pictures takes 1 s, one of 64 takes 2 s, and painting a picture 0.1 s."""
@@ -31,6 +41,11 @@ def pace():
 @pytest.fixture
 def studio(generator, pace):
     return Studio(generator, pace, at_once=2, waiting=1)
+
+
+@pytest.fixture
+def knowing_studio(knowing, pace):
+    return Studio(knowing, pace, at_once=2, waiting=1)
 
 
 @contextmanager
@@ -46,6 +61,12 @@ def served(studio, **options):
 @pytest.fixture(scope="session")
 def page_url(generator):
     with served(Studio(generator), card="# A tiny model\n\nwith random weights.") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def knowing_url(knowing):
+    with served(Studio(knowing)) as url:
         yield url
 
 

@@ -39,6 +39,74 @@ def test_an_empty_prompt_is_answered_with_a_sentence(studio):
     assert "grow here" in only.stage
 
 
+EXAMPLES = ("a red heart", "a smiling astronaut", "a green book", "a house", "a car")
+
+
+def sentence_of(studio, prompt):
+    """What the first view says of the words; none after it takes that back, and there are pictures."""
+    first, *others, last = answer(studio, lambda: read_request(studio, prompt, WISH), Event(), EXAMPLES)
+    assert {view.unknown for view in (*others, last)} == {None}
+    assert len(last.drawn.pictures) == 2
+    return first.unknown
+
+
+KNOWN = "I know nothing in this prompt; I do know “a red heart”, “a green book” and “a house”."
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ("two red hearts", None),
+        ("?!", None),
+        ("a zeppelin on a red ground", "I have not learnt to draw “zeppelin”, so these pictures may not show it."),
+        ("a red car, 🚀 and ein Herz", "draw “🚀”, “ein” and “herz”, so these pictures may not show them."),
+        ("a zeppelin", "I have not learnt to draw “zeppelin”, so these pictures may not show it. " + KNOWN),
+        ("ein rotes Herz", "draw “ein”, “rotes” and “herz”, so these pictures may not show them. " + KNOWN),
+        ("❤️", "I have not learnt to draw “❤”, so these pictures may not show it. " + KNOWN),
+        ("красное сердце", "draw “красное” and “сердце”, so these pictures may not show them. " + KNOWN),
+        ("赤いハート", "draw “赤いハート”, so these pictures may not show it. " + KNOWN),
+        ("قلب أحمر", "draw “قلب” and “أحمر”, so these pictures may not show them. " + KNOWN),
+        ("x" * 1000, f"draw “{'x' * 30}…”, so these pictures may not show it. " + KNOWN),
+        ("🚀" * 1000, "draw “🚀”, so these pictures may not show it. " + KNOWN),
+    ],
+)
+def test_what_the_model_has_not_learnt_is_said_from_the_beginning(knowing_studio, prompt, said):
+    shown = sentence_of(knowing_studio, prompt)
+    assert shown == "" if said is None else said in shown
+
+
+def test_of_many_unknown_words_a_few_are_named(knowing_studio):
+    prompt = " ".join(f"w{number}" for number in range(200))
+    assert "“w0”, “w1”, “w2”, “w3”, “w4”, “w5” and 194 more words, so" in sentence_of(knowing_studio, prompt)
+
+
+def test_a_model_without_a_vocabulary_says_nothing(studio):
+    assert sentence_of(studio, "a zeppelin") == ""
+
+
+def test_where_no_example_is_known_none_is_named(knowing_studio):
+    first = next(answer(knowing_studio, lambda: read_request(knowing_studio, "zeppelin", WISH), Event(), ["a yacht"]))
+    assert "I know nothing in this prompt.</div>" in first.unknown
+
+
+def test_what_is_said_of_words_is_text_and_never_markup():
+    shown = views.unknown(["<b>", "&"], ['<img src="x">'])
+    assert "“&lt;b&gt;” and “&amp;”" in shown
+    assert "<img" not in shown
+
+
+@pytest.mark.parametrize("prompt", ["  ", "a zeppelin " * 200])
+def test_without_pictures_nothing_is_said_of_the_words(knowing_studio, prompt):
+    (only,) = ask(knowing_studio, prompt)
+    assert "mistake" in only.status
+    assert only.unknown == ""
+
+
+def test_a_prompt_of_2000_characters_is_answered_with_a_sentence(studio):
+    (only,) = ask(studio, "zeppelin " * 222 + "ab")
+    assert "The prompt has 2000 characters; say it in 1000." in only.status
+
+
 @pytest.mark.parametrize(
     ("wish", "said"),
     [
@@ -107,6 +175,7 @@ def test_a_stopped_answer_says_so_and_frees_its_place(studio):
     stop.set()
     (last,) = answering
     assert "Stopped." in last.status
+    assert last.unknown == ""
     assert "grow here" in last.stage
     assert len(studio.turns) == 0
 

@@ -1,12 +1,15 @@
 """The page in headless Chromium, as people use it: a tiny model, the bundled one where drawing must take seconds."""
 
+import copy
 import json
 import re
 import shutil
+import urllib.parse
 
 import pytest
 from PIL import Image
 
+from dalle_lean.vocabulary import Vocabulary
 from demo.pace import Pace
 from demo.studio import Studio
 from inference import Generator
@@ -241,6 +244,47 @@ def test_nothing_is_wider_than_a_phone(visit, page_url):
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     boxes = [image.bounding_box() for image in page.locator("#gallery .grid-container img").all()]
     assert len({round(box["x"]) for box in boxes}) == 2  # two in a row
+
+
+@pytest.mark.parametrize("viewport", [{"width": 1200, "height": 800}, PHONE])
+def test_what_the_model_has_not_learnt_is_said_above_the_pictures_and_goes_with_them(visit, knowing_url, viewport):
+    page = visit(knowing_url, viewport=viewport)
+    ask(page, f"a zeppelin on a red <img src=x> {'very' * 100} ground")
+    said = page.locator("#unknown .unknown")
+    said.wait_for()
+    assert said.inner_text() == (
+        f"I have not learnt to draw “zeppelin”, “img”, “src”, “x” and “{('very' * 8)[:30]}…”, "
+        "so these pictures may not show them."
+    )
+    pictures(page)
+    assert said.locator("*").count() == 0
+    above, below = said.bounding_box(), page.locator("#gallery img").first.bounding_box()
+    assert above["y"] + above["height"] <= below["y"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+    ask(page, "a red heart")
+    said.wait_for(state="detached")
+    pictures(page)
+
+
+def test_what_the_model_has_not_learnt_is_said_before_there_are_pictures(visit, bundled):
+    generator = copy.copy(bundled)
+    generator.vocabulary = Vocabulary({"heart": 9, "red": 9}, 9)
+    pace = Pace(bundled.model.config.image_side, {8: 0.05}, largest_batch=8)
+    with served(Studio(generator, pace)) as url:
+        page = visit(url, viewport=PHONE)
+        ask(page, "ein rotes Herz 🚀")
+        page.locator(".stage.growing").wait_for()
+        page.get_by_text("I know nothing in this prompt; I do know “a red heart”.").wait_for()
+        assert page.locator("#gallery img").count() == 0
+        page.locator("#stop").click()
+        page.get_by_text("Stopped.").wait_for()
+        page.locator("#unknown .unknown").wait_for(state="detached")
+
+
+@pytest.mark.parametrize("prompt", ["zeppelin " * 222 + "ab", "🚀" * 2000, "赤いハート" * 400])
+def test_a_prompt_of_2000_characters_is_answered_with_a_sentence(visit, knowing_url, prompt):
+    page = visit(f"{knowing_url}?{urllib.parse.urlencode({'prompt': prompt})}", viewport=PHONE)
+    page.locator(".status.mistake").get_by_text("The prompt has 2000 characters; say it in 1000.").wait_for()
 
 
 def test_the_model_card_is_a_link_away(visit, page_url):

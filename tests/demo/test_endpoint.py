@@ -41,6 +41,27 @@ def test_what_is_left_out_is_the_pages_default(client, generator):
     assert facts["settings"] == describe(generator, Settings(**expected))
 
 
+@pytest.mark.parametrize(
+    ("prompt", "unknown"),
+    [
+        ("two red hearts", []),
+        ("a zeppelin & <b>ein</b> 🚀", ["zeppelin", "b", "ein", "🚀"]),
+        ("赤いハート", ["赤いハート"]),
+        ("wort " * 199, ["wort"]),
+    ],
+)
+def test_the_facts_name_the_words_that_the_model_has_not_learnt(knowing_url, prompt, unknown):
+    client = Client(knowing_url, verbose=False, analytics_enabled=False)
+    pictures, facts = client.predict(prompt, num_images=2, api_name="/draw")
+    assert facts["unknown_words"] == unknown
+    assert len(pictures) == 2
+
+
+def test_of_a_model_without_a_vocabulary_the_unknown_words_are_not_known(client):
+    _, facts = client.predict("a zeppelin", num_images=2, api_name="/draw")
+    assert facts["unknown_words"] is None
+
+
 @pytest.mark.parametrize(("num_images", "shown"), [(1, 1), (3, 3), (6, 4)])
 def test_four_are_the_best_or_all_where_fewer_are_drawn(client, num_images, shown):
     pictures, facts = client.predict("a red heart", num_images=num_images, api_name="/draw")
