@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeGuard
 
 from dalle_lean.files import read_json, write_json
 
@@ -116,7 +116,7 @@ class Vocabulary:
         return [word for word in content_words(prompt) if not self.knows(word)]
 
 
-def is_count(value: object) -> bool:
+def is_count(value: object) -> TypeGuard[int]:
     """Whether it is a whole number that counts something."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_COUNT
 
@@ -141,12 +141,15 @@ def forms(word: str) -> list[str]:
     return found
 
 
-def enumerated(words: Sequence[str], quotes: tuple[str, str] = ("", "")) -> str:
-    """ "x", "x and y", "x, y and z", "x, y and 5 more words": however many and long they are, it stays short."""
+def named(words: Sequence[str], quotes: tuple[str, str] = ("", "")) -> list[str]:
+    """The first few words, long ones cut, and how many more there are: parts for `enumerated` that stay short."""
     before, after = quotes
-    shown = [before + (word if len(word) <= LONGEST_NAMED else word[:LONGEST_NAMED] + "…") + after for word in words]
-    if len(words) > MOST_NAMED:
-        rest = len(words) - MOST_NAMED
-        shown[MOST_NAMED:] = [f"{rest} more word{'s' if rest > 1 else ''}"]
-    *first, last = shown
-    return f"{', '.join(first)} and {last}" if first else last
+    cut = (word if len(word) <= LONGEST_NAMED else word[:LONGEST_NAMED] + "…" for word in words[:MOST_NAMED])
+    more = len(words) - MOST_NAMED
+    return [f"{before}{word}{after}" for word in cut] + ([f"{more} more word{'s' * (more > 1)}"] if more > 0 else [])
+
+
+def enumerated(parts: Sequence[str], joint: str = "and") -> str:
+    """ "x", "x and y", "x, y and z"."""
+    *first, last = parts
+    return f"{', '.join(first)} {joint} {last}" if first else last

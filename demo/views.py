@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from dalle_lean.vocabulary import enumerated
+from dalle_lean.vocabulary import enumerated, named
 from demo.pace import PAPER_NUM_IMAGES, PATIENCE_S
 from demo.studio import PREVIEWS, Drawing, Drawn, Studio, Waiting
 from demo.turns import Busy
@@ -113,9 +113,11 @@ def unknown(words: Sequence[str], known: Sequence[str] | None = None) -> str:
     if not words:
         return ""
     it = "it" if len(words) == 1 else "them"
-    said = f"I have not learnt to draw {enumerated(words, QUOTES)}, so these pictures may not show {it}."
-    if known is not None:
-        said += " I know nothing in this prompt" + (f"; I do know {enumerated(known, QUOTES)}." if known else ".")
+    said = f"I have not learnt to draw {enumerated(named(words, QUOTES), 'or')}, so these pictures may not show {it}."
+    if known:
+        said += f" I know nothing in this prompt; I do know {enumerated([f'“{prompt}”' for prompt in known])}."
+    elif known is not None:
+        said += " I know nothing in this prompt."
     return line(said, kind="status unknown")
 
 

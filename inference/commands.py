@@ -62,7 +62,7 @@ def generate(
     device: Device = "auto",
 ) -> None:
     """Draw pictures of each PROMPT and keep the best few."""
-    from dalle_lean.vocabulary import enumerated
+    from dalle_lean.vocabulary import enumerated, named
     from inference.gallery import prompt_folder, write_gallery
     from inference.generator import Generator, Request, Settings, check_prompt, describe
 
@@ -91,7 +91,7 @@ def generate(
         if excess := generator.excess_tokens(prompt):
             warn(f"the last {excess} tokens of the prompt do not fit this model and are not read: {prompt!r}")
         if unknown := generator.unknown_words(prompt):
-            tell(f"I have not learnt to draw: {enumerated(unknown)}")
+            tell(f"I have not learnt to draw: {enumerated(named(unknown))}")
     name = repr(prompts[0][:40]) if len(prompts) == 1 else f"{len(prompts)} prompts"
     written = {}
     with progress_bar(f"drawing {name}", "codes") as on_progress:

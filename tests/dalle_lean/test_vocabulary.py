@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dalle_lean import vocabulary
-from dalle_lean.vocabulary import FEWEST, MOST_WORDS, Vocabulary, content_words, enumerated, words_of
+from dalle_lean.vocabulary import FEWEST, MOST_WORDS, Vocabulary, content_words, enumerated, named, words_of
 
 CAPTIONS = ["a red heart on a blue ground", "a whale and a small whale", "the woman's glasses", "a box, a knife"]
 
@@ -131,8 +131,8 @@ def test_what_is_no_vocabulary_is_refused_by_name(tmp_path, text, message):
 
 
 def test_words_are_enumerated_in_a_short_line_however_many_and_long():
-    quoted = [enumerated("uvwxyz"[:count], ("<", ">")) for count in (1, 2, 3)]
-    assert quoted == ["<u>", "<u> and <v>", "<u>, <v> and <w>"]
-    assert enumerated("abcdefg") == "a, b, c, d, e, f and 1 more word"
-    assert enumerated("abcdefgh", ("<", ">")) == "<a>, <b>, <c>, <d>, <e>, <f> and 2 more words"
-    assert enumerated(["x" * 2000, "y"]) == "x" * 30 + "… and y"
+    assert [enumerated("uvw"[:count], "or") for count in (1, 2, 3)] == ["u", "u or v", "u, v or w"]
+    assert enumerated(named("abcdef")) == "a, b, c, d, e and f"
+    assert enumerated(named("abcdefg")) == "a, b, c, d, e, f and 1 more word"
+    assert enumerated(named("abcdefgh", ("<", ">"))) == "<a>, <b>, <c>, <d>, <e>, <f> and 2 more words"
+    assert named(["x" * 2000, "y"]) == ["x" * 30 + "…", "y"]

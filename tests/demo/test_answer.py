@@ -39,7 +39,7 @@ def test_an_empty_prompt_is_answered_with_a_sentence(studio):
     assert "grow here" in only.stage
 
 
-EXAMPLES = ("a red heart", "a smiling astronaut", "a green book", "a house", "a car")
+EXAMPLES = ("a red heart", "a smiling astronaut", "a blue circle on a white ground", "a house", "a car")
 
 
 def sentence_of(studio, prompt):
@@ -50,7 +50,7 @@ def sentence_of(studio, prompt):
     return first.unknown
 
 
-KNOWN = "I know nothing in this prompt; I do know “a red heart”, “a green book” and “a house”."
+KNOWN = "I know nothing in this prompt; I do know “a red heart”, “a blue circle on a white ground” and “a house”."
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ KNOWN = "I know nothing in this prompt; I do know “a red heart”, “a green 
         ("two red hearts", None),
         ("?!", None),
         ("a zeppelin on a red ground", "I have not learnt to draw “zeppelin”, so these pictures may not show it."),
-        ("a red car, 🚀 and ein Herz", "draw “🚀”, “ein” and “herz”, so these pictures may not show them."),
+        ("a red car, 🚀 and ein Herz", "draw “🚀”, “ein” or “herz”, so these pictures may not show them."),
         ("a zeppelin", "I have not learnt to draw “zeppelin”, so these pictures may not show it. " + KNOWN),
-        ("ein rotes Herz", "draw “ein”, “rotes” and “herz”, so these pictures may not show them. " + KNOWN),
+        ("ein rotes Herz", "draw “ein”, “rotes” or “herz”, so these pictures may not show them. " + KNOWN),
         ("❤️", "I have not learnt to draw “❤”, so these pictures may not show it. " + KNOWN),
-        ("красное сердце", "draw “красное” and “сердце”, so these pictures may not show them. " + KNOWN),
+        ("красное сердце", "draw “красное” or “сердце”, so these pictures may not show them. " + KNOWN),
         ("赤いハート", "draw “赤いハート”, so these pictures may not show it. " + KNOWN),
-        ("قلب أحمر", "draw “قلب” and “أحمر”, so these pictures may not show them. " + KNOWN),
+        ("قلب أحمر", "draw “قلب” or “أحمر”, so these pictures may not show them. " + KNOWN),
         ("x" * 1000, f"draw “{'x' * 30}…”, so these pictures may not show it. " + KNOWN),
         ("🚀" * 1000, "draw “🚀”, so these pictures may not show it. " + KNOWN),
     ],
@@ -77,7 +77,7 @@ def test_what_the_model_has_not_learnt_is_said_from_the_beginning(knowing_studio
 
 def test_of_many_unknown_words_a_few_are_named(knowing_studio):
     prompt = " ".join(f"w{number}" for number in range(200))
-    assert "“w0”, “w1”, “w2”, “w3”, “w4”, “w5” and 194 more words, so" in sentence_of(knowing_studio, prompt)
+    assert "“w0”, “w1”, “w2”, “w3”, “w4”, “w5” or 194 more words, so" in sentence_of(knowing_studio, prompt)
 
 
 def test_a_model_without_a_vocabulary_says_nothing(studio):
@@ -91,7 +91,7 @@ def test_where_no_example_is_known_none_is_named(knowing_studio):
 
 def test_what_is_said_of_words_is_text_and_never_markup():
     shown = views.unknown(["<b>", "&"], ['<img src="x">'])
-    assert "“&lt;b&gt;” and “&amp;”" in shown
+    assert "“&lt;b&gt;” or “&amp;”" in shown
     assert "<img" not in shown
 
 

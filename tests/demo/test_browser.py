@@ -253,7 +253,7 @@ def test_what_the_model_has_not_learnt_is_said_above_the_pictures_and_goes_with_
     said = page.locator("#unknown .unknown")
     said.wait_for()
     assert said.inner_text() == (
-        f"I have not learnt to draw “zeppelin”, “img”, “src”, “x” and “{('very' * 8)[:30]}…”, "
+        f"I have not learnt to draw “zeppelin”, “img”, “src”, “x” or “{('very' * 8)[:30]}…”, "
         "so these pictures may not show them."
     )
     pictures(page)
