@@ -4,7 +4,6 @@ B batch, S positions, D hidden size. A stack is a list of (attention, feed-forwa
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -71,7 +70,8 @@ def run_reversible_keeping(x: Tensor, stack: Sequence[tuple[Run, Run]]) -> Tenso
 def run_lean(
     x: Tensor, stack: Stack, plan: MemoryPlan, dtype: torch.dtype, reversible: bool, scales: BranchScales | None = None
 ) -> Tensor:
-    """`run_sequential` or `run_reversible_keeping` with branches computed in pieces, twice.
+    """`run_sequential` or `run_reversible_keeping` with branches computed in pieces, twice. Branches draw no random
+    numbers.
 
     Backward finds the input of each branch kept or, reversible, rebuilds it from its output: then nothing is kept.
     Sources: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"; Gomez et al. 2017, "The Reversible
@@ -118,12 +118,11 @@ class _Checkpointed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, run: _Pass, *_: Tensor) -> Tensor:
-        inputs, ctx.random, ctx.run, weights = [], [], run, Weights(run.dtype)
+        inputs, ctx.run, weights = [], run, Weights(run.dtype)
         with without_autocast(x.device):
             for branch in run.branches:
                 source, x = x, x.clone()
-                with drawn(ctx.random, x.device):
-                    add_branch(branch, source, x, weights, run.plan)
+                add_branch(branch, source, x, weights, run.plan)
                 if run.grad_enabled:
                     inputs.append(source)
         ctx.save_for_backward(*inputs)
@@ -137,8 +136,7 @@ class _Checkpointed(torch.autograd.Function):
         with without_autocast(grad.device):
             for index, weights in run.backward(gradients, grad.device):
                 grad_x = grad.clone()
-                with restored(ctx.random[index], grad.device):
-                    undo_branch(run.branches[index], inputs[index], None, grad_x, grad, weights, run.plan)
+                undo_branch(run.branches[index], inputs[index], None, grad_x, grad, weights, run.plan)
                 grad = grad_x
         return grad, None, *gradients.hand_over(run.parameters)
 
@@ -148,12 +146,11 @@ class _Reversible(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, run: _Pass, *_: Tensor) -> Tensor:
-        ctx.random, ctx.run, weights = [], run, Weights(run.dtype)
+        ctx.run, weights = run, Weights(run.dtype)
         source, target = x.clone(), x.clone()
         with without_autocast(x.device):
             for branch in run.branches:
-                with drawn(ctx.random, x.device):
-                    add_branch(branch, source, target, weights, run.plan)
+                add_branch(branch, source, target, weights, run.plan)
                 source, target = target, source
         ctx.streams = (source, target) if run.grad_enabled else None
         return (source + target) / 2
@@ -171,38 +168,10 @@ class _Reversible(torch.autograd.Function):
             for index, weights in run.backward(gradients, grad.device):
                 source, target = target, source
                 grad_source, grad_target = grad_target, grad_source
-                with restored(ctx.random[index], grad.device):
-                    undo_branch(run.branches[index], source, target, grad_source, grad_target, weights, run.plan)
+                undo_branch(run.branches[index], source, target, grad_source, grad_target, weights, run.plan)
         return grad_source + grad_target, None, *gradients.hand_over(run.parameters)
 
 
 def without_autocast(device: torch.device) -> torch.autocast:
     """Branches name the dtype of every step themselves."""
     return torch.autocast(device.type, enabled=False)
-
-
-def random_state(device: torch.device) -> list[Tensor]:
-    """The state of the random numbers that a branch on this device may draw."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-
-
-@contextmanager
-def drawn(states: list[list[Tensor] | None], device: torch.device) -> Iterator[None]:
-    """Append the state that random numbers were drawn from in this context, or None where none were."""
-    before = random_state(device)
-    yield
-    same = all(torch.equal(*pair) for pair in zip(before, random_state(device), strict=True))
-    states.append(None if same else before)
-
-
-@contextmanager
-def restored(state: list[Tensor] | None, device: torch.device) -> Iterator[None]:
-    """Draw the same random numbers again; afterwards the generators go on as if nothing had been drawn."""
-    if state is None:
-        yield
-        return
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.set_rng_state(state[0])
-        if len(state) > 1:
-            torch.cuda.set_rng_state(state[1], device)
-        yield

@@ -223,3 +223,11 @@ def test_a_second_backward_through_streams_that_are_undone_is_refused():
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="compute the loss again first"):
         loss.backward()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_branch_draws_random_numbers_which_computing_it_again_would_change(variant):
+    model = tiny(**VARIANTS[variant])
+    before = torch.get_rng_state()
+    results(model, MemoryPlan())
+    assert torch.equal(torch.get_rng_state(), before)
