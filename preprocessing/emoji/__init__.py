@@ -1,1 +1,1 @@
-"""The emoji picture set: vector drawings by five hands, composed so that every caption is true by construction."""
+"""The emoji picture set: vector drawings composed so that every caption is true by construction."""

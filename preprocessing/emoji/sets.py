@@ -1,4 +1,4 @@
-"""What the npm packages hold: things (names, tags, groups) and their drawings, each by several hands."""
+"""What the npm packages hold: things (names, tags, groups) and their drawings."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
