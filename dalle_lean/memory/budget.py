@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from dalle_lean.config import DalleConfig
 from dalle_lean.memory.cost import cost_of
@@ -71,6 +72,21 @@ def fastest_plan(config: DalleConfig, setup: TrainingSetup, budget_bytes: float)
         f"batch {setup.batch} needs at least {human_bytes(least)} of the {human_bytes(budget_bytes)} allowed, with "
         f"{describe(plan)}; {advice}"
     )
+
+
+def plan_for_budget(config: DalleConfig, batch: int, budget_bytes: float, **setup: Any) -> MemoryPlan:
+    """The fastest plan whose predicted peak on the device fits; also `MemoryPlan.for_budget`.
+
+    Args:
+        setup: other fields of TrainingSetup: types, optimizer, device.
+
+    Raises:
+        ValueError: none fits; tells the least that is needed, and the batch that would fit.
+    """
+    return fastest_plan(config, TrainingSetup(batch=batch, **setup), budget_bytes)
+
+
+MemoryPlan.for_budget = staticmethod(plan_for_budget)
 
 
 def largest_batch(peak_of: Callable[[int], int], budget_bytes: float) -> int:

@@ -1,7 +1,8 @@
 """MemoryPlan: what trades memory for time and never changes the result beyond rounding."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 from dalle_lean.config import DalleConfig
 
@@ -52,6 +53,9 @@ class MemoryPlan:
     offload_optimizer: bool = True
     master_weights: bool = False
 
+    for_budget: ClassVar[Callable[..., "MemoryPlan"]]
+    """The fastest plan that fits: `dalle_lean.memory.budget.plan_for_budget`, which stands above and sets it."""
+
     def __post_init__(self) -> None:
         known = tuple(dict.fromkeys((*ACTIVATIONS[False], *ACTIVATIONS[True])))
         if self.activations is not None and self.activations not in known:
@@ -65,21 +69,6 @@ class MemoryPlan:
         for name in ("grads_in_place", "offload_optimizer", "master_weights"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be true or false")
-
-    @classmethod
-    def for_budget(cls, config: DalleConfig, batch: int, budget_bytes: float, **setup: Any) -> "MemoryPlan":
-        """The fastest plan whose predicted peak on the device fits.
-
-        Args:
-            setup: other fields of `dalle_lean.memory.TrainingSetup`: types, optimizer, device.
-
-        Raises:
-            ValueError: none fits; tells the least that is needed, and the batch that would fit.
-        """
-        from dalle_lean.memory.budget import fastest_plan
-        from dalle_lean.memory.setup import TrainingSetup
-
-        return fastest_plan(config, TrainingSetup(batch=batch, **setup), budget_bytes)
 
     def activations_for(self, config: DalleConfig) -> str:
         """The choice for this config; ValueError where the config cannot have it."""
