@@ -98,7 +98,6 @@ def phases(
         batch_size=batch_size,
         bf16=bf16,
         explain=False,
-        layout="published",
         vqgan="",
         workers=workers,
         memory_bytes=MEMORY_BYTES,

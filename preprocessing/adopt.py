@@ -61,9 +61,7 @@ def adopt(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress | None = 
 
 
 def first_image_side(path: Path) -> int:
-    """Codes along one side of the first picture of a shard in the published layout."""
-    if read_header(path).layout == "packed":
-        raise ValueError(f"{path} is of the packed layout: it was never without a {NAME}; preprocess again")
+    """Codes along one side of the first picture of a shard."""
     parquet = require("pyarrow.parquet", extra="preprocessing")
     with parquet.ParquetFile(path) as file:
         code = next(file.iter_batches(batch_size=1, columns=["code"])).column("code")[0].as_py()

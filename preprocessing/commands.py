@@ -23,13 +23,6 @@ class Cluster(StrEnum):
     RAY = "ray"
 
 
-class ShardLayout(StrEnum):
-    """Layouts of shards; see `preprocessing.shards`."""
-
-    PUBLISHED = "published"
-    PACKED = "packed"
-
-
 def preprocess(
     source: Annotated[
         str,
@@ -61,9 +54,6 @@ def preprocess(
     max_pixels: Annotated[int, typer.Option(help="Larger pictures are not decoded, but counted.")] = 2**26,
     max_memory: Annotated[int, typer.Option(help="MiB that decoding one picture may take.")] = 1024,
     explain: Annotated[bool, typer.Option("--explain", help="Write rejected.jsonl: keys and reasons.")] = False,
-    layout: Annotated[
-        ShardLayout, typer.Option(help="packed: a quarter smaller, read by this program alone.")
-    ] = ShardLayout.PUBLISHED,
     batch_size: Annotated[int, typer.Option(help="Pictures encoded at once.")] = 32,
     shard_rows: Annotated[int, typer.Option(help="Pictures of a source not in shards that make one shard.")] = 4096,
     bf16: Annotated[
@@ -132,7 +122,6 @@ def preprocess(
             max_pixels=max_pixels,
             memory_bytes=max_memory * 2**20,
             explain=explain,
-            layout=layout.value,
             batch_size=batch_size,
             bf16=gpu if bf16 is None else bf16,
             workers=workers,

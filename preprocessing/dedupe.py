@@ -23,7 +23,7 @@ from dalle_lean.progress import OnProgress
 from dalle_lean.require import require
 from preprocessing.manifest import NAME, DatasetInfo, Shard, read_dataset_info, write_dataset_info
 from preprocessing.progress import Note, begin, gather, is_finished, notes_folder, remove_traces, write_note
-from preprocessing.shards import READ_ROWS, code_batches, damaged, read_header, write_table
+from preprocessing.shards import READ_ROWS, code_batches, damaged, write_table
 
 REASON = "same_codes"
 T = TypeVar("T")
@@ -43,10 +43,10 @@ def dedupe(
 ) -> DatasetInfo:
     """Write the shards of `folder` to `out` with the first of each picture, in the order of shards and rows.
 
-    Names, layout, columns and order stay; a shard that loses nothing is copied byte for byte, one that loses all its
-    rows is left out. Pictures left out are counted as rejected for "same_codes". The same call continues a killed run,
-    and makes the same bytes. `threads` shards at once, as many as cores by default; progress counts rows, and each
-    twice: when it is looked at, and when it is written.
+    Names, columns and order stay; a shard that loses nothing is copied byte for byte, one that loses all its rows is
+    left out. Pictures left out are counted as rejected for "same_codes". The same call continues a killed run, and
+    makes the same bytes. `threads` shards at once, as many as cores by default; progress counts rows, and each twice:
+    when it is looked at, and when it is written.
 
     Raises ValueError for a shard that is not what dataset.json says, and where `out` holds anything else.
     """
@@ -123,7 +123,7 @@ def read_pictures(path: Path, shard: Shard, info: DatasetInfo) -> Pictures:
     keys: list[str] = []
     try:
         with parquet.ParquetFile(path) as file:
-            for batch in batches_of(file, info, columns):
+            for batch in code_batches(file, columns=columns, batch_size=READ_ROWS):
                 digests += [blake2b(code, digest_size=8).digest() for code in batch.column("code").to_pylist()]
                 keys += batch.column("key").to_pylist() if "key" in columns else ()
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
@@ -133,13 +133,6 @@ def read_pictures(path: Path, shard: Shard, info: DatasetInfo) -> Pictures:
         return Pictures(hashes, np.ones(len(hashes), np.uint16))
     views = views_of_pictures(keys)
     return Pictures(hashes[views.cumsum() - views], views.astype(np.uint16))
-
-
-def batches_of(file: Any, info: DatasetInfo, columns: Sequence[str]) -> Iterator[Any]:
-    """The Arrow record batches of an open shard."""
-    return code_batches(
-        file, num_codes=info.num_codes, codebook_size=info.codebook_size, batch_size=READ_ROWS, columns=columns
-    )
 
 
 def views_of_pictures(keys: Sequence[str]) -> NDArray[np.int64]:
@@ -177,18 +170,16 @@ def write_part(
             shutil.copyfile(folder / shard.file, temporary)
         written: Shard | None = shard
     elif kept:
-        written = thin_out(folder / shard.file, out / shard.file, np.repeat(keep, views), info)
+        written = thin_out(folder / shard.file, out / shard.file, np.repeat(keep, views))
     else:
         written = None
     write_note(out, name, Note(shard=written, kept=kept, rejected={REASON: len(keep) - kept}))
 
 
-def thin_out(source: Path, target: Path, keep: NDArray[np.bool_], info: DatasetInfo) -> Shard:
+def thin_out(source: Path, target: Path, keep: NDArray[np.bool_]) -> Shard:
     """Write the rows of a shard for which `keep` [R] is true, with all its columns and notes."""
     pa = require("pyarrow", extra="preprocessing")
     parquet = require("pyarrow.parquet", extra="preprocessing")
-    header = read_header(source)
     with parquet.ParquetFile(source) as file:
-        batches = list(batches_of(file, info, header.columns))
-        table = pa.Table.from_batches(batches).replace_schema_metadata(file.schema_arrow.metadata)
-    return write_table(target, table.filter(pa.array(keep)), header.layout)
+        table = file.read()
+    return write_table(target, table.filter(pa.array(keep)))

@@ -17,7 +17,7 @@ from preprocessing.decoding import Decoding
 from preprocessing.filters import Rules
 from preprocessing.manifest import MAX_IMAGE_SIDE
 from preprocessing.pipeline import Job, Report, make_parts
-from preprocessing.shards import LAYOUTS, MAX_CODEBOOK_SIZE, DatasetInfo, Layout, read_dataset_info, write_dataset_info
+from preprocessing.shards import MAX_CODEBOOK_SIZE, DatasetInfo, read_dataset_info, write_dataset_info
 from preprocessing.sources import Source
 from preprocessing.workers import MEMORY_BYTES, MIN_MEMORY_BYTES
 
@@ -42,7 +42,6 @@ def preprocess(
     flip: bool = False,
     bf16: bool = False,
     explain: bool = False,
-    layout: Layout = "published",
     workers: int | None = None,
     share: tuple[int, int] = (1, 1),
     make: MakeParts = make_parts,
@@ -53,7 +52,7 @@ def preprocess(
     Settings that decide what the shards hold: `picture_side` in pixels (the VQGAN's own by default), `batch_size`
     (codes of other batch sizes differ by rounding), the filter's `rules`, `max_pixels` of a picture and `memory_bytes`
     for decoding it, `crops` squares of each picture and with `flip` their mirror images, `bf16` for encoding in
-    bfloat16, the shards' `layout`, `explain` for `out/rejected.jsonl`, which names each rejected picture and why.
+    bfloat16, `explain` for `out/rejected.jsonl`, which names each rejected picture and why.
 
     The others decide only how it is made: `workers` processes decode for each VQGAN; of `share` = (i, n) this call
     makes every n-th part, from the i-th; `make` runs the VQGAN on its own device by default, see `devices` and
@@ -79,8 +78,6 @@ def preprocess(
             raise ValueError(f"{name}={value}: must be positive")
     if memory_bytes < MIN_MEMORY_BYTES:
         raise ValueError(f"memory_bytes={memory_bytes}: must be at least {MIN_MEMORY_BYTES}")
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout={layout!r}: must be one of {', '.join(LAYOUTS)}")
     if not source.parts:
         raise ValueError("the source has no parts: there is nothing to read in it")
     if not 1 <= share[0] <= share[1]:
@@ -94,7 +91,6 @@ def preprocess(
         batch_size=batch_size,
         bf16=bf16,
         explain=explain,
-        layout=layout,
         vqgan=vqgan.fingerprint(),
         workers=workers or min(MAX_WORKERS, os.cpu_count() or 1),
         memory_bytes=memory_bytes,
@@ -139,7 +135,6 @@ def settings_of(job: Job) -> dict[str, Any]:
         "crops": job.decoding.crops,
         "flip": job.decoding.flip,
         "explain": job.explain,
-        "layout": job.layout,
     }
 
 

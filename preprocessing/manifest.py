@@ -18,6 +18,7 @@ MAX_CODEBOOK_SIZE = 2**15
 """Codes are stored as int16."""
 MAX_IMAGE_SIDE = 2**10
 """Codes along one side of a picture: far beyond any VQGAN, and a row of them still fits in memory."""
+PACKED = "of the packed layout, which this version no longer reads; preprocess the pictures again, into another folder"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 SHARD_NAME = re.compile(r"[\w-][\w.-]*\.parquet")
 
@@ -129,6 +130,8 @@ def parse_dataset_info(content: Mapping[str, Any]) -> DatasetInfo:
     settings = content.get("settings", {})
     if not isinstance(settings, dict):
         raise ValueError(f"settings={settings!r}: must be an object")
+    if settings.get("layout") == "packed":
+        raise ValueError(f"the shards are {PACKED}")
     return DatasetInfo(
         vqgan=text(content, "vqgan", SHA256),
         image_side=number(content, "image_side", 1, MAX_IMAGE_SIDE),

@@ -20,7 +20,7 @@ from dalle_lean.vqgan import VQGAN
 from preprocessing.batches import Batch, Part
 from preprocessing.decoding import Candidate, Decoding, Rejection
 from preprocessing.progress import Note, notes_folder, write_note
-from preprocessing.shards import Layout, Row, write_shard
+from preprocessing.shards import Row, write_shard
 from preprocessing.sources import Sample, Source
 from preprocessing.workers import DecodePool
 
@@ -44,7 +44,6 @@ class Job:
     batch_size: int
     bf16: bool
     explain: bool
-    layout: Layout
     vqgan: str
     """Fingerprint, noted in each shard."""
     workers: int
@@ -198,7 +197,7 @@ def write_part(job: Job, end: Complete, rows: Sequence[Row]) -> None:
     if not notes_folder(job.out).is_dir():
         return  # another process has made this part too, and the whole is finished
     try:
-        shard = write_shard(path, rows, layout=job.layout, vqgan=job.vqgan) if rows else None
+        shard = write_shard(path, rows, vqgan=job.vqgan) if rows else None
         write_note(
             job.out, name, Note(shard=shard, kept=end.kept, rejected=dict(end.rejected), explained=end.explained)
         )

@@ -17,7 +17,7 @@ from typing import Any
 
 from dalle_lean.files import atomic_write, read_json, write_json
 from preprocessing.decoding import Rejection
-from preprocessing.manifest import Counts, Shard, read_manifest
+from preprocessing.manifest import PACKED, Counts, Shard, read_manifest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,9 @@ def write_first(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def refuse_other_settings(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    names = {*before, *now}
+    if before.get("layout") == "packed":
+        raise ValueError(f"{out} was begun with shards {PACKED}")
+    names = {*before, *now} - {"layout"}  # earlier versions noted it
     if "shard_rows" not in now:  # earlier versions noted it of every source, whether it could be known or not
         names.discard("shard_rows")
     changed = [name for name in sorted(names) if before.get(name) != now.get(name)]

@@ -1,11 +1,7 @@
 """Shards of VQGAN codes: the one writer and the one reader.
 
-A shard is a Parquet file with Brotli. Its layout is one of two:
-
-- "published": the columns of the data set laion/laion_100m_vqgan_f8; `code` holds a picture's codes as int16,
-  little-endian, in raster order.
-- "packed": the same, but for `packed` in the place of `code`: the first row of each row group holds the codes of the
-  whole group as a block of `preprocessing.packing`, the other rows hold nothing. Smaller, and slower to read.
+A shard is a Parquet file with Brotli and the columns of the data set laion/laion_100m_vqgan_f8; `code` holds the codes
+of a picture as int16, little-endian, in raster order.
 
 Beside the shards, `dataset.json` says what the codes mean and what was counted (`preprocessing.manifest`); a folder
 without it is not finished.
@@ -14,7 +10,7 @@ without it is not finished.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +20,7 @@ from dalle_lean.require import require
 from preprocessing.manifest import (
     FORMAT,
     MAX_CODEBOOK_SIZE,
+    PACKED,
     Counts,
     DatasetInfo,
     Shard,
@@ -31,7 +28,6 @@ from preprocessing.manifest import (
     read_dataset_info,
     write_dataset_info,
 )
-from preprocessing.packing import MAX_PICTURES, pack, unpack
 
 if TYPE_CHECKING:
     import datasets
@@ -39,14 +35,13 @@ if TYPE_CHECKING:
 __all__ = [
     "COLUMNS",
     "FORMAT",
-    "LAYOUTS",
     "MAX_CODEBOOK_SIZE",
     "Counts",
     "DatasetInfo",
-    "Layout",
     "Row",
     "Shard",
     "code_batches",
+    "damaged",
     "decode_codes",
     "open_files",
     "open_stream",
@@ -60,12 +55,8 @@ __all__ = [
     "write_table",
 ]
 
-Layout = Literal["published", "packed"]
-LAYOUTS: tuple[Layout, ...] = ("published", "packed")
 COLUMNS = ("caption", "code", "NSFW", "original_width", "original_height", "url", "key")
 READ_ROWS = 256
-PACKED_ROWS = MAX_PICTURES
-"""Rows of a row group, which are unpacked together."""
 VQGAN_NOTE = b"dalle_lean_vqgan"
 
 
@@ -97,20 +88,16 @@ class Header(NamedTuple):
 
     rows: int
     columns: tuple[str, ...]
-    """By the names of the published layout."""
-    layout: Layout
     vqgan: str | None
     """Fingerprint of the VQGAN that made the codes, where the shard notes it."""
 
 
-def write_shard(path: Path, rows: Sequence[Row], *, layout: Layout = "published", vqgan: str | None = None) -> Shard:
+def write_shard(path: Path, rows: Sequence[Row], *, vqgan: str | None = None) -> Shard:
     """Write one shard atomically; the same rows give the same bytes.
 
     `vqgan`, the fingerprint of the one that made the codes, is noted in the file, so that a shard that strays into
     another folder can be told.
     """
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout={layout!r}: must be one of {', '.join(LAYOUTS)}")
     pa = require("pyarrow", extra="preprocessing")
     columns = {
         "caption": pa.array([row.caption for row in rows], pa.string()),
@@ -124,103 +111,60 @@ def write_shard(path: Path, rows: Sequence[Row], *, layout: Layout = "published"
     table = pa.table(columns)
     if vqgan is not None:
         table = table.replace_schema_metadata({VQGAN_NOTE: vqgan})
-    return write_table(path, table, layout)
+    return write_table(path, table)
 
 
-def write_table(path: Path, table: Any, layout: Layout) -> Shard:
-    """As `write_shard`, from an Arrow table with the columns of the published layout, and maybe more."""
+def write_table(path: Path, table: Any) -> Shard:
+    """As `write_shard`, from an Arrow table with the columns of a shard, and maybe more."""
     parquet = require("pyarrow.parquet", extra="preprocessing")
-    options: dict[str, Any] = {"compression": "brotli"}
-    if layout == "packed":
-        table = with_packed_codes(table)
-        options = packed_options(table.column_names)
     with atomic_write(path) as temporary:
-        parquet.write_table(table, temporary, use_dictionary=["NSFW"], **options)
+        parquet.write_table(table, temporary, use_dictionary=["NSFW"], compression="brotli")
         return Shard(file=path.name, rows=len(table), sha256=sha256_file(temporary))
 
 
-def with_packed_codes(table: Any) -> Any:
-    """A table with `packed` in the place of `code`: a block in the first row of each row group."""
-    pa = require("pyarrow", extra="preprocessing")
-    blocks: list[bytes | None] = [None] * len(table)
-    for first in range(0, len(table), PACKED_ROWS):
-        values = table.column("code").slice(first, PACKED_ROWS).to_pylist()
-        blocks[first] = pack(np.frombuffer(b"".join(values), "<i2").reshape(len(values), -1))
-    return table.set_column(table.column_names.index("code"), "packed", pa.array(blocks, pa.binary()))
-
-
-def packed_options(columns: Sequence[str]) -> dict[str, Any]:
-    """How the packed layout is written: what is packed is not compressed again, everything else as small as it gets."""
-    others = [name for name in columns if name != "packed"]
-    return {
-        "row_group_size": PACKED_ROWS,
-        "compression": {"packed": "none", **dict.fromkeys(others, "brotli")},
-        "compression_level": dict.fromkeys(others, 11),
-    }
-
-
 def read_header(path: str | Path) -> Header:
-    """Rows, columns, layout and the noted VQGAN of a shard; ValueError where it is no Parquet file with codes."""
+    """Rows, columns and the noted VQGAN of a shard; ValueError where it is no Parquet file with codes."""
     pa = require("pyarrow", extra="preprocessing")
     parquet = require("pyarrow.parquet", extra="preprocessing")
     try:
         with parquet.ParquetFile(path) as file:
-            layout: Layout = "packed" if is_packed(file) else "published"
-            columns = tuple("code" if name == "packed" else name for name in file.schema_arrow.names)
+            check_columns(file)
             note = (file.schema_arrow.metadata or {}).get(VQGAN_NOTE)
             vqgan = None if note is None else note.decode("ascii", errors="replace")
-            return Header(file.metadata.num_rows, columns, layout, vqgan)
+            return Header(file.metadata.num_rows, tuple(file.schema_arrow.names), vqgan)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise damaged(path, error) from None
 
 
-def is_packed(file: Any) -> bool:
-    """Whether an open Parquet file has the packed layout; ValueError where it has no codes at all."""
+class PackedLayout(ValueError):
+    """A shard is of a layout that earlier versions wrote: its codes are in another column, compressed."""
+
+
+def check_columns(file: Any) -> None:
+    """ValueError where an open Parquet file has no captions or no codes."""
     names = file.schema_arrow.names
+    if "packed" in names and "code" not in names:
+        raise PackedLayout(PACKED)
     for name in ("caption", "code"):
-        if name not in names and not (name == "code" and "packed" in names):
+        if name not in names:
             raise ValueError(f"it has no column {name}, only {', '.join(names)}")
-    return "code" not in names
 
 
-def code_batches(
-    file: Any,
-    *,
-    num_codes: int,
-    codebook_size: int,
-    batch_size: int,
-    columns: Sequence[str] = ("caption", "code", "key"),
-    row_groups: Sequence[int] | None = None,
-) -> Iterator[Any]:
-    """An open Parquet file of either layout -> Arrow record batches, the codes as the published layout has them.
+def code_batches(file: Any, *, columns: Sequence[str] = ("caption", "code", "key"), **options: Any) -> Iterator[Any]:
+    """Record batches of an open Parquet file, as pyarrow's `iter_batches` gives them.
 
-    As pyarrow's `iter_batches`; `columns` that the file has not are left out. A row group of the packed layout is
-    unpacked at once, and given in batches without a copy. ValueError for damaged packed codes.
+    `columns` that the file has not are left out; ValueError where it has no captions or no codes.
     """
-    pa = require("pyarrow", extra="preprocessing")
-    packed = is_packed(file)
-    columns = [name for name in columns if name in file.schema_arrow.names or name == "code"]
-    groups = range(file.metadata.num_row_groups) if row_groups is None else row_groups
-    if not packed or "code" not in columns:
-        yield from file.iter_batches(batch_size=batch_size, row_groups=list(groups), columns=columns)
-        return
-    for group in groups:
-        table = file.read_row_group(group, columns=[name for name in columns if name != "code"] + ["packed"])
-        if not len(table):
-            continue
-        blocks = table.column("packed").drop_null()
-        if len(blocks) != 1 or not table.column("packed")[0].is_valid:
-            raise ValueError(
-                f"row group {group} has {len(blocks)} blocks of packed codes; must be one in its first row"
-            )
-        codes = unpack(blocks[0].as_py(), rows=len(table), num_codes=num_codes, codebook_size=codebook_size)
-        buffers = [None, pa.py_buffer(codes.astype("<i2", copy=False))]
-        column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(2 * num_codes), len(table), buffers)
-        yield from table.append_column("code", column).select(columns).combine_chunks().to_batches(batch_size)
+    check_columns(file)
+    yield from file.iter_batches(columns=columns, **options)
 
 
 def damaged(path: str | Path, error: Exception) -> ValueError:
-    return ValueError(f"{path} is damaged or no shard: {' '.join(str(error).split())}")
+    """The error that names the shard at `path`, of which reading raised `error`."""
+    reason = " ".join(str(error).split())
+    if isinstance(error, PackedLayout):
+        return ValueError(f"{path} is {reason}")
+    return ValueError(f"{path} is damaged or no shard: {reason}")
 
 
 def open_stream(folder: str | Path) -> "datasets.IterableDataset":
@@ -235,7 +179,7 @@ def open_stream(folder: str | Path) -> "datasets.IterableDataset":
 
 
 def open_files(paths: Sequence[str], *, num_codes: int, codebook_size: int) -> "datasets.IterableDataset":
-    """As `open_stream`, for local Parquet files of the published layout that have no `dataset.json` beside them."""
+    """As `open_stream`, for local Parquet files that have no `dataset.json` beside them."""
     datasets = require("datasets", extra="preprocessing")
     require("pyarrow.parquet", extra="preprocessing")
     # `datasets` splits and shuffles by the list of paths.
@@ -253,7 +197,7 @@ def read_rows(paths: Sequence[str], num_codes: int, codebook_size: int) -> Itera
 
 
 def read_blocks(path: str | Path, num_codes: int, codebook_size: int) -> Iterator[Block]:
-    """The rows of a shard of either layout, some at a time, checked; ValueError that names the shard if it is damaged.
+    """The rows of a shard, some at a time, checked; ValueError that names the shard if it is damaged.
 
     A shard without keys has the numbers of its rows for keys.
     """
@@ -262,8 +206,7 @@ def read_blocks(path: str | Path, num_codes: int, codebook_size: int) -> Iterato
     first = 0
     try:
         with parquet.ParquetFile(path) as file:
-            batches = code_batches(file, num_codes=num_codes, codebook_size=codebook_size, batch_size=READ_ROWS)
-            for batch in batches:
+            for batch in code_batches(file, batch_size=READ_ROWS):
                 captions = batch.column("caption").to_pylist()
                 codes = decode_codes(batch.column("code").to_pylist(), num_codes, codebook_size)
                 if not all(isinstance(caption, str) for caption in captions):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dalle_lean.require import require
-from preprocessing.shards import code_batches, decode_codes
+from preprocessing.shards import code_batches, damaged, decode_codes
 from training.retry import Unreachable
 from training.shard_set import ShardSet
 
@@ -82,8 +82,7 @@ def read_rows(
     except Unreachable:
         raise
     except (OSError, ValueError, KeyError, TypeError, arrow.ArrowException) as error:
-        reason = " ".join(str(error).split())
-        raise DamagedShard(f"{path} is damaged or no shard: {reason}") from None
+        raise DamagedShard(str(damaged(path, error))) from None
 
 
 def whole_shard(shards: ShardSet, index: int, *, codes: bool = True) -> Iterator[Rows]:
@@ -109,16 +108,8 @@ def parquet_rows(
         if not groups:
             return
         # In this thread: one that waits for a remote would keep Arrow's few threads from everybody else.
-        file.iter_batches = partial(file.iter_batches, use_threads=False)
-        file.read_row_group = partial(file.read_row_group, use_threads=False)
-        read = partial(
-            code_batches,
-            file,
-            num_codes=shards.info.num_codes,
-            codebook_size=shards.info.codebook_size,
-            batch_size=count,
-            columns=("caption", "code", "key") if codes else ("caption", "key"),
-        )
+        columns = ("caption", "code", "key") if codes else ("caption", "key")
+        read = partial(code_batches, file, columns=columns, batch_size=count, use_threads=False)
         # One row group at a time: batches that reach over several begin where the reader did, and so would what is
         # lost with a damaged page.
         batches = chain.from_iterable(read(row_groups=[group]) for group in groups)

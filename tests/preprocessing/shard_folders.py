@@ -1,10 +1,15 @@
 """Folders of shards with codes of a VQGAN, and the published data set's kind of file."""
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from preprocessing.shards import Counts, DatasetInfo, Row, write_dataset_info, write_shard
+
+PACKED_SHARD = Path(__file__).parents[1] / "data" / "packed-shard.parquet"
+"""Eight pictures of 4 x 4 codes in the layout that is no longer read."""
 
 
 def make_rows(codes, seed=0):
@@ -29,11 +34,11 @@ def random_codes(vqgan, count, seed=0):
     return np.random.default_rng(seed).integers(0, config.codebook_size, size, dtype=np.int16)
 
 
-def write_folder(folder, vqgan, parts, *, layout="published", note=True, rejected=None):
+def write_folder(folder, vqgan, parts, *, note=True, rejected=None):
     """A finished folder: one shard for each list of rows."""
     fingerprint = vqgan.fingerprint()
     shards = tuple(
-        write_shard(folder / f"shard-{number:05d}.parquet", rows, layout=layout, vqgan=fingerprint if note else None)
+        write_shard(folder / f"shard-{number:05d}.parquet", rows, vqgan=fingerprint if note else None)
         for number, rows in enumerate(parts)
     )
     kept, rejected = sum(map(len, parts)), rejected or {}

@@ -177,7 +177,6 @@ def test_every_batch_has_one_size_and_no_part_shares_one(discs, tmp_path):
         batch_size=3,
         bf16=False,
         explain=False,
-        layout="published",
         vqgan="",
         workers=1,
         memory_bytes=2**28,
@@ -536,6 +535,26 @@ def test_a_folder_of_an_earlier_version_is_still_known(tars, vqgan, tmp_path):
     content["settings"]["shard_rows"] = 3
     (tmp_path / "out" / "dataset.json").write_text(json.dumps(content))
     assert preprocess(open_source(tars, 8), tmp_path / "out", vqgan).shards == info.shards
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_of_a_version_with_two_layouts_continues_where_it_wrote_the_published_one(
+    discs, vqgan, tmp_path, finished
+):
+    out = tmp_path / "out"
+    preprocess(open_source(discs, 8), tmp_path / "undisturbed", vqgan)
+    preprocess(open_source(discs, 8), out, vqgan, share=(1, 1 if finished else 2))
+    path = out / ("dataset.json" if finished else ".progress/settings.json")
+    noted = json.loads(path.read_text())
+    settings = noted["settings"] if finished else noted
+    settings["layout"] = "packed"
+    path.write_text(json.dumps(noted))
+    with pytest.raises(ValueError, match="of the packed layout, which this version no longer reads"):
+        preprocess(open_source(discs, 8), out, vqgan)
+    settings["layout"] = "published"
+    path.write_text(json.dumps(noted))
+    shards = preprocess(open_source(discs, 8), out, vqgan).shards
+    assert shards == read_dataset_info(tmp_path / "undisturbed").shards
 
 
 def test_a_source_without_parts_is_refused(vqgan, tmp_path):

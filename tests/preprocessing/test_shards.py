@@ -1,26 +1,25 @@
 import json
+import re
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import preprocessing.packing
-import preprocessing.shards
 from preprocessing.shards import (
-    LAYOUTS,
     Counts,
     DatasetInfo,
     Row,
-    code_batches,
     open_files,
     open_stream,
+    read_blocks,
     read_dataset_info,
     read_header,
     read_rows,
     write_dataset_info,
     write_shard,
 )
+from tests.preprocessing.shard_folders import PACKED_SHARD
 
 NUM_CODES, CODEBOOK_SIZE = 16, 100
 
@@ -46,14 +45,12 @@ def rows():
     return make_rows(700, seed=0) + make_rows(300, seed=1)
 
 
-@pytest.fixture(params=LAYOUTS)
-def folder(request, tmp_path, rows, monkeypatch):
-    """Two shards of 700 and 300 rows; packed, they have row groups of 256 by neighbours, and the rest by Brotli."""
-    monkeypatch.setattr(preprocessing.shards, "PACKED_ROWS", 256)
-    monkeypatch.setattr(preprocessing.packing, "FEWEST_BY_NEIGHBOURS", 256)
+@pytest.fixture
+def folder(tmp_path, rows):
+    """Two shards of 700 and 300 rows."""
     shards = (
-        write_shard(tmp_path / "shard-00000.parquet", rows[:700], layout=request.param),
-        write_shard(tmp_path / "shard-00001.parquet", rows[700:], layout=request.param),
+        write_shard(tmp_path / "shard-00000.parquet", rows[:700]),
+        write_shard(tmp_path / "shard-00001.parquet", rows[700:]),
     )
     info = DatasetInfo(
         vqgan="0" * 64,
@@ -86,23 +83,8 @@ def test_a_shard_is_brotli_parquet_with_the_published_columns(tmp_path, rows):
     assert code == b"".join(int(value).to_bytes(2, "little") for value in rows[5].codes)
 
 
-def test_a_packed_shard_says_what_it_is_and_is_smaller(tmp_path, rows):
-    published = write_shard(tmp_path / "published.parquet", rows)
-    packed = write_shard(tmp_path / "packed.parquet", rows, layout="packed", vqgan="a" * 64)
-    assert read_header(tmp_path / published.file)._replace(layout="packed", vqgan="a" * 64) == read_header(
-        tmp_path / packed.file
-    )
-    assert (tmp_path / packed.file).stat().st_size < (tmp_path / published.file).stat().st_size
-
-
-def test_an_unknown_layout_is_refused(tmp_path, rows):
-    with pytest.raises(ValueError, match=r"layout='small': must be one of published, packed"):
-        write_shard(tmp_path / "x.parquet", rows, layout="small")
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_same_rows_give_the_same_bytes(tmp_path, rows, layout):
-    first, second = (write_shard(tmp_path / name, rows, layout=layout) for name in ("a.parquet", "b.parquet"))
+def test_the_same_rows_give_the_same_bytes(tmp_path, rows):
+    first, second = (write_shard(tmp_path / name, rows) for name in ("a.parquet", "b.parquet"))
     assert first.sha256 == second.sha256
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
 
@@ -112,20 +94,6 @@ def test_the_stream_gives_back_every_row_in_order(folder, rows):
     assert [row["caption"] for row in streamed] == [row.caption for row in rows]
     assert [row["key"] for row in streamed] == [row.key for row in rows]
     assert (np.stack([row["codes"] for row in streamed]) == np.stack([row.codes for row in rows])).all()
-
-
-def test_both_layouts_give_the_same_batches_from_any_row_group_on(folder, rows):
-    with pq.ParquetFile(folder / "shard-00000.parquet") as file:
-        last = file.metadata.num_row_groups - 1
-        skipped = sum(file.metadata.row_group(group).num_rows for group in range(last))
-        sizes = {"num_codes": NUM_CODES, "codebook_size": CODEBOOK_SIZE, "batch_size": 100}
-        batches = list(code_batches(file, columns=("code", "key"), row_groups=[last], **sizes))
-    assert {tuple(batch.schema.names) for batch in batches} == {("code", "key")}
-    assert max(map(len, batches)) <= 100
-    keys = [key for batch in batches for key in batch.column("key").to_pylist()]
-    codes = [code for batch in batches for code in batch.column("code").to_pylist()]
-    assert keys == [row.key for row in rows[skipped:700]]
-    assert codes == [row.codes.tobytes() for row in rows[skipped:700]]
 
 
 def test_the_stream_shuffles_by_seed_splits_by_shard_and_resumes(folder, rows):
@@ -217,8 +185,8 @@ def test_a_damaged_shard_is_named(folder):
 @pytest.mark.parametrize(
     ("num_codes", "codebook_size", "message"),
     [
-        (NUM_CODES + 1, CODEBOOK_SIZE, r"(32 bytes of codes; must be 34|of 16 packed codes; must be 256 of 17)"),
-        (NUM_CODES, 50, r"codes (in )?0\.\.99; must be in 0\.\.49"),
+        (NUM_CODES + 1, CODEBOOK_SIZE, "32 bytes of codes; must be 34"),
+        (NUM_CODES, 50, r"codes 0\.\.99; must be in 0\.\.49"),
     ],
 )
 def test_codes_of_another_length_or_range_are_refused(folder, num_codes, codebook_size, message):
@@ -227,14 +195,11 @@ def test_codes_of_another_length_or_range_are_refused(folder, num_codes, codeboo
         next(iter(open_files(paths, num_codes=num_codes, codebook_size=codebook_size)))
 
 
-@pytest.mark.parametrize(("layout", "fewest"), [("published", 0), ("packed", 1), ("packed", 2048)])
-def test_damaged_bytes_never_raise_anything_else(tmp_path, monkeypatch, layout, fewest):
+def test_damaged_bytes_never_raise_anything_else(tmp_path):
     """Without a checksum per page a changed byte may go unseen; then codes still have their length and range."""
-    monkeypatch.setattr(preprocessing.packing, "FEWEST_BY_NEIGHBOURS", fewest)
     random = np.random.default_rng(0)
     path = tmp_path / "x.parquet"
-    rows = make_rows(20)
-    write_shard(path, rows, layout=layout)
+    write_shard(path, make_rows(20))
     whole = path.read_bytes()
     refused = read = 0
     for _ in range(200):
@@ -243,11 +208,9 @@ def test_damaged_bytes_never_raise_anything_else(tmp_path, monkeypatch, layout, 
             damaged[position] = random.integers(0, 256)
         path.write_bytes(damaged)
         try:
-            for number, row in enumerate(read_rows([str(path)], NUM_CODES, CODEBOOK_SIZE)):
+            for row in read_rows([str(path)], NUM_CODES, CODEBOOK_SIZE):
                 assert row["codes"].shape == (NUM_CODES,)
                 assert 0 <= row["codes"].min() <= row["codes"].max() < CODEBOOK_SIZE
-                if layout == "packed":  # these have a checksum
-                    assert (row["codes"] == rows[number].codes).all()
         except ValueError as error:
             refused += "x.parquet is damaged" in str(error)
         else:
@@ -264,17 +227,39 @@ def test_damaged_bytes_never_raise_anything_else(tmp_path, monkeypatch, layout, 
         {"caption": [None], "code": [bytes(2 * NUM_CODES)]},
         {"caption": ["a cat"], "code": [3]},
         {"caption": [3], "code": [bytes(2 * NUM_CODES)]},
-        {"caption": ["a cat"], "packed": [None]},
-        {"caption": ["a cat"], "packed": [b"too short"]},
-        {"caption": ["a cat"], "packed": [3]},
-        {"caption": ["a cat", "a dog"], "packed": [b"one", b"two"]},
-        {"caption": ["a cat", "a dog"], "packed": [None, b"in the second row"]},
     ],
 )
 def test_a_parquet_that_is_no_shard_is_named(tmp_path, columns):
     pq.write_table(pa.table(columns), tmp_path / "x.parquet")
     with pytest.raises(ValueError, match=r"x\.parquet is damaged or no shard"):
         next(iter(open_files([str(tmp_path / "x.parquet")], num_codes=NUM_CODES, codebook_size=CODEBOOK_SIZE)))
+
+
+@pytest.mark.parametrize(
+    "read", [read_header, lambda path: next(read_blocks(path, NUM_CODES, 1024))], ids=["header", "rows"]
+)
+def test_a_shard_of_the_packed_layout_is_refused_in_one_sentence(read):
+    sentence = f"{PACKED_SHARD} is of the packed layout, which this version no longer reads; preprocess the pictures"
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
+        read(PACKED_SHARD)
+
+
+def test_of_the_layouts_that_dataset_json_could_name_only_the_published_one_is_read(folder):
+    content = json.loads((folder / "dataset.json").read_text())
+    content["settings"]["layout"] = "published"
+    (folder / "dataset.json").write_text(json.dumps(content))
+    assert read_dataset_info(folder).num_rows == 1000
+    content["settings"]["layout"] = "packed"
+    (folder / "dataset.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"dataset\.json: the shards are of the packed layout, which this version no"):
+        read_dataset_info(folder)
+
+
+def test_in_a_shard_without_keys_they_are_the_numbers_of_its_rows(tmp_path):
+    codes = [row.codes.tobytes() for row in make_rows(300)]
+    pq.write_table(pa.table({"caption": ["a cat"] * 300, "code": codes}), tmp_path / "x.parquet")
+    streamed = read_rows([tmp_path / "x.parquet"], NUM_CODES, CODEBOOK_SIZE)
+    assert [row["key"] for row in streamed] == [str(number) for number in range(300)]
 
 
 def test_files_of_the_published_data_set_are_read_as_they_are(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from dalle_lean.cli import main
 from preprocessing.adopt import adopt
 from preprocessing.shards import open_stream, read_dataset_info, write_shard
 from preprocessing.verify import find_faults
-from tests.preprocessing.shard_folders import make_rows, random_codes, write_published
+from tests.preprocessing.shard_folders import PACKED_SHARD, make_rows, random_codes, write_published
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_training_takes_adopted_files(published, vqgan, vqgan_folder, tmp_path):
             "a.parquet: its codes are of the VQGAN bbbbbbbbbbbb",
         ),
         (
-            lambda folder: write_shard(folder / "a.parquet", make_rows(np.zeros((2, 4))), layout="packed"),
+            lambda folder: shutil.copy(PACKED_SHARD, folder / "a.parquet"),
             "a.parquet is of the packed layout",
         ),
     ],

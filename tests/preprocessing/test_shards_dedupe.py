@@ -13,7 +13,7 @@ from dalle_lean.cli import main
 from preprocessing.adopt import adopt
 from preprocessing.dedupe import dedupe, first_of_each
 from preprocessing.encode import preprocess
-from preprocessing.shards import LAYOUTS, read_dataset_info, read_rows, write_shard
+from preprocessing.shards import read_dataset_info, read_rows, write_shard
 from preprocessing.sources import open_source
 from preprocessing.verify import find_faults
 from tests.preprocessing.shard_folders import make_rows, random_codes, write_folder, write_published
@@ -28,15 +28,15 @@ def rows_of(folder):
     return list(read_rows([folder / shard.file for shard in info.shards], info.num_codes, info.codebook_size))
 
 
-@pytest.fixture(params=LAYOUTS)
-def folder(request, tmp_path, vqgan):
+@pytest.fixture
+def folder(tmp_path, vqgan):
     """Four shards: the second has copies of some rows of the first and of its own, the third is all copies."""
     codes = np.unique(random_codes(vqgan, 150), axis=0)[:100]
     np.random.default_rng(0).shuffle(codes)
     first, second, last = codes[:40], np.concatenate([codes[40:60], codes[30:45], codes[60:70]]), codes[70:]
     parts = [make_rows(part, seed) for seed, part in enumerate((first, second, codes[5:25], last))]
     (tmp_path / "shards").mkdir()
-    return write_folder(tmp_path / "shards", vqgan, parts, layout=request.param, rejected={"nsfw": 3})
+    return write_folder(tmp_path / "shards", vqgan, parts, rejected={"nsfw": 3})
 
 
 def slow_first_rows(rows):
@@ -63,9 +63,8 @@ def test_shards_are_as_if_they_had_been_written_so(folder, tmp_path, vqgan):
     dedupe(folder, tmp_path / "out")
     rows = make_rows(np.stack([row["codes"] for row in rows_of(folder)[40:85]]), seed=1)
     kept = set(slow_first_rows(rows_of(folder)))
-    layout = "packed" if "packed" in pq.read_schema(folder / "shard-00001.parquet").names else "published"
     expected = tmp_path / "expected.parquet"
-    write_shard(expected, [row for row in rows if row.key in kept], layout=layout, vqgan=vqgan.fingerprint())
+    write_shard(expected, [row for row in rows if row.key in kept], vqgan=vqgan.fingerprint())
     assert (tmp_path / "out" / "shard-00001.parquet").read_bytes() == expected.read_bytes()
     for name in ("shard-00000.parquet", "shard-00003.parquet"):
         assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()

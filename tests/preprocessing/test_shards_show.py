@@ -14,7 +14,7 @@ from dalle_lean.folder import bundled_model
 from dalle_lean.pictures import open_picture, square_pixels
 from dalle_lean.vqgan import VQGAN
 from preprocessing.contact_sheet import contact_sheet, decode_sights, wrapped_within
-from preprocessing.shards import LAYOUTS, open_stream
+from preprocessing.shards import open_stream
 from preprocessing.survey import take_survey
 from tests.preprocessing.shard_folders import make_rows, random_codes, write_folder
 
@@ -26,8 +26,8 @@ def folder(tmp_path, vqgan):
     return write_folder(tmp_path / "shards", vqgan, parts, rejected={"nsfw": 20, "caption_short": 5})
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
-def emoji_shards(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def emoji_shards(tmp_path_factory):
     """12 real pictures encoded by the bundled VQGAN, which is float32 on the CPU; the pictures; the folder."""
     vqgan = VQGAN.load(bundled_model() / "vqgan")
     source = Path(__file__).parents[1] / "data" / "emoji"
@@ -35,7 +35,7 @@ def emoji_shards(request, tmp_path_factory):
     files = [(source / line["file_name"]).read_bytes() for line in lines]
     pixels = np.stack([square_pixels(open_picture(file), vqgan.config.picture_side) for file in files])
     codes = vqgan.encode(torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255).numpy()
-    folder = write_folder(tmp_path_factory.mktemp("emoji"), vqgan, [make_rows(codes)], layout=request.param)
+    folder = write_folder(tmp_path_factory.mktemp("emoji"), vqgan, [make_rows(codes)])
     return folder, pixels
 
 

@@ -8,17 +8,17 @@ import pytest
 
 from dalle_lean.cli import main
 from dalle_lean.files import sha256_file
-from preprocessing.shards import LAYOUTS, write_shard
+from preprocessing.shards import write_shard
 from preprocessing.verify import find_faults
 from tests.preprocessing.shard_folders import make_rows, random_codes, write_folder
 from tests.tiny import tiny_vqgan
 
 
-@pytest.fixture(params=LAYOUTS)
-def folder(request, tmp_path, vqgan):
+@pytest.fixture
+def folder(tmp_path, vqgan):
     """Three shards of 40 rows."""
     parts = [make_rows(random_codes(vqgan, 40, seed), seed) for seed in range(3)]
-    return write_folder(tmp_path, vqgan, parts, layout=request.param, rejected={"nsfw": 3})
+    return write_folder(tmp_path, vqgan, parts, rejected={"nsfw": 3})
 
 
 def problems(folder, **options):
@@ -68,12 +68,7 @@ def test_a_shard_that_is_gone_is_found(folder):
 
 def test_missing_rows_are_found(folder):
     rewrite(folder, "shard-00001.parquet", lambda table: table.slice(0, 30))
-    (found,) = problems(folder)
-    assert found[0] == "shard-00001.parquet"
-    assert found[1] in (
-        "30 rows; must be 40",
-        "damaged or no shard: 40 pictures of 4 packed codes; must be 30 of 4",
-    )
+    assert problems(folder) == [("shard-00001.parquet", "30 rows; must be 40")]
 
 
 def test_a_missing_column_is_found(folder):

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preprocessing.shards import Counts, DatasetInfo, Layout, Row, write_dataset_info, write_shard
+from preprocessing.shards import Counts, DatasetInfo, Row, write_dataset_info, write_shard
 
 COLOURS = ("red", "green", "blue", "black")
 THINGS = ("heart", "circle", "square", "book", "tree")
@@ -18,7 +18,6 @@ def write_shards(
     shard_rows: int = 32,
     image_side: int = 4,
     codebook_size: int = 32,
-    layout: Layout = "published",
 ) -> Path:
     """Captions "a COLOUR THING" with codes that follow from them, so that there is something to learn."""
     folder.mkdir(parents=True)
@@ -39,9 +38,7 @@ def write_shards(
             )
         )
     parts = [content[start : start + shard_rows] for start in range(0, rows, shard_rows)]
-    shards = [
-        write_shard(folder / f"shard-{number:05d}.parquet", part, layout=layout) for number, part in enumerate(parts)
-    ]
+    shards = [write_shard(folder / f"shard-{number:05d}.parquet", part) for number, part in enumerate(parts)]
     info = DatasetInfo(
         vqgan="a" * 64,
         image_side=image_side,

@@ -1,3 +1,4 @@
+import shutil
 from dataclasses import replace
 from itertools import islice, takewhile
 
@@ -9,10 +10,12 @@ import torch
 
 from dalle_lean.tokenizer import Tokenizer
 from preprocessing.shards import open_stream
+from tests.preprocessing.shard_folders import PACKED_SHARD
 from tests.training.conftest import write_shards
 from training.data import Batch, TrainingData, collate, drop_captions
 from training.heldout import is_heldout
 from training.order import Position
+from training.rows import whole_shard
 from training.shard_set import find_shards
 
 
@@ -132,15 +135,6 @@ def test_to_go_on_no_shard_of_an_earlier_group_is_opened(tmp_path, monkeypatch, 
     assert 1 <= len(opened) <= 8
 
 
-def test_packed_shards_give_the_batches_of_published_ones(data, tokenizer, tmp_path):
-    packed = replace(data, shards=find_shards(write_shards(tmp_path / "packed", layout="packed")))
-    whole = list(islice(data.batches(25, tokenizer, 6), 9))
-    for number, (batch, position) in enumerate(islice(packed.batches(25, tokenizer, 6), 8), start=1):
-        assert same(batch, whole[number - 1][0])
-        assert same(next(packed.batches(25, tokenizer, 6, position))[0], whole[number][0])
-    assert list(packed.captions()) == list(data.captions())
-
-
 def test_a_batch_has_the_captions_and_codes_of_its_rows(data, shards, tokenizer):
     stored = {row["key"]: row for row in open_stream(shards)}
     rows, _ = next(data.windows())
@@ -227,6 +221,14 @@ def test_a_damaged_shard_is_named_passed_over_and_counted_and_the_others_are_who
     assert any("shard-00003.parquet is damaged" in line and "passed over" in line for line in noticed)
     positions = (position for _, position in spoilt.windows())
     assert next(position.skipped for position in positions if position.epoch == 2) == 4
+
+
+def test_a_shard_of_the_packed_layout_is_named_and_passed_over(tmp_path, noticed):
+    folder = write_shards(tmp_path / "data", 24, shard_rows=8)
+    shutil.copy(PACKED_SHARD, folder / "shard-00001.parquet")
+    shards = find_shards(folder, on_notice=noticed.append)
+    assert not list(whole_shard(shards, 1))
+    assert "shard-00001.parquet is of the packed layout, which this version no longer reads" in noticed[0]
 
 
 def test_a_shard_with_other_rows_than_its_data_set_says_is_damaged(tmp_path, noticed):
