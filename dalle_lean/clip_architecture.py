@@ -11,17 +11,25 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dalle_lean.picture_tower import PatchResNet
 from dalle_lean.require import require
 from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.weights import load_strictly, refuse_infinite
 
 Architecture = str | Mapping[str, Any]
-"""The name of an open_clip architecture ("ViT-B-32"), or its model config: embed_dim, vision_cfg, text_cfg, ..."""
+"""The name of an open_clip architecture ("ViT-B-32"), or its model config: embed_dim, vision_cfg, text_cfg, ...
+
+A vision_cfg with "widths" is this package's own: the arguments of `picture_tower.PatchResNet`."""
+
+# Of an image tower that is built only to be replaced.
+PLACEHOLDER = {"image_size": 32, "patch_size": 32, "width": 32, "head_width": 32, "layers": 1}
 
 # Larger numbers than any known architecture has are taken for a damaged or hostile file.
 LARGEST = {
     "embed_dim": 8192,
     "width": 8192,
+    "widths": 8192,
+    "blocks": 256,
     "layers": 256,
     "heads": 256,
     "head_width": 1024,
@@ -76,15 +84,21 @@ def check_sizes(where: str, config: Mapping[str, Any]) -> None:
 
 
 def build_clip(config: Mapping[str, Any]) -> Any:
-    """open_clip's model for a config from `model_config`: float32, initialised from torch's global generator."""
+    """The model for a config from `model_config`: float32, initialised from torch's global generator."""
     open_clip = require("open_clip", extra="demo")
     settings = copy.deepcopy(dict(config))
     name = "CustomTextCLIP" if settings.pop("custom_text", False) else "CLIP"
     kind = getattr(open_clip, "CoCa" if "multimodal_cfg" in settings else name)
+    own_tower = settings["vision_cfg"] if "widths" in settings["vision_cfg"] else None
+    if own_tower is not None:
+        settings["vision_cfg"] = PLACEHOLDER
     try:
-        return kind(**settings)
+        model = kind(**settings)
+        if own_tower is not None:
+            model.visual = PatchResNet(settings["embed_dim"], **own_tower)
+        return model
     except Exception as error:  # asserts, TypeErrors, RuntimeErrors: wherever open_clip notices
-        raise ValueError(f"architecture: open_clip cannot build it: {type(error).__name__}: {error}") from None
+        raise ValueError(f"architecture: it cannot be built: {type(error).__name__}: {error}") from None
 
 
 def load_clip_weights(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) -> None:

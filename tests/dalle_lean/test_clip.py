@@ -208,7 +208,7 @@ def write(name, content):
         (edit(architecture=architecture(vocab_size=True)), r"text_cfg\.vocab_size=True: must be"),
         (edit(architecture=architecture(vocab_size=260)), "vocab_size=260 is less than the tokenizer's"),
         (edit(architecture=architecture(eos_id=2)), "pool_type='eos' and eos_id=1"),
-        (edit(architecture={**architecture(), "surprise": 1}), "open_clip cannot build it"),
+        (edit(architecture={**architecture(), "surprise": 1}), "architecture: it cannot be built"),
         (edit(architecture=architecture(vocab_size=400)), r"model\.safetensors does not hold the weights"),
     ],
 )
