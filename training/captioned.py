@@ -22,6 +22,9 @@ from dalle_lean.progress import OnProgress
 
 CAPTION_FIELDS = ("text", "caption")
 
+Facts = dict[str, str]
+"""What a line says in some fields, each value as JSON; without the fields that the line lacks."""
+
 
 @dataclass(frozen=True, eq=False)
 class Captioned:
@@ -33,6 +36,8 @@ class Captioned:
     """Or other labels."""
     skipped: Counter[str] = field(default_factory=Counter)
     """Lines of the listing that could not be used, counted by reason."""
+    facts: list[Facts] = field(default_factory=list)
+    """What else their lines say; may be empty."""
 
     def __len__(self) -> int:
         return len(self.captions)
@@ -40,7 +45,10 @@ class Captioned:
     def take(self, rows: Sequence[int]) -> "Captioned":
         """The pictures of these rows."""
         chosen = torch.tensor(rows, dtype=torch.int64)
-        return replace(self, pixels=self.pixels[chosen], captions=[self.captions[row] for row in rows])
+        captions = [self.captions[row] for row in rows]
+        return replace(
+            self, pixels=self.pixels[chosen], captions=captions, facts=[self.facts[row] for row in rows if self.facts]
+        )
 
 
 def read_captioned(
@@ -48,6 +56,7 @@ def read_captioned(
     side: int,
     on_progress: OnProgress | None = None,
     *,
+    fields: Sequence[str] = (),
     label_of: Callable[[dict[str, Any]], str] | None = None,
     read: Callable[[Path, str, int], Tensor] | None = None,
 ) -> Captioned:
@@ -57,6 +66,7 @@ def read_captioned(
     is counted under its reason; ValueError when none can.
 
     Args:
+        fields: of the lines, kept as `facts`.
         label_of: what a line says of its picture, and stands in `captions`; `caption_of` unless told.
         read: (folder, file_name, side) -> uint8 [3, side, side]; `read_picture` unless told.
     """
@@ -67,6 +77,7 @@ def read_captioned(
     lines = [line for line in listing.read_bytes().split(b"\n") if line.strip()]
     pixels = torch.empty(len(lines), 3, side, side, dtype=torch.uint8)
     captions: list[str] = []
+    facts: list[Facts] = []
     skipped: Counter[str] = Counter()
     for done, line in enumerate(lines, start=1):
         try:
@@ -77,11 +88,12 @@ def read_captioned(
             skipped[str(reason)] += 1
         else:
             captions.append(caption)
+            facts.append(facts_of(entry, fields))
         if on_progress is not None and (done % 500 == 0 or done == len(lines)):
             on_progress(done, len(lines), f"{skipped.total()} unusable" if skipped else "")
     if not captions:
         raise ValueError(f"{listing}: no line can be used: {dict(skipped) or 'it is empty'}")
-    return Captioned(pixels[: len(captions)], captions, skipped)
+    return Captioned(pixels[: len(captions)], captions, skipped, facts)
 
 
 class Unusable(Exception):
@@ -107,6 +119,11 @@ def caption_of(entry: dict[str, Any]) -> str:
     return caption
 
 
+def facts_of(entry: dict[str, Any], fields: Sequence[str]) -> Facts:
+    """What a line says in these fields."""
+    return {name: json.dumps(entry[name], sort_keys=True) for name in fields if name in entry}
+
+
 def read_picture(folder: Path, name: str, side: int) -> Tensor:
     """One picture as uint8 [3, side, side]."""
     path = folder / name
@@ -124,8 +141,10 @@ def read_picture(folder: Path, name: str, side: int) -> Tensor:
 
 
 def digest(data: Captioned) -> str:
-    """SHA-256 over pictures and captions."""
+    """SHA-256 over pictures, captions and facts."""
     running = hashlib.sha256("\n".join(data.captions).encode("utf-8", "surrogatepass"))
+    if any(data.facts):
+        running.update(json.dumps(data.facts, sort_keys=True).encode())
     running.update(data.pixels.contiguous().numpy().data)
     return running.hexdigest()
 
@@ -143,13 +162,18 @@ def hold_out(data: Captioned, share: float, seed: int) -> tuple[Captioned, Capti
     return data.take(rows[False]), data.take(rows[True])
 
 
+def caption_key(caption: str) -> str:
+    """The same for captions that differ in capitals and spaces only."""
+    return " ".join(caption.lower().split())
+
+
 def distinct_batches(captions: Sequence[str], batch_size: int, seed: int) -> Iterator[list[int]]:
     """Endless batches of rows, shuffled anew in each pass, none holding a caption twice.
 
     Two pictures of one caption would count as each other's negatives. A row whose caption the batch has already goes
     into the next one; the batches that a pass leaves unfilled are dropped.
     """
-    keys = [" ".join(caption.lower().split()) for caption in captions]
+    keys = [caption_key(caption) for caption in captions]
     if not 2 <= batch_size <= len(set(keys)):
         raise ValueError(f"batch_size={batch_size}: must be in 2..{len(set(keys))}, the number of different captions")
     for epoch in itertools.count():

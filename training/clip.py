@@ -4,7 +4,6 @@ OUT gets clip/ (a CLIP folder), checkpoint/, tokenizer.json, metrics.jsonl and t
 decoded.safetensors, the pictures as it decodes them.
 """
 
-import dataclasses
 import math
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from dalle_lean.vqgan import VQGAN
 from training.captioned import Captioned, digest, hold_out, read_captioned
 from training.checkpoint import load_checkpoint
 from training.clip_learner import ClipRecipe, Learner, new_scorer
+from training.clip_quiz import Quiz, rivals_quiz
 from training.interrupt import TimeLimit
 from training.metrics import MetricsLog
 from training.progress import MeasuredProgress, OnNotice
@@ -27,6 +27,12 @@ from training.run_folder import place_tokenizer
 from training.steps import take_steps, what_decides
 
 CAPTIONS_COMPETE = 50
+RIVALS_COMPETE = 20
+AMONG = {
+    f"{seen}{measure}": count
+    for seen in ("", "decoded_")
+    for measure, count in (("right_caption_first", CAPTIONS_COMPETE), ("right_thing_first", RIVALS_COMPETE))
+}
 
 
 def train_clip(
@@ -69,18 +75,21 @@ def train_clip(
         "tokenizer": sha256_file(tokenizer) if tokenizer else None,
         "vqgan": sha256_file(vqgan / "config.json") if vqgan else None,
     }
-    views = {"right_caption_first": heldout_set.pixels}
+    views = {"": heldout_set.pixels}
     if vqgan is not None:
-        views["decoded_right_caption_first"] = decode(VQGAN.load(vqgan).to(device), heldout_set.pixels, device)
-        train_set = partly_decoded(train_set, out / "decoded.safetensors", vqgan, recipe, device, on_progress)
+        views["decoded_"] = decode(VQGAN.load(vqgan).to(device), heldout_set.pixels, device)
+        show_decoded(train_set, out / "decoded.safetensors", vqgan, recipe, device, on_progress)
     placed = place_tokenizer(out, tokenizer, train_set.captions, recipe.vocab_size)
     scorer = new_scorer(recipe, placed, device)
     learner = Learner(recipe, scorer, train_set)
+    for notice in learner.hard_negatives.notices if on_notice is not None else ():
+        on_notice(notice)
+    quiz = rivals_quiz(heldout_set, train_set, recipe.alike[0], RIVALS_COMPETE, recipe.seed) if recipe.alike else None
     saved = load_checkpoint(out, model=scorer.model, optimizer=learner.optimizer, run=run)
-    progress = MeasuredProgress(**{"among": CAPTIONS_COMPETE, **(saved or {"unusable": dict(train_set.skipped)})})
+    progress = MeasuredProgress(**{**(saved or {"unusable": dict(train_set.skipped)}), "among": AMONG})
 
     def measure_heldout(metrics: MetricsLog) -> None:
-        progress.measured = measure(scorer, views, heldout_set.captions)
+        progress.measured = measure(scorer, views, heldout_set.captions, quiz)
         metrics.write(progress.step, **progress.measured)
 
     take_steps(
@@ -105,30 +114,34 @@ def read_sets(
     data: Path, heldout: Path | None, recipe: ClipRecipe, on_progress: OnProgress | None
 ) -> tuple[Captioned, Captioned]:
     """The pictures to train on, and those to measure on: of a folder, else of captions set aside."""
-    train_set = read_captioned(data, recipe.picture_side, on_progress)
+    train_set = read_captioned(data, recipe.picture_side, on_progress, fields=recipe.fields)
     if heldout is None:
         train_set, heldout_set = hold_out(train_set, recipe.heldout_share, recipe.seed)
     else:
-        heldout_set = read_captioned(heldout, recipe.picture_side)
+        heldout_set = read_captioned(heldout, recipe.picture_side, fields=recipe.fields)
     stride = math.ceil(len(heldout_set) / recipe.heldout_pictures)
     return train_set, heldout_set.take(range(0, len(heldout_set), stride))
 
 
-def measure(scorer: ClipScorer, views: dict[str, Tensor], captions: list[str]) -> dict[str, float]:
-    """For each view of the held-out pictures, uint8 [N, 3, S, S], the share whose own caption comes first of 50."""
+def measure(scorer: ClipScorer, views: dict[str, Tensor], captions: list[str], quiz: Quiz | None) -> dict[str, float]:
+    """For each view of the held-out pictures, uint8 [N, 3, S, S], the share whose own caption comes first: of 50, and
+    of the quiz."""
     texts = scorer.text_features(captions).cpu()
-
-    def share(pixels: Tensor) -> float:
+    choices = None if quiz is None else scorer.text_features(quiz.captions).cpu()
+    measured = {}
+    for view, pixels in views.items():
         pictures = scorer.image_features(pixels.float() / 255).cpu()
-        return right_caption_first(pictures, texts, captions, of=CAPTIONS_COMPETE)
+        measured[f"{view}right_caption_first"] = right_caption_first(pictures, texts, captions, of=CAPTIONS_COMPETE)
+        if quiz is not None and choices is not None:
+            measured[f"{view}right_thing_first"] = quiz.first(pictures, choices)
+    return measured
 
-    return {name: share(pixels) for name, pixels in views.items()}
 
-
-def partly_decoded(
+def show_decoded(
     data: Captioned, cache: Path, vqgan: Path, recipe: ClipRecipe, device: str, on_progress: OnProgress | None
-) -> Captioned:
-    """`data` with a share of its pictures, drawn by the seed, as the VQGAN decodes them; kept in the file `cache`."""
+) -> None:
+    """Replace a share of the pictures in `data`, drawn by the seed, by what the VQGAN makes of them; kept in the file
+    `cache`."""
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(recipe.seed))
     rows = order[: round(recipe.decoded_share * len(data))]
     made_from = f"{digest(data)} {sha256_file(vqgan / 'config.json')} {recipe.seed} {len(rows)}"
@@ -137,8 +150,7 @@ def partly_decoded(
         with atomic_write(cache) as temporary:
             save_file({"pixels": decoded}, temporary, {"made_from": made_from})
     with safe_open(cache, "pt") as file:
-        pixels = data.pixels.index_copy(0, rows, file.get_tensor("pixels"))
-    return dataclasses.replace(data, pixels=pixels)
+        data.pixels.index_copy_(0, rows, file.get_tensor("pixels"))
 
 
 def cached_from(cache: Path) -> str | None:

@@ -22,12 +22,14 @@ from dalle_lean.optim import parameter_groups
 from dalle_lean.require import require
 from dalle_lean.tokenizer import Tokenizer
 from training.captioned import Captioned, distinct_batches, jitter
+from training.hard_negatives import HardNegatives
 from training.precision import autocast
 from training.schedule import cosine_rate
 from training.steps import guarded_step
 
 PIXEL_MEAN = PIXEL_STD = (0.5, 0.5, 0.5)
 HEAD_SIZE = 32
+PATCH_SIZE = 4
 # Similarities are scaled by at most 100 (section 2.5 of the paper).
 LARGEST_LOGIT_SCALE = math.log(100)
 
@@ -36,10 +38,11 @@ LARGEST_LOGIT_SCALE = math.log(100)
 class ClipRecipe:
     """How a CLIP is built and trained."""
 
-    picture_side: int = 64
+    picture_side: int = 128
     """Pixels; a multiple of 32."""
-    image_width: int = 24
-    """Of the convolutional image tower at its first resolution; the last one has 32 times as many channels."""
+    image_width: int = 48
+    """Channels of the image tower at its first resolution, a quarter of the side; each of the next three halves the
+    side and has twice as many."""
     image_layers: tuple[int, int, int, int] = (1, 1, 1, 1)
     """Blocks at each of the four resolutions."""
     width: int = 192
@@ -52,6 +55,13 @@ class ClipRecipe:
     steps: int = 2500
     batch_size: int = 128
     """Pictures; no caption twice."""
+    alike: tuple[tuple[str, ...], ...] = (("kind", "ground", "paint", "size", "place"), ("things",))
+    """Fields of the listing by which pictures are alike: a group of hard negatives agrees in the fields of one of these
+    tuples and differs in the others."""
+    hard_negative_share: float = 0.5
+    """Of a batch, that is to be such groups; 0: none. Without effect where the listing lacks the fields."""
+    hard_group_size: int = 8
+    """Pictures; half a batch where that is less."""
     lr: float = 1e-3
     """At its peak, after the warm-up; from there half a cosine down to 0."""
     warmup_share: float = 0.05
@@ -79,7 +89,7 @@ class ClipRecipe:
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
-            least = {"seed": 0, "context_length": 2, "batch_size": 2}.get(name, 1)
+            least = {"seed": 0, "context_length": 2, "batch_size": 2, "hard_group_size": 2}.get(name, 1)
             if isinstance(value, int) and value < least:
                 raise ValueError(f"{name}={value}: must be at least {least}")
             if name.endswith("_share") and not 0 <= value < 1:
@@ -93,20 +103,24 @@ class ClipRecipe:
         for name in ("width", "picture_side"):
             if getattr(self, name) % 32:
                 raise ValueError(f"{name}={getattr(self, name)}: must be a multiple of 32")
+        if not all(self.alike):
+            raise ValueError(f"alike={self.alike}: a list of fields must name one at least")
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Of the listing, that are read."""
+        return tuple(dict.fromkeys(name for fields in self.alike for name in fields))
 
     def architecture(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """open_clip's model config, with CLIP's residual network for pictures.
-
-        At this size it learns more from the same computing time than a vision transformer. Captions end at the first
-        padding id, where the causal text tower is read.
-        """
+        """A model config with this package's residual network for pictures; captions end at the first padding id, where
+        the causal text tower is read."""
         return {
             "embed_dim": self.width,
             "vision_cfg": {
                 "image_size": self.picture_side,
-                "width": self.image_width,
-                "head_width": HEAD_SIZE,
-                "layers": list(self.image_layers),
+                "patch_size": PATCH_SIZE,
+                "widths": [self.image_width << level for level in range(len(self.image_layers))],
+                "blocks": list(self.image_layers),
             },
             "text_cfg": {
                 "context_length": self.context_length,
@@ -132,12 +146,21 @@ class Learner:
         scorer.model.visual.to(memory_format=torch.channels_last)  # for the convolutions' speed
         self.optimizer = new_optimizer(scorer.model, recipe.weight_decay)
         self.caption_ids = scorer.caption_ids(data.captions)
+        self.hard_negatives = HardNegatives(
+            data,
+            recipe.alike,
+            batch_size=recipe.batch_size,
+            share=recipe.hard_negative_share,
+            group_size=recipe.hard_group_size,
+            seed=recipe.seed,
+        )
         self.clip_loss = require("open_clip", extra="training").ClipLoss()
 
     def batches(self, steps_done: int) -> Iterator[tuple[int, list[int]]]:
         """(step, rows) of the steps that are left; the first step of a run is 1."""
-        batches = distinct_batches(self.data.captions, self.recipe.batch_size, self.recipe.seed)
-        return itertools.islice(enumerate(batches, start=1), steps_done, self.recipe.steps)
+        begun = distinct_batches(self.data.captions, self.hard_negatives.seeds, self.recipe.seed)
+        for step, rows in itertools.islice(enumerate(begun, start=1), steps_done, self.recipe.steps):
+            yield step, self.hard_negatives.batch(step, rows)
 
     def step(self, step: int, rows: list[int]) -> dict[str, float]:
         """Learn from these rows, as `guarded_step` tells."""

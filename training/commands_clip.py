@@ -29,15 +29,30 @@ def train_clip(
     batch_size: Annotated[
         int | None, typer.Option(help="Pictures in a step, no caption twice; 128 unless told.", min=2)
     ] = None,
+    hard_negative_share: Annotated[
+        float | None,
+        typer.Option(
+            help="Of a batch, groups of pictures that are alike but for one thing; 0.5 unless told.", min=0, max=1
+        ),
+    ] = None,
+    hard_group_size: Annotated[int | None, typer.Option(help="Pictures in such a group; 8 unless told.", min=2)] = None,
+    alike: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELDS",
+            help="Fields of metadata.jsonl, with commas between, that agree within a group while others differ; once "
+            "for each kind of groups. kind,ground,paint,size,place and things unless told.",
+        ),
+    ] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate; 1e-3 unless told.")] = None,
     seed: Annotated[
         int | None, typer.Option(help="Of the first weights and the order of the data; 0 unless told.", min=0)
     ] = None,
     picture_side: Annotated[
-        int | None, typer.Option(help="Pixels of a side, to which pictures are resized; 64 unless told.")
+        int | None, typer.Option(help="Pixels of a side, to which pictures are resized; 128 unless told.")
     ] = None,
     image_width: Annotated[
-        int | None, typer.Option(help="Channels of the image tower at its first resolution; 24 unless told.", min=4)
+        int | None, typer.Option(help="Channels of the image tower at its first resolution; 48 unless told.", min=4)
     ] = None,
     width: Annotated[
         int | None, typer.Option(help="Of text tower and features, a multiple of 32; 192 unless told.")
@@ -60,6 +75,9 @@ def train_clip(
     chosen: dict[str, Any] = {
         "steps": steps,
         "batch_size": batch_size,
+        "hard_negative_share": hard_negative_share,
+        "hard_group_size": hard_group_size,
+        "alike": tuple(tuple(name.strip() for name in fields.split(",")) for fields in alike) if alike else None,
         "lr": lr,
         "seed": seed,
         "picture_side": picture_side,

@@ -98,13 +98,15 @@ class Progress(StepCount):
 class MeasuredProgress(StepCount):
     """The numbers that move of a run that learns to tell pictures apart."""
 
-    among: int
-    """So many captions, or things, compete for the first place."""
+    among: Mapping[str, int]
+    """So many captions, or things, compete for the first place, by the name of what is measured."""
     measured: dict[str, float] = field(default_factory=dict)
     """Shares in 0..1 of held-out pictures, the last time they were measured."""
     unusable: dict[str, int] = field(default_factory=dict)
     """Lines of the listing that were passed over, by reason."""
 
     def findings(self) -> list[str]:
-        words = [f"{name.replace('_', ' ')} of {self.among}: {share:.1%}" for name, share in self.measured.items()]
+        words = [
+            f"{name.replace('_', ' ')} of {self.among[name]}: {share:.1%}" for name, share in self.measured.items()
+        ]
         return words + [f"passed over {count} ({reason})" for reason, count in self.unusable.items()]

@@ -63,7 +63,8 @@ def train_things(
         "training pictures": digest(train_set),
     }
     saved = load_checkpoint(out, model=classifier.model, optimizer=learner.optimizer, run=run)
-    progress = MeasuredProgress(**(saved or {"unusable": dict(train_set.skipped), "among": len(names)}))
+    among = {"right_thing_first": len(names)}
+    progress = MeasuredProgress(**{**(saved or {"unusable": dict(train_set.skipped)}), "among": among})
 
     def measure_heldout(metrics: MetricsLog) -> None:
         if known is not None:

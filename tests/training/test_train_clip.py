@@ -18,6 +18,7 @@ from tests.tiny import tiny_vqgan
 from training.captioned import distinct_batches, hold_out, jitter, read_captioned
 from training.clip import train_clip
 from training.clip_learner import ClipRecipe, Learner
+from training.hard_negatives import HardNegatives
 from training.progress import TrainingDiverged
 
 COLOURS = ("red", "green", "blue", "black")
@@ -32,6 +33,7 @@ TINY = {
     "batch_size": 6,
     "precision": "fp32",
     "lr": 3e-3,
+    "alike": (("paint", "place"), ("things", "place")),
     "heldout_every": 3,
     "checkpoint_every": 2,
     "log_every": 1,
@@ -48,7 +50,7 @@ def draw(colour, shape, offset):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Three pictures of each of eight captions."""
+    """Three pictures of each of eight captions, and a listing that tells what they show."""
     folder = tmp_path_factory.mktemp("shapes")
     lines = []
     for colour in COLOURS:
@@ -56,7 +58,8 @@ def folder(tmp_path_factory):
             for offset in range(3):
                 name = f"{colour}-{shape}-{offset}.png"
                 draw(colour, shape, offset).save(folder / name)
-                lines.append(json.dumps({"file_name": name, "text": f"a {colour} {shape}"}))
+                facts = {"things": [shape], "paint": colour, "place": offset}
+                lines.append(json.dumps({"file_name": name, "text": f"a {colour} {shape}", **facts}))
     (folder / "metadata.jsonl").write_text("\n".join(lines) + "\n")
     return folder
 
@@ -148,6 +151,44 @@ def test_pictures_can_be_shown_as_a_vqgan_decodes_them(folder, tmp_path):
     plain = ClipRecipe(**{**TINY, "steps": 2})
     train_clip(folder, tmp_path / "plain", plain, heldout=folder)
     assert metrics(tmp_path / "plain")[0] != metrics(tmp_path / "out")[0]
+
+
+def test_a_run_learns_from_hard_negatives_and_measures_how_often_it_tells_them_apart(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("training.clip.RIVALS_COMPETE", 2)
+    learnt = []
+
+    class Watched(Learner):
+        def step(self, step, rows):
+            learnt.append(rows)
+            return super().step(step, rows)
+
+    monkeypatch.setattr("training.clip.Learner", Watched)
+    end = train_clip(folder, tmp_path, ClipRecipe(**{**TINY, "steps": 4}), heldout=folder)
+    data = read_captioned(folder, 32, fields=("paint", "place", "things"))
+    negatives = HardNegatives(data, TINY["alike"], batch_size=6, share=0.5, group_size=8, seed=0)
+    assert (negatives.groups, negatives.seeds) == (1, 4)
+    begun = islice(distinct_batches(data.captions, 4, seed=0), 4)
+    assert learnt == [negatives.batch(step, rows) for step, rows in enumerate(begun, start=1)]
+    assert set(end.measured) == {"right_caption_first", "right_thing_first"}
+    assert metrics(tmp_path)[-1]["right_thing_first"] == end.measured["right_thing_first"]
+    assert "right thing first of 20: " in end.note(4)
+
+
+def test_a_folder_that_tells_nothing_but_captions_is_trained_on_and_the_lack_is_told(folder, tmp_path):
+    (tmp_path / "data").mkdir()
+    lines = [json.loads(line) for line in (folder / "metadata.jsonl").read_text().splitlines()]
+    told = [json.dumps({name: line[name] for name in ("file_name", "text")}) + "\n" for line in lines]
+    (tmp_path / "data/metadata.jsonl").write_text("".join(told))
+    for line in lines:
+        (tmp_path / "data" / line["file_name"]).write_bytes((folder / line["file_name"]).read_bytes())
+    notices = []
+    recipe = ClipRecipe(**{**TINY, "steps": 1})
+    end = train_clip(tmp_path / "data", tmp_path / "out", recipe, on_notice=notices.append)
+    assert set(end.measured) == {"right_caption_first"}
+    assert [notice.partition(": ")[2] for notice in notices] == [
+        "the listing lacks paint, place",
+        "the listing lacks things, place",
+    ]
 
 
 def test_a_given_tokenizer_travels_into_the_clip_folder(folder, tmp_path):
@@ -271,6 +312,9 @@ def test_a_folder_without_anything_usable_is_refused_by_name(tmp_path, listing, 
         {"picture_side": 60},
         {"image_layers": (1, 1)},
         {"heldout_share": 1.5},
+        {"hard_negative_share": -0.1},
+        {"hard_group_size": 1},
+        {"alike": (("ground",), ())},
     ],
 )
 def test_a_recipe_that_makes_no_sense_is_refused(wrong):
@@ -284,4 +328,4 @@ def test_the_default_clip_is_small(folder, tmp_path):
     model = build_clip(model_config(recipe.architecture(tokenizer)))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     grown = (recipe.vocab_size - tokenizer.vocab_size) * recipe.width
-    assert parameters + grown < 4.6e6
+    assert parameters + grown < 6e6
