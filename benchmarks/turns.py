@@ -28,9 +28,10 @@ import torch
 from torch import Tensor, nn
 
 ROOT = Path(__file__).parent.parent
-# The interpreter's own packages come first, also where this package lies among another interpreter's.
+# The interpreter's own packages come first, also where this package lies among another interpreter's; those of the
+# current folder, "", never: -P would do for Python 3.11 and later, but a reference may need an earlier one.
 RUN_MODULE = (
-    "import runpy, sys; sys.path.append(sys.argv.pop(1)); "
+    "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; import runpy; "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
 STATUS = Path("/proc/self/status")

@@ -25,7 +25,8 @@ class Process:
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", f"from preprocessing.processes import run; run({theirs.fileno()})"],
+                # -P: the current folder may have a package `preprocessing`.
+                [sys.executable, "-P", "-c", f"from preprocessing.processes import run; run({theirs.fileno()})"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

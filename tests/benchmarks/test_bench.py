@@ -8,6 +8,7 @@ from benchmarks.commands import BENCHMARKS, What, comparison, job_figures, run
 from benchmarks.published import published_figures, published_page
 from benchmarks.turns import ROOT
 from dalle_lean.cli import main
+from tests.foreign import foreign_folder
 
 JOBS = {
     "benchmark": "speed",
@@ -86,6 +87,12 @@ def test_a_benchmark_without_published_figures_says_so():
 
 def test_a_benchmark_that_fails_has_no_figures(capfd):
     assert run("training", ["--turns", "0"]) is None
+    assert "--turns 0: must be at least 1" in capfd.readouterr().err
+
+
+def test_a_benchmark_runs_no_code_of_the_current_folder(monkeypatch, tmp_path, capfd):
+    monkeypatch.chdir(foreign_folder(tmp_path))
+    run("training", ["--turns", "0"])
     assert "--turns 0: must be at least 1" in capfd.readouterr().err
 
 

@@ -1,8 +1,13 @@
 """What `dalle-lean preprocess` says of mistaken options."""
 
+import subprocess
+import sys
+
 import pytest
 
 from dalle_lean.cli import main
+from preprocessing.shards import read_dataset_info
+from tests.foreign import foreign_folder
 
 
 def run(monkeypatch, capsys, *arguments):
@@ -29,3 +34,13 @@ def test_labels_that_laion_does_not_have_are_warned_of(capsys):
     assert capsys.readouterr().err == (
         "warning: allowed_nsfw: unlikely: not one of LAION's labels, UNLIKELY, UNSURE, NSFW\n"
     )
+
+
+def test_packages_of_the_current_folder_are_not_run_in_place_of_ours(discs, vqgan_folder, tmp_path):
+    command = ["preprocess", str(discs), str(tmp_path / "out"), "--vqgan", str(vqgan_folder), "--device", "cpu,cpu"]
+    program = [sys.executable, "-P", "-c", "from dalle_lean.cli import main; main()", *command, "--workers", "2"]
+    foreign = foreign_folder(tmp_path)
+    result = subprocess.run(program, cwd=foreign, capture_output=True, text=True, timeout=120, check=False)
+    assert "code of the current folder" not in result.stderr
+    assert result.returncode == 0, result.stderr
+    assert read_dataset_info(tmp_path / "out").counts.kept == 30

@@ -117,7 +117,8 @@ class Supervisor:
         """Start a peer as a process."""
         log = self.run_dir / "logs" / f"{member.name}.log"
         log.parent.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "training.swarm", member.name.partition("-")[0], str(self.run_dir)]
+        # -P: the current folder may have a package `training`.
+        command = [sys.executable, "-P", "-m", "training.swarm", member.name.partition("-")[0], str(self.run_dir)]
         command += ["--name", member.name, "--device", self.device]
         with open(log, "ab") as output:
             member.process = subprocess.Popen(

@@ -17,6 +17,7 @@ import pytest
 from dalle_lean.cli import main
 from dalle_lean.files import read_json
 from dalle_lean.vocabulary import Vocabulary
+from tests.foreign import foreign_folder
 from tests.training.conftest import write_shards
 from tests.training.swarm.nursery import is_alive
 from training.recipe import load_recipe
@@ -187,6 +188,18 @@ def test_a_port_that_is_taken_later_is_told_of_once_and_the_others_live_on(super
     assert set(started) == {"helper-1", "donor-0"}
     supervisor.look()
     assert "helper-0" in started
+
+
+@pytest.mark.swarm
+def test_a_peer_runs_no_code_of_the_current_folder(supervisor, monkeypatch, tmp_path):
+    monkeypatch.chdir(foreign_folder(tmp_path))
+    member = supervisor.members["helper-0"]
+    supervisor.start(member)
+    try:
+        until("a port", lambda: supervisor.stations.is_up("helper-0") or member.process.poll() is not None)
+        assert member.process.poll() is None, (supervisor.run_dir / "logs/helper-0.log").read_text()
+    finally:
+        supervisor.stop()
 
 
 DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)"
