@@ -35,8 +35,9 @@ class TrainingData:
         heldout_share: share of the rows, by the hash of their keys, that is left out.
         shuffle_buffer: rows shuffled together, and so held in memory.
         shuffle_shards: shards they come from.
-        seed: of the order.
+        seed: of the order and the dropped captions.
         identity: of a peer; each has an order of its own.
+        caption_dropout: share of the captions that are empty in the batches of a pass; see `drops`.
         part, parts: this reader gets part 0..parts-1 of the rows; see `split`.
     """
 
@@ -46,6 +47,7 @@ class TrainingData:
     seed: int
     shuffle_shards: int = 8
     identity: str = ""
+    caption_dropout: float = 0.0
     part: int = 0
     parts: int = 1
 
@@ -85,6 +87,15 @@ class TrainingData:
             places = range((self.part - first) % self.parts, len(rows), self.parts)
         share = self.heldout_share
         return [place for place in places if not (share and is_heldout(rows.keys[place], share))]
+
+    def drops(self, key: str, epoch: int) -> bool:
+        """Whether the caption of the row with this key is empty in this pass.
+
+        Classifier-free guidance (Ho & Salimans 2022, arXiv 2207.12598, section 3.2). Drawn for each row by itself: what
+        follows from the step would be the same in the batches of all peers.
+        """
+        share = self.caption_dropout
+        return share > 0 and key_hash(f"dropped caption {self.order_seed} {epoch} {key}") < share * 2**64
 
     def windows(self, start: Position = Position()) -> Iterator[tuple[Rows, Position]]:
         """Window after window for ever, each with its place; of the first one, `start.sample` rows were given before.
@@ -154,6 +165,7 @@ class TrainingData:
     ) -> Iterator[tuple[Batch, Position]]:
         """Batches for ever, each with the place behind it; a batch may reach into the next window and the next pass."""
         parts: list[Rows] = []
+        dropped: list[bool] = []
         missing = batch_size
         with closing(prefetch(self.windows(start), WINDOWS_AHEAD)) as windows:
             for rows, position in windows:
@@ -162,9 +174,11 @@ class TrainingData:
                     parts.append(rows.part(given, given + missing))
                     given += len(parts[-1])
                     missing -= len(parts[-1])
+                    dropped += [self.drops(key, position.epoch) for key in parts[-1].keys]
                     if not missing:
-                        yield collate(join(parts), tokenizer, text_len), replace(position, sample=given)
-                        parts, missing = [], batch_size
+                        batch = empty_captions(collate(join(parts), tokenizer, text_len), dropped)
+                        yield batch, replace(position, sample=given)
+                        parts, dropped, missing = [], [], batch_size
 
     def ahead(
         self,
@@ -212,14 +226,8 @@ def collate(rows: Rows, tokenizer: Tokenizer, text_len: int) -> Batch:
     return Batch(tokenizer.encode(rows.captions, text_len), torch.from_numpy(rows.codes.astype(np.int64)))
 
 
-def drop_captions(batch: Batch, share: float, *, seed: int, step: int) -> Batch:
-    """The batch of a step with about `share` of its captions empty, that is of ids 0: what guidance starts from.
-
-    Classifier-free guidance (Ho & Salimans 2022, arXiv 2207.12598, section 3.2). Which captions go follows from seed
-    and step alone, so that a resumed run draws the same.
-    """
-    if share == 0:
+def empty_captions(batch: Batch, dropped: list[bool]) -> Batch:
+    """The batch with every caption that is `dropped` empty, that is of ids 0: what guidance starts from."""
+    if not any(dropped):
         return batch
-    generator = torch.Generator().manual_seed(key_hash(f"dropped captions {seed} {step}"))
-    kept = torch.rand(len(batch.text_ids), 1, generator=generator) >= share
-    return batch._replace(text_ids=batch.text_ids * kept)
+    return batch._replace(text_ids=batch.text_ids.masked_fill(torch.tensor(dropped)[:, None], 0))

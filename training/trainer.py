@@ -18,7 +18,7 @@ from dalle_lean.files import sha256_file
 from dalle_lean.progress import OnProgress
 from dalle_lean.vqgan import VQGAN
 from training.checkpoint import load_checkpoint, save_checkpoint
-from training.data import Batch, TrainingData, collate, drop_captions
+from training.data import Batch, TrainingData, collate
 from training.heldout import heldout_rows
 from training.interrupt import TimeLimit, interrupt_deferred
 from training.learner import Learner
@@ -115,6 +115,7 @@ class Run:
             shuffle_buffer=recipe.data.shuffle_buffer,
             shuffle_shards=recipe.data.shuffle_shards,
             seed=recipe.data.seed,
+            caption_dropout=recipe.data.caption_dropout,
         )
         source = tokenizer or (init / "tokenizer.json" if init else None)
         self.tokenizer = place_tokenizer(out, source, self.data.captions(), recipe.data.text_vocab_size)
@@ -202,9 +203,7 @@ class Run:
         if position.skipped > progress.position.skipped:
             metrics.write(step, damaged_shards=position.skipped)
         progress.position = position
-        seed = self.recipe.data.seed
-        batch = drop_captions(batch, self.recipe.data.caption_dropout, seed=seed, step=step)
-        crop = crop_of_step(step, schedule.length_warmup, config.image_side, seed)
+        crop = crop_of_step(step, schedule.length_warmup, config.image_side, self.recipe.data.seed)
         progress.sample_tokens = crop.text_len + crop.side**2 if crop else config.sequence_len
         tokens = progress.sample_tokens * len(batch.text_ids)
         progress.tokens += tokens

@@ -12,7 +12,7 @@ from dalle_lean.tokenizer import Tokenizer
 from preprocessing.shards import open_stream
 from tests.preprocessing.shard_folders import PACKED_SHARD
 from tests.training.conftest import write_shards
-from training.data import Batch, TrainingData, collate, drop_captions
+from training.data import TrainingData, collate
 from training.heldout import is_heldout
 from training.order import Position
 from training.rows import whole_shard
@@ -334,29 +334,42 @@ def test_mixed_captions_are_the_same_ones_in_another_order_of_the_shards_however
     assert listed([3, 1, 0, 2]) == mixed
 
 
-def full_batch(size):
-    return Batch(torch.arange(1, size * 6 + 1).reshape(size, 6), torch.arange(size * 4).reshape(size, 4))
+def empty_captions(data, tokenizer, count, start=Position(), batch_size=1):
+    """Which of the next captions are of ids 0 only."""
+    batches = islice(data.batches(batch_size, tokenizer, 6, start), count // batch_size)
+    return torch.cat([(batch.text_ids == 0).all(dim=1) for batch, _ in batches]).tolist()
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
-def test_the_share_asked_for_has_empty_captions_and_the_rest_stays_as_it_is(share):
-    batch = full_batch(4000)
-    dropped = drop_captions(batch, share, seed=0, step=1)
-    empty = (dropped.text_ids == 0).all(dim=1)
-    assert empty.float().mean().item() == pytest.approx(share, abs=0.03 if 0 < share < 1 else 0)
-    assert torch.equal(dropped.text_ids[~empty], batch.text_ids[~empty])
-    assert dropped.text_ids.dtype == torch.int64
-    assert torch.equal(dropped.image_codes, batch.image_codes)
-    assert batch.text_ids.all()
+def test_the_share_asked_for_has_empty_captions_and_the_rest_stays_as_it_is(data, tokenizer, share):
+    dropping = replace(data, caption_dropout=share).batches(50, tokenizer, 6)
+    empty_count = 0
+    for (batch, place), (whole, other_place) in islice(zip(dropping, data.batches(50, tokenizer, 6), strict=False), 40):
+        empty = (batch.text_ids == 0).all(dim=1)
+        empty_count += int(empty.sum())
+        assert torch.equal(batch.text_ids[~empty], whole.text_ids[~empty])
+        assert batch.text_ids.dtype == torch.int64
+        assert torch.equal(batch.image_codes, whole.image_codes)
+        assert place == other_place
+    assert empty_count / 2000 == pytest.approx(share, abs=0.03 if 0 < share < 1 else 0)
 
 
-def test_which_captions_are_dropped_follows_from_seed_and_step_alone():
-    def dropped(seed, step):
-        return (drop_captions(full_batch(64), 0.5, seed=seed, step=step).text_ids == 0)[:, 0].tolist()
+def test_captions_are_dropped_one_by_one_whatever_the_size_of_a_batch(data, tokenizer):
+    data = replace(data, caption_dropout=0.3)
+    assert empty_captions(data, tokenizer, 240) == empty_captions(data, tokenizer, 240, batch_size=40)
 
-    first = dropped(0, 1)
-    torch.rand(1)
-    state = torch.get_rng_state()
-    assert dropped(0, 1) == first
-    assert torch.equal(torch.get_rng_state(), state)
-    assert len({tuple(dropped(seed, step)) for seed in range(3) for step in range(3)}) == 9
+
+def test_every_seed_peer_rank_and_pass_drops_captions_of_its_own(data):
+    data = replace(data, caption_dropout=0.5)
+    readers = [replace(data, seed=seed, identity=identity) for seed in (3, 4) for identity in ("", "alice", "bob")]
+    rows = [f"picture-{number}" for number in range(120)]
+    drawn = {tuple(reader.drops(key, epoch) for key in rows) for reader in readers for epoch in range(3)}
+    assert len(drawn) == len(readers) * 3
+    assert data.drops("picture-0", 0) == data.split(1, 2).drops("picture-0", 0)  # ranks have other rows
+
+
+def test_from_any_position_on_the_same_captions_are_dropped(data, tokenizer):
+    data = replace(data, caption_dropout=0.5)
+    whole = list(islice(data.batches(25, tokenizer, 6), 9))  # two passes
+    for number, (_, position) in enumerate(whole[:-1], start=1):
+        assert same(next(data.batches(25, tokenizer, 6, position))[0], whole[number][0])

@@ -12,7 +12,7 @@ import torch
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.files import read_json, write_json
 from dalle_lean.tokenizer import Tokenizer
-from training.data import Batch, TrainingData, drop_captions
+from training.data import Batch, TrainingData
 from training.gradients import Gradients
 from training.learner import Learner
 from training.order import Position
@@ -61,6 +61,7 @@ class Portion:
             shuffle_shards=recipe.shuffle_shards,
             seed=recipe.seed,
             identity=identity,
+            caption_dropout=recipe.caption_dropout,
         )
         if ranks is not None:
             self.data = self.data.split(ranks.rank, ranks.world)
@@ -89,7 +90,6 @@ class Portion:
         """Leave the gradient of the batch's mean loss in the parameters, or take a step of one's own with it; returns
         the loss, nan where nothing came of it. `step` is that of the schedule, from 1."""
         recipe = self.settings.recipe
-        batch = drop_captions(batch, recipe.data.caption_dropout, seed=recipe.data.seed, step=step)
         crop = crop_of_step(step, recipe.schedule.length_warmup, self.model.config.image_side, recipe.data.seed)
         if isinstance(self.gradients, Learner):
             loss, grad_norm, rescaled = self.gradients.step(batch, self.learning_rate(step), crop)
