@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,8 @@ import typer
 from dalle_lean.terminal import Device, begin_loading, progress_bar, say, warn
 
 OF_ANY_HOST = ("run_dir", "port", "announce", "listen", "helper_of")
+OF_THIS_MACHINE = (*OF_ANY_HOST, "donors", "vqgan", "device")
+"""What may change while a run goes on."""
 
 
 def host(
@@ -111,13 +114,17 @@ def host(
     from training.swarm.founding import Place, is_loopback, is_private, make_helper, make_run, stations_before
     from training.swarm.host import host_run
     from training.swarm.network import log_to, prepare_process
-    from training.swarm.settings import TimingSection, WireSection
+    from training.swarm.settings import NAME, TimingSection, WireSection
     from training.swarm.stations import Stations
 
     place = Place(port=port, announce=announce, listen=listen, donors=donors)
     helper_of = helper_of or list(stations_before(run_dir).helper_of)
-    if helper_of:
-        refuse_other_options(context)
+    if helper_of and (given := given_beside(context, OF_ANY_HOST)):
+        raise ValueError(
+            f"--helper-of runs a helper of another host's run, which has its own settings: leave out {given}"
+        )
+    if data is None and (run_dir / NAME).exists() and (given := given_beside(context, OF_THIS_MACHINE)):
+        raise ValueError(f"without --data the run in {run_dir} goes on as it is: leave out {given}, or name its --data")
     recipe = load_recipe(config).override(steps=steps, batch_size=batch_size, lr=lr, seed=seed)
     if vqgan is None and data is not None and not is_url(data):
         vqgan = bundled_vqgan(find_shards(data, on_notice=warn).info)
@@ -176,17 +183,13 @@ def host(
     say(f"finished at step {end.step}, {end.note}{kept}")
 
 
-def refuse_other_options(context: typer.Context) -> None:
-    """ValueError where options of a run of one's own are given for a helper of another one's."""
-    given = [
+def given_beside(context: typer.Context, known: Sequence[str]) -> str:
+    """The options on the command line that are none of `known`, with commas between; "" if there are none."""
+    return ", ".join(
         f"--{name.replace('_', '-')}"
         for name in context.params
-        if name not in OF_ANY_HOST and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
-    ]
-    if given:
-        raise ValueError(
-            f"--helper-of runs a helper of another host's run, which has all of its own: leave out {', '.join(given)}"
-        )
+        if name not in known and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    )
 
 
 def rollback(

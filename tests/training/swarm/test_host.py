@@ -94,6 +94,34 @@ def test_a_run_goes_on_by_its_folder_alone(shards, tmp_path):
     assert make_run(tmp_path / "run", None, load_recipe("emoji64"), on_notice=print) == first
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--config", "emoji64"),
+        ("--tokenizer", "tokenizer.json"),
+        ("--name", "other"),
+        ("--min-peers", "2"),
+        ("--mode", "diloco"),
+        ("--compression", "fp16"),
+        ("--power-sgd-rank", "2"),
+        ("--matchmaking-time", "3"),
+        ("--steps", "50"),
+        ("--batch-size", "64"),
+        ("--lr", "1e-3"),
+        ("--seed", "1"),
+    ],
+)
+def test_a_run_that_goes_on_by_its_folder_alone_is_given_no_settings(shards, tmp_path, capsys, monkeypatch, option):
+    make(tmp_path / "run", shards)
+    (tmp_path / "run/.run.lock").touch()
+    before = (tmp_path / "run/swarm.toml").read_bytes()
+    monkeypatch.setattr(host, "host_run", lambda *_, **__: pytest.fail("the host began"))
+    assert run_program("host", str(tmp_path / "run"), *option, "--donors", "2") == 2
+    error = capsys.readouterr().err
+    assert f"leave out {option[0]}, or" in error
+    assert (tmp_path / "run/swarm.toml").read_bytes() == before
+
+
 @pytest.mark.parametrize("port", [None, 0])
 def test_peers_that_a_run_had_keep_their_addresses_where_it_gets_another_donor(shards, tmp_path, port):
     before = make(tmp_path / "run", shards)
