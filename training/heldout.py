@@ -5,7 +5,7 @@ import heapq
 import re
 from pathlib import PurePosixPath
 
-from training.rows import Rows, join, whole_shard
+from training.rows import Rows, join, read_keys, read_places, undamaged
 from training.shard_set import ShardSet
 
 FEWEST_SHARDS = 16
@@ -33,24 +33,22 @@ def mixed(shards: ShardSet) -> list[int]:
     return sorted(range(len(shards.paths)), key=lambda number: key_hash(PurePosixPath(shards.paths[number]).name))
 
 
-def heldout_rows(shards: ShardSet, share: float, count: int) -> Rows:
+def heldout_rows(shards: ShardSet, share: float, count: int, fewest_shards: int = FEWEST_SHARDS) -> Rows:
     """At most `count` of the rows that `share` keeps away from training (1: of all rows), the same every time.
 
-    Shards are looked through in the order of their names' hashes until enough rows are found, so that a large data set
-    is not read whole. Of the rows found, those whose pictures have the smallest hashes are taken: a fair sample of
-    these shards, in whatever order they are listed.
+    Shards are looked through in the order of their names' hashes until enough rows are found, `fewest_shards` of them
+    at least, so that a large data set is not read whole. Of the rows found, those whose pictures have the smallest
+    hashes are taken: a fair sample of these shards, in whatever order they are listed.
     """
     if not share or not count:
         return Rows.none()
     found: list[tuple[int, int, int]] = []
     for seen, number in enumerate(mixed(shards)):
-        if seen >= FEWEST_SHARDS and len(found) >= CANDIDATES * count:
+        if seen >= fewest_shards and len(found) >= CANDIDATES * count:
             break
-        place = 0
-        for rows in whole_shard(shards, number, codes=False):
-            hashes = (picture_hash(key) for key in rows.keys)
-            found += [(drawn, number, place + at) for at, drawn in enumerate(hashes) if drawn < share * 2**64]
-            place += len(rows)
+        keys = (key for part in undamaged(shards, read_keys(shards, number)) for key in part)
+        hashes = ((picture_hash(key), number, place) for place, key in enumerate(keys))
+        found += [candidate for candidate in hashes if candidate[0] < share * 2**64]
     smallest = heapq.nsmallest(count, found)
     return pick_rows(shards, [(number, place) for _, number, place in smallest])
 
@@ -60,10 +58,7 @@ def pick_rows(shards: ShardSet, places: list[tuple[int, int]]) -> Rows:
     picked: dict[tuple[int, int], Rows] = {}
     for number in {number for number, _ in places}:
         wanted = sorted(place for shard, place in places if shard == number)
-        first = 0
-        for rows in whole_shard(shards, number):
-            for place in wanted:
-                if first <= place < first + len(rows):
-                    picked[number, place] = rows.take([place - first])
-            first += len(rows)
+        parts = undamaged(shards, read_places(shards, number, wanted))
+        rows = (part.take([at]) for part in parts for at in range(len(part)))
+        picked |= zip(((number, place) for place in wanted), rows, strict=False)
     return join([Rows.none(), *(picked[at] for at in places if at in picked)])

@@ -4,8 +4,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from preprocessing.shards import open_stream
+from preprocessing.shards import open_stream, read_rows
 from tests.training.conftest import write_shards
+from training import rows as rows_module
 from training.data import TrainingData
 from training.heldout import heldout_rows, is_heldout
 from training.order import Position
@@ -88,6 +89,46 @@ def test_of_many_shards_only_as_many_are_read_as_it_takes(tmp_path, monkeypatch)
     monkeypatch.setattr(type(shards), "open", lambda self, index: opened.append(index) or real(self, index))
     assert len(heldout_rows(shards, 0.2, 40)) == 40
     assert 30 <= len(set(opened)) <= 55
+
+
+@pytest.mark.parametrize("layout", ["published", "packed"])
+def test_only_codes_that_are_picked_are_decoded(tmp_path, monkeypatch, layout):
+    folder = write_shards(tmp_path / "large", 1200, shard_rows=600, layout=layout)
+    decoded = []
+    real = rows_module.decode_codes
+    monkeypatch.setattr(
+        rows_module, "decode_codes", lambda values, *sizes: decoded.extend(values) or real(values, *sizes)
+    )
+    stored = {row["key"]: row for row in read_rows([str(path) for path in sorted(folder.glob("*.parquet"))], 16, 32)}
+    rows = heldout_rows(find_shards(folder), 0.1, 8)
+    assert rows.codes.tolist() == [stored[key]["codes"].tolist() for key in rows.keys]
+    assert len(rows) == len(decoded) == 8
+
+
+def test_few_rows_come_from_few_shards(tmp_path, monkeypatch):
+    shards = find_shards(write_shards(tmp_path / "many", 1000, shard_rows=50))
+    opened = []
+    real = type(shards).open
+    monkeypatch.setattr(type(shards), "open", lambda self, index: opened.append(index) or real(self, index))
+    assert len(heldout_rows(shards, 1.0, 64, fewest_shards=4)) == 64
+    assert len(set(opened)) == 4
+
+
+def test_rows_before_damage_in_the_middle_of_a_shard_are_picked(tmp_path):
+    folder, noticed = write_shards(tmp_path / "data", 60, shard_rows=60), []
+    table = pq.read_table(folder / "shard-00000.parquet")
+    codes = [*table["code"].to_pylist()[:30], *[b"short"] * 30]
+    table = table.set_column(table.column_names.index("code"), "code", pa.array(codes, pa.binary()))
+    pq.write_table(table, folder / "shard-00000.parquet", row_group_size=10)
+    assert places(heldout_rows(find_shards(folder, on_notice=noticed.append), 1.0, 60)) == list(range(30))
+    assert "shard-00000.parquet is damaged" in noticed[0]
+
+
+def test_rows_of_shards_without_keys_are_told_apart_by_their_numbers(tmp_path):
+    folder = write_shards(tmp_path / "data", 60, shard_rows=30)
+    for path in folder.glob("*.parquet"):
+        pq.write_table(pq.read_table(path).drop_columns("key"), path, row_group_size=10)
+    assert sorted(map(int, heldout_rows(find_shards(folder), 1.0, 60).keys)) == sorted([*range(30), *range(30)])
 
 
 def test_a_damaged_shard_is_named_and_the_others_are_held_out_from(tmp_path):

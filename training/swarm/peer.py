@@ -26,7 +26,8 @@ from training.swarm.portion import Portion
 from training.swarm.ranks import Order, Ranks
 from training.swarm.settings import SwarmSettings
 
-JUDGE_SAMPLES = 64
+JUDGE_SAMPLES, JUDGE_SHARDS = 64, 4
+"""Whoever joins waits for these; of fewer shards they would say less."""
 POLL_S = 0.5
 PRESENCE_S = 10.0
 """So long a trainer that waits at the barrier counts as being there."""
@@ -99,7 +100,8 @@ class Peer(Portion):
         )
         self.dht, self.on_step, self.on_notice = dht, on_step, on_notice
         recipe = settings.recipe
-        rows = heldout_rows(shards, recipe.data.heldout_share, min(JUDGE_SAMPLES, recipe.data.heldout_samples))
+        count = min(JUDGE_SAMPLES, recipe.data.heldout_samples)
+        rows = heldout_rows(shards, recipe.data.heldout_share, count, JUDGE_SHARDS)
         self.heldout = collate(rows, tokenizer, self.model.config.text_len) if len(rows) else None
         self.done = Contribution()
         self.on_download, self.interrupted = on_download, never
