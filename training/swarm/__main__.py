@@ -72,7 +72,7 @@ def main() -> None:
     # Only now: the guard, too, is to end by SIGTERM.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    network.log_to(run_dir / "logs" / f"{name}.log")
+    network.log_to(run_dir / "logs" / f"{name}.log", output=True)
 
     def wait(seconds: float) -> bool:
         ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # hivemind did that

@@ -15,6 +15,7 @@ from dalle_lean.files import read_json
 from dalle_lean.progress import OnProgress
 from training.progress import OnNotice
 from training.swarm.settings import SwarmSettings
+from training.swarm.log import set_aside
 from training.swarm.stations import Stations
 
 POLL_S = 0.5
@@ -120,7 +121,8 @@ class Supervisor:
         # -P: the current folder may have a package `training`.
         command = [sys.executable, "-P", "-m", "training.swarm", member.name.partition("-")[0], str(self.run_dir)]
         command += ["--name", member.name, "--device", self.device]
-        with open(log, "ab") as output:
+        set_aside(log)
+        with open(log, "ab") as output:  # of what it says before it writes the log itself
             member.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

@@ -15,6 +15,7 @@ import torch._dynamo  # takes so long that a peer would miss its first round
 from hivemind.utils.logging import use_hivemind_log_handler
 
 from training.swarm.guard import guard_children
+from training.swarm.log import BoundedFileHandler
 from training.swarm.touch import keep_in_touch
 
 LOGGERS = ("hivemind", "asyncio", "py.warnings")
@@ -64,12 +65,12 @@ def open_dht(
     return dht
 
 
-def log_to(path: Path | None) -> None:
-    """What hivemind and its processes say goes to this file and to nobody's screen; None: nowhere. It takes the place
-    of what was said before."""
+def log_to(path: Path | None, *, output: bool = False) -> None:
+    """What hivemind and its processes say goes to this file, which stays small, and to nobody's screen; None: nowhere.
+    It takes the place of what was said before. `output`: what this process prints goes there too."""
     use_hivemind_log_handler("nowhere")
     logging.captureWarnings(True)
-    handler: logging.Handler = logging.NullHandler() if path is None else logging.FileHandler(path)
+    handler: logging.Handler = logging.NullHandler() if path is None else BoundedFileHandler(path, output=output)
     handler.set_name(HANDLER)
     handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
     for name in LOGGERS:

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("hivemind")
 
+from training.swarm.log import LOG_BYTES
 from training.swarm.network import HANDLER, LOGGERS, log_to
 
 
@@ -32,3 +33,12 @@ def test_another_log_takes_the_place_of_the_one_before(tmp_path):
     logging.getLogger("hivemind").warning("heard")
     assert (tmp_path / "first").read_text() == ""
     assert "heard" in (tmp_path / "second").read_text()
+
+
+def test_the_log_of_a_long_run_stays_small(tmp_path):
+    log_to(tmp_path / "log")
+    for _ in range(300):
+        logging.getLogger("hivemind").info("x" * 100_000)
+    logging.getLogger("hivemind").info("the last line")
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2 * LOG_BYTES + 200_000
+    assert (tmp_path / "log").read_text().endswith("the last line\n")
