@@ -15,8 +15,7 @@ import pytest
 import typer
 
 from dalle_lean.cli import COMMANDS, load, main
-
-PROGRAM = (sys.executable, "-c", "from dalle_lean.cli import main; main()")
+from tests.children import PROGRAM, start
 
 
 def run(*arguments):
@@ -116,9 +115,7 @@ from dalle_lean.cli import main
 files.import_dalle = lambda *a, **k: (print("working", flush=True), time.sleep(60))
 main(["convert", "{fifo}", "out"])
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = start([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "working\n"
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)

@@ -16,6 +16,7 @@ pytest.importorskip("hivemind")
 import nbclient
 import nbformat
 
+from tests.children import start
 from tests.training.conftest import write_shards
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "join.ipynb"
@@ -62,7 +63,7 @@ def address(tmp_path):
     command = [PROGRAMS / "dalle-lean", "host", tmp_path / "run", "--data", shards, *options]
     with (
         open(tmp_path / "errors", "w") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as host,
+        start(command, stdout=subprocess.PIPE, stderr=errors, text=True) as host,
     ):
         try:
             line = next((line for line in host.stdout if "dalle-lean join" in line), "")

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from preprocessing.encode import preprocess
 from preprocessing.filters import Rules
 from preprocessing.sources import open_source
+from tests.children import PROGRAM, start
 from tests.preprocessing.processes import children, descendants, is_alive, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -40,9 +40,8 @@ def begin(emoji, vqgan_folder, tmp_path):
         command = ["preprocess", str(emoji), str(tmp_path / "out"), "--vqgan", str(vqgan_folder), "--shard-rows", "8"]
         command += ["--batch-size", "5", "--flip", "--explain", "--max-hash-distance", "20"]
         command += ["--min-caption-length", "12", "--workers", "2", "--device", "cpu", *options]
-        program = [sys.executable, "-c", "from dalle_lean.cli import main; main()", *command]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        running.append(subprocess.Popen(program, cwd=ROOT, **pipes))
+        running.append(start([*PROGRAM, *command], cwd=ROOT, **pipes))
         return running[-1]
 
     yield begin

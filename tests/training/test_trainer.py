@@ -175,7 +175,7 @@ def test_control_c_saves_the_step_it_interrupts(shards, recipe, uninterrupted, t
         train(shards, tmp_path, recipe, on_progress=at_step(5, press), on_notice=notices.append)
     assert notices == ["finishing this step, then saving ... (Ctrl+C again stops at once)"]
     assert saved_progress(tmp_path)["step"] == 5
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
     train(shards, tmp_path, recipe)
     assert losses(tmp_path) == losses(uninterrupted)
 
@@ -191,7 +191,7 @@ def test_a_finished_run_says_so_without_reading_the_data_again(shards, recipe, t
     for shard in (tmp_path / "data").glob("*.parquet"):
         shard.unlink()
         shard.write_bytes(b"unreadable")
-    notices = []
+    notices, before = [], signal.getsignal(signal.SIGINT)
     assert train(tmp_path / "data", tmp_path / "out", recipe, on_notice=notices.append).step == 12
     assert notices == ["already finished at step 12"]
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -20,6 +19,8 @@ from preprocessing.emoji.heldout import hold_out
 from preprocessing.emoji.plan import plan_training
 from preprocessing.emoji.render import sprite
 from preprocessing.emoji.sets import BUNDLED_SET, TELLING, read_drawings, read_things
+from preprocessing.emoji.sets import SETS, read_drawings, read_things
+from tests.children import start
 
 SMALL = Path(__file__).parents[2] / "data" / "emoji"
 
@@ -140,13 +141,12 @@ def test_the_small_set_is_noto_alone_with_its_licence():
 def test_ctrl_c_ends_it_in_a_line_and_leaves_what_was_there(emoji_packages, tmp_path):
     out = tmp_path / "emoji"
     command = [sys.executable, "-m", "preprocessing.emoji", str(out), "--packages", str(emoji_packages)]
-    process = subprocess.Popen(
+    process = start(
         [*command, "--side", "1024", "--processes", "2"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     while process.poll() is None and not list(tmp_path.glob("emoji.unfinished/*/*.png")):
         time.sleep(0.05)

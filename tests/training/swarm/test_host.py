@@ -17,6 +17,7 @@ import pytest
 from dalle_lean.cli import main
 from dalle_lean.files import read_json
 from dalle_lean.vocabulary import Vocabulary
+from tests.children import PROGRAM, start
 from tests.foreign import foreign_folder
 from tests.training.conftest import write_shards
 from tests.training.swarm.nursery import is_alive
@@ -43,7 +44,6 @@ TIMING = TimingSection(
 )
 PLACE = Place(port=0, announce="127.0.0.1", listen="127.0.0.1")
 PATIENCE_S = 120.0
-PROGRAM = "from dalle_lean.cli import main; main()"
 
 
 @pytest.fixture(scope="module")
@@ -323,12 +323,12 @@ class Hosted:
         self.run_dir = run_dir
         self.started = []
         self.output = run_dir.parent / "host.out"
-        self.host = self.start("-c", PROGRAM, "host", str(run_dir), *options, output=self.output)
+        self.host = self.start("host", str(run_dir), *options, output=self.output)
 
     def start(self, *arguments, output):
         with open(output, "ab") as file:
-            process = subprocess.Popen(
-                [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            process = start(
+                [*PROGRAM, *arguments], stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
             )
         self.started.append(process)
         return process
@@ -336,7 +336,7 @@ class Hosted:
     def train(self, name):
         addresses = read_settings(self.run_dir).swarm.addresses
         options = ("--client", "--batch-size", "8", "--folder", str(self.run_dir.parent / name))
-        return self.start("-c", PROGRAM, "join", *addresses, *options, output=self.run_dir.parent / f"{name}.out")
+        return self.start("join", *addresses, *options, output=self.run_dir.parent / f"{name}.out")
 
     def status(self, name):
         path = self.run_dir / "status" / f"{name}.json"

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from dalle_lean.files import read_json
+from tests.children import PROGRAM, start
 from tests.training.conftest import write_shards
 from tests.training.swarm.harness import Swarm, wait_for
 from tests.training.swarm.nursery import is_alive, processes_of, send
@@ -20,7 +21,6 @@ from training.swarm.offer import offer_run
 from training.swarm.survey import free_port
 
 pytestmark = pytest.mark.swarm
-PROGRAM = [sys.executable, "-c", "from dalle_lean.cli import main; main()"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
 TIMEOUT_S = 120.0
 """Importing alone takes a while where other tests run at the same time."""
@@ -48,7 +48,7 @@ class Joined:
         self.screen, self.mistakes = folder / "screen", folder / "mistakes"
         command = [*launcher, *PROGRAM, "join", *arguments, "--folder", str(self.folder)]
         with open(self.screen, "a") as screen, open(self.mistakes, "a") as mistakes:
-            self.process = subprocess.Popen(command, stdout=screen, stderr=mistakes, start_new_session=True)
+            self.process = start(command, stdout=screen, stderr=mistakes, start_new_session=True)
 
     def __enter__(self):
         return self
@@ -145,9 +145,7 @@ with interrupt_deferred(print, partial(end_at_once, lambda: print("stopped"))) a
 
 
 def test_the_second_ctrl_c_ends_at_once_even_where_a_library_catches_every_exception():
-    with subprocess.Popen(
-        [sys.executable, "-uc", SWALLOWING], stdout=subprocess.PIPE, start_new_session=True
-    ) as process:
+    with start([sys.executable, "-uc", SWALLOWING], stdout=subprocess.PIPE, start_new_session=True) as process:
         child = psutil.Process(int(process.stdout.readline()))
         process.send_signal(signal.SIGINT)
         assert b"again stops at once" in process.stdout.readline()

@@ -17,6 +17,7 @@ import psutil
 
 from dalle_lean.cli import main
 from dalle_lean.tokenizer import Tokenizer
+from tests.children import PROGRAM, start
 from training.commands_monitor import duration, headline
 from training.metrics import NAME as METRICS
 from training.metrics import read_metrics
@@ -283,9 +284,8 @@ def is_gone(process):
 @pytest.mark.slow
 @pytest.mark.swarm
 def test_a_monitor_goes_on_until_ctrl_c_and_leaves_nothing_behind(run, tmp_path):
-    program = [sys.executable, "-c", "from dalle_lean.cli import main; main()"]
-    command = [*program, "monitor", run[0], "--out", str(tmp_path / "out"), "--interval-s", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as monitor:
+    command = [*PROGRAM, "monitor", run[0], "--out", str(tmp_path / "out"), "--interval-s", "1"]
+    with start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as monitor:
         lines = [monitor.stdout.readline() for _ in range(3)]
         children = psutil.Process(monitor.pid).children(recursive=True)
         monitor.send_signal(signal.SIGINT)

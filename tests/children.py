@@ -1,0 +1,15 @@
+"""Processes that tests start and press Ctrl+C for."""
+
+import signal
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+PROGRAM = (sys.executable, "-c", "from dalle_lean.cli import main; main()")
+"""`dalle-lean`."""
+
+
+def start(command, **options: Any) -> subprocess.Popen:
+    """As Popen, and the process hears Ctrl+C: in the background of a script the tests ignore it, which is inherited."""
+    return subprocess.Popen(command, preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL), **options)
