@@ -6,12 +6,14 @@ A room's module is imported only when one of its commands runs, so `dalle-lean -
 import importlib
 import importlib.metadata
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
 
+from dalle_lean.ending import EXIT_CODE, Terminated
 from dalle_lean.terminal import error, tell
 
 # word: (where its function lives, one line of help)
@@ -86,11 +88,15 @@ def build_app(word: str | None) -> typer.Typer:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `dalle-lean` and exit: 0 for success, 2 for a mistake (one line on stderr), 130 for Ctrl+C."""
+    """Run `dalle-lean` and exit: 0 for success, 2 for a mistake (one line on stderr), 130 for Ctrl+C, 143 for SIGTERM
+    where it is waited for."""
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     word = next((argument for argument in arguments if not argument.startswith("-")), None)
     try:
         code = build_app(word)(arguments, standalone_mode=False)
+    except Terminated:
+        tell(f"ended by SIGTERM; what was finished is saved. To go on: dalle-lean {shlex.join(arguments)}")
+        sys.exit(EXIT_CODE)
     except Exception as mistake:
         if os.environ.get("DALLE_LEAN_TRACEBACK"):
             raise

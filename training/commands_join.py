@@ -1,6 +1,7 @@
 """The commands `dalle-lean join` and `dalle-lean doctor`."""
 
 import os
+import signal
 import textwrap
 import time
 from pathlib import Path
@@ -37,7 +38,10 @@ BatchSize = Annotated[
 ]
 Precision = Annotated[str | None, typer.Option(help="fp32, bf16 or fp16. [default: the run's]", show_default=False)]
 STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
-GOODBYE = "saying goodbye to the others ... (Ctrl+C again stops at once)"
+GOODBYES = {
+    signal.SIGINT: "saying goodbye to the others ... (Ctrl+C again stops at once)",
+    signal.SIGTERM: "ended by SIGTERM: saying goodbye to the others ...",
+}
 
 
 def join(
@@ -239,13 +243,14 @@ class LiveLine:
             err.print(self.text(120), markup=False)
 
     def on_notice(self, line: str) -> None:
-        from training.interrupt import NOTICE
+        from training.interrupt import NOTICES
 
-        say(GOODBYE if line == NOTICE else line)
+        goodbyes = {NOTICES[number]: goodbye for number, goodbye in GOODBYES.items()}
+        say(goodbyes.get(line, line))
 
     def on_stop(self) -> None:
         self.close()
-        error("stopped at once; the others go on without this machine")
+        error("stopped at once; the others go on without this machine, and the same command takes part again")
 
     def close(self) -> None:
         """The last line stays."""

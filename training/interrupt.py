@@ -1,4 +1,4 @@
-"""Ctrl+C, or the end of the time given, between steps, never inside one."""
+"""Ctrl+C, SIGTERM, or the end of the time given, between steps, never inside one."""
 
 import signal
 import threading
@@ -8,9 +8,13 @@ from time import monotonic
 from types import FrameType
 from typing import NoReturn
 
+from dalle_lean.ending import Terminated
 from training.progress import OnNotice
 
-NOTICE = "finishing this step, then saving ... (Ctrl+C again stops at once)"
+NOTICES = {
+    signal.SIGINT: "finishing this step, then saving ... (Ctrl+C again stops at once)",
+    signal.SIGTERM: "ended by SIGTERM: finishing this step, then saving ...",
+}
 
 
 class TimeLimit:
@@ -31,31 +35,54 @@ def raise_interrupt() -> NoReturn:
     raise KeyboardInterrupt
 
 
+class Interruption:
+    """Whether this process is to end after the step that it is in: call it."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __call__(self) -> bool:
+        return self.signal is not None
+
+    def end(self) -> None:
+        """Raise what ends the process, KeyboardInterrupt or Terminated, if it is to end."""
+        if self.signal == signal.SIGTERM:
+            raise Terminated
+        if self.signal is not None:
+            raise KeyboardInterrupt
+
+
 @contextmanager
 def interrupt_deferred(
-    on_notice: OnNotice | None = None, at_once: Callable[[], NoReturn] = raise_interrupt
-) -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells whether Ctrl+C was pressed; the first press is answered by a notice, the second ends
-    `at_once`.
+    on_notice: OnNotice | None = None,
+    at_once: Callable[[], NoReturn] = raise_interrupt,
+    on_terminate: Callable[[], None] = lambda: None,
+) -> Iterator[Interruption]:
+    """Yield what tells whether Ctrl+C was pressed or SIGTERM came; the first of them is answered by a notice, Ctrl+C
+    after it ends `at_once`. SIGTERM never does, since some send it twice; `on_terminate` is called for it.
 
-    Elsewhere than in the main thread, where Python takes no signals, it never was.
+    Elsewhere than in the main thread, where Python takes no signals, neither ever comes.
     """
-    pressed = threading.Event()
+    interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
-        yield pressed.is_set
+        yield interruption
         return
-    before = signal.getsignal(signal.SIGINT)
 
-    def press(number: int, frame: FrameType | None) -> None:
-        if pressed.is_set():
+    def take(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGTERM:
+            on_terminate()
+        elif interruption():
             at_once()
-        pressed.set()
+        if interruption():
+            return
+        interruption.signal = number
         if on_notice is not None:
             # In a thread of its own: the signal may have stopped this one while it held what printing waits for.
-            threading.Thread(target=on_notice, args=(NOTICE,)).start()
+            threading.Thread(target=on_notice, args=(NOTICES[signal.Signals(number)],)).start()
 
-    signal.signal(signal.SIGINT, press)
+    before = {number: signal.signal(number, take) for number in NOTICES}
     try:
-        yield pressed.is_set
+        yield interruption
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -60,16 +60,16 @@ def take_steps(
         batches: (step, rows) of each; the first step of a run is 1.
         take_step: returns its "loss" and whatever else is told of it; where a number is not finite it changed nothing.
         measure: looks at held-out pictures and writes what it finds.
-        finish: writes the result; Ctrl+C waits for it.
+        finish: writes the result; Ctrl+C and SIGTERM wait for it.
         progress: is counted up; saved with the state of `model` and `optimizer`.
         run: what the run is, as `save_checkpoint` takes it.
         limit: after which the steps end where they are, with a result.
         on_progress: called with (done, total, note) in pictures.
-        on_notice: called when Ctrl+C was pressed.
+        on_notice: called upon Ctrl+C and SIGTERM.
 
     Raises:
         TrainingDiverged: `max_skipped_in_row` steps changed nothing; the last checkpoint stays as it was.
-        KeyboardInterrupt: on Ctrl+C, once the step is finished and, unless it was skipped, saved.
+        KeyboardInterrupt, Terminated: on Ctrl+C or SIGTERM, once the step is finished and, unless skipped, saved.
     """
 
     def due(interval: int) -> bool:
@@ -97,9 +97,8 @@ def take_steps(
             if on_progress is not None:
                 total = schedule.steps * schedule.batch_size
                 on_progress(step * schedule.batch_size, total, progress.note(schedule.steps))
-            if stopping and interrupted():
-                raise KeyboardInterrupt
             if stopping:
+                interrupted.end()
                 break
         finish(metrics)
 

@@ -60,14 +60,14 @@ def train(
         init: a model folder to start from; the recipe's [model] does not count then.
         max_minutes: after which the run stops where it is, saved; the time to begin counts. The same call goes on.
         on_progress: called after each step with samples done, samples in all, and a note.
-        on_notice: called when Ctrl+C was pressed, when the run turns out to be finished already, for a damaged shard,
+        on_notice: called upon Ctrl+C and SIGTERM, when the run turns out to be finished already, for a damaged shard,
             and while data is waited for.
 
     Raises:
         TrainingDiverged: see OptimizerRecipe.max_skipped_in_row; the last checkpoint and model stay as they were.
         Unreachable: data on another machine could not be read for a long time; the last checkpoint stays.
         ValueError: recipe, data, tokenizer, VQGAN or the run in `out` do not fit together.
-        KeyboardInterrupt: on Ctrl+C, once the step is finished and saved.
+        KeyboardInterrupt, Terminated: on Ctrl+C or SIGTERM, once the step is finished and saved.
     """
     limit = TimeLimit(max_minutes)
     run = Run(
@@ -160,7 +160,7 @@ class Run:
         self.finish()
 
     def learn(self, on_progress: OnProgress | None, limit: TimeLimit) -> None:
-        """Step after step; Ctrl+C and the `limit` end it once all is saved."""
+        """Step after step; Ctrl+C, SIGTERM and the `limit` end it once all is saved."""
         total_steps, batch_size = self.recipe.schedule.total_steps, self.recipe.data.batch_size
 
         def tell() -> None:
@@ -182,8 +182,7 @@ class Run:
                     break
             if not self.finished:
                 self.stop()
-            if interrupted():
-                raise KeyboardInterrupt
+            interrupted.end()
 
     def batches(self, stopping: Callable[[], bool] | None = None) -> Generator[tuple[Batch, Position], None, None]:
         """The batches that are left, each with the data position behind it; a thread makes them ahead of need.
@@ -311,7 +310,7 @@ class Run:
         return self.progress.skipped_in_row == 0 and self.saved_step < self.progress.step
 
     def stop(self) -> None:
-        """Save where Ctrl+C or the time limit fell."""
+        """Save where a signal or the time limit fell."""
         if self.unsaved:
             # First, with the weights where they are: giving out a delayed step here would make another run of it.
             self.save_checkpoint()

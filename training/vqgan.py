@@ -77,12 +77,12 @@ def train_vqgan(
         max_minutes: after which the run stops where it is, with its weights so far in place; the time to read counts.
             The same call goes on.
         on_progress: called with (done, total, note): pictures read first, then pictures trained on.
-        on_notice: called when Ctrl+C was pressed.
+        on_notice: called upon Ctrl+C and SIGTERM.
 
     Raises:
         TrainingDiverged: see VQGANRecipe.max_skipped_in_row; the last checkpoint stays as it was.
         ValueError: the data or the run in `out` do not fit.
-        KeyboardInterrupt: on Ctrl+C, once the step is finished and saved.
+        KeyboardInterrupt, Terminated: on Ctrl+C or SIGTERM, once the step is finished and saved.
     """
     limit = TimeLimit(max_minutes)
     train_set, heldout_set = read_sets(data, heldout, recipe, on_progress)

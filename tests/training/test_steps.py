@@ -1,11 +1,14 @@
 """Steps are taken, measured, saved and finished when it is their turn."""
 
 import math
+import os
+import signal
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from dalle_lean.ending import Terminated
 from training.checkpoint import has_checkpoint, load_checkpoint
 from training.interrupt import TimeLimit
 from training.metrics import read_metrics
@@ -67,6 +70,31 @@ def test_nothing_is_saved_while_steps_are_skipped(tmp_path):
 def test_too_many_skipped_steps_end_the_run_without_a_result(tmp_path):
     with pytest.raises(TrainingDiverged, match=r"3 steps in a row .* until step 6"):
         run(tmp_path, 9, lambda step, rows: {"loss": 1.0 if step < 4 else math.inf})
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+def test_a_signal_ends_the_steps_once_the_present_one_is_saved(tmp_path, number, error):
+    def take_step(step, rows):
+        if step == 3:
+            os.kill(os.getpid(), number)
+        return {"loss": 1.0 / step}
+
+    before = signal.getsignal(number)
+    with pytest.raises(error):
+        run(tmp_path, 9, take_step)
+    assert state_of(tmp_path)["step"] == 3
+    assert signal.getsignal(number) is before
+
+
+def test_sigterm_that_comes_twice_does_not_end_a_step_in_the_middle(tmp_path):
+    def take_step(step, rows):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {"loss": 1.0}
+
+    with pytest.raises(Terminated):
+        run(tmp_path, 9, take_step)
+    assert state_of(tmp_path)["step"] == 1
 
 
 def linear(weight):

@@ -1,9 +1,9 @@
 import dataclasses
 import json
 import os
+import shlex
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from dalle_lean.cli import main
 from dalle_lean.files import sha256_file
 from dalle_lean.folder import bundled_model, check_parts
 from dalle_lean.vqgan import VQGAN
+from tests.children import PROGRAM, start
 from tests.tiny import tiny_vqgan
 from tests.training.runs import Killed, at_step, kill, losses, saved_progress, weights
 from training.checkpoint import NAME as CHECKPOINT
@@ -140,31 +141,49 @@ def test_a_kill_between_model_and_checkpoint_loses_nothing(shards, recipe, unint
     assert all(torch.equal(value, weights(uninterrupted)[name]) for name, value in weights(tmp_path).items())
 
 
-def test_a_process_killed_with_signal_9_continues_with_the_same_command(shards, recipe, tmp_path):
-    def start():
-        command = ["-c", "from dalle_lean.cli import main; main()", "train", str(shards), str(tmp_path / "killed")]
-        options = ["--config", "tiny", "--steps", "30", "--device", "cpu"]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-        return subprocess.Popen([sys.executable, *command, *options], stderr=subprocess.PIPE, env=environment)
+class Started:
+    """`dalle-lean train` as a process."""
 
-    with start() as killed:
-        try:
-            while len(read_metrics(tmp_path / "killed" / METRICS)) < 8:
-                assert killed.poll() is None, killed.stderr.read()
-                time.sleep(0.01)
-        finally:
-            killed.kill()
-    assert killed.returncode == -signal.SIGKILL
+    def __init__(self, shards, out, steps):
+        self.command = ["train", str(shards), str(out), "--config", "tiny", "--steps", str(steps), "--device", "cpu"]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+        self.process = start([*PROGRAM, *self.command], stderr=subprocess.PIPE, env=environment, text=True)
+        self.out = out
+
+    def end_by(self, number):
+        """Send it a signal after some steps; its exit code and what it said."""
+        with self.process as process:
+            try:
+                while len(read_metrics(self.out / METRICS)) < 8:
+                    assert process.poll() is None, process.stderr.read()
+                    time.sleep(0.01)
+                process.send_signal(number)
+                said = process.communicate(timeout=240)[1]
+            finally:
+                process.kill()
+        return process.returncode, said
+
+
+def test_a_process_killed_with_signal_9_continues_with_the_same_command(shards, recipe, tmp_path):
+    assert Started(shards, tmp_path / "killed", 30).end_by(signal.SIGKILL)[0] == -signal.SIGKILL
     train(shards, tmp_path / "whole", recipe.override(steps=30))
-    with start() as again:
-        _, message = again.communicate()
+    again = Started(shards, tmp_path / "killed", 30).process
+    _, message = again.communicate()
     assert again.returncode == 0, message
     assert len(losses(tmp_path / "killed")) == 30
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
 
 
+def test_sigterm_saves_the_step_it_comes_in_and_says_how_to_go_on(shards, tmp_path):
+    started = Started(shards, tmp_path / "ended", 10_000)
+    code, said = started.end_by(signal.SIGTERM)
+    assert code == 143
+    assert said.endswith(f"what was finished is saved. To go on: dalle-lean {shlex.join(started.command)}\n")
+    assert saved_progress(tmp_path / "ended")["step"] == max(losses(tmp_path / "ended"))
+
+
 def test_control_c_saves_the_step_it_interrupts(shards, recipe, uninterrupted, tmp_path):
-    notices = []
+    notices, before = [], signal.getsignal(signal.SIGINT)
 
     def press():
         os.kill(os.getpid(), signal.SIGINT)
@@ -191,7 +210,7 @@ def test_a_finished_run_says_so_without_reading_the_data_again(shards, recipe, t
     for shard in (tmp_path / "data").glob("*.parquet"):
         shard.unlink()
         shard.write_bytes(b"unreadable")
-    notices, before = [], signal.getsignal(signal.SIGINT)
+    notices = []
     assert train(tmp_path / "data", tmp_path / "out", recipe, on_notice=notices.append).step == 12
     assert notices == ["already finished at step 12"]
 

@@ -42,9 +42,10 @@ class Follower(Portion):
         )
 
     def go(self) -> None:
-        """Until rank 0 says stop; Ctrl+C is for it alone."""
+        """Until rank 0 says stop; Ctrl+C and SIGTERM are for it alone."""
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
         position = Position()
         with self.batches() as batches:
             while True:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dalle_lean.ending import Terminated
 from dalle_lean.files import read_json
 from dalle_lean.progress import OnProgress
 from training.progress import OnNotice
-from training.swarm.settings import SwarmSettings
 from training.swarm.log import set_aside
+from training.swarm.settings import SwarmSettings
 from training.swarm.stations import Stations
 
 POLL_S = 0.5
@@ -271,7 +272,7 @@ def supervised(run_dir: Path, *, device: str = "cpu", on_notice: OnNotice) -> It
     from training.swarm.guard import guard_children
 
     guard = guard_children()
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
         supervisor = Supervisor(run_dir, Stations.load(run_dir), device=device, on_notice=on_notice)
         try:
@@ -283,9 +284,9 @@ def supervised(run_dir: Path, *, device: str = "cpu", on_notice: OnNotice) -> It
         guard.terminate()
 
 
-def interrupt(*_: object) -> None:
+def terminate(*_: object) -> None:
     """SIGTERM ends a host as Ctrl+C does: service managers send it."""
-    raise KeyboardInterrupt
+    raise Terminated
 
 
 def host_run(
@@ -303,7 +304,7 @@ def host_run(
         on_ready: called once all of the host's peers are there.
         on_progress: called with steps done, steps in all, and a note.
 
-    Raises KeyboardInterrupt upon Ctrl+C, once all peers have left.
+    Raises KeyboardInterrupt upon Ctrl+C and Terminated upon SIGTERM, once all peers have left.
     """
     with supervised(run_dir, device=device, on_notice=on_notice) as supervisor:
         ready = False

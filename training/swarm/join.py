@@ -14,6 +14,7 @@ import hivemind
 import torch
 from hivemind.utils import get_dht_time
 
+from dalle_lean.ending import EXIT_CODE
 from dalle_lean.tokenizer import Tokenizer
 from training.progress import OnNotice
 from training.recipe import MemoryRecipe
@@ -39,6 +40,8 @@ NO_MORE = "no more"
 """What the other processes hear in place of the next work."""
 INTERRUPTED = 130
 STOP_WORDS_S = 1.0
+GOODBYE_S = 8.0
+"""After SIGTERM: some send SIGKILL ten seconds later."""
 OnDownload = Callable[[int, int, str], None]
 
 
@@ -106,16 +109,16 @@ def take_part(
     on_notice: OnNotice = silent,
     on_stop: Callable[[], None] = lambda: None,
 ) -> str | None:
-    """Train until the run ends, or Ctrl+C; returns a sentence where the run goes on without peers like this one.
+    """Train until the run ends, or Ctrl+C or SIGTERM; returns a sentence where it goes on without peers like this one.
 
     Args:
         on_ready: gets the peer before it begins.
-        on_stop: called before this process ends at once, upon the second Ctrl+C.
+        on_stop: called before this process ends at once, upon the second Ctrl+C or GOODBYE_S after SIGTERM.
 
     Raises:
         OutOfSync, Unreachable: see Peer, training.retry.
         ValueError: nobody of the swarm is to be reached any more; another process takes part from the same folder.
-        KeyboardInterrupt: after goodbye.
+        KeyboardInterrupt, Terminated: upon Ctrl+C or SIGTERM, after goodbye.
     """
     assert found.run is not None
     assert found.folder is not None
@@ -156,6 +159,7 @@ def take_part(
             )
             signal.signal(signal.SIGINT, signal.default_int_handler)  # hivemind has it ignored
             peer.end_at_once = partial(end_at_once, on_stop)
+            peer.on_terminate = partial(end_in_time, on_stop)
             on_ready(peer)
             peer.go()
             goes_on = peer.watch.moved is not None
@@ -181,13 +185,20 @@ def told_by(
     return tell
 
 
-def end_at_once(on_stop: Callable[[], None]) -> NoReturn:
+def end_in_time(on_stop: Callable[[], None]) -> None:
+    """End this process by and by, if it has not said goodbye until then."""
+    timer = threading.Timer(GOODBYE_S, end_at_once, (on_stop, EXIT_CODE))
+    timer.daemon = True
+    timer.start()
+
+
+def end_at_once(on_stop: Callable[[], None], code: int = INTERRUPTED) -> NoReturn:
     """End this process and all that it has started, whatever it waits for and whoever would catch an exception."""
     end_children()
     telling = threading.Thread(target=on_stop, daemon=True)  # the signal may have stopped who holds the screen
     telling.start()
     telling.join(STOP_WORDS_S)
-    os._exit(INTERRUPTED)
+    os._exit(code)
 
 
 def share_of_work(found: Findings, fit: Fit) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from dalle_lean.tokenizer import Tokenizer
 from training.data import Batch, collate
 from training.heldout import heldout_rows
-from training.interrupt import interrupt_deferred, raise_interrupt
+from training.interrupt import Interruption, interrupt_deferred, raise_interrupt
 from training.order import Position
 from training.progress import OnNotice
 from training.recipe import MemoryRecipe
@@ -104,9 +104,11 @@ class Peer(Portion):
         rows = heldout_rows(shards, recipe.data.heldout_share, count, JUDGE_SHARDS)
         self.heldout = collate(rows, tokenizer, self.model.config.text_len) if len(rows) else None
         self.done = Contribution()
-        self.on_download, self.interrupted = on_download, never
+        self.on_download, self.interrupted = on_download, Interruption()
         self.end_at_once: Callable[[], NoReturn] = raise_interrupt
         """Upon a second Ctrl+C."""
+        self.on_terminate: Callable[[], None] = lambda: None
+        """Upon SIGTERM, before it leaves."""
         self.handed_on = 0
         """How often the model had got weights from the swarm when the other ranks got them."""
         self.optimizer = swarm_optimizer(
@@ -129,25 +131,23 @@ class Peer(Portion):
         return parameters
 
     def go(self) -> None:
-        """Train until the schedule ends or Ctrl+C; then leave cleanly.
+        """Train until the schedule ends, Ctrl+C or SIGTERM; then leave cleanly.
 
         Raises OutOfSync where the state of the others cannot be had.
         """
         try:
-            with interrupt_deferred(self.on_notice, self.end_at_once) as interrupted:
+            with interrupt_deferred(self.on_notice, self.end_at_once, self.on_terminate) as interrupted:
                 self.interrupted = interrupted
                 self.wait_for_peers(interrupted)
                 self.catch_up()
                 self.learn(interrupted)
-                if interrupted():
-                    raise KeyboardInterrupt
+                interrupted.end()
         finally:
             self.leave()
 
     def show_download(self, received: int, total: int, donor: str) -> None:
-        """Tell how far a download of the state is; KeyboardInterrupt once Ctrl+C was pressed."""
-        if self.interrupted():
-            raise KeyboardInterrupt
+        """Tell how far a download of the state is; KeyboardInterrupt or Terminated once this process is to end."""
+        self.interrupted.end()
         if self.on_download is not None:
             self.on_download(received, total, donor)
 
@@ -246,8 +246,3 @@ class Peer(Portion):
             self.hand_on_weights(self.ranks)
             self.ranks.tell(Order.STOP)
         self.optimizer.shutdown()
-
-
-def never() -> bool:
-    """No Ctrl+C yet."""
-    return False

@@ -85,17 +85,22 @@ def place(position):
     return position.epoch, position.group, position.window, position.sample
 
 
-def test_ctrl_c_leaves_cleanly_and_the_same_command_goes_on(swarm, tmp_path):
+@pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_lets_it_leave_cleanly_and_the_same_command_goes_on(swarm, tmp_path, ending, code):
     with Joined(tmp_path, swarm.address) as joined:
         joined.wait_beyond(())
-        joined.press_ctrl_c()
-        pressed_s = time.monotonic()
-        assert joined.process.wait(TIMEOUT_S) == 130
-        assert time.monotonic() - pressed_s < 30
+        if ending == signal.SIGINT:
+            joined.press_ctrl_c()
+        else:
+            joined.process.send_signal(ending)
+        sent_s = time.monotonic()
+        assert joined.process.wait(TIMEOUT_S) == code
+        assert time.monotonic() - sent_s < (30 if ending == signal.SIGINT else 10)
         wait_for(lambda: not joined.processes(), 5, "its processes to end")
         stopped_at, identity = joined.position(), (joined.folder / "identity").read_bytes()
-    assert "Traceback" not in joined.mistakes.read_text()
-    screen = joined.screen.read_text()
+    mistakes, screen = joined.mistakes.read_text(), joined.screen.read_text()
+    assert "Traceback" not in mistakes
+    assert ("To go on: dalle-lean join" in mistakes) == (ending == signal.SIGTERM)
     for words in ("listening: a helper came through", "samples/s", "The same command goes on"):
         assert words in screen
     assert "problem" not in screen
@@ -131,10 +136,12 @@ SWALLOWING = """
 import os, signal, sys, time
 from functools import partial
 from training.interrupt import interrupt_deferred
-from training.swarm.join import end_at_once
+from training.swarm import join
+join.GOODBYE_S = 0.5
 if (child := os.fork()) == 0:
     time.sleep(60)
-with interrupt_deferred(print, partial(end_at_once, lambda: print("stopped"))) as interrupted:
+stop = lambda: print("stopped")
+with interrupt_deferred(print, partial(join.end_at_once, stop), partial(join.end_in_time, stop)) as interrupted:
     print(child)
     while True:
         try:
@@ -152,6 +159,15 @@ def test_the_second_ctrl_c_ends_at_once_even_where_a_library_catches_every_excep
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
         assert process.stdout.read() == b"stopped\n"
+    wait_for(lambda: not is_alive(child), 30, "the child to end")
+
+
+def test_sigterm_ends_in_time_even_where_a_library_catches_every_exception():
+    with start([sys.executable, "-uc", SWALLOWING], stdout=subprocess.PIPE, start_new_session=True) as process:
+        child = psutil.Process(int(process.stdout.readline()))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
+        assert process.stdout.read().splitlines()[-1] == b"stopped"
     wait_for(lambda: not is_alive(child), 30, "the child to end")
 
 
