@@ -18,6 +18,7 @@ from training.progress import OnNotice
 from training.shard_set import find_shards
 from training.swarm.averagers import tensors_sha256
 from training.swarm.checkpoints import Checkpoints
+from training.swarm.checks import codes_of
 from training.swarm.portion import build_model
 from training.swarm.settings import SwarmSettings
 from training.swarm.stepping import SwarmOptimizer
@@ -162,7 +163,8 @@ def heldout_batch(settings: SwarmSettings, tokenizer: Path, on_notice: OnNotice,
     recipe = settings.recipe
     count = recipe.data.heldout_samples if device != "cpu" else min(recipe.data.heldout_samples, CPU_SAMPLES)
     try:
-        rows = heldout_rows(find_shards(settings.swarm.data, on_notice=on_notice), recipe.data.heldout_share, count)
+        shards = find_shards(settings.swarm.data, codes=codes_of(settings), on_notice=on_notice)
+        rows = heldout_rows(shards, recipe.data.heldout_share, count)
     except (ValueError, OSError) as error:
         on_notice(f"no held-out loss: {error}")
         return None

@@ -31,6 +31,13 @@ def test_every_command_and_option_is_there():
         assert {option.removeprefix("--") for option in words if option.startswith("--")} <= known, line
 
 
+def test_a_run_on_published_shards_is_told_which_vqgan_made_them():
+    lines = re.findall(r"^ {4,}dalle-lean host (.*)$", GUIDE.replace("\\\n", " "), flags=re.MULTILINE)
+    published = [line for line in lines if "--data hf://" in line]
+    assert published
+    assert all("--vqgan" in line for line in published)
+
+
 def test_the_recipe_is_one_for_a_swarm():
     [text] = re.findall(r"```toml\n(.*?)```", GUIDE, flags=re.DOTALL)
     settings = SwarmSettings(recipe=Recipe.from_dict(tomllib.loads(text)))

@@ -1,5 +1,6 @@
 """A donor's work at the end of a run: what is written before it leaves, and what it does not wait for."""
 
+import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -7,12 +8,13 @@ import pytest
 import torch
 
 from tests.tiny import DALLE_FIELDS
+from tests.training.swarm.harness import TIMING, make_settings
 from training.data import Batch
 from training.recipe import Recipe, ScheduleRecipe
 from training.swarm.checkpoints import Checkpoints, list_checkpoints
-from training.swarm.keeper import Keeper
+from training.swarm.keeper import Keeper, heldout_batch
 from training.swarm.portion import build_model
-from training.swarm.settings import SwarmSettings, write_settings
+from training.swarm.settings import SwarmSettings, WireSection, write_settings
 
 STEPS = 20
 WITHOUT_STATISTICS = SimpleNamespace(state_averager=SimpleNamespace(main_parameters=(), state_tensors=list))
@@ -95,3 +97,20 @@ def test_a_state_whose_loss_cannot_be_measured_is_written_all_the_same(run, sett
     assert math.isnan(checkpoint.heldout_loss)
     [notice] = notices
     assert notice.startswith(f"the held-out loss of step {STEPS // 2} was not measured: ZeroDivisionError")
+
+
+def test_held_out_samples_come_from_a_data_set_of_the_hub_without_dataset_json_too(shards, tmp_path, monkeypatch):
+    settings = make_settings(tmp_path, shards, "tiny", WireSection(), TIMING, 8, {})
+    of_folder = heldout_batch(settings, tmp_path / "tokenizer.json", pytest.fail)
+    monkeypatch.setattr(
+        "training.shard_set.published_files", lambda name: tuple(map(str, sorted(shards.glob("*.parquet"))))
+    )
+    monkeypatch.setattr("training.shard_set.read_file", missing)
+    swarm = dataclasses.replace(settings.swarm, data="hf://datasets/owner/name")
+    heldout = heldout_batch(dataclasses.replace(settings, swarm=swarm), tmp_path / "tokenizer.json", pytest.fail)
+    assert len(heldout.text_ids) > 0
+    assert all(torch.equal(part, other) for part, other in zip(heldout, of_folder, strict=True))
+
+
+def missing(url):
+    raise FileNotFoundError(url)
