@@ -25,7 +25,8 @@ from preprocessing.sources import Sample, Source
 from preprocessing.workers import DecodePool
 
 BATCHES_AHEAD = 2
-SHARDS_BEHIND = 2
+SHARDS_BEHIND = 4
+"""So many are written at once: one core compresses some 200 rows of 1024 codes a second, a GPU makes more."""
 SIDE_BY_SIDE_BYTES = 2**28
 """What the widest layers of batches that a CPU encodes at the same time may take together."""
 
@@ -134,7 +135,7 @@ def make_parts(job: Job, vqgan: VQGAN, parts: Iterable[int], report: Report) -> 
     """
     encoder = Encoder(vqgan, job.batch_size, job.decoding.side, job.bf16)
     with (
-        ThreadPoolExecutor(1, thread_name_prefix="write") as writer,
+        ThreadPoolExecutor(SHARDS_BEHIND, thread_name_prefix="write") as writer,
         DecodePool(job.decoding, job.workers, job.memory_bytes) as pool,
         ThreadPoolExecutor(1, thread_name_prefix="prepare") as preparer,
         encoder,

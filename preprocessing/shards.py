@@ -56,6 +56,8 @@ __all__ = [
 ]
 
 COLUMNS = ("caption", "code", "NSFW", "original_width", "original_height", "url", "key")
+BROTLI_LEVEL = 11
+"""The highest: a shard is written once and read often."""
 READ_ROWS = 256
 VQGAN_NOTE = b"dalle_lean_vqgan"
 
@@ -118,7 +120,9 @@ def write_table(path: Path, table: Any) -> Shard:
     """As `write_shard`, from an Arrow table with the columns of a shard, and maybe more."""
     parquet = require("pyarrow.parquet", extra="preprocessing")
     with atomic_write(path) as temporary:
-        parquet.write_table(table, temporary, use_dictionary=["NSFW"], compression="brotli")
+        parquet.write_table(
+            table, temporary, use_dictionary=["NSFW"], compression="brotli", compression_level=BROTLI_LEVEL
+        )
         return Shard(file=path.name, rows=len(table), sha256=sha256_file(temporary))
 
 

@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +44,25 @@ def make_rows(num_rows, seed=0):
 @pytest.fixture
 def rows():
     return make_rows(700, seed=0) + make_rows(300, seed=1)
+
+
+def test_codes_are_as_small_as_brotli_makes_them(tmp_path):
+    patches = np.random.default_rng(0).geometric(0.1, (2000, 2, 2)).astype(np.int16)
+    pictures = patches.repeat(2, axis=1).repeat(2, axis=2).reshape(-1, NUM_CODES)
+    write_shard(tmp_path / "shard.parquet", [replace(make_rows(1)[0], codes=codes) for codes in pictures])
+    table = pa.table({"code": pa.array([codes.tobytes() for codes in pictures], pa.binary())})
+    for level in (8, 11):
+        options = {"compression": "brotli", "compression_level": level, "use_dictionary": False}
+        pq.write_table(table, tmp_path / f"{level}.parquet", **options)
+    written, usual, best = (column_bytes(tmp_path / f"{name}.parquet", "code") for name in ("shard", 8, 11))
+    assert written == best < 0.9 * usual
+
+
+def column_bytes(path, name):
+    """Of the column as it is stored."""
+    group = pq.read_metadata(path).row_group(0)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    return next(column.total_compressed_size for column in columns if column.path_in_schema == name)
 
 
 @pytest.fixture
