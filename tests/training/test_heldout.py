@@ -91,9 +91,8 @@ def test_of_many_shards_only_as_many_are_read_as_it_takes(tmp_path, monkeypatch)
     assert 30 <= len(set(opened)) <= 55
 
 
-@pytest.mark.parametrize("layout", ["published", "packed"])
-def test_only_codes_that_are_picked_are_decoded(tmp_path, monkeypatch, layout):
-    folder = write_shards(tmp_path / "large", 1200, shard_rows=600, layout=layout)
+def test_only_codes_that_are_picked_are_decoded(tmp_path, monkeypatch):
+    folder = write_shards(tmp_path / "large", 1200, shard_rows=600)
     decoded = []
     real = rows_module.decode_codes
     monkeypatch.setattr(

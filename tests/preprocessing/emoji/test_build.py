@@ -19,7 +19,6 @@ from preprocessing.emoji.heldout import hold_out
 from preprocessing.emoji.plan import plan_training
 from preprocessing.emoji.render import sprite
 from preprocessing.emoji.sets import BUNDLED_SET, TELLING, read_drawings, read_things
-from preprocessing.emoji.sets import SETS, read_drawings, read_things
 from tests.children import start
 
 SMALL = Path(__file__).parents[2] / "data" / "emoji"
