@@ -90,10 +90,13 @@ class ClipRecipe:
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
             least = {"seed": 0, "context_length": 2, "batch_size": 2, "hard_group_size": 2}.get(name, 1)
-            if isinstance(value, int) and value < least:
+            if name.endswith("_share"):
+                if not 0 <= value < 1:
+                    raise ValueError(f"{name}={value}: must be at least 0 and below 1")
+            elif isinstance(value, int) and value < least:
                 raise ValueError(f"{name}={value}: must be at least {least}")
-            if name.endswith("_share") and not 0 <= value < 1:
-                raise ValueError(f"{name}={value}: must be in 0..1")
+        if self.heldout_share == 0:
+            raise ValueError("heldout_share=0: must be above 0, or there would be no caption to measure on")
         if self.precision not in ("bf16", "fp32"):
             raise ValueError(f"precision={self.precision!r}: must be bf16 or fp32")
         if not 0 < self.lr < 1:

@@ -322,6 +322,13 @@ def test_a_recipe_that_makes_no_sense_is_refused(wrong):
         ClipRecipe(**wrong)
 
 
+@pytest.mark.parametrize("nothing", [0, 0.0])
+def test_a_share_of_nothing_to_measure_on_is_refused_and_the_other_shares_may_be_nothing(nothing):
+    with pytest.raises(ValueError, match=r"heldout_share=0.*above 0, or there would be no caption to measure on"):
+        ClipRecipe(heldout_share=nothing)
+    ClipRecipe(warmup_share=nothing, decoded_share=nothing)
+
+
 def test_the_default_clip_is_small(folder, tmp_path):
     tokenizer = Tokenizer.train(read_captioned(folder, 16).captions, 2048)
     recipe = ClipRecipe()
