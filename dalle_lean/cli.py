@@ -33,7 +33,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train-clip": ("training.commands_clip:train_clip", "Train a small CLIP on pictures with captions."),
     "train-things": ("training.commands_things:train_things", "Train a classifier that tells which thing is drawn."),
     "pack": ("dalle_lean.commands:pack", "The parts of a model -> one model folder."),
-    "calculator": ("dalle_lean.commands:calculator", "What training a model costs: memory by kind, arithmetic."),
+    "calculator": (
+        "training.commands_calculator:calculator",
+        "What training a model costs: memory, arithmetic.",
+    ),
     "bench": ("benchmarks.commands:bench", "How fast this machine is, beside the published figures."),
     "convert": ("dalle_lean.convert.commands:convert", "Published checkpoints <-> model folders."),
 }

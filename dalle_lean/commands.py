@@ -1,7 +1,5 @@
-"""`dalle-lean pack`: the parts of a model -> one model folder. `dalle-lean calculator`: what training costs."""
+"""`dalle-lean pack`: the parts of a model -> one model folder."""
 
-import dataclasses
-import json as json_format
 from pathlib import Path
 from typing import Annotated
 
@@ -46,63 +44,3 @@ def pack(
     )
     total_bytes = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     say(f"{out}: {total_bytes / 1e6:.1f} MB")
-
-
-def calculator(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="Recipe or TOML file, model folder, or one of: bert-base, bert-large, t5-small, t5-base, t5-large, "
-            "t5-3b, t5-11b, gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3, gpt-j.",
-        ),
-    ] = "paper",
-    batch: Annotated[
-        int | None,
-        typer.Option(help="Samples at once. [default: the recipe's micro-batch, else 1]", show_default=False),
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(help="fp32, bf16, fp16, bf16-weights. [default: the recipe's, else fp32]", show_default=False),
-    ] = None,
-    optimizer: Annotated[
-        str | None,
-        typer.Option(
-            help="lamb8bit, lamb, adamw, adamw8bit. [default: the recipe's, else lamb8bit]", show_default=False
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(help="cuda, or cpu: there host and device are one.")] = "cuda",
-    plan: Annotated[
-        str | None, typer.Option(help="Such as reversible,samples=1,loss_tokens=128. [default: the recipe's]")
-    ] = None,
-    budget: Annotated[
-        str | None, typer.Option(help="Such as 12GB: the largest batch, and without --plan the fastest that fits.")
-    ] = None,
-    tokens: Annotated[
-        int | None, typer.Option(help="Tokens a sample, of published models. [default: all]", show_default=False)
-    ] = None,
-    shared_blocks: Annotated[
-        int | None, typer.Option(help="Layers take so many sets of weights in turns. [default: the model's]")
-    ] = None,
-    tflops: Annotated[float | None, typer.Option(help="TFLOP/s that the device reaches, for seconds a step.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON, in bytes and FLOP.")] = False,
-) -> None:
-    """Tell what a training step costs: parameters, memory by kind on device and host, arithmetic."""
-    from dalle_lean.memory.report import answer, lines_of
-    from dalle_lean.memory.setup import TrainingSetup
-    from dalle_lean.memory.subjects import find_subject
-
-    subject = find_subject(model).changed(tokens=tokens, shared_blocks=shared_blocks)
-    precision = precision or subject.precision
-    types = TrainingSetup.of_precision(precision)
-    setup = dataclasses.replace(
-        subject.setup,
-        batch=subject.setup.batch if batch is None else batch,
-        optimizer=optimizer or subject.setup.optimizer,
-        device=device,
-        weight_dtype=types.weight_dtype,
-        compute_dtype=types.compute_dtype,
-    )
-    found = answer(subject, setup=setup, precision=precision, plan=plan, budget=budget, tflops=tflops)
-    for line in [json_format.dumps(found.to_dict())] if json else lines_of(found):
-        say(line)

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from dalle_lean.blockwise import CPU
 from dalle_lean.lamb_plain import Rule, new_statistics, step_plain
 from dalle_lean.lamb_state import check_state, follow
+from dalle_lean.memory.setup import OPTIMIZERS
 from dalle_lean.require import require
-
-OPTIMIZERS = ("lamb", "adamw", "adamw8bit")
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from dalle_lean import DalleConfig, MemoryPlan
-from dalle_lean.optim import OPTIMIZERS
+from dalle_lean.memory.setup import OPTIMIZERS, PRECISIONS, TrainingSetup
 from training.fields import check_at_least, check_one_of, typed_section
 
 RECIPES = Path(__file__).parent / "recipes"
 LAMB_ONLY = ("clamp_weight_norm", "bias_correction", "eight_bit", "block_size", "min_eight_bit_numel", "delayed")
-PRECISIONS = ("fp32", "bf16", "fp16", "bf16-weights")
+PLAN_LAMB_ONLY = ("offload_optimizer", "master_weights")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class MemoryRecipe(MemoryPlan):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_one_of(PRECISIONS, precision=self.precision)
+        check_one_of(tuple(PRECISIONS), precision=self.precision)
         check_at_least(1, micro_batches=self.micro_batches)
 
     def activations_for(self, config: DalleConfig) -> str:
@@ -248,6 +248,19 @@ class Recipe:
             memory=replace_given(self.memory, precision=precision),
         )
 
+    def training_setup(self, device: str = "cuda") -> TrainingSetup:
+        """What the cost of a micro-batch depends on; device is "cuda" or "cpu"."""
+        own = self.optimizer
+        return TrainingSetup.of_precision(
+            self.memory.precision,
+            batch=self.data.batch_size // self.memory.micro_batches,
+            optimizer="lamb8bit" if own.name == "lamb" and own.eight_bit else own.name,
+            block_size=own.block_size,
+            min_eight_bit_numel=own.min_eight_bit_numel,
+            delayed=own.delayed,
+            device=device,
+        )
+
     def model_config(self, *, image_side: int, image_vocab_size: int, text_vocab_size: int) -> DalleConfig:
         """The model for this data and tokenizer; ValueError where the recipe says otherwise."""
         found = {"image_side": image_side, "image_vocab_size": image_vocab_size, "text_vocab_size": text_vocab_size}
@@ -271,13 +284,23 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(name_or_file: str | Path) -> Recipe:
-    """A recipe by its name here or by its file; ValueError names the file and what is wrong with it."""
+    """A recipe by its name here or by its file; ValueError names the file and what is wrong with it.
+
+    A file must name its model, and ask of no other optimizer what only lamb can do.
+    """
     path = RECIPES / f"{name_or_file}.toml"
     if not path.exists():
         path = Path(name_or_file)
     if not path.is_file():
         raise ValueError(f"no recipe {name_or_file!r}: it is neither a file nor one of {', '.join(recipe_names())}")
     try:
-        return Recipe.from_dict(tomllib.loads(path.read_text(encoding="utf-8")))
+        sections = tomllib.loads(path.read_text(encoding="utf-8"))
+        recipe = Recipe.from_dict(sections)
+        if not recipe.model:
+            raise ValueError("its [model] is missing or empty; fill it in, or name the recipe paper for the paper's")
+        for name in PLAN_LAMB_ONLY:
+            if recipe.optimizer.name != "lamb" and sections.get("memory", {}).get(name):
+                raise ValueError(f"[memory] {name}: {recipe.optimizer.name} cannot, leave it out or choose lamb")
+        return recipe
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None

@@ -12,9 +12,8 @@ from dalle_lean.memory.parameters import parameter_sizes
 from dalle_lean.memory.plan import MemoryPlan
 from dalle_lean.memory.setup import TrainingSetup
 
-LAMB_BLOCK, LAMB_SMALLEST = 4096, 65536
-"""dalle_lean.optim.Lamb's defaults: elements with one scale, and from how many on statistics are bytes."""
 BITSANDBYTES_BLOCK, BITSANDBYTES_SMALLEST = 256, 4096
+"""Elements with one scale, and from how many on statistics are bytes."""
 KINDS = ("gradient_buffers", "activations", "layer", "logits", "copies")
 """Kinds of bytes that come and go within a step."""
 
@@ -151,5 +150,7 @@ def optimizer_state_bytes(sizes: Sequence[int], setup: TrainingSetup) -> int:
         return 2 * sum(sizes) * setup.weight_bytes + 4 * len(sizes)
     if setup.optimizer == "lamb":
         return 8 * sum(sizes)
-    block, smallest = (LAMB_BLOCK, LAMB_SMALLEST) if setup.is_lamb else (BITSANDBYTES_BLOCK, BITSANDBYTES_SMALLEST)
+    block, smallest = BITSANDBYTES_BLOCK, BITSANDBYTES_SMALLEST
+    if setup.is_lamb:
+        block, smallest = setup.block_size, setup.min_eight_bit_numel
     return sum(2 * size + 8 * -(-size // block) if size >= smallest else 8 * size for size in sizes)

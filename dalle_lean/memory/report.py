@@ -18,7 +18,6 @@ class Answer:
     subject: Subject
     plan: MemoryPlan
     setup: TrainingSetup
-    precision: str
     cost: Cost
     budget_bytes: float | None
     largest_batch: int | None
@@ -35,7 +34,7 @@ class Answer:
         return {
             "model": self.subject.name,
             "tokens": self.subject.tokens,
-            "precision": self.precision,
+            "precision": self.subject.precision,
             "plan": dataclasses.asdict(self.plan),
             "setup": dataclasses.asdict(self.setup),
             **self.cost.to_dict(),
@@ -49,7 +48,6 @@ def answer(
     subject: Subject,
     *,
     setup: TrainingSetup,
-    precision: str,
     plan: str | None = None,
     budget: str | None = None,
     tflops: float | None = None,
@@ -65,12 +63,14 @@ def answer(
     chosen = subject.plan if plan is None else parse_plan(plan)
     if plan is None and budget_bytes is not None:
         chosen = plan_within(subject, chosen, setup, budget_bytes)
+    if not setup.is_lamb:  # the only one with these
+        chosen = dataclasses.replace(chosen, offload_optimizer=False, master_weights=False)
 
     def peak_of(batch: int) -> int:
         return subject.cost(chosen, dataclasses.replace(setup, batch=batch)).peak_bytes
 
     most = None if budget_bytes is None else largest_batch(peak_of, budget_bytes)
-    return Answer(subject, chosen, setup, precision, subject.cost(chosen, setup), budget_bytes, most, tflops)
+    return Answer(subject, chosen, setup, subject.cost(chosen, setup), budget_bytes, most, tflops)
 
 
 def plan_within(subject: Subject, own: MemoryPlan, setup: TrainingSetup, budget_bytes: float) -> MemoryPlan:
@@ -95,7 +95,7 @@ def lines_of(found: Answer) -> list[str]:
     columns = {"device": cost.device.by_kind(), **({"host": cost.host.by_kind()} if offloaded else {})}
     lines = [
         f"{found.subject.name}: {cost.parameters:,} parameters, {found.subject.tokens} tokens a sample",
-        f"batch {setup.batch}, {found.precision}, {setup.optimizer}, plan {describe(found.plan)}",
+        f"batch {setup.batch}, {found.subject.precision}, {setup.optimizer}, plan {describe(found.plan)}",
         "",
         row("", *columns),
     ]

@@ -4,7 +4,10 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-OPTIMIZERS = ("lamb8bit", "lamb", "adamw", "adamw8bit")
+OPTIMIZERS = ("lamb", "adamw", "adamw8bit")
+"""By the names that recipes have for them; see dalle_lean.optim.make_optimizer."""
+STATISTICS = ("lamb8bit", *OPTIMIZERS)
+"""Optimizers by what they keep."""
 DEVICES = ("cuda", "cpu")
 PRECISIONS = {
     "fp32": ("float32", None),
@@ -25,6 +28,7 @@ class TrainingSetup:
         compute_dtype: of autocast; None computes in the weights' dtype.
         optimizer: "lamb8bit" (dalle_lean.optim.Lamb), "lamb" (the same with float32 statistics), "adamw" (torch's) or
             "adamw8bit" (bitsandbytes').
+        block_size, min_eight_bit_numel: of "lamb8bit": elements with one scale; smaller tensors stay float32.
         delayed: LAMB's step runs beside the next forward and backward, on copies (dalle_lean.lamb_delayed).
         device: "cuda", or "cpu": there the host is the device, and nothing can be offloaded.
 
@@ -36,13 +40,15 @@ class TrainingSetup:
     weight_dtype: str = "float32"
     compute_dtype: str | None = None
     optimizer: str = "lamb8bit"
+    block_size: int = 4096
+    min_eight_bit_numel: int = 65536
     delayed: bool = False
     device: str = "cuda"
 
     def __post_init__(self) -> None:
         if not isinstance(self.batch, int) or isinstance(self.batch, bool) or self.batch < 1:
             raise ValueError(f"batch={self.batch!r}: must be a whole number of at least 1")
-        for name, allowed in (("optimizer", OPTIMIZERS), ("device", DEVICES), ("weight_dtype", tuple(DTYPE_BYTES))):
+        for name, allowed in (("optimizer", STATISTICS), ("device", DEVICES), ("weight_dtype", tuple(DTYPE_BYTES))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
         if self.compute_dtype is not None and self.compute_dtype not in DTYPE_BYTES:

@@ -71,6 +71,13 @@ def test_a_missing_recipe_names_those_there_are(tmp_path):
         load_recipe(tmp_path / "mine.toml")
 
 
+@pytest.mark.parametrize("text", ["", "[model]\n", "[data]\nbatch_size = 8\n"])
+def test_a_file_that_names_no_model_asks_for_the_recipes_name(tmp_path, text):
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(ValueError, match=r"mine\.toml: its \[model\] is missing or empty.*name the recipe paper"):
+        load_recipe(tmp_path / "mine.toml")
+
+
 def test_options_override_the_recipe_and_the_warm_up_keeps_its_share():
     recipe = load_recipe("paper").override(steps=1000, batch_size=512, lr=1.0, seed=7, precision="fp32")
     assert (recipe.schedule.total_steps, recipe.schedule.warmup_steps, recipe.schedule.peak_lr) == (1000, 100, 1.0)

@@ -13,10 +13,10 @@ from dalle_lean import DalleConfig, MemoryPlan
 from dalle_lean.cli import main
 from dalle_lean.memory import TrainingSetup, cost_of
 from dalle_lean.memory.presets import PRESETS
-from dalle_lean.memory.subjects import find_subject, recipe_names
-from training.recipe import load_recipe
+from training.recipe import load_recipe, recipe_names
+from training.subjects import find_subject
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def call(capsys, *arguments):
@@ -61,6 +61,46 @@ def test_the_largest_batch_fits_and_the_next_does_not(capsys):
     assert most > 1
     assert found(capsys, *arguments, "--batch", most)["device_bytes"] <= 4e9
     assert found(capsys, *arguments, "--batch", most + 1)["device_bytes"] > 4e9
+
+
+def test_what_a_recipe_leaves_out_is_what_training_takes(capsys, tmp_path):
+    (tmp_path / "mine.toml").write_text("[model]\nnum_layers = 8\n[optimizer]\nblock_size = 256\n")
+    recipe, subject = load_recipe(tmp_path / "mine.toml"), find_subject(str(tmp_path / "mine.toml"))
+    assert subject.setup.batch == recipe.data.batch_size == 4096
+    assert subject.model.text_vocab_size == recipe.data.text_vocab_size == 4096
+    assert subject.setup.block_size == 256
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[model]\n[memory]\nsamples = 1\n", "its [model] is missing or empty"),
+        ("[model]\nnum_layers = 8\n[memory]\nsampels = 1\n", "[memory] sampels: unknown key"),
+        ("[model]\nnum_layers = 8\n[data]\nbatch_size = 10\n[memory]\nmicro_batches = 4\n", "must be a multiple"),
+        ("[model]\nnum_layers = 8\n[schedule]\nlength_warmup = [[1, 999, 1]]\n", "length_warmup = [1, 999, 1]"),
+        (
+            '[model]\nnum_layers = 8\n[memory]\noffload_optimizer = true\n[optimizer]\nname = "adamw8bit"\n',
+            "[memory] offload_optimizer: adamw8bit cannot",
+        ),
+    ],
+)
+def test_what_training_refuses_has_no_price(capsys, tmp_path, text, words):
+    (tmp_path / "mine.toml").write_text(text)
+    code, out, err = call(capsys, tmp_path / "mine.toml")
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+def test_training_refuses_it_with_these_options_too(capsys):
+    assert "must be one of" in call(capsys, "emoji64", "--precision", "bf15")[2]
+    assert "needs branches" not in call(capsys, "emoji64", "--precision", "fp16")[2]
+    assert "need branches" in call(capsys, "emoji64", "--precision", "fp16", "--plan", "keep")[2]
+    assert "only lamb keeps" in call(capsys, "emoji64", "--precision", "bf16-weights", "--optimizer", "adamw")[2]
+
+
+def test_a_plan_says_that_adamw_is_not_offloaded(capsys):
+    assert found(capsys, "paper", "--optimizer", "adamw8bit")["plan"]["offload_optimizer"] is False
+    assert found(capsys, "paper")["plan"]["offload_optimizer"] is True
 
 
 @pytest.mark.parametrize("name", recipe_names())
