@@ -4,7 +4,8 @@ import time
 from contextlib import closing
 from typing import Any, cast
 
-from inference.batches import LARGEST_BATCH, SHARE_OF_FREE_MEMORY, free_bytes, picture_bytes
+from dalle_lean.free_memory import free_bytes
+from inference.batches import LARGEST_BATCH, SHARE_OF_FREE_MEMORY, picture_bytes
 from inference.generator import Generator, Progress, Settings
 
 PAPER_NUM_IMAGES = 128

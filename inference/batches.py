@@ -1,13 +1,12 @@
 """How many pictures are drawn at once, and which together."""
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from dalle_lean.config import DalleConfig
+from dalle_lean.free_memory import free_bytes
 from inference.linear import ROW_GROUP
 from inference.windows import window_of
 
@@ -15,7 +14,6 @@ LARGEST_BATCH = 128
 # The rest is for what a step computes, the VQGAN's decoder and other programs.
 SHARE_OF_FREE_MEMORY = 0.5
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-MEMINFO = Path("/proc/meminfo")
 
 
 class Part(NamedTuple):
@@ -94,13 +92,3 @@ def default_batch_size(config: DalleConfig, dtype: torch.dtype, device: torch.de
     """As many pictures as half of the free memory remembers, 8 to 128, in whole groups of rows."""
     fitting = int(free_bytes(device) * SHARE_OF_FREE_MEMORY) // picture_bytes(config, dtype)
     return max(ROW_GROUP, min(LARGEST_BATCH, fitting // ROW_GROUP * ROW_GROUP))
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory that can be taken now without swapping."""
-    if device.type == "cuda":
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + cached
-    if MEMINFO.exists():
-        return next(1024 * int(line.split()[1]) for line in MEMINFO.read_text().splitlines() if "MemAvailable" in line)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -8,7 +8,6 @@ from inference.batches import (
     Kind,
     Part,
     default_batch_size,
-    free_bytes,
     halve,
     is_out_of_memory,
     picture_bytes,
@@ -107,5 +106,10 @@ def test_the_default_batch_is_what_half_the_free_memory_remembers(monkeypatch):
         assert default_batch_size(config, torch.float32, CPU) == expected
 
 
-def test_free_memory_is_less_than_the_machine_has():
-    assert 2**24 < free_bytes(CPU) < 2**50
+def test_in_a_container_the_default_batch_is_what_its_limit_allows(monkeypatch, tmp_path):
+    config = DalleConfig.paper()
+    assert default_batch_size(config, torch.float32, CPU) > 8
+    (tmp_path / "memory.max").write_text("2000000000\n")
+    (tmp_path / "memory.current").write_text("1000000000\n")
+    monkeypatch.setattr("dalle_lean.free_memory.CONTROL_GROUPS", tmp_path)
+    assert default_batch_size(config, torch.float32, CPU) == 8

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from dalle_lean import Dalle, DalleConfig
+from dalle_lean.free_memory import free_bytes, free_ram_bytes
 from dalle_lean.memory import TrainingSetup, cost_of, fastest_plan
 from dalle_lean.memory.budget import human_bytes
-from dalle_lean.require import require
 from training.data import Batch
 from training.gradients import Gradients
 from training.recipe import MemoryRecipe
@@ -79,19 +79,7 @@ def memory_there(device: torch.device) -> Memory:
     """What is free on this machine."""
     ram = free_ram_bytes()
     shared = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else ram
-    on_device = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else ram
-    return Memory(device_bytes=on_device, ram_bytes=ram, shared_bytes=shared)
-
-
-def free_ram_bytes(control_group: Path = Path("/sys/fs/cgroup")) -> int:
-    """RAM that can be had, within the limit of the container this runs in."""
-    free = int(require("psutil", extra="training").virtual_memory().available)
-    try:
-        limit = int((control_group / "memory.max").read_text())
-        used = int((control_group / "memory.current").read_text())
-    except (OSError, ValueError):  # no container, or one without a limit ("max")
-        return free
-    return min(free, max(0, limit - used))
+    return Memory(device_bytes=free_bytes(device) if device.type == "cuda" else ram, ram_bytes=ram, shared_bytes=shared)
 
 
 def state_bytes(settings: SwarmSettings) -> int:

@@ -7,7 +7,7 @@ import torch
 
 from dalle_lean.memory import TrainingSetup, cost_of
 from training.recipe import Recipe, load_recipe
-from training.swarm.fit import FREE_SHARE, Memory, fit_memory, free_ram_bytes, measured, need_of, state_bytes
+from training.swarm.fit import FREE_SHARE, Memory, fit_memory, measured, need_of, state_bytes
 from training.swarm.optimizer import make_lamb
 from training.swarm.portion import build_model
 from training.swarm.settings import SwarmSettings, WireSection
@@ -109,12 +109,3 @@ def test_the_state_is_as_large_as_the_optimizers(settings):
     assert cost_of(model.config, settings.recipe.memory, TrainingSetup()).parameters == sum(
         parameter.numel() for parameter in model.parameters()
     )
-
-
-def test_a_containers_limit_counts(tmp_path):
-    everything = free_ram_bytes(tmp_path)
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("1000\n")
-    assert free_ram_bytes(tmp_path) == pytest.approx(everything, rel=0.2)
-    (tmp_path / "memory.max").write_text("5000\n")
-    assert free_ram_bytes(tmp_path) == 4000
