@@ -26,7 +26,10 @@ def pack(
             min=0,
         ),
     ] = None,
-    dtype: Annotated[StoredDtype, typer.Option(help="Type of the transformer's stored weights.")] = StoredDtype.FLOAT32,
+    dtype: Annotated[
+        StoredDtype | None,
+        typer.Option(help="Type of the transformer's stored weights. [default: MODEL's]", show_default=False),
+    ] = None,
 ) -> None:
     """Put a model folder together: transformer, tokenizer, vocabulary, VQGAN, CLIP and card, every part hashed."""
     import torch
@@ -40,7 +43,7 @@ def pack(
         clip=clip,
         card=card,
         guidance=guidance,
-        dtype=getattr(torch, dtype),
+        dtype=None if dtype is None else getattr(torch, dtype),
     )
     total_bytes = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     say(f"{out}: {total_bytes / 1e6:.1f} MB")

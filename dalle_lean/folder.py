@@ -41,7 +41,7 @@ def save_model(
     vqgan_fingerprint: str | None = None,
     caption_dropout: float | None = None,
     guidance: float = 1.0,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = torch.float32,
 ) -> None:
     """Write a model folder. An existing one is replaced whole, when the new one is complete on disk; a folder of
     anything else is a ValueError.
@@ -54,7 +54,7 @@ def save_model(
         vqgan_fingerprint: the VQGAN on whose codes the model was trained; `generate` refuses another one.
         caption_dropout: share of the captions in whose place the model learnt the empty one; None is not known.
         guidance: classifier-free guidance with which the model draws unless told otherwise; 1 is off.
-        dtype: of the stored floating-point weights.
+        dtype: of the stored floating-point weights; None: as the model has them.
     """
     folder = Path(folder)
     check_guidance(guidance)
@@ -113,10 +113,13 @@ def read_model(
     checked: dict[str, Any],
     *,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = torch.float32,
     plan: MemoryPlan | None = None,
 ) -> Dalle:
-    """As `load_model`, for who has called `check_parts` already: `checked` is its answer. Nothing is hashed again."""
+    """As `load_model`, for who has called `check_parts` already: `checked` is its answer. Nothing is hashed again.
+
+    dtype: None leaves the weights as they are stored.
+    """
     path = Path(folder) / WEIGHTS
     model = Dalle(DalleConfig.from_dict(checked["dalle"]), plan, device="meta")
     weights = {
@@ -146,7 +149,7 @@ def pack_model(
     clip: Path | None = None,
     card: Path | None = None,
     guidance: float | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Write the model folder `model` to `out` with other parts or another dtype; what is not given is `model`'s.
 
@@ -164,7 +167,7 @@ def pack_model(
     given = {"tokenizer.json": None, "vocabulary.json": vocabulary, "vqgan": vqgan, "clip": clip, "README.md": card}
     parts = {name: path or model / name for name, path in given.items() if path or (model / name).exists()}
     save_model(
-        read_model(model, content),
+        read_model(model, content, dtype=None),
         out,
         tokenizer=parts.get("tokenizer.json"),
         vocabulary=parts.get("vocabulary.json"),

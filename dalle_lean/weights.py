@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from dalle_lean.files import atomic_write
 
 
-def save_weights(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Write tensors as safetensors, atomically, floating-point ones in `dtype`."""
+def save_weights(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype | None = torch.float32) -> None:
+    """Write tensors as safetensors, atomically, floating-point ones in `dtype`; None: in their own."""
     stored = {
-        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype).contiguous().clone()
+        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous().clone()
         for name, tensor in weights.items()
     }
     with atomic_write(path) as temporary:

@@ -56,6 +56,16 @@ def test_bfloat16_weights_load_as_float32(tmp_path):
     assert torch.equal(loaded.output.weight, model.output.weight.bfloat16().float())
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_packed_model_keeps_its_stored_type_unless_it_gets_another(tmp_path, stored):
+    save_model(Dalle(CONFIG), tmp_path / "model", dtype=stored)
+    pack_model(tmp_path / "model", tmp_path / "same")
+    pack_model(tmp_path / "model", tmp_path / "other", dtype=torch.float32)
+    found = [load_file(tmp_path / name / "model.safetensors") for name in ("model", "same", "other")]
+    assert [weights["norm.weight"].dtype for weights in found] == [stored, stored, torch.float32]
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
 def test_a_packed_model_still_tells_with_how_many_empty_captions_it_learnt(tmp_path):
     save_model(Dalle(CONFIG), tmp_path / "model", caption_dropout=0.1)
     pack_model(tmp_path / "model", tmp_path / "packed")
