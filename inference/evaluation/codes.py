@@ -23,7 +23,7 @@ class Bits:
 
     model: float
     strangers_caption: float
-    """Under the caption of another picture."""
+    """Under the caption of another picture, and another caption than its own where there is one to give."""
     no_caption: float
     """Under an empty caption; says little of a model that was trained without caption dropout."""
     counts: float
@@ -43,10 +43,14 @@ def measure_bits(
     codes: Tensor,
     train_codes: Tensor,
     on_batch: Callable[[int], None] = lambda done: None,
+    seed: int = 0,
 ) -> Bits:
-    """Of held-out captions and codes [N, I]; the count models learn from `train_codes` [M, I]."""
+    """Of held-out captions and codes [N, I]; the count models learn from `train_codes` [M, I].
+
+    seed: of whose caption each picture has as a stranger's.
+    """
     text_ids = generator.tokenizer.encode(captions, generator.model.config.text_len)
-    strangers = text_ids[torch.randperm(len(captions), generator=torch.Generator().manual_seed(0))]
+    strangers = text_ids[deranged(text_ids, torch.Generator().manual_seed(seed))]
     nothing = torch.zeros_like(text_ids)  # what caption dropout and guidance put in a caption's place
     size = generator.vqgan.config.codebook_size
     by_place = np.stack([np.bincount(column, minlength=size) for column in train_codes.numpy().T])
@@ -58,6 +62,20 @@ def measure_bits(
         counts=count_bits(np.tile(everywhere, (len(by_place), 1)), codes.numpy()),
         counts_by_place=count_bits(smoothed(by_place, everywhere[0]), codes.numpy()),
     )
+
+
+def deranged(text_ids: Tensor, generator: torch.Generator) -> Tensor:
+    """Each row of [N, T] once, in an order [N] where as few as possible meet a row equal to themselves: none, unless
+    more than half of the rows are equal."""
+    kind = text_ids.unique(dim=0, return_inverse=True)[1]
+    kinds = int(kind.max()) + 1
+    rows = torch.randperm(len(kind), generator=generator)
+    side_by_side = torch.randperm(kinds, generator=generator)[kind[rows]].argsort(stable=True)
+    circle = rows[side_by_side]
+    order = torch.empty_like(circle)
+    # Equal rows stand together, so that a step as long as the longest of these stretches leaves each of them.
+    order[circle] = circle.roll(-int(kind.bincount().max()))
+    return order
 
 
 def model_bits(

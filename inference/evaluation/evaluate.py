@@ -67,7 +67,7 @@ def evaluate(
     training = asker.progress("training pictures", len(material.train_lines))
     train_codes = encode(generator.vqgan, material.train_pixels, training)
     texts = [line["text"] for line in material.lines]
-    bits = measure_bits(generator, texts, codes, train_codes, asker.progress("held-out captions", 3 * count))
+    bits = measure_bits(generator, texts, codes, train_codes, asker.progress("held-out captions", 3 * count), seed)
     attributes = ask_attributes(asker, asked, settings, best_of)
     recognised = None
     if classifier is not None:
