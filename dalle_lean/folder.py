@@ -160,9 +160,10 @@ def pack_model(
         Vocabulary.load(vocabulary)
     expected = content["vqgan_fingerprint"]
     if vqgan is not None and expected is not None:
-        from dalle_lean.vqgan import VQGAN
+        from dalle_lean.vqgan import VQGAN, read_description
 
-        if (actual := VQGAN.load(vqgan).fingerprint()) != expected:
+        VQGAN.load(vqgan)  # whose weights must be those of its fingerprint
+        if (actual := read_description(vqgan)["fingerprint"]) != expected:
             raise ValueError(f"{vqgan} is the VQGAN {actual[:12]}; {model} was trained on codes of {expected[:12]}")
     given = {"tokenizer.json": None, "vocabulary.json": vocabulary, "vqgan": vqgan, "clip": clip, "README.md": card}
     parts = {name: path or model / name for name, path in given.items() if path or (model / name).exists()}

@@ -255,19 +255,31 @@ class VQGAN(nn.Module):
         write_json(Path(folder) / "config.json", description)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Self:
-        """Read what `save` wrote, weights as float32, in eval mode; a file that is not that is a ValueError."""
-        path = Path(folder) / "config.json"
-        description = read_json(path)
-        if not isinstance(description, dict) or description.pop("format", None) != FORMAT:
-            raise ValueError(f"{path}: not a VQGAN of format {FORMAT}")
-        expected = description.pop("fingerprint", None)
+    def load(cls, folder: str | Path, *, checked: bool = False) -> Self:
+        """Read what `save` wrote, weights as float32, in eval mode; a file that is not that is a ValueError.
+
+        checked: both files were compared with their hashes already (`dalle_lean.folder.check_parts`); the weights are
+            not hashed again.
+        """
+        description = read_description(folder)
+        expected = description.pop("fingerprint")
         model = cls(VQGANConfig.from_dict(description))
         weights = Path(folder) / "model.safetensors"
         load_strictly(model, read_weights(weights), str(weights))
-        if model.fingerprint() != expected:
+        if not checked and model.fingerprint() != expected:
             raise ValueError(f"{folder}: the weights are not those that config.json was written for")
         return model.eval()
+
+
+def read_description(folder: str | Path) -> dict[str, Any]:
+    """The fields of a VQGAN folder's config.json and the fingerprint of its weights, which `VQGAN.load` has checked."""
+    path = Path(folder) / "config.json"
+    description = read_json(path)
+    if not isinstance(description, dict) or description.pop("format", None) != FORMAT:
+        raise ValueError(f"{path}: not a VQGAN of format {FORMAT}")
+    if not isinstance(description.get("fingerprint"), str):
+        raise ValueError(f"{path}: the fingerprint of the weights is missing")
+    return description
 
 
 def fingerprint(config: VQGANConfig, weights: Mapping[str, Tensor]) -> str:

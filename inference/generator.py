@@ -21,6 +21,7 @@ from dalle_lean.pictures import square_pixels
 from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vocabulary import Vocabulary
 from dalle_lean.vqgan import VQGAN
+from dalle_lean.vqgan import VQGAN, read_description
 from inference.batches import Batch, Kind, default_batch_size, halve, is_out_of_memory, plan_batches
 from inference.decoder import Decoder
 from inference.linear import Precision
@@ -151,16 +152,16 @@ class Generator:
                 f"{path}: vqgan/config.json is missing; add the VQGAN whose codes the model was trained on: "
                 f"dalle-lean pack {path} OUT --vqgan FOLDER"
             )
-        vqgan = VQGAN.load(path / "vqgan")
+        vqgan = VQGAN.load(path / "vqgan", checked=True)
         trained_on = content.get("vqgan_fingerprint")
-        if trained_on is not None and trained_on != vqgan.fingerprint():
+        if trained_on is not None and trained_on != read_description(path / "vqgan")["fingerprint"]:
             raise ValueError(f"{path}: vqgan/ is not the VQGAN on whose codes this model was trained")
         clip = path / "clip" if "clip/config.json" in content["parts"] else None
         generator = cls(
             read_model(path, content, device=where),
             Tokenizer.from_file(path / "tokenizer.json"),
             vqgan.to(where),
-            make_scorer(scorer, clip, where),
+            make_scorer(scorer, clip, where, checked=True),
             precision or ("fp32" if where.type == "cpu" else "bf16"),
         )
         generator.model_sha256 = content["parts"]["model.safetensors"]

@@ -49,7 +49,9 @@ class Scorer(Protocol):
         ...
 
 
-def make_scorer(spec: str, clip_folder: Path | None, device: torch.device, *, role: str = "scorer") -> Scorer | None:
+def make_scorer(
+    spec: str, clip_folder: Path | None, device: torch.device, *, role: str = "scorer", checked: bool = False
+) -> Scorer | None:
     """The scorer that a person asked for; None is no ranking.
 
     Args:
@@ -58,6 +60,7 @@ def make_scorer(spec: str, clip_folder: Path | None, device: torch.device, *, ro
             "ViT-B-32:laion2b_s34b_b79k" or "hf-hub:OWNER/NAME", fetched by open_clip, so with the network unless it is
             in its cache; "my_scorers:Darkest", a class called with `device`; the path of a CLIP folder.
         role: what a complaint calls it.
+        checked: the files in `clip_folder` were compared with their hashes already.
 
     Raises:
         ValueError: there is no such scorer, it cannot be had, or it is none; says what to do.
@@ -65,7 +68,7 @@ def make_scorer(spec: str, clip_folder: Path | None, device: torch.device, *, ro
     if spec == "none":
         return None
     if spec == "clip":
-        return None if clip_folder is None else ClipScorer.load(clip_folder, device)
+        return None if clip_folder is None else ClipScorer.load(clip_folder, device, checked=checked)
     head, _, tail = spec.partition(":")
     is_folder = spec != "" and Path(spec).is_dir()
     if not (is_folder or (head and tail)):

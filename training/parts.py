@@ -6,7 +6,7 @@ from pathlib import Path
 from dalle_lean import Dalle, load_model
 from dalle_lean.files import read_json
 from dalle_lean.folder import bundled_model
-from dalle_lean.vqgan import VQGAN
+from dalle_lean.vqgan import VQGAN, read_description
 from preprocessing.shards import DatasetInfo
 from training.recipe import Recipe
 from training.shard_set import Codes, ShardSet
@@ -43,7 +43,7 @@ def stated_codes(recipe: Recipe, vqgan: Path | None) -> Codes | None:
     return Codes(
         image_side=recipe.model["image_side"],
         codebook_size=recipe.model["image_vocab_size"],
-        vqgan=made_by.fingerprint(),
+        vqgan=read_description(vqgan)["fingerprint"],
         picture_side=recipe.model["image_side"] * made_by.config.downscale,
     )
 
@@ -62,9 +62,10 @@ def refuse_other_codes(heldout: ShardSet, data: ShardSet) -> None:
 def matching_vqgan(folder: Path, info: DatasetInfo) -> VQGAN:
     """The VQGAN of a folder; ValueError unless it is the one that made the codes."""
     vqgan = VQGAN.load(folder)
-    if vqgan.fingerprint() != info.vqgan:
+    found = read_description(folder)["fingerprint"]
+    if found != info.vqgan:
         raise ValueError(
-            f"{folder} is the VQGAN {vqgan.fingerprint()[:12]}, but the data's codes are of {info.vqgan[:12]}; "
+            f"{folder} is the VQGAN {found[:12]}, but the data's codes are of {info.vqgan[:12]}; "
             "give the folder that the data was preprocessed with"
         )
     return vqgan

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -202,8 +203,13 @@ def test_a_vocabulary_that_is_none_is_refused_by_name(model_folder_with_vocabula
 
 def test_loading_hashes_every_part_once(model_folder, monkeypatch):
     hashed = []
-    monkeypatch.setattr("dalle_lean.folder.sha256_file", lambda path: hashed.append(path) or sha256_file(path))
+    for room in ("folder", "clip"):
+        monkeypatch.setattr(
+            f"dalle_lean.{room}.sha256_file", lambda path: hashed.append(Path(path)) or sha256_file(path)
+        )
+    monkeypatch.setattr("dalle_lean.vqgan.fingerprint", lambda config, weights: hashed.append("weights"))
     Generator.from_folder(model_folder, device="cpu")
+    assert "weights" not in hashed
     assert sorted(hashed) == sorted(model_folder / name for name in hashed_parts(model_folder))
 
 
