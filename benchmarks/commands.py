@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from dalle_lean.errors import UserError
 from dalle_lean.terminal import say, warn
 
 MEGA = 1e6
@@ -119,7 +120,7 @@ def bench(
             say(line)
         say("")
     if failed:
-        raise ValueError(f"{len(failed)} of the benchmarks did not finish: {', '.join(failed)}")
+        raise UserError(f"{len(failed)} of the benchmarks did not finish: {', '.join(failed)}")
 
 
 def run(module: str, arguments: list[str]) -> dict[str, Any] | None:

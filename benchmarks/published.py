@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dalle_lean.errors import UserError
+
 OPENING, CLOSING = "<!-- figures:", "-->"
 
 
@@ -28,10 +30,10 @@ def published_figures(text: str) -> dict[str, dict[str, Any]]:
         except (ValueError, TypeError, KeyError):
             figures, name = None, None
         if not closing or not isinstance(name, str):
-            raise ValueError(
+            raise UserError(
                 f"BENCHMARKS.md: {OPENING}{line[:60]}: this is no comment with the JSON line of a benchmark"
             )
         if name in found:
-            raise ValueError(f"BENCHMARKS.md: the figures of {name} come twice")
+            raise UserError(f"BENCHMARKS.md: the figures of {name} come twice")
         found[name] = figures
     return found

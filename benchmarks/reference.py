@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from dalle_lean.errors import UserError
+
 REFERENCE = "dalle-pytorch"
 REQUIREMENTS = (
     "torch==2.15.0",
@@ -55,7 +57,7 @@ def find_reference(options: argparse.Namespace) -> str | None:
         return None
     python = shutil.which(options.reference)
     if python is None:
-        raise ValueError(f"--reference {options.reference}: no such interpreter")
+        raise UserError(f"--reference {options.reference}: no such interpreter")
     return python
 
 
@@ -79,6 +81,6 @@ def make_environment(folder: Path) -> str:
         ):
             # Nothing but the figures belongs on standard output.
             if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
-                raise ValueError(f"dalle-pytorch could not be installed into {folder}; it says why above")
+                raise UserError(f"dalle-pytorch could not be installed into {folder}; it says why above")
         (folder / COMPLETE).touch()
     return str(python)

@@ -49,6 +49,7 @@ from benchmarks.turns import Child
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.convert import from_dalle_pytorch
 from dalle_lean.devices import pick_device
+from dalle_lean.errors import UserError
 from dalle_lean.folder import bundled_model
 from dalle_lean.terminal import progress_bar
 from dalle_lean.vqgan import VQGAN, VQGANConfig
@@ -93,7 +94,7 @@ def main() -> None:
     try:
         device, reference = pick_device(options.device), find_reference(options)
         if reference is not None and (options.paper or device.type != "cpu"):
-            raise ValueError("the reference is measured with the default model on the CPU; leave --paper and --device")
+            raise UserError("the reference is measured with the default model on the CPU; leave --paper and --device")
         limits = measure_limits(device)
         with progress_bar("Sampling", "parts") as on_progress, ExitStack() as stack:
             subject = make_subject(SMALL if not options.paper else DalleConfig.paper(), device)
@@ -216,7 +217,7 @@ def start_reference(
     differences = child.answer()
     for way, difference in differences.items():
         if not difference <= LOGITS_AGREEMENT:
-            raise ValueError(f"logits of {REFERENCE}, {way}, are {difference} from ours: it is another function")
+            raise UserError(f"logits of {REFERENCE}, {way}, are {difference} from ours: it is another function")
     return child, differences
 
 

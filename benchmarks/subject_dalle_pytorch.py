@@ -10,6 +10,7 @@ from dalle_pytorch import DALLE, DiscreteVAE
 from safetensors.torch import load_file
 
 from benchmarks.turns import Subject, serve
+from dalle_lean.errors import UserError
 
 
 def build(task: dict[str, Any]) -> Subject:
@@ -35,7 +36,7 @@ def load_weights(model: DALLE, path: str) -> None:
     filled = {id(wanted[name]) for name in stored}
     missing = [name for name, parameter in wanted.items() if parameter.requires_grad and id(parameter) not in filled]
     if missing:
-        raise ValueError(f"{path} lacks {', '.join(missing)}")
+        raise UserError(f"{path} lacks {', '.join(missing)}")
 
 
 if __name__ == "__main__":

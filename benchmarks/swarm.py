@@ -22,6 +22,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.report import print_json, print_table
+from dalle_lean.errors import UserError
 from training.swarm.settings import TimingSection, WireSection
 
 try:
@@ -273,7 +274,7 @@ def measure_soak(folder: Path, nursery: Nursery, options: argparse.Namespace) ->
 def chosen(modes: dict[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
     """Those of these names, in the same order; all without names. ValueError for others."""
     if unknown := set(names or ()) - set(modes):
-        raise ValueError(f"{', '.join(unknown)}: choose of {', '.join(modes)}")
+        raise UserError(f"{', '.join(unknown)}: choose of {', '.join(modes)}")
     return {name: mode for name, mode in modes.items() if not names or name in names}
 
 

@@ -38,6 +38,7 @@ from benchmarks.report import print_json, print_table
 from benchmarks.turns import Child
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.convert import to_dalle_pytorch
+from dalle_lean.errors import UserError
 from dalle_lean.masks import attention_mask
 from dalle_lean.memory import MemoryPlan
 from dalle_lean.terminal import progress_bar
@@ -209,7 +210,7 @@ def random_batch(config: DalleConfig, size: int) -> dict[str, Tensor]:
 def their_task(config: DalleConfig) -> dict[str, Any]:
     """The arguments of dalle_pytorch.DALLE that make it this config's function; ValueError where none do."""
     if "conv" in config.layer_kinds and config.conv_window != "corner":
-        raise ValueError(f"conv_window={config.conv_window!r}: dalle-pytorch 1.6.6 has the window 'corner' only")
+        raise UserError(f"conv_window={config.conv_window!r}: dalle-pytorch 1.6.6 has the window 'corner' only")
     arguments = {
         "dim": config.hidden_size,
         "depth": config.num_layers,
@@ -239,7 +240,7 @@ def check_agreement(results: list[Result]) -> None:
         for measure in ("loss", "gradient_norm"):
             difference = relative_difference(result, results[0], measure)
             if not difference <= AGREEMENT:
-                raise ValueError(
+                raise UserError(
                     f"{measure} of {result.name} is {result.first[measure]} and of {results[0].name} "
                     f"{results[0].first[measure]}: they do not train the same function"
                 )

@@ -27,6 +27,8 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from dalle_lean.errors import UserError
+
 ROOT = Path(__file__).parent.parent
 # The interpreter's own packages come first, also where this package lies among another interpreter's; those of the
 # current folder, "", never: -P would do for Python 3.11 and later, but a reference may need an earlier one.
@@ -49,7 +51,7 @@ class Subject(NamedTuple):
 def serve(build: Callable[[dict[str, Any]], Subject]) -> None:
     """The child: `build` makes a Subject of the task's "model" and, to warm up, of its "tiny" model."""
     if not CLEAR_REFS.exists():
-        raise ValueError("peak memory is read from /proc, which only Linux has")
+        raise UserError("peak memory is read from /proc, which only Linux has")
     task, answer = open_task()
     build(task["tiny"]).loss().backward()
     base_bytes = settled_bytes()
@@ -138,7 +140,7 @@ class Child:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise ValueError(f"{self.name} ended before it answered; it says why above")
+            raise UserError(f"{self.name} ended before it answered; it says why above")
         return dict(json.loads(line))
 
     def ask(self, request: Any = None) -> dict[str, Any]:

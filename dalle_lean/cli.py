@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from dalle_lean.ending import EXIT_CODE, Terminated
-from dalle_lean.terminal import error, tell
+from dalle_lean.terminal import error, explain, tell
 
 # word: (where its function lives, one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -41,8 +41,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "convert": ("dalle_lean.convert.commands:convert", "Published checkpoints <-> model folders."),
 }
 
-# What a user can mend is one line and exit code 2; anything else is a bug and keeps its traceback.
-MISTAKES = (ValueError, OSError, ImportError, MemoryError)
 INTERRUPTED = 130
 
 
@@ -91,8 +89,8 @@ def build_app(word: str | None) -> typer.Typer:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `dalle-lean` and exit: 0 for success, 2 for a mistake (one line on stderr), 130 for Ctrl+C, 143 for SIGTERM
-    where it is waited for."""
+    """Run `dalle-lean` and exit: 0 for success, 130 for Ctrl+C, 143 for SIGTERM where it is waited for, else as `explain`
+    says; 2 for unknown options too."""
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     word = next((argument for argument in arguments if not argument.startswith("-")), None)
     try:
@@ -100,16 +98,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Terminated:
         tell(f"ended by SIGTERM; what was finished is saved. To go on: dalle-lean {shlex.join(arguments)}")
         sys.exit(EXIT_CODE)
-    except Exception as mistake:
-        if os.environ.get("DALLE_LEAN_TRACEBACK"):
-            raise
-        if hasattr(mistake, "format_message"):  # Typer's own usage errors
-            error(mistake.format_message())
-        elif isinstance(mistake, MISTAKES):
-            error(" ".join(str(mistake).split()) or type(mistake).__name__)
-        else:
-            raise
-        sys.exit(2)
+    except Exception as failure:
+        if hasattr(failure, "format_message"):  # Typer's own usage errors
+            error(failure.format_message())
+            sys.exit(2)
+        sys.exit(explain(failure))
     if code == INTERRUPTED:  # Typer answers Ctrl+C with this code
         tell("stopped; what was finished is kept")
     sys.exit(code if isinstance(code, int) else 0)

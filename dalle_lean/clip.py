@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dalle_lean.clip_architecture import Architecture, build_clip, caption_encoder, load_clip_weights, model_config
+from dalle_lean.errors import UserError
 from dalle_lean.files import read_json, sha256_file, write_json
 from dalle_lean.require import require
 from dalle_lean.tokenizer import Tokenizer
@@ -66,7 +67,7 @@ class ClipScorer:
         self.image_mean = rgb("image_mean", image_mean, smallest=0.0)
         self.image_std = rgb("image_std", image_std, smallest=1e-3)
         if interpolation not in INTERPOLATIONS:
-            raise ValueError(f"interpolation={interpolation!r}: must be one of {', '.join(INTERPOLATIONS)}")
+            raise UserError(f"interpolation={interpolation!r}: must be one of {', '.join(INTERPOLATIONS)}")
         self.interpolation = interpolation
         self.name = name
         self.device = torch.device(device)
@@ -92,9 +93,9 @@ class ClipScorer:
         own_vocabulary = config["tokenizer"] == TOKENIZER
         for name in (WEIGHTS, TOKENIZER) if own_vocabulary else (WEIGHTS,):
             if not (folder / name).is_file():
-                raise ValueError(f"{folder}: {name} is missing")
+                raise UserError(f"{folder}: {name} is missing")
             if not checked and sha256_file(folder / name) != config["sha256"].get(name):
-                raise ValueError(f"{folder}: {name} is not the file this CLIP was saved with; get a complete copy")
+                raise UserError(f"{folder}: {name} is not the file this CLIP was saved with; get a complete copy")
         try:
             return cls(
                 config["architecture"],
@@ -105,8 +106,8 @@ class ClipScorer:
                 interpolation=config["interpolation"],
                 device=device,
             )
-        except ValueError as error:
-            raise ValueError(f"{folder}: {error}") from None
+        except UserError as error:
+            raise UserError(f"{folder}: {error}") from None
 
     def save(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
         """Write a CLIP folder, floating-point weights in `dtype`; config.json comes last and holds the hashes."""
@@ -203,18 +204,18 @@ def read_clip_config(folder: Path) -> dict[str, Any]:
     """The checked content of a CLIP folder's config.json."""
     path = folder / "config.json"
     if not path.is_file():
-        raise ValueError(f"{folder} is not a CLIP folder: it has no config.json")
+        raise UserError(f"{folder} is not a CLIP folder: it has no config.json")
     config = read_json(path)
     if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise ValueError(f"{path} is not of the format {FORMAT}")
+        raise UserError(f"{path} is not of the format {FORMAT}")
     config.setdefault("interpolation", "bicubic")  # folders of earlier programs do not name it
     fields = {"format", "architecture", "image_mean", "image_std", "interpolation", "tokenizer", "sha256"}
     if wrong := fields ^ set(config):
-        raise ValueError(f"{path}: unknown or missing fields {sorted(wrong)}")
+        raise UserError(f"{path}: unknown or missing fields {sorted(wrong)}")
     if config["tokenizer"] not in ("open_clip", TOKENIZER):
-        raise ValueError(f"{path}: tokenizer={config['tokenizer']!r}: must be 'open_clip' or '{TOKENIZER}'")
+        raise UserError(f"{path}: tokenizer={config['tokenizer']!r}: must be 'open_clip' or '{TOKENIZER}'")
     if not isinstance(config["sha256"], dict):
-        raise ValueError(f"{path}: sha256 must name the files and their hashes")
+        raise UserError(f"{path}: sha256 must name the files and their hashes")
     return config
 
 
@@ -223,7 +224,7 @@ def rgb(name: str, values: Any, smallest: float) -> tuple[float, ...]:
     numbers = tuple(values) if isinstance(values, list | tuple) else ()
     is_number = [isinstance(number, int | float) and math.isfinite(number) for number in numbers]
     if len(numbers) != 3 or not all(is_number) or not all(smallest <= number <= 1 for number in numbers):
-        raise ValueError(f"{name}={values!r}: must be three numbers in {smallest:g}..1")
+        raise UserError(f"{name}={values!r}: must be three numbers in {smallest:g}..1")
     return numbers
 
 
@@ -231,5 +232,5 @@ def square_side(size: int | tuple[int, int]) -> int:
     """The side in pixels of the pictures a vision tower takes."""
     height, width = (size, size) if isinstance(size, int) else size
     if height != width:
-        raise ValueError(f"architecture: image_size={size}: only square pictures are supported")
+        raise UserError(f"architecture: image_size={size}: only square pictures are supported")
     return height

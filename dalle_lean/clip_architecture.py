@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dalle_lean.errors import UserError
 from dalle_lean.picture_tower import PatchResNet
 from dalle_lean.require import require
 from dalle_lean.tokenizer import Tokenizer
@@ -47,7 +48,7 @@ def model_config(architecture: Architecture) -> dict[str, Any]:
     open_clip = require("open_clip", extra="demo")
     if isinstance(architecture, str):
         if architecture not in open_clip.list_models():
-            raise ValueError(
+            raise UserError(
                 f"{architecture!r} is not an architecture of open_clip {open_clip.__version__}; "
                 "name one such as ViT-B-32, without a hub address or a pretrained tag"
             )
@@ -55,15 +56,15 @@ def model_config(architecture: Architecture) -> dict[str, Any]:
     elif isinstance(architecture, Mapping):
         config = copy.deepcopy(dict(architecture))
     else:
-        raise ValueError(f"architecture must be a name or a model config, not {type(architecture).__name__}")
+        raise UserError(f"architecture must be a name or a model config, not {type(architecture).__name__}")
     for name in ("vision_cfg", "text_cfg"):
         if not isinstance(config.get(name), dict):
-            raise ValueError(f"architecture: {name} must be an object with the sizes of that tower")
+            raise UserError(f"architecture: {name} must be an object with the sizes of that tower")
     check_sizes("architecture", config)
     if config["text_cfg"].get("hf_model_name"):
-        raise ValueError("architecture: its text tower comes from the hub; take one that open_clip holds whole")
+        raise UserError("architecture: its text tower comes from the hub; take one that open_clip holds whole")
     if ":" in str(config["vision_cfg"].get("timm_model_name", "")):
-        raise ValueError(
+        raise UserError(
             f"architecture: timm_model_name={config['vision_cfg']['timm_model_name']!r} is an address, which timm "
             "would fetch; name a model that timm holds"
         )
@@ -80,7 +81,7 @@ def check_sizes(where: str, config: Mapping[str, Any]) -> None:
             for number in value if isinstance(value, list | tuple) else [value]:
                 is_number = isinstance(number, int | float) and not isinstance(number, bool)
                 if not is_number or not 0 < number <= LARGEST[name]:
-                    raise ValueError(f"{where}.{name}={value!r}: must be positive and at most {LARGEST[name]}")
+                    raise UserError(f"{where}.{name}={value!r}: must be positive and at most {LARGEST[name]}")
 
 
 def build_clip(config: Mapping[str, Any]) -> Any:
@@ -98,7 +99,7 @@ def build_clip(config: Mapping[str, Any]) -> Any:
             model.visual = PatchResNet(settings["embed_dim"], **own_tower)
         return model
     except Exception as error:  # asserts, TypeErrors, RuntimeErrors: wherever open_clip notices
-        raise ValueError(f"architecture: it cannot be built: {type(error).__name__}: {error}") from None
+        raise UserError(f"architecture: it cannot be built: {type(error).__name__}: {error}") from None
 
 
 def load_clip_weights(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) -> None:
@@ -109,12 +110,12 @@ def load_clip_weights(model: nn.Module, weights: str | Path | Mapping[str, Tenso
         return
     path = Path(weights)
     if not path.is_file():
-        raise ValueError(f"no file of weights at {path}; pretrained tags are not downloaded, give a file")
+        raise UserError(f"no file of weights at {path}; pretrained tags are not downloaded, give a file")
     try:
         # Knows the names in which CLIPs were published; never unpickles.
         require("open_clip", extra="demo").load_checkpoint(model, str(path), strict=True, weights_only=True)
     except Exception as error:  # each format has exceptions of its own
-        raise ValueError(f"{path} does not hold the weights of this CLIP: {error}") from None
+        raise UserError(f"{path} does not hold the weights of this CLIP: {error}") from None
     refuse_infinite(model, str(path))
 
 
@@ -128,12 +129,12 @@ def caption_encoder(config: Mapping[str, Any], tokenizer: Tokenizer | None) -> C
     if tokenizer is not None:
         ids_in_use = tokenizer.vocab_size
         if text.get("pool_type") != "eos" or text.get("eos_id") != tokenizer.padding_id:
-            raise ValueError(
+            raise UserError(
                 "architecture: captions of a tokenizer.json end at the first padding id, so text_cfg needs "
                 f"pool_type='eos' and eos_id={tokenizer.padding_id}"
             )
     elif text.get("hf_tokenizer_name"):
-        raise ValueError(
+        raise UserError(
             f"architecture: its tokenizer {text['hf_tokenizer_name']!r} is on the hub, not in open_clip; "
             "take one that open_clip holds whole"
         )
@@ -142,10 +143,10 @@ def caption_encoder(config: Mapping[str, Any], tokenizer: Tokenizer | None) -> C
         try:
             simple = open_clip.SimpleTokenizer(context_length=text["context_length"], **options)
         except Exception as error:  # whatever its options lead to
-            raise ValueError(f"architecture: tokenizer_kwargs={options!r}: {type(error).__name__}: {error}") from None
+            raise UserError(f"architecture: tokenizer_kwargs={options!r}: {type(error).__name__}: {error}") from None
         ids_in_use = simple.vocab_size
     if ids_in_use > text["vocab_size"]:
-        raise ValueError(f"architecture: vocab_size={text['vocab_size']} is less than the tokenizer's {ids_in_use}")
+        raise UserError(f"architecture: vocab_size={text['vocab_size']} is less than the tokenizer's {ids_in_use}")
     if tokenizer is None:
         return lambda captions: simple(list(captions))
     return lambda captions: end_padded(tokenizer, captions, text["context_length"])

@@ -4,6 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from dalle_lean.errors import UserError
+
 ATTENTION_KINDS = ("row", "column", "conv", "full")
 CONV_WINDOWS = ("centred", "corner")
 FFN_ACTIVATIONS = ("gelu", "silu", "relu", "relu_squared")
@@ -91,51 +93,49 @@ class DalleConfig:
         for name, largest in LARGEST.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
-                raise ValueError(f"{name}={value!r}: must be a whole number in 1..{largest}")
+                raise UserError(f"{name}={value!r}: must be a whole number in 1..{largest}")
         for name in ("tie_embeddings", "token_shift", "rotary", "reversible", "sandwich_norm", "ffn_gated"):
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be true or false")
+                raise UserError(f"{name}={getattr(self, name)!r}: must be true or false")
         if not isinstance(self.image_loss_weight, int | float) or not 0 <= self.image_loss_weight < float("inf"):
-            raise ValueError(f"image_loss_weight={self.image_loss_weight!r}: must be a finite number of at least 0")
+            raise UserError(f"image_loss_weight={self.image_loss_weight!r}: must be a finite number of at least 0")
         if not isinstance(self.attention_pattern, tuple) or not self.attention_pattern:
-            raise ValueError(
+            raise UserError(
                 f"attention_pattern={self.attention_pattern!r}: must be a tuple of at least one kind of attention"
             )
         for kind in (*self.attention_pattern, *([self.last_attention] if self.last_attention is not None else [])):
             if kind not in ATTENTION_KINDS:
-                raise ValueError(f"attention kind {kind!r}: must be one of {', '.join(ATTENTION_KINDS)}")
+                raise UserError(f"attention kind {kind!r}: must be one of {', '.join(ATTENTION_KINDS)}")
         if self.ffn_activation not in FFN_ACTIVATIONS:
-            raise ValueError(f"ffn_activation={self.ffn_activation!r}: must be one of {', '.join(FFN_ACTIVATIONS)}")
+            raise UserError(f"ffn_activation={self.ffn_activation!r}: must be one of {', '.join(FFN_ACTIVATIONS)}")
         rank = self.pixelfly_rank
         if rank is not None and (not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank <= 2**16):
-            raise ValueError(f"pixelfly_rank={rank!r}: must be a whole number in 0..{2**16}, or None for dense")
+            raise UserError(f"pixelfly_rank={rank!r}: must be a whole number in 0..{2**16}, or None for dense")
         if self.conv_window not in CONV_WINDOWS:
-            raise ValueError(f"conv_window={self.conv_window!r}: must be one of {', '.join(CONV_WINDOWS)}")
+            raise UserError(f"conv_window={self.conv_window!r}: must be one of {', '.join(CONV_WINDOWS)}")
         if self.conv_kernel % 2 == 0:
-            raise ValueError(f"conv_kernel={self.conv_kernel}: must be odd, the window has a centre")
+            raise UserError(f"conv_kernel={self.conv_kernel}: must be odd, the window has a centre")
         if self.token_shift and self.hidden_size % 4:
-            raise ValueError(f"hidden_size={self.hidden_size}: token_shift needs a multiple of 4")
+            raise UserError(f"hidden_size={self.hidden_size}: token_shift needs a multiple of 4")
         if self.rotary and self.head_size < 6:
-            raise ValueError(
-                f"head_size={self.head_size}: rotary needs at least 6, two channels for each of three axes"
-            )
+            raise UserError(f"head_size={self.head_size}: rotary needs at least 6, two channels for each of three axes")
         if self.rotary and self.head_size % 2:
-            raise ValueError(f"head_size={self.head_size}: rotary turns channels in pairs, it needs an even number")
+            raise UserError(f"head_size={self.head_size}: rotary turns channels in pairs, it needs an even number")
         self._check_sharing()
 
     def _check_sharing(self) -> None:
         shared = self.shared_blocks
         if isinstance(shared, tuple):
             if len(shared) != self.num_layers or any(not isinstance(block, int) or block < 0 for block in shared):
-                raise ValueError(f"shared_blocks={shared}: a tuple names a block of at least 0 for each layer")
+                raise UserError(f"shared_blocks={shared}: a tuple names a block of at least 0 for each layer")
             if set(shared) != set(range(max(shared) + 1)):
-                raise ValueError(f"shared_blocks={shared}: blocks must be numbered from 0 without gaps")
+                raise UserError(f"shared_blocks={shared}: blocks must be numbered from 0 without gaps")
         elif shared is not None and (not isinstance(shared, int) or isinstance(shared, bool) or shared < 1):
-            raise ValueError(f"shared_blocks={shared!r}: must be a number of at least 1, a tuple or None")
+            raise UserError(f"shared_blocks={shared!r}: must be a number of at least 1, a tuple or None")
         kind_of_block: dict[int, str] = {}
         for layer, (block, kind) in enumerate(zip(self.layer_blocks, self.layer_kinds, strict=True)):
             if kind_of_block.setdefault(block, kind) != kind:
-                raise ValueError(
+                raise UserError(
                     f"shared_blocks={shared}: layer {layer} has {kind} attention but shares block {block} with a "
                     f"{kind_of_block[block]} layer; layers that share a block need the same kind"
                 )
@@ -199,6 +199,6 @@ class DalleConfig:
         """Inverse of `to_dict`; an unknown field is a ValueError that names it."""
         unknown = set(fields) - {field.name for field in dataclasses.fields(cls)}
         if unknown:
-            raise ValueError(f"unknown DalleConfig field: {', '.join(sorted(unknown))}")
+            raise UserError(f"unknown DalleConfig field: {', '.join(sorted(unknown))}")
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
         return cls(**values)

@@ -2,6 +2,8 @@
 
 import torch
 
+from dalle_lean.errors import UserError
+
 
 def pick_device(device: str | torch.device) -> torch.device:
     """The device meant; "auto" is CUDA where there is one, else the CPU. ValueError for one that is not usable here."""
@@ -12,9 +14,9 @@ def pick_device(device: str | torch.device) -> torch.device:
     except RuntimeError:
         picked = torch.device("meta")
     if picked.type not in ("cpu", "cuda"):
-        raise ValueError(f"device={str(device)!r}: it must be auto, cpu, cuda or cuda:N")
+        raise UserError(f"device={str(device)!r}: it must be auto, cpu, cuda or cuda:N")
     if picked.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={str(device)!r}: no CUDA device is usable here; take cpu")
+        raise UserError(f"device={str(device)!r}: no CUDA device is usable here; take cpu")
     if picked.index is not None and picked.type == "cuda" and picked.index >= torch.cuda.device_count():
-        raise ValueError(f"device={str(device)!r}: there are only {torch.cuda.device_count()} CUDA devices here")
+        raise UserError(f"device={str(device)!r}: there are only {torch.cuda.device_count()} CUDA devices here")
     return picked

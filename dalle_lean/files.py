@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dalle_lean.errors import UserError
+
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
@@ -47,12 +49,20 @@ def write_json(path: str | Path, content: Any) -> None:
         temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def read_json(path: str | Path) -> Any:
-    """Read JSON; a malformed file is a ValueError that names it."""
+def read_text(path: str | Path) -> str:
+    """Read UTF-8; anything else is a UserError that names the file."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not text in UTF-8: {error}") from None
+
+
+def read_json(path: str | Path) -> Any:
+    """Read JSON; a malformed file is a UserError that names it."""
+    try:
+        return json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
 
 
 def sha256_file(path: str | Path) -> str:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from dalle_lean.config import DalleConfig
-from dalle_lean.files import read_json, sha256_file, sync_folder, write_json
+from dalle_lean.errors import UserError
+from dalle_lean.files import read_json, read_text, sha256_file, sync_folder, write_json
 from dalle_lean.memory import MemoryPlan
 from dalle_lean.model import Dalle
 from dalle_lean.vocabulary import Vocabulary
@@ -25,7 +26,7 @@ HIGHEST_GUIDANCE = 1e3
 PART_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
-class DamagedFolder(ValueError):
+class DamagedFolder(UserError):
     """A model folder misses a part, or a part is not the one the folder was saved with."""
 
 
@@ -89,7 +90,7 @@ def save_model(
 def check_guidance(guidance: float) -> None:
     """ValueError unless the guidance scale lies in its range."""
     if not 0 <= guidance <= HIGHEST_GUIDANCE:
-        raise ValueError(f"guidance={guidance}: it must lie in 0..{HIGHEST_GUIDANCE:g} (1 is off)")
+        raise UserError(f"guidance={guidance}: it must lie in 0..{HIGHEST_GUIDANCE:g} (1 is off)")
 
 
 def load_model(
@@ -137,7 +138,7 @@ def copy_part(part: Path, out: Path) -> None:
         if (part / name).is_file():
             shutil.copyfile(part / name, out / name)
     if not (out / "config.json").exists():
-        raise ValueError(f"{part} is no finished VQGAN or CLIP: it has no config.json")
+        raise UserError(f"{part} is no finished VQGAN or CLIP: it has no config.json")
 
 
 def pack_model(
@@ -164,7 +165,7 @@ def pack_model(
 
         VQGAN.load(vqgan)  # whose weights must be those of its fingerprint
         if (actual := read_description(vqgan)["fingerprint"]) != expected:
-            raise ValueError(f"{vqgan} is the VQGAN {actual[:12]}; {model} was trained on codes of {expected[:12]}")
+            raise UserError(f"{vqgan} is the VQGAN {actual[:12]}; {model} was trained on codes of {expected[:12]}")
     given = {"tokenizer.json": None, "vocabulary.json": vocabulary, "vqgan": vqgan, "clip": clip, "README.md": card}
     parts = {name: path or model / name for name, path in given.items() if path or (model / name).exists()}
     save_model(
@@ -174,7 +175,7 @@ def pack_model(
         vocabulary=parts.get("vocabulary.json"),
         vqgan=parts.get("vqgan"),
         clip=parts.get("clip"),
-        card=parts["README.md"].read_text(encoding="utf-8") if "README.md" in parts else None,
+        card=read_text(parts["README.md"]) if "README.md" in parts else None,
         vqgan_fingerprint=expected,
         caption_dropout=content.get("caption_dropout"),
         guidance=content.get("guidance", 1.0) if guidance is None else guidance,
@@ -232,7 +233,7 @@ def find_model(name: str | None = None) -> Path:
     if Path(name).is_dir():
         return Path(name)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise ValueError(f"no model folder at {name}; give a folder, or a hub id such as owner/name")
+        raise UserError(f"no model folder at {name}; give a folder, or a hub id such as owner/name")
     from dalle_lean.require import require
 
     hub = require("huggingface_hub", extra="demo")
@@ -241,14 +242,14 @@ def find_model(name: str | None = None) -> Path:
         return Path(hub.snapshot_download(name, allow_patterns=patterns))
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{name} is neither a folder here nor a model on the hub: {reason}") from None
+        raise UserError(f"{name} is neither a folder here nor a model on the hub: {reason}") from None
 
 
 def bundled_model() -> Path:
     """The model that comes with the package."""
     folder = Path(__file__).resolve().parent.parent / "models" / "emoji"
     if not (folder / "config.json").is_file():
-        raise ValueError("this installation has no bundled model; name one with --model or $DALLE_LEAN_MODEL")
+        raise UserError("this installation has no bundled model; name one with --model or $DALLE_LEAN_MODEL")
     return folder
 
 
@@ -258,7 +259,7 @@ def check_replaceable(folder: Path) -> None:
         return
     config = folder / "config.json"
     if folder.exists() and not (config.is_file() and FORMAT.encode() in config.read_bytes()):
-        raise ValueError(f"{folder} is not empty and no model folder; name another place, nothing there is replaced")
+        raise UserError(f"{folder} is not empty and no model folder; name another place, nothing there is replaced")
 
 
 def replace_folder(fresh: Path, folder: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dalle_lean.blockwise import dequantize, quantize, zero_code
+from dalle_lean.errors import UserError
 
 CHUNK_SIZE_PER_THREAD = 2**15
 """Elements of a thread on the CPU: their temporaries stay in its cache, which makes the step several times faster."""
@@ -38,7 +39,7 @@ class Rule:
         if not (
             math.isfinite(weight_square_sum) and math.isfinite(update_square_sum) and math.isfinite(largest_square)
         ):
-            raise ValueError("weights or gradients are not finite (or above 1e17); this tensor was not changed")
+            raise UserError("weights or gradients are not finite (or above 1e17); this tensor was not changed")
         weight_norm, update_norm = math.sqrt(weight_square_sum), math.sqrt(update_square_sum)
         if weight_norm == 0 or update_norm == 0:
             return self.lr

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dalle_lean.errors import UserError
+
 
 def follow(state: dict[str, Any], low: Tensor) -> Tensor:
     """The float32 master copy of low-precision weights `low`; it takes their value wherever it does not round to it."""
@@ -28,12 +30,12 @@ def check_state(state: dict[str, Any], parameter: Tensor, block_size: int) -> No
     step = state.get("step")
     if type(step) is not int or step < 0:
         found = repr(step) if "step" in state else "missing"
-        raise ValueError(f"optimizer state step {owner} is {found}; it must be a whole number, at least 0")
+        raise UserError(f"optimizer state step {owner} is {found}; it must be a whole number, at least 0")
     for name, (shape, dtype) in tensors_of(state, parameter, block_size).items():
         value = state.get(name)
         if not (isinstance(value, Tensor) and tuple(value.shape) == shape and value.dtype == dtype):
             found = f"{list(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else "missing"
-            raise ValueError(
+            raise UserError(
                 f"optimizer state {name} {owner} is {found}; "
                 f"with blocks of {block_size} it must be {list(shape)} of {dtype}"
             )

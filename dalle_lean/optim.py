@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dalle_lean.blockwise import CPU
+from dalle_lean.errors import UserError
 from dalle_lean.lamb_plain import Rule, new_statistics, step_plain
 from dalle_lean.lamb_state import check_state, follow
 from dalle_lean.memory.setup import OPTIMIZERS
@@ -51,11 +52,11 @@ def make_optimizer(
         MissingPackage: "adamw8bit" without bitsandbytes.
     """
     if name not in OPTIMIZERS:
-        raise ValueError(f"optimizer {name!r}: must be one of {', '.join(OPTIMIZERS)}")
+        raise UserError(f"optimizer {name!r}: must be one of {', '.join(OPTIMIZERS)}")
     if name == "lamb":
         return Lamb(groups, lr=lr, betas=betas, eps=eps, **lamb_settings)
     if lamb_settings:
-        raise ValueError(f"{', '.join(lamb_settings)}: {name} has no such setting, leave it out or choose lamb")
+        raise UserError(f"{', '.join(lamb_settings)}: {name} has no such setting, leave it out or choose lamb")
     if name == "adamw":
         return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)
     optimizer: torch.optim.Optimizer = require("bitsandbytes", "training").optim.AdamW8bit(
@@ -99,8 +100,8 @@ class Update:
                 step_fused(self.weight, self.gradient, self.state, self.rule)
             else:
                 step_plain(self.weight, self.gradient, self.state, self.rule, self.chunk_size)
-        except ValueError as error:
-            raise ValueError(f"parameter of shape {list(self.parameter.shape)}: {error}") from None
+        except UserError as error:
+            raise UserError(f"parameter of shape {list(self.parameter.shape)}: {error}") from None
         self.state["step"] += 1
 
     def new_value(self) -> Tensor:
@@ -153,14 +154,14 @@ class Lamb(torch.optim.Optimizer):
     ):
         for name, value in {"lr": lr, "eps": eps, "weight_decay": weight_decay}.items():
             if not 0 <= value < float("inf"):
-                raise ValueError(f"{name}={value}: must be finite and at least 0")
+                raise UserError(f"{name}={value}: must be finite and at least 0")
         if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas={betas}: each must be at least 0 and below 1")
+            raise UserError(f"betas={betas}: each must be at least 0 and below 1")
         if not clamp_weight_norm > 0:
-            raise ValueError(f"clamp_weight_norm={clamp_weight_norm}: must be above 0")
+            raise UserError(f"clamp_weight_norm={clamp_weight_norm}: must be above 0")
         for name, size in {"block_size": block_size, "chunk_size": chunk_size}.items():
             if size is not None and size < 1:
-                raise ValueError(f"{name}={size}: must be at least 1")
+                raise UserError(f"{name}={size}: must be at least 1")
         if fused:
             require("numba", "training")
         self.offload = offload

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from dalle_lean.errors import UserError
+
 
 class _Pattern(NamedTuple):
     blocks: int
@@ -29,19 +31,19 @@ def _pattern(in_features: int, out_features: int, block_size: int, butterfly_siz
     sizes = {"in_features": in_features, "out_features": out_features, "block_size": block_size}
     for name, value in {**sizes, "butterfly_size": butterfly_size}.items():
         if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value!r}: must be a whole number of at least 1")
+            raise UserError(f"{name}={value!r}: must be a whole number of at least 1")
     short, long = sorted((in_features, out_features))
     if long % short:
-        raise ValueError(f"in_features={in_features}, out_features={out_features}: one must be a multiple of the other")
+        raise UserError(f"in_features={in_features}, out_features={out_features}: one must be a multiple of the other")
     if short % block_size:
-        raise ValueError(f"block_size={block_size}: must divide in_features={in_features}, out_features={out_features}")
+        raise UserError(f"block_size={block_size}: must divide in_features={in_features}, out_features={out_features}")
     if butterfly_size & (butterfly_size - 1):
-        raise ValueError(f"butterfly_size={butterfly_size}: must be a power of two")
+        raise UserError(f"butterfly_size={butterfly_size}: must be a power of two")
     blocks = short // block_size
     if blocks % butterfly_size:
-        raise ValueError(f"butterfly_size={butterfly_size}: must divide the {blocks} blocks of {block_size} channels")
+        raise UserError(f"butterfly_size={butterfly_size}: must divide the {blocks} blocks of {block_size} channels")
     if not isinstance(rank, int) or not 0 <= rank <= short:
-        raise ValueError(f"rank={rank!r}: must be a whole number in 0..{short}")
+        raise UserError(f"rank={rank!r}: must be a whole number in 0..{short}")
     strides = (0, *(2**k for k in range(butterfly_size.bit_length() - 1)))
     return _Pattern(blocks, in_features // short, out_features // short, strides)
 

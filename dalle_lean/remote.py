@@ -4,6 +4,10 @@ What a storage says is not there, or is not for us, stays so however often it is
 """
 
 from ssl import SSLCertVerificationError
+from typing import Any
+
+from dalle_lean.errors import UserError
+from dalle_lean.require import require
 
 HTTP = ("http://", "https://")
 NOT_THERE = (404, 410)
@@ -18,8 +22,26 @@ class Refused(Unreachable):
     """A storage does not give a file as it is needed, and will not however often it is asked."""
 
 
+def storage_of(url: str, extra: str) -> tuple[Any, str]:
+    """The file system, as fsspec has it, that holds a URL or path, and the file's name there; `extra` brings fsspec.
+
+    UserError for a protocol that fsspec does not know, or whose package is not installed.
+    """
+    fsspec = require("fsspec", extra=extra)
+    try:
+        storage, name = fsspec.core.url_to_fs(url)
+    except (ValueError, ImportError) as error:
+        raise UserError(f"{url}: its kind of storage cannot be read here ({' '.join(str(error).split())})") from None
+    return storage, name
+
+
 def meaning(error: Exception, url: str) -> Exception:
-    """What a failure to read `url` means: FileNotFoundError or its like, Refused, or what is worth another try."""
+    """What a failure to read `url` means: FileNotFoundError or its like, Refused, or what is worth another try.
+
+    A UserError stays what it is: no other try helps.
+    """
+    if isinstance(error, UserError):
+        return error
     reason: BaseException = error
     if isinstance(error, FileNotFoundError) and url.startswith(HTTP) and error.__cause__ is not None:
         reason = error.__cause__  # fsspec's HTTP says FileNotFoundError of any failure to open, an outage too

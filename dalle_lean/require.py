@@ -3,8 +3,10 @@
 import importlib
 from types import ModuleType
 
+from dalle_lean.errors import UserError
 
-class MissingPackage(ImportError):
+
+class MissingPackage(UserError, ImportError):
     """An optional package is not installed; the message says what to install."""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dalle_lean.errors import UserError
 from dalle_lean.projection import Weights
 
 LARGEST = 2.0**24
@@ -57,5 +58,5 @@ class BranchScales:
         """Inverse of `state_dict`; ValueError for another number of branches or a scale out of range."""
         values = [float(value) for value in state["values"]]
         if len(values) != self.count or not all(1 <= value <= LARGEST for value in values):
-            raise ValueError(f"{len(values)} gradient scales: this model needs {self.count} in 1..{LARGEST:.0f}")
+            raise UserError(f"{len(values)} gradient scales: this model needs {self.count} in 1..{LARGEST:.0f}")
         self.values = values

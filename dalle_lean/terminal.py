@@ -1,6 +1,9 @@
 """What commands have in common: options, lines, mistakes and progress bars. Only command modules import it."""
 
+import importlib.metadata
+import os
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Column
 from rich.text import Text
 
+from dalle_lean.errors import UserError
 from dalle_lean.progress import OnProgress
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; auto takes CUDA where there is one.")]
@@ -47,6 +51,33 @@ def error(line: str) -> None:
 def tell(line: str) -> None:
     """A line on standard error that is no mistake."""
     err.print(line, markup=False)
+
+
+def explain(failure: Exception) -> int:
+    """Say on standard error why the program ends; returns its exit code.
+
+    What the user can mend is one line and 2: a UserError, files that cannot be read or written, memory that is not
+    there. Anything else is a bug: its traceback, and 1. With DALLE_LEAN_TRACEBACK in the environment it is raised.
+    """
+    if os.environ.get("DALLE_LEAN_TRACEBACK"):
+        raise failure
+    if isinstance(failure, UserError | OSError) or is_out_of_memory(failure):
+        error(" ".join(str(failure).split()) or type(failure).__name__)
+        return 2
+    traceback.print_exception(failure)
+    error(
+        f"this is a bug of dalle-lean {importlib.metadata.version('dalle-lean')}; please report it with what is above"
+    )
+    return 1
+
+
+def is_out_of_memory(failure: Exception) -> bool:
+    """Python's, torch's on a GPU, or torch's on the CPU, which is a bare RuntimeError; does not import torch."""
+    return (
+        isinstance(failure, MemoryError)
+        or type(failure).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(failure)
+    )
 
 
 def begin_loading() -> None:

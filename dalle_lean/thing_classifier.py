@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dalle_lean.errors import UserError
 from dalle_lean.files import read_json, sha256_file, write_json
 from dalle_lean.ground import cut_out
 from dalle_lean.require import require
@@ -39,9 +40,9 @@ class ThingClassifier:
 
     def __init__(self, things: Sequence[str], picture_side: int = 64, device: torch.device | str = "cpu"):
         if not 2 <= len(things) <= MOST_THINGS or len({*things}) != len(things):
-            raise ValueError(f"things: {len(things)} names: must be 2..{MOST_THINGS} different ones")
+            raise UserError(f"things: {len(things)} names: must be 2..{MOST_THINGS} different ones")
         if picture_side not in SIDES:
-            raise ValueError(f"picture_side={picture_side}: must be in {SIDES[0]}..{SIDES[-1]}")
+            raise UserError(f"picture_side={picture_side}: must be in {SIDES[0]}..{SIDES[-1]}")
         self.things = tuple(things)
         self.sha256: str | None = None
         """Of the weights, where they were read from a folder."""
@@ -58,13 +59,13 @@ class ThingClassifier:
         folder = Path(folder)
         config = read_config(folder)
         if not (folder / WEIGHTS).is_file():
-            raise ValueError(f"{folder}: {WEIGHTS} is missing")
+            raise UserError(f"{folder}: {WEIGHTS} is missing")
         if sha256_file(folder / WEIGHTS) != config["sha256"]:
-            raise ValueError(f"{folder}: {WEIGHTS} is not the file this classifier was saved with; get a complete copy")
+            raise UserError(f"{folder}: {WEIGHTS} is not the file this classifier was saved with; get a complete copy")
         try:
             classifier = cls(config["things"], config["picture_side"], device)
-        except ValueError as error:
-            raise ValueError(f"{folder}: {error}") from None
+        except UserError as error:
+            raise UserError(f"{folder}: {error}") from None
         load_strictly(classifier.model, read_weights(folder / WEIGHTS), f"{folder / WEIGHTS}")
         refuse_infinite(classifier.model, f"{folder / WEIGHTS}")
         classifier.sha256 = config["sha256"]
@@ -114,17 +115,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The checked content of a classifier folder's config.json."""
     path = folder / "config.json"
     if not path.is_file():
-        raise ValueError(
+        raise UserError(
             f"{folder} is not the folder of a classifier: it has no config.json; train-things writes OUT/classifier"
         )
     config = read_json(path)
     if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise ValueError(f"{path} is not of the format {FORMAT}")
+        raise UserError(f"{path} is not of the format {FORMAT}")
     if wrong := {"format", "things", "picture_side", "sha256"} ^ set(config):
-        raise ValueError(f"{path}: unknown or missing fields {sorted(wrong)}")
+        raise UserError(f"{path}: unknown or missing fields {sorted(wrong)}")
     things, side = config["things"], config["picture_side"]
     if not isinstance(things, list) or not all(isinstance(thing, str) for thing in things):
-        raise ValueError(f"{path}: things must be a list of names")
+        raise UserError(f"{path}: things must be a list of names")
     if not isinstance(side, int) or isinstance(side, bool):
-        raise ValueError(f"{path}: picture_side={side!r}: must be a number of pixels")
+        raise UserError(f"{path}: picture_side={side!r}: must be a number of pixels")
     return config

@@ -11,6 +11,7 @@ import torch
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 
+from dalle_lean.errors import UserError
 from dalle_lean.files import atomic_write
 
 # Ids 0, 1 and 2 of a trained vocabulary. The model replaces id 0 wherever it stands, so no caption may yield it.
@@ -30,11 +31,11 @@ class Tokenizer:
         """Take over `backend`; ValueError when `padding_id` is not one of its ids."""
         vocabulary = backend.get_vocab(with_added_tokens=True)
         if not vocabulary:
-            raise ValueError("the tokenizer's vocabulary is empty")
+            raise UserError("the tokenizer's vocabulary is empty")
         # One past the largest id: a vocabulary may have holes, and every id must fit the model's table.
         self.vocab_size = max(vocabulary.values()) + 1
         if isinstance(padding_id, bool) or not isinstance(padding_id, int) or not 0 <= padding_id < self.vocab_size:
-            raise ValueError(f"padding id {padding_id!r} is outside the vocabulary 0..{self.vocab_size - 1}")
+            raise UserError(f"padding id {padding_id!r} is outside the vocabulary 0..{self.vocab_size - 1}")
         self.padding_id = padding_id
         self._backend = backend
         self._backend.no_padding()
@@ -52,13 +53,13 @@ class Tokenizer:
         try:
             backend = tokenizers.Tokenizer.from_str(text.decode("utf-8"))
         except Exception as error:  # the package raises bare Exception
-            raise ValueError(f"{path} is not a tokenizer.json: {error}") from None
+            raise UserError(f"{path} is not a tokenizer.json: {error}") from None
         if padding_id is None:
             padding_id = backend.padding["pad_id"] if backend.padding else DEFAULT_PADDING_ID
         try:
             return cls(backend, padding_id)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
 
     @classmethod
     def train(cls, captions: Iterable[str], vocab_size: int) -> Self:
@@ -68,7 +69,7 @@ class Tokenizer:
         Source: Sennrich et al. 2016 (arXiv 1508.07909), on bytes as in GPT-2.
         """
         if vocab_size < SMALLEST_VOCABULARY:
-            raise ValueError(f"vocab_size={vocab_size}: at least {SMALLEST_VOCABULARY} ids are needed, one per byte")
+            raise UserError(f"vocab_size={vocab_size}: at least {SMALLEST_VOCABULARY} ids are needed, one per byte")
         backend = tokenizers.Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS[2]))
         backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
         # With the space in front a word has the same id at the start of a caption and inside it.

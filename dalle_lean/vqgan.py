@@ -19,6 +19,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from dalle_lean.errors import UserError
 from dalle_lean.files import read_json, write_json
 from dalle_lean.require import require
 from dalle_lean.weights import load_strictly, read_weights, save_weights
@@ -63,25 +64,25 @@ class VQGANConfig:
         for name, largest in (("channel_multipliers", LARGEST_MULTIPLIER), ("attention_resolutions", 8192)):
             values = getattr(self, name)
             if not isinstance(values, list | tuple) or not all(is_size(value, largest) for value in values):
-                raise ValueError(f"{name}={values!r}: must be a list of whole numbers in 1..{largest}")
+                raise UserError(f"{name}={values!r}: must be a list of whole numbers in 1..{largest}")
             object.__setattr__(self, name, tuple(values))
         if self.quantizer not in ("gumbel", "vq"):
-            raise ValueError(f"quantizer={self.quantizer!r}: must be 'gumbel' or 'vq'")
+            raise UserError(f"quantizer={self.quantizer!r}: must be 'gumbel' or 'vq'")
         for name, largest in LARGEST.items():
             if not is_size(value := getattr(self, name), largest):
-                raise ValueError(f"{name}={value!r}: must be a whole number in 1..{largest}")
+                raise UserError(f"{name}={value!r}: must be a whole number in 1..{largest}")
         if not 1 <= len(self.channel_multipliers) <= 10:
-            raise ValueError(f"channel_multipliers={self.channel_multipliers}: must be 1 to 10 of them")
+            raise UserError(f"channel_multipliers={self.channel_multipliers}: must be 1 to 10 of them")
         if self.channels % NORM_GROUPS:
-            raise ValueError(f"channels={self.channels}: must be a multiple of {NORM_GROUPS}")
+            raise UserError(f"channels={self.channels}: must be a multiple of {NORM_GROUPS}")
         if self.channels % self.norm_groups:
-            raise ValueError(f"norm_groups={self.norm_groups}: must divide channels={self.channels}")
+            raise UserError(f"norm_groups={self.norm_groups}: must divide channels={self.channels}")
         if self.quantizer == "gumbel" and self.z_channels != self.code_width:
-            raise ValueError(
+            raise UserError(
                 f"z_channels={self.z_channels}: a Gumbel quantizer needs it equal to code_width={self.code_width}"
             )
         if self.picture_side % self.downscale:
-            raise ValueError(f"picture_side={self.picture_side}: must be a multiple of {self.downscale}")
+            raise UserError(f"picture_side={self.picture_side}: must be a multiple of {self.downscale}")
 
     @property
     def downscale(self) -> int:
@@ -101,7 +102,7 @@ class VQGANConfig:
         """The config of `to_dict`; an unknown or missing field is a ValueError that names it."""
         known = {field.name for field in fields(cls)}
         if wrong := known ^ set(content):
-            raise ValueError(f"VQGAN config: unknown or missing fields {sorted(wrong)}")
+            raise UserError(f"VQGAN config: unknown or missing fields {sorted(wrong)}")
         return cls(**content)
 
 
@@ -267,7 +268,7 @@ class VQGAN(nn.Module):
         weights = Path(folder) / "model.safetensors"
         load_strictly(model, read_weights(weights), str(weights))
         if not checked and model.fingerprint() != expected:
-            raise ValueError(f"{folder}: the weights are not those that config.json was written for")
+            raise UserError(f"{folder}: the weights are not those that config.json was written for")
         return model.eval()
 
 
@@ -276,9 +277,9 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     path = Path(folder) / "config.json"
     description = read_json(path)
     if not isinstance(description, dict) or description.pop("format", None) != FORMAT:
-        raise ValueError(f"{path}: not a VQGAN of format {FORMAT}")
+        raise UserError(f"{path}: not a VQGAN of format {FORMAT}")
     if not isinstance(description.get("fingerprint"), str):
-        raise ValueError(f"{path}: the fingerprint of the weights is missing")
+        raise UserError(f"{path}: the fingerprint of the weights is missing")
     return description
 
 

@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from dalle_lean.errors import UserError
 from dalle_lean.files import atomic_write
 
 
@@ -24,11 +25,11 @@ def save_weights(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype |
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file; a missing or damaged one is a ValueError that names it."""
     if not path.is_file():
-        raise ValueError(f"{path} is missing")
+        raise UserError(f"{path} is missing")
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file: {error}") from None
+        raise UserError(f"{path} is not a safetensors file: {error}") from None
 
 
 def load_strictly(module: nn.Module, weights: Mapping[str, Tensor], source: str, assign: bool = False) -> None:
@@ -39,14 +40,14 @@ def load_strictly(module: nn.Module, weights: Mapping[str, Tensor], source: str,
     wanted = module.state_dict()
     for name in sorted(wanted.keys() | weights.keys()):
         if name not in weights:
-            raise ValueError(f"{source}: missing key {name}")
+            raise UserError(f"{source}: missing key {name}")
         if name not in wanted:
-            raise ValueError(f"{source}: unknown key {name}")
+            raise UserError(f"{source}: unknown key {name}")
         have, need = weights[name], wanted[name]
         if have.shape != need.shape:
-            raise ValueError(f"{source}: key {name} has shape {list(have.shape)}; must be {list(need.shape)}")
+            raise UserError(f"{source}: key {name} has shape {list(have.shape)}; must be {list(need.shape)}")
         if have.is_floating_point() != need.is_floating_point():
-            raise ValueError(f"{source}: key {name} has dtype {have.dtype}; must be {need.dtype}")
+            raise UserError(f"{source}: key {name} has dtype {have.dtype}; must be {need.dtype}")
     module.load_state_dict(dict(weights), assign=assign)
 
 
@@ -54,4 +55,4 @@ def refuse_infinite(module: nn.Module, source: str) -> None:
     """ValueError for the first tensor of `module` with numbers that are not finite; names it and `source`."""
     for name, tensor in module.state_dict().items():
         if not torch.isfinite(tensor).all():
-            raise ValueError(f"{source}: {name} holds numbers that are not finite")
+            raise UserError(f"{source}: {name} holds numbers that are not finite")

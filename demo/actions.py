@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from dalle_lean.errors import UserError
 from demo import views
 from demo.answer import answer
 from demo.controls import Controls
@@ -62,7 +63,7 @@ class Actions:
 
         def read() -> Request:
             if drawn is None:
-                raise ValueError("these pictures are gone; draw new ones")
+                raise UserError("these pictures are gone; draw new ones")
             request = read_request(self.studio, prompt, wish)
             return replace(request, start=first_rows(self.studio, drawn.pictures[chosen].codes, wish.rows))
 
@@ -174,7 +175,7 @@ class Actions:
             return ""
         try:
             image = self.studio.preview(first_rows(self.studio, self.studio.read_upload(upload), rows))
-        except ValueError as mistake:
+        except UserError as mistake:
             return views.failure(str(mistake))
         return views.given_stage(image, rows, of=self.studio.generator.model.config.image_side)
 

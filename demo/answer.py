@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any, cast
 
+from dalle_lean.errors import UserError
 from dalle_lean.vocabulary import content_words
 from demo import views
 from demo.studio import Drawing, Drawn, Studio, StudioEvent, Waiting
@@ -52,7 +53,7 @@ def answer(studio: Studio, read: Callable[[], Request], stop: Event, examples: S
                 yield view_of(studio, event, num_images)
     except Busy as busy:
         yield ended(views.busy(busy))
-    except ValueError as mistake:
+    except UserError as mistake:
         yield ended(views.failure(str(mistake)))
     except Exception:  # whatever it was, the page goes on and says so
         log.exception("drawing failed")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dalle_lean.errors import UserError
 from demo import views
 from demo.actions import Parts
 from demo.download import write_pictures
@@ -46,7 +47,7 @@ def add_endpoint(studio: Studio, parts: Parts) -> None:
                     yield [], progress_facts(event)
         except Busy as busy:
             raise gr.Error(f"busy: try again in {busy.seconds:.0f} s", print_exception=False) from None
-        except ValueError as mistake:
+        except UserError as mistake:
             raise gr.Error(str(mistake), print_exception=False) from None
 
     facts = gr.JSON(visible=False)

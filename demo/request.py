@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dalle_lean.errors import UserError
 from demo.studio import HIGHEST_GUIDANCE, LOWEST_GUIDANCE, Studio
 from inference.generator import Request, Settings, check_prompt
 
@@ -39,7 +40,7 @@ def read_request(studio: Studio, prompt: str, wish: Wish) -> Request:
     picture."""
     check_prompt(prompt)
     if len(prompt) > LONGEST_PROMPT:
-        raise ValueError(f"the prompt has {len(prompt)} characters; say it in {LONGEST_PROMPT}")
+        raise UserError(f"the prompt has {len(prompt)} characters; say it in {LONGEST_PROMPT}")
     num_images = wish.num_images
     if studio.generator.scorer is None and isinstance(num_images, int) and isinstance(wish.best, int):
         num_images = max(num_images, wish.best)
@@ -53,9 +54,9 @@ def read_request(studio: Studio, prompt: str, wish: Wish) -> Request:
         seed=wish.seed,
     )
     if settings.num_images > MOST_IMAGES:
-        raise ValueError(f"num_images={settings.num_images}: this page draws at most {MOST_IMAGES}")
+        raise UserError(f"num_images={settings.num_images}: this page draws at most {MOST_IMAGES}")
     if settings.num_best > MOST_BEST:
-        raise ValueError(f"best={settings.num_best}: this page shows at most {MOST_BEST}")
+        raise UserError(f"best={settings.num_best}: this page shows at most {MOST_BEST}")
     codes = studio.generator.model.config.image_vocab_size
     for name, value, lowest, highest in (
         ("top_k", settings.top_k, 0, codes),
@@ -63,7 +64,7 @@ def read_request(studio: Studio, prompt: str, wish: Wish) -> Request:
         ("guidance", settings.guidance, LOWEST_GUIDANCE, HIGHEST_GUIDANCE),
     ):
         if not lowest <= value <= highest:
-            raise ValueError(f"{name}={value}: it must lie in {lowest}..{highest} on this page")
+            raise UserError(f"{name}={value}: it must lie in {lowest}..{highest} on this page")
     start = None if wish.upload is None else first_rows(studio, studio.read_upload(wish.upload), wish.rows)
     return Request(prompt, settings, start)
 
@@ -72,7 +73,7 @@ def first_rows(studio: Studio, codes: Tensor, rows: int) -> Tensor:
     """The codes [rows * side] of a picture's upper part; at least one row is left to draw."""
     side = studio.generator.model.config.image_side
     if not isinstance(rows, int) or not 1 <= rows < side:
-        raise ValueError(f"rows={rows}: of the picture's {side} rows, 1 to {side - 1} can be kept")
+        raise UserError(f"rows={rows}: of the picture's {side} rows, 1 to {side - 1} can be kept")
     return codes[: rows * side]
 
 

@@ -3,9 +3,12 @@
 import errno
 import re
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dalle_lean.errors import UserError
+from dalle_lean.files import read_text
 from demo.page import build_page
 from demo.studio import Studio
 from demo.upload import MAX_UPLOAD_BYTES
@@ -43,7 +46,7 @@ def read_auth(auth: str | None) -> tuple[str, str] | None:
         return None
     user, colon, password = auth.partition(":")
     if not (user and colon and password):
-        raise ValueError("--auth takes USER:PASSWORD, both not empty")
+        raise UserError("--auth takes USER:PASSWORD, both not empty")
     return user, password
 
 
@@ -63,7 +66,7 @@ def read_card(folder: Path) -> str:
     Empty where there is none.
     """
     path = folder / "README.md"
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    text = read_text(path) if path.is_file() else ""
     text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)
     text = re.sub(r"!\[[^\]]*\]\((?!https?:)[^)]*\)\n*", "", text)
     return re.sub(r"\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", text).strip()
@@ -89,7 +92,8 @@ def serve(
         api: whether programs may draw too.
     """
     page = build_page(studio, card, api)
-    page.launch(
+    launch = partial(
+        page.launch,
         server_name=host,
         server_port=port,
         share=share,
@@ -107,6 +111,10 @@ def serve(
         css_paths=STYLE,
         js=ESCAPE_STOPS,
     )
+    try:
+        launch()
+    except ValueError as error:  # Gradio's, where a proxy stands before localhost
+        raise UserError(f"the page does not start: {error}") from None
     return page
 
 

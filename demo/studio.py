@@ -12,6 +12,7 @@ from typing import Any, cast
 from PIL import Image
 from torch import Tensor
 
+from dalle_lean.errors import UserError
 from dalle_lean.pictures import UnusablePicture
 from demo.pace import Pace, measure, wait_for_device
 from demo.turns import Place, Turns
@@ -161,7 +162,7 @@ class Studio:
         try:
             return self.turns.turn(lambda: self.generator.read_picture(image))
         except UnusablePicture:
-            raise ValueError(NO_PICTURE) from None
+            raise UserError(NO_PICTURE) from None
 
     def preview(self, codes: Tensor) -> Image.Image:
         """How much of a picture [m codes] is given, transparent below."""

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dalle_lean.errors import UserError
 from dalle_lean.terminal import Device, progress_bar, say, tell, warn
+from dalle_lean.terminal import Device, progress_bar, say, warn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,9 +80,9 @@ def generate(
         guidance=1.0 if guidance is None else guidance,
     )
     if start_rows is not None and start is None:
-        raise ValueError(f"start_rows={start_rows}: rows of which picture? name it with --start")
+        raise UserError(f"start_rows={start_rows}: rows of which picture? name it with --start")
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file; --out needs a folder")
+        raise UserError(f"{out} is a file; --out needs a folder")
     say("loading the model ...")
     generator = Generator.from_folder(model, device, precision, scorer)  # type: ignore[arg-type]
     if guidance is None:
@@ -114,13 +116,13 @@ def upper_rows(generator: "Generator", path: Path, rows: int | None) -> "Tensor"
     side = generator.model.config.image_side
     rows = side // 2 if rows is None else rows
     if side == 1:
-        raise ValueError("--start: this model draws a single row; there is nothing to go on from")
+        raise UserError("--start: this model draws a single row; there is nothing to go on from")
     if not 1 <= rows < side:
-        raise ValueError(f"start_rows={rows}: this model draws {side} rows; keep 1 to {side - 1}")
+        raise UserError(f"start_rows={rows}: this model draws {side} rows; keep 1 to {side - 1}")
     picture, problem = read_picture(path)
     if problem is not None:
-        raise ValueError(f"{path}: {problem.replace('_', ' ')}")
+        raise UserError(f"{path}: {problem.replace('_', ' ')}")
     try:
         return generator.read_picture(open_picture(picture))[: rows * side]
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}") from None

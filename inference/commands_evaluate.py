@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from dalle_lean.errors import UserError
 from dalle_lean.terminal import Device, progress_bar, say
 
 
@@ -74,7 +75,7 @@ def evaluate(
         nearest_among=nearest_among,
     )
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file; --out needs a folder")
+        raise UserError(f"{out} is a file; --out needs a folder")
     generator = Generator.from_folder(model, device, scorer=scorer)
     judging = None if judge is None else make_judge(judge, generator.device)
     classifying = None if classifier is None else ThingClassifier.load(classifier, generator.device)
@@ -104,4 +105,4 @@ def parse_counts(name: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f"{name}={text!r}: must be numbers with commas between, as 1,4,16") from None
+        raise UserError(f"{name}={text!r}: must be numbers with commas between, as 1,4,16") from None

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dalle_lean.config import DalleConfig
 from dalle_lean.devices import pick_device
+from dalle_lean.errors import UserError
 from dalle_lean.folder import check_parts, find_model, read_model
 from dalle_lean.model import Dalle, check_ids
 from dalle_lean.pictures import square_pixels
@@ -45,15 +46,15 @@ class Settings(Sampling):
         for name in ("num_images", "best", "top_k", "seed"):
             optional = name == "best" and self.best is None
             if not (optional or isinstance(getattr(self, name), int)):
-                raise ValueError(f"{name}={getattr(self, name)}: it must be a whole number")
+                raise UserError(f"{name}={getattr(self, name)}: it must be a whole number")
         for name in ("top_p", "temperature", "guidance"):
             if not isinstance(getattr(self, name), int | float):
-                raise ValueError(f"{name}={getattr(self, name)}: it must be a number")
+                raise UserError(f"{name}={getattr(self, name)}: it must be a number")
         for name, value in (("num_images", self.num_images), ("best", self.num_best)):
             if value < 1:
-                raise ValueError(f"{name}={value}: it must be at least 1")
+                raise UserError(f"{name}={value}: it must be at least 1")
         if self.num_best > self.num_images:
-            raise ValueError(f"best={self.best} is more than num_images={self.num_images}; draw more or show fewer")
+            raise UserError(f"best={self.best} is more than num_images={self.num_images}; draw more or show fewer")
         super().__post_init__()
 
     @property
@@ -146,16 +147,16 @@ class Generator:
         path, where = find_model(None if folder is None else str(folder)), pick_device(device)
         content = check_parts(path)
         if "tokenizer.json" not in content["parts"]:
-            raise ValueError(f"{path}: tokenizer.json is missing; without it no prompt can be read")
+            raise UserError(f"{path}: tokenizer.json is missing; without it no prompt can be read")
         if "vqgan/config.json" not in content["parts"]:
-            raise ValueError(
+            raise UserError(
                 f"{path}: vqgan/config.json is missing; add the VQGAN whose codes the model was trained on: "
                 f"dalle-lean pack {path} OUT --vqgan FOLDER"
             )
         vqgan = VQGAN.load(path / "vqgan", checked=True)
         trained_on = content.get("vqgan_fingerprint")
         if trained_on is not None and trained_on != read_description(path / "vqgan")["fingerprint"]:
-            raise ValueError(f"{path}: vqgan/ is not the VQGAN on whose codes this model was trained")
+            raise UserError(f"{path}: vqgan/ is not the VQGAN on whose codes this model was trained")
         clip = path / "clip" if "clip/config.json" in content["parts"] else None
         generator = cls(
             read_model(path, content, device=where),
@@ -253,7 +254,7 @@ class Generator:
         if batch_size is None:
             batch_size = default_batch_size(config, decoder.dtype, decoder.device)
         elif batch_size < 1:
-            raise ValueError(f"batch_size={batch_size}: it must be at least 1")
+            raise UserError(f"batch_size={batch_size}: it must be at least 1")
         counts = [r.settings.num_best if self.scorer is None else r.settings.num_images for r in requests]
         kinds = [Kind(r.settings.guidance != 1, 0 if r.start is None else len(r.start)) for r in requests]
         waiting = plan_batches(counts, kinds, batch_size)
@@ -352,7 +353,7 @@ class Generator:
 def check_prompt(prompt: str) -> None:
     """ValueError for a prompt with nothing in it."""
     if not prompt.strip():
-        raise ValueError("the prompt is empty; say in a few words what to draw")
+        raise UserError("the prompt is empty; say in a few words what to draw")
 
 
 def check_start(start: Tensor, config: DalleConfig) -> None:
@@ -365,12 +366,12 @@ def check_start(start: Tensor, config: DalleConfig) -> None:
 def check_fit(config: DalleConfig, tokenizer: Tokenizer, vqgan: VQGAN) -> None:
     """ValueError unless the tokenizer's ids and the VQGAN's codes are those of the transformer's vocabulary."""
     if tokenizer.vocab_size > config.text_vocab_size:
-        raise ValueError(
+        raise UserError(
             f"the tokenizer has {tokenizer.vocab_size} ids, the transformer only {config.text_vocab_size}: "
             "it is not the one the transformer was trained with"
         )
     if vqgan.config.codebook_size != config.image_vocab_size:
-        raise ValueError(
+        raise UserError(
             f"the VQGAN has {vqgan.config.codebook_size} codes, the transformer {config.image_vocab_size}: "
             "it is not the one the transformer was trained with"
         )

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
+from dalle_lean.errors import UserError
+
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
 """Of weights and what they are multiplied with; int8 also rounds the inputs, by one scale for all rows of a product."""
 
@@ -24,11 +26,11 @@ ROW_GROUP = 8
 def check_precision(precision: str, device: torch.device) -> None:
     """Raise ValueError unless the device can draw in this precision."""
     if precision not in get_args(Precision):
-        raise ValueError(f"precision={precision!r}: it must be one of {', '.join(get_args(Precision))}")
+        raise UserError(f"precision={precision!r}: it must be one of {', '.join(get_args(Precision))}")
     if precision == "fp16" and device.type == "cpu":
-        raise ValueError("precision='fp16': a CPU has no fast float16; take fp32, bf16 or int8")
+        raise UserError("precision='fp16': a CPU has no fast float16; take fp32, bf16 or int8")
     if precision == "int8" and device.type != "cpu":
-        raise ValueError("precision='int8': only on a CPU; take bf16 or fp16")
+        raise UserError("precision='int8': only on a CPU; take bf16 or fp16")
 
 
 def compute_dtype(precision: Precision) -> torch.dtype:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dalle_lean.errors import UserError
+
 MASK_32 = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -40,7 +42,7 @@ def philox_4x32(counter: Words, key: tuple[Tensor | int, Tensor | int]) -> Words
 def check_seed(seed: int) -> None:
     """Raise ValueError unless 0 <= seed < 2^64."""
     if not 0 <= seed < 2**64:
-        raise ValueError(f"seed={seed}: it must lie in 0..{2**64 - 1}")
+        raise UserError(f"seed={seed}: it must lie in 0..{2**64 - 1}")
 
 
 class GumbelNoise:

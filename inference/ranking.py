@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad
 
+from dalle_lean.errors import UserError
 from dalle_lean.vqgan import VQGAN, VQGANConfig
 from inference.batches import is_out_of_memory
 from inference.scorer import Scorer
@@ -62,7 +63,7 @@ def decode_and_score(
             continue
         if size == 1:
             pixels = side * vqgan.config.downscale
-            raise ValueError(
+            raise UserError(
                 f"{codes.device}: no memory to decode and score one picture of {pixels} pixels; free some or take cpu"
             )
         size //= 2
@@ -87,7 +88,7 @@ def checked_scores(scorer: Scorer, pixels: Tensor, prompt: str) -> Tensor:
     """The scores [N] of pictures [N, 3, H, W]; ValueError for another shape."""
     scores = scorer.score(pixels, prompt)
     if scores.shape != pixels.shape[:1]:
-        raise ValueError(
+        raise UserError(
             f"scorer {scorer.name}: scores of shape {list(scores.shape)} for {len(pixels)} pictures; "
             f"must be {list(pixels.shape[:1])}"
         )
@@ -106,7 +107,7 @@ def collect(batches: Iterable[Ranked]) -> tuple[list[Image.Image], list[float] |
     scores = [score for ranked in done if ranked.scores is not None for score in ranked.scores.tolist()]
     for index, score in enumerate(scores):
         if not math.isfinite(score):
-            raise ValueError(f"the scorer gave picture {index} the score {score}; it must be a finite number")
+            raise UserError(f"the scorer gave picture {index} the score {score}; it must be a finite number")
     return images, scores
 
 

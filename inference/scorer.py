@@ -27,6 +27,7 @@ from torch import Tensor
 
 from dalle_lean.clip import IMAGE_MEAN, IMAGE_STD, ClipScorer
 from dalle_lean.clip_architecture import Architecture, caption_encoder, model_config
+from dalle_lean.errors import UserError
 from dalle_lean.files import read_json
 from dalle_lean.require import MissingPackage, require
 
@@ -72,7 +73,7 @@ def make_scorer(
     head, _, tail = spec.partition(":")
     is_folder = spec != "" and Path(spec).is_dir()
     if not (is_folder or (head and tail)):
-        raise ValueError(f"{role}={spec!r}: must be {SPECS}")
+        raise UserError(f"{role}={spec!r}: must be {SPECS}")
     try:
         if is_folder:
             return folder_clip(Path(spec), device)
@@ -81,8 +82,8 @@ def make_scorer(
         if names_a_class(head, tail):
             return own_scorer(head, tail, device)
         return named_clip(head, tail, device)
-    except ValueError as error:
-        raise ValueError(f"{role}={spec!r}: {error}") from error
+    except UserError as error:
+        raise UserError(f"{role}={spec!r}: {error}") from error
 
 
 def names_a_class(module: str, attribute: str) -> bool:
@@ -101,11 +102,11 @@ def own_scorer(module: str, attribute: str, device: torch.device) -> Scorer:
         scorer_class = getattr(importlib.import_module(module), attribute)
         scorer = scorer_class(device)
     except ModuleNotFoundError as error:
-        raise ValueError(f"no module {error.name}; install it, or name its folder in PYTHONPATH") from error
+        raise UserError(f"no module {error.name}; install it, or name its folder in PYTHONPATH") from error
     except Exception as error:  # it is a stranger's code
-        raise ValueError(f"{type(error).__name__}: {error}") from error
+        raise UserError(f"{type(error).__name__}: {error}") from error
     if not isinstance(scorer, Scorer) or not isinstance(scorer.name, str):
-        raise ValueError(f"{attribute} is no scorer: it needs a name (str) and score(pixels, prompt)")
+        raise UserError(f"{attribute} is no scorer: it needs a name (str) and score(pixels, prompt)")
     return scorer
 
 
@@ -129,7 +130,7 @@ def named_clip(architecture: str, weights: str, device: torch.device) -> ClipSco
         return ClipScorer(architecture, weights, **usual, name=name, device=device)
     if not open_clip.is_pretrained_cfg(architecture, weights):
         known = f"one of {', '.join(tags)}" if tags else "but it has none"
-        raise ValueError(f"{weights} is neither a file nor a tag of {architecture} ({known})")
+        raise UserError(f"{weights} is neither a file nor a tag of {architecture} ({known})")
     published_weights = open_clip.get_pretrained_cfg(architecture, weights)
     # open_clip's own loading only warns where the activation is not the one that these weights were trained with.
     config["quick_gelu"] = published_weights.get("quick_gelu", False)
@@ -143,7 +144,7 @@ def hub_clip(address: str, device: torch.device) -> ClipScorer:
     path = fetched(open_clip.pretrained.download_pretrained_from_hf, address, filename="open_clip_config.json")
     content = read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("model_cfg"), dict):
-        raise ValueError("its open_clip_config.json has no model_cfg")
+        raise UserError("its open_clip_config.json has no model_cfg")
     config, usual = whole(content["model_cfg"]), preprocessing(content.get("preprocess_cfg") or {})
     weights = fetched(open_clip.pretrained.download_pretrained_from_hf, address)
     return ClipScorer(config, weights, **usual, name=f"CLIP {address}", device=device)
@@ -162,7 +163,7 @@ def fetched(download: Any, *arguments: Any, **options: Any) -> Path:
         return Path(download(*arguments, **options))
     except Exception as error:  # the network's, the hub's and the disk's, all of them
         reason = " ".join(str(error).split())
-        raise ValueError(
+        raise UserError(
             f"it cannot be fetched ({type(error).__name__}: {reason}); look at its name and the network, "
             "or give ARCHITECTURE:FILE"
         ) from error

@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+from dalle_lean.errors import UserError
 from dalle_lean.files import sha256_file
 from dalle_lean.progress import OnProgress
 from dalle_lean.require import require
@@ -23,22 +24,22 @@ def adopt(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress | None = 
     """
     folder = Path(folder)
     if (folder / NAME).exists():
-        raise ValueError(f"{folder} has a {NAME} already")
+        raise UserError(f"{folder} has a {NAME} already")
     if notes_folder(folder).exists():
-        raise ValueError(f"{folder} is the unfinished output of dalle-lean preprocess: finish that")
+        raise UserError(f"{folder} is the unfinished output of dalle-lean preprocess: finish that")
     paths = sorted(folder.glob("*.parquet"))
     if not paths:
-        raise ValueError(f"{folder} holds no Parquet files")
+        raise UserError(f"{folder} holds no Parquet files")
     if wrong := [path.name for path in paths if not SHARD_NAME.fullmatch(path.name)]:
-        raise ValueError(f"{folder}: {wrong[0]!r} is no name for a shard; use letters, digits, '.', '_' and '-'")
+        raise UserError(f"{folder}: {wrong[0]!r} is no name for a shard; use letters, digits, '.', '_' and '-'")
     headers = {path: read_header(path) for path in paths}
     fingerprint = vqgan.fingerprint()
     for path, header in headers.items():
         if header.vqgan not in (None, fingerprint):
-            raise ValueError(f"{path}: its codes are of the VQGAN {str(header.vqgan)[:12]}, not {fingerprint[:12]}")
+            raise UserError(f"{path}: its codes are of the VQGAN {str(header.vqgan)[:12]}, not {fingerprint[:12]}")
     rows = {path: header.rows for path, header in headers.items()}
     if empty := [path.name for path in paths if not rows[path]]:
-        raise ValueError(f"{folder}: {empty[0]} has no rows")
+        raise UserError(f"{folder}: {empty[0]} has no rows")
     image_side = first_image_side(paths[0])
     total, done, shards = sum(rows.values()), 0, []
     for path in paths:
@@ -68,5 +69,5 @@ def first_image_side(path: Path) -> int:
     size = len(code) if isinstance(code, bytes) else 0
     side = math.isqrt(size // 2)
     if side < 1 or 2 * side**2 != size:
-        raise ValueError(f"{path}: the first picture has {size} bytes of codes; must be 2 for each of a square number")
+        raise UserError(f"{path}: the first picture has {size} bytes of codes; must be 2 for each of a square number")
     return side

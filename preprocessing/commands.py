@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dalle_lean.errors import UserError
 from dalle_lean.terminal import out as console
 from dalle_lean.terminal import progress_bar, say, warn
 
@@ -145,7 +146,7 @@ def parse_part(part: str) -> tuple[int, int]:
     """ "2/8" -> (2, 8)."""
     number, slash, of = part.partition("/")
     if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-        raise ValueError(f"part={part!r}: must be I/N with I from 1 to N, such as 2/8")
+        raise UserError(f"part={part!r}: must be I/N with I from 1 to N, such as 2/8")
     return int(number), int(of)
 
 
@@ -167,7 +168,7 @@ def load_vqgan(folder: Path) -> "VQGAN":
 
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
-            raise ValueError(f"vqgan={folder}: no {name} there; name the folder of a VQGAN")
+            raise UserError(f"vqgan={folder}: no {name} there; name the folder of a VQGAN")
     return VQGAN.load(folder)
 
 
@@ -183,7 +184,7 @@ def pick_makers(
     from preprocessing.pipeline import make_parts
 
     if cluster_workers is not None and cluster_workers < 1:
-        raise ValueError(f"cluster_workers={cluster_workers}: must be positive")
+        raise UserError(f"cluster_workers={cluster_workers}: must be positive")
     if cluster:
         from preprocessing.cluster import make_on_ray, num_gpus
 
@@ -200,7 +201,7 @@ def pick_makers(
     if len(picked) == 1:
         return make_parts, str(picked[0]), gpu
     if len({one.type for one in picked}) > 1:
-        raise ValueError(f"device={device!r}: CPU and GPU round differently, so one set of shards takes either")
+        raise UserError(f"device={device!r}: CPU and GPU round differently, so one set of shards takes either")
     return partial(make_on_devices, devices=[str(one) for one in picked]), f"{len(picked)} devices", gpu
 
 

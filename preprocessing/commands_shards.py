@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dalle_lean.errors import UserError
 from dalle_lean.terminal import Device, progress_bar, say
 from dalle_lean.terminal import out as console
 
@@ -138,7 +139,7 @@ def vqgan_of(info: "DatasetInfo", folder: Path | None) -> "VQGAN":
     model = load_vqgan(folder or bundled_model() / "vqgan")
     if model.fingerprint() != info.vqgan:
         named = f"{folder} is" if folder else "the bundled model's is"
-        raise ValueError(
+        raise UserError(
             f"the codes are of the VQGAN {info.vqgan[:12]}, {named} {model.fingerprint()[:12]}: "
             "give the one that made them with --vqgan"
         )

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dalle_lean.errors import UserError
 from dalle_lean.files import atomic_write, sha256_file
 from dalle_lean.progress import OnProgress
 from dalle_lean.require import require
@@ -55,7 +56,7 @@ def dedupe(
     settings = {**info.settings, "deduped": sha256_file(folder / NAME)}
     if (out / NAME).exists():
         if read_dataset_info(out).settings != settings:
-            raise ValueError(f"{out} has a {NAME} already, of something else: choose another folder")
+            raise UserError(f"{out} has a {NAME} already, of something else: choose another folder")
     else:
         make_shards(info, folder, out, settings, threads or os.cpu_count() or 1, on_progress)
     for leftover in out.glob(".*.parquet.*.tmp"):
@@ -74,7 +75,7 @@ def make_shards(
 ) -> None:
     """Everything in `out`, dataset.json the last."""
     if not notes_folder(out).exists() and any(out.glob("*.parquet")):
-        raise ValueError(f"{out} holds shards of unknown origin; choose another folder or remove them")
+        raise UserError(f"{out} holds shards of unknown origin; choose another folder or remove them")
     begin(out, settings)
     done = 0
 
@@ -91,7 +92,7 @@ def make_shards(
         try:
             found = list(each(lambda shard: read_pictures(folder / shard.file, shard, info)))
             if (count := sum(len(pictures.hashes) for pictures in found)) != info.counts.kept:
-                raise ValueError(
+                raise UserError(
                     f"{folder}: {NAME} has kept={info.counts.kept}, by their keys there are {count} pictures"
                 )
             first = first_of_each(np.concatenate([pictures.hashes for pictures in found]))
@@ -115,7 +116,7 @@ def part_name(shard: Shard) -> str:
 def read_pictures(path: Path, shard: Shard, info: DatasetInfo) -> Pictures:
     """The pictures of a shard; ValueError where its bytes are not those that dataset.json means."""
     if sha256_file(path) != shard.sha256:
-        raise ValueError(f"{path} is not the file that {NAME} means: dalle-lean shards verify tells more")
+        raise UserError(f"{path} is not the file that {NAME} means: dalle-lean shards verify tells more")
     pa = require("pyarrow", extra="preprocessing")
     parquet = require("pyarrow.parquet", extra="preprocessing")
     columns = ("code", "key") if info.counts.further_views else ("code",)

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from dalle_lean.errors import UserError
+
 HASH_BITS = 64
 SIDE = 32
 GRID = 8
@@ -46,7 +48,7 @@ class NearDuplicates:
 
     def __init__(self, max_distance: int):
         if not 0 <= max_distance < HASH_BITS:
-            raise ValueError(f"max_distance={max_distance}: must be 0..{HASH_BITS - 1} bits")
+            raise UserError(f"max_distance={max_distance}: must be 0..{HASH_BITS - 1} bits")
         self.max_distance = max_distance
         edges = [HASH_BITS * band // (max_distance + 1) for band in range(max_distance + 2)]
         self.bands = [(low, (1 << (high - low)) - 1) for low, high in pairwise(edges)]

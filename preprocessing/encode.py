@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dalle_lean.errors import UserError
 from dalle_lean.pictures import MAX_PIXELS
 from dalle_lean.progress import OnProgress
 from dalle_lean.vqgan import VQGAN
@@ -67,21 +68,21 @@ def preprocess(
     out = Path(out)
     side = vqgan.config.picture_side if picture_side is None else picture_side
     if side < 1 or side % vqgan.config.downscale:
-        raise ValueError(f"picture_side={side}: must be a positive multiple of {vqgan.config.downscale} pixels")
+        raise UserError(f"picture_side={side}: must be a positive multiple of {vqgan.config.downscale} pixels")
     if side > (largest := MAX_IMAGE_SIDE * vqgan.config.downscale):
-        raise ValueError(f"picture_side={side}: must be at most {largest} pixels, {MAX_IMAGE_SIDE} codes along a side")
+        raise UserError(f"picture_side={side}: must be at most {largest} pixels, {MAX_IMAGE_SIDE} codes along a side")
     if vqgan.config.codebook_size > MAX_CODEBOOK_SIZE:
-        raise ValueError(f"codebook_size={vqgan.config.codebook_size}: shards hold at most {MAX_CODEBOOK_SIZE} codes")
+        raise UserError(f"codebook_size={vqgan.config.codebook_size}: shards hold at most {MAX_CODEBOOK_SIZE} codes")
     positive = {"batch_size": batch_size, "max_pixels": max_pixels, "crops": crops, "workers": workers}
     for name, value in positive.items():
         if value is not None and value < 1:
-            raise ValueError(f"{name}={value}: must be positive")
+            raise UserError(f"{name}={value}: must be positive")
     if memory_bytes < MIN_MEMORY_BYTES:
-        raise ValueError(f"memory_bytes={memory_bytes}: must be at least {MIN_MEMORY_BYTES}")
+        raise UserError(f"memory_bytes={memory_bytes}: must be at least {MIN_MEMORY_BYTES}")
     if not source.parts:
-        raise ValueError("the source has no parts: there is nothing to read in it")
+        raise UserError("the source has no parts: there is nothing to read in it")
     if not 1 <= share[0] <= share[1]:
-        raise ValueError(f"part {share[0]}/{share[1]}: must be I/N with I from 1 to N")
+        raise UserError(f"part {share[0]}/{share[1]}: must be I/N with I from 1 to N")
 
     decoding = Decoding(side=side, rules=rules or Rules(), max_pixels=max_pixels, crops=crops, flip=flip)
     job = Job(
@@ -165,7 +166,7 @@ def gather(job: Job, vqgan: VQGAN, settings: dict[str, Any]) -> DatasetInfo | No
             progress.remove_traces(job.out)
             listed = ", ".join(f"{reason} {count}" for reason, count in counts.rejected.items())
             where = f"{job.out / 'rejected.jsonl'} names each" if job.explain else "--explain names each"
-            raise ValueError(f"no picture of the source can be used ({listed}); {where}")
+            raise UserError(f"no picture of the source can be used ({listed}); {where}")
         info = DatasetInfo(
             vqgan=job.vqgan,
             image_side=job.decoding.side // vqgan.config.downscale,
@@ -185,7 +186,7 @@ def make_nothing(job: Job, vqgan: VQGAN, parts: Sequence[int], report: Report) -
     """For a call that only gathers: ValueError that tells which parts are missing."""
     names = [job.parts[part] for part in parts]
     listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-    raise ValueError(f"{len(names)} of {len(job.parts)} parts are not made yet: {listed}")
+    raise UserError(f"{len(names)} of {len(job.parts)} parts are not made yet: {listed}")
 
 
 def no_report(part: int, seen: int, complete: bool) -> None:

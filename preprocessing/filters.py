@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dalle_lean.errors import UserError
+
 SAFE_LABEL = "UNLIKELY"
 LAION_LABELS = (SAFE_LABEL, "UNSURE", "NSFW")
 
@@ -30,16 +32,16 @@ class Rules:
     def __post_init__(self) -> None:
         if self.allowed_nsfw is not None:
             if isinstance(self.allowed_nsfw, str):
-                raise ValueError(f"allowed_nsfw={self.allowed_nsfw!r}: must be a sequence of labels, or None")
+                raise UserError(f"allowed_nsfw={self.allowed_nsfw!r}: must be a sequence of labels, or None")
             object.__setattr__(self, "allowed_nsfw", tuple(self.allowed_nsfw))
         if self.min_caption_length < 0:
-            raise ValueError(f"min_caption_length={self.min_caption_length}: must be 0 (off) or more characters")
+            raise UserError(f"min_caption_length={self.min_caption_length}: must be 0 (off) or more characters")
         if self.min_side < 0:
-            raise ValueError(f"min_side={self.min_side}: must be 0 (off) or more pixels")
+            raise UserError(f"min_side={self.min_side}: must be 0 (off) or more pixels")
         if self.max_aspect_ratio is not None and not self.max_aspect_ratio >= 1:
-            raise ValueError(f"max_aspect_ratio={self.max_aspect_ratio}: must be at least 1, or None (off)")
+            raise UserError(f"max_aspect_ratio={self.max_aspect_ratio}: must be at least 1, or None (off)")
         if self.max_hash_distance is not None and not 0 <= self.max_hash_distance < 64:
-            raise ValueError(f"max_hash_distance={self.max_hash_distance}: must be 0..63 bits, or None (off)")
+            raise UserError(f"max_hash_distance={self.max_hash_distance}: must be 0..63 bits, or None (off)")
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""

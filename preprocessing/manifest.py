@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dalle_lean.errors import UserError
 from dalle_lean.files import read_json, write_json
 
 FORMAT = "dalle_lean_shards/1"
@@ -80,7 +81,7 @@ def read_dataset_info(folder: str | Path) -> DatasetInfo:
     info = read_manifest(folder)
     for shard in info.shards:
         if not (folder / shard.file).is_file():
-            raise ValueError(f"{folder}: {shard.file}, named by dataset.json, is not there")
+            raise UserError(f"{folder}: {shard.file}, named by dataset.json, is not there")
     return info
 
 
@@ -88,19 +89,19 @@ def read_manifest(folder: Path) -> DatasetInfo:
     """As `read_dataset_info`, without a look at the shards."""
     path = folder / NAME
     if not path.is_file():
-        raise ValueError(
+        raise UserError(
             f"{folder} has no dataset.json: it is no finished output of dalle-lean preprocess "
             "(published files get one from dalle-lean shards adopt)"
         )
     content = read_json(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"{path}: not of format {FORMAT}")
+        raise UserError(f"{path}: not of format {FORMAT}")
     try:
         return parse_dataset_info(content)
     except KeyError as error:
-        raise ValueError(f"{path}: no field {error}") from None
+        raise UserError(f"{path}: no field {error}") from None
     except (TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}") from None
 
 
 def parse_dataset_info(content: Mapping[str, Any]) -> DatasetInfo:
@@ -114,10 +115,10 @@ def parse_dataset_info(content: Mapping[str, Any]) -> DatasetInfo:
         for shard in content["shards"]
     )
     if twice := [name for name, times in Counter(shard.file for shard in shards).items() if times > 1]:
-        raise ValueError(f"shards: {', '.join(twice)} named more than once")
+        raise UserError(f"shards: {', '.join(twice)} named more than once")
     rejected = content["counts"]["rejected"]
     if not isinstance(rejected, dict):
-        raise ValueError(f"rejected={rejected!r}: must be an object")
+        raise UserError(f"rejected={rejected!r}: must be an object")
     counts = Counts(
         seen=number(content["counts"], "seen", 1),
         kept=number(content["counts"], "kept", 1),
@@ -126,12 +127,12 @@ def parse_dataset_info(content: Mapping[str, Any]) -> DatasetInfo:
     )
     rows = sum(shard.rows for shard in shards)
     if rows != counts.kept + counts.further_views:
-        raise ValueError(f"kept={counts.kept}, but the shards have {rows} rows (further_views={counts.further_views})")
+        raise UserError(f"kept={counts.kept}, but the shards have {rows} rows (further_views={counts.further_views})")
     settings = content.get("settings", {})
     if not isinstance(settings, dict):
-        raise ValueError(f"settings={settings!r}: must be an object")
+        raise UserError(f"settings={settings!r}: must be an object")
     if settings.get("layout") == "packed":
-        raise ValueError(f"the shards are {PACKED}")
+        raise UserError(f"the shards are {PACKED}")
     return DatasetInfo(
         vqgan=text(content, "vqgan", SHA256),
         image_side=number(content, "image_side", 1, MAX_IMAGE_SIDE),
@@ -146,12 +147,12 @@ def parse_dataset_info(content: Mapping[str, Any]) -> DatasetInfo:
 def number(content: Mapping[str, Any], name: str, low: int, high: int = 2**63) -> int:
     value = content[name]
     if type(value) is not int or not low <= value <= high:
-        raise ValueError(f"{name}={value!r}: must be an integer from {low} to {high}")
+        raise UserError(f"{name}={value!r}: must be an integer from {low} to {high}")
     return value
 
 
 def text(content: Mapping[str, Any], name: str, pattern: re.Pattern[str]) -> str:
     value = content[name]
     if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise ValueError(f"{name}={value!r}: must look like {pattern.pattern}")
+        raise UserError(f"{name}={value!r}: must look like {pattern.pattern}")
     return value

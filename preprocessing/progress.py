@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dalle_lean.errors import UserError
 from dalle_lean.files import atomic_write, read_json, write_json
 from preprocessing.decoding import Rejection
 from preprocessing.manifest import PACKED, Counts, Shard, read_manifest
@@ -48,7 +49,7 @@ def begin(out: Path, settings: Mapping[str, Any]) -> None:
     path = notes_folder(out) / "settings.json"
     if not path.exists():
         if any(out.glob("shard-*.parquet")):
-            raise ValueError(f"{out} holds shards of unknown origin; choose another folder or remove them")
+            raise UserError(f"{out} holds shards of unknown origin; choose another folder or remove them")
         write_first(path, settings)
     refuse_other_settings(out, read_json(path), settings)
 
@@ -84,7 +85,7 @@ def refuse_other_settings(out: Path, before: Mapping[str, Any], now: Mapping[str
     changed = [name for name in sorted(names) if before.get(name) != now.get(name)]
     if changed:
         listed = "; ".join(f"{name} was {before.get(name)}, now {now.get(name)}" for name in changed)
-        raise ValueError(f"{out} was begun with other settings ({listed}): choose another folder or remove it")
+        raise UserError(f"{out} was begun with other settings ({listed}): choose another folder or remove it")
 
 
 def write_note(out: Path, name: str, note: Note) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dalle_lean.errors import UserError
 from dalle_lean.files import atomic_write, sha256_file
 from dalle_lean.require import require
 from preprocessing.manifest import (
@@ -151,7 +152,7 @@ def check_columns(file: Any) -> None:
         raise PackedLayout(PACKED)
     for name in ("caption", "code"):
         if name not in names:
-            raise ValueError(f"it has no column {name}, only {', '.join(names)}")
+            raise UserError(f"it has no column {name}, only {', '.join(names)}")
 
 
 def code_batches(file: Any, *, columns: Sequence[str] = ("caption", "code", "key"), **options: Any) -> Iterator[Any]:
@@ -167,8 +168,8 @@ def damaged(path: str | Path, error: Exception) -> ValueError:
     """The error that names the shard at `path`, of which reading raised `error`."""
     reason = " ".join(str(error).split())
     if isinstance(error, PackedLayout):
-        return ValueError(f"{path} is {reason}")
-    return ValueError(f"{path} is damaged or no shard: {reason}")
+        return UserError(f"{path} is {reason}")
+    return UserError(f"{path} is damaged or no shard: {reason}")
 
 
 def open_stream(folder: str | Path) -> "datasets.IterableDataset":
@@ -214,7 +215,7 @@ def read_blocks(path: str | Path, num_codes: int, codebook_size: int) -> Iterato
                 captions = batch.column("caption").to_pylist()
                 codes = decode_codes(batch.column("code").to_pylist(), num_codes, codebook_size)
                 if not all(isinstance(caption, str) for caption in captions):
-                    raise ValueError(f"a caption among rows {first} to {first + len(captions) - 1} is missing")
+                    raise UserError(f"a caption among rows {first} to {first + len(captions) - 1} is missing")
                 if "key" in batch.schema.names:
                     keys = [str(key) for key in batch.column("key").to_pylist()]
                 else:
@@ -229,8 +230,8 @@ def decode_codes(values: Sequence[bytes], num_codes: int, codebook_size: int) ->
     """int16 little-endian bytes, one value a picture -> codes [len(values), num_codes]."""
     for value in values:
         if len(value) != 2 * num_codes:
-            raise ValueError(f"a picture has {len(value)} bytes of codes; must be {2 * num_codes}")
+            raise UserError(f"a picture has {len(value)} bytes of codes; must be {2 * num_codes}")
     codes = np.frombuffer(b"".join(values), dtype="<i2").reshape(len(values), num_codes)
     if codes.size and not 0 <= codes.min() <= codes.max() < codebook_size:
-        raise ValueError(f"codes {codes.min()}..{codes.max()}; must be in 0..{codebook_size - 1}")
+        raise UserError(f"codes {codes.min()}..{codes.max()}; must be in 0..{codebook_size - 1}")
     return codes

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dalle_lean import pictures
+from dalle_lean.errors import UserError
 from dalle_lean.progress import OnProgress
 
 CAPTION_FIELDS = ("text", "caption")
@@ -73,7 +74,7 @@ def read_captioned(
     label_of, read = label_of or caption_of, read or read_picture
     listing = folder / "metadata.jsonl"
     if not listing.is_file():
-        raise ValueError(f"{folder} has no metadata.jsonl; give a folder of pictures with one line of JSON for each")
+        raise UserError(f"{folder} has no metadata.jsonl; give a folder of pictures with one line of JSON for each")
     lines = [line for line in listing.read_bytes().split(b"\n") if line.strip()]
     pixels = torch.empty(len(lines), 3, side, side, dtype=torch.uint8)
     captions: list[str] = []
@@ -92,7 +93,7 @@ def read_captioned(
         if on_progress is not None and (done % 500 == 0 or done == len(lines)):
             on_progress(done, len(lines), f"{skipped.total()} unusable" if skipped else "")
     if not captions:
-        raise ValueError(f"{listing}: no line can be used: {dict(skipped) or 'it is empty'}")
+        raise UserError(f"{listing}: no line can be used: {dict(skipped) or 'it is empty'}")
     return Captioned(pixels[: len(captions)], captions, skipped, facts)
 
 
@@ -153,7 +154,7 @@ def hold_out(data: Captioned, share: float, seed: int) -> tuple[Captioned, Capti
     """(the rest, the held-out part): whole captions are held out, so that none of them is in the rest."""
     distinct = sorted(set(data.captions))
     if len(distinct) < 2:
-        raise ValueError("all captions are the same; nothing can be held out or learnt")
+        raise UserError("all captions are the same; nothing can be held out or learnt")
     order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed)).tolist()
     chosen = {distinct[index] for index in order[: math.ceil(share * len(distinct))]}
     rows: dict[bool, list[int]] = {False: [], True: []}
@@ -175,7 +176,7 @@ def distinct_batches(captions: Sequence[str], batch_size: int, seed: int) -> Ite
     """
     keys = [caption_key(caption) for caption in captions]
     if not 2 <= batch_size <= len(set(keys)):
-        raise ValueError(f"batch_size={batch_size}: must be in 2..{len(set(keys))}, the number of different captions")
+        raise UserError(f"batch_size={batch_size}: must be in 2..{len(set(keys))}, the number of different captions")
     for epoch in itertools.count():
         order = torch.randperm(len(keys), generator=torch.Generator().manual_seed(seed + epoch)).tolist()
         unfilled: list[dict[str, int]] = []

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dalle_lean.errors import UserError
 from dalle_lean.files import atomic_write
 from dalle_lean.lamb_delayed import DelayedLamb
 from dalle_lean.scaling import BranchScales
@@ -71,15 +72,15 @@ def load_checkpoint(
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"{path} is damaged ({reason}); remove it to start the run again") from None
+        raise UserError(f"{path} is damaged ({reason}); remove it to start the run again") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise ValueError(f"{path} is not a checkpoint of this program")
+        raise UserError(f"{path} is not a checkpoint of this program")
     saved = json.loads(state["run"])
     for name, settings in json.loads(json.dumps(defaults or {})).items():
         saved[name] = {**settings, **saved[name]}
     for name, value in json.loads(json.dumps(run)).items():
         if saved.get(name) != value:
-            raise ValueError(
+            raise UserError(
                 f"{out} holds another run: its {name} is {saved.get(name)}, now {value}; give another folder"
             )
     model.load_state_dict(state["model"])

@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dalle_lean.clip import ClipScorer
 from dalle_lean.clip_architecture import build_clip, model_config
+from dalle_lean.errors import UserError
 from dalle_lean.optim import parameter_groups
 from dalle_lean.require import require
 from dalle_lean.tokenizer import Tokenizer
@@ -92,22 +93,22 @@ class ClipRecipe:
             least = {"seed": 0, "context_length": 2, "batch_size": 2, "hard_group_size": 2}.get(name, 1)
             if name.endswith("_share"):
                 if not 0 <= value < 1:
-                    raise ValueError(f"{name}={value}: must be at least 0 and below 1")
+                    raise UserError(f"{name}={value}: must be at least 0 and below 1")
             elif isinstance(value, int) and value < least:
-                raise ValueError(f"{name}={value}: must be at least {least}")
+                raise UserError(f"{name}={value}: must be at least {least}")
         if self.heldout_share == 0:
-            raise ValueError("heldout_share=0: must be above 0, or there would be no caption to measure on")
+            raise UserError("heldout_share=0: must be above 0, or there would be no caption to measure on")
         if self.precision not in ("bf16", "fp32"):
-            raise ValueError(f"precision={self.precision!r}: must be bf16 or fp32")
+            raise UserError(f"precision={self.precision!r}: must be bf16 or fp32")
         if not 0 < self.lr < 1:
-            raise ValueError(f"lr={self.lr}: must be between 0 and 1")
+            raise UserError(f"lr={self.lr}: must be between 0 and 1")
         if len(self.image_layers) != 4 or min(self.image_layers) < 1:
-            raise ValueError(f"image_layers={self.image_layers}: must be four positive numbers")
+            raise UserError(f"image_layers={self.image_layers}: must be four positive numbers")
         for name in ("width", "picture_side"):
             if getattr(self, name) % 32:
-                raise ValueError(f"{name}={getattr(self, name)}: must be a multiple of 32")
+                raise UserError(f"{name}={getattr(self, name)}: must be a multiple of 32")
         if not all(self.alike):
-            raise ValueError(f"alike={self.alike}: a list of fields must name one at least")
+            raise UserError(f"alike={self.alike}: a list of fields must name one at least")
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from dalle_lean.errors import UserError
 from dalle_lean.terminal import Device, begin_loading, progress_bar, say, warn
 
 OF_ANY_HOST = ("run_dir", "port", "announce", "listen", "helper_of")

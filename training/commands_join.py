@@ -11,6 +11,7 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
+from dalle_lean.errors import UserError
 from dalle_lean.terminal import LINE_INTERVAL_S, Device, begin_loading, err, error, out, say
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def refuse(problems: "list[Check]") -> None:
     if problems:
         first = problems[0]
         more = f" ({len(problems) - 1} more above)" if len(problems) > 1 else ""
-        raise ValueError(f"{first.name}: {first.found}; {first.cure}{more}")
+        raise UserError(f"{first.name}: {first.found}; {first.cure}{more}")
 
 
 class LiveLine:

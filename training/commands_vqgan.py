@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dalle_lean.errors import UserError
 from dalle_lean.terminal import Device, StoredDtype, progress_bar, say
 
 
@@ -117,4 +118,4 @@ def parse_multipliers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f"channel_multipliers={text!r}: must be numbers with commas between, as 1,1,2,4") from None
+        raise UserError(f"channel_multipliers={text!r}: must be numbers with commas between, as 1,1,2,4") from None

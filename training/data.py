@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dalle_lean.errors import UserError
 from dalle_lean.tokenizer import Tokenizer
 from training.heldout import is_heldout, key_hash, mixed
 from training.order import Position, first_run, run_start, shard_groups, window_order
@@ -55,7 +56,7 @@ class TrainingData:
         if not 0 <= self.part < self.parts:
             raise ValueError(f"part {self.part} of {self.parts}: must be in 0..{self.parts - 1}")
         if self.shuffle_buffer < 1 or self.shuffle_shards < 1:
-            raise ValueError(
+            raise UserError(
                 f"shuffle_buffer={self.shuffle_buffer}, shuffle_shards={self.shuffle_shards}: must be at least 1"
             )
 
@@ -114,7 +115,7 @@ class TrainingData:
                 position = Position(epoch=position.epoch, group=position.group + 1, skipped=position.skipped)
             if whole and not given:
                 damaged = f"; {position.skipped} were damaged" if position.skipped else ""
-                raise ValueError(
+                raise UserError(
                     f"{self.shards.name} has no sample to train on in {len(self.shard_numbers)} shards{damaged}"
                 )
             position = Position(epoch=position.epoch + 1, skipped=position.skipped)

@@ -2,6 +2,8 @@
 
 from typing import Any, get_args, get_origin, get_type_hints
 
+from dalle_lean.errors import UserError
+
 
 def typed_section(section: type, values: dict[str, Any]) -> Any:
     """`section(**values)` once every key is known and every value has its field's type."""
@@ -9,12 +11,12 @@ def typed_section(section: type, values: dict[str, Any]) -> Any:
     given = {}
     for name, value in values.items():
         if name not in hints:
-            raise ValueError(f"{name}: unknown key; known are {', '.join(hints)}")
+            raise UserError(f"{name}: unknown key; known are {', '.join(hints)}")
         try:
             given[name] = typed(value, hints[name])
         except (TypeError, ValueError):
             words = getattr(hints[name], "__name__", None) if not get_args(hints[name]) else str(hints[name])
-            raise ValueError(f"{name} = {value!r}: must be of type {words}") from None
+            raise UserError(f"{name} = {value!r}: must be of type {words}") from None
     return section(**given)
 
 
@@ -40,11 +42,11 @@ def check_at_least(minimum: float, **values: float) -> None:
     """ValueError that names the first of `values` below `minimum`."""
     for name, value in values.items():
         if not minimum <= value < float("inf"):
-            raise ValueError(f"{name} = {value}: must be a finite number of at least {minimum}")
+            raise UserError(f"{name} = {value}: must be a finite number of at least {minimum}")
 
 
 def check_one_of(allowed: tuple[str, ...], **values: str) -> None:
     """ValueError that names the first of `values` outside `allowed`."""
     for name, value in values.items():
         if value not in allowed:
-            raise ValueError(f"{name} = {value!r}: must be one of {', '.join(allowed)}")
+            raise UserError(f"{name} = {value!r}: must be one of {', '.join(allowed)}")

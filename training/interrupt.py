@@ -9,6 +9,7 @@ from types import FrameType
 from typing import NoReturn
 
 from dalle_lean.ending import Terminated
+from dalle_lean.errors import UserError
 from training.progress import OnNotice
 
 NOTICES = {
@@ -22,7 +23,7 @@ class TimeLimit:
 
     def __init__(self, minutes: float | None):
         if minutes is not None and not minutes > 0:
-            raise ValueError(f"max_minutes={minutes}: must be above 0")
+            raise UserError(f"max_minutes={minutes}: must be above 0")
         self.end_s = None if minutes is None else monotonic() + 60 * minutes
 
     def reached(self) -> bool:

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from dalle_lean import Dalle, load_model
+from dalle_lean.errors import UserError
 from dalle_lean.files import read_json
 from dalle_lean.folder import bundled_model
 from dalle_lean.vqgan import VQGAN, read_description
@@ -20,7 +21,7 @@ def build_model(recipe: Recipe, info: DatasetInfo, vocab_size: int, init: Path |
     model = load_model(init)
     recorded = read_json(init / "config.json")["vqgan_fingerprint"]
     if recorded is not None and recorded != info.vqgan:
-        raise ValueError(f"{init} was trained on codes of the VQGAN {recorded[:12]}, the data is of {info.vqgan[:12]}")
+        raise UserError(f"{init} was trained on codes of the VQGAN {recorded[:12]}, the data is of {info.vqgan[:12]}")
     dataclasses.replace(recipe, model=model.config.to_dict()).model_config(**sizes)
     return model
 
@@ -29,7 +30,7 @@ def bundled_vqgan(info: DatasetInfo) -> Path | None:
     """The bundled model's VQGAN, if it is the one that made the codes of these shards."""
     try:
         folder = bundled_model()
-    except ValueError:  # this installation has none
+    except UserError:  # this installation has none
         return None
     made_them = read_json(folder / "config.json")["vqgan_fingerprint"] == info.vqgan
     return folder / "vqgan" if made_them else None
@@ -53,7 +54,7 @@ def refuse_other_codes(heldout: ShardSet, data: ShardSet) -> None:
     for name in ("vqgan", "image_side", "codebook_size"):
         theirs, ours = getattr(heldout.info, name), getattr(data.info, name)
         if theirs != ours:
-            raise ValueError(
+            raise UserError(
                 f"{heldout.name} has {name} {theirs}, but {data.name} has {ours}; "
                 "preprocess both with the same --vqgan and --picture-side"
             )
@@ -64,7 +65,7 @@ def matching_vqgan(folder: Path, info: DatasetInfo) -> VQGAN:
     vqgan = VQGAN.load(folder)
     found = read_description(folder)["fingerprint"]
     if found != info.vqgan:
-        raise ValueError(
+        raise UserError(
             f"{folder} is the VQGAN {found[:12]}, but the data's codes are of {info.vqgan[:12]}; "
             "give the folder that the data was preprocessed with"
         )

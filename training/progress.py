@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dalle_lean.errors import UserError
 from training.order import Position
 
 OnNotice = Callable[[str], None]
 """Called with a line that a person should read at once."""
 
 
-class TrainingDiverged(ValueError):
+class TrainingDiverged(UserError):
     """Too many steps in a row had a loss or a gradient that is not finite."""
 
 

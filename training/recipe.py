@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dalle_lean import DalleConfig, MemoryPlan
+from dalle_lean.errors import UserError
 from dalle_lean.memory.setup import OPTIMIZERS, PRECISIONS, TrainingSetup
 from training.fields import check_at_least, check_one_of, typed_section
 
@@ -43,7 +44,7 @@ class MemoryRecipe(MemoryPlan):
         """As MemoryPlan's; ValueError too where the precision does not go with it."""
         activations = super().activations_for(config)
         if self.precision == "fp16" and activations not in ("checkpoint", "reversible"):
-            raise ValueError(
+            raise UserError(
                 f"precision = 'fp16' with activations = {activations!r}: gradient scales need branches that are "
                 "computed again, choose checkpoint or reversible"
             )
@@ -78,16 +79,16 @@ class OptimizerRecipe:
     def __post_init__(self) -> None:
         check_one_of(OPTIMIZERS, name=self.name)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas = {list(self.betas)}: must be two numbers of at least 0 and below 1")
+            raise UserError(f"betas = {list(self.betas)}: must be two numbers of at least 0 and below 1")
         check_at_least(0, eps=self.eps, weight_decay=self.weight_decay, min_eight_bit_numel=self.min_eight_bit_numel)
         check_at_least(1, block_size=self.block_size, max_skipped_in_row=self.max_skipped_in_row)
         if not (self.clip_norm > 0 and self.clamp_weight_norm > 0):
-            raise ValueError(
+            raise UserError(
                 f"clip_norm = {self.clip_norm}, clamp_weight_norm = {self.clamp_weight_norm}: must be above 0"
             )
         for spec in dataclasses.fields(self):
             if self.name != "lamb" and spec.name in LAMB_ONLY and getattr(self, spec.name) != spec.default:
-                raise ValueError(f"{spec.name}: {self.name} has no such setting, leave it out or choose lamb")
+                raise UserError(f"{spec.name}: {self.name} has no such setting, leave it out or choose lamb")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,16 +121,16 @@ class ScheduleRecipe:
             0, heldout_every=self.heldout_every, sample_every=self.sample_every, checkpoint_every=self.checkpoint_every
         )
         if self.warmup_steps > self.total_steps:
-            raise ValueError(f"warmup_steps = {self.warmup_steps}: more than total_steps = {self.total_steps}")
+            raise UserError(f"warmup_steps = {self.warmup_steps}: more than total_steps = {self.total_steps}")
         ends = [until_step for until_step, _, _ in self.length_warmup]
         if ends != sorted(set(ends)) or not all(1 <= end <= self.total_steps for end in ends):
-            raise ValueError(f"length_warmup ends at the steps {ends}: they must rise within 1..{self.total_steps}")
+            raise UserError(f"length_warmup ends at the steps {ends}: they must rise within 1..{self.total_steps}")
 
     def check_lengths(self, config: DalleConfig) -> None:
         """ValueError where a stage of `length_warmup` is no part of the model's captions and pictures."""
         for until_step, text_len, image_side in self.length_warmup:
             if not (1 <= text_len <= config.text_len and 1 <= image_side <= config.image_side):
-                raise ValueError(
+                raise UserError(
                     f"length_warmup = {[until_step, text_len, image_side]}: this model has text_len in "
                     f"1..{config.text_len} and image_side in 1..{config.image_side}"
                 )
@@ -182,9 +183,9 @@ class DataRecipe:
         )
         check_at_least(0, heldout_samples=self.heldout_samples, seed=self.seed)
         if not 0 <= self.heldout_share < 1:
-            raise ValueError(f"heldout_share = {self.heldout_share}: must be at least 0 and below 1")
+            raise UserError(f"heldout_share = {self.heldout_share}: must be at least 0 and below 1")
         if not 0 <= self.caption_dropout <= 1:
-            raise ValueError(f"caption_dropout = {self.caption_dropout}: must be in 0..1")
+            raise UserError(f"caption_dropout = {self.caption_dropout}: must be in 0..1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,13 +201,13 @@ class Recipe:
     def __post_init__(self) -> None:
         self.memory.activations_for(DalleConfig.from_dict(self.model))
         if self.memory.precision == "bf16-weights" and self.optimizer.name != "lamb":
-            raise ValueError(
+            raise UserError(
                 f"precision = 'bf16-weights' with optimizer {self.optimizer.name!r}: steps too small for bfloat16 are "
                 "lost without the float32 copies that only lamb keeps"
             )
         if self.data.batch_size % self.memory.micro_batches:
             sizes = f"batch_size = {self.data.batch_size}, micro_batches = {self.memory.micro_batches}"
-            raise ValueError(f"{sizes}: the first must be a multiple of the second")
+            raise UserError(f"{sizes}: the first must be a multiple of the second")
 
     @classmethod
     def from_dict(cls, sections: dict[str, Any]) -> Self:
@@ -215,13 +216,13 @@ class Recipe:
         known = {spec.name: spec.default for spec in dataclasses.fields(cls)}
         for name, values in sections.items():
             if name not in known:
-                raise ValueError(f"unknown section [{name}]; a recipe has {', '.join(f'[{part}]' for part in known)}")
+                raise UserError(f"unknown section [{name}]; a recipe has {', '.join(f'[{part}]' for part in known)}")
             if not isinstance(values, dict):
-                raise ValueError(f"{name} = {values!r}: must be a section")
+                raise UserError(f"{name} = {values!r}: must be a section")
             try:
                 parts[name] = values if name == "model" else typed_section(type(known[name]), values)
             except ValueError as error:
-                raise ValueError(f"[{name}] {error}") from None
+                raise UserError(f"[{name}] {error}") from None
         return cls(**parts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -267,7 +268,7 @@ class Recipe:
         for name, value in found.items():
             if self.model.get(name, value) != value:
                 origin = "tokenizer" if name == "text_vocab_size" else "data"
-                raise ValueError(f"the recipe's model has {name} = {self.model[name]}, but the {origin} has {value}")
+                raise UserError(f"the recipe's model has {name} = {self.model[name]}, but the {origin} has {value}")
         config = DalleConfig.from_dict({**self.model, **found})
         self.schedule.check_lengths(config)
         return config
@@ -292,15 +293,15 @@ def load_recipe(name_or_file: str | Path) -> Recipe:
     if not path.exists():
         path = Path(name_or_file)
     if not path.is_file():
-        raise ValueError(f"no recipe {name_or_file!r}: it is neither a file nor one of {', '.join(recipe_names())}")
+        raise UserError(f"no recipe {name_or_file!r}: it is neither a file nor one of {', '.join(recipe_names())}")
     try:
         sections = tomllib.loads(path.read_text(encoding="utf-8"))
         recipe = Recipe.from_dict(sections)
         if not recipe.model:
-            raise ValueError("its [model] is missing or empty; fill it in, or name the recipe paper for the paper's")
+            raise UserError("its [model] is missing or empty; fill it in, or name the recipe paper for the paper's")
         for name in PLAN_LAMB_ONLY:
             if recipe.optimizer.name != "lamb" and sections.get("memory", {}).get(name):
-                raise ValueError(f"[memory] {name}: {recipe.optimizer.name} cannot, leave it out or choose lamb")
+                raise UserError(f"[memory] {name}: {recipe.optimizer.name} cannot, leave it out or choose lamb")
         return recipe
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}") from None

@@ -9,13 +9,13 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from dalle_lean.remote import Refused, Unreachable, meaning, one_line
-from dalle_lean.require import require
+from dalle_lean.errors import UserError
+from dalle_lean.remote import Refused, Unreachable, meaning, one_line, storage_of
 from training.progress import OnNotice
 
 T = TypeVar("T")
 # Asking again changes nothing.
-PERMANENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, Refused)
+PERMANENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, Refused, UserError)
 
 
 def silent(line: str) -> None:
@@ -40,7 +40,7 @@ class Patience:
     def insist(self, what: str, action: Callable[[], T], on_notice: OnNotice = silent) -> T:
         """The value of `action` on the URL `what`, tried until it succeeds; each pause is told.
 
-        Raises Unreachable, and at once what will not change: FileNotFoundError and its like, and Refused.
+        Raises Unreachable, and at once what will not change: FileNotFoundError and its like, Refused, UserError.
         """
         started_s, wait_s = time.monotonic(), self.first_wait_s
         while True:
@@ -85,7 +85,7 @@ class RemoteFile(io.RawIOBase):
     def __init__(self, url: str, patience: Patience, on_notice: OnNotice = silent):
         self.url, self.patience, self.on_notice = url, patience, on_notice
         self.place = 0
-        self.files, self.path = require("fsspec", extra="training").core.url_to_fs(url)
+        self.files, self.path = storage_of(url, extra="training")
         self.size: int = patience.insist(url, self.find_size, on_notice)
 
     def find_size(self) -> int:

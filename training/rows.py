@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dalle_lean.errors import UserError
 from dalle_lean.require import require
 from preprocessing.shards import code_batches, damaged, decode_codes
 from training.retry import Unreachable
@@ -24,7 +25,7 @@ BUFFER_BYTES = 2**20
 """Read of a column at once: what an open shard holds in memory does not grow with the shard."""
 
 
-class DamagedShard(ValueError):
+class DamagedShard(UserError):
     """A shard cannot be read, or holds something else than its data set says."""
 
 
@@ -137,7 +138,7 @@ def open_shard(shards: ShardSet, index: int) -> Iterator[Any]:
             parquet.ParquetFile(content, buffer_size=BUFFER_BYTES, pre_buffer=False) as file,
         ):
             if rows is not None and file.metadata.num_rows != rows:
-                raise ValueError(f"it has {file.metadata.num_rows} rows, its data set says {rows}")
+                raise UserError(f"it has {file.metadata.num_rows} rows, its data set says {rows}")
             yield file
     except Unreachable:
         raise
@@ -184,7 +185,7 @@ def decode(table: Any, numbers: Sequence[int], shards: ShardSet, codes: bool = T
     """The rows of a table or batch; `numbers` are theirs in the shard."""
     captions = table.column("caption").to_pylist()
     if not all(isinstance(caption, str) for caption in captions):
-        raise ValueError(f"a caption among rows {numbers[0]} to {numbers[-1]} is missing")
+        raise UserError(f"a caption among rows {numbers[0]} to {numbers[-1]} is missing")
     keys = keys_of(table, numbers)
     if not codes:
         return Rows(captions, np.empty((len(captions), 0), np.int16), keys)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dalle_lean.errors import UserError
 from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vocabulary import Vocabulary
 from training.checkpoint import has_checkpoint
@@ -23,15 +24,15 @@ def run_folder(out: Path) -> Iterator[None]:
     """
     made = not out.exists()
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file; name a folder for the run")
+        raise UserError(f"{out} is a file; name a folder for the run")
     if out.is_dir() and any(out.iterdir()) and not (out / LOCK).exists() and not has_checkpoint(out):
-        raise ValueError(f"{out} is not empty and holds no run; name another folder, nothing there is replaced")
+        raise UserError(f"{out} is not empty and holds no run; name another folder, nothing there is replaced")
     out.mkdir(parents=True, exist_ok=True)
     with open(out / LOCK, "a", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"another process works in {out}; end it first, or name another folder") from None
+            raise UserError(f"another process works in {out}; end it first, or name another folder") from None
         try:
             yield
         except BaseException:

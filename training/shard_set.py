@@ -9,7 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dalle_lean.errors import UserError
 from dalle_lean.files import sha256_file
+from dalle_lean.remote import storage_of
 from dalle_lean.require import require
 from preprocessing.shards import FORMAT, Counts, DatasetInfo, parse_dataset_info, read_dataset_info
 from training.progress import OnNotice
@@ -98,7 +100,7 @@ def find_shards(
             content = patience.insist(name, partial(read_file, f"{name}/dataset.json"), on_notice)
         except FileNotFoundError:
             if codes is None or not name.startswith(HUB):
-                raise ValueError(
+                raise UserError(
                     f"{name} has no dataset.json; to train on a data set of the hub without one, say what its codes "
                     "are: --vqgan, and a recipe whose [model] has image_side and image_vocab_size"
                 ) from None
@@ -124,7 +126,7 @@ def is_url(source: str) -> bool:
 
 def read_file(url: str) -> bytes:
     """The content of a small remote file."""
-    files, path = require("fsspec", extra="training").core.url_to_fs(url)
+    files, path = storage_of(url, extra="training")
     content: bytes = files.cat_file(path)
     return content
 
@@ -134,22 +136,25 @@ def parse(name: str, content: bytes) -> DatasetInfo:
     try:
         fields = json.loads(content)
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-            raise ValueError(f"not of format {FORMAT}")
+            raise UserError(f"not of format {FORMAT}")
         return parse_dataset_info(fields)
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{name}/dataset.json: {error}") from None
+        raise UserError(f"{name}/dataset.json: {error}") from None
 
 
 def published_files(name: str) -> tuple[str, ...]:
     """The files of a data set's training split as `datasets` resolves its name: URLs that hold their revision."""
-    builder = require("datasets", extra="training").load_dataset_builder(name)
+    try:
+        builder = require("datasets", extra="training").load_dataset_builder(name)
+    except ValueError as error:
+        raise UserError(f"{HUB}{name}: {' '.join(str(error).split())}") from None
     return tuple(str(path) for path in (builder.config.data_files or {}).get("train", ()))
 
 
 def undescribed(name: str, paths: tuple[str, ...], codes: Codes, patience: Patience, on_notice: OnNotice) -> ShardSet:
     """A data set of which only the files and the meaning of the codes are known."""
     if not paths or not all(path.endswith(".parquet") for path in paths):
-        raise ValueError(f"{name}: its training split is not made of Parquet files")
+        raise UserError(f"{name}: its training split is not made of Parquet files")
     info = DatasetInfo(
         vqgan=codes.vqgan,
         image_side=codes.image_side,

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from dalle_lean.errors import UserError
 from dalle_lean.progress import OnProgress
 from training.checkpoint import save_checkpoint
 from training.interrupt import TimeLimit, interrupt_deferred
@@ -140,7 +141,7 @@ def shuffled_batches(count: int, schedule: Schedule, seed: int, steps_done: int)
     pass, whose last rows are left out where they fill no batch; ValueError where there are too few for one."""
     size = schedule.batch_size
     if count < size:
-        raise ValueError(f"{count} pictures to train on; batch_size={size} needs as many")
+        raise UserError(f"{count} pictures to train on; batch_size={size} needs as many")
 
     def endless() -> Iterator[Tensor]:
         for epoch in itertools.count():

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dalle_lean import DalleConfig, MemoryPlan
+from dalle_lean.errors import UserError
 from dalle_lean.files import read_json
 from dalle_lean.memory.budget import parse_plan
 from dalle_lean.memory.presets import PRESETS
@@ -31,7 +32,7 @@ def find_subject(
         return dataclasses.replace(subject, setup=setup, precision=precision or "fp32")
     if name not in recipe_names() and not path.exists():
         known = ", ".join([*recipe_names(), *PRESETS])
-        raise ValueError(f"no model {name!r}: it is no file or folder, and none of {known}")
+        raise UserError(f"no model {name!r}: it is no file or folder, and none of {known}")
     recipe = recipe_of_folder(path) if path.is_dir() and name not in recipe_names() else load_recipe(name)
     memory = recipe.memory
     if plan is not None:
@@ -71,12 +72,12 @@ def recipe_of_folder(folder: Path) -> Recipe:
     """One sample of the model of a model folder, of which only config.json is read."""
     path = folder / "config.json"
     if not path.is_file():
-        raise ValueError(f"{folder} is not a model folder: it has no config.json")
+        raise UserError(f"{folder} is not a model folder: it has no config.json")
     content = read_json(path)
     fields: Any = content.get("dalle") if isinstance(content, dict) else None
     if not isinstance(fields, dict):
-        raise ValueError(f"{path} does not name the model's configuration")
+        raise UserError(f"{path} does not name the model's configuration")
     try:
         return Recipe(model=fields, memory=PLAIN, data=DataRecipe(batch_size=1))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}") from None

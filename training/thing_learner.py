@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dalle_lean.errors import UserError
 from dalle_lean.optim import parameter_groups
 from dalle_lean.thing_classifier import SIDES, ThingClassifier
 from training.precision import autocast
@@ -53,15 +54,15 @@ class ThingRecipe:
         for name, value in dataclasses.asdict(self).items():
             least = {"seed": 0, "batch_size": 2}.get(name, 1)
             if isinstance(value, int) and value < least:
-                raise ValueError(f"{name}={value}: must be at least {least}")
+                raise UserError(f"{name}={value}: must be at least {least}")
             if name in ("warmup_share", "label_smoothing") and not 0 <= value < 1:
-                raise ValueError(f"{name}={value}: must be in 0..1")
+                raise UserError(f"{name}={value}: must be in 0..1")
         if self.picture_side not in SIDES:
-            raise ValueError(f"picture_side={self.picture_side}: must be in {SIDES[0]}..{SIDES[-1]}")
+            raise UserError(f"picture_side={self.picture_side}: must be in {SIDES[0]}..{SIDES[-1]}")
         if self.precision not in ("bf16", "fp32"):
-            raise ValueError(f"precision={self.precision!r}: must be bf16 or fp32")
+            raise UserError(f"precision={self.precision!r}: must be bf16 or fp32")
         if not 0 < self.lr < 1:
-            raise ValueError(f"lr={self.lr}: must be between 0 and 1")
+            raise UserError(f"lr={self.lr}: must be between 0 and 1")
 
     def learning_rate(self, step: int) -> float:
         """At a step, the first being 1."""

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dalle_lean.errors import UserError
 from dalle_lean.progress import OnProgress
 from dalle_lean.thing_classifier import READ_SIDE, ThingClassifier, picture_of_thing
 from training.captioned import Captioned, Unusable, digest, read_captioned, read_picture
@@ -52,7 +53,7 @@ def train_things(
     train_set = read_things(data, recipe.picture_side, on_progress)
     names = sorted({*train_set.captions})
     if len(names) < 2:
-        raise ValueError(f"{data} shows only {names[0]!r}; at least two things are needed to tell them apart")
+        raise UserError(f"{data} shows only {names[0]!r}; at least two things are needed to tell them apart")
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
         classifier = ThingClassifier(names, recipe.picture_side, device)
@@ -122,5 +123,5 @@ def known_things(
     found = read_things(folder, classifier.picture_side, on_progress)
     rows = [row for row, thing in enumerate(found.captions) if thing in classifier.row_of]
     if not rows:
-        raise ValueError(f"{folder} shows none of the {len(classifier.things)} things that are learnt")
+        raise UserError(f"{folder} shows none of the {len(classifier.things)} things that are learnt")
     return found.take(rows[:: math.ceil(len(rows) / most)])

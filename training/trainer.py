@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dalle_lean import DalleConfig, save_model
+from dalle_lean.errors import UserError
 from dalle_lean.files import sha256_file
 from dalle_lean.progress import OnProgress
 from dalle_lean.vqgan import VQGAN
@@ -293,7 +294,7 @@ class Run:
         if isinstance(place, dict):
             return Progress(**saved, position=Position.from_dict(place))
         if saved["step"] < self.recipe.schedule.total_steps:
-            raise ValueError(
+            raise UserError(
                 f"{self.out} holds a run of an earlier version, whose order of the data is not made any more: "
                 f"finish it with that version, or begin another run from its model with --init {self.out / 'model'}"
             )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dalle_lean.codebook_use import codebook_use
+from dalle_lean.errors import UserError
 from dalle_lean.pictures import PICTURE_SUFFIXES
 from dalle_lean.progress import OnProgress
 from dalle_lean.vqgan import VQGAN
@@ -193,5 +194,5 @@ def read_pictures(folder: Path, side: int, on_progress: OnProgress | None = None
         if on_progress is not None and (done % 500 == 0 or done == len(names)):
             on_progress(done, len(names), f"{skipped.total()} unusable" if skipped else "")
     if not count:
-        raise ValueError(f"{folder}: no picture can be read: {dict(skipped) or 'there are none'}")
+        raise UserError(f"{folder}: no picture can be read: {dict(skipped) or 'there are none'}")
     return Pictures(pixels[:count], skipped)

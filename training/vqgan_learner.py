@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dalle_lean.errors import UserError
 from dalle_lean.require import require
 from dalle_lean.vqgan import VQGAN, VQGANConfig
 from training.codebook import NearestLearner, codebook_learner
@@ -84,15 +85,15 @@ class VQGANRecipe:
             "checkpoint_every",
         ):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+                raise UserError(f"{name}={getattr(self, name)}: must be at least 1")
         if self.precision not in ("bf16", "fp32"):
-            raise ValueError(f"precision={self.precision!r}: must be bf16 or fp32")
+            raise UserError(f"precision={self.precision!r}: must be bf16 or fp32")
         if not 0 < self.lr < 1:
-            raise ValueError(f"lr={self.lr}: must be in 0..1")
+            raise UserError(f"lr={self.lr}: must be in 0..1")
         if self.crop_from is not None and self.crop_from < self.config.picture_side:
-            raise ValueError(f"crop_from={self.crop_from}: must be at least picture_side={self.config.picture_side}")
+            raise UserError(f"crop_from={self.crop_from}: must be at least picture_side={self.config.picture_side}")
         if not 0 <= self.discriminator_start <= 1:
-            raise ValueError(f"discriminator_start={self.discriminator_start}: must be in 0..1")
+            raise UserError(f"discriminator_start={self.discriminator_start}: must be in 0..1")
 
 
 class VQGANLearner(nn.Module):
@@ -124,7 +125,7 @@ class VQGANLearner(nn.Module):
         if different := [
             f"{name}={found[name]} and not {wanted[name]}" for name in wanted if wanted[name] != found[name]
         ]:
-            raise ValueError(f"the VQGAN to begin with has {', '.join(different)}: leave that option out")
+            raise UserError(f"the VQGAN to begin with has {', '.join(different)}: leave that option out")
         self.vqgan.load_state_dict(first.state_dict())
         if isinstance(self.codebook, NearestLearner):
             table = self.vqgan.quantize.table.clone()

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from dalle_lean.errors import UserError
+
 
 def convert(
     source: Annotated[
@@ -33,9 +35,9 @@ def convert(
     from dalle_lean.terminal import say
 
     if kind not in ("dalle", "vqgan"):
-        raise ValueError(f"--kind {kind}: must be dalle or vqgan")
+        raise UserError(f"--kind {kind}: must be dalle or vqgan")
     if to is not None and kind == "vqgan":
-        raise ValueError("--kind vqgan --to: only a DALL-E goes back to a published form")
+        raise UserError("--kind vqgan --to: only a DALL-E goes back to a published form")
     if to is not None:
         files.export_dalle(source, out, to, prefix)
     elif kind == "vqgan":

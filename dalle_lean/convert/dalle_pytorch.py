@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dalle_lean.config import DalleConfig
+from dalle_lean.errors import UserError
 from dalle_lean.model import Dalle
 from dalle_lean.rotary import rotary_angles
 
@@ -59,18 +60,18 @@ def from_dalle_pytorch(state_dict: dict[str, Tensor], config: DalleConfig) -> Da
             continue
         ours = _our_name(name, config)
         if ours is None:
-            raise ValueError(f"{key} does not belong to this model")
+            raise UserError(f"{key} does not belong to this model")
         value = value.reshape(-1) if ours.endswith(".scale") else value
         if value.shape != wanted[ours].shape:
-            raise ValueError(f"{key} has shape {list(value.shape)}; this model needs {list(wanted[ours].shape)}")
+            raise UserError(f"{key} has shape {list(value.shape)}; this model needs {list(wanted[ours].shape)}")
         earlier_key, earlier = found.setdefault(ours, (key, value))
         if earlier is not value and not torch.equal(earlier, value):
-            raise ValueError(f"{key} differs from {earlier_key}, but this model shares them")
+            raise UserError(f"{key} differs from {earlier_key}, but this model shares them")
     if not config.tie_embeddings:
         found["embedding.weight"] = ("text_emb.weight", _input_table(input_tables, config))
     for ours in wanted:
         if ours not in found:
-            raise ValueError(f"{_their_names(config, 'fork')[ours][0]} is missing")
+            raise UserError(f"{_their_names(config, 'fork')[ours][0]} is missing")
     model.load_state_dict({ours: value for ours, (_, value) in found.items()})
     return model
 
@@ -85,7 +86,7 @@ def to_dalle_pytorch(model: Dalle, generation: str = "fork", prefix: str = "") -
     config = model.config
     _check_convertible(config)
     if generation not in GENERATIONS:
-        raise ValueError(f"generation={generation!r}: must be one of {', '.join(GENERATIONS)}")
+        raise UserError(f"generation={generation!r}: must be one of {', '.join(GENERATIONS)}")
     angles = rotary_angles(config.num_text_positions, config.image_side, config.head_size)
     published = {POSITIONS_KEY: angles.repeat_interleave(2, dim=-1)[None]}
     names = _their_names(config, generation)
@@ -150,9 +151,9 @@ def _layer_names(config: DalleConfig, generation: str) -> Iterator[tuple[str, st
 def _input_table(tables: dict[str, Tensor], config: DalleConfig) -> Tensor:
     for name, rows in (("text_emb.weight", config.num_text_tokens), ("image_emb.weight", config.image_vocab_size)):
         if name not in tables:
-            raise ValueError(f"{name} is missing")
+            raise UserError(f"{name} is missing")
         if tables[name].shape != (rows, config.hidden_size):
-            raise ValueError(f"{name} has shape {list(tables[name].shape)}; needs {[rows, config.hidden_size]}")
+            raise UserError(f"{name} has shape {list(tables[name].shape)}; needs {[rows, config.hidden_size]}")
     return torch.cat([tables["text_emb.weight"], tables["image_emb.weight"]])
 
 
@@ -160,13 +161,13 @@ def _check_positions(key: str, value: Tensor, config: DalleConfig) -> None:
     angles = rotary_angles(config.num_text_positions, config.image_side, config.head_size)
     ours = angles.repeat_interleave(2, dim=-1)[None]
     if value.shape != ours.shape or not torch.allclose(value.float(), ours, rtol=1e-6, atol=1e-5):
-        raise ValueError(
+        raise UserError(
             f"{key} is not the rotary table of this configuration; check text_len, image_side and head_size"
         )
 
 
 def _check_convertible(config: DalleConfig) -> None:
     if not config.rotary:
-        raise ValueError("rotary=False: only models with rotary positions have a published form")
+        raise UserError("rotary=False: only models with rotary positions have a published form")
     if config.sandwich_norm:
-        raise ValueError("sandwich_norm=True: only models without it have a published form")
+        raise UserError("sandwich_norm=True: only models without it have a published form")

@@ -10,7 +10,8 @@ from torch import Tensor
 from dalle_lean.config import DalleConfig
 from dalle_lean.convert.dalle_pytorch import from_dalle_pytorch, to_dalle_pytorch
 from dalle_lean.convert.taming import from_taming
-from dalle_lean.files import atomic_write, read_json
+from dalle_lean.errors import UserError
+from dalle_lean.files import atomic_write, read_json, read_text
 from dalle_lean.folder import load_model, save_model
 from dalle_lean.require import require
 from dalle_lean.vqgan import VQGAN
@@ -22,7 +23,7 @@ def import_dalle(
     """A published DALL-E state dict -> a model folder; `config`: JSON of DalleConfig fields, by default the paper's."""
     fields = read_json(config) if config is not None else {}
     if not isinstance(fields, dict):
-        raise ValueError(f"{config} must hold a JSON object of DalleConfig fields")
+        raise UserError(f"{config} must hold a JSON object of DalleConfig fields")
     model = from_dalle_pytorch(read_state_dict(source), DalleConfig.from_dict(fields))
     fingerprint = VQGAN.load(vqgan).fingerprint() if vqgan is not None else None
     save_model(model, out, tokenizer=tokenizer, vqgan=vqgan, vqgan_fingerprint=fingerprint)
@@ -31,14 +32,14 @@ def import_dalle(
 def import_vqgan(source: Path, out: Path, config: Path | None) -> None:
     """A published taming-transformers checkpoint and its config.yaml -> a VQGAN folder."""
     if config is None:
-        raise ValueError("a VQGAN needs --config: the config.yaml that was published beside its checkpoint")
+        raise UserError("a VQGAN needs --config: the config.yaml that was published beside its checkpoint")
     yaml = require("yaml", extra="preprocessing")
     try:
-        content = yaml.safe_load(config.read_text(encoding="utf-8"))
+        content = yaml.safe_load(read_text(config))
     except yaml.YAMLError as error:
-        raise ValueError(f"{config} is not YAML: {error}") from None
+        raise UserError(f"{config} is not YAML: {error}") from None
     if not isinstance(content, dict) or "model" not in content:
-        raise ValueError(f"{config} has no section `model`")
+        raise UserError(f"{config} has no section `model`")
     from_taming(read_state_dict(source), content["model"]).save(out)
 
 
@@ -52,20 +53,20 @@ def export_dalle(folder: Path, out: Path, generation: str, prefix: str) -> None:
 def read_state_dict(path: Path) -> dict[str, Tensor]:
     """Tensors by name from safetensors or a `torch.save`d file (weights only), with or without a `state_dict` level."""
     if not path.is_file():
-        raise ValueError(f"{path} is not a file")
+        raise UserError(f"{path} is not a file")
     try:
         if path.suffix == ".safetensors":
             content: Any = load_file(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged files raise nearly anything
-        raise ValueError(f"{path} cannot be read as weights: {first_line(error)}") from None
+        raise UserError(f"{path} cannot be read as weights: {first_line(error)}") from None
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
     ):
-        raise ValueError(f"{path} does not hold a state dict (names and tensors)")
+        raise UserError(f"{path} does not hold a state dict (names and tensors)")
     return content
 
 

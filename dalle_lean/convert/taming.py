@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dalle_lean.errors import UserError
 from dalle_lean.vqgan import VQGAN, VQGANConfig
 from dalle_lean.weights import load_strictly
 
@@ -37,16 +38,16 @@ def taming_config(config: Mapping[str, Any]) -> VQGANConfig:
     """Translate the YAML's `model` section; what this VQGAN cannot represent is a ValueError that names it."""
     target = config.get("target")
     if target not in QUANTIZERS:
-        raise ValueError(f"target={target!r}: must be one of {sorted(QUANTIZERS)}")
+        raise UserError(f"target={target!r}: must be one of {sorted(QUANTIZERS)}")
     params = section(config, "params")
     ddconfig = section(params, "ddconfig")
     for name, only in FIXED.items():
         if ddconfig.get(name, only) != only:
-            raise ValueError(f"ddconfig.{name}={ddconfig[name]!r}: only {only!r} is supported")
+            raise UserError(f"ddconfig.{name}={ddconfig[name]!r}: only {only!r} is supported")
     if unknown := sorted(ddconfig.keys() - DDCONFIG.keys() - FIXED.keys() - {"dropout"}):
-        raise ValueError(f"ddconfig: unknown field {unknown[0]!r}")
+        raise UserError(f"ddconfig: unknown field {unknown[0]!r}")
     if params.get("remap") is not None:
-        raise ValueError(f"remap={params['remap']!r}: a remapped codebook is not supported")
+        raise UserError(f"remap={params['remap']!r}: a remapped codebook is not supported")
     return VQGANConfig(
         quantizer=QUANTIZERS[target],  # type: ignore[arg-type]
         codebook_size=required(params, "n_embed"),
@@ -58,11 +59,11 @@ def taming_config(config: Mapping[str, Any]) -> VQGANConfig:
 def section(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     content = required(parent, name)
     if not isinstance(content, Mapping):
-        raise ValueError(f"{name}={content!r}: must be a section")
+        raise UserError(f"{name}={content!r}: must be a section")
     return content
 
 
 def required(parent: Mapping[str, Any], name: str) -> Any:
     if name not in parent:
-        raise ValueError(f"missing field {name!r}")
+        raise UserError(f"missing field {name!r}")
     return parent[name]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dalle_lean.config import DalleConfig
+from dalle_lean.errors import UserError
 from dalle_lean.memory.cost import cost_of
 from dalle_lean.memory.flops import step_flop
 from dalle_lean.memory.plan import ACTIVATIONS, MemoryPlan
@@ -68,7 +69,7 @@ def fastest_plan(config: DalleConfig, setup: TrainingSetup, budget_bytes: float)
         lambda size: cost_of(config, plan, dataclasses.replace(setup, batch=size)).peak_bytes, budget_bytes
     )
     advice = f"batch {batch} would fit" if batch else "not even a batch of 1 fits: take a smaller model"
-    raise ValueError(
+    raise UserError(
         f"batch {setup.batch} needs at least {human_bytes(least)} of the {human_bytes(budget_bytes)} allowed, with "
         f"{describe(plan)}; {advice}"
     )
@@ -119,7 +120,7 @@ def parse_plan(text: str) -> MemoryPlan:
     for part in others:
         name, _, value = part.partition("=")
         if name not in known:
-            raise ValueError(f"plan {text!r}: {name!r} is no field of it; there are {', '.join(sorted(known))}")
+            raise UserError(f"plan {text!r}: {name!r} is no field of it; there are {', '.join(sorted(known))}")
         values[name] = words[value.lower()] if value.lower() in words else int(value) if value.isdecimal() else value
     return MemoryPlan(**values)  # type: ignore[arg-type]
 
@@ -141,7 +142,7 @@ def parse_bytes(text: str) -> float:
     try:
         count = float(digits) * units[unit]
     except (ValueError, KeyError):
-        raise ValueError(f"{text!r} is no amount of memory: write it like 12GB, 512MB or 8GiB") from None
+        raise UserError(f"{text!r} is no amount of memory: write it like 12GB, 512MB or 8GiB") from None
     if not 0 < count < float("inf"):
-        raise ValueError(f"{text!r}: an amount of memory must be above 0")
+        raise UserError(f"{text!r}: an amount of memory must be above 0")
     return count

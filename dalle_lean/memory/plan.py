@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dalle_lean.config import DalleConfig
+from dalle_lean.errors import UserError
 
 if TYPE_CHECKING:  # the calculator must not wait for torch
     import torch
@@ -59,25 +60,25 @@ class MemoryPlan:
     def __post_init__(self) -> None:
         known = tuple(dict.fromkeys((*ACTIVATIONS[False], *ACTIVATIONS[True])))
         if self.activations is not None and self.activations not in known:
-            raise ValueError(f"activations={self.activations!r}: must be one of {', '.join(known)}")
+            raise UserError(f"activations={self.activations!r}: must be one of {', '.join(known)}")
         for name in CHUNKS:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"{name}={value!r}: must be a whole number of at least 1, or None for all at once")
+                raise UserError(f"{name}={value!r}: must be a whole number of at least 1, or None for all at once")
         if self.residual_dtype is not None and self.residual_dtype not in RESIDUAL_DTYPES:
-            raise ValueError(f"residual_dtype={self.residual_dtype!r}: must be one of {', '.join(RESIDUAL_DTYPES)}")
+            raise UserError(f"residual_dtype={self.residual_dtype!r}: must be one of {', '.join(RESIDUAL_DTYPES)}")
         for name in ("grads_in_place", "offload_optimizer", "master_weights"):
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be true or false")
+                raise UserError(f"{name}={getattr(self, name)!r}: must be true or false")
 
     def activations_for(self, config: DalleConfig) -> str:
         """The choice for this config; ValueError where the config cannot have it."""
         allowed = ACTIVATIONS[config.reversible]
         activations = allowed[-1] if self.activations is None else self.activations
         if activations == "reversible" and self.residual_dtype == "bfloat16":
-            raise ValueError("residual_dtype='bfloat16': activations='reversible' needs float32 or float64")
+            raise UserError("residual_dtype='bfloat16': activations='reversible' needs float32 or float64")
         if activations not in allowed:
-            raise ValueError(
+            raise UserError(
                 f"activations={self.activations!r}: a config with reversible={config.reversible} takes "
                 f"{', '.join(allowed)}"
             )

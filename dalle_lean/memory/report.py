@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from dalle_lean.config import DalleConfig
+from dalle_lean.errors import UserError
 from dalle_lean.memory.budget import describe, fastest_plan, human_bytes, largest_batch, parse_bytes, parse_plan
 from dalle_lean.memory.cost import Cost
 from dalle_lean.memory.plan import MemoryPlan
@@ -58,7 +59,7 @@ def answer(
         ValueError: a malformed plan or budget, a plan that the model cannot have, a budget that no plan fits.
     """
     if tflops is not None and not 0 < tflops < float("inf"):
-        raise ValueError(f"--tflops {tflops}: must be a finite number above 0")
+        raise UserError(f"--tflops {tflops}: must be a finite number above 0")
     budget_bytes = None if budget is None else parse_bytes(budget)
     chosen = subject.plan if plan is None else parse_plan(plan)
     if plan is None and budget_bytes is not None:
@@ -82,7 +83,7 @@ def plan_within(subject: Subject, own: MemoryPlan, setup: TrainingSetup, budget_
     for plan, peak in zip(plans, peaks, strict=True):
         if peak <= budget_bytes:
             return plan
-    raise ValueError(
+    raise UserError(
         f"{subject.name} at batch {setup.batch} needs at least {human_bytes(min(peaks))} of the "
         f"{human_bytes(budget_bytes)} allowed: take a smaller --batch, fewer --tokens or --precision bf16-weights"
     )

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Self
 
+from dalle_lean.errors import UserError
+
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 OPTIMIZERS = ("lamb", "adamw", "adamw8bit")
 """By the names that recipes have for them; see dalle_lean.optim.make_optimizer."""
@@ -47,18 +49,18 @@ class TrainingSetup:
 
     def __post_init__(self) -> None:
         if not isinstance(self.batch, int) or isinstance(self.batch, bool) or self.batch < 1:
-            raise ValueError(f"batch={self.batch!r}: must be a whole number of at least 1")
+            raise UserError(f"batch={self.batch!r}: must be a whole number of at least 1")
         for name, allowed in (("optimizer", STATISTICS), ("device", DEVICES), ("weight_dtype", tuple(DTYPE_BYTES))):
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
+                raise UserError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
         if self.compute_dtype is not None and self.compute_dtype not in DTYPE_BYTES:
-            raise ValueError(f"compute_dtype={self.compute_dtype!r}: must be one of {', '.join(DTYPE_BYTES)}, or None")
+            raise UserError(f"compute_dtype={self.compute_dtype!r}: must be one of {', '.join(DTYPE_BYTES)}, or None")
 
     @classmethod
     def of_precision(cls, precision: str, **fields: Any) -> Self:
         """With the types that a name of `PRECISIONS` stands for."""
         if precision not in PRECISIONS:
-            raise ValueError(f"precision={precision!r}: must be one of {', '.join(PRECISIONS)}")
+            raise UserError(f"precision={precision!r}: must be one of {', '.join(PRECISIONS)}")
         weight_dtype, compute_dtype = PRECISIONS[precision]
         return cls(weight_dtype=weight_dtype, compute_dtype=compute_dtype, **fields)
 

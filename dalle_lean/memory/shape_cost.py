@@ -5,6 +5,7 @@ checkpoint a layer), master weights and offload count. B batch, S tokens of a sa
 size, F inner width, V vocabulary.
 """
 
+from dalle_lean.errors import UserError
 from dalle_lean.memory.cost import Cost, cost_at_worst
 from dalle_lean.memory.flops import Flop
 from dalle_lean.memory.moments import Moment
@@ -20,7 +21,7 @@ def shape_cost(shape: TransformerShape, plan: MemoryPlan, setup: TrainingSetup) 
     """The cost of one forward and backward; see `dalle_lean.memory.cost.cost_of`."""
     activations = plan.activations or "keep"
     if activations not in SHAPE_ACTIVATIONS:
-        raise ValueError(f"activations={activations!r}: this model takes {' or '.join(SHAPE_ACTIVATIONS)}")
+        raise UserError(f"activations={activations!r}: this model takes {' or '.join(SHAPE_ACTIVATIONS)}")
     forward = shape_forward_flop(shape, setup.batch)
     # A checkpoint's second forward ends with the last thing that backward wants, the input of the last projection.
     again = activations == "checkpoint"

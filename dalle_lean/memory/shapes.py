@@ -7,6 +7,8 @@ the encoder's S outputs, in every layer.
 
 from dataclasses import dataclass
 
+from dalle_lean.errors import UserError
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerShape:
@@ -57,9 +59,9 @@ class TransformerShape:
 
     def __post_init__(self) -> None:
         if self.shared_blocks is not None and self.shared_blocks < 1:
-            raise ValueError(f"shared_blocks={self.shared_blocks}: must be at least 1")
+            raise UserError(f"shared_blocks={self.shared_blocks}: must be at least 1")
         if self.tokens < 1 or (self.learnt_positions and self.tokens > self.learnt_positions):
-            raise ValueError(f"tokens={self.tokens}: must be in 1..{self.learnt_positions or 'any number'}")
+            raise UserError(f"tokens={self.tokens}: must be in 1..{self.learnt_positions or 'any number'}")
 
     @property
     def stacks(self) -> int:

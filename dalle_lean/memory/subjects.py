@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dalle_lean.config import DalleConfig
+from dalle_lean.errors import UserError
 from dalle_lean.memory.cost import Cost, cost_of
 from dalle_lean.memory.plan import MemoryPlan
 from dalle_lean.memory.presets import PRESETS
@@ -33,7 +34,7 @@ class Subject:
         fields = {"tokens": tokens, "shared_blocks": shared_blocks}
         wanted: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
         if isinstance(self.model, DalleConfig) and tokens is not None:
-            raise ValueError(f"--tokens {tokens}: a sample of {self.name} always has {self.tokens}")
+            raise UserError(f"--tokens {tokens}: a sample of {self.name} always has {self.tokens}")
         return dataclasses.replace(self, model=dataclasses.replace(self.model, **wanted)) if wanted else self
 
     def cost(self, plan: MemoryPlan, setup: TrainingSetup) -> Cost:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dalle_lean.errors import UserError
 from dalle_lean.require import require
 
 WEIGHTS = "pt_inception-2015-12-05"
@@ -39,7 +40,7 @@ class Inception:
             network = fidelity.FeatureExtractorInceptionV3("fid", [str(WIDTH)], feature_extractor_weights_path=copy)
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
-            raise ValueError(f"{weights} does not hold the weights {WEIGHTS}: {reason}") from None
+            raise UserError(f"{weights} does not hold the weights {WEIGHTS}: {reason}") from None
         self.network = network.to(self.device)
 
     @torch.inference_mode()
@@ -58,11 +59,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever strange bytes lead to
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{path} cannot be read as the weights {WEIGHTS}: {reason}") from None
+        raise UserError(f"{path} cannot be read as the weights {WEIGHTS}: {reason}") from None
     tensors = dict(content) if isinstance(content, dict) else {}
     if not tensors or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise ValueError(f"{path} does not hold the weights {WEIGHTS}: it is no table of tensors")
+        raise UserError(f"{path} does not hold the weights {WEIGHTS}: it is no table of tensors")
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
-            raise ValueError(f"{path}: {name} holds numbers that are not finite")
+            raise UserError(f"{path}: {name} holds numbers that are not finite")
     return tensors

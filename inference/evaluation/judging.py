@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from dalle_lean.clip import ClipScorer, right_caption_first
+from dalle_lean.errors import UserError
 from inference.evaluation.asking import Answer
 from inference.evaluation.likeness import Distances, kernel_distance, nearest
 from inference.evaluation.listing import open_drawing
@@ -24,7 +25,7 @@ def make_judge(spec: str, device: torch.device) -> ClipScorer:
     """The CLIP that a person asked for, named as a scorer; ValueError where it is none."""
     judge = make_scorer(spec, None, device, role="judge")
     if not isinstance(judge, ClipScorer):
-        raise ValueError(
+        raise UserError(
             f"judge={spec!r}: must be a CLIP, which tells captions apart: FOLDER, ARCHITECTURE:FILE, "
             "ARCHITECTURE:PRETRAINED_TAG or hf-hub:OWNER/NAME"
         )

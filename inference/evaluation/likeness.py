@@ -10,6 +10,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from dalle_lean.errors import UserError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Distances:
@@ -29,7 +31,7 @@ class Distances:
         """Of features [N, E] of each of the sets of pictures; ValueError for a set of fewer than 2."""
         pictures = {name: len(found) for name, found in features.items()}
         if min(pictures.values()) < 2:
-            raise ValueError(f"pictures to compare: {pictures}; at least 2 of each are needed")
+            raise UserError(f"pictures to compare: {pictures}; at least 2 of each are needed")
         real = features["real"]
         return cls(
             pictures=pictures,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from dalle_lean.errors import UserError
 from dalle_lean.pictures import UnusablePicture, lies_in, open_picture, quiet_pillow, read_picture, square_pixels
 
 Line = dict[str, Any]
@@ -26,18 +27,18 @@ def read_lines(folder: Path) -> list[Line]:
     """The lines of an ImageFolder's metadata.jsonl; ValueError where there is none or it is broken."""
     listing = folder / "metadata.jsonl"
     if not listing.is_file():
-        raise ValueError(
+        raise UserError(
             f"{folder} has no metadata.jsonl; `make data` draws such a folder (it needs npm), with train/ and heldout/"
         )
     try:
         lines = [json.loads(line) for line in listing.read_text(encoding="utf-8").splitlines() if line.strip()]
     except ValueError as error:
-        raise ValueError(f"{listing}: {error}") from None
+        raise UserError(f"{listing}: {error}") from None
     if not lines:
-        raise ValueError(f"{listing} is empty: every line must have file_name and text")
+        raise UserError(f"{listing} is empty: every line must have file_name and text")
     for number, line in enumerate(lines, start=1):
         if problem := problem_of(line):
-            raise ValueError(f"{listing}, line {number}: {problem}")
+            raise UserError(f"{listing}, line {number}: {problem}")
     return lines
 
 
@@ -60,7 +61,7 @@ def drawing_path(folder: Path, line: Mapping[str, Any]) -> Path:
     """Where a line's picture lies; ValueError where its name leads out of the folder."""
     path: Path = folder / line["file_name"]
     if not lies_in(folder, path):
-        raise ValueError(f"{folder / 'metadata.jsonl'}: file_name {line['file_name']!r} leads out of the folder")
+        raise UserError(f"{folder / 'metadata.jsonl'}: file_name {line['file_name']!r} leads out of the folder")
     return path
 
 
@@ -74,7 +75,7 @@ def open_pixels(path: Path, side: int | None = None) -> NDArray[np.uint8]:
                 return square_pixels(image, min(image.size) if side is None else side)
         except UnusablePicture as error:
             problem = f"{error.reason}, {error}"
-    raise ValueError(f"{path}: {problem.replace('_', ' ')}")
+    raise UserError(f"{path}: {problem.replace('_', ' ')}")
 
 
 def open_drawing(path: Path) -> Image.Image:

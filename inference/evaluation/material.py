@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from dalle_lean.errors import UserError
 from inference.evaluation.listing import Line, drawing_path, read_lines, read_pixels, sample
 from inference.evaluation.results import Sizes
 
@@ -48,7 +49,7 @@ def choose_material(data: Path, sizes: Sizes, seed: int, side: int) -> Material:
     rows = [row for row, line in enumerate(lines) if line["file_name"] in files]
     real, floor = rows[::2], rows[1::2]
     if len(chosen) < 2 or len(floor) < 2:
-        raise ValueError(
+        raise UserError(
             f"{data / 'heldout'}: {len(chosen)} captions to draw and {len(rows)} pictures to compare with them that "
             "training never saw, of known things; at least 2 and 4 are needed"
         )

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dalle_lean.errors import UserError
 from inference.evaluation.asking import Attributes
 from inference.evaluation.claims import Claim
 from inference.evaluation.codes import Bits
@@ -41,7 +42,7 @@ class Sizes:
     def __post_init__(self) -> None:
         for name, counts in (("best_of", self.best_of), ("curve", self.curve)):
             if not counts or list(counts) != sorted({*counts}) or counts[0] < 1:
-                raise ValueError(f"{name}={counts}: numbers of pictures from 1 up, each larger than the one before")
+                raise UserError(f"{name}={counts}: numbers of pictures from 1 up, each larger than the one before")
         smallest = {
             "questions": 1,
             "captions": 2,
@@ -53,7 +54,7 @@ class Sizes:
         }
         for name, least in smallest.items():
             if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least {least}")
+                raise UserError(f"{name}={getattr(self, name)}: must be at least {least}")
 
 
 @dataclass(frozen=True, kw_only=True)

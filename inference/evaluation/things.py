@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dalle_lean.errors import UserError
 from dalle_lean.thing_classifier import ThingClassifier
 from dalle_lean.vqgan import VQGAN
 from inference.evaluation.asking import Answer, Attributes
@@ -64,7 +65,7 @@ def about_one_thing(asked: Mapping[str, Sequence[Question]]) -> list[Question]:
 def refuse_strange_things(asked: Mapping[str, Sequence[Question]], classifier: ThingClassifier) -> None:
     """ValueError where the classifier knows nothing of what is asked for."""
     if not any(question.things[0] in classifier.row_of for question in about_one_thing(asked)):
-        raise ValueError(
+        raise UserError(
             "no prompt is about one thing that the classifier knows; train it on drawings of the things that the "
             "listing of the held-out pictures names, or leave it out"
         )

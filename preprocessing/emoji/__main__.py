@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dalle_lean.terminal import error, progress_bar, say, tell
+from dalle_lean.terminal import explain, progress_bar, say, tell
 from preprocessing.emoji.build import build
 from preprocessing.emoji.sets import BUNDLED_SET
 
@@ -38,9 +38,8 @@ def command(
                 only_pairs_held_out=only_pairs_held_out,
                 on_progress=on_progress,
             )
-    except (ValueError, OSError, ImportError) as mistake:
-        error(" ".join(str(mistake).split()))
-        sys.exit(2)
+    except Exception as failure:
+        sys.exit(explain(failure))
     except KeyboardInterrupt:
         tell(f"interrupted; {out} is as it was")
         sys.exit(130)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from PIL.Image import Image
 
+from dalle_lean.errors import UserError
 from dalle_lean.files import write_json
 from dalle_lean.progress import OnProgress
 from preprocessing.emoji.heldout import HeldOut, hold_out
@@ -45,9 +46,9 @@ def build(
     Raises ValueError if OUT holds something else, or a set is not among the packages.
     """
     if not 16 <= side <= 1024:
-        raise ValueError(f"side={side}: pictures are 16 to 1024 pixels wide")
+        raise UserError(f"side={side}: pictures are 16 to 1024 pixels wide")
     if out.exists() and any(out.iterdir()) and not (out / "heldout.json").is_file():
-        raise ValueError(f"{out} holds something else; name a new or empty folder")
+        raise UserError(f"{out} holds something else; name a new or empty folder")
     dropped: Counter[str] = Counter()
     drawings = read_drawings(packages, read_things(packages / "emojibase-data", dropped), dropped, sets)
     unfinished = out.with_name(out.name + ".unfinished")

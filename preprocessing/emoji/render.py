@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from PIL import Image, ImageOps
 
+from dalle_lean.errors import UserError
 from dalle_lean.require import require
 from preprocessing.emoji.heldout import GROUNDS
 from preprocessing.emoji.scenes import CELLS, Picture
@@ -35,7 +36,7 @@ def sprite(drawing: Drawing, side: int) -> Image.Image:
     image = Image.open(io.BytesIO(bytes(resvg.svg_to_bytes(svg_string=svg, skip_system_fonts=True)))).convert("RGBA")
     box = visible(image).getbbox()
     if box is None:
-        raise ValueError(f"the drawing of {drawing.thing.name!r} in {drawing.set} is empty")
+        raise UserError(f"the drawing of {drawing.thing.name!r} in {drawing.set} is empty")
     image = image.crop(box)
     scale = side / max(image.size)
     return resized(image, scale)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dalle_lean.errors import UserError
 from dalle_lean.files import read_json
 from preprocessing.emoji.choice import drop_reason
 from preprocessing.emoji.names import SHAPES, caption_name, contains_words
@@ -51,7 +52,7 @@ def read_things(emojibase: Path, dropped: Counter[str]) -> dict[str, Thing]:
             continue
         name = caption_name(entry["label"], subgroup)
         if name in names:
-            raise ValueError(f"two emoji are both named {name!r}; give one of them another name in names.RENAMED")
+            raise UserError(f"two emoji are both named {name!r}; give one of them another name in names.RENAMED")
         names.add(name)
         shape = name.rpartition(" ")[2] in SHAPES and name.split(" ")[0] in SHAPES[name.rpartition(" ")[2]]
         tags = tuple(tag for tag in entry.get("tags", ()) if is_plain_word(tag) and not contains_words(name, tag))
@@ -96,7 +97,7 @@ def read_drawings(
                 view_box = f"{svg.get('left', 0)} {svg.get('top', 0)} {width} {height}"
                 drawings.append(Drawing(thing=things[code], set=set_name, body=svg["body"], view_box=view_box))
     if not drawings:
-        raise ValueError(f"{packages}: no icon of {', '.join(sets)} matches a name of emojibase")
+        raise UserError(f"{packages}: no icon of {', '.join(sets)} matches a name of emojibase")
     return drawings
 
 
@@ -104,7 +105,7 @@ def read_icons(packages: Path, name: str, file: str) -> dict[str, Any]:
     """One JSON file of an iconify package; ValueError where the package is not installed."""
     package = packages / "@iconify-json" / name
     if not package.is_dir():
-        raise ValueError(f"{packages} has no @iconify-json/{name}; install it with npm, as `make data` does")
+        raise UserError(f"{packages} has no @iconify-json/{name}; install it with npm, as `make data` does")
     return dict(read_json(package / file))
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from dalle_lean.errors import UserError
 from dalle_lean.pictures import PICTURE_SUFFIXES
 from dalle_lean.remote import Unreachable
 from preprocessing.sources.columns import NoPictures, OnlyAddresses
@@ -38,7 +39,7 @@ def open_source(
     `picture_column` and `caption_column` name columns of tables where their usual names do not tell.
     """
     if part_rows < 1:
-        raise ValueError(f"part_rows={part_rows}: must be positive")
+        raise UserError(f"part_rows={part_rows}: must be positive")
     columns = {"picture_column": picture_column, "caption_column": caption_column}
     text = str(source)
     if "://" not in text and Path(text).is_dir():
@@ -48,7 +49,7 @@ def open_source(
         if not all(path.endswith(SHARD_SUFFIXES) for path in paths):
             paths = shards_in(text)
         if not paths:
-            raise ValueError(f"{text}: no tar or Parquet file there; {TAKES}")
+            raise UserError(f"{text}: no tar or Parquet file there; {TAKES}")
         return open_shards(paths, columns)
     if HUB_NAME.fullmatch(text):
         try:
@@ -57,12 +58,12 @@ def open_source(
             raise Unreachable(
                 f"{text}: no such folder or file here, and the hub, which may have it, cannot be reached now"
             ) from error
-    raise ValueError(f"{text}: no such folder or file; {TAKES}")
+    raise UserError(f"{text}: no such folder or file; {TAKES}")
 
 
 def open_folder(folder: Path, part_rows: int, columns: Mapping[str, str | None]) -> Source:
     if (folder / "dataset.json").is_file():
-        raise ValueError(f"{folder} holds shards of codes, made already; {TAKES}")
+        raise UserError(f"{folder} holds shards of codes, made already; {TAKES}")
     if (folder / "metadata.jsonl").is_file():
         return ListedFolder(folder, part_rows)
     if (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file():
@@ -70,7 +71,7 @@ def open_folder(folder: Path, part_rows: int, columns: Mapping[str, str | None])
     for listing in ("metadata.jsonl", "state.json"):
         if nested := sorted(str(path.parent) for path in folder.glob(f"*/{listing}")):
             # Splits such as held-out pictures must not be swept up by naming their parent.
-            raise ValueError(f"{folder} has no {listing}, but folders in it have one: take one of {', '.join(nested)}")
+            raise UserError(f"{folder} has no {listing}, but folders in it have one: take one of {', '.join(nested)}")
     if paths := shards_in(str(folder)):
         try:
             return open_shards(paths, columns)
@@ -79,7 +80,7 @@ def open_folder(folder: Path, part_rows: int, columns: Mapping[str, str | None])
             if not has_pictures(folder):
                 raise
     if not has_pictures(folder):
-        raise ValueError(f"{folder} holds no pictures, tars or Parquet files; {TAKES}")
+        raise UserError(f"{folder} holds no pictures, tars or Parquet files; {TAKES}")
     return CaptionedFolder(folder, part_rows)
 
 
@@ -87,7 +88,7 @@ def open_shards(paths: list[str], columns: Mapping[str, str | None]) -> Source:
     """Tars, or Parquet files with pictures; NoPictures for those without."""
     suffixes = {PurePosixPath(path).suffix for path in paths}
     if len(suffixes) > 1:
-        raise ValueError(f"{paths[0]}, ...: tars and Parquet files do not mix; {TAKES}")
+        raise UserError(f"{paths[0]}, ...: tars and Parquet files do not mix; {TAKES}")
     if suffixes == {".tar"}:
         return TarShards(paths)
     source = ParquetShards(paths, **columns)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dalle_lean.errors import UserError
 from dalle_lean.pictures import MAX_PICTURE_BYTES
 from preprocessing.sources.sample import CAPTION_NAMES, KEY_NAMES, METADATA_NAMES, Sample, metadata_of, scalar
 
@@ -14,7 +15,7 @@ Kind = Literal["picture", "bytes", "other"]
 """What a column holds: pictures for certain, bytes that may be pictures, or neither."""
 
 
-class NoPictures(ValueError):
+class NoPictures(UserError):
     """A table without a column of pictures."""
 
 
@@ -66,7 +67,7 @@ def find_columns(kinds: Mapping[str, Kind], *, picture: str | None = None, capti
     names, listed = list(kinds), ", ".join(kinds)
     for wanted in (picture, caption):
         if wanted is not None and wanted not in names:
-            raise ValueError(f"no column {wanted!r}; there are: {listed}")
+            raise UserError(f"no column {wanted!r}; there are: {listed}")
     if picture is None:
         known = [name for name in PICTURE_NAMES if kinds.get(name, "other") != "other"]
         sure = [name for name in names if kinds[name] == "picture"]

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
-from dalle_lean.remote import Refused, Unreachable, meaning, one_line
-from dalle_lean.require import require
+from dalle_lean.errors import UserError
+from dalle_lean.remote import Refused, Unreachable, meaning, one_line, storage_of
 
 BRACES = re.compile(r"\{([^{}]*)\}")
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -31,7 +31,7 @@ def expand_braces(pattern: str) -> list[str]:
     if bounds := RANGE.fullmatch(match[1]):
         first, last = int(bounds[1]), int(bounds[2])
         if not first <= last < first + MAX_FILES:
-            raise ValueError(f"{match[0]}: must count upwards, to at most {MAX_FILES} names")
+            raise UserError(f"{match[0]}: must count upwards, to at most {MAX_FILES} names")
         words = [str(number).zfill(len(bounds[1])) for number in range(first, last + 1)]
     else:
         words = match[1].split(",")
@@ -39,7 +39,7 @@ def expand_braces(pattern: str) -> list[str]:
     for word in words:
         names += expand_braces(pattern[: match.start()] + word + pattern[match.end() :])
         if len(names) > MAX_FILES:
-            raise ValueError(f"{pattern}: stands for more than {MAX_FILES} names")
+            raise UserError(f"{pattern}: stands for more than {MAX_FILES} names")
     return names
 
 
@@ -49,11 +49,10 @@ def list_files(pattern: str) -> list[str]:
     Names that are spelled out, also by braces, are taken in their order and need not exist; what `*` finds is sorted.
     Raises Unreachable where a storage does not answer.
     """
-    fsspec = require("fsspec", extra="preprocessing")
     paths: list[str] = []
     for name in expand_braces(pattern):
         if "*" in name:
-            files, path = fsspec.core.url_to_fs(name)
+            files, path = storage_of(name, extra="preprocessing")
             found = try_again(name, partial(files.glob, path))
             paths += sorted(files.unstrip_protocol(file) if "://" in name else file for file in found)
         else:
@@ -83,7 +82,7 @@ def files_fingerprint(paths: Sequence[str]) -> str:
 
 def file_bytes(path: str) -> int | None:
     """Size of a file; None where there is none, or its storage does not tell. Unreachable where that fails."""
-    files, name = require("fsspec", extra="preprocessing").core.url_to_fs(path)
+    files, name = storage_of(path, extra="preprocessing")
     try:
         return try_again(path, lambda: files.size(name))
     except FileNotFoundError:
@@ -97,7 +96,7 @@ def is_remote(path: str) -> bool:
 def try_again(path: str, action: Callable[[], T]) -> T:
     """What `action` returns; what fails on a remote storage is tried several times, unless `meaning` says it is vain.
 
-    Raises FileNotFoundError, Unreachable for a remote file, and for a local one what `action` raises.
+    Raises FileNotFoundError, UserError, Unreachable for a remote file, and for a local one what `action` raises.
     """
     for pause in range(TRIES):
         if pause:
@@ -108,7 +107,7 @@ def try_again(path: str, action: Callable[[], T]) -> T:
             if not is_remote(path):
                 raise
             reason = meaning(error, path)
-            if isinstance(reason, FileNotFoundError | Refused):
+            if isinstance(reason, FileNotFoundError | Refused | UserError):
                 raise reason from None
             if pause == TRIES - 1:
                 raise Unreachable(f"{path}: {one_line(reason)}") from error
@@ -153,7 +152,7 @@ class File(io.RawIOBase):
         return data
 
     def attempt(self, method: str, *arguments: Any) -> Any:
-        files, name = require("fsspec", extra="preprocessing").core.url_to_fs(self.path)
+        files, name = storage_of(self.path, extra="preprocessing")
 
         def once() -> Any:
             try:

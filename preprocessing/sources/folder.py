@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
+from dalle_lean.errors import UserError
 from dalle_lean.pictures import PICTURE_SUFFIXES, lies_in, read_picture
 from preprocessing.sources.sample import (
     Sample,
@@ -43,7 +44,7 @@ class ListedFolder:
                     self.num_lines += 1
                 start += line_bytes
         if not self.num_lines:
-            raise ValueError(f"{self.listing} lists no picture")
+            raise UserError(f"{self.listing} lists no picture")
         self.parts = numbered_parts(self.num_lines, part_rows)
 
     @property
@@ -101,7 +102,7 @@ class CaptionedFolder:
         files = (path for path in folder.rglob("*") if path.suffix.lower() in PICTURE_SUFFIXES)
         self.names = sorted(path.relative_to(folder).as_posix() for path in files)
         if not self.names:
-            raise ValueError(f"{folder} holds no pictures and no metadata.jsonl")
+            raise UserError(f"{folder} holds no pictures and no metadata.jsonl")
         self.parts = numbered_parts(len(self.names), part_rows)
 
     def size(self, part: int) -> int:

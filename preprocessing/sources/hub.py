@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from dalle_lean.errors import UserError
 from dalle_lean.remote import Unreachable
 from dalle_lean.require import require
 from preprocessing.sources.columns import Columns, Kind, find_columns
@@ -61,7 +62,7 @@ class StreamedDataset:
         try:
             return builder(self.name, self.config, self.revision).as_streaming_dataset(self.split)
         except (ValueError, FileNotFoundError) as error:
-            raise ValueError(f"{self.name} as a data set: {error}") from None
+            raise UserError(f"{self.name} as a data set: {error}") from None
 
     def files(self) -> list[str]:
         files = builder(self.name, self.config, self.revision).config.data_files or {}
@@ -79,11 +80,11 @@ class SavedDataset:
         try:
             table = saved(folder)
         except Exception as error:  # `datasets` raises nearly anything on damaged files
-            raise ValueError(f"{folder}: cannot be read as a saved data set: {error}") from None
+            raise UserError(f"{folder}: cannot be read as a saved data set: {error}") from None
         self.num_rows = len(table)
         self.columns = columns_of(table, str(folder), picture_column, caption_column)
         if not self.num_rows:
-            raise ValueError(f"{folder}: an empty data set")
+            raise UserError(f"{folder}: an empty data set")
         self.parts = numbered_parts(self.num_rows, part_rows)
 
     def size(self, part: int) -> int:

@@ -15,6 +15,8 @@ import pytest
 import typer
 
 from dalle_lean.cli import COMMANDS, load, main
+from dalle_lean.errors import UserError
+from dalle_lean.require import MissingPackage
 from tests.children import PROGRAM, start
 
 
@@ -94,6 +96,38 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(arguments, words):
     assert result.stdout == ""
     assert words in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+ENDINGS = {
+    "a mistake": (UserError("side=3: must be even"), 2, "error: side=3: must be even"),
+    "a file that is not there": (FileNotFoundError(2, "No such file or directory", "x.png"), 2, "x.png"),
+    "a full disk": (OSError(28, "No space left on device"), 2, "No space left on device"),
+    "no memory": (MemoryError("not enough for one picture"), 2, "not enough for one picture"),
+    "a package that is not installed": (MissingPackage("yaml is not installed"), 2, "yaml is not installed"),
+    "a library's ValueError": (ValueError("operands could not be broadcast"), 1, "operands could not be broadcast"),
+    "a library that is broken": (ImportError("undefined symbol"), 1, "undefined symbol"),
+    "any other bug": (KeyError("width"), 1, "KeyError: 'width'"),
+}
+
+
+@pytest.mark.parametrize(("failure", "code", "words"), ENDINGS.values(), ids=ENDINGS)
+def test_what_the_user_can_mend_is_one_line_and_2_and_a_bug_a_traceback_and_1(
+    failure, code, words, capsys, monkeypatch
+):
+    def fail(*_, **__):
+        raise failure
+
+    monkeypatch.setattr("dalle_lean.convert.files.import_dalle", fail)
+    with pytest.raises(SystemExit) as stop:
+        main(["convert", "weights.pt", "out"])
+    said = capsys.readouterr()
+    assert (stop.value.code, said.out) == (code, "")
+    assert words in said.err
+    if code == 2:
+        assert len(said.err.splitlines()) == 1
+    else:
+        assert said.err.startswith("Traceback")
+        assert re.match(r"error: this is a bug of dalle-lean \d", said.err.splitlines()[-1])
 
 
 def test_a_missing_package_is_one_line_that_says_what_to_install():

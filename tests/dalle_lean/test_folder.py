@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dalle_lean import Dalle, DalleConfig, load_model, save_model
+from dalle_lean.errors import UserError
 from dalle_lean.folder import DamagedFolder, check_parts, find_model, pack_model, replace_folder
 from dalle_lean.vocabulary import Vocabulary
 
@@ -46,6 +47,12 @@ def test_a_model_comes_back_as_it_was_saved(folder):
     assert sorted(check_parts(folder)["parts"]) == ["model.safetensors", "tokenizer.json", "vqgan/config.json"]
     assert (folder / "README.md").read_text() == "# A card\n"
     assert not (folder / "vqgan" / "checkpoint").exists()
+
+
+def test_a_card_that_is_no_text_is_refused_by_name(folder, tmp_path):
+    (tmp_path / "card.md").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match=r"card\.md is not text in UTF-8"):
+        pack_model(folder, tmp_path / "packed", card=tmp_path / "card.md")
 
 
 def test_bfloat16_weights_load_as_float32(tmp_path):

@@ -135,12 +135,13 @@ def test_the_growing_pictures_are_on_the_page(studio, monkeypatch):
     assert all("4 of the 6 that are drawn" in stage for stage in stages)
 
 
-def test_a_failure_while_drawing_is_answered_with_a_sentence(generator, pace, caplog):
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, ImportError])
+def test_a_failure_while_drawing_is_answered_with_a_sentence(generator, pace, caplog, kind):
     class Broken:
         name = "broken"
 
         def score(self, pixels, prompt):
-            raise RuntimeError("something of the inside\nand a page of details")
+            raise kind("something of the inside\nand a page of details")
 
     studio = Studio(Generator(generator.model, generator.tokenizer, generator.vqgan, Broken()), pace)
     *_, last = ask(studio)

@@ -14,6 +14,7 @@ import fsspec
 import pytest
 import torch
 
+from dalle_lean.errors import UserError
 from dalle_lean.remote import Refused, Unreachable
 from dalle_lean.tokenizer import Tokenizer
 from tests.training.conftest import write_shards
@@ -27,6 +28,11 @@ from training.shard_set import Codes, find_shards, published_files
 from training.trainer import train
 
 HASTY = Patience(timeout_s=0.5, first_wait_s=0.01, longest_wait_s=0.05, give_up_s=20)
+
+
+def test_a_kind_of_storage_that_is_not_known_is_refused_at_once():
+    with pytest.raises(UserError, match=r"nowhere://shards/dataset\.json: its kind of storage cannot be read here"):
+        find_shards("nowhere://shards", patience=Patience(first_wait_s=60))
 
 
 class Faults:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dalle_lean.errors import UserError
+
 STATUS_INTERVAL_S = 2.0
 COMPANY_TIMEOUT_S = 90.0
 POLL_S = 0.3
@@ -83,7 +85,7 @@ def main() -> None:
     status = Status(run_dir, name)
     try:
         ROLES[arguments.role](run_dir, name, arguments, wait, status)
-    except ValueError as error:  # OutOfSync among them
+    except UserError as error:  # OutOfSync among them
         status.notice(str(error))
         sys.exit(2)
 
@@ -212,7 +214,7 @@ def company(run_dir: Path, stations: Any, name: str) -> list[str]:
     deadline = time.monotonic() + COMPANY_TIMEOUT_S
     while not present and name != stations.helpers[0]:
         if time.monotonic() > deadline:
-            raise ValueError(f"none of {', '.join(others)} takes connections; {name} does not begin alone")
+            raise UserError(f"none of {', '.join(others)} takes connections; {name} does not begin alone")
         time.sleep(POLL_S)
         present = [other for other in others if stations.is_up(other)]
     return [stations.local_address(run_dir, other) for other in present]

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from dalle_lean import Dalle, load_model, save_model
+from dalle_lean.errors import UserError
 from dalle_lean.files import read_json, sha256_file, sync_folder, write_json
 from dalle_lean.weights import read_weights, save_weights
 from training.progress import OnNotice
@@ -64,9 +65,9 @@ class Checkpoint:
         for name in HASHED:
             path = self.folder / name
             if not path.is_file():
-                raise ValueError(f"{path} is missing")
+                raise UserError(f"{path} is missing")
             if sha256_file(path) != self.sha256[name]:
-                raise ValueError(f"{path} is damaged: it is not what was written there")
+                raise UserError(f"{path} is damaged: it is not what was written there")
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -83,7 +84,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             sha256={name: str(content["sha256"][name]) for name in HASHED},
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder / META} is no checkpoint's: {type(error).__name__} {error}") from None
+        raise UserError(f"{folder / META} is no checkpoint's: {type(error).__name__} {error}") from None
 
 
 def list_checkpoints(run_dir: Path, on_notice: OnNotice) -> list[Checkpoint]:
@@ -260,7 +261,7 @@ def load_checkpoint(checkpoint: Checkpoint, model: Dalle) -> list[Tensor]:
 def refuse_other_recipe(checkpoint: Checkpoint, settings: SwarmSettings) -> None:
     """ValueError unless it is of this run, whatever name the run had then."""
     if recipe_of(checkpoint.run) != recipe_of(settings.run_id):
-        raise ValueError(f"{checkpoint.folder} is of another run, {checkpoint.run}; this one is {settings.run_id}")
+        raise UserError(f"{checkpoint.folder} is of another run, {checkpoint.run}; this one is {settings.run_id}")
 
 
 def recipe_of(run_id: str) -> str:
@@ -292,7 +293,7 @@ def rollback(run_dir: Path, step: int, on_notice: OnNotice = silent) -> SwarmSet
     chosen = next((checkpoint for checkpoint in kept if checkpoint.step == step), None)
     if chosen is None:
         steps = ", ".join(str(checkpoint.step) for checkpoint in kept)
-        raise ValueError(f"{run_dir} has no checkpoint of step {step}; it has {steps or 'none'}")
+        raise UserError(f"{run_dir} has no checkpoint of step {step}; it has {steps or 'none'}")
     chosen.check()
     swarm = dataclasses.replace(settings.swarm, name=successor(settings.swarm.name))
     aside = run_dir / FOLDER / f"{GIVEN_UP}-{settings.swarm.name}"

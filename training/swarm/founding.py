@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dalle_lean.errors import UserError
 from dalle_lean.files import sha256_file
 from dalle_lean.tokenizer import Tokenizer
 from training.data import TrainingData
@@ -84,7 +85,7 @@ def make_run(
     made_by = None
     if data is None:
         if before is None:
-            raise ValueError(f"{run_dir} holds no run yet: name the shards to train on with --data")
+            raise UserError(f"{run_dir} holds no run yet: name the shards to train on with --data")
         settings = before
     else:
         shards = find_shards(data, codes=stated_codes(recipe, vqgan) if is_url(data) else None, on_notice=on_notice)
@@ -115,7 +116,7 @@ def new_settings(run_dir: Path, data: str, shards: ShardSet, recipe: Recipe, tok
     """Settings with the recipe made complete, and the run's tokenizer.json and vocabulary.json in its folder."""
     path = run_dir / "tokenizer.json"
     if path.exists() and tokenizer is not None and sha256_file(path) != sha256_file(tokenizer):
-        raise ValueError(f"{run_dir} holds a run with another tokenizer than {tokenizer}; give another folder")
+        raise UserError(f"{run_dir} holds a run with another tokenizer than {tokenizer}; give another folder")
     if not path.exists():
         training = TrainingData(
             shards=shards,
@@ -150,7 +151,7 @@ def continued(run_dir: Path, before: SwarmSettings, now: SwarmSettings, *, named
     if named and now.swarm.name != first_name(before.swarm.name):
         differences.append(f"name ({before.swarm.name})")
     if differences:
-        raise ValueError(
+        raise UserError(
             f"{run_dir} holds a run with another {', '.join(differences)}; use its own settings, or another folder"
         )
     return dataclasses.replace(now, swarm=dataclasses.replace(now.swarm, name=before.swarm.name))
@@ -163,12 +164,10 @@ def make_helper(run_dir: Path, addresses: Sequence[str], place: Place, on_notice
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     if stations_before(run_dir).donors:
-        raise ValueError(
-            f"{run_dir} holds a run that is hosted here; give another folder for the helper of another run"
-        )
+        raise UserError(f"{run_dir} holds a run that is hosted here; give another folder for the helper of another run")
     if not bring_up_to_date(run_dir, addresses):
         if not (run_dir / NAME).exists():
-            raise ValueError(f"no helper at {', '.join(addresses)} hands out the run's files; is the host up?")
+            raise UserError(f"no helper at {', '.join(addresses)} hands out the run's files; is the host up?")
         on_notice(f"no helper at {', '.join(addresses)} answers; this one begins when one of them does")
     make_stations(run_dir, ["helper-0"], place, helper_of=addresses)
     return read_settings(run_dir)
@@ -244,7 +243,7 @@ def check_ip(address: str) -> None:
     try:
         ipaddress.IPv4Address(address)
     except ValueError:
-        raise ValueError(f"{address!r} is no IPv4 address such as 203.0.113.5") from None
+        raise UserError(f"{address!r} is no IPv4 address such as 203.0.113.5") from None
 
 
 def is_loopback(address: str) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dalle_lean.ending import Terminated
+from dalle_lean.errors import UserError
 from dalle_lean.files import read_json
 from dalle_lean.progress import OnProgress
 from training.progress import OnNotice
@@ -111,7 +112,7 @@ class Supervisor:
             return
         taken = f"port {self.stations.ports[member.name]} of {member.name} is taken by another program"
         if not self.was_ready:
-            raise ValueError(f"{taken}; end it, or choose others with --port")
+            raise UserError(f"{taken}; end it, or choose others with --port")
         self.on_notice(f"{taken}; end it, {member.name} starts as soon as it is free")
         member.told_of_port = True
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from dalle_lean.errors import UserError
 from dalle_lean.files import read_json, write_json
 from dalle_lean.require import require
 from training.metrics import NAME as METRICS
@@ -106,7 +107,7 @@ class Board:
         self.path, self.run = path, run
         saved: dict[str, Any] = read_json(path) if path.exists() else {"run": run, "peers": {}}
         if saved["run"] != run:
-            raise ValueError(f"{path} is of the run {saved['run']!r}, not of {run!r}; name another folder with --out")
+            raise UserError(f"{path} is of the run {saved['run']!r}, not of {run!r}; name another folder with --out")
         self.peers = {peer: Contributor(**content) for peer, content in saved["peers"].items()}
 
     def update(self, records: Mapping[str, PeerRecord]) -> None:
@@ -224,13 +225,13 @@ class Monitor:
         given = None if source.startswith("/") and "/p2p/" in source else read_settings(Path(source))
         self.addresses = (source,) if given is None else given.swarm.addresses
         if not self.addresses:
-            raise ValueError(f"{source} names no address of the run; give one, as `dalle-lean host` prints it")
+            raise UserError(f"{source} names no address of the run; give one, as `dalle-lean host` prints it")
         self.dht = open_dht(self.addresses, client_mode=True)
         self.pace, self.silent_looks = StepPace(), 0
         settings = self.newest_settings() or given
         if settings is None:
             self.dht.shutdown()
-            raise ValueError(f"{source} does not hand out the run's swarm.toml")
+            raise UserError(f"{source} does not hand out the run's swarm.toml")
         self.settings = settings
         self.addresses = tuple(dict.fromkeys((*self.addresses, *settings.swarm.addresses)))
 

@@ -14,6 +14,7 @@ import torch
 import torch._dynamo  # takes so long that a peer would miss its first round
 from hivemind.utils.logging import use_hivemind_log_handler
 
+from dalle_lean.errors import UserError
 from training.swarm.guard import guard_children
 from training.swarm.log import BoundedFileHandler
 from training.swarm.touch import keep_in_touch
@@ -59,8 +60,8 @@ def open_dht(
             where = ", ".join(addresses)
             if "failed to connect to bootstrap peers" in reason:
                 reason = "nobody answers there; is the host up, the address whole and its port open?"
-            raise ValueError(f"no way into the swarm by {where}: {reason}") from None
-        raise ValueError(f"cannot listen on {', '.join(listen)}: {reason}") from None
+            raise UserError(f"no way into the swarm by {where}: {reason}") from None
+        raise UserError(f"cannot listen on {', '.join(listen)}: {reason}") from None
     keep_in_touch(dht, addresses)
     return dht
 

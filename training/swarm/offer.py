@@ -22,6 +22,7 @@ from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import runtime_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
+from dalle_lean.errors import UserError
 from dalle_lean.files import atomic_write
 from training.swarm.settings import NAME, SwarmSettings, parse_settings
 
@@ -37,7 +38,7 @@ MAX_DIALS = 8
 """Calls back at the same time."""
 
 
-class Unanswered(ValueError):
+class Unanswered(UserError):
     """A helper did not answer, or not as it should."""
 
 
@@ -118,7 +119,7 @@ def offer_run(dht: hivemind.DHT, folder: Path) -> None:
     for name, limit_bytes in LIMITS_BYTES.items():
         size_bytes = (folder / name).stat().st_size
         if size_bytes > limit_bytes:
-            raise ValueError(f"{folder / name} has {size_bytes} bytes: newcomers take {limit_bytes} at most")
+            raise UserError(f"{folder / name} has {size_bytes} bytes: newcomers take {limit_bytes} at most")
     run_in_node(dht, partial(serve, folder))
 
 
@@ -273,7 +274,7 @@ def peer_of(address: str) -> PeerID:
     try:
         return PeerID.from_base58(Multiaddr(address)["p2p"])
     except Exception:  # the parsers raise whatever they stumble over
-        raise ValueError(f"{address!r} is no address: it looks like /ip4/203.0.113.5/tcp/31337/p2p/Qm...") from None
+        raise UserError(f"{address!r} is no address: it looks like /ip4/203.0.113.5/tcp/31337/p2p/Qm...") from None
 
 
 def outward_ip() -> str:

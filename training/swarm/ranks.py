@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dalle_lean import Dalle
+from dalle_lean.errors import UserError
 from dalle_lean.model import Crop
 from training.data import Batch
 from training.gradients import Gradients
@@ -89,7 +90,7 @@ def open_ranks(device: str) -> Ranks | None:
     if world == 1:
         return None
     if world != here:
-        raise ValueError(f"{world} processes, {here} of them on this machine: start torchrun for each machine alone")
+        raise UserError(f"{world} processes, {here} of them on this machine: start torchrun for each machine alone")
     place = torch.device(device, int(os.environ["LOCAL_RANK"])) if device == "cuda" else torch.device(device)
     if place.type == "cuda":
         torch.cuda.set_device(place)

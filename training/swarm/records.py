@@ -30,6 +30,8 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 from pydantic.v1 import BaseModel, ConstrainedFloat, ConstrainedInt, ConstrainedStr, StrictBool
 
+from dalle_lean.errors import UserError
+
 if TYPE_CHECKING:
     from training.swarm.peer import Contribution
 
@@ -62,7 +64,7 @@ class UserName(ConstrainedStr):
 def check_user_name(user: str) -> None:
     """ValueError unless it can be shown."""
     if not re.match(UserName.regex, user):
-        raise ValueError(f"user name {user!r}: must be 1 to 32 letters, digits, spaces and . _ ' -")
+        raise UserError(f"user name {user!r}: must be 1 to 32 letters, digits, spaces and . _ ' -")
 
 
 class Version(ConstrainedStr):

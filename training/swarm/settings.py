@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dalle_lean import DalleConfig
+from dalle_lean.errors import UserError
 from dalle_lean.files import atomic_write
 from dalle_lean.require import require
 from training.fields import check_at_least, check_one_of, typed_section
@@ -53,10 +54,10 @@ class SwarmSection:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,63}", self.name):
-            raise ValueError(f"name = {self.name!r}: must be 1..64 lower-case letters, digits and hyphens")
+            raise UserError(f"name = {self.name!r}: must be 1..64 lower-case letters, digits and hyphens")
         check_at_least(1, min_peers=self.min_peers)
         if self.protocol != PROTOCOL:
-            raise ValueError(
+            raise UserError(
                 f"protocol = {self.protocol}: this version of dalle-lean speaks {PROTOCOL}; install the run's version"
             )
 
@@ -95,11 +96,11 @@ class WireSection:
         check_at_least(0, power_sgd_rank=self.power_sgd_rank, min_eight_bit_numel=self.min_eight_bit_numel)
         check_at_least(1, average_state_every=self.average_state_every, inner_steps=self.inner_steps)
         if not (0 < self.outer_lr <= 2 and 0 <= self.outer_momentum < 1):
-            raise ValueError(
+            raise UserError(
                 f"outer_lr = {self.outer_lr}, outer_momentum = {self.outer_momentum}: must be in 0..2 and 0..1"
             )
         if self.mode == "diloco" and self.power_sgd_rank:
-            raise ValueError(f"power_sgd_rank = {self.power_sgd_rank}: only with mode = 'gradients'")
+            raise UserError(f"power_sgd_rank = {self.power_sgd_rank}: only with mode = 'gradients'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,14 +128,14 @@ class TimingSection:
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
             if not 0 < getattr(self, spec.name) < 1e6:
-                raise ValueError(f"{spec.name} = {getattr(self, spec.name)}: must be above 0 and below 1,000,000")
+                raise UserError(f"{spec.name} = {getattr(self, spec.name)}: must be above 0 and below 1,000,000")
         if self.request_timeout_s >= self.matchmaking_time_s:
-            raise ValueError(
+            raise UserError(
                 f"request_timeout_s = {self.request_timeout_s}: must be less than matchmaking_time_s = "
                 f"{self.matchmaking_time_s}"
             )
         if self.matchmaking_time_s >= self.averaging_timeout_s:
-            raise ValueError(
+            raise UserError(
                 f"matchmaking_time_s = {self.matchmaking_time_s}: must be less than averaging_timeout_s = "
                 f"{self.averaging_timeout_s}, which holds both finding a group and averaging"
             )
@@ -151,11 +152,11 @@ class SwarmSettings:
 
     def __post_init__(self) -> None:
         if self.recipe.optimizer.name != "lamb":
-            raise ValueError(
+            raise UserError(
                 f"optimizer name = {self.recipe.optimizer.name!r}: a swarm shares the state of lamb, choose it"
             )
         if self.recipe.memory.precision == "bf16-weights":
-            raise ValueError("precision = 'bf16-weights': a swarm averages float32 weights, choose fp32, bf16 or fp16")
+            raise UserError("precision = 'bf16-weights': a swarm averages float32 weights, choose fp32, bf16 or fp16")
 
     @classmethod
     def from_dict(cls, sections: dict[str, Any]) -> Self:
@@ -164,11 +165,11 @@ class SwarmSettings:
         for name, kind in {"swarm": SwarmSection, "wire": WireSection, "timing": TimingSection}.items():
             values = sections.get(name, {})
             if not isinstance(values, dict):
-                raise ValueError(f"{name} = {values!r}: must be a section")
+                raise UserError(f"{name} = {values!r}: must be a section")
             try:
                 own[name] = typed_section(kind, values)
             except ValueError as error:
-                raise ValueError(f"[{name}] {error}") from None
+                raise UserError(f"[{name}] {error}") from None
         return cls(**own, recipe=Recipe.from_dict({name: part for name, part in sections.items() if name not in own}))
 
     def to_dict(self) -> dict[str, Any]:
@@ -245,7 +246,7 @@ def parse_settings(text: str, name: str) -> SwarmSettings:
     try:
         return SwarmSettings.from_dict(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, ValueError) as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise UserError(f"{name}: {error}") from None
 
 
 def read_settings(path: Path) -> SwarmSettings:
@@ -255,7 +256,7 @@ def read_settings(path: Path) -> SwarmSettings:
         return parse_settings(path.read_text(encoding="utf-8"), str(path))
     except (FileNotFoundError, UnicodeDecodeError) as error:
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else "it is not text"
-        raise ValueError(f"{path}: {reason}; give the swarm.toml of a run, or an address of it") from None
+        raise UserError(f"{path}: {reason}; give the swarm.toml of a run, or an address of it") from None
 
 
 def for_toml(sections: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Self
 
 from hivemind.p2p import P2P, PeerID
 
+from dalle_lean.errors import UserError
 from dalle_lean.files import read_json, write_json
 
 NAME = "host.json"
@@ -44,11 +45,11 @@ class Stations:
         """ValueError where the folder was not made by `dalle-lean host`."""
         path = run_dir / NAME
         if not path.is_file():
-            raise ValueError(f"{path} is missing: {run_dir} is no folder of a run that is hosted here")
+            raise UserError(f"{path} is missing: {run_dir} is no folder of a run that is hosted here")
         try:
             return cls(**read_json(path))
         except TypeError as error:
-            raise ValueError(f"{path} is not as this version writes it: {error}") from None
+            raise UserError(f"{path} is not as this version writes it: {error}") from None
 
     def save(self, run_dir: Path) -> None:
         """Write host.json."""

@@ -7,6 +7,7 @@ import hivemind
 from hivemind.optim.progress_tracker import ProgressTracker
 from hivemind.utils import get_dht_time
 
+from dalle_lean.errors import UserError
 from training.progress import OnNotice
 from training.retry import silent
 from training.swarm.averagers import StateRefused, SwarmStateAverager, epoch_of_group, has_succeeded
@@ -17,7 +18,7 @@ LONE_CLAIM_ATTEMPTS = 2
 """So often the state is looked for of which one peer alone says that there is one."""
 
 
-class OutOfSync(ValueError):
+class OutOfSync(UserError):
     """This peer is behind the others and could not get their state."""
 
 

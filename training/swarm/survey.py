@@ -17,6 +17,7 @@ import torch
 from hivemind.dht.crypto import RSASignatureValidator
 
 from dalle_lean.devices import pick_device
+from dalle_lean.errors import UserError
 from training.retry import Patience
 from training.shard_set import ShardSet
 from training.swarm.checks import (
@@ -70,9 +71,9 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.client and (self.listen is not None or self.announce):
-            raise ValueError("--client takes no connections: leave out --listen and --announce")
+            raise UserError("--client takes no connections: leave out --listen and --announce")
         if self.announce and self.listen is None:
-            raise ValueError("--announce says how others reach a port: name the port with --listen")
+            raise UserError("--announce says how others reach a port: name the port with --listen")
         if self.user is not None:
             check_user_name(self.user)
 
@@ -127,7 +128,7 @@ def survey(targets: Sequence[str], options: Options, on_check: Callable[[Check],
         theirs = first_answer(dht, found.addresses, fetch_run)
         found.run = found.run or theirs
         if found.run is None:
-            raise ValueError(
+            raise UserError(
                 reason or f"no helper at {', '.join(targets)} hands out the run's files; ask its host for swarm.toml"
             )
         settings = found.run.settings
@@ -149,9 +150,7 @@ def addresses_of(targets: Sequence[str]) -> tuple[str, ...]:
     """The targets, if they are addresses of helpers; none, if there is one that is a file. Else ValueError."""
     addresses = [target for target in targets if "/p2p/" in target]
     if len(addresses) not in (0, len(targets)) or (not addresses and len(targets) != 1):
-        raise ValueError(
-            f"{' '.join(targets)}: give one swarm.toml, or addresses of one run (/ip4/.../tcp/.../p2p/...)"
-        )
+        raise UserError(f"{' '.join(targets)}: give one swarm.toml, or addresses of one run (/ip4/.../tcp/.../p2p/...)")
     return tuple(addresses)
 
 
@@ -160,7 +159,7 @@ def read_files(path: Path) -> RunFiles:
     path = path / NAME if path.is_dir() else path
     settings, tokenizer = read_settings(path), path.with_name(TOKENIZER)
     if not tokenizer.is_file():
-        raise ValueError(f"{tokenizer} is missing; it belongs beside {path.name}, or join by the run's address")
+        raise UserError(f"{tokenizer} is missing; it belongs beside {path.name}, or join by the run's address")
     return RunFiles(settings, path.read_text(encoding="utf-8"), tokenizer.read_bytes())
 
 
@@ -200,7 +199,7 @@ def first_contact(addresses: Sequence[str], options: Options, port: int) -> Iter
     ValueError where the port is taken.
     """
     if port and not port_is_free(port):
-        raise ValueError(f"--listen {port}: another program listens there; end it or name another port")
+        raise UserError(f"--listen {port}: another program listens there; end it or name another port")
     dht, reason = None, "the run names no address of a helper"
     if addresses:
         try:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from dalle_lean.errors import UserError
 from dalle_lean.folder import bundled_model
 from dalle_lean.memory.budget import human_bytes
 from training.swarm.checks import INSTALL, OK, PROBLEM, WARNING, Check
@@ -68,7 +69,7 @@ def check_bundled_model() -> Check:
     """Whether `generate` and `demo` have something to draw with."""
     try:
         folder = bundled_model()
-    except ValueError as error:
+    except UserError as error:
         return Check("model", WARNING, str(error), "training does not need it")
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return Check("model", OK, f"the bundled one is in {folder}, {human_bytes(size)}")
