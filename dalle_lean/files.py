@@ -1,8 +1,12 @@
-"""Files: atomic writes and content hashes."""
+"""Files and folders: atomic writes and content hashes."""
 
+import glob
 import hashlib
 import json
 import os
+import re
+import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +36,41 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+@contextmanager
+def fresh_folder(place: Path) -> Iterator[Path]:
+    """Yield a new hidden folder beside `place`, where it is to be renamed to; one that is not is removed.
+
+    What processes of this machine that are dead now left there for the same place is removed first.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in place.parent.glob(f".{glob.escape(place.name)}.*.tmp"):
+        owner = re.fullmatch(rf"\.(\d+)-{re.escape(host_name())}\..*\.tmp", leftover.name[1 + len(place.name) :])
+        if owner and not is_alive(int(owner[1])):
+            shutil.rmtree(leftover, ignore_errors=True)
+    prefix = f".{place.name}.{os.getpid()}-{host_name()}."
+    fresh = Path(tempfile.mkdtemp(prefix=prefix, suffix=".tmp", dir=place.parent))
+    try:
+        yield fresh
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def host_name() -> str:
+    """This machine among those that share a file system, fit for a file's name."""
+    return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:40]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this machine has this number."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 def sync_folder(folder: Path) -> None:

@@ -5,7 +5,6 @@ config.json, model.safetensors and, where given, tokenizer.json, vocabulary.json
 
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 
 from dalle_lean.config import DalleConfig
 from dalle_lean.errors import UserError
-from dalle_lean.files import read_json, read_text, sha256_file, sync_folder, write_json
+from dalle_lean.files import fresh_folder, read_json, read_text, sha256_file, sync_folder, write_json
 from dalle_lean.memory import MemoryPlan
 from dalle_lean.model import Dalle
 from dalle_lean.vocabulary import Vocabulary
@@ -60,9 +59,7 @@ def save_model(
     folder = Path(folder)
     check_guidance(guidance)
     check_replaceable(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
-    try:
+    with fresh_folder(folder) as fresh:
         save_weights(model.state_dict(), fresh / WEIGHTS, dtype)
         for name, file in (("tokenizer.json", tokenizer), ("vocabulary.json", vocabulary)):
             if file is not None:
@@ -83,8 +80,6 @@ def save_model(
         write_json(fresh / "config.json", content)
         fresh.chmod(0o755)
         replace_folder(fresh, folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def check_guidance(guidance: float) -> None:

@@ -1,6 +1,9 @@
 import json
 import math
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from dalle_lean import Dalle, DalleConfig, load_model, save_model
 from dalle_lean.errors import UserError
+from dalle_lean.files import fresh_folder, host_name
 from dalle_lean.folder import DamagedFolder, check_parts, find_model, pack_model, replace_folder
 from dalle_lean.vocabulary import Vocabulary
 
@@ -134,6 +138,35 @@ def test_a_kill_between_the_renames_loses_no_folder(folder, tmp_path):
     replace_folder(fresh, folder)
     assert list(folder.iterdir()) == []
     assert not (tmp_path / ".model.old").exists()
+
+
+def test_what_a_killed_pack_left_is_removed_by_the_next_one(folder, tmp_path):
+    script = f"""
+import os, signal
+from pathlib import Path
+import dalle_lean.folder as folder
+folder.hashed_parts = lambda fresh: os.kill(os.getpid(), signal.SIGKILL)
+folder.check_parts = lambda model, read=folder.read_json: read(Path(model) / "config.json")
+folder.pack_model(Path({str(folder)!r}), Path({str(tmp_path / "packed")!r}))
+"""
+    killed = subprocess.run([sys.executable, "-c", script], timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert [path.name[:8] for path in tmp_path.glob(".*.tmp")] == [".packed."]
+    with fresh_folder(tmp_path / "packed") as begun:  # by a process that is alive
+        pack_model(folder, tmp_path / "packed")
+        assert list(tmp_path.glob(".*.tmp")) == [begun]
+    assert not list(tmp_path.glob(".*.tmp"))
+    check_parts(tmp_path / "packed")
+
+
+def test_what_another_machine_writes_is_left_alone(folder, tmp_path):
+    theirs = tmp_path / ".packed.999999999-another-machine.abcdefgh.tmp"
+    other_place = tmp_path / f".packed2.999999999-{host_name()}.abcdefgh.tmp"
+    ours = tmp_path / f".packed.999999999-{host_name()}.abcdefgh.tmp"
+    for path in (theirs, other_place, ours):
+        path.mkdir()
+    pack_model(folder, tmp_path / "packed")
+    assert [path.exists() for path in (theirs, other_place, ours)] == [True, True, False]
 
 
 def test_packing_adds_parts_and_keeps_the_others(folder, tmp_path):

@@ -10,7 +10,6 @@ import math
 import os
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from dalle_lean import Dalle, load_model, save_model
 from dalle_lean.errors import UserError
-from dalle_lean.files import read_json, sha256_file, sync_folder, write_json
+from dalle_lean.files import fresh_folder, read_json, sha256_file, sync_folder, write_json
 from dalle_lean.weights import read_weights, save_weights
 from training.progress import OnNotice
 from training.retry import silent
@@ -193,9 +192,7 @@ class Checkpoints:
 
     def write(self, place: Path, step: int, model: Dalle, statistics: Sequence[Tensor], heldout_loss: float) -> None:
         """All files into a hidden folder, then one rename."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=".tmp", dir=self.root))
-        try:
+        with fresh_folder(place) as fresh:
             save_model(
                 model,
                 fresh / "model",
@@ -217,8 +214,6 @@ class Checkpoints:
             fresh.chmod(0o755)
             os.rename(fresh, place)
             sync_folder(self.root)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
 
     def prune(self) -> None:
         """Remove what is not kept any more."""
