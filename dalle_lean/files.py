@@ -8,12 +8,17 @@ import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dalle_lean.errors import UserError
+
+MOST_BYTES = 2**24
+"""Of a file that is read whole: what we write has a few KB, a data set of many shards a few MB."""
+DEEPEST = 64
+"""Levels of nesting."""
 
 
 @contextmanager
@@ -88,20 +93,51 @@ def write_json(path: str | Path, content: Any) -> None:
         temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def read_text(path: str | Path) -> str:
-    """Read UTF-8; anything else is a UserError that names the file."""
+def read_bytes(path: str | Path, limit_bytes: int = MOST_BYTES) -> bytes:
+    """A small file whole; a UserError that names it where it is larger than `limit_bytes`, before it is read."""
+    with open(path, "rb") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        content = file.read(limit_bytes + 1) if size_bytes <= limit_bytes else b""
+    if max(size_bytes, len(content)) > limit_bytes:
+        raise UserError(f"{path} has {max(size_bytes, len(content)):,} bytes: it may have {limit_bytes:,} at most")
+    return content
+
+
+def read_text(path: str | Path, limit_bytes: int = MOST_BYTES) -> str:
+    """Read UTF-8 of at most `limit_bytes`; anything else is a UserError that names the file."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return read_bytes(path, limit_bytes).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not text in UTF-8: {error}") from None
 
 
-def read_json(path: str | Path) -> Any:
-    """Read JSON; a malformed file is a UserError that names it."""
+def read_json(path: str | Path, limit_bytes: int = MOST_BYTES) -> Any:
+    """Read JSON of at most `limit_bytes`; a malformed file is a UserError that names it."""
+    return parse(json.loads, read_text(path, limit_bytes), f"{path} is not JSON")
+
+
+def parse(loads: Callable[[str], Any], text: str, complaint: str) -> Any:
+    """`loads(text)`; UserError with the complaint and why, also where it is nested deeper than what we read ever is.
+
+    loads: of JSON or TOML; raises ValueError.
+    """
     try:
-        return json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not JSON: {error}") from None
+        content = loads(text)
+    except ValueError as error:
+        raise UserError(f"{complaint}: {error}") from None
+    except RecursionError:
+        raise UserError(f"{complaint}: it is nested too deep") from None
+    level = [content]
+    for _ in range(DEEPEST):
+        level = [
+            child
+            for part in level
+            if isinstance(part, dict | list)
+            for child in (part.values() if isinstance(part, dict) else part)
+        ]
+    if level:
+        raise UserError(f"{complaint}: it is nested too deep")
+    return content
 
 
 def sha256_file(path: str | Path) -> str:

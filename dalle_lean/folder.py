@@ -12,7 +12,7 @@ import torch
 
 from dalle_lean.config import DalleConfig
 from dalle_lean.errors import UserError
-from dalle_lean.files import fresh_folder, read_json, read_text, sha256_file, sync_folder, write_json
+from dalle_lean.files import fresh_folder, read_bytes, read_json, read_text, sha256_file, sync_folder, write_json
 from dalle_lean.memory import MemoryPlan
 from dalle_lean.model import Dalle
 from dalle_lean.vocabulary import Vocabulary
@@ -253,7 +253,7 @@ def check_replaceable(folder: Path) -> None:
     if folder.is_dir() and not any(folder.iterdir()):
         return
     config = folder / "config.json"
-    if folder.exists() and not (config.is_file() and FORMAT.encode() in config.read_bytes()):
+    if folder.exists() and not (config.is_file() and FORMAT.encode() in read_bytes(config)):
         raise UserError(f"{folder} is not empty and no model folder; name another place, nothing there is replaced")
 
 

@@ -93,10 +93,15 @@ def write_note(out: Path, name: str, note: Note) -> None:
     write_json(note_path(out, name), asdict(note))
 
 
+def read_note(out: Path, name: str) -> Any:
+    """What `write_note` wrote; each of a part's pictures may be explained in it."""
+    return read_json(note_path(out, name), limit_bytes=2**30)
+
+
 def is_finished(out: Path, name: str) -> bool:
     """Whether a part has its note, and the shard that the note speaks of."""
     try:
-        shard = read_json(note_path(out, name))["shard"]
+        shard = read_note(out, name)["shard"]
     except FileNotFoundError:
         return False
     return shard is None or (out / shard["file"]).exists()
@@ -111,7 +116,7 @@ def gather(out: Path, names: Sequence[str]) -> tuple[Counts, tuple[Shard, ...]]:
     shards: list[Shard] = []
     reasons: Counter[str] = Counter()
     for name in names:
-        note = read_json(note_path(out, name))
+        note = read_note(out, name)
         kept += note["kept"]
         reasons.update(note["rejected"])
         if note["shard"]:
@@ -127,7 +132,7 @@ def write_explanations(out: Path, names: Sequence[str]) -> None:
     """Write what was rejected and why to `rejected.jsonl`, in the order of the source; raises as `gather`."""
     with atomic_write(out / "rejected.jsonl") as temporary, temporary.open("w", encoding="utf-8") as lines:
         for name in names:
-            for rejection in read_json(note_path(out, name))["explained"]:
+            for rejection in read_note(out, name)["explained"]:
                 lines.write(json.dumps(rejection, ensure_ascii=False) + "\n")
 
 

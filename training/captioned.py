@@ -105,7 +105,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
     """One line of metadata.jsonl, which has a file_name."""
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Unusable("line is not JSON") from None
     if not isinstance(entry, dict) or not isinstance(entry.get("file_name"), str):
         raise Unusable("no file_name")

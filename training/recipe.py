@@ -8,11 +8,13 @@ from typing import Any, Self
 
 from dalle_lean import DalleConfig, MemoryPlan
 from dalle_lean.errors import UserError
+from dalle_lean.files import parse, read_text
 from dalle_lean.memory.setup import OPTIMIZERS, PRECISIONS, TrainingSetup
 from training.fields import check_at_least, check_one_of, typed_section
 
 RECIPES = Path(__file__).parent / "recipes"
 LAMB_ONLY = ("clamp_weight_norm", "bias_correction", "eight_bit", "block_size", "min_eight_bit_numel", "delayed")
+MOST_RECIPE_BYTES = 2**20
 PLAN_LAMB_ONLY = ("offload_optimizer", "master_weights")
 
 
@@ -295,7 +297,7 @@ def load_recipe(name_or_file: str | Path) -> Recipe:
     if not path.is_file():
         raise UserError(f"no recipe {name_or_file!r}: it is neither a file nor one of {', '.join(recipe_names())}")
     try:
-        sections = tomllib.loads(path.read_text(encoding="utf-8"))
+        sections = parse(tomllib.loads, read_text(path, MOST_RECIPE_BYTES), "it is not TOML")
         recipe = Recipe.from_dict(sections)
         if not recipe.model:
             raise UserError("its [model] is missing or empty; fill it in, or name the recipe paper for the paper's")
@@ -303,5 +305,5 @@ def load_recipe(name_or_file: str | Path) -> Recipe:
             if recipe.optimizer.name != "lamb" and sections.get("memory", {}).get(name):
                 raise UserError(f"[memory] {name}: {recipe.optimizer.name} cannot, leave it out or choose lamb")
         return recipe
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError) as error:
+    except ValueError as error:
         raise UserError(f"{path}: {error}") from None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dalle_lean.errors import UserError
-from dalle_lean.files import sha256_file
+from dalle_lean.files import MOST_BYTES, parse, sha256_file
 from dalle_lean.remote import storage_of
 from dalle_lean.require import require
 from preprocessing.shards import FORMAT, Counts, DatasetInfo, parse_dataset_info, read_dataset_info
@@ -106,7 +106,7 @@ def find_shards(
                 ) from None
             paths = patience.insist(name, partial(published_files, name.removeprefix(HUB)), on_notice)
             return undescribed(name, paths, codes, patience, on_notice)
-        info = parse(name, content)
+        info = read_info(name, content)
         paths = tuple(f"{name}/{shard.file}" for shard in info.shards)
         fingerprint = hashlib.sha256(content).hexdigest()
     return ShardSet(
@@ -127,14 +127,16 @@ def is_url(source: str) -> bool:
 def read_file(url: str) -> bytes:
     """The content of a small remote file."""
     files, path = storage_of(url, extra="training")
-    content: bytes = files.cat_file(path)
+    content: bytes = files.cat_file(path, start=0, end=MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise UserError(f"{url} has more than {MOST_BYTES:,} bytes: it is no dataset.json")
     return content
 
 
-def parse(name: str, content: bytes) -> DatasetInfo:
+def read_info(name: str, content: bytes) -> DatasetInfo:
     """A remote `dataset.json`; ValueError where it is none."""
     try:
-        fields = json.loads(content)
+        fields = parse(json.loads, content.decode("utf-8"), "it is not JSON")
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:
             raise UserError(f"not of format {FORMAT}")
         return parse_dataset_info(fields)

@@ -36,7 +36,7 @@ def import_vqgan(source: Path, out: Path, config: Path | None) -> None:
     yaml = require("yaml", extra="preprocessing")
     try:
         content = yaml.safe_load(read_text(config))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{config} is not YAML: {error}") from None
     if not isinstance(content, dict) or "model" not in content:
         raise UserError(f"{config} has no section `model`")

@@ -14,11 +14,13 @@ from PIL import Image
 from torch import Tensor
 
 from dalle_lean.errors import UserError
+from dalle_lean.files import read_text
 from dalle_lean.pictures import UnusablePicture, lies_in, open_picture, quiet_pillow, read_picture, square_pixels
 
 Line = dict[str, Any]
 T = TypeVar("T")
 
+MOST_LISTING_BYTES = 2**30
 TOLD = ("ground", "paint", "size", "place", "held_out")
 """Facts that a line with a kind tells: text, or null where its caption does not."""
 
@@ -31,8 +33,8 @@ def read_lines(folder: Path) -> list[Line]:
             f"{folder} has no metadata.jsonl; `make data` draws such a folder (it needs npm), with train/ and heldout/"
         )
     try:
-        lines = [json.loads(line) for line in listing.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except ValueError as error:
+        lines = [json.loads(line) for line in read_text(listing, MOST_LISTING_BYTES).splitlines() if line.strip()]
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{listing}: {error}") from None
     if not lines:
         raise UserError(f"{listing} is empty: every line must have file_name and text")

@@ -11,6 +11,7 @@ from dalle_lean.files import read_json
 from preprocessing.emoji.choice import drop_reason
 from preprocessing.emoji.names import SHAPES, caption_name, contains_words
 
+MOST_DRAWING_BYTES = 2**28
 BUNDLED_SET = "fluent-emoji-flat"
 """What the bundled model learns from; any other of iconify's emoji sets can be drawn too."""
 TELLING = ("noto", "noto-v1", "twemoji", "fluent-emoji", BUNDLED_SET)
@@ -106,7 +107,7 @@ def read_icons(packages: Path, name: str, file: str) -> dict[str, Any]:
     package = packages / "@iconify-json" / name
     if not package.is_dir():
         raise UserError(f"{packages} has no @iconify-json/{name}; install it with npm, as `make data` does")
-    return dict(read_json(package / file))
+    return dict(read_json(package / file, MOST_DRAWING_BYTES))
 
 
 def is_plain_word(tag: str) -> bool:

@@ -251,7 +251,7 @@ def call(
         raise Unanswered(f"{address} did not answer {method.removeprefix('rpc_')}: {answer}")
     try:
         return json.loads(answer) if is_json else answer
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Unanswered(f"{address} answered {method.removeprefix('rpc_')} with something else") from None
 
 

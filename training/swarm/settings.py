@@ -14,10 +14,10 @@ from typing import Any, Self
 
 from dalle_lean import DalleConfig
 from dalle_lean.errors import UserError
-from dalle_lean.files import atomic_write
+from dalle_lean.files import atomic_write, parse, read_text
 from dalle_lean.require import require
 from training.fields import check_at_least, check_one_of, typed_section
-from training.recipe import Recipe
+from training.recipe import MOST_RECIPE_BYTES, Recipe
 
 NAME = "swarm.toml"
 PROTOCOL = 1
@@ -244,8 +244,8 @@ def write_settings(path: Path, settings: SwarmSettings) -> None:
 def parse_settings(text: str, name: str) -> SwarmSettings:
     """The settings of a swarm.toml's text; ValueError names the file and what is wrong with it."""
     try:
-        return SwarmSettings.from_dict(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, ValueError) as error:
+        return SwarmSettings.from_dict(parse(tomllib.loads, text, "it is not TOML"))
+    except ValueError as error:
         raise UserError(f"{name}: {error}") from None
 
 
@@ -253,10 +253,10 @@ def read_settings(path: Path) -> SwarmSettings:
     """The settings of a swarm.toml, or of the folder that holds one; ValueError as `parse_settings`."""
     path = path / NAME if path.is_dir() else path
     try:
-        return parse_settings(path.read_text(encoding="utf-8"), str(path))
-    except (FileNotFoundError, UnicodeDecodeError) as error:
-        reason = "there is no such file" if isinstance(error, FileNotFoundError) else "it is not text"
-        raise UserError(f"{path}: {reason}; give the swarm.toml of a run, or an address of it") from None
+        text = read_text(path, MOST_RECIPE_BYTES)
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file; give the swarm.toml of a run, or an address of it") from None
+    return parse_settings(text, str(path))
 
 
 def for_toml(sections: dict[str, Any]) -> dict[str, Any]:
