@@ -21,7 +21,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.files import read_json, sha256_file, write_json
 from dalle_lean.require import require
 from dalle_lean.tokenizer import Tokenizer
-from dalle_lean.weights import save_weights
+from dalle_lean.weights import read_shapes, save_weights
 
 FORMAT = "dalle_lean_clip/1"
 WEIGHTS = "model.safetensors"
@@ -94,6 +94,8 @@ class ClipScorer:
         for name in (WEIGHTS, TOKENIZER) if own_vocabulary else (WEIGHTS,):
             if not (folder / name).is_file():
                 raise UserError(f"{folder}: {name} is missing")
+            if name == WEIGHTS:
+                read_shapes(folder / name)
             if not checked and sha256_file(folder / name) != config["sha256"].get(name):
                 raise UserError(f"{folder}: {name} is not the file this CLIP was saved with; get a complete copy")
         try:

@@ -5,6 +5,7 @@ config.json, model.safetensors and, where given, tokenizer.json, vocabulary.json
 
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,22 @@ import torch
 
 from dalle_lean.config import DalleConfig
 from dalle_lean.errors import UserError
-from dalle_lean.files import fresh_folder, read_bytes, read_json, read_text, sha256_file, sync_folder, write_json
+from dalle_lean.files import (
+    MOST_BYTES,
+    fresh_folder,
+    read_bytes,
+    read_json,
+    read_text,
+    sha256_file,
+    sync_folder,
+    write_json,
+)
 from dalle_lean.memory import MemoryPlan
+from dalle_lean.memory.parameters import parameter_sizes
 from dalle_lean.model import Dalle
+from dalle_lean.tokenizer import MOST_TOKENIZER_BYTES
 from dalle_lean.vocabulary import Vocabulary
+from dalle_lean.weights import MOST_HEADER_BYTES, load_strictly, read_shapes, read_weights, save_weights
 from dalle_lean.weights import load_strictly, read_weights, save_weights
 
 FORMAT = "dalle_lean_model/1"
@@ -120,7 +133,7 @@ def read_model(
     model = Dalle(DalleConfig.from_dict(checked["dalle"]), plan, device="meta")
     weights = {
         name: tensor.to(device, dtype if tensor.is_floating_point() else None)
-        for name, tensor in read_weights(path).items()
+        for name, tensor in read_weights(path, model.state_dict()).items()
     }
     load_strictly(model, weights, str(path), assign=True)
     return model.eval()
@@ -206,9 +219,28 @@ def check_parts(folder: str | Path) -> dict[str, Any]:
             raise DamagedFolder(f"{folder}: {name} is missing; get a complete copy of the folder")
         if name not in parts:
             raise DamagedFolder(f"{folder}: {name} does not belong to this model; remove it or save the folder again")
+    try:
+        check_sizes(folder, on_disk, DalleConfig.from_dict(content["dalle"]))
+    except UserError as error:
+        raise DamagedFolder(str(error)) from None
+    for name in sorted(on_disk):
         if sha256_file(folder / name) != parts[name]:
             raise DamagedFolder(f"{folder}: {name} is not the file this model was saved with; get a complete copy")
     return content
+
+
+def check_sizes(folder: Path, parts: Iterable[str], config: DalleConfig) -> None:
+    """ValueError for a part that is larger than it can be: nothing is read for minutes only to be refused."""
+    for path in (folder / name for name in parts):
+        if path.suffix == ".json":
+            limit_bytes = MOST_TOKENIZER_BYTES if path.name == "tokenizer.json" else MOST_BYTES
+            if path.stat().st_size > limit_bytes:
+                raise UserError(f"{path} has {path.stat().st_size:,} bytes: it may have {limit_bytes:,} at most")
+        else:
+            read_shapes(path)
+    most_bytes = 8 * sum(parameter_sizes(config)) + MOST_HEADER_BYTES
+    if (size_bytes := (folder / WEIGHTS).stat().st_size) > most_bytes:
+        raise UserError(f"{folder / WEIGHTS} has {size_bytes:,} bytes: the model's weights have {most_bytes:,} at most")
 
 
 def hashed_parts(folder: Path) -> list[str]:

@@ -60,13 +60,14 @@ class ThingClassifier:
         config = read_config(folder)
         if not (folder / WEIGHTS).is_file():
             raise UserError(f"{folder}: {WEIGHTS} is missing")
-        if sha256_file(folder / WEIGHTS) != config["sha256"]:
-            raise UserError(f"{folder}: {WEIGHTS} is not the file this classifier was saved with; get a complete copy")
         try:
             classifier = cls(config["things"], config["picture_side"], device)
         except UserError as error:
             raise UserError(f"{folder}: {error}") from None
-        load_strictly(classifier.model, read_weights(folder / WEIGHTS), f"{folder / WEIGHTS}")
+        weights = read_weights(folder / WEIGHTS, classifier.model.state_dict())
+        if sha256_file(folder / WEIGHTS) != config["sha256"]:
+            raise UserError(f"{folder}: {WEIGHTS} is not the file this classifier was saved with; get a complete copy")
+        load_strictly(classifier.model, weights, f"{folder / WEIGHTS}")
         refuse_infinite(classifier.model, f"{folder / WEIGHTS}")
         classifier.sha256 = config["sha256"]
         return classifier

@@ -12,11 +12,13 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 
 from dalle_lean.errors import UserError
-from dalle_lean.files import atomic_write
+from dalle_lean.files import atomic_write, read_bytes
 
 # Ids 0, 1 and 2 of a trained vocabulary. The model replaces id 0 wherever it stands, so no caption may yield it.
 SPECIAL_TOKENS = ("<unused>", "<pad>", "<unk>")
 DEFAULT_PADDING_ID = 1
+MOST_TOKENIZER_BYTES = 2**25
+"""The largest that are published have about so many."""
 # Every byte has a token of its own, so that no caption is ever unknown.
 SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256
 
@@ -49,7 +51,7 @@ class Tokenizer:
         The padding id is `padding_id`, else the file's padding section, else 1 (T5's `</s>`, as in the paper's run).
         ValueError for a file that is no tokenizer or whose padding id is outside its vocabulary.
         """
-        text = Path(path).read_bytes()
+        text = read_bytes(path, MOST_TOKENIZER_BYTES)
         try:
             backend = tokenizers.Tokenizer.from_str(text.decode("utf-8"))
         except Exception as error:  # the package raises bare Exception

@@ -264,9 +264,11 @@ class VQGAN(nn.Module):
         """
         description = read_description(folder)
         expected = description.pop("fingerprint")
-        model = cls(VQGANConfig.from_dict(description))
-        weights = Path(folder) / "model.safetensors"
-        load_strictly(model, read_weights(weights), str(weights))
+        with torch.device("meta"):  # takes no memory: the sizes are not known to be true
+            model = cls(VQGANConfig.from_dict(description))
+        path = Path(folder) / "model.safetensors"
+        weights = {name: tensor.float() for name, tensor in read_weights(path, model.state_dict()).items()}
+        load_strictly(model, weights, str(path), assign=True)
         if not checked and model.fingerprint() != expected:
             raise UserError(f"{folder}: the weights are not those that config.json was written for")
         return model.eval()

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from dalle_lean.config import DalleConfig
@@ -15,6 +14,7 @@ from dalle_lean.files import atomic_write, read_json, read_text
 from dalle_lean.folder import load_model, save_model
 from dalle_lean.require import require
 from dalle_lean.vqgan import VQGAN
+from dalle_lean.weights import read_weights
 
 
 def import_dalle(
@@ -56,7 +56,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} is not a file")
     try:
         if path.suffix == ".safetensors":
-            content: Any = load_file(path)
+            content: Any = read_weights(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged files raise nearly anything

@@ -196,7 +196,7 @@ def write(name, content):
         (edit(sha256=[]), "sha256 must name"),
         (remove("model.safetensors"), r"model\.safetensors is missing"),
         (remove("tokenizer.json"), r"tokenizer\.json is missing"),
-        (write("model.safetensors", b"other"), r"model\.safetensors is not the file"),
+        (write("model.safetensors", b"other"), r"model\.safetensors is not a safetensors file"),
         (write("tokenizer.json", b"{}"), r"tokenizer\.json is not the file"),
         (edit(image_mean=[0, 0]), r"image_mean=\[0, 0\]"),
         (edit(image_std=[0, 1, 1]), r"image_std=\[0, 1, 1\]"),

@@ -1,9 +1,11 @@
 import json
 import math
+import os
 import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -228,6 +230,34 @@ def test_a_damaged_folder_is_refused_by_part(folder, spoil, words):
     spoil(folder)
     with pytest.raises(ValueError, match=re.escape(words)):
         load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("config.json", "it may have 16,777,216 at most"),
+        ("tokenizer.json", "it may have 33,554,432 at most"),
+        ("vqgan/config.json", "it may have 16,777,216 at most"),
+        ("model.safetensors", "get a complete copy"),
+    ],
+)
+def test_a_part_of_many_gigabytes_is_refused_without_reading_it(folder, name, words):
+    os.truncate(folder / name, 2**37)
+    started_s = time.monotonic()
+    with pytest.raises(UserError, match=words):
+        load_model(folder)
+    assert time.monotonic() - started_s < 5
+
+
+def test_weights_larger_than_the_model_are_refused_without_reading_them(folder):
+    numbers = 2**34
+    header = json.dumps({"a": {"dtype": "F32", "shape": [numbers], "data_offsets": [0, 4 * numbers]}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(folder / "model.safetensors", 8 + len(header) + 4 * numbers)
+    started_s = time.monotonic()
+    with pytest.raises(DamagedFolder, match=r"model\.safetensors has 68,719,.* bytes: the model's weights have"):
+        load_model(folder)
+    assert time.monotonic() - started_s < 5
 
 
 def test_another_vqgan_inside_is_refused(folder):

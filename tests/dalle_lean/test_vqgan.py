@@ -1,12 +1,15 @@
 """The VQGAN against the golden data, and what it refuses."""
 
 import dataclasses
+import json
+import resource
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from dalle_lean.convert.taming import from_taming
+from dalle_lean.errors import UserError
 from dalle_lean.vqgan import VQGAN
 from tests import golden_data as golden
 from tests.tiny import VQGAN_CONFIG, tiny_vqgan
@@ -151,6 +154,17 @@ def test_weights_that_were_swapped_are_refused(tmp_path):
     save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="not those that config"):
         VQGAN.load(tmp_path)
+
+
+def test_a_config_that_asks_for_more_than_the_weights_have_takes_no_memory(tmp_path):
+    tiny_vqgan().save(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    content |= {"codebook_size": 2**20, "code_width": 2**16, "channels": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError, match="has shape"):
+        VQGAN.load(tmp_path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):

@@ -24,10 +24,11 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from dalle_lean.errors import UserError
 from dalle_lean.files import atomic_write
+from dalle_lean.tokenizer import MOST_TOKENIZER_BYTES
 from training.swarm.settings import NAME, SwarmSettings, parse_settings
 
 TOKENIZER = "tokenizer.json"
-LIMITS_BYTES = {NAME: 2**18, TOKENIZER: 2**25}
+LIMITS_BYTES = {NAME: 2**18, TOKENIZER: MOST_TOKENIZER_BYTES}
 """A newcomer takes no more than this."""
 CHUNK_BYTES = 2**20
 """libp2p's daemon carries answers of up to 2 MiB."""
