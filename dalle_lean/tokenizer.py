@@ -1,6 +1,8 @@
 """Captions -> token ids: a thin cover over the `tokenizers` package that owns the padding id."""
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Self
@@ -12,11 +14,14 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 
 from dalle_lean.errors import UserError
-from dalle_lean.files import atomic_write, read_bytes
+from dalle_lean.files import atomic_write, parse, read_bytes
+from dalle_lean.tokenizer_parts import check_parts
 
 # Ids 0, 1 and 2 of a trained vocabulary. The model replaces id 0 wherever it stands, so no caption may yield it.
 SPECIAL_TOKENS = ("<unused>", "<pad>", "<unk>")
 DEFAULT_PADDING_ID = 1
+MOST_CHARACTERS = 2**16
+"""Of a caption; no text is as long as any that a model reads."""
 MOST_TOKENIZER_BYTES = 2**25
 """The largest that are published have about so many."""
 # Every byte has a token of its own, so that no caption is ever unknown.
@@ -51,11 +56,15 @@ class Tokenizer:
         The padding id is `padding_id`, else the file's padding section, else 1 (T5's `</s>`, as in the paper's run).
         ValueError for a file that is no tokenizer or whose padding id is outside its vocabulary.
         """
-        text = read_bytes(path, MOST_TOKENIZER_BYTES)
+        complaint = f"{path} is not a tokenizer.json"
+        content = read_bytes(path, MOST_TOKENIZER_BYTES)
         try:
-            backend = tokenizers.Tokenizer.from_str(text.decode("utf-8"))
+            text = content.decode("utf-8")
+            check_parts(parse(json.loads, text, "it is not JSON"))
+            with panics_told():
+                backend = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the package raises bare Exception
-            raise UserError(f"{path} is not a tokenizer.json: {error}") from None
+            raise UserError(f"{complaint}: {error}") from None
         if padding_id is None:
             padding_id = backend.padding["pad_id"] if backend.padding else DEFAULT_PADDING_ID
         try:
@@ -100,9 +109,10 @@ class Tokenizer:
             raise ValueError("captions must be a sequence of strings, not one string")
         if length < 1:
             raise ValueError(f"length={length}: must be at least 1")
-        encodings = self._backend.encode_batch_fast(
-            [encodable(caption) for caption in captions], add_special_tokens=False
-        )
+        with panics_told():
+            encodings = self._backend.encode_batch_fast(
+                [encodable(caption) for caption in captions], add_special_tokens=False
+            )
         found = [encoding.ids[:length] for encoding in encodings]
         counts = np.fromiter(map(len, found), np.int64, len(found))
         ids = np.full((len(found), length), self.padding_id, np.int64)
@@ -114,12 +124,24 @@ class Tokenizer:
         return len(self._ids(caption))
 
     def _ids(self, caption: str) -> list[int]:
-        ids: list[int] = self._backend.encode(encodable(caption), add_special_tokens=False).ids
+        with panics_told():
+            ids: list[int] = self._backend.encode(encodable(caption), add_special_tokens=False).ids
         return ids
 
 
+@contextmanager
+def panics_told() -> Iterator[None]:
+    """UserError where the package, which is written in Rust, panics: that is no Exception to Python."""
+    try:
+        yield
+    except BaseException as panic:
+        if type(panic).__name__ != "PanicException":
+            raise
+        raise UserError(f"the tokenizer is damaged: {panic}") from None
+
+
 def encodable(caption: str) -> str:
-    """The caption with half surrogates, which no UTF-8 can hold, turned into question marks."""
+    """The caption's first 65,536 characters, half surrogates, which no UTF-8 can hold, turned into question marks."""
     if not isinstance(caption, str):
         raise ValueError(f"a caption must be a string, not {type(caption).__name__}: {caption!r}")
-    return caption.encode("utf-8", "replace").decode("utf-8")
+    return caption[:MOST_CHARACTERS].encode("utf-8", "replace").decode("utf-8")

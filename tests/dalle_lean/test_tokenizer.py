@@ -1,4 +1,6 @@
+import base64
 import json
+import resource
 import subprocess
 import sys
 
@@ -6,6 +8,7 @@ import pytest
 import tokenizers
 import torch
 
+from dalle_lean.errors import UserError
 from dalle_lean.tokenizer import SMALLEST_VOCABULARY, Tokenizer
 
 CAPTIONS = ["a red heart", "A blue Heart on a green ground", "a cat left of a tree", "日本の赤い心", "crème brûlée"] * 3
@@ -109,6 +112,91 @@ def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path, content):
     (tmp_path / "bad.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"bad\.json is not a tokenizer"):
         Tokenizer.from_file(tmp_path / "bad.json")
+
+
+REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+LONG_FORMS = base64.b64encode(b"\4\0\0\0" + bytes(4) + b"x" * 100).decode()
+DAMAGED_TRIE = base64.b64encode(b"\4\0\0\0" + bytes(4) + b"x").decode()
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"normalizer": REPLACE}, "normalizer: it replaces {'String': 'a'} by 'aaaaaaaaaa', which is not known here"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, REPLACE]}}, "which is not known here"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 9}}, "9 in a sequence; at most 8"),
+        ({"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": " "}}, "it replaces"),
+        ({"normalizer": {"type": "Prepend", "prepend": "x" * 10**6}}, r"it prepends 'x{79}\.\.\., which is not known"),
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": LONG_FORMS}}, "forms of more than 64 bytes"),
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}}, "precompiled_charsmap is damaged"),
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "?"}}, "precompiled_charsmap is not base64"),
+        ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "pre_tokenizer: type 'FixedLength' is not taken"),
+        ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Removed"}}, "it splits at"),
+        ({"post_processor": {"type": "Surprise"}}, "post_processor: type 'Surprise'"),
+        ({"decoder": {"type": "CTC"}}, "decoder: type 'CTC'"),
+        ({"model": {"type": "Own"}}, "model: type 'Own' is not taken here, only BPE, Unigram, WordPiece, WordLevel"),
+        ({"model": {"type": "BPE", "dropout": 0.5}}, "dropout gives a caption other ids each time"),
+        ({"normalizer": 3}, "normalizer: it must be an object"),
+        ({"normalizer": {"type": "Sequence"}}, "a sequence without its parts"),
+    ],
+)
+def test_parts_that_no_published_tokenizer_has_are_refused(tmp_path, part, words):
+    content = json.loads(words_of(tmp_path)) | part
+    assert Tokenizer.from_file(tmp_path / "words.json").count("red heart") == 2
+    (tmp_path / "mine.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=f"mine.json is not a tokenizer.json: .*{words}"):
+        Tokenizer.from_file(tmp_path / "mine.json")
+
+
+def words_of(folder):
+    words().save(str(folder / "words.json"))
+    return (folder / "words.json").read_text()
+
+
+def test_a_table_that_makes_the_package_panic_is_a_mistake_in_a_sentence(tmp_path):
+    content = json.loads(words_of(tmp_path))
+    content["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": DAMAGED_TRIE}
+    (tmp_path / "mine.json").write_text(json.dumps(content))
+    tokenizer = Tokenizer.from_file(tmp_path / "mine.json")
+    for use in (lambda: tokenizer.encode(["red"], 4), lambda: tokenizer.count("red")):
+        with pytest.raises(UserError, match="the tokenizer is damaged"):
+            use()
+
+
+@pytest.mark.parametrize("name", ["t5", "t5 of old", "clip", "gpt-2", "bert"])
+def test_the_parts_of_published_tokenizers_are_taken(tmp_path, name):
+    table = base64.b64encode((1024).to_bytes(4, "little") + bytes(1024) + b"a\0fi\0").decode()
+    precompiled = {"type": "Precompiled", "precompiled_charsmap": table}
+    spaces = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}
+    white = {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}
+    clip = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    split = {"type": "Split", "pattern": {"Regex": clip}, "behavior": "Removed", "invert": True}
+    normalizers = {
+        "t5": {"type": "Sequence", "normalizers": [precompiled, spaces]},
+        "t5 of old": precompiled,
+        "clip": {"type": "Sequence", "normalizers": [{"type": "NFC"}, white, {"type": "Lowercase"}]},
+        "gpt-2": None,
+        "bert": json.loads(tokenizers.normalizers.BertNormalizer().__getstate__()),
+    }
+    pre_tokenizers = {
+        "t5": metaspace,
+        "t5 of old": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
+        "clip": {"type": "Sequence", "pretokenizers": [split, byte_level]},
+        "gpt-2": byte_level,
+        "bert": {"type": "BertPreTokenizer"},
+    }
+    content = json.loads(words_of(tmp_path))
+    content |= {"normalizer": normalizers[name], "pre_tokenizer": pre_tokenizers[name]}
+    (tmp_path / "mine.json").write_text(json.dumps(content))
+    assert Tokenizer.from_file(tmp_path / "mine.json").encode(["red heart"], 4).shape == (1, 4)
+
+
+def test_an_endless_caption_takes_little_memory(trained):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert trained.encode(["ab" * 10**8], length=8).shape == (1, 8)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # KB, the caption's own 200 MB too
 
 
 def test_wrong_arguments_are_refused(trained):
