@@ -12,10 +12,13 @@ from torch.nn.functional import embedding
 
 from dalle_lean.blocks import Attention, Branch, FeedForward, Layer
 from dalle_lean.config import DalleConfig
+from dalle_lean.errors import UserError
+from dalle_lean.free_memory import free_ram_bytes
+from dalle_lean.memory.budget import human_bytes
 from dalle_lean.model import Dalle
 from dalle_lean.rotary import rotary_angles
 from inference.linear import Precision, Projection, check_precision, compute_dtype, pack
-from inference.windows import window_mask
+from inference.windows import window_mask, windows_bytes
 
 Norm = tuple[Tensor, Tensor, float]
 """Weight and bias [D] of a LayerNorm, and its epsilon."""
@@ -65,11 +68,12 @@ class Decoder:
     """
 
     def __init__(self, model: Dalle, precision: Precision = "fp32"):
-        """ValueError for a precision that the model's device cannot draw in."""
+        """ValueError for a precision that the model's device cannot draw in, and for pictures too large for the RAM."""
         self.config, self.model = model.config, model
         self.device = model.output.weight.device
         check_precision(precision, self.device)
         self.precision, self.dtype = precision, compute_dtype(precision)
+        refuse_lack_of_memory(self.config, self.dtype)
         blocks = [block_projections(block.attention, block.feed_forward, precision) for block in model.blocks]  # type: ignore[arg-type]
         self.layers = []
         for index, layer in enumerate(model.layers):
@@ -100,6 +104,16 @@ class Decoder:
     def streams(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The embedding as the two streams of a reversible stack, or twice the one stream."""
         return x, x.clone() if self.config.reversible else x
+
+
+def refuse_lack_of_memory(config: DalleConfig, dtype: torch.dtype) -> None:
+    """ValueError, with both figures, where the masks of pictures of this size do not fit into the RAM that is free."""
+    need, free = windows_bytes(config, dtype), free_ram_bytes()
+    if need > free:
+        raise UserError(
+            f"image_side={config.image_side}: to draw pictures of {config.image_len:,} codes takes {human_bytes(need)} "
+            f"before the first one, and only {human_bytes(free)} of memory are free"
+        )
 
 
 def block_projections(

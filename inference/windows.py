@@ -4,7 +4,7 @@ A window is a small grid of cells, [columns, rows]: a code of the picture is wri
 its row modulo the window's rows, so that what no query sees any more is overwritten. A row layer keeps one row, a
 convolution layer the rows that its window reaches, a column or full layer all. A query reads whole columns of cells.
 
-f side of the picture, I = f * f codes, n cells that a query reads.
+f side of the picture, I = f * f codes, n cells that a query reads, S positions.
 """
 
 from dataclasses import dataclass
@@ -75,3 +75,16 @@ def window_mask(config: DalleConfig, kind: str, device: torch.device, dtype: tor
     start = config.num_text_positions
     is_seen = attention_mask(config, kind)[start:, start:].gather(1, places.clamp(min=0)) & (places >= 0)
     return torch.zeros(places.shape, dtype=dtype).masked_fill(~is_seen, -torch.inf).to(device)
+
+
+def windows_bytes(config: DalleConfig, dtype: torch.dtype) -> int:
+    """About the most that making all masks takes in RAM: [I, n] of each kind, and of one kind the masks [S, S] and
+    the places [I, n] that it comes from."""
+    pairs, kept, most = (config.num_text_positions + config.image_len) ** 2, 0, 0
+    for kind in dict.fromkeys(config.layer_kinds):
+        window = window_of(config, kind)
+        read = config.image_len * window.span * window.rows
+        kept += read * dtype.itemsize
+        # Distances of rows and columns are int64, as places are; all else is boolean.
+        most = max(most, pairs * (18 if kind == "conv" else 6) + read * 24)
+    return kept + most

@@ -5,10 +5,12 @@ import torch
 
 from benchmarks.allocations import allocated
 from dalle_lean import Dalle, DalleConfig
+from dalle_lean.errors import UserError
 from inference.cache import PictureCache
 from inference.decoder import Decoder
 from inference.graphs import make_cache
 from inference.prompts import read_prompts
+from inference.windows import window_mask, windows_bytes
 
 TINY = {
     "text_vocab_size": 50,
@@ -217,3 +219,16 @@ def test_giving_every_code_is_refused():
 def test_a_precision_that_cannot_be_is_refused(precision, message):
     with pytest.raises(ValueError, match=message):
         Decoder(lively(DalleConfig(**TINY)), precision)
+
+
+def test_pictures_too_large_for_the_memory_are_refused_with_both_figures():
+    config = DalleConfig(**TINY | {"image_side": 1024})
+    with pytest.raises(UserError, match=r"image_side=1024: to draw pictures of 1,048,576 codes takes .* TB before"):
+        Decoder(Dalle(config))
+
+
+@pytest.mark.parametrize("kind", ["row", "column", "conv", "full"])
+def test_what_masks_take_is_foretold(kind):
+    config = DalleConfig(**TINY | {"image_side": 32, "attention_pattern": (kind,), "last_attention": kind})
+    taken, _, _ = allocated(lambda: window_mask(config, kind, torch.device("cpu"), torch.float32))
+    assert taken <= windows_bytes(config, torch.float32) < 1.5 * taken
