@@ -5,7 +5,6 @@ A room's module is imported only when one of its commands runs, so `dalle-lean -
 
 import importlib
 import importlib.metadata
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -89,8 +88,8 @@ def build_app(word: str | None) -> typer.Typer:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `dalle-lean` and exit: 0 for success, 130 for Ctrl+C, 143 for SIGTERM where it is waited for, else as `explain`
-    says; 2 for unknown options too."""
+    """Run `dalle-lean` and exit: 0 for success, 130 for Ctrl+C, 143 for a SIGTERM that is handled, 2 for unknown
+    options, else as `explain` says."""
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     word = next((argument for argument in arguments if not argument.startswith("-")), None)
     try:

@@ -29,7 +29,6 @@ from dalle_lean.model import Dalle
 from dalle_lean.tokenizer import MOST_TOKENIZER_BYTES
 from dalle_lean.vocabulary import Vocabulary
 from dalle_lean.weights import MOST_HEADER_BYTES, load_strictly, read_shapes, read_weights, save_weights
-from dalle_lean.weights import load_strictly, read_weights, save_weights
 
 FORMAT = "dalle_lean_model/1"
 WEIGHTS = "model.safetensors"

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dalle_lean.errors import UserError
+
 
 class PatchResNet(nn.Module):
     """Pictures [N, 3, S, S] -> features [N, E].
@@ -31,11 +33,11 @@ class PatchResNet(nn.Module):
     ) -> None:
         super().__init__()
         if not widths or len(widths) != len(blocks):
-            raise ValueError(f"widths={widths}, blocks={blocks}: must be one number for each resolution")
+            raise UserError(f"widths={widths}, blocks={blocks}: must be one number for each resolution")
         if patch_size % 2:
-            raise ValueError(f"patch_size={patch_size}: must be even")
+            raise UserError(f"patch_size={patch_size}: must be even")
         if image_size % (patch_size << (len(widths) - 1)):
-            raise ValueError(
+            raise UserError(
                 f"image_size={image_size}: must be a multiple of {patch_size << (len(widths) - 1)}, for patches of "
                 f"{patch_size} and {len(widths)} resolutions"
             )

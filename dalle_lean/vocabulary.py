@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Self, TypeGuard
 
+from dalle_lean.errors import UserError
 from dalle_lean.files import read_json, write_json
 
 FORMAT = "dalle_lean_vocabulary/1"
@@ -84,21 +85,21 @@ class Vocabulary:
         """Read a vocabulary.json; ValueError for anything else, or for one above the limits of this file."""
         size = Path(path).stat().st_size
         if size > LARGEST_BYTES:
-            raise ValueError(f"{path} has {size} bytes, more than any vocabulary ({LARGEST_BYTES}); get another copy")
+            raise UserError(f"{path} has {size} bytes, more than any vocabulary ({LARGEST_BYTES}); get another copy")
         try:
             content = read_json(path)
         except RecursionError:
-            raise ValueError(f"{path} is not a vocabulary: it is nested too deeply") from None
+            raise UserError(f"{path} is not a vocabulary: it is nested too deeply") from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise ValueError(f"{path} is not of the format {FORMAT}")
+            raise UserError(f"{path} is not of the format {FORMAT}")
         words, captions = content.get("words"), content.get("captions")
         if not is_count(captions):
-            raise ValueError(f"{path}: captions must be a whole number from 0")
+            raise UserError(f"{path}: captions must be a whole number from 0")
         if not isinstance(words, dict) or len(words) > MOST_WORDS:
-            raise ValueError(f"{path}: words must be an object of at most {MOST_WORDS} words")
+            raise UserError(f"{path}: words must be an object of at most {MOST_WORDS} words")
         for word, number in words.items():
             if not 1 <= len(word) <= LONGEST_WORD or not is_count(number):
-                raise ValueError(
+                raise UserError(
                     f"{path}: {word[:LONGEST_NAMED]!r} must have 1 to {LONGEST_WORD} characters and a whole number"
                 )
         return cls(words, captions)

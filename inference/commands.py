@@ -8,7 +8,6 @@ import typer
 
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import Device, progress_bar, say, tell, warn
-from dalle_lean.terminal import Device, progress_bar, say, warn
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,7 +21,6 @@ from dalle_lean.model import Dalle, check_ids
 from dalle_lean.pictures import square_pixels
 from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vocabulary import Vocabulary
-from dalle_lean.vqgan import VQGAN
 from dalle_lean.vqgan import VQGAN, read_description
 from inference.batches import Batch, Kind, default_batch_size, halve, is_out_of_memory, plan_batches
 from inference.decoder import Decoder

@@ -78,7 +78,7 @@ def write_first(path: Path, content: Mapping[str, Any]) -> None:
 
 def refuse_other_settings(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     if before.get("layout") == "packed":
-        raise ValueError(f"{out} was begun with shards {PACKED}")
+        raise UserError(f"{out} was begun with shards {PACKED}")
     names = {*before, *now} - {"layout"}  # earlier versions noted it
     if "shard_rows" not in now:  # earlier versions noted it of every source, whether it could be known or not
         names.discard("shard_rows")

@@ -141,7 +141,7 @@ def read_header(path: str | Path) -> Header:
         raise damaged(path, error) from None
 
 
-class PackedLayout(ValueError):
+class PackedLayout(UserError):
     """A shard is of a layout that earlier versions wrote: its codes are in another column, compressed."""
 
 

@@ -82,8 +82,9 @@ def train_clip(
     placed = place_tokenizer(out, tokenizer, train_set.captions, recipe.vocab_size)
     scorer = new_scorer(recipe, placed, device)
     learner = Learner(recipe, scorer, train_set)
-    for notice in learner.hard_negatives.notices if on_notice is not None else ():
-        on_notice(notice)
+    if on_notice is not None:
+        for notice in learner.hard_negatives.notices:
+            on_notice(notice)
     quiz = rivals_quiz(heldout_set, train_set, recipe.alike[0], RIVALS_COMPETE, recipe.seed) if recipe.alike else None
     saved = load_checkpoint(out, model=scorer.model, optimizer=learner.optimizer, run=run)
     progress = MeasuredProgress(**{**(saved or {"unusable": dict(train_set.skipped)}), "among": AMONG})

@@ -121,11 +121,11 @@ def host(
     place = Place(port=port, announce=announce, listen=listen, donors=donors)
     helper_of = helper_of or list(stations_before(run_dir).helper_of)
     if helper_of and (given := given_beside(context, OF_ANY_HOST)):
-        raise ValueError(
+        raise UserError(
             f"--helper-of runs a helper of another host's run, which has its own settings: leave out {given}"
         )
     if data is None and (run_dir / NAME).exists() and (given := given_beside(context, OF_THIS_MACHINE)):
-        raise ValueError(f"without --data the run in {run_dir} goes on as it is: leave out {given}, or name its --data")
+        raise UserError(f"without --data the run in {run_dir} goes on as it is: leave out {given}, or name its --data")
     recipe = load_recipe(config).override(steps=steps, batch_size=batch_size, lr=lr, seed=seed)
     if vqgan is None and data is not None and not is_url(data):
         vqgan = bundled_vqgan(find_shards(data, on_notice=warn).info)

@@ -7,6 +7,7 @@ Which pictures are alike is told by fields of their listing: alike in ground and
 from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 
+from dalle_lean.errors import UserError
 from training.captioned import Captioned, Facts, caption_key
 
 
@@ -67,7 +68,7 @@ class HardNegatives:
     ):
         self.keys = [caption_key(caption) for caption in data.captions]
         if batch_size > len(set(self.keys)):
-            raise ValueError(f"batch_size={batch_size}: there are only {len(set(self.keys))} different captions")
+            raise UserError(f"batch_size={batch_size}: there are only {len(set(self.keys))} different captions")
         self.batch_size = batch_size
         self.group_size = min(group_size, batch_size // 2)
         self.seed = seed
