@@ -17,10 +17,10 @@ import torch
 
 from benchmarks.report import print_json, print_table
 from dalle_lean import load_model
-from dalle_lean.plot import plot
+from dalle_lean.draw.svg_plot import plot
 from dalle_lean.terminal import progress_bar
-from training.metrics import read_metrics
-from training.recipe import Recipe, load_recipe
+from training.run.metrics import read_metrics
+from training.run.recipe import Recipe, load_recipe
 from training.trainer import train
 
 Sections = dict[str, dict[str, Any]]

@@ -125,7 +125,7 @@ def bench(
 
 def run(module: str, arguments: list[str]) -> dict[str, Any] | None:
     """The JSON line of a benchmark in a process of its own; None where it fails."""
-    from benchmarks.turns import ROOT, RUN_MODULE
+    from benchmarks.child_process import ROOT, RUN_MODULE
 
     command = [sys.executable, "-c", RUN_MODULE, str(ROOT), f"benchmarks.{module}", *arguments]
     result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)

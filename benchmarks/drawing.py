@@ -12,16 +12,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.limits import now
-from dalle_lean.vqgan import VQGAN
-from inference.cache import PictureCache
-from inference.decoder import Decoder
-from inference.filtering import choose, filter_logits
-from inference.graphs import make_cache
-from inference.noise import GumbelNoise
-from inference.prompts import read_prompts
+from benchmarks.roofline import now
+from dalle_lean.images.vqgan import VQGAN
 from inference.ranking import decode_and_score
-from inference.sampler import Row, Sampling, sample_codes
+from inference.sampling.cuda_graphs import make_cache
+from inference.sampling.decoder import Decoder
+from inference.sampling.filtering import choose, filter_logits
+from inference.sampling.kv_cache import PictureCache
+from inference.sampling.noise import GumbelNoise
+from inference.sampling.prefill import read_prompts
+from inference.sampling.sampler import Row, Sampling, sample_codes
 from inference.scorer import Scorer
 
 

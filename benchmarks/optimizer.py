@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks.report import print_json, print_table
-from dalle_lean.optim import Lamb, has_numba
+from dalle_lean.optim.lamb import Lamb, has_numba
 
 BLOCK = [(3072, 1024), (1024, 1024), (8192, 1024), (1024, 4096)]
 VECTORS = [(1024,), (8192,), (4096,)]

@@ -24,16 +24,16 @@ from torch import Tensor
 
 from benchmarks.report import print_json, print_table
 from dalle_lean.devices import pick_device
-from dalle_lean.folder import bundled_model
-from dalle_lean.pictures import open_picture
-from dalle_lean.vqgan import VQGAN, VQGANConfig
-from preprocessing.batches import Batch
-from preprocessing.decoding import Decoding
-from preprocessing.encode import MAX_WORKERS, preprocess
-from preprocessing.pipeline import Encoder, Job, prepare, samples_of
-from preprocessing.shards import write_shard
+from dalle_lean.images.files import open_picture
+from dalle_lean.images.vqgan import VQGAN, VQGANConfig
+from dalle_lean.io.model_folder import bundled_model
+from preprocessing.encoding.batches import Batch
+from preprocessing.encoding.decode_pool import MEMORY_BYTES, DecodePool
+from preprocessing.encoding.decoding import Decoding
+from preprocessing.encoding.encode import MAX_WORKERS, preprocess
+from preprocessing.encoding.pipeline import Encoder, Job, prepare, samples_of
+from preprocessing.shards.files import write_shard
 from preprocessing.sources import Sample, Source, open_source
-from preprocessing.workers import MEMORY_BYTES, DecodePool
 
 TEST_PICTURES = Path(__file__).parent.parent / "tests" / "data" / "emoji"
 PART_ROWS = 1024

@@ -4,8 +4,8 @@ Codes and pictures per second of this package's sampler in each precision, with 
 the cache, and how near the machine's limits that is:
 
 - bare chain: a step's products with weights alone, torch's F.linear in fp32. "packed chain" is the same with the
-  weights as inference/linear.py packs them in each precision. Drawing reaches the share chain / (prefill + steps +
-  sampling), a step the share chain / step.
+  weights as inference/sampling/packed_linear.py packs them in each precision. Drawing reaches the share chain /
+  (prefill + steps + sampling), a step the share chain / step.
 - matmul rate: operations of the weights' products over what one large product reaches in the same precision and run.
 - bandwidth: bytes that a step must read (weights once, keys and values seen) over the rate of reading 0.5 GB.
 
@@ -16,7 +16,7 @@ VQGAN of its size (256 pixels) instead.
 
 --versus installs dalle-pytorch 1.6.6 into an environment of its own, --reference PYTHON names an interpreter that has
 it. It has the same weights, in a process of its own, at batch 8, and draws a few codes in the middle of the picture
-with its cache as shipped and mended (benchmarks/subject_sampling_dalle_pytorch.py); logits must agree before anything
+with its cache as shipped and mended (benchmarks/worker_sampling_dalle_pytorch.py); logits must agree before anything
 is timed. Its codes/s do not hold its prefill.
 
 Everything takes turns: in each round every batch size with all its subjects once. A figure is the median over the
@@ -38,25 +38,25 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchmarks.chains import bare_chain, packed_chain
+from benchmarks.child_process import Child
 from benchmarks.drawing import Drawing, choices_after, draw, paint
-from benchmarks.limits import bandwidth, matmul_rate, seconds_of
+from benchmarks.matmul_chain import bare_chain, packed_chain
 from benchmarks.reference import REFERENCE, add_reference_options, find_reference
 from benchmarks.report import print_json
+from benchmarks.roofline import bandwidth, matmul_rate, seconds_of
 from benchmarks.sampling_figures import REFERENCE_BATCH, WAYS, Turn, judge_drawing, judge_reference, report
 from benchmarks.training import SMALL, random_batch, their_task, weights_of
-from benchmarks.turns import Child
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.convert import from_dalle_pytorch
 from dalle_lean.devices import pick_device
 from dalle_lean.errors import UserError
-from dalle_lean.folder import bundled_model
+from dalle_lean.images.vqgan import VQGAN, VQGANConfig
+from dalle_lean.io.model_folder import bundled_model
 from dalle_lean.terminal import progress_bar
-from dalle_lean.vqgan import VQGAN, VQGANConfig
 from inference import Generator
-from inference.decoder import Decoder
-from inference.linear import Precision
-from inference.sampler import Sampling
+from inference.sampling.decoder import Decoder
+from inference.sampling.packed_linear import Precision
+from inference.sampling.sampler import Sampling
 from inference.scorer import Scorer
 
 BATCHES = (1, 8, 32, 128)
@@ -213,7 +213,7 @@ def start_reference(
         "num_codes": num_codes,
         "top_k": Sampling().top_k,
     }
-    child = stack.enter_context(Child(python, "benchmarks.subject_sampling_dalle_pytorch", task))
+    child = stack.enter_context(Child(python, "benchmarks.worker_sampling_dalle_pytorch", task))
     differences = child.answer()
     for way, difference in differences.items():
         if not difference <= LOGITS_AGREEMENT:

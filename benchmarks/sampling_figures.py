@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks.chains import step_bytes, step_flop
 from benchmarks.drawing import Drawing, Painting
+from benchmarks.matmul_chain import step_bytes, step_flop
 from benchmarks.reference import REFERENCE
 from benchmarks.report import print_table
 from dalle_lean import Dalle, DalleConfig
-from inference.linear import Precision
+from inference.sampling.packed_linear import Precision
 
 REFERENCE_BATCH = 8
 WAYS = ("shipped", "mended")

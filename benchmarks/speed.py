@@ -14,15 +14,15 @@ import torch
 
 from benchmarks.report import print_json, print_table
 from dalle_lean import Dalle
-from dalle_lean.folder import bundled_model
-from dalle_lean.vqgan import VQGAN
+from dalle_lean.images.vqgan import VQGAN
+from dalle_lean.io.model_folder import bundled_model
 from inference import Generator
 from inference.generator import Settings
-from preprocessing.encode import preprocess
+from preprocessing.encoding.encode import preprocess
 from preprocessing.sources import open_source
-from training.data import Batch
-from training.learner import Learner
-from training.recipe import load_recipe
+from training.data.loader import Batch
+from training.run.recipe import load_recipe
+from training.step.learner import Learner
 
 TEST_PICTURES = Path(__file__).parent.parent / "tests" / "data" / "emoji"
 TRAIN_STEPS = 8

@@ -19,11 +19,11 @@ import numpy as np
 
 from benchmarks.report import print_json, print_table
 from dalle_lean.tokenizer import Tokenizer
-from preprocessing.shards import Counts, DatasetInfo, Row, write_dataset_info, write_shard
-from training.data import TrainingData, collate
-from training.order import Position, shard_groups
-from training.rows import read_rows
-from training.shard_set import ShardSet, find_shards
+from preprocessing.shards.files import Counts, DatasetInfo, Row, write_dataset_info, write_shard
+from training.data.catalog import ShardSet, find_shards
+from training.data.loader import TrainingData, collate
+from training.data.reader import read_rows
+from training.data.sampler import Position, shard_groups
 
 IMAGE_SIDE, CODEBOOK_SIZE = 32, 8192
 TEXT_LEN, TEXT_VOCAB_SIZE = 256, 32100

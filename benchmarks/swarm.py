@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.report import print_json, print_table
 from dalle_lean.errors import UserError
-from training.swarm.settings import TimingSection, WireSection
+from training.swarm.config import TimingSection, WireSection
 
 try:
     from tests.training.swarm.harness import Member, Nursery, Swarm

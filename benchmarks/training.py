@@ -7,8 +7,8 @@ its own, --reference PYTHON names an interpreter that has it; with neither ours 
 Both train the same function: same weights (converted, through a safetensors file), same batch, gradients added to
 existing ones. Each is a process of its own, with the torch of its own environment, and they take turns: A B C A B C ...
 A speed-up is the median over the turns of the reference's seconds divided by ours in the same turn. Losses and gradient
-norms must agree before anything is timed. benchmarks/turns.py defines the memory: "peak" is all that was resident,
-"step" what the step itself added to base, weights and gradients.
+norms must agree before anything is timed. benchmarks/child_process.py defines the memory: "peak" is all that was
+resident, "step" what the step itself added to base, weights and gradients.
 
 `--paper` takes one step of the paper's model at batch 1 instead and tells what share of the machine's matrix product
 rate (fp32, 1280x1024 by 1024x8192, in the same run, the faster of before and after) the step's arithmetic reached. The
@@ -32,15 +32,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks.child_process import Child
 from benchmarks.plans import REVERSIBLE, SEQUENTIAL
 from benchmarks.reference import REFERENCE, add_reference_options, find_reference
 from benchmarks.report import print_json, print_table
-from benchmarks.turns import Child
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.convert import to_dalle_pytorch
 from dalle_lean.errors import UserError
-from dalle_lean.masks import attention_mask
 from dalle_lean.memory import MemoryPlan
+from dalle_lean.model.masks import attention_mask
 from dalle_lean.terminal import progress_bar
 
 SMALL = DalleConfig(
@@ -172,14 +172,14 @@ def run(contest: Contest, reference: str | None, threads: int = 2) -> list[Resul
             on_step(len(children), total, name)
 
         if reference is not None:
-            add(REFERENCE, start(reference, "benchmarks.subject_dalle_pytorch", their_task))
+            add(REFERENCE, start(reference, "benchmarks.worker_dalle_pytorch", their_task))
         for name, plan in contest.plans.items():
             fields = dataclasses.asdict(plan)
 
             def our_task(config: DalleConfig, fields: dict[str, Any] = fields) -> dict[str, Any]:
                 return {"config": config.to_dict(), "plan": fields}
 
-            add(name, start(sys.executable, "benchmarks.subject_dalle_lean", our_task))
+            add(name, start(sys.executable, "benchmarks.worker_dalle_lean", our_task))
         check_agreement(results)
         for turn in range(contest.turns):
             for place, (result, child) in enumerate(zip(results, children, strict=True), start=1):

@@ -4,19 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dalle_lean.config import DalleConfig
-    from dalle_lean.folder import load_model, save_model
+    from dalle_lean.io.model_folder import load_model, save_model
     from dalle_lean.memory import MemoryPlan
-    from dalle_lean.model import Dalle
+    from dalle_lean.model.config import DalleConfig
+    from dalle_lean.model.dalle import Dalle
 
 __all__ = ["Dalle", "DalleConfig", "MemoryPlan", "load_model", "save_model"]
 
 _HOMES = {
-    "Dalle": "dalle_lean.model",
-    "DalleConfig": "dalle_lean.config",
+    "Dalle": "dalle_lean.model.dalle",
+    "DalleConfig": "dalle_lean.model.config",
     "MemoryPlan": "dalle_lean.memory",
-    "load_model": "dalle_lean.folder",
-    "save_model": "dalle_lean.folder",
+    "load_model": "dalle_lean.io.model_folder",
+    "save_model": "dalle_lean.io.model_folder",
 }
 
 

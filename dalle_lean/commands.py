@@ -34,7 +34,7 @@ def pack(
     """Put a model folder together: transformer, tokenizer, vocabulary, VQGAN, CLIP and card, every part hashed."""
     import torch
 
-    from dalle_lean.folder import pack_model
+    from dalle_lean.io.model_folder import pack_model
 
     pack_model(
         *(model, out),

@@ -14,7 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 
 from dalle_lean.errors import UserError
-from dalle_lean.files import atomic_write, parse, read_bytes
+from dalle_lean.io.files import atomic_write, parse, read_bytes
 from dalle_lean.tokenizer_parts import check_parts
 
 # Ids 0, 1 and 2 of a trained vocabulary. The model replaces id 0 wherever it stands, so no caption may yield it.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self, TypeGuard
 
 from dalle_lean.errors import UserError
-from dalle_lean.files import read_json, write_json
+from dalle_lean.io.files import read_json, write_json
 
 FORMAT = "dalle_lean_vocabulary/1"
 FEWEST = 5

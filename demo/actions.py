@@ -9,12 +9,12 @@ from threading import Event
 from typing import Any
 
 from dalle_lean.errors import UserError
-from demo import views
+from demo import progress_views as views
 from demo.answer import answer
 from demo.controls import Controls
 from demo.download import write_pictures
-from demo.request import Wish, first_rows, new_seed, read_request
-from demo.studio import Drawn, Studio
+from demo.form import Wish, first_rows, new_seed, read_request
+from demo.service.drawing_service import Drawn, Studio
 from inference.generator import Request
 
 Update = dict[Any, Any]

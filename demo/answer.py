@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from dalle_lean.errors import UserError
 from dalle_lean.vocabulary import content_words
-from demo import views
-from demo.studio import Drawing, Drawn, Studio, StudioEvent, Waiting
-from demo.turns import Busy
+from demo import progress_views as views
+from demo.service.drawing_service import Drawing, Drawn, Studio, StudioEvent, Waiting
+from demo.service.scheduler import Busy
 from inference.generator import Generator, Request
 
 NUM_KNOWN = 3

@@ -29,10 +29,10 @@ def demo(
     api: Annotated[bool, typer.Option(help="Let programs draw through the endpoint /draw.")] = True,
 ) -> None:
     """Serve the prompt page until Ctrl+C."""
-    from dalle_lean.folder import find_model
-    from demo import views
+    from dalle_lean.io.model_folder import find_model
+    from demo import progress_views as views
     from demo.server import free_port, read_auth, read_card, read_root_path, serve
-    from demo.studio import Studio
+    from demo.service.drawing_service import Studio
     from inference import Generator
 
     login = read_auth(auth)

@@ -3,21 +3,21 @@
 from dataclasses import dataclass
 from typing import Any
 
-from dalle_lean.pictures import FORMATS
-from demo import views
-from demo.request import (
+from dalle_lean.images.files import FORMATS
+from demo import progress_views as views
+from demo.form import (
     HIGHEST_TEMPERATURE,
     MOST_BEST,
     MOST_IMAGES,
     default_rows,
     default_settings,
 )
-from demo.studio import HIGHEST_GUIDANCE, LOWEST_GUIDANCE, Studio
+from demo.service.drawing_service import HIGHEST_GUIDANCE, LOWEST_GUIDANCE, Studio
 
 
 @dataclass(frozen=True)
 class Controls:
-    """The fields of `demo.request.Wish`, in their order, and what only the page needs."""
+    """The fields of `demo.form.Wish`, in their order, and what only the page needs."""
 
     num_images: Any
     best: Any

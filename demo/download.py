@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from demo.studio import Drawn
+from demo.service.drawing_service import Drawn
 from inference.gallery import picture_metadata, png_bytes, prompt_metadata
 from inference.generator import Generator, describe
 

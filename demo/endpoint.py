@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from dalle_lean.errors import UserError
-from demo import views
+from demo import progress_views as views
 from demo.actions import Parts
 from demo.download import write_pictures
-from demo.request import Wish, default_rows, default_settings, read_request
-from demo.studio import Drawing, Drawn, Studio, Waiting
-from demo.turns import Busy
+from demo.form import Wish, default_rows, default_settings, read_request
+from demo.service.drawing_service import Drawing, Drawn, Studio, Waiting
+from demo.service.scheduler import Busy
 from inference.gallery import codes_sha256
 from inference.generator import describe
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from dalle_lean.require import require
-from demo import views
+from demo import progress_views as views
 from demo.actions import Actions, Parts, Update
 from demo.controls import add_controls
 from demo.endpoint import add_endpoint
-from demo.request import LONGEST_PROMPT, default_settings
-from demo.studio import Studio
+from demo.form import LONGEST_PROMPT, default_settings
+from demo.service.drawing_service import Studio
 
 TITLE = "dalle_lean"
 EXAMPLES = (

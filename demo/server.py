@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dalle_lean.errors import UserError
-from dalle_lean.files import read_text
+from dalle_lean.io.files import read_text
 from demo.page import build_page
-from demo.studio import Studio
+from demo.service.drawing_service import Studio
 from demo.upload import MAX_UPLOAD_BYTES
 
 PORTS_TRIED = 20

@@ -3,7 +3,7 @@
 from PIL import Image
 
 from dalle_lean.errors import UserError
-from dalle_lean.pictures import MAX_PICTURE_BYTES, UnusablePicture, open_picture
+from dalle_lean.images.files import MAX_PICTURE_BYTES, UnusablePicture, open_picture
 
 MAX_UPLOAD_BYTES = MAX_PICTURE_BYTES // 4
 NO_PICTURE = "the file is not a picture that can be read; take a PNG, JPEG, WebP, GIF, BMP or TIFF"

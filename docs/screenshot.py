@@ -14,9 +14,9 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from dalle_lean.folder import find_model
+from dalle_lean.io.model_folder import find_model
 from demo.server import free_port, read_card, serve
-from demo.studio import Studio
+from demo.service.drawing_service import Studio
 from inference import Generator
 
 # Without these Chromium looks for hosts of its own at every start.

@@ -16,8 +16,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
-from dalle_lean.files import atomic_write, read_json, write_json
-from dalle_lean.lettering import wrapped
+from dalle_lean.draw.text_wrap import wrapped
+from dalle_lean.io.files import atomic_write, read_json, write_json
 from inference.generator import Picture
 
 TILE_SIDE = 256

@@ -13,21 +13,21 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dalle_lean.config import DalleConfig
 from dalle_lean.devices import pick_device
 from dalle_lean.errors import UserError
-from dalle_lean.folder import check_parts, find_model, read_model
-from dalle_lean.model import Dalle, check_ids
-from dalle_lean.pictures import square_pixels
+from dalle_lean.images.files import square_pixels
+from dalle_lean.images.vqgan import VQGAN, read_description
+from dalle_lean.io.model_folder import check_parts, find_model, read_model
+from dalle_lean.model.config import DalleConfig
+from dalle_lean.model.dalle import Dalle, check_ids
 from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vocabulary import Vocabulary
-from dalle_lean.vqgan import VQGAN, read_description
-from inference.batches import Batch, Kind, default_batch_size, halve, is_out_of_memory, plan_batches
-from inference.decoder import Decoder
-from inference.linear import Precision
-from inference.prompts import Prompts, read_prompts
+from inference.batching import Batch, Kind, default_batch_size, halve, is_out_of_memory, plan_batches
 from inference.ranking import collect, decode_and_score
-from inference.sampler import Row, Sampling, sample_codes
+from inference.sampling.decoder import Decoder
+from inference.sampling.packed_linear import Precision
+from inference.sampling.prefill import Prompts, read_prompts
+from inference.sampling.sampler import Row, Sampling, sample_codes
 from inference.scorer import Scorer, make_scorer
 
 DEFAULT_BEST = 4

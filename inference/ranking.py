@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dalle_lean.errors import UserError
-from dalle_lean.vqgan import VQGAN, VQGANConfig
-from inference.batches import is_out_of_memory
+from dalle_lean.images.vqgan import VQGAN, VQGANConfig
+from inference.batching import is_out_of_memory
 from inference.scorer import Scorer
 
 DECODE_BUDGET_BYTES = 2**31

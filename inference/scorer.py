@@ -25,10 +25,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from dalle_lean.clip import IMAGE_MEAN, IMAGE_STD, ClipScorer
-from dalle_lean.clip_architecture import Architecture, caption_encoder, model_config
+from dalle_lean.clip.architecture import Architecture, caption_encoder, model_config
+from dalle_lean.clip.scorer import IMAGE_MEAN, IMAGE_STD, ClipScorer
 from dalle_lean.errors import UserError
-from dalle_lean.files import read_json
+from dalle_lean.io.files import read_json
 from dalle_lean.require import MissingPackage, require
 
 SPECS = "clip, none, ARCHITECTURE:FILE, ARCHITECTURE:PRETRAINED_TAG, hf-hub:OWNER/NAME, MODULE:CLASS or a CLIP's FOLDER"

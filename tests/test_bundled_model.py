@@ -2,7 +2,7 @@
 
 import pytest
 
-from dalle_lean.folder import bundled_model
+from dalle_lean.io.model_folder import bundled_model
 from inference import Generator
 from inference.evaluation.pixels import ground_colour
 

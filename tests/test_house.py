@@ -1,6 +1,7 @@
 """The rules of the house: what may import what, and one set of versions everywhere."""
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -43,13 +44,13 @@ def test_imports_go_one_way(room):
 def test_training_reads_shards_through_the_one_reader():
     for path in sources("training"):
         for name in imports_of(path):
-            assert not name.startswith("preprocessing") or name == "preprocessing.shards", path
+            assert not name.startswith("preprocessing") or name == "preprocessing.shards.files", path
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_only_the_command_line_speaks_to_the_terminal(room):
     for path in sources(room):
-        if path.name in ("cli.py", "terminal.py", "__main__.py") or path.name.startswith("commands"):
+        if path.name in ("cli.py", "terminal.py", "__main__.py", "commands.py") or path.parent.name == "commands":
             continue
         assert not {name.split(".")[0] for name in imports_of(path)} & TERMINAL, path
         assert "dalle_lean.terminal" not in set(imports_of(path)), path
@@ -64,7 +65,7 @@ for name in ("typer", "rich", "hivemind", "bitsandbytes", "numba", "datasets", "
     sys.modules[name] = None
 import {room}
 from dalle_lean import Dalle, DalleConfig, load_model
-import dalle_lean.vqgan, dalle_lean.tokenizer, dalle_lean.clip, dalle_lean.optim, dalle_lean.convert
+import dalle_lean.images.vqgan, dalle_lean.tokenizer, dalle_lean.clip.scorer, dalle_lean.optim.lamb, dalle_lean.convert
 if "{room}" == "inference":
     from inference import Generator
 """
@@ -118,3 +119,52 @@ def test_ci_runs_the_readmes_checks_and_nothing_else():
     ]
     assert commands == ["make lint", "make test", "make test-browser"]
     assert all(command in (ROOT / "README.md").read_text() for command in commands)
+
+
+def test_the_map_names_every_file():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    tree = text.split("```text\n")[1].split("\n```")[0]
+    folders, named = [], set()
+    for line in tree.splitlines():
+        name = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2
+        folders[depth:] = [name] if name.endswith("/") else []
+        if name.endswith(".py"):
+            named.add("".join(folders[:depth]) + name)
+    real = {
+        path.relative_to(ROOT).as_posix()
+        for room in (*ROOMS, "benchmarks")
+        for path in sources(room)
+        if path.name != "__init__.py"
+    }
+    assert named == real
+
+
+def imports_by_module():
+    """The modules of the house that each of them imports anywhere, lazily too; not those for type checkers alone."""
+    paths = {
+        path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): path
+        for room in ROOMS
+        for path in sources(room)
+    }
+
+    def names(node):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            return
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield submodule if submodule in paths else node.module
+        for child in ast.iter_child_nodes(node):
+            yield from names(child)
+
+    return {module: set(names(ast.parse(path.read_text()))) & set(paths) for module, path in paths.items()}
+
+
+def test_no_imports_go_in_a_circle():
+    try:
+        tuple(graphlib.TopologicalSorter(imports_by_module()).static_order())
+    except graphlib.CycleError as circle:
+        pytest.fail(" -> ".join(circle.args[1]))

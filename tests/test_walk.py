@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from dalle_lean.cli import main
-from dalle_lean.folder import check_parts
+from dalle_lean.io.model_folder import check_parts
 
 EMOJI = Path(__file__).parent / "data" / "emoji"
 

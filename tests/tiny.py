@@ -5,7 +5,7 @@ import dataclasses
 import torch
 
 from dalle_lean import Dalle, DalleConfig
-from dalle_lean.vqgan import VQGAN, VQGANConfig
+from dalle_lean.images.vqgan import VQGAN, VQGANConfig
 
 VQGAN_CONFIG = VQGANConfig(
     quantizer="vq",

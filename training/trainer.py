@@ -15,24 +15,24 @@ import torch
 
 from dalle_lean import DalleConfig, save_model
 from dalle_lean.errors import UserError
-from dalle_lean.files import sha256_file
+from dalle_lean.images.vqgan import VQGAN
+from dalle_lean.io.files import sha256_file
 from dalle_lean.progress import OnProgress
-from dalle_lean.vqgan import VQGAN
-from training.checkpoint import load_checkpoint, save_checkpoint
-from training.data import Batch, TrainingData, collate
-from training.heldout import heldout_rows
-from training.interrupt import TimeLimit, interrupt_deferred
-from training.learner import Learner
-from training.metrics import MetricsLog, Pace
-from training.order import Position
-from training.parts import build_model, matching_vqgan, refuse_other_codes, stated_codes
-from training.progress import OnNotice, Progress
-from training.recipe import DataRecipe, OptimizerRecipe, Recipe
-from training.retry import silent
-from training.run_folder import place_tokenizer, place_vocabulary, placed_vocabulary, remove_leftovers
-from training.samples import draw_codes, save_sheet
-from training.schedule import crop_of_step, learning_rate
-from training.shard_set import ShardSet, find_shards, is_url
+from training.data.catalog import ShardSet, find_shards, is_url
+from training.data.loader import Batch, TrainingData, collate
+from training.data.remote_io import silent
+from training.data.sampler import Position
+from training.data.validation import heldout_rows
+from training.run.checkpoint import load_checkpoint, save_checkpoint
+from training.run.folder import place_tokenizer, place_vocabulary, placed_vocabulary, remove_leftovers
+from training.run.graceful_stop import TimeLimit, interrupt_deferred
+from training.run.metrics import MetricsLog, Pace
+from training.run.previews import draw_codes, save_sheet
+from training.run.progress import OnNotice, Progress
+from training.run.recipe import DataRecipe, OptimizerRecipe, Recipe
+from training.run.schedule import crop_of_step, learning_rate
+from training.step.build import build_model, matching_vqgan, refuse_other_codes, stated_codes
+from training.step.learner import Learner
 
 NUM_SAMPLES = 8
 
@@ -54,7 +54,7 @@ def train(
     """Train on the shards `data`, or continue the run that `out` holds; returns how it ended.
 
     Args:
-        data: a folder, or the URL of one; see training.shard_set.find_shards.
+        data: a folder, or the URL of one; see training.data.catalog.find_shards.
         tokenizer: a tokenizer.json; without it `init`'s, else one is made from the captions.
         heldout: shards to measure on; without it a share of `data` is left out of the training.
         vqgan: the folder of the VQGAN that made the codes: draws samples, and goes into the model folder.

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dalle_lean.config import DalleConfig
 from dalle_lean.errors import UserError
-from dalle_lean.model import Dalle
-from dalle_lean.rotary import rotary_angles
+from dalle_lean.model.config import DalleConfig
+from dalle_lean.model.dalle import Dalle
+from dalle_lean.model.rope import rotary_angles
 
 GENERATIONS = ("fork", "1.4")
 """The training run's fork, and dalle-pytorch 1.4.0 to 1.6.6."""

@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dalle_lean.config import DalleConfig
 from dalle_lean.convert.dalle_pytorch import from_dalle_pytorch, to_dalle_pytorch
 from dalle_lean.convert.taming import from_taming
 from dalle_lean.errors import UserError
-from dalle_lean.files import atomic_write, read_json, read_text
-from dalle_lean.folder import load_model, save_model
+from dalle_lean.images.vqgan import VQGAN
+from dalle_lean.io.files import atomic_write, read_json, read_text
+from dalle_lean.io.model_folder import load_model, save_model
+from dalle_lean.io.safetensors_io import read_weights
+from dalle_lean.model.config import DalleConfig
 from dalle_lean.require import require
-from dalle_lean.vqgan import VQGAN
-from dalle_lean.weights import read_weights
 
 
 def import_dalle(

@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from dalle_lean.errors import UserError
-from dalle_lean.vqgan import VQGAN, VQGANConfig
-from dalle_lean.weights import load_strictly
+from dalle_lean.images.vqgan import VQGAN, VQGANConfig
+from dalle_lean.io.safetensors_io import load_strictly
 
 QUANTIZERS = {"taming.models.vqgan.GumbelVQ": "gumbel", "taming.models.vqgan.VQModel": "vq"}
 TRAINING_ONLY = ("loss.",)  # discriminator and LPIPS weights

@@ -5,7 +5,6 @@ b samples at once, S positions, n = b S tokens, D hidden size.
 
 from dataclasses import dataclass
 
-from dalle_lean.config import DalleConfig
 from dalle_lean.memory.operations import (
     STATISTIC_BYTES,
     Chain,
@@ -18,7 +17,8 @@ from dalle_lean.memory.operations import (
     forward_peak,
     leave_chain,
 )
-from dalle_lean.memory.plan import MemoryPlan
+from dalle_lean.model.config import DalleConfig
+from dalle_lean.model.memory_plan import MemoryPlan
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dalle_lean.config import DalleConfig
 from dalle_lean.memory.flops import Flop, forward_flop, step_flop
-from dalle_lean.memory.moments import Moment, moments
 from dalle_lean.memory.parameters import parameter_sizes
-from dalle_lean.memory.plan import MemoryPlan
+from dalle_lean.memory.peak_memory import Moment, moments
 from dalle_lean.memory.setup import TrainingSetup
+from dalle_lean.model.config import DalleConfig
+from dalle_lean.model.memory_plan import MemoryPlan
 
 BITSANDBYTES_BLOCK, BITSANDBYTES_SMALLEST = 256, 4096
 """Elements with one scale, and from how many on statistics are bytes."""

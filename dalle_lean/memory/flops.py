@@ -5,9 +5,9 @@ B batch, S positions, P text positions, f side of the grid, D hidden size, H hea
 
 from dataclasses import dataclass
 
-from dalle_lean.config import DalleConfig
 from dalle_lean.memory.parameters import projection_shapes, projection_sizes
-from dalle_lean.memory.plan import MemoryPlan
+from dalle_lean.model.config import DalleConfig
+from dalle_lean.model.memory_plan import MemoryPlan
 
 
 @dataclass(frozen=True)

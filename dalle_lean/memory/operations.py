@@ -7,11 +7,11 @@ U outputs of the feed-forward's first layer, I inputs of its second, n tokens at
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dalle_lean.config import DalleConfig
 from dalle_lean.memory.flops import window
 from dalle_lean.memory.parameters import projection_shapes, projection_sizes
-from dalle_lean.memory.plan import MemoryPlan
 from dalle_lean.memory.setup import DTYPE_BYTES, TrainingSetup
+from dalle_lean.model.config import DalleConfig
+from dalle_lean.model.memory_plan import MemoryPlan
 
 STATISTIC_BYTES = 8
 """Mean and inverse deviation of a token in a LayerNorm."""

@@ -3,7 +3,7 @@
 D hidden size, H d heads times their size, m D inner width of the feed-forward, V rows of the vocabulary.
 """
 
-from dalle_lean.config import DalleConfig
+from dalle_lean.model.config import DalleConfig
 
 
 def parameters(config: DalleConfig) -> int:
@@ -39,7 +39,7 @@ def projection_sizes(config: DalleConfig, in_features: int, out_features: int, b
     """The tensors of one projection: a dense weight [out, in], or PixelFly's butterfly and low-rank factors; a bias."""
     if config.pixelfly_rank is None:
         return [in_features * out_features, *([out_features] if bias else [])]
-    from dalle_lean.pixelfly import pixelfly_parameters
+    from dalle_lean.model.pixelfly import pixelfly_parameters
 
     sizes = (in_features, out_features, config.pixelfly_block_size, config.pixelfly_butterfly_size)
     butterfly = pixelfly_parameters(*sizes, rank=0, bias=False)

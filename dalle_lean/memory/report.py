@@ -3,13 +3,13 @@
 import dataclasses
 from typing import Any
 
-from dalle_lean.config import DalleConfig
 from dalle_lean.errors import UserError
-from dalle_lean.memory.budget import describe, fastest_plan, human_bytes, largest_batch, parse_bytes, parse_plan
 from dalle_lean.memory.cost import Cost
-from dalle_lean.memory.plan import MemoryPlan
+from dalle_lean.memory.plan_search import describe, fastest_plan, human_bytes, largest_batch, parse_bytes, parse_plan
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.memory.subjects import Subject
+from dalle_lean.model.config import DalleConfig
+from dalle_lean.model.memory_plan import MemoryPlan
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,11 +8,11 @@ size, F inner width, V vocabulary.
 from dalle_lean.errors import UserError
 from dalle_lean.memory.cost import Cost, cost_at_worst
 from dalle_lean.memory.flops import Flop
-from dalle_lean.memory.moments import Moment
 from dalle_lean.memory.operations import STATISTIC_BYTES, Op, backward_peak, kept
-from dalle_lean.memory.plan import MemoryPlan
+from dalle_lean.memory.peak_memory import Moment
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.memory.shapes import TransformerShape, attention_sizes, feed_forward_sizes, shape_parameter_sizes
+from dalle_lean.model.memory_plan import MemoryPlan
 
 SHAPE_ACTIVATIONS = ("keep", "checkpoint")
 

@@ -4,14 +4,14 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from dalle_lean.config import DalleConfig
 from dalle_lean.errors import UserError
 from dalle_lean.memory.cost import Cost, cost_of
-from dalle_lean.memory.plan import MemoryPlan
-from dalle_lean.memory.presets import PRESETS
+from dalle_lean.memory.published_models import PRESETS
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.memory.shape_cost import shape_cost
 from dalle_lean.memory.shapes import TransformerShape
+from dalle_lean.model.config import DalleConfig
+from dalle_lean.model.memory_plan import MemoryPlan
 
 
 @dataclass(frozen=True)

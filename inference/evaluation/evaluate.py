@@ -9,23 +9,23 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dalle_lean.clip import ClipScorer
+from dalle_lean.clip.scorer import ClipScorer
+from dalle_lean.images.thing_classifier import ThingClassifier
 from dalle_lean.progress import OnProgress
-from dalle_lean.thing_classifier import ThingClassifier
-from inference.evaluation.asking import Answer, Asker, Attributes, few_of, rights
-from inference.evaluation.claims import Claim, compare, decide_together
-from inference.evaluation.codes import measure_bits
+from inference.evaluation.attribute_accuracy import Answer, Asker, Attributes, few_of, rights
+from inference.evaluation.bits_per_code import measure_bits
+from inference.evaluation.captions import of_the_same_kinds
+from inference.evaluation.classification import recognise, refuse_strange_things
+from inference.evaluation.clip_metrics import Judged, judge_all
+from inference.evaluation.distribution_metrics import Distances, frechet_distance
+from inference.evaluation.eval_data import Material, choose_material
 from inference.evaluation.inception import Inception
-from inference.evaluation.judging import Judged, judge_all
-from inference.evaluation.likeness import Distances, frechet_distance
-from inference.evaluation.listing import of_the_same_kinds
-from inference.evaluation.material import Material, choose_material
+from inference.evaluation.proportions import Share, share
 from inference.evaluation.questions import Question, choose_questions, commonest, right_on_drawings
 from inference.evaluation.reconstruction import encode, reconstruct
 from inference.evaluation.results import Evaluation, Sizes
-from inference.evaluation.shares import Share, share
-from inference.evaluation.things import recognise, refuse_strange_things
-from inference.evaluation.ways import GRID_PICTURES, Way, claims_of_ways, ways_to_try
+from inference.evaluation.sampling_grid import GRID_PICTURES, Way, claims_of_ways, ways_to_try
+from inference.evaluation.significance import Claim, compare, decide_together
 from inference.generator import Generator, Settings
 
 Asked = Mapping[str, list[Question]]

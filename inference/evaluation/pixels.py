@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dalle_lean.ground import extent, ground_rgb, pixels, thing_mask
+from dalle_lean.images.ground import extent, ground_rgb, pixels, thing_mask
 
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black")
 SMALL, BIG = 0.45, 0.65

@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from inference.evaluation.listing import drawing_path, open_drawing, read_lines, sample
+from inference.evaluation.captions import drawing_path, open_drawing, read_lines, sample
 from inference.evaluation.pixels import COLOURS, colour_centre, ground_colour, thing_colour, thing_size
 
 SIDES = ("left of", "right of")

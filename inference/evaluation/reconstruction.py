@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dalle_lean.codebook_use import codebook_use
-from dalle_lean.vqgan import VQGAN
+from dalle_lean.images.codebook_usage import codebook_use
+from dalle_lean.images.vqgan import VQGAN
 
 BATCH = 16
 WINDOW = 11

@@ -4,17 +4,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
-from dalle_lean.files import atomic_write, write_json
-from dalle_lean.plot import plot
-from inference.evaluation.claims import SIGNIFICANT
-from inference.evaluation.judging import Copy
-from inference.evaluation.likeness import Distances
-from inference.evaluation.listing import open_drawing
+from dalle_lean.draw.svg_plot import plot
+from dalle_lean.io.files import atomic_write, write_json
+from inference.evaluation.captions import open_drawing
+from inference.evaluation.clip_metrics import Copy
+from inference.evaluation.distribution_metrics import Distances
 from inference.evaluation.page import figure, heading, page, paragraph, table
+from inference.evaluation.proportions import Share, share
 from inference.evaluation.questions import ATTRIBUTES, subjects
 from inference.evaluation.results import Evaluation
-from inference.evaluation.shares import Share, share
 from inference.evaluation.sheet import captioned_sheet
+from inference.evaluation.significance import SIGNIFICANT
 from inference.gallery import write_png
 
 SHOWN = 12

@@ -4,16 +4,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dalle_lean.errors import UserError
-from inference.evaluation.asking import Attributes
-from inference.evaluation.claims import Claim
-from inference.evaluation.codes import Bits
-from inference.evaluation.judging import Judged
-from inference.evaluation.likeness import Distances
+from inference.evaluation.attribute_accuracy import Attributes
+from inference.evaluation.bits_per_code import Bits
+from inference.evaluation.classification import Recognised
+from inference.evaluation.clip_metrics import Judged
+from inference.evaluation.distribution_metrics import Distances
+from inference.evaluation.proportions import Share, share
 from inference.evaluation.questions import subjects
 from inference.evaluation.reconstruction import Reconstruction
-from inference.evaluation.shares import Share, share
-from inference.evaluation.things import Recognised
-from inference.evaluation.ways import Way
+from inference.evaluation.sampling_grid import Way
+from inference.evaluation.significance import Claim
 from inference.generator import Settings
 
 

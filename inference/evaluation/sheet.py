@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from PIL import Image, ImageDraw, ImageFont
 
-from dalle_lean.lettering import wrapped
+from dalle_lean.draw.text_wrap import wrapped
 from inference.gallery import MARGIN, enlarged
 
 SIDE = 160

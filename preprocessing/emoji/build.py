@@ -15,7 +15,7 @@ from pathlib import Path
 from PIL.Image import Image
 
 from dalle_lean.errors import UserError
-from dalle_lean.files import write_json
+from dalle_lean.io.files import write_json
 from dalle_lean.progress import OnProgress
 from preprocessing.emoji.heldout import HeldOut, hold_out
 from preprocessing.emoji.licences import write_licences

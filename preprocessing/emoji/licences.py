@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from dalle_lean.files import read_json
+from dalle_lean.io.files import read_json
 
 
 def write_licences(packages: Path, sets: Iterable[str], folder: Path) -> None:

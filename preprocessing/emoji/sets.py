@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dalle_lean.errors import UserError
-from dalle_lean.files import read_json
+from dalle_lean.io.files import read_json
 from preprocessing.emoji.choice import drop_reason
 from preprocessing.emoji.names import SHAPES, caption_name, contains_words
 

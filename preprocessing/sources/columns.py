@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dalle_lean.errors import UserError
-from dalle_lean.pictures import MAX_PICTURE_BYTES
+from dalle_lean.images.files import MAX_PICTURE_BYTES
 from preprocessing.sources.sample import CAPTION_NAMES, KEY_NAMES, METADATA_NAMES, Sample, metadata_of, scalar
 
 PICTURE_NAMES = ("image", "jpg", "jpeg", "png", "webp", "picture", "img", "bytes", "image_bytes")

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 from dalle_lean.errors import UserError
-from dalle_lean.remote import Refused, Unreachable, meaning, one_line, storage_of
+from dalle_lean.io.remote_errors import Refused, Unreachable, meaning, one_line, storage_of
 
 BRACES = re.compile(r"\{([^{}]*)\}")
 RANGE = re.compile(r"(\d+)\.\.(\d+)")

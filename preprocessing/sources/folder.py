@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dalle_lean.errors import UserError
-from dalle_lean.pictures import PICTURE_SUFFIXES, lies_in, read_picture
+from dalle_lean.images.files import PICTURE_SUFFIXES, lies_in, read_picture
 from preprocessing.sources.sample import (
     Sample,
     caption_of,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dalle_lean.errors import UserError
-from dalle_lean.remote import Unreachable
+from dalle_lean.io.remote_errors import Unreachable
 from dalle_lean.require import require
 from preprocessing.sources.columns import Columns, Kind, find_columns
 from preprocessing.sources.files import files_fingerprint, is_remote

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from dalle_lean.remote import Unreachable
+from dalle_lean.io.remote_errors import Unreachable
 from dalle_lean.require import require
 from preprocessing.sources.columns import Columns, Kind, find_columns
 from preprocessing.sources.files import File, files_fingerprint, is_remote, part_names

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from dalle_lean.pictures import MAX_PICTURE_BYTES, PICTURE_SUFFIXES
-from dalle_lean.remote import Unreachable
+from dalle_lean.images.files import MAX_PICTURE_BYTES, PICTURE_SUFFIXES
+from dalle_lean.io.remote_errors import Unreachable
 from preprocessing.sources.files import File, files_fingerprint, is_remote, part_names
 from preprocessing.sources.sample import Sample, caption_of, json_object, metadata_of
 from preprocessing.sources.tar_entries import Damage, Entry, read_entries

@@ -4,9 +4,9 @@ import tomllib
 import pytest
 
 from benchmarks import commands
+from benchmarks.child_process import ROOT
 from benchmarks.commands import BENCHMARKS, What, comparison, job_figures, run
 from benchmarks.published import published_figures, published_page
-from benchmarks.turns import ROOT
 from dalle_lean.cli import main
 from tests.foreign import foreign_folder
 

@@ -8,15 +8,24 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import limits, reference, sampling
-from benchmarks.chains import bare_chain, packed_chain, random_inputs, read_bytes, step_bytes, step_flop, step_weights
+from benchmarks import reference, sampling
+from benchmarks import roofline as limits
 from benchmarks.commands import sampling_figures
 from benchmarks.drawing import Drawing, Painting, choices_after, draw, rows
+from benchmarks.matmul_chain import (
+    bare_chain,
+    packed_chain,
+    random_inputs,
+    read_bytes,
+    step_bytes,
+    step_flop,
+    step_weights,
+)
 from benchmarks.sampling_figures import REFERENCE_BATCH, WAYS, Turn, judge_drawing, judge_reference
 from benchmarks.training import SMALL, random_batch
-from inference.cache import PictureCache
-from inference.prompts import read_prompts
-from inference.sampler import sample_codes
+from inference.sampling.kv_cache import PictureCache
+from inference.sampling.prefill import read_prompts
+from inference.sampling.sampler import sample_codes
 
 TINY = dataclasses.replace(
     SMALL, text_vocab_size=32, text_len=4, image_side=4, hidden_size=48, num_layers=6, num_heads=2, head_size=24

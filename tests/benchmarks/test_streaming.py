@@ -3,7 +3,7 @@ import json
 import numpy as np
 
 from benchmarks.streaming import IMAGE_SIDE, codes, measure, report, write_shards
-from preprocessing.shards import open_stream
+from preprocessing.shards.files import open_stream
 
 
 def test_the_synthetic_shards_are_read_as_any_other_and_every_figure_is_reported(tmp_path, capsys):

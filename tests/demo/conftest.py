@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import pytest
 
 from dalle_lean.vocabulary import FEWEST, Vocabulary
-from demo.pace import Pace
 from demo.server import free_port, serve
-from demo.studio import Studio
+from demo.service.drawing_service import Studio
+from demo.service.latency_model import Pace
 from inference import Generator
 from tests.inference.tiny_model import CAPTIONS, save_tiny_model
 

@@ -5,12 +5,12 @@ from threading import Event
 
 import pytest
 
-from demo import views
+from demo import progress_views as views
 from demo.answer import answer
-from demo.pace import Pace
-from demo.request import Wish, default_settings, read_request
-from demo.studio import Drawing, Studio, Waiting
-from demo.turns import Busy
+from demo.form import Wish, default_settings, read_request
+from demo.service.drawing_service import Drawing, Studio, Waiting
+from demo.service.latency_model import Pace
+from demo.service.scheduler import Busy
 from inference.generator import Generator
 
 WISH = Wish(6, 2, 0, 1.0, 1.0, 1.0, 1)
@@ -129,7 +129,7 @@ def test_an_over_long_prompt_is_drawn_and_the_cut_is_said(studio):
 
 
 def test_the_growing_pictures_are_on_the_page(studio, monkeypatch):
-    monkeypatch.setattr("demo.studio.PREVIEW_INTERVAL_S", 0.0)
+    monkeypatch.setattr("demo.service.drawing_service.PREVIEW_INTERVAL_S", 0.0)
     stages = [view.stage for view in ask(studio) if view.stage and "data:image/webp" in view.stage]
     assert len(stages) == 4
     assert all("4 of the 6 that are drawn" in stage for stage in stages)

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from dalle_lean.vocabulary import Vocabulary
-from demo.pace import Pace
-from demo.studio import Studio
+from demo.service.drawing_service import Studio
+from demo.service.latency_model import Pace
 from inference import Generator
 from tests.demo.conftest import served
 

@@ -9,7 +9,7 @@ from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 from PIL import Image
 
-from demo.studio import Studio
+from demo.service.drawing_service import Studio
 from inference import Generator
 from inference.gallery import codes_sha256
 from inference.generator import Settings, describe

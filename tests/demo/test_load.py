@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.page_load import make_tasks, run_people
-from demo.studio import Studio
+from demo.service.drawing_service import Studio
 from tests.demo.conftest import served
 
 PEOPLE = 20

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dalle_lean.folder import pack_model
+from dalle_lean.io.model_folder import pack_model
 from dalle_lean.vocabulary import FEWEST, Vocabulary
 from inference import Generator
 from tests.inference.tiny_model import CAPTIONS, save_tiny_model

@@ -10,13 +10,13 @@ import torch
 
 from dalle_lean import load_model, save_model
 from dalle_lean.cli import main
-from dalle_lean.clip import ClipScorer
-from dalle_lean.files import sha256_file
-from dalle_lean.folder import hashed_parts, pack_model
+from dalle_lean.clip.scorer import ClipScorer
+from dalle_lean.io.files import sha256_file
+from dalle_lean.io.model_folder import hashed_parts, pack_model
 from inference import Generator
 from inference.generator import Request, Settings
 from inference.ranking import collect, decode_and_score
-from inference.sampler import sample_codes
+from inference.sampling.sampler import sample_codes
 from tests.inference.tiny_model import CODEBOOK_SIZE, TEXT_LEN, tiny_dalle
 from tests.tiny import tiny_vqgan
 
@@ -207,7 +207,7 @@ def test_loading_hashes_every_part_once(model_folder, monkeypatch):
         monkeypatch.setattr(
             f"dalle_lean.{room}.sha256_file", lambda path: hashed.append(Path(path)) or sha256_file(path)
         )
-    monkeypatch.setattr("dalle_lean.vqgan.fingerprint", lambda config, weights: hashed.append("weights"))
+    monkeypatch.setattr("dalle_lean.images.vqgan.fingerprint", lambda config, weights: hashed.append("weights"))
     Generator.from_folder(model_folder, device="cpu")
     assert "weights" not in hashed
     assert sorted(hashed) == sorted(model_folder / name for name in hashed_parts(model_folder))

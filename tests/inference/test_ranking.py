@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from benchmarks.allocations import allocated
-from dalle_lean.clip import ClipScorer
-from dalle_lean.vqgan import VQGAN, VQGANConfig
+from dalle_lean.clip.scorer import ClipScorer
+from dalle_lean.images.vqgan import VQGAN, VQGANConfig
 from inference.ranking import collect, decode_and_score, decode_batch_size, decode_bytes, to_bytes
 from tests.tiny import VQGAN_CONFIG, tiny_vqgan
 

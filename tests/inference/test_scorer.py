@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import inference.scorer
-from dalle_lean.clip import IMAGE_MEAN, IMAGE_STD, ClipScorer
+from dalle_lean.clip.scorer import IMAGE_MEAN, IMAGE_STD, ClipScorer
 from inference.scorer import make_scorer, preprocessing
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from dalle_lean import Dalle, DalleConfig, save_model
-from dalle_lean.clip import ClipScorer
-from dalle_lean.clip_architecture import build_clip, model_config
+from dalle_lean.clip.architecture import build_clip, model_config
+from dalle_lean.clip.scorer import ClipScorer
 from dalle_lean.tokenizer import Tokenizer
 from tests.tiny import tiny_vqgan
 

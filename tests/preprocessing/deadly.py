@@ -5,8 +5,8 @@ import pickle
 import signal
 from pathlib import Path
 
-from preprocessing import workers
-from preprocessing.decoding import Candidate, Decoding, Rejection
+from preprocessing.encoding import decode_pool as workers
+from preprocessing.encoding.decoding import Candidate, Decoding, Rejection
 from preprocessing.sources import Sample
 
 

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from dalle_lean.pictures import UnusablePicture, open_picture, quiet_pillow, square_pixels
-from preprocessing.decoding import Candidate, Decoding
+from dalle_lean.images.files import UnusablePicture, open_picture, quiet_pillow, square_pixels
+from preprocessing.encoding.decoding import Candidate, Decoding
 from preprocessing.sources import Sample
 from preprocessing.sources.parquet import ParquetShards
 from preprocessing.sources.tar import TarShards

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from preprocessing.shards import Counts, DatasetInfo, Row, write_dataset_info, write_shard
+from preprocessing.shards.files import Counts, DatasetInfo, Row, write_dataset_info, write_shard
 
 PACKED_SHARD = Path(__file__).parents[1] / "data" / "packed-shard.parquet"
 """Eight pictures of 4 x 4 codes in the layout that is no longer read."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from preprocessing.decoding import Candidate, Decoding
+from preprocessing.encoding.decode_pool import DecodePool
+from preprocessing.encoding.decoding import Candidate, Decoding
 from preprocessing.sources import open_source
-from preprocessing.workers import DecodePool
 from tests.preprocessing.shards_of_pictures import emoji_rows, tar_bytes
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preprocessing.shards import Counts, DatasetInfo, Row, write_dataset_info, write_shard
+from preprocessing.shards.files import Counts, DatasetInfo, Row, write_dataset_info, write_shard
 
 COLOURS = ("red", "green", "blue", "black")
 THINGS = ("heart", "circle", "square", "book", "tree")
@@ -71,5 +71,5 @@ class Clock:
 def clock(monkeypatch):
     """A clock that only `advance` moves."""
     clock = Clock()
-    monkeypatch.setattr("training.interrupt.monotonic", lambda: clock.now_s)
+    monkeypatch.setattr("training.run.graceful_stop.monotonic", lambda: clock.now_s)
     return clock

@@ -3,9 +3,9 @@
 import torch
 
 from dalle_lean import load_model
-from training.checkpoint import NAME as CHECKPOINT
-from training.metrics import NAME as METRICS
-from training.metrics import read_metrics
+from training.run.checkpoint import NAME as CHECKPOINT
+from training.run.metrics import NAME as METRICS
+from training.run.metrics import read_metrics
 
 
 def losses(out):

@@ -12,9 +12,9 @@ import pytest
 from dalle_lean import DalleConfig, MemoryPlan
 from dalle_lean.cli import main
 from dalle_lean.memory import TrainingSetup, cost_of
-from dalle_lean.memory.presets import PRESETS
-from training.recipe import load_recipe, recipe_names
-from training.subjects import find_subject
+from dalle_lean.memory.published_models import PRESETS
+from training.run.recipe import load_recipe, recipe_names
+from training.run.subjects import find_subject
 
 ROOT = Path(__file__).parents[2]
 

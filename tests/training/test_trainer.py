@@ -13,20 +13,20 @@ from PIL import Image
 
 from dalle_lean import Dalle
 from dalle_lean.cli import main
-from dalle_lean.files import sha256_file
-from dalle_lean.folder import bundled_model, check_parts
-from dalle_lean.vqgan import VQGAN
+from dalle_lean.images.vqgan import VQGAN
+from dalle_lean.io.files import sha256_file
+from dalle_lean.io.model_folder import bundled_model, check_parts
 from tests.children import PROGRAM, start
 from tests.tiny import tiny_vqgan
 from tests.training.runs import Killed, at_step, kill, losses, saved_progress, weights
-from training.checkpoint import NAME as CHECKPOINT
-from training.checkpoint import has_checkpoint, save_checkpoint
-from training.data import Batch
-from training.learner import Learner
-from training.metrics import NAME as METRICS
-from training.metrics import read_metrics
-from training.progress import TrainingDiverged
-from training.recipe import load_recipe
+from training.data.loader import Batch
+from training.run.checkpoint import NAME as CHECKPOINT
+from training.run.checkpoint import has_checkpoint, save_checkpoint
+from training.run.metrics import NAME as METRICS
+from training.run.metrics import read_metrics
+from training.run.progress import TrainingDiverged
+from training.run.recipe import load_recipe
+from training.step.learner import Learner
 from training.trainer import Run, train
 
 
@@ -423,7 +423,7 @@ def test_a_run_whose_time_is_up_stops_saved_and_goes_on_with_the_same_command(
 
 
 def test_the_last_line_says_that_the_time_is_up(shards, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("training.interrupt.TimeLimit.reached", lambda limit: limit.end_s is not None)
+    monkeypatch.setattr("training.run.graceful_stop.TimeLimit.reached", lambda limit: limit.end_s is not None)
     with pytest.raises(SystemExit) as end:
         main(["train", str(shards), str(tmp_path / "run"), "--config", "tiny", "--device", "cpu", "--max-minutes", "9"])
     assert end.value.code == 0

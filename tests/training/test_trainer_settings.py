@@ -9,10 +9,10 @@ import torch
 
 from dalle_lean import load_model
 from tests.training.runs import Killed, at_step, kill, losses, weights
-from training.metrics import NAME as METRICS
-from training.metrics import read_metrics
-from training.progress import TrainingDiverged
-from training.recipe import load_recipe
+from training.run.metrics import NAME as METRICS
+from training.run.metrics import read_metrics
+from training.run.progress import TrainingDiverged
+from training.run.recipe import load_recipe
 from training.trainer import Run, train
 
 

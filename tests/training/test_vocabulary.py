@@ -3,13 +3,13 @@
 import pytest
 
 from dalle_lean import load_model, save_model, vocabulary
-from dalle_lean.files import sha256_file
-from dalle_lean.folder import check_parts
+from dalle_lean.io.files import sha256_file
+from dalle_lean.io.model_folder import check_parts
 from dalle_lean.vocabulary import Vocabulary
 from tests.training.conftest import COLOURS, THINGS
 from tests.training.runs import Killed, at_step, kill
-from training.recipe import load_recipe
-from training.run_folder import place_vocabulary
+from training.run.folder import place_vocabulary
+from training.run.recipe import load_recipe
 from training.trainer import Run, train
 
 
@@ -47,7 +47,7 @@ def test_a_run_that_is_killed_keeps_its_vocabulary_and_reads_no_captions_for_it_
     def unread(data, numbers):
         yield pytest.fail("read again")
 
-    monkeypatch.setattr("training.data.TrainingData.captions_of", unread)
+    monkeypatch.setattr("training.data.loader.TrainingData.captions_of", unread)
     train(shards, tmp_path, recipe)
     assert (tmp_path / "model" / "vocabulary.json").read_bytes() == before
 

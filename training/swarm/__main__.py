@@ -43,7 +43,7 @@ class Status:
 
     def write(self, changes: dict[str, Any]) -> None:
         """While the lock is held."""
-        from dalle_lean.files import write_json
+        from dalle_lean.io.files import write_json
 
         changed = {name: None if value != value else value for name, value in changes.items()}  # nan is no JSON
         if changed.items() <= self.content.items() and time.monotonic() - self.written_s < STATUS_INTERVAL_S:
@@ -68,7 +68,7 @@ def main() -> None:
     (run_dir / "logs").mkdir(exist_ok=True)
     stop, parent = threading.Event(), os.getppid()
 
-    from training.swarm import network
+    from training.swarm.network import dht as network
 
     network.prepare_process()
     # Only now: the guard, too, is to end by SIGTERM.
@@ -92,9 +92,9 @@ def main() -> None:
 
 def be_helper(run_dir: Path, name: str, _: Any, wait: Callable[[float], bool], status: Status) -> None:
     """Reduce, and hand newcomers the run's files."""
-    from training.swarm.offer import RunWatch, offer_run
-    from training.swarm.roles import run_helper
-    from training.swarm.stations import Stations
+    from training.swarm.host.host_config import Stations
+    from training.swarm.host.roles import run_helper
+    from training.swarm.network.bootstrap_service import RunWatch, offer_run
 
     settings, dht = enter(run_dir, name)
     helper_of = tuple(Stations.load(run_dir).helper_of)
@@ -120,11 +120,11 @@ def be_helper(run_dir: Path, name: str, _: Any, wait: Callable[[float], bool], s
 
 def be_donor(run_dir: Path, name: str, arguments: Any, wait: Callable[[float], bool], status: Status) -> None:
     """Keep the state: go with the others from the newest checkpoint on."""
-    from training.swarm.checkpoints import Checkpoints
-    from training.swarm.keeper import Keeper, heldout_batch
-    from training.swarm.portion import build_model
-    from training.swarm.roles import run_donor
-    from training.swarm.stations import Stations
+    from training.swarm.host.checkpointer import Keeper, heldout_batch
+    from training.swarm.host.checkpoints import Checkpoints
+    from training.swarm.host.host_config import Stations
+    from training.swarm.host.roles import run_donor
+    from training.swarm.peer.gradient_worker import build_model
 
     settings, dht = enter(run_dir, name)
     try:
@@ -182,11 +182,11 @@ def be_donor(run_dir: Path, name: str, arguments: Any, wait: Callable[[float], b
 
 def enter(run_dir: Path, name: str) -> tuple[Any, Any]:
     """The run's settings, and a node of the host's own at its fixed place."""
-    from training.swarm.founding import bring_up_to_date
-    from training.swarm.network import open_dht
-    from training.swarm.records import protect_records
-    from training.swarm.settings import read_settings
-    from training.swarm.stations import Stations, identity_path
+    from training.swarm.config import read_settings
+    from training.swarm.host.host_config import Stations, identity_path
+    from training.swarm.host.run_setup import bring_up_to_date
+    from training.swarm.network.dht import open_dht
+    from training.swarm.observe.peer_metrics import protect_records
 
     stations = Stations.load(run_dir)
     if stations.helper_of:

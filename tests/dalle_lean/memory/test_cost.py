@@ -10,7 +10,7 @@ from dalle_lean import Dalle, DalleConfig, MemoryPlan
 from dalle_lean.memory import TrainingSetup, cost_of
 from dalle_lean.memory.cost import Bytes, optimizer_state_bytes, standing_bytes
 from dalle_lean.memory.parameters import parameter_sizes
-from dalle_lean.optim import make_optimizer, parameter_groups
+from dalle_lean.optim.lamb import make_optimizer, parameter_groups
 from tests.dalle_lean.memory.variants import TINY, batch
 
 TOLERANCE = 0.05

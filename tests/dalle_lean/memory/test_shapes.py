@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks.allocations import step_bytes
 from dalle_lean import MemoryPlan
 from dalle_lean.memory import TrainingSetup
-from dalle_lean.memory.presets import PRESETS, gpt
+from dalle_lean.memory.published_models import PRESETS, gpt
 from dalle_lean.memory.shape_cost import shape_cost
 from dalle_lean.memory.shapes import shape_parameter_sizes
 from tests.dalle_lean.memory.test_parameters_and_flops import FlopCounter, causal_pairs

@@ -9,9 +9,9 @@ import torch
 from PIL import Image, ImageOps
 
 from dalle_lean.cli import main
-from inference.evaluation.asking import Asker, answer, seed_of
+from inference.evaluation.attribute_accuracy import Asker, answer, seed_of
+from inference.evaluation.clip_metrics import make_judge
 from inference.evaluation.evaluate import evaluate, is_ranker
-from inference.evaluation.judging import make_judge
 from inference.evaluation.questions import ATTRIBUTES
 from inference.evaluation.report import write_report
 from inference.evaluation.results import Sizes

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from inference.evaluation.codes import count_bits, deranged, measure_bits, smoothed
+from inference.evaluation.bits_per_code import count_bits, deranged, measure_bits, smoothed
+from inference.evaluation.proportions import Share
 from inference.evaluation.reconstruction import encode, reconstruct, ssim
-from inference.evaluation.shares import Share
 
 
 def slow_ssim(x, y):

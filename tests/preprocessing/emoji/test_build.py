@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from dalle_lean.files import sha256_file
+from dalle_lean.io.files import sha256_file
 from preprocessing.emoji.build import write_pictures
 from preprocessing.emoji.heldout import hold_out
 from preprocessing.emoji.plan import plan_training

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.training.swarm.harness import Nursery, Swarm
-from training.swarm.network import open_dht
+from training.swarm.network.dht import open_dht
 
 
 @pytest.fixture(scope="session")

@@ -21,14 +21,14 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from dalle_lean.files import sha256_file
+from dalle_lean.io.files import sha256_file
 from dalle_lean.tokenizer import Tokenizer
 from tests.training.conftest import write_shards
 from tests.training.swarm.nursery import DIE, ROOT, processes_of, send
-from training.data import TrainingData
-from training.recipe import load_recipe
-from training.shard_set import find_shards
-from training.swarm.settings import SwarmSection, SwarmSettings, TimingSection, WireSection, write_settings
+from training.data.catalog import find_shards
+from training.data.loader import TrainingData
+from training.run.recipe import load_recipe
+from training.swarm.config import SwarmSection, SwarmSettings, TimingSection, WireSection, write_settings
 
 POLL_S = 0.05
 START_TIMEOUT_S = 120.0

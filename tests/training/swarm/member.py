@@ -23,19 +23,19 @@ from hivemind.proto import averaging_pb2
 
 from dalle_lean.tokenizer import Tokenizer
 from tests.training.swarm.nursery import DIE
-from training.data import Batch, collate
-from training.heldout import heldout_rows
-from training.shard_set import find_shards
-from training.swarm import averagers
-from training.swarm.checkpoints import Checkpoints
-from training.swarm.guard import guard_children
-from training.swarm.keeper import Keeper
-from training.swarm.network import log_to, open_dht
-from training.swarm.peer import Peer
-from training.swarm.portion import build_model
-from training.swarm.roles import run_donor, run_helper
-from training.swarm.settings import read_settings
-from training.swarm.stepping import SwarmOptimizer
+from training.data.catalog import find_shards
+from training.data.loader import Batch, collate
+from training.data.validation import heldout_rows
+from training.swarm.averaging import averagers
+from training.swarm.config import read_settings
+from training.swarm.host.checkpointer import Keeper
+from training.swarm.host.checkpoints import Checkpoints
+from training.swarm.host.roles import run_donor, run_helper
+from training.swarm.network.dht import log_to, open_dht
+from training.swarm.network.orphan_reaper import guard_children
+from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
+from training.swarm.peer.gradient_worker import build_model
+from training.swarm.peer.trainer import Peer
 
 HELDOUT_SAMPLES = 512
 

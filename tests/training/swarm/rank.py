@@ -11,15 +11,15 @@ import numpy as np
 import torch
 import torch._dynamo  # before joining, it takes long
 
-from dalle_lean.optim import parameter_groups
+from dalle_lean.optim.lamb import parameter_groups
 from dalle_lean.tokenizer import Tokenizer
-from training.shard_set import find_shards
-from training.swarm.follower import Follower
-from training.swarm.guard import guard_children
-from training.swarm.network import log_to, open_dht
-from training.swarm.peer import Peer
-from training.swarm.ranks import open_ranks
-from training.swarm.settings import read_settings
+from training.data.catalog import find_shards
+from training.swarm.config import read_settings
+from training.swarm.network.dht import log_to, open_dht
+from training.swarm.network.orphan_reaper import guard_children
+from training.swarm.peer.data_parallel import open_ranks
+from training.swarm.peer.rank_worker import Follower
+from training.swarm.peer.trainer import Peer
 
 
 class ToldPeer(Peer):

@@ -11,11 +11,11 @@ import torch
 
 from dalle_lean.tokenizer import Tokenizer
 from tests.training.swarm.harness import TIMING, Swarm
-from training.learner import Learner
-from training.shard_set import find_shards
-from training.swarm.diloco import OuterSGD, WayAverager
-from training.swarm.portion import Portion
-from training.swarm.settings import WireSection
+from training.data.catalog import find_shards
+from training.step.learner import Learner
+from training.swarm.config import WireSection
+from training.swarm.optimizer.diloco import OuterSGD, WayAverager
+from training.swarm.peer.gradient_worker import Portion
 
 
 @pytest.fixture

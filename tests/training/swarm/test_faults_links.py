@@ -7,7 +7,7 @@ import pytest
 from tests.training.swarm import wires
 from tests.training.swarm.harness import Swarm, agreement, tell_figures
 from tests.training.swarm.wires import Wires
-from training.swarm.settings import TimingSection
+from training.swarm.config import TimingSection
 
 pytestmark = [
     pytest.mark.swarm,

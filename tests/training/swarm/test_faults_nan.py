@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.training.swarm.harness import Swarm, greatest_difference, tell_figures
-from training.swarm.settings import WireSection
+from training.swarm.config import WireSection
 
 pytestmark = pytest.mark.swarm
 FIRST = 2

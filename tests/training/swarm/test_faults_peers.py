@@ -10,7 +10,7 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
 from tests.training.swarm.harness import Swarm, agreement, samples_since_step, tell_figures, wait_for
-from training.swarm.network import open_dht
+from training.swarm.network.dht import open_dht
 
 pytestmark = pytest.mark.swarm
 

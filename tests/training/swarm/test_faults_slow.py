@@ -8,7 +8,7 @@ import pytest
 
 from tests.training.swarm import wires
 from tests.training.swarm.harness import Swarm, agreement, tell_figures
-from training.swarm.checkpoints import list_checkpoints
+from training.swarm.host.checkpoints import list_checkpoints
 
 pytestmark = [pytest.mark.swarm, pytest.mark.slow]
 STEPS = 5

@@ -12,8 +12,8 @@ import torch
 
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.cli import COMMANDS, load
-from training.recipe import Recipe, load_recipe
-from training.swarm.settings import SwarmSettings, TimingSection
+from training.run.recipe import Recipe, load_recipe
+from training.swarm.config import SwarmSettings, TimingSection
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "host-your-own.md").read_text(encoding="utf-8")
 PAPER = SwarmSettings(recipe=replace(load_recipe("paper"), model=DalleConfig.paper().to_dict()))
@@ -53,7 +53,7 @@ def test_every_timing_setting_that_a_message_asks_for_is_there():
 
 def test_the_papers_sizes_are_what_they_are_computed_to_be():
     pytest.importorskip("hivemind")
-    from training.swarm.fit import state_bytes
+    from training.swarm.preflight.batch_size import state_bytes
 
     with torch.device("meta"):
         sizes = [parameter.numel() for parameter in Dalle(DalleConfig.paper()).parameters()]

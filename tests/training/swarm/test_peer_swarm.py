@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from dalle_lean.optim import Lamb, parameter_groups
+from dalle_lean.optim.lamb import Lamb, parameter_groups
 from dalle_lean.tokenizer import Tokenizer
 from tests.training.swarm.harness import TIMING, Swarm
-from training.data import TrainingData
-from training.gradients import Gradients
-from training.recipe import LAMB_ONLY
-from training.schedule import learning_rate
-from training.shard_set import find_shards
-from training.swarm.portion import build_model
-from training.swarm.settings import WireSection, write_settings
+from training.data.catalog import find_shards
+from training.data.loader import TrainingData
+from training.run.recipe import LAMB_ONLY
+from training.run.schedule import learning_rate
+from training.step.gradients import Gradients
+from training.swarm.config import WireSection, write_settings
+from training.swarm.peer.gradient_worker import build_model
 
 STEPS = 3
 EXACT = WireSection(compression="fp32", delayed=False)

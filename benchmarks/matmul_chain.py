@@ -1,0 +1,82 @@
+"""The bare chain: a decoding step's products with weights and nothing else, which no sampler can be faster than.
+
+R rows, D hidden size, C codebook.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from dalle_lean import Dalle, DalleConfig
+from inference.sampling.decoder import Decoder
+from inference.sampling.kv_layout import window_of
+from inference.sampling.packed_linear import Precision, compute_dtype
+
+Chain = Callable[[], None]
+WEIGHT_BYTES: dict[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
+
+
+def step_weights(model: Dalle) -> list[Tensor]:
+    """[out, in] of each product of a step, in order: four a layer, then the output's rows for codes."""
+    config = model.config
+    weights = []
+    for index in config.layer_blocks:
+        attention, feed_forward = model.blocks[index].attention, model.blocks[index].feed_forward
+        layers = (attention.qkv, attention.out, feed_forward.up, feed_forward.down)  # type: ignore[union-attr]
+        weights += [layer.weight.detach() for layer in layers]  # type: ignore[union-attr, operator]
+    return [*weights, model.output.weight.detach()[config.num_text_tokens :]]
+
+
+def bare_chain(model: Dalle, batch: int) -> Chain:
+    """torch's own products of [R, in] with a step's weights, in their dtype."""
+    weights = step_weights(model)
+    inputs = random_inputs(weights, batch, model.output.weight.dtype)
+
+    @torch.inference_mode()
+    def run() -> None:
+        for x, weight in zip(inputs, weights, strict=True):
+            linear(x, weight)
+
+    return run
+
+
+def packed_chain(decoder: Decoder, batch: int) -> Chain:
+    """The same products with the weights as sampling packs them, biases included."""
+    inputs = random_inputs(step_weights(decoder.model), batch, compute_dtype(decoder.precision))
+    products = [product for layer in decoder.layers for product in (layer.qkv, layer.out, layer.up, layer.down)]
+    products.append(decoder.output)
+
+    @torch.inference_mode()
+    def run() -> None:
+        for x, product in zip(inputs, products, strict=True):
+            product(x)
+
+    return run
+
+
+def random_inputs(weights: list[Tensor], batch: int, dtype: torch.dtype) -> list[Tensor]:
+    """An input [R, in] for each weight; those of one width are the same tensor, as a step's would be in cache."""
+    device, widths = weights[0].device, [weight.shape[1] for weight in weights]
+    by_width = {width: torch.randn(batch, width, device=device).to(dtype) for width in set(widths)}
+    return [by_width[width] for width in widths]
+
+
+def step_flop(model: Dalle, batch: int) -> int:
+    """Multiplications and additions of a step's products with weights."""
+    return 2 * batch * sum(weight.numel() for weight in step_weights(model))
+
+
+def step_bytes(model: Dalle, precision: Precision, batch: int) -> int:
+    """What a step must read at least: every weight once, shared or not, the prompt's keys and values once, and of
+    each picture those that a query sees."""
+    once = {weight.data_ptr(): weight.numel() for weight in step_weights(model)}
+    return sum(once.values()) * WEIGHT_BYTES[precision] + read_bytes(model.config, precision, batch)
+
+
+def read_bytes(config: DalleConfig, precision: Precision, batch: int) -> int:
+    """Keys and values that a step reads for `batch` pictures of one prompt."""
+    windows = [window_of(config, kind) for kind in config.layer_kinds]
+    cells = sum(config.num_text_positions + batch * window.span * window.rows for window in windows)
+    return 2 * cells * config.num_heads * config.head_size * compute_dtype(precision).itemsize

@@ -1,0 +1,127 @@
+"""The child that draws with dalle-pytorch 1.6.6; benchmarks/reference.py makes an interpreter that can run it.
+
+Its own DALLE.generate_images draws, for a few codes in the middle of the picture, in two ways:
+
+- shipped: use_cache=True as it comes. `forward_with_cond_scale` drops the cache where no guidance is asked for, so
+  every code costs the whole sequence so far.
+- mended: that one method hands the cache on, and it works: keys and values are kept for the sequence so far. The
+  convolution layer still computes all of it again, from its kept inputs.
+
+Both have optimize_for_inference=True, which makes row and column attention dense ones with a mask. It is their faster
+form, and the only one whose cache is right: without it all these layers store their inputs under one key.
+"""
+
+import copy
+import time
+from contextlib import suppress
+from typing import Any
+
+import torch
+from dalle_pytorch import DALLE, DiscreteVAE
+from safetensors.torch import load_file
+from torch import Tensor
+
+from benchmarks.child_process import open_task, requests
+from benchmarks.worker_dalle_pytorch import load_weights
+
+
+class Enough(Exception):
+    """Ends a picture where it has been timed for long enough."""
+
+
+class GivenCodes(DiscreteVAE):
+    """The smallest VAE that has the grid; every picture's codes are those given."""
+
+    def __init__(self, side: int, codebook: int, codes: Tensor):
+        super().__init__(image_size=2 * side, num_layers=1, num_tokens=codebook, codebook_dim=1, hidden_dim=1)
+        self.codes = codes
+
+    def get_codebook_indices(self, images: Tensor) -> Tensor:
+        return self.codes
+
+
+class Stopwatch(DALLE):
+    """Notes when each code is begun, in seconds, and ends the picture after some."""
+
+    def watch(self, num_codes: int, read: dict[str, Any] | None) -> None:
+        """`read`: mended, going on from this cache; None is as shipped."""
+        self.num_codes, self.read = num_codes, read
+        self.begun_s: list[float] = []
+        self.cache: dict[str, Any] = {}
+
+    def forward_with_cond_scale(self, *args: Any, cond_scale: float = 1, cache: Any = None, **kwargs: Any) -> Tensor:
+        if self.read is not None and not cache:
+            cache.update(copy.deepcopy(self.read))
+        self.cache = cache
+        self.begun_s.append(time.perf_counter())
+        if len(self.begun_s) > self.num_codes:
+            raise Enough
+        if self.read is not None:
+            return self(*args, cache=cache, **kwargs)
+        return super().forward_with_cond_scale(*args, cond_scale=cond_scale, cache=cache, **kwargs)
+
+
+class Reference:
+    """The model and its batch: task["text_ids"], and task["codes"] that begin the pictures."""
+
+    def __init__(self, task: dict[str, Any]):
+        self.first, self.num_codes, self.top_k = task["first"], task["num_codes"], task["top_k"]
+        batch = load_file(task["batch"])
+        self.text_ids, self.codes, self.expected = batch["text_ids"], batch["image_codes"], batch["logits"]
+        side = task["image_side"]
+        vae = GivenCodes(side, task["image_vocab_size"], self.codes)
+        self.model = Stopwatch(vae=vae, **task["arguments"], optimize_for_inference=True).eval()
+        load_weights(self.model, task["weights"])
+        self.picture = torch.zeros(1, vae.channels, 2 * side, 2 * side)
+
+    @torch.no_grad()
+    def start(self) -> dict[str, float]:
+        """Read the codes before the first that is timed, into a cache; how far the logits are from those expected."""
+        self.read: dict[str, Any] = {}
+        for count in range(self.first):
+            self.model(self.text_ids, self.codes[:, :count], cache=self.read)
+        self.read_bytes = cache_bytes(self.read)
+        cache = copy.deepcopy(self.read)
+        mended = self.model(self.text_ids, self.codes[:, : self.first], cache=cache)
+        shipped = self.model(self.text_ids, self.codes[:, : self.first])
+        return {"shipped": self.difference(shipped), "mended": self.difference(mended)}
+
+    def difference(self, logits: Tensor) -> float:
+        """The largest from the expected logits of the next code."""
+        return (logits[:, -1, -self.expected.shape[1] :] - self.expected).abs().max().item()
+
+    def draw(self, way: str) -> dict[str, float]:
+        """Seconds a code, and bytes of the cache: what grows with each code, and once all are drawn."""
+        model = self.model
+        model.watch(self.num_codes, self.read if way == "mended" else None)
+        thres = 1 - (self.top_k + 0.5) / model.total_tokens  # int((1 - thres) * tokens) is top_k
+        start = {"img": self.picture, "num_init_img_tokens": self.first}
+        with suppress(Enough):
+            model.generate_images(self.text_ids, filter_thres=thres, use_cache=True, **start)
+        held = cache_bytes(model.cache)
+        a_code = (held - self.read_bytes) / self.num_codes if held else 0
+        # All codes are read but the last, which nothing follows.
+        left = model.image_seq_len - self.first - self.num_codes
+        seconds = (model.begun_s[-1] - model.begun_s[0]) / self.num_codes
+        return {"seconds": seconds, "cache_bytes_a_code": a_code, "cache_bytes": held + left * a_code}
+
+
+def cache_bytes(cache: Any) -> int:
+    """Of all tensors in a cache, as they are shaped."""
+    if isinstance(cache, Tensor):
+        return cache.numel() * cache.element_size()
+    values = cache.values() if isinstance(cache, dict) else cache if hasattr(cache, "__iter__") else ()
+    return sum(map(cache_bytes, values))
+
+
+def main() -> None:
+    """Answer with what the check found, then to each way its figures."""
+    task, answer = open_task()
+    reference = Reference(task)
+    answer(reference.start())
+    for way in requests():
+        answer(reference.draw(way))
+
+
+if __name__ == "__main__":
+    main()

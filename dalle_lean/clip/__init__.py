@@ -1,0 +1,1 @@
+"""Scoring pictures by a caption, and the CLIP architectures it can read."""

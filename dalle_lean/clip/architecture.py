@@ -1,0 +1,161 @@
+"""open_clip's models and tokenizers, by name or by config, with every size checked and nothing fetched.
+
+Shapes: B captions, T text positions.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dalle_lean.clip.picture_tower import PatchResNet
+from dalle_lean.errors import UserError
+from dalle_lean.io.safetensors_io import load_strictly, refuse_infinite
+from dalle_lean.require import require
+from dalle_lean.tokenizer import Tokenizer
+
+Architecture = str | Mapping[str, Any]
+"""The name of an open_clip architecture ("ViT-B-32"), or its model config: embed_dim, vision_cfg, text_cfg, ...
+
+A vision_cfg with "widths" is this package's own: the arguments of `picture_tower.PatchResNet`."""
+
+# Of an image tower that is built only to be replaced.
+PLACEHOLDER = {"image_size": 32, "patch_size": 32, "width": 32, "head_width": 32, "layers": 1}
+
+# Larger numbers than any known architecture has are taken for a damaged or hostile file.
+LARGEST = {
+    "embed_dim": 8192,
+    "width": 8192,
+    "widths": 8192,
+    "blocks": 256,
+    "layers": 256,
+    "heads": 256,
+    "head_width": 1024,
+    "mlp_ratio": 64,
+    "image_size": 4096,
+    "patch_size": 512,
+    "context_length": 4096,
+    "vocab_size": 2**20,
+    "attn_pooler_queries": 4096,
+}
+
+
+def model_config(architecture: Architecture) -> dict[str, Any]:
+    """A fresh copy of open_clip's model config, with every size checked; ValueError for what cannot be built here."""
+    open_clip = require("open_clip", extra="demo")
+    if isinstance(architecture, str):
+        if architecture not in open_clip.list_models():
+            raise UserError(
+                f"{architecture!r} is not an architecture of open_clip {open_clip.__version__}; "
+                "name one such as ViT-B-32, without a hub address or a pretrained tag"
+            )
+        config = open_clip.get_model_config(architecture)
+    elif isinstance(architecture, Mapping):
+        config = copy.deepcopy(dict(architecture))
+    else:
+        raise UserError(f"architecture must be a name or a model config, not {type(architecture).__name__}")
+    for name in ("vision_cfg", "text_cfg"):
+        if not isinstance(config.get(name), dict):
+            raise UserError(f"architecture: {name} must be an object with the sizes of that tower")
+    check_sizes("architecture", config)
+    if config["text_cfg"].get("hf_model_name"):
+        raise UserError("architecture: its text tower comes from the hub; take one that open_clip holds whole")
+    if ":" in str(config["vision_cfg"].get("timm_model_name", "")):
+        raise UserError(
+            f"architecture: timm_model_name={config['vision_cfg']['timm_model_name']!r} is an address, which timm "
+            "would fetch; name a model that timm holds"
+        )
+    config["vision_cfg"].pop("timm_model_pretrained", None)  # or timm would download weights
+    return config
+
+
+def check_sizes(where: str, config: Mapping[str, Any]) -> None:
+    """Refuse sizes that are no positive numbers or are beyond LARGEST, however deep they stand."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            check_sizes(f"{where}.{name}", value)
+        elif name in LARGEST and value is not None:
+            for number in value if isinstance(value, list | tuple) else [value]:
+                is_number = isinstance(number, int | float) and not isinstance(number, bool)
+                if not is_number or not 0 < number <= LARGEST[name]:
+                    raise UserError(f"{where}.{name}={value!r}: must be positive and at most {LARGEST[name]}")
+
+
+def build_clip(config: Mapping[str, Any]) -> Any:
+    """The model for a config from `model_config`: float32, initialised from torch's global generator."""
+    open_clip = require("open_clip", extra="demo")
+    settings = copy.deepcopy(dict(config))
+    name = "CustomTextCLIP" if settings.pop("custom_text", False) else "CLIP"
+    kind = getattr(open_clip, "CoCa" if "multimodal_cfg" in settings else name)
+    own_tower = settings["vision_cfg"] if "widths" in settings["vision_cfg"] else None
+    if own_tower is not None:
+        settings["vision_cfg"] = PLACEHOLDER
+    try:
+        model = kind(**settings)
+        if own_tower is not None:
+            model.visual = PatchResNet(settings["embed_dim"], **own_tower)
+        return model
+    except Exception as error:  # asserts, TypeErrors, RuntimeErrors: wherever open_clip notices
+        raise UserError(f"architecture: it cannot be built: {type(error).__name__}: {error}") from None
+
+
+def load_clip_weights(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) -> None:
+    """Fill `model` strictly from a file or a state dict, whatever dtype it is stored in; ValueError names the file."""
+    if isinstance(weights, Mapping):
+        load_strictly(model, weights, "state dict of this CLIP")
+        refuse_infinite(model, "state dict of this CLIP")
+        return
+    path = Path(weights)
+    if not path.is_file():
+        raise UserError(f"no file of weights at {path}; pretrained tags are not downloaded, give a file")
+    try:
+        # Knows the names in which CLIPs were published; never unpickles.
+        require("open_clip", extra="demo").load_checkpoint(model, str(path), strict=True, weights_only=True)
+    except Exception as error:  # each format has exceptions of its own
+        raise UserError(f"{path} does not hold the weights of this CLIP: {error}") from None
+    refuse_infinite(model, str(path))
+
+
+def caption_encoder(config: Mapping[str, Any], tokenizer: Tokenizer | None) -> Callable[[Sequence[str]], Tensor]:
+    """The function captions -> ids [B, T] of a CLIP: its own vocabulary, or open_clip's when `tokenizer` is None.
+
+    ValueError when the vocabulary is not at hand or does not fit the text tower.
+    """
+    open_clip = require("open_clip", extra="demo")
+    text: Mapping[str, Any] = {"context_length": 77, "vocab_size": 49408, **config["text_cfg"]}
+    if tokenizer is not None:
+        ids_in_use = tokenizer.vocab_size
+        if text.get("pool_type") != "eos" or text.get("eos_id") != tokenizer.padding_id:
+            raise UserError(
+                "architecture: captions of a tokenizer.json end at the first padding id, so text_cfg needs "
+                f"pool_type='eos' and eos_id={tokenizer.padding_id}"
+            )
+    elif text.get("hf_tokenizer_name"):
+        raise UserError(
+            f"architecture: its tokenizer {text['hf_tokenizer_name']!r} is on the hub, not in open_clip; "
+            "take one that open_clip holds whole"
+        )
+    else:
+        options = text.get("tokenizer_kwargs", {})
+        try:
+            simple = open_clip.SimpleTokenizer(context_length=text["context_length"], **options)
+        except Exception as error:  # whatever its options lead to
+            raise UserError(f"architecture: tokenizer_kwargs={options!r}: {type(error).__name__}: {error}") from None
+        ids_in_use = simple.vocab_size
+    if ids_in_use > text["vocab_size"]:
+        raise UserError(f"architecture: vocab_size={text['vocab_size']} is less than the tokenizer's {ids_in_use}")
+    if tokenizer is None:
+        return lambda captions: simple(list(captions))
+    return lambda captions: end_padded(tokenizer, captions, text["context_length"])
+
+
+def end_padded(tokenizer: Tokenizer, captions: Sequence[str], context_length: int) -> Tensor:
+    """Ids [B, context_length] of which the last is always padding.
+
+    The first padding id is the end of the caption. The text tower is causal and pools there, so it sees the whole
+    caption and nothing of the padding behind.
+    """
+    return F.pad(tokenizer.encode(captions, context_length - 1), (0, 1), value=tokenizer.padding_id)

@@ -1,0 +1,1 @@
+"""Plots and lettering without a drawing library."""

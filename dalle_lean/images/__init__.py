@@ -1,0 +1,1 @@
+"""Pictures, their VQGAN codes, and what stands on a plain ground."""

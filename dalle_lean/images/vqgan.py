@@ -1,0 +1,294 @@
+"""The VQGAN: pictures <-> codes (Esser et al. 2021, "Taming Transformers", arXiv 2012.09841).
+
+Encoder and decoder are those of the package taming-transformers; the two quantizers and the folder format are here.
+Names of weights are the published checkpoints' names.
+
+Shapes: N pictures, H x W pixels, h x w codes (h = H / downscale), K codebook size, C code width.
+"""
+
+import hashlib
+import io
+import json
+import math
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from dalle_lean.errors import UserError
+from dalle_lean.io.files import read_json, write_json
+from dalle_lean.io.safetensors_io import load_strictly, read_weights, save_weights
+from dalle_lean.require import require
+
+FORMAT = "dalle_lean_vqgan/1"
+# Sizes and the largest that is taken: far beyond any known model, but no damaged file can ask for all memory.
+LARGEST = {
+    "codebook_size": 2**20,
+    "code_width": 2**16,
+    "z_channels": 2**16,
+    "channels": 4096,
+    "num_res_blocks": 64,
+    "picture_side": 8192,
+    "norm_groups": 4096,
+}
+LARGEST_MULTIPLIER = 64
+NORM_GROUPS = 32  # taming-transformers builds every GroupNorm with 32 groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class VQGANConfig:
+    """Everything that decides which codes a picture gets. The defaults are the published f=8 Gumbel model."""
+
+    quantizer: Literal["gumbel", "vq"] = "gumbel"
+    """"gumbel": a 1x1 convolution scores the codes; "vq": the nearest code wins."""
+    codebook_size: int = 8192
+    code_width: int = 256
+    z_channels: int = 256
+    """Width of the encoder's output; a Gumbel quantizer needs z_channels == code_width."""
+    channels: int = 128
+    """Width at full resolution, before the multipliers; a multiple of 32."""
+    channel_multipliers: tuple[int, ...] = (1, 1, 2, 4)
+    """One per resolution; each after the first halves the picture."""
+    num_res_blocks: int = 2
+    attention_resolutions: tuple[int, ...] = (32,)
+    """Sides in pixels, counted down from picture_side, at which blocks attend; the innermost always does."""
+    picture_side: int = 256
+    norm_groups: int = NORM_GROUPS
+    """Groups of every GroupNorm. With few channels per group a flat colour cannot pass: keep four or more."""
+
+    def __post_init__(self) -> None:
+        for name, largest in (("channel_multipliers", LARGEST_MULTIPLIER), ("attention_resolutions", 8192)):
+            values = getattr(self, name)
+            if not isinstance(values, list | tuple) or not all(is_size(value, largest) for value in values):
+                raise UserError(f"{name}={values!r}: must be a list of whole numbers in 1..{largest}")
+            object.__setattr__(self, name, tuple(values))
+        if self.quantizer not in ("gumbel", "vq"):
+            raise UserError(f"quantizer={self.quantizer!r}: must be 'gumbel' or 'vq'")
+        for name, largest in LARGEST.items():
+            if not is_size(value := getattr(self, name), largest):
+                raise UserError(f"{name}={value!r}: must be a whole number in 1..{largest}")
+        if not 1 <= len(self.channel_multipliers) <= 10:
+            raise UserError(f"channel_multipliers={self.channel_multipliers}: must be 1 to 10 of them")
+        if self.channels % NORM_GROUPS:
+            raise UserError(f"channels={self.channels}: must be a multiple of {NORM_GROUPS}")
+        if self.channels % self.norm_groups:
+            raise UserError(f"norm_groups={self.norm_groups}: must divide channels={self.channels}")
+        if self.quantizer == "gumbel" and self.z_channels != self.code_width:
+            raise UserError(
+                f"z_channels={self.z_channels}: a Gumbel quantizer needs it equal to code_width={self.code_width}"
+            )
+        if self.picture_side % self.downscale:
+            raise UserError(f"picture_side={self.picture_side}: must be a multiple of {self.downscale}")
+
+    @property
+    def downscale(self) -> int:
+        """Pixels per code along one side: 8 with four multipliers."""
+        return 2 ** (len(self.channel_multipliers) - 1)
+
+    @property
+    def image_side(self) -> int:
+        """Codes along one side of a picture of picture_side pixels."""
+        return self.picture_side // self.downscale
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """The config of `to_dict`; an unknown or missing field is a ValueError that names it."""
+        known = {field.name for field in fields(cls)}
+        if wrong := known ^ set(content):
+            raise UserError(f"VQGAN config: unknown or missing fields {sorted(wrong)}")
+        return cls(**content)
+
+
+def is_size(value: Any, largest: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= largest
+
+
+class GumbelQuantizer(nn.Module):
+    """Codes scored by a 1x1 convolution (the published f=8 model). Only training adds Gumbel noise to the scores."""
+
+    def __init__(self, config: VQGANConfig):
+        super().__init__()
+        self.proj = nn.Conv2d(config.z_channels, config.codebook_size, 1)
+        self.embed = nn.Embedding(config.codebook_size, config.code_width)
+
+    @property
+    def table(self) -> Tensor:
+        """The code vectors [K, C]."""
+        return self.embed.weight
+
+    def scores(self, z: Tensor) -> Tensor:
+        """z [N, C, h, w] -> [N, K, h, w]; the highest is the code."""
+        scores: Tensor = self.proj(z)
+        return scores
+
+
+class NearestQuantizer(nn.Module):
+    """The nearest code vector in Euclidean distance (plain VQ)."""
+
+    def __init__(self, config: VQGANConfig):
+        super().__init__()
+        self.embedding = nn.Embedding(config.codebook_size, config.code_width)
+
+    @property
+    def table(self) -> Tensor:
+        """The code vectors [K, C]."""
+        return self.embedding.weight
+
+    def scores(self, z: Tensor) -> Tensor:
+        """z [N, C, h, w] -> [N, K, h, w]: minus half the squared distance, but for a term that all codes share."""
+        table = self.embedding.weight
+        return torch.einsum("nchw,kc->nkhw", z, table) - table.square().sum(dim=1)[:, None, None] / 2
+
+
+class VQGAN(nn.Module):
+    """Encoder, quantizer and decoder. Pictures are in 0..1; inside, as in the published weights, in -1..1."""
+
+    def __init__(self, config: VQGANConfig):
+        super().__init__()
+        self.config = config
+        taming = require("taming.modules.diffusionmodules.model", extra="demo")
+        shape = {
+            "double_z": False,
+            "z_channels": config.z_channels,
+            "resolution": config.picture_side,
+            "in_channels": 3,
+            "out_ch": 3,
+            "ch": config.channels,
+            "ch_mult": config.channel_multipliers,
+            "num_res_blocks": config.num_res_blocks,
+            "attn_resolutions": config.attention_resolutions,
+            "dropout": 0.0,
+        }
+        with redirect_stdout(io.StringIO()):  # the package prints as it builds
+            self.encoder = taming.Encoder(**shape)
+            self.decoder = taming.Decoder(**shape)
+        for module in self.modules():
+            if isinstance(module, nn.GroupNorm):
+                module.num_groups = config.norm_groups
+        self.quantize = GumbelQuantizer(config) if config.quantizer == "gumbel" else NearestQuantizer(config)
+        self.quant_conv = nn.Conv2d(config.z_channels, config.code_width, 1)
+        self.post_quant_conv = nn.Conv2d(config.code_width, config.z_channels, 1)
+        self.to(memory_format=torch.channels_last)  # on a CPU bfloat16 convolutions encode twice as fast
+
+    def latents(self, pixels: Tensor) -> Tensor:
+        """pixels [N, 3, H, W] in -1..1 -> vectors before quantization [N, C, h, w]."""
+        z: Tensor = self.quant_conv(self.encoder(pixels))
+        return z
+
+    def pixels(self, quantized: Tensor) -> Tensor:
+        """Code vectors [N, C, h, w] -> pixels [N, 3, H, W], about -1..1, not clamped."""
+        pixels: Tensor = self.decoder(self.post_quant_conv(quantized))
+        return pixels
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        """Pictures [N, 3, H, W] in 0..1 -> the most likely codes [N, h * w], int64, raster order, without noise.
+
+        H = W, a multiple of `config.downscale`. Anything else, integers or a value outside 0..1 is a ValueError.
+        """
+        self.check_images(images)
+        return self.most_likely_codes(images)
+
+    @torch.no_grad()
+    def most_likely_codes(self, images: Tensor) -> Tensor:
+        """As `encode`, for pictures known to be in 0..1: a GPU need not be waited for to look at them."""
+        weight = self.quant_conv.weight
+        z = self.latents(images.to(weight.device, weight.dtype) * 2 - 1)
+        # Lower precision would move codes whose scores lie close together.
+        with torch.autocast(weight.device.type, enabled=False):
+            return self.quantize.scores(z.to(weight.dtype)).argmax(dim=1).flatten(start_dim=1)
+
+    @torch.no_grad()
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes [N, I], int64 in 0..K-1, I = h * h -> pictures [N, 3, H, W] in 0..1, clamped.
+
+        A wrong dtype, a number of codes that is no square, or a code out of range is a ValueError.
+        """
+        self.check_codes(codes)
+        return self.decode_checked(codes.to(self.quantize.table.device))
+
+    @torch.no_grad()
+    def decode_checked(self, codes: Tensor) -> Tensor:
+        """`decode` for codes known to be good and on the device: nothing here waits for it."""
+        side = math.isqrt(codes.shape[1])
+        quantized = nn.functional.embedding(codes, self.quantize.table)
+        grid = quantized.transpose(1, 2).reshape(len(codes), -1, side, side)
+        return (self.pixels(grid).clamp(-1, 1) + 1) / 2
+
+    def check_images(self, images: Tensor) -> None:
+        if not images.is_floating_point():
+            raise ValueError(f"images: dtype {images.dtype}; must be floating, in 0..1 (bytes: divide by 255)")
+        step = self.config.downscale
+        side = images.shape[-1] if images.dim() else 0
+        if images.dim() != 4 or images.shape[1] != 3 or images.shape[2] != side or side < step or side % step:
+            raise ValueError(f"images: shape {list(images.shape)}; must be [N, 3, H, H] with H a multiple of {step}")
+        # NaN fails both comparisons, so it is refused too.
+        if images.numel() and not (images.min() >= 0 and images.max() <= 1):
+            raise ValueError(f"images: values {images.min():.3g}..{images.max():.3g}; must be in 0..1")
+
+    def check_codes(self, codes: Tensor) -> int:
+        """The side of the square grid of codes."""
+        if codes.dtype != torch.int64:
+            raise ValueError(f"codes: dtype {codes.dtype}; must be torch.int64")
+        side = math.isqrt(codes.shape[-1]) if codes.dim() == 2 else 0
+        if side < 1 or side * side != codes.shape[1]:
+            raise ValueError(f"codes: shape {list(codes.shape)}; must be [N, I] with I a square number")
+        if codes.numel() and not (codes.min() >= 0 and codes.max() < self.config.codebook_size):
+            raise ValueError(f"codes: {codes.min()}..{codes.max()}; must be in 0..{self.config.codebook_size - 1}")
+        return side
+
+    def fingerprint(self) -> str:
+        """SHA-256 over config and weights: equal for two models whose codes mean the same, however they are stored."""
+        return fingerprint(self.config, self.state_dict())
+
+    def save(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
+        """Write `config.json` and `model.safetensors`, each atomically; bfloat16 rounds what is written."""
+        stored = {name: weight.detach().to(dtype) for name, weight in self.state_dict().items()}
+        save_weights(stored, Path(folder) / "model.safetensors", dtype)
+        description = {"format": FORMAT, "fingerprint": fingerprint(self.config, stored), **self.config.to_dict()}
+        write_json(Path(folder) / "config.json", description)
+
+    @classmethod
+    def load(cls, folder: str | Path, *, checked: bool = False) -> Self:
+        """Read what `save` wrote, weights as float32, in eval mode; a file that is not that is a ValueError.
+
+        checked: both files were compared with their hashes already (`dalle_lean.io.model_folder.check_parts`); the
+            weights are not hashed again.
+        """
+        description = read_description(folder)
+        expected = description.pop("fingerprint")
+        with torch.device("meta"):  # takes no memory: the sizes are not known to be true
+            model = cls(VQGANConfig.from_dict(description))
+        path = Path(folder) / "model.safetensors"
+        weights = {name: tensor.float() for name, tensor in read_weights(path, model.state_dict()).items()}
+        load_strictly(model, weights, str(path), assign=True)
+        if not checked and model.fingerprint() != expected:
+            raise UserError(f"{folder}: the weights are not those that config.json was written for")
+        return model.eval()
+
+
+def read_description(folder: str | Path) -> dict[str, Any]:
+    """The fields of a VQGAN folder's config.json and the fingerprint of its weights, which `VQGAN.load` has checked."""
+    path = Path(folder) / "config.json"
+    description = read_json(path)
+    if not isinstance(description, dict) or description.pop("format", None) != FORMAT:
+        raise UserError(f"{path}: not a VQGAN of format {FORMAT}")
+    if not isinstance(description.get("fingerprint"), str):
+        raise UserError(f"{path}: the fingerprint of the weights is missing")
+    return description
+
+
+def fingerprint(config: VQGANConfig, weights: Mapping[str, Tensor]) -> str:
+    """SHA-256 (hexadecimal) over the config and every weight as float32."""
+    digest = hashlib.sha256(json.dumps(config.to_dict(), sort_keys=True).encode())
+    for name, weight in sorted(weights.items()):
+        digest.update(f"{name} {list(weight.shape)}".encode())
+        digest.update(weight.detach().to("cpu", torch.float32).contiguous().numpy().astype("<f4").tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Files: atomic writes, weights, model folders, errors of remote file systems."""

@@ -1,0 +1,305 @@
+"""Model folders: all that `generate` needs in one place, every part named with its hash.
+
+config.json, model.safetensors and, where given, tokenizer.json, vocabulary.json, vqgan/, clip/ and a card README.md.
+"""
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dalle_lean.errors import UserError
+from dalle_lean.io.files import (
+    MOST_BYTES,
+    fresh_folder,
+    read_bytes,
+    read_json,
+    read_text,
+    sha256_file,
+    sync_folder,
+    write_json,
+)
+from dalle_lean.io.safetensors_io import MOST_HEADER_BYTES, load_strictly, read_shapes, read_weights, save_weights
+from dalle_lean.memory import MemoryPlan
+from dalle_lean.memory.parameters import parameter_sizes
+from dalle_lean.model.config import DalleConfig
+from dalle_lean.model.dalle import Dalle
+from dalle_lean.tokenizer import MOST_TOKENIZER_BYTES
+from dalle_lean.vocabulary import Vocabulary
+
+FORMAT = "dalle_lean_model/1"
+WEIGHTS = "model.safetensors"
+HASHED_SUFFIXES = (".json", ".safetensors")
+HIGHEST_GUIDANCE = 1e3
+PART_FILES = ("config.json", "model.safetensors", "tokenizer.json")
+
+
+class DamagedFolder(UserError):
+    """A model folder misses a part, or a part is not the one the folder was saved with."""
+
+
+def save_model(
+    model: Dalle,
+    folder: str | Path,
+    *,
+    tokenizer: str | Path | None = None,
+    vocabulary: str | Path | None = None,
+    vqgan: str | Path | None = None,
+    clip: str | Path | None = None,
+    card: str | None = None,
+    vqgan_fingerprint: str | None = None,
+    caption_dropout: float | None = None,
+    guidance: float = 1.0,
+    dtype: torch.dtype | None = torch.float32,
+) -> None:
+    """Write a model folder. An existing one is replaced whole, when the new one is complete on disk; a folder of
+    anything else is a ValueError.
+
+    Args:
+        tokenizer: a tokenizer.json to copy.
+        vocabulary: a vocabulary.json to copy: the words of the training captions; see dalle_lean.vocabulary.
+        vqgan, clip: folders of these parts to copy.
+        card: text of README.md.
+        vqgan_fingerprint: the VQGAN on whose codes the model was trained; `generate` refuses another one.
+        caption_dropout: share of the captions in whose place the model learnt the empty one; None is not known.
+        guidance: classifier-free guidance with which the model draws unless told otherwise; 1 is off.
+        dtype: of the stored floating-point weights; None: as the model has them.
+    """
+    folder = Path(folder)
+    check_guidance(guidance)
+    check_replaceable(folder)
+    with fresh_folder(folder) as fresh:
+        save_weights(model.state_dict(), fresh / WEIGHTS, dtype)
+        for name, file in (("tokenizer.json", tokenizer), ("vocabulary.json", vocabulary)):
+            if file is not None:
+                shutil.copyfile(file, fresh / name)
+        for name, part in (("vqgan", vqgan), ("clip", clip)):
+            if part is not None:
+                copy_part(Path(part), fresh / name)
+        if card is not None:
+            (fresh / "README.md").write_text(card, encoding="utf-8")
+        content = {
+            "format": FORMAT,
+            "dalle": model.config.to_dict(),
+            "vqgan_fingerprint": vqgan_fingerprint,
+            "caption_dropout": caption_dropout,
+            "guidance": guidance,
+            "parts": {name: sha256_file(fresh / name) for name in hashed_parts(fresh)},
+        }
+        write_json(fresh / "config.json", content)
+        fresh.chmod(0o755)
+        replace_folder(fresh, folder)
+
+
+def check_guidance(guidance: float) -> None:
+    """ValueError unless the guidance scale lies in its range."""
+    if not 0 <= guidance <= HIGHEST_GUIDANCE:
+        raise UserError(f"guidance={guidance}: it must lie in 0..{HIGHEST_GUIDANCE:g} (1 is off)")
+
+
+def load_model(
+    folder: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    plan: MemoryPlan | None = None,
+) -> Dalle:
+    """The transformer of a model folder, in eval mode, after `check_parts`.
+
+    Raises:
+        DamagedFolder: a part is missing or altered.
+        ValueError: the configuration or the weights do not fit this program.
+    """
+    return read_model(folder, check_parts(folder), device=device, dtype=dtype, plan=plan)
+
+
+def read_model(
+    folder: str | Path,
+    checked: dict[str, Any],
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = torch.float32,
+    plan: MemoryPlan | None = None,
+) -> Dalle:
+    """As `load_model`, for who has called `check_parts` already: `checked` is its answer. Nothing is hashed again.
+
+    dtype: None leaves the weights as they are stored.
+    """
+    path = Path(folder) / WEIGHTS
+    model = Dalle(DalleConfig.from_dict(checked["dalle"]), plan, device="meta")
+    weights = {
+        name: tensor.to(device, dtype if tensor.is_floating_point() else None)
+        for name, tensor in read_weights(path, model.state_dict()).items()
+    }
+    load_strictly(model, weights, str(path), assign=True)
+    return model.eval()
+
+
+def copy_part(part: Path, out: Path) -> None:
+    """Copy the files a VQGAN or CLIP consists of, and nothing of the run that may lie beside them."""
+    out.mkdir()
+    for name in PART_FILES:
+        if (part / name).is_file():
+            shutil.copyfile(part / name, out / name)
+    if not (out / "config.json").exists():
+        raise UserError(f"{part} is no finished VQGAN or CLIP: it has no config.json")
+
+
+def pack_model(
+    model: Path,
+    out: Path,
+    *,
+    vocabulary: Path | None = None,
+    vqgan: Path | None = None,
+    clip: Path | None = None,
+    card: Path | None = None,
+    guidance: float | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Write the model folder `model` to `out` with other parts or another dtype; what is not given is `model`'s.
+
+    ValueError where `vocabulary` is none, or `vqgan` is not the one on whose codes the model was trained.
+    """
+    content = check_parts(model)
+    if vocabulary is not None:
+        Vocabulary.load(vocabulary)
+    expected = content["vqgan_fingerprint"]
+    if vqgan is not None and expected is not None:
+        from dalle_lean.images.vqgan import VQGAN, read_description
+
+        VQGAN.load(vqgan)  # whose weights must be those of its fingerprint
+        if (actual := read_description(vqgan)["fingerprint"]) != expected:
+            raise UserError(f"{vqgan} is the VQGAN {actual[:12]}; {model} was trained on codes of {expected[:12]}")
+    given = {"tokenizer.json": None, "vocabulary.json": vocabulary, "vqgan": vqgan, "clip": clip, "README.md": card}
+    parts = {name: path or model / name for name, path in given.items() if path or (model / name).exists()}
+    save_model(
+        read_model(model, content, dtype=None),
+        out,
+        tokenizer=parts.get("tokenizer.json"),
+        vocabulary=parts.get("vocabulary.json"),
+        vqgan=parts.get("vqgan"),
+        clip=parts.get("clip"),
+        card=read_text(parts["README.md"]) if "README.md" in parts else None,
+        vqgan_fingerprint=expected,
+        caption_dropout=content.get("caption_dropout"),
+        guidance=content.get("guidance", 1.0) if guidance is None else guidance,
+        dtype=dtype,
+    )
+
+
+def check_parts(folder: str | Path) -> dict[str, Any]:
+    """The content of config.json, after every part's SHA-256 was compared with the one it was saved with."""
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise DamagedFolder(f"{folder} is not a model folder: it has no config.json")
+    content = read_json(folder / "config.json")
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise DamagedFolder(f"{folder}/config.json is not of the format {FORMAT}")
+    parts = content.get("parts")
+    if not isinstance(content.get("dalle"), dict) or not isinstance(parts, dict) or WEIGHTS not in parts:
+        raise DamagedFolder(f"{folder}/config.json does not name the model's configuration and its parts")
+    if not isinstance(content.get("vqgan_fingerprint"), str | None):
+        raise DamagedFolder(f"{folder}/config.json: vqgan_fingerprint must be a string or null")
+    dropout, guidance = content.get("caption_dropout"), content.get("guidance", 1.0)
+    if dropout is not None and not (isinstance(dropout, float | int) and 0 <= dropout <= 1):
+        raise DamagedFolder(f"{folder}/config.json: caption_dropout must be a share in 0..1 or null")
+    if not isinstance(guidance, float | int):
+        raise DamagedFolder(f"{folder}/config.json: guidance must be a number")
+    try:
+        check_guidance(guidance)
+    except ValueError as error:
+        raise DamagedFolder(f"{folder}/config.json: {error}") from None
+    on_disk = set(hashed_parts(folder))
+    for name in sorted(on_disk | set(parts)):
+        if name not in on_disk:
+            raise DamagedFolder(f"{folder}: {name} is missing; get a complete copy of the folder")
+        if name not in parts:
+            raise DamagedFolder(f"{folder}: {name} does not belong to this model; remove it or save the folder again")
+    try:
+        check_sizes(folder, on_disk, DalleConfig.from_dict(content["dalle"]))
+    except UserError as error:
+        raise DamagedFolder(str(error)) from None
+    for name in sorted(on_disk):
+        if sha256_file(folder / name) != parts[name]:
+            raise DamagedFolder(f"{folder}: {name} is not the file this model was saved with; get a complete copy")
+    return content
+
+
+def check_sizes(folder: Path, parts: Iterable[str], config: DalleConfig) -> None:
+    """ValueError for a part that is larger than it can be: nothing is read for minutes only to be refused."""
+    for path in (folder / name for name in parts):
+        if path.suffix == ".json":
+            limit_bytes = MOST_TOKENIZER_BYTES if path.name == "tokenizer.json" else MOST_BYTES
+            if path.stat().st_size > limit_bytes:
+                raise UserError(f"{path} has {path.stat().st_size:,} bytes: it may have {limit_bytes:,} at most")
+        else:
+            read_shapes(path)
+    most_bytes = 8 * sum(parameter_sizes(config)) + MOST_HEADER_BYTES
+    if (size_bytes := (folder / WEIGHTS).stat().st_size) > most_bytes:
+        raise UserError(f"{folder / WEIGHTS} has {size_bytes:,} bytes: the model's weights have {most_bytes:,} at most")
+
+
+def hashed_parts(folder: Path) -> list[str]:
+    """The parts that carry a hash: JSON and safetensors files, relative to the folder, without config.json itself."""
+    files = (path for path in folder.rglob("*") if path.suffix in HASHED_SUFFIXES and path.is_file())
+    return sorted(path.relative_to(folder).as_posix() for path in files if path != folder / "config.json")
+
+
+def find_model(name: str | None = None) -> Path:
+    """The folder that `--model` means: a folder, a hub id, else $DALLE_LEAN_MODEL, else the bundled model.
+
+    A hub id ("owner/name") is downloaded, and only then; its code and pickles are not.
+    """
+    name = name or os.environ.get("DALLE_LEAN_MODEL")
+    if name is None:
+        return bundled_model()
+    if Path(name).is_dir():
+        return Path(name)
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise UserError(f"no model folder at {name}; give a folder, or a hub id such as owner/name")
+    from dalle_lean.require import require
+
+    hub = require("huggingface_hub", extra="demo")
+    patterns = [f"*{suffix}" for suffix in HASHED_SUFFIXES] + ["*.md"]
+    try:
+        return Path(hub.snapshot_download(name, allow_patterns=patterns))
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{name} is neither a folder here nor a model on the hub: {reason}") from None
+
+
+def bundled_model() -> Path:
+    """The model that comes with the package."""
+    folder = Path(__file__).resolve().parents[2] / "models" / "emoji"
+    if not (folder / "config.json").is_file():
+        raise UserError("this installation has no bundled model; name one with --model or $DALLE_LEAN_MODEL")
+    return folder
+
+
+def check_replaceable(folder: Path) -> None:
+    """ValueError unless `folder` is missing, empty or a model folder: nothing else is ever replaced."""
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
+    config = folder / "config.json"
+    if folder.exists() and not (config.is_file() and FORMAT.encode() in read_bytes(config)):
+        raise UserError(f"{folder} is not empty and no model folder; name another place, nothing there is replaced")
+
+
+def replace_folder(fresh: Path, folder: Path) -> None:
+    """Put the complete folder `fresh` in the place of `folder`.
+
+    A kill between the two renames leaves the old folder beside it as `.NAME.old`; the next call begins by putting it
+    back, so a complete folder is never lost.
+    """
+    retired = folder.with_name(f".{folder.name}.old")
+    if retired.exists() and not folder.exists():
+        os.rename(retired, folder)
+    shutil.rmtree(retired, ignore_errors=True)
+    if folder.exists():
+        os.rename(folder, retired)
+    os.rename(fresh, folder)
+    sync_folder(folder.parent)
+    shutil.rmtree(retired, ignore_errors=True)

@@ -1,0 +1,126 @@
+"""Weights in safetensors files, and filling a module with them."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from dalle_lean.errors import UserError
+from dalle_lean.free_memory import free_ram_bytes
+from dalle_lean.io.files import atomic_write, parse
+from dalle_lean.memory.plan_search import human_bytes
+
+MOST_HEADER_BYTES = 2**24
+BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 1),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
+    **dict.fromkeys(("I32", "U32", "F32"), 4),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
+}
+"""Of a number, by the names that safetensors has for their types."""
+
+
+def save_weights(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype | None = torch.float32) -> None:
+    """Write tensors as safetensors, atomically, floating-point ones in `dtype`; None: in their own."""
+    stored = {
+        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous().clone()
+        for name, tensor in weights.items()
+    }
+    with atomic_write(path) as temporary:
+        save_file(stored, temporary)
+
+
+def read_weights(path: Path, wanted: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The tensors of a safetensors file; a missing or damaged one is a ValueError that names it.
+
+    wanted: what names and shapes they must have, compared before any is read; else as `load_strictly`.
+    """
+    shapes = read_shapes(path)
+    if wanted is not None:
+        refuse_other_shapes(shapes, {name: tuple(tensor.shape) for name, tensor in wanted.items()}, str(path))
+    size_bytes, free_bytes = path.stat().st_size, free_ram_bytes()
+    if size_bytes > free_bytes:
+        raise UserError(f"{path} has {human_bytes(size_bytes)}, and only {human_bytes(free_bytes)} of memory are free")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"{path} is not a safetensors file: {error}") from None
+
+
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of a safetensors file's tensors, from its header alone; ValueError unless the file is as large as its
+    header says.
+
+    Source: the format's description, https://huggingface.co/docs/safetensors: 8 bytes with the length of a JSON object,
+    the object, the tensors' bytes.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} is missing")
+    complaint = f"{path} is not a safetensors file"
+    size_bytes = path.stat().st_size
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size_bytes < 8 or not 2 <= length <= min(size_bytes - 8, MOST_HEADER_BYTES):
+            raise UserError(f"{complaint}: its header cannot have {length:,} bytes")
+        content = file.read(length)
+    try:
+        header = parse(json.loads, content.decode("utf-8"), complaint)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{complaint}: {error}") from None
+    shapes, end = {}, 0
+    try:
+        for name, tensor in header.items():
+            if name == "__metadata__":
+                continue
+            shape, (first, last) = tuple(tensor["shape"]), tensor["data_offsets"]
+            if any(type(number) is not int or number < 0 for number in (*shape, first, last)):
+                raise TypeError(f"sizes of {name}")
+            if last - first != math.prod(shape) * BYTES[tensor["dtype"]]:
+                raise TypeError(f"length of {name}")
+            shapes[name], end = shape, max(end, last)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{complaint}: its header is damaged ({type(error).__name__}: {error})") from None
+    if 8 + length + end != size_bytes:
+        raise UserError(
+            f"{complaint}: it has {size_bytes:,} bytes and not {8 + length + end:,} as its header says; "
+            "get a complete copy"
+        )
+    return shapes
+
+
+def refuse_other_shapes(have: Mapping[str, tuple[int, ...]], need: Mapping[str, tuple[int, ...]], source: str) -> None:
+    """ValueError that names `source` and the first key that is missing, unknown or misshapen."""
+    for name in sorted(need.keys() | have.keys()):
+        if name not in have:
+            raise UserError(f"{source}: missing key {name}")
+        if name not in need:
+            raise UserError(f"{source}: unknown key {name}")
+        if have[name] != need[name]:
+            raise UserError(f"{source}: key {name} has shape {list(have[name])}; must be {list(need[name])}")
+
+
+def load_strictly(module: nn.Module, weights: Mapping[str, Tensor], source: str, assign: bool = False) -> None:
+    """Copy `weights` into `module`; a missing, unknown or misshapen key is a ValueError that names it and `source`.
+
+    assign: make them the module's own instead, whatever device and dtype both have.
+    """
+    wanted = module.state_dict()
+    have_shapes, need_shapes = ({name: tuple(value.shape) for name, value in two.items()} for two in (weights, wanted))
+    refuse_other_shapes(have_shapes, need_shapes, source)
+    for name, need in wanted.items():
+        have = weights[name]
+        if have.is_floating_point() != need.is_floating_point():
+            raise UserError(f"{source}: key {name} has dtype {have.dtype}; must be {need.dtype}")
+    module.load_state_dict(dict(weights), assign=assign)
+
+
+def refuse_infinite(module: nn.Module, source: str) -> None:
+    """ValueError for the first tensor of `module` with numbers that are not finite; names it and `source`."""
+    for name, tensor in module.state_dict().items():
+        if not torch.isfinite(tensor).all():
+            raise UserError(f"{source}: {name} holds numbers that are not finite")

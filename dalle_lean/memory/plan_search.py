@@ -1,0 +1,148 @@
+"""The fastest plan that fits into memory, and the largest batch."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from dalle_lean.errors import UserError
+from dalle_lean.memory.cost import cost_of
+from dalle_lean.memory.flops import step_flop
+from dalle_lean.memory.setup import TrainingSetup
+from dalle_lean.model.config import DalleConfig
+from dalle_lean.model.memory_plan import ACTIVATIONS, MemoryPlan
+
+LOSS_TOKENS = (512, 128, 32)
+PIECES = ((8, 1024), (4, 256), (1, 64))
+"""Heads and tokens at once."""
+LAUNCH_TOKENS = 8
+"""A product of few rows takes about as long as one of so many more."""
+OFFLOAD_SHARE = 0.01
+"""What the optimizer's way over the host is taken to cost, as a share of the step."""
+
+
+def candidates(config: DalleConfig) -> list[MemoryPlan]:
+    """The plans that are tried: ever leaner activations, then pieces, then gradients in place; with and without
+    offload."""
+    *kept, leanest = ACTIVATIONS[config.reversible]
+    plans = [MemoryPlan(activations=name, loss_tokens=None) for name in (*kept, leanest)]
+    plans += [dataclasses.replace(plan, loss_tokens=LOSS_TOKENS[0]) for plan in plans]
+    one_sample = MemoryPlan(activations=leanest, loss_tokens=LOSS_TOKENS[0], samples=1)
+    plans.append(one_sample)
+    for loss_tokens, (heads, tokens) in zip(LOSS_TOKENS, PIECES, strict=True):
+        pieces = dataclasses.replace(one_sample, attention_heads=heads, feed_forward_tokens=tokens)
+        plans.append(dataclasses.replace(pieces, loss_tokens=loss_tokens))
+    plans += [dataclasses.replace(plan, grads_in_place=True) for plan in plans]
+    return [dataclasses.replace(plan, offload_optimizer=offload) for offload in (False, True) for plan in plans]
+
+
+def effort(config: DalleConfig, plan: MemoryPlan, setup: TrainingSetup) -> float:
+    """FLOP of a step, recomputation included, with what small pieces and the way to the host add; it orders plans."""
+    flop = step_flop(config, setup.batch, plan)
+    tokens = config.sequence_len * setup.batch
+    at_once, groups = tokens, 1.0
+    if plan.activations_for(config) in ("checkpoint", "reversible"):
+        at_once = min(tokens, (plan.samples or setup.batch) * config.sequence_len, plan.feed_forward_tokens or tokens)
+        groups = max(1.0, config.num_heads / (plan.attention_heads or config.num_heads))
+    branches = flop.projections * (1 + LAUNCH_TOKENS / at_once)
+    attention = flop.attention * (1 + LAUNCH_TOKENS * groups / config.sequence_len)
+    output = flop.output * (1 + LAUNCH_TOKENS / min(plan.loss_tokens or tokens, tokens))
+    in_place = 1 + 1e-6 * plan.grads_in_place  # among equals, gradients that hooks can see
+    return (branches + attention + output) * in_place * (1 + OFFLOAD_SHARE * plan.offload_optimizer)
+
+
+def fastest_plan(config: DalleConfig, setup: TrainingSetup, budget_bytes: float) -> MemoryPlan:
+    """The plan of least effort among `candidates` whose peak on the device is at most `budget_bytes`.
+
+    Raises:
+        ValueError: none fits; tells the least that is needed, and the batch that would fit.
+    """
+    plans = sorted(candidates(config), key=lambda plan: effort(config, plan, setup))
+    if setup.compute_dtype == "float16":  # its gradient scales need branches that are computed again
+        plans = [plan for plan in plans if plan.activations_for(config) in ("checkpoint", "reversible")]
+    peaks = [cost_of(config, plan, setup).peak_bytes for plan in plans]
+    for plan, peak in zip(plans, peaks, strict=True):
+        if peak <= budget_bytes:
+            return plan
+    least = min(peaks)
+    plan = plans[peaks.index(least)]
+    batch = largest_batch(
+        lambda size: cost_of(config, plan, dataclasses.replace(setup, batch=size)).peak_bytes, budget_bytes
+    )
+    advice = f"batch {batch} would fit" if batch else "not even a batch of 1 fits: take a smaller model"
+    raise UserError(
+        f"batch {setup.batch} needs at least {human_bytes(least)} of the {human_bytes(budget_bytes)} allowed, with "
+        f"{describe(plan)}; {advice}"
+    )
+
+
+def plan_for_budget(config: DalleConfig, batch: int, budget_bytes: float, **setup: Any) -> MemoryPlan:
+    """The fastest plan whose predicted peak on the device fits; also `MemoryPlan.for_budget`.
+
+    Args:
+        setup: other fields of TrainingSetup: types, optimizer, device.
+
+    Raises:
+        ValueError: none fits; tells the least that is needed, and the batch that would fit.
+    """
+    return fastest_plan(config, TrainingSetup(batch=batch, **setup), budget_bytes)
+
+
+MemoryPlan.for_budget = staticmethod(plan_for_budget)
+
+
+def largest_batch(peak_of: Callable[[int], int], budget_bytes: float) -> int:
+    """The largest batch whose peak fits, 0 if none does; `peak_of` must not fall with the batch."""
+    if peak_of(1) > budget_bytes:
+        return 0
+    fits, too_large = 1, 2
+    while peak_of(too_large) <= budget_bytes:
+        fits, too_large = too_large, 2 * too_large
+    while too_large - fits > 1:
+        middle = (fits + too_large) // 2
+        fits, too_large = (middle, too_large) if peak_of(middle) <= budget_bytes else (fits, middle)
+    return fits
+
+
+def describe(plan: MemoryPlan) -> str:
+    """The plan's fields that are not their defaults, as `parse_plan` takes them."""
+    fields = {field.name: (getattr(plan, field.name), field.default) for field in dataclasses.fields(MemoryPlan)}
+    activations = plan.activations or "leanest"
+    return ",".join([activations, *(f"{k}={v}" for k, (v, d) in fields.items() if v != d and k != "activations")])
+
+
+def parse_plan(text: str) -> MemoryPlan:
+    """A plan from "reversible,samples=1,loss_tokens=128": activations ("leanest" leaves them to the config), then
+    fields of MemoryPlan; none stands for None. ValueError names what is wrong."""
+    activations, *others = text.split(",")
+    values: dict[str, object] = {"activations": None if activations == "leanest" else activations}
+    known = {field.name for field in dataclasses.fields(MemoryPlan)} - {"activations"}
+    words = {"none": None, "true": True, "false": False}
+    for part in others:
+        name, _, value = part.partition("=")
+        if name not in known:
+            raise UserError(f"plan {text!r}: {name!r} is no field of it; there are {', '.join(sorted(known))}")
+        values[name] = words[value.lower()] if value.lower() in words else int(value) if value.isdecimal() else value
+    return MemoryPlan(**values)  # type: ignore[arg-type]
+
+
+def human_bytes(count: float) -> str:
+    """3 digits with the decimal unit: 1.23 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.4g} TB"
+
+
+def parse_bytes(text: str) -> float:
+    """12GB, 512MB, 8GiB or a plain number of bytes; ValueError for anything else."""
+    units = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+    digits = text.strip().lower().rstrip("kmgtib ")
+    unit = text.strip().lower()[len(digits) :].strip()
+    try:
+        count = float(digits) * units[unit]
+    except (ValueError, KeyError):
+        raise UserError(f"{text!r} is no amount of memory: write it like 12GB, 512MB or 8GiB") from None
+    if not 0 < count < float("inf"):
+        raise UserError(f"{text!r}: an amount of memory must be above 0")
+    return count

@@ -1,0 +1,127 @@
+"""Causal attention in which an image query touches the text and its few codes only.
+
+The grid of codes is cut into lines, and each line of queries meets one window of keys: its row, its column, or the rows
+that a convolution window reaches. Text queries see the text before them. What `masks.py` says for every pair, this
+computes without the [S, S] weights of the pairs that are not seen.
+
+B batch, H heads, S positions, d head size, P text positions, f side of the grid, w keys in a window.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from dalle_lean.model.config import DalleConfig
+
+
+class Layout:
+    """What positions stand for: `num_text` of text (with `<bos>`), then codes of a grid of `side` columns.
+
+    Holds the masks that layers of the config share; True is what a query does not see.
+    """
+
+    def __init__(self, config: DalleConfig, num_text: int, side: int, device: torch.device | str = "cpu"):
+        self.config, self.num_text, self.side = config, num_text, side
+        self.future = torch.ones(num_text, num_text, dtype=torch.bool, device=device).triu(1)
+        kinds = set(config.layer_kinds) - {"full"}
+        self.unseen = {kind: ~window_mask(kind, side, config, device) for kind in kinds}
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, kind: str, layout: Layout) -> Tensor:
+    """Attention of one kind; query, key, value and the result are [B, H, S, d] from position 0, S at most P + f * f.
+
+    The softmax is computed in float32 or wider. Memory is linear in S: full attention never holds its scores.
+    """
+    if kind == "full":
+        return scaled_dot_product_attention(query, key, value, is_causal=True)
+    query = query * query.shape[-1] ** -0.5
+    text_query, image_query = split(query, layout)
+    text_key, image_key = split(key, layout)
+    text_value, image_value = split(value, layout)
+    text = attend_text(text_query, text_key, text_value, layout)
+    if image_query.shape[2] == 0:
+        return text
+    image = attend_image(image_query, (text_key, text_value), (image_key, image_value), kind, layout)
+    return torch.cat([text, image], dim=2)
+
+
+def split(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """x [B, H, S, d] -> its text and its codes."""
+    return x[:, :, : layout.num_text], x[:, :, layout.num_text :]
+
+
+def attend_text(query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> Tensor:
+    """Causal attention; scaled query, key and value [B, H, P, d]."""
+    length = query.shape[2]
+    future = layout.future[:length, :length]
+    return softmax((query @ key.transpose(-1, -2)).masked_fill(future, -torch.inf)) @ value
+
+
+def attend_image(
+    query: Tensor, text: tuple[Tensor, Tensor], codes: tuple[Tensor, Tensor], kind: str, layout: Layout
+) -> Tensor:
+    """One softmax over the text and the window of codes.
+
+    query [B, H, n, d], scaled; text: keys and values [B, H, P, d]; codes: keys and values [B, H, n, d], n <= f * f.
+    Returns [B, H, n, d].
+    """
+    num_codes, num_text, side = query.shape[2], text[0].shape[2], layout.side
+    lines = to_lines(query, kind, side)  # [B, H, f, f, d]
+    window_keys, window_values = (
+        to_windows(to_lines(x, kind, side), kind, layout.config) for x in codes
+    )  # [B, H, f, w, d]
+    unseen = layout.unseen[kind]  # [f, f, w]
+    to_text = lines.flatten(2, 3) @ text[0].transpose(-1, -2)
+    to_codes = (lines @ window_keys.transpose(-1, -2)).masked_fill(unseen, -torch.inf)
+    weights = softmax(torch.cat([to_text.unflatten(2, (side, side)), to_codes], dim=-1))
+    on_text, on_codes = weights[..., :num_text], weights[..., num_text:]
+    out = (on_text.flatten(2, 3) @ text[1]).unflatten(2, (side, side)) + on_codes @ window_values
+    if kind == "column":
+        out = out.transpose(2, 3)
+    return out.flatten(2, 3)[:, :, :num_codes]
+
+
+def softmax(scores: Tensor) -> Tensor:
+    """Over the last dimension, computed in float32 or wider, given back in the scores' dtype."""
+    return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
+
+
+def to_lines(x: Tensor, kind: str, side: int) -> Tensor:
+    """Codes [B, H, n, d] -> [B, H, f, f, d]: columns for column attention, else rows; missing codes are zeros."""
+    missing = side * side - x.shape[2]
+    grid = (pad(x, (0, 0, 0, missing)) if missing else x).unflatten(2, (side, side))
+    return grid.transpose(2, 3) if kind == "column" else grid
+
+
+def to_windows(lines: Tensor, kind: str, config: DalleConfig) -> Tensor:
+    """What each line of queries meets: itself, or with the rows above it that a convolution reaches.
+
+    lines [B, H, f, f, d] -> [B, H, f, w, d]; rows outside the picture are zeros.
+    """
+    if kind != "conv":
+        return lines
+    side, above = lines.shape[2], rows_above(config)
+    padded = pad(lines, (0, 0, 0, 0, above, 0))
+    return torch.cat([padded[:, :, first : first + side] for first in range(above + 1)], dim=3)
+
+
+def rows_above(config: DalleConfig) -> int:
+    """Rows above its own that a query's convolution window reaches."""
+    return config.conv_kernel // 2 if config.conv_window == "centred" else config.conv_kernel - 1
+
+
+def window_mask(kind: str, side: int, config: DalleConfig, device: torch.device | str) -> Tensor:
+    """Which keys of its window each query sees, [f, f, w]; the same pairs as in `masks.py`."""
+    place = torch.arange(side, device=device)
+    if kind != "conv":
+        return (place[None, :] <= place[:, None]).expand(side, side, side)
+    above = rows_above(config)
+    key_row = place[:, None] + torch.arange(-above, 1, device=device)  # [f, rows]
+    left = place[:, None] - place[None, :]  # [f, f], how far the key's column is to the left of the query's
+    reach = config.conv_kernel // 2
+    if config.conv_window == "centred":
+        in_row_above, in_own_row = left.abs() <= reach, (left >= 0) & (left <= reach)
+    else:
+        in_row_above = in_own_row = (left >= 0) & (left < config.conv_kernel)
+    by_row = torch.stack([in_row_above] * above + [in_own_row], dim=1)  # [f, rows, f]
+    return (by_row[None] & (key_row >= 0)[:, None, :, None]).flatten(2)

@@ -1,0 +1,276 @@
+"""Dalle: a decoder over a caption and the codes of its picture.
+
+B batch, T text length, I codes in a picture, n codes given, L = T + I, D hidden size. The vocabulary has V rows: V' for
+text, then C for image codes. Positions 0..T hold `<bos>` and the caption, position T + 1 + m holds code m.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dalle_lean.model.attention import Layout
+from dalle_lean.model.branches import AttentionBranch, FeedForwardBranch, Surroundings
+from dalle_lean.model.compute_weights import Weights
+from dalle_lean.model.config import DalleConfig
+from dalle_lean.model.grad_scales import BranchScales
+from dalle_lean.model.layers import Block, Layer, normalise
+from dalle_lean.model.loss import Section, embed, section_losses
+from dalle_lean.model.memory_plan import MemoryPlan
+from dalle_lean.model.rope import rotary_angles, rotary_table
+from dalle_lean.model.stack import (
+    Stack,
+    StackBranch,
+    run_lean,
+    run_reversible_keeping,
+    run_selective,
+    run_sequential,
+    without_autocast,
+)
+
+BOS = 0
+
+
+class Crop(NamedTuple):
+    """A part of each sample that the loss is taken over: fewer caption ids, a smaller square of codes."""
+
+    text_len: int
+    """Caption ids from the first."""
+    side: int
+    row: int = 0
+    column: int = 0
+    """Of the square's first code."""
+
+
+class Dalle(nn.Module):
+    """The paper's decoder (Borzunov et al. 2022, section 3) for a DalleConfig; its MemoryPlan can be set later."""
+
+    def __init__(
+        self,
+        config: DalleConfig,
+        plan: MemoryPlan | None = None,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.config = config
+        self.plan = plan or MemoryPlan()
+        self.scales: BranchScales | None = None
+        self.blocks = nn.ModuleList(Block(config, **factory) for _ in range(max(config.layer_blocks) + 1))
+        self.layers = nn.ModuleList(Layer(config, layer, **factory) for layer in range(config.num_layers))
+        self.norm = nn.LayerNorm(config.hidden_size, **factory)
+        self.output = nn.Linear(config.hidden_size, config.num_tokens, **factory)
+        if not config.tie_embeddings:
+            self.embedding = nn.Embedding(config.num_tokens, config.hidden_size, **factory)
+        if not config.rotary:
+
+            def positions(count: int) -> nn.Parameter:
+                return nn.Parameter(torch.randn(count, config.hidden_size, **factory) * 0.02)
+
+            self.text_positions = positions(config.num_text_positions)
+            self.row_positions, self.column_positions = positions(config.image_side), positions(config.image_side)
+
+    @property
+    def plan(self) -> MemoryPlan:
+        """How backward gets its activations."""
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: MemoryPlan) -> None:
+        plan.activations_for(self.config)
+        self._plan = plan
+
+    def block(self, layer: int) -> Block:
+        """The block of a layer; layers that are tied return the same object."""
+        block = self.blocks[self.config.layer_blocks[layer]]
+        assert isinstance(block, Block)
+        return block
+
+    def forward(self, text_ids: Tensor, image_codes: Tensor | None = None) -> Tensor:
+        """Logits of the next id at every position.
+
+        Args:
+            text_ids: [B, T] integers in [0, text_vocab_size); 0 stands for the padding id of its position.
+            image_codes: [B, n] integers in [0, image_vocab_size), n <= I; None is n = 0.
+
+        Returns:
+            [B, S, V] with S = min(T + 1 + n, L). Positions before T allow text rows only, the others image rows only;
+            what is forbidden is the most negative finite number.
+
+        Raises:
+            ValueError: names the argument, its value and the allowed range.
+        """
+        if image_codes is None:
+            image_codes = text_ids.new_zeros(len(text_ids), 0)
+        self._check_inputs(text_ids, image_codes)
+        logits: Tensor = self.output(self.hidden(text_ids, image_codes).to(self.output.weight.dtype))
+        num_text_tokens, text_len = self.config.num_text_tokens, self.config.text_len
+        forbidden = torch.finfo(logits.dtype).min
+        is_text_row = torch.arange(self.config.num_tokens, device=logits.device) < num_text_tokens
+        predicts_text = torch.arange(logits.shape[1], device=logits.device) < text_len
+        return logits.masked_fill(is_text_row[None, :] != predicts_text[:, None], forbidden)
+
+    def loss(self, text_ids: Tensor, image_codes: Tensor, crop: Crop | None = None) -> Tensor:
+        """Weighted mean of the text's and the image's cross-entropy in nats; see `losses`."""
+        text_nats, image_nats = self.losses(text_ids, image_codes, crop)
+        weight = self.config.image_loss_weight
+        return (text_nats + weight * image_nats) / (1 + weight)
+
+    def losses(self, text_ids: Tensor, image_codes: Tensor, crop: Crop | None = None) -> tuple[Tensor, Tensor]:
+        """Mean cross-entropy in nats of a caption id and of an image code; each softmax runs over its own rows only.
+
+        Args:
+            text_ids: [B, T]; image_codes: [B, I].
+            crop: take the loss over a part; what stays keeps its position.
+        """
+        self._check_inputs(text_ids, image_codes)
+        config = self.config
+        if image_codes.shape[1] != config.image_len:
+            raise ValueError(
+                f"image_codes has {image_codes.shape[1]} codes a picture; the loss needs {config.image_len}"
+            )
+        text_rows, codes, grid = self._text_rows(text_ids), image_codes.long(), self._whole
+        if crop is not None:
+            grid = self._check_crop(crop)
+            square = codes.unflatten(1, (config.image_side, config.image_side))
+            square = square[:, crop.row : crop.row + crop.side, crop.column : crop.column + crop.side]
+            text_rows, codes = text_rows[:, : crop.text_len], square.flatten(1)
+        hidden, dtype = self._hidden(text_rows, codes, grid), self._compute_dtype()
+        text = Section(slice(0, grid.text_len), slice(0, config.num_text_tokens), text_rows)
+        image = Section(slice(grid.text_len, None), slice(config.num_text_tokens, None), codes)
+        with without_autocast(hidden.device):
+            text_nats, image_nats = section_losses(
+                hidden, self.output.weight, self.output.bias, (text, image), dtype, self.plan
+            )
+        return text_nats, image_nats
+
+    def hidden(self, text_ids: Tensor, image_codes: Tensor) -> Tensor:
+        """Normalised outputs of the stack before the output layer, [B, S, D]."""
+        return self._hidden(self._text_rows(text_ids), image_codes.long(), self._whole)
+
+    def _hidden(self, text_rows: Tensor, codes: Tensor, crop: Crop) -> Tensor:
+        x = self._embed(text_rows, codes, crop)
+        x = x.to(self.plan.residual_dtype_for(x.dtype))
+        surroundings = self.surroundings(x.shape[1], x.dtype, x.device, crop)
+        dtype = self._compute_dtype()
+        with without_autocast(x.device):
+            return normalise(self.norm, self._run(x, self.stack(surroundings), dtype))
+
+    def _run(self, x: Tensor, stack: Stack, dtype: torch.dtype) -> Tensor:
+        """The stack over x [B, S, D], computed in `dtype` as the plan says."""
+        activations, reversible = self.plan.activations_for(self.config), self.config.reversible
+        lean = activations in ("checkpoint", "reversible")
+        if self.scales is not None and not (lean and self.scales.count == 2 * self.config.num_layers):
+            raise ValueError(
+                f"{self.scales.count} gradient scales with activations={activations!r}: they need checkpoint or "
+                f"reversible, and two for each of {self.config.num_layers} layers"
+            )
+        if lean or not torch.is_grad_enabled():
+            return run_lean(x, stack, self.plan, dtype, reversible, self.scales)
+        weights = Weights(dtype)
+        runs = [(partial(attend.run, weights=weights), partial(feed.run, weights=weights)) for attend, feed in stack]
+        if activations == "selective":
+            return run_selective(x, runs)
+        return run_reversible_keeping(x, runs) if reversible else run_sequential(x, runs)
+
+    def _compute_dtype(self) -> torch.dtype:
+        """What autocast wants, or else the weights' dtype."""
+        weight = self.output.weight
+        if torch.is_autocast_enabled(weight.device.type):
+            return torch.get_autocast_dtype(weight.device.type)
+        return weight.dtype
+
+    def embed(self, text_ids: Tensor, image_codes: Tensor) -> Tensor:
+        """`<bos>`, caption and codes, the last code dropped where all are given: [B, S, D] with S <= L."""
+        return self._embed(self._text_rows(text_ids), image_codes.long(), self._whole)
+
+    def _embed(self, text_rows: Tensor, codes: Tensor, crop: Crop) -> Tensor:
+        config = self.config
+        ids = torch.cat([text_rows, codes + config.num_text_tokens], dim=1)
+        ids = nn.functional.pad(ids, (1, 0), value=BOS)[:, : crop.text_len + crop.side**2]
+        x = embed(ids, self.output.weight if config.tie_embeddings else self.embedding.weight, self.plan)
+        if not config.rotary:
+            x = x + self._position_table()[self._places(crop, x.device)][: x.shape[1]]
+        return x
+
+    def surroundings(
+        self, length: int, dtype: torch.dtype, device: torch.device, crop: Crop | None = None
+    ) -> Surroundings:
+        """Layout and rotary table of the first `length` positions, for residual streams of `dtype`."""
+        config, crop = self.config, crop or self._whole
+        table = None
+        if config.rotary:
+            angles = rotary_angles(config.num_text_positions, config.image_side, config.head_size, device)
+            table = rotary_table(angles[self._places(crop, device)][:length], dtype)
+        return Surroundings(config, Layout(config, crop.text_len + 1, crop.side, device), table, dtype)
+
+    def stack(self, surroundings: Surroundings) -> Stack:
+        """The branches of all layers over the given positions."""
+        stack: list[tuple[StackBranch, StackBranch]] = []
+        for index, (layer, kind) in enumerate(zip(self.layers, self.config.layer_kinds, strict=True)):
+            assert isinstance(layer, Layer)
+            block = self.block(index)
+            attention = AttentionBranch(layer.attention, block.attention, surroundings, kind)
+            stack.append((attention, FeedForwardBranch(layer.feed_forward, block.feed_forward, surroundings)))
+        return stack
+
+    @property
+    def _whole(self) -> Crop:
+        return Crop(self.config.text_len, self.config.image_side)
+
+    def _check_crop(self, crop: Crop) -> Crop:
+        config = self.config
+        inside = crop.side >= 1 and 0 <= crop.row <= config.image_side - crop.side
+        if not (inside and 0 <= crop.column <= config.image_side - crop.side and 1 <= crop.text_len <= config.text_len):
+            raise ValueError(
+                f"{crop}: must lie in {config.text_len} caption ids and {config.image_side} x {config.image_side} codes"
+            )
+        return crop
+
+    def _places(self, crop: Crop, device: torch.device) -> Tensor:
+        """Positions of the whole sequence that a crop keeps: its text, then its codes."""
+        side, start = self.config.image_side, self.config.num_text_positions
+        text = torch.arange(crop.text_len + 1, device=device)
+        square = torch.arange(side * side, device=device).view(side, side)
+        square = square[crop.row : crop.row + crop.side, crop.column : crop.column + crop.side]
+        return torch.cat([text, start + square.flatten()])
+
+    def _text_rows(self, text_ids: Tensor) -> Tensor:
+        """Vocabulary rows of the caption: every id 0 becomes the padding id of its position."""
+        padding = torch.arange(self.config.text_len, device=text_ids.device) + self.config.text_vocab_size
+        return torch.where(text_ids == 0, padding, text_ids.long())
+
+    def _position_table(self) -> Tensor:
+        picture = self.row_positions[:, None] + self.column_positions[None, :]
+        return torch.cat([self.text_positions, picture.flatten(0, 1)])
+
+    def _check_inputs(self, text_ids: Tensor, image_codes: Tensor) -> None:
+        config = self.config
+        check_ids("text_ids", text_ids, config.text_vocab_size)
+        check_ids("image_codes", image_codes, config.image_vocab_size)
+        if text_ids.shape[1] != config.text_len:
+            raise ValueError(f"text_ids has {text_ids.shape[1]} ids a caption; this model takes {config.text_len}")
+        if image_codes.shape[1] > config.image_len:
+            raise ValueError(
+                f"image_codes has {image_codes.shape[1]} codes; this model takes at most {config.image_len}"
+            )
+        if len(text_ids) == 0:
+            raise ValueError("text_ids has 0 rows; a batch has at least one sample")
+        if len(text_ids) != len(image_codes):
+            raise ValueError(f"text_ids has {len(text_ids)} rows and image_codes {len(image_codes)}; they must agree")
+
+
+def check_ids(name: str, ids: Tensor, size: int) -> None:
+    """ValueError unless `ids` is [B, n] of integers in [0, size)."""
+    if ids.dtype not in (torch.int64, torch.int32, torch.int16):
+        raise ValueError(f"{name} has dtype {ids.dtype}; it must be int64, int32 or int16")
+    if ids.dim() != 2:
+        raise ValueError(f"{name} has shape {list(ids.shape)}; it must be [batch, positions]")
+    if torch.compiler.is_compiling() or ids.numel() == 0:
+        return
+    low, high = torch.stack(torch.aminmax(ids)).tolist()
+    if low < 0 or high >= size:
+        raise ValueError(f"{name} has the value {low if low < 0 else high}; it must be in 0..{size - 1}")

@@ -1,0 +1,62 @@
+"""A scale for the gradient that enters each branch, so that float16 trains deep models.
+
+float16 ends at 6e-8, and the gradients of a deep model's branches are far apart: no single loss scale keeps all of them
+in range. The residual streams carry gradients in float32; each branch multiplies what enters it by a scale of its own,
+and what leaves it, parameters' gradients included, is divided again.
+Source: Ramesh et al. 2021, "Zero-Shot Text-to-Image Generation", section 2.4 and appendix D.
+"""
+
+from typing import Any
+
+import torch
+
+from dalle_lean.errors import UserError
+from dalle_lean.model.compute_weights import Weights
+
+LARGEST = 2.0**24
+
+
+class BranchScales:
+    """The scales of all branches; each doubles over `growth_steps` steps without overflow and halves after one with.
+
+    Args:
+        count: branches, two a layer.
+        initial: the first scale of each.
+        growth_steps: good steps in which a scale doubles; it grows a little at each.
+    """
+
+    def __init__(self, count: int, initial: float = 2.0**13, growth_steps: int = 1000):
+        if count < 1 or growth_steps < 1 or not 1 <= initial <= LARGEST:
+            raise ValueError(
+                f"count={count}, growth_steps={growth_steps}, initial={initial}: the first two must be at least 1, "
+                f"initial in 1..{LARGEST:.0f}"
+            )
+        self.count = count
+        self.values = [float(initial)] * count
+        self.growth = 2.0 ** (1 / growth_steps)
+        self._overflow = torch.zeros(count, dtype=torch.bool)
+
+    def apply(self, weights: Weights, branch: int, device: torch.device) -> Weights:
+        """The weights as branch number `branch` uses them in backward."""
+        self._overflow = self._overflow.to(device)
+        return weights.scaled(self.values[branch], self._overflow[branch])
+
+    def update(self) -> bool:
+        """After backward: adapt the scales. False where a gradient was not finite: leave the step out then."""
+        overflowed = self._overflow.tolist()
+        self._overflow.zero_()
+        for branch, too_large in enumerate(overflowed):
+            value = self.values[branch]
+            self.values[branch] = max(value / 2, 1.0) if too_large else min(value * self.growth, LARGEST)
+        return not any(overflowed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scales, ready for JSON."""
+        return {"values": list(self.values)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of `state_dict`; ValueError for another number of branches or a scale out of range."""
+        values = [float(value) for value in state["values"]]
+        if len(values) != self.count or not all(1 <= value <= LARGEST for value in values):
+            raise UserError(f"{len(values)} gradient scales: this model needs {self.count} in 1..{LARGEST:.0f}")
+        self.values = values

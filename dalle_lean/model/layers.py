@@ -1,0 +1,164 @@
+"""The modules that layers share, attention and feed-forward, and what each layer has to itself.
+
+B batch, S positions, D hidden size, H heads, d head size.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.functional import layer_norm
+
+from dalle_lean.model.compute_weights import PLAIN, Weights
+from dalle_lean.model.config import DalleConfig
+from dalle_lean.model.geglu import geglu
+from dalle_lean.model.pixelfly import PixelFly
+from dalle_lean.model.rope import rotate
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """relu(x)^2 (So et al. 2021, "Primer")."""
+    return functional.relu(x).square()
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "silu": functional.silu,
+    "relu": functional.relu,
+    "relu_squared": relu_squared,
+}
+
+
+def projection(
+    config: DalleConfig, in_features: int, out_features: int, bias: bool = True, **factory: Any
+) -> nn.Module:
+    """A dense linear map, or the sparse one that the config asks for."""
+    if config.pixelfly_rank is None:
+        return nn.Linear(in_features, out_features, bias=bias, **factory)
+    return PixelFly(
+        in_features,
+        out_features,
+        block_size=config.pixelfly_block_size,
+        butterfly_size=config.pixelfly_butterfly_size,
+        rank=config.pixelfly_rank,
+        bias=bias,
+        **factory,
+    )
+
+
+class Attention(nn.Module):
+    """Multi-head attention whose queries, keys and values are all rotated (model of the training run)."""
+
+    def __init__(self, config: DalleConfig, **factory: Any):
+        super().__init__()
+        inner = config.num_heads * config.head_size
+        self.num_heads, self.head_size = config.num_heads, config.head_size
+        self.qkv = projection(config, config.hidden_size, 3 * inner, bias=False, **factory)
+        self.out = projection(config, inner, config.hidden_size, **factory)
+
+    def project(
+        self, x: Tensor, table: Tensor | None, weights: Weights = PLAIN, heads: slice | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, S, D] -> rotated queries, keys and values of `heads` (None: all), [B, H, S, d] each.
+
+        table: [2, S, 3 n] or None.
+        """
+        if heads is None:
+            qkv = weights.project(self.qkv, x).unflatten(-1, (3, self.num_heads, -1))
+        else:
+            qkv = torch.stack([weights.project(self.qkv, x, rows=rows) for rows in self._rows(heads)], dim=-2)
+            qkv = qkv.unflatten(-1, (-1, self.head_size))
+        qkv = qkv.permute(2, 0, 3, 1, 4)
+        query, key, value = (qkv if table is None else rotate(qkv, table)).unbind(0)
+        return query, key, value
+
+    def _rows(self, heads: slice) -> list[slice]:
+        """Outputs of qkv that are the queries, the keys and the values of the heads."""
+        inner = self.num_heads * self.head_size
+        start, stop = heads.start * self.head_size, heads.stop * self.head_size
+        return [slice(third * inner + start, third * inner + stop) for third in range(3)]
+
+    def merge(self, outputs: Tensor, weights: Weights = PLAIN, heads: slice | None = None) -> Tensor:
+        """Outputs of `heads` (None: all) [B, H, S, d] -> their part of [B, S, D]; the first head brings the bias."""
+        merged = outputs.transpose(1, 2).flatten(2)
+        if heads is None:
+            return weights.project(self.out, merged)
+        columns = slice(heads.start * self.head_size, heads.stop * self.head_size)
+        return weights.project(self.out, merged, columns=columns, with_bias=heads.start == 0)
+
+
+class FeedForward(nn.Module):
+    """Feed-forward; gated, the gate is the second half of the first layer's output (Shazeer 2020)."""
+
+    def __init__(self, config: DalleConfig, **factory: Any):
+        super().__init__()
+        inner = config.ffn_multiplier * config.hidden_size
+        self.gated = config.ffn_gated
+        self.activation = ACTIVATIONS[config.ffn_activation]
+        self.up = projection(config, config.hidden_size, (1 + self.gated) * inner, **factory)
+        self.down = projection(config, inner, config.hidden_size, **factory)
+
+    def forward(self, x: Tensor, weights: Weights = PLAIN) -> Tensor:
+        """x [B, S, D] -> [B, S, D]."""
+        up = weights.project(self.up, x)
+        return weights.project(self.down, self.activate(up))
+
+    def activate(self, up: Tensor) -> Tensor:
+        """The first layer's output -> the second's input."""
+        if not self.gated:
+            return self.activation(up)
+        if self.activation is functional.gelu:
+            return geglu(up)
+        value, gate = up.chunk(2, dim=-1)
+        return value * self.activation(gate)
+
+
+class Block(nn.Module):
+    """One set of attention and feed-forward weights, used by every layer that shares it."""
+
+    def __init__(self, config: DalleConfig, **factory: Any):
+        super().__init__()
+        self.attention = Attention(config, **factory)
+        self.feed_forward = FeedForward(config, **factory)
+
+
+class Branch(nn.Module):
+    """What a branch of a layer has to itself: LayerNorm in front, LayerScale (Touvron et al. 2021) behind."""
+
+    def __init__(self, config: DalleConfig, layer: int, **factory: Any):
+        super().__init__()
+        self.norm = nn.LayerNorm(config.hidden_size, **factory)
+        self.norm_out = nn.LayerNorm(config.hidden_size, **factory) if config.sandwich_norm else None
+        self.scale = nn.Parameter(torch.full((config.hidden_size,), initial_scale(layer), **factory))
+
+    def enter(self, x: Tensor) -> Tensor:
+        """The stream [B, S, D], normalised in its own dtype."""
+        return normalise(self.norm, x)
+
+    def leave(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """What the branch adds to its stream of `dtype`, from the inner module's output; [B, S, D]."""
+        x = x.to(dtype)
+        return self.scale.to(dtype) * (x if self.norm_out is None else normalise(self.norm_out, x))
+
+
+def normalise(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    """LayerNorm in x's dtype, whatever the weights'."""
+    return layer_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
+
+
+class Layer(nn.Module):
+    """The two branches of one layer; the weights between norm and scale belong to a Block."""
+
+    def __init__(self, config: DalleConfig, layer: int, **factory: Any):
+        super().__init__()
+        self.attention = Branch(config, layer, **factory)
+        self.feed_forward = Branch(config, layer, **factory)
+
+
+def initial_scale(layer: int) -> float:
+    """LayerScale's start for layer `layer`, counted from 0: 0.1 up to the 18th, 1e-5 up to the 24th, then 1e-6."""
+    if layer < 18:
+        return 0.1
+    return 1e-5 if layer < 24 else 1e-6

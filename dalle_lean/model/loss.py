@@ -1,0 +1,157 @@
+"""Cross-entropy without the logits, and the embedding that shares the output layer's weight.
+
+Positions come in sections (text, image), and each predicts its own rows of the vocabulary. So the softmax of a section
+runs over its rows only, and no logits of other rows are made.
+
+B batch, S positions, s positions of a section, D hidden size, V rows of the vocabulary, v rows of a section.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import cross_entropy, embedding, linear
+
+from dalle_lean.model.compute_weights import IN_PLACE_DTYPES, Gradients
+from dalle_lean.model.memory_plan import MemoryPlan
+from dalle_lean.model.recompute import ranges
+
+
+class Section(NamedTuple):
+    """Positions that predict ids of one part of the vocabulary."""
+
+    positions: slice
+    rows: slice
+    targets: Tensor
+    """[B, s], counted from the first of the rows."""
+
+
+def section_losses(
+    hidden: Tensor, weight: Tensor, bias: Tensor, sections: Sequence[Section], dtype: torch.dtype, plan: MemoryPlan
+) -> Tensor:
+    """Mean cross-entropy in nats of each section, [number of sections], float32 or wider.
+
+    Args:
+        hidden: [B, S, D]; weight: [V, D]; bias: [V].
+        dtype: that logits are multiplied in; their softmax is at least float32.
+        plan: its loss_tokens is how many tokens' logits exist at once, made again in backward; None keeps all.
+    """
+    if plan.loss_tokens is not None or dtype == torch.float16:  # plain backward would round small factors to zero
+        out: Tensor = _SectionLosses.apply(hidden, weight, bias, sections, dtype, plan)
+        return out
+    losses = []
+    for section in sections:
+        logits = linear(
+            hidden[:, section.positions].to(dtype), weight[section.rows].to(dtype), bias[section.rows].to(dtype)
+        )
+        losses.append(cross_entropy(widen(logits).flatten(0, 1), section.targets.flatten()))
+    return torch.stack(losses)
+
+
+class _SectionLosses(torch.autograd.Function):
+    """The same in chunks of tokens; nothing of the size of the logits is kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        sections: Sequence[Section],
+        dtype: torch.dtype,
+        plan: MemoryPlan,
+    ) -> Tensor:
+        ctx.save_for_backward(hidden)
+        # Not saved for backward: what comes back from there need not be the parameter whose .grad is added to.
+        ctx.weight, ctx.bias, ctx.sections, ctx.dtype, ctx.plan = weight, bias, sections, dtype, plan
+        losses = []
+        for section in sections:
+            rows = _Rows(weight, bias, section, dtype)
+            nats = [
+                cross_entropy(rows.logits(h), targets, reduction="sum") for h, targets in _chunks(hidden, section, plan)
+            ]
+            losses.append(torch.stack(nats).sum() / section.targets.numel())
+        return torch.stack(losses)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (hidden,), weight, bias = ctx.saved_tensors, ctx.weight, ctx.bias
+        gradients = Gradients(ctx.plan.grads_in_place)
+        weight_grad, bias_grad = gradients.of(weight), gradients.of(bias)
+        grad_hidden = torch.zeros_like(hidden)
+        for section, weight_of_loss in zip(ctx.sections, grad.tolist(), strict=True):
+            rows = _Rows(weight, bias, section, ctx.dtype)
+            factor = weight_of_loss / section.targets.numel()
+            grads = _chunks(grad_hidden, section, ctx.plan)
+            for (h, targets), (grad_h, _) in zip(_chunks(hidden, section, ctx.plan), grads, strict=True):
+                # The factor comes last: the entries before are at most 1, which float16 holds.
+                grad_logits = rows.logits(h)
+                grad_logits.sub_(grad_logits.logsumexp(dim=-1, keepdim=True)).exp_()
+                grad_logits[torch.arange(len(targets), device=targets.device), targets] -= 1
+                narrow = grad_logits.to(ctx.dtype)
+                grad_h.add_(narrow @ rows.weight, alpha=factor)
+                if weight_grad is not None:
+                    _add_product(weight_grad[section.rows], narrow.t(), h.to(ctx.dtype), factor)
+                if bias_grad is not None:
+                    bias_grad[section.rows].add_(grad_logits.sum(0), alpha=factor)
+                del grad_logits, narrow  # before the next ones are made
+        return grad_hidden, *gradients.hand_over([weight, bias]), None, None, None
+
+
+class _Rows:
+    """The output layer's rows of one section in the dtype of the computation."""
+
+    def __init__(self, weight: Tensor, bias: Tensor, section: Section, dtype: torch.dtype):
+        self.weight, self.bias = weight[section.rows].to(dtype), bias[section.rows].to(dtype)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [tokens, D] -> [tokens, v]."""
+        return widen(linear(hidden.to(self.weight.dtype), self.weight, self.bias))
+
+
+def _chunks(hidden: Tensor, section: Section, plan: MemoryPlan) -> Iterator[tuple[Tensor, Tensor]]:
+    """Views of a section's part of [B, S, D], [tokens, D], with their targets, [tokens]."""
+    for sample, targets in zip(hidden[:, section.positions], section.targets, strict=True):
+        for tokens in ranges(len(targets), plan.loss_tokens):
+            yield sample[tokens], targets[tokens]
+
+
+def _add_product(buffer: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
+    """buffer += factor * left @ right."""
+    if buffer.dtype == left.dtype:
+        buffer.addmm_(left, right, alpha=factor)
+    else:
+        buffer.add_(left @ right, alpha=factor)
+
+
+def widen(x: Tensor) -> Tensor:
+    """At least float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def embed(ids: Tensor, weight: Tensor, plan: MemoryPlan) -> Tensor:
+    """Rows of `weight` [V, D] by ids [B, S] -> [B, S, D]; in place, the gradient needs no second [V, D]."""
+    if plan.grads_in_place and weight.dtype in IN_PLACE_DTYPES and torch.is_grad_enabled():
+        out: Tensor = _Embed.apply(ids, weight)
+        return out
+    return embedding(ids, weight)
+
+
+class _Embed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.weight = weight
+        return embedding(ids, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (ids,) = ctx.saved_tensors
+        gradients = Gradients(in_place=True)
+        if (buffer := gradients.of(ctx.weight)) is not None:
+            buffer.index_add_(0, ids.flatten(), grad.flatten(0, 1).to(buffer.dtype))
+        return None, *gradients.hand_over([ctx.weight])

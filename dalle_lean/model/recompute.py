@@ -1,0 +1,118 @@
+"""One branch of one layer, computed again in backward a piece at a time.
+
+A branch is value(x) = the sum of piece(enter(x)) over its pieces: ranges of tokens of a feed-forward, groups of heads
+of an attention. `enter` (LayerNorm, token shift) runs over a few samples, each piece over part of those, so that what
+exists at any moment grows neither with the batch nor with the width of the feed-forward.
+
+B batch, b samples at once, S positions, D hidden size.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dalle_lean.model.compute_weights import Weights
+from dalle_lean.model.memory_plan import MemoryPlan
+
+
+class Piece(NamedTuple):
+    """Part of a branch."""
+
+    view: Callable[[Tensor], Tensor]
+    """The part of a contiguous [b, S, D] that it reads and adds to."""
+    run: Callable[[Tensor, Weights], Tensor]
+    """Its part of `enter`'s result -> what it adds to the stream."""
+
+
+class LeanBranch(Protocol):
+    """What this file needs to know of a branch."""
+
+    entry: list[nn.Parameter]
+    """Parameters of `enter`."""
+    exit: list[nn.Parameter]
+    """Parameters behind the projections, which every piece uses."""
+
+    def enter(self, x: Tensor, weights: Weights) -> Tensor:
+        """[b, S, D] of the stream -> [b, S, D] in the dtype of the computation, contiguous."""
+        ...
+
+    def pieces(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Piece]:
+        """The pieces of a [b, S, D]."""
+        ...
+
+
+@torch.no_grad()
+def add_branch(branch: LeanBranch, source: Tensor, target: Tensor, weights: Weights, plan: MemoryPlan) -> None:
+    """target += branch(source), both contiguous [B, S, D]."""
+    for x, out in zip(samples(source, plan), samples(target, plan), strict=True):
+        h = branch.enter(x, weights)
+        for piece in branch.pieces(h.shape, plan):
+            piece.view(out).add_(piece.run(piece.view(h), weights))
+
+
+@torch.no_grad()
+def undo_branch(
+    branch: LeanBranch,
+    source: Tensor,
+    target: Tensor | None,
+    grad_source: Tensor,
+    grad_target: Tensor,
+    weights: Weights,
+    plan: MemoryPlan,
+) -> None:
+    """target -= branch(source), and the gradient of target goes back through the branch; all contiguous [B, S, D].
+
+    Adds to grad_source and to `weights.gradients`. target None: its value is not wanted.
+    """
+    xs = samples(source, plan)
+    outs = [None] * len(xs) if target is None else samples(target, plan)
+    grads = zip(samples(grad_source, plan), samples(grad_target, plan), strict=True)
+    for x, out, (grad_x, grad_out) in zip(xs, outs, grads, strict=True):
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            h = branch.enter(leaf, weights)
+        grad_h = torch.zeros_like(h)
+        for piece in branch.pieces(h.shape, plan):
+            grad_piece = _undo_piece(piece, h, out, grad_out, branch.exit, weights)
+            piece.view(grad_h).add_(grad_piece)
+        grad_leaf = _backward(h, leaf, branch.entry, grad_h, weights)
+        grad_x.add_(weights.finite(grad_leaf), alpha=1 / weights.grad_scale)
+
+
+def _undo_piece(
+    piece: Piece, h: Tensor, out: Tensor | None, grad_out: Tensor, parameters: Sequence[Tensor], weights: Weights
+) -> Tensor:
+    """Take the piece's value from `out`; returns the gradient of its part of h."""
+    with torch.enable_grad():
+        leaf = piece.view(h.detach()).requires_grad_()
+        value = piece.run(leaf, weights)
+    if out is not None:
+        piece.view(out).sub_(value.detach())
+    grad = piece.view(grad_out).to(value.dtype)
+    if weights.grad_scale != 1:
+        grad = grad * weights.grad_scale
+    return _backward(value, leaf, parameters, grad, weights)
+
+
+def _backward(value: Tensor, leaf: Tensor, parameters: Sequence[Tensor], grad: Tensor, weights: Weights) -> Tensor:
+    """The gradient of `leaf`; those of the parameters are added to their buffers."""
+    assert weights.gradients is not None
+    wanted = [(p, weights.gradients.of(p)) for p in parameters]
+    inputs = [p for p, buffer in wanted if buffer is not None]
+    grad_leaf, *grads = torch.autograd.grad(value, [leaf, *inputs], grad)
+    for buffer, parameter_grad in zip((b for _, b in wanted if b is not None), grads, strict=True):
+        weights.add(buffer, parameter_grad)
+    return grad_leaf
+
+
+def samples(x: Tensor, plan: MemoryPlan) -> tuple[Tensor, ...]:
+    """x [B, S, D] in views of as many samples as the plan takes at once."""
+    return x.split(plan.samples or len(x))
+
+
+def ranges(count: int, size: int | None) -> Iterator[slice]:
+    """0..count in slices of `size`; None is all at once."""
+    for start in range(0, count, size or count):
+        yield slice(start, min(start + (size or count), count))

@@ -1,0 +1,1 @@
+"""LAMB with 8-bit statistics, plain and compiled."""

@@ -1,0 +1,275 @@
+"""LAMB with 8-bit statistics kept on the CPU, and the other optimizers a run may choose.
+
+Source: You et al. 2020, "Large Batch Optimization for Deep Learning", algorithm 2.
+"""
+
+import importlib
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dalle_lean.errors import UserError
+from dalle_lean.memory.setup import OPTIMIZERS
+from dalle_lean.optim.lamb_state import check_state, follow
+from dalle_lean.optim.lamb_step import Rule, new_statistics, step_plain
+from dalle_lean.optim.quantize8 import CPU
+from dalle_lean.require import require
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two optimizer groups: matrices decay; vectors (biases, LayerNorm and LayerScale weights) do not.
+
+    A tied parameter stands once.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in parameters if parameter.squeeze().ndim >= 2]
+    vectors = [parameter for parameter in parameters if parameter.squeeze().ndim < 2]
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def make_optimizer(
+    name: str,
+    groups: list[dict[str, Any]],
+    *,
+    lr: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.96),
+    eps: float = 1e-6,
+    **lamb_settings: Any,
+) -> torch.optim.Optimizer:
+    """The optimizer of that name over the groups of `parameter_groups`; each group brings its `weight_decay`.
+
+    "lamb" is Lamb, "adamw" torch's AdamW, "adamw8bit" bitsandbytes' for small runs. (On a CPU the latter's 8-bit
+    statistics do not keep exact zeros, so weights that never get a gradient drift a little.)
+
+    Raises:
+        ValueError: an unknown name, or settings of Lamb for another optimizer.
+        MissingPackage: "adamw8bit" without bitsandbytes.
+    """
+    if name not in OPTIMIZERS:
+        raise UserError(f"optimizer {name!r}: must be one of {', '.join(OPTIMIZERS)}")
+    if name == "lamb":
+        return Lamb(groups, lr=lr, betas=betas, eps=eps, **lamb_settings)
+    if lamb_settings:
+        raise UserError(f"{', '.join(lamb_settings)}: {name} has no such setting, leave it out or choose lamb")
+    if name == "adamw":
+        return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)
+    optimizer: torch.optim.Optimizer = require("bitsandbytes", "training").optim.AdamW8bit(
+        groups, lr=lr, betas=betas, eps=eps
+    )
+    return optimizer
+
+
+@cache
+def has_numba() -> bool:
+    """Whether the compiled step can be used; a warning where numba is installed and does not work."""
+    try:
+        importlib.import_module("dalle_lean.optim.lamb_numba")
+    except ModuleNotFoundError:
+        return False
+    except ImportError as error:
+        warnings.warn(f"numba cannot be used, LAMB's steps take longer: {error}", stacklevel=2)
+        return False
+    return True
+
+
+@dataclass
+class Update:
+    """One parameter's step: its numbers flat, where its statistics are. `run` changes weight and state alone."""
+
+    parameter: Tensor
+    weight: Tensor
+    gradient: Tensor
+    state: dict[str, Any]
+    rule: Rule
+    fused: bool
+    chunk_size: int | None
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """The arithmetic; ValueError names the parameter's shape where a number is not finite."""
+        try:
+            if self.fused:
+                from dalle_lean.optim.lamb_numba import step_fused
+
+                step_fused(self.weight, self.gradient, self.state, self.rule)
+            else:
+                step_plain(self.weight, self.gradient, self.state, self.rule, self.chunk_size)
+        except UserError as error:
+            raise UserError(f"parameter of shape {list(self.parameter.shape)}: {error}") from None
+        self.state["step"] += 1
+
+    def new_value(self) -> Tensor:
+        """The updated weight, of the parameter's shape, in the statistics' precision."""
+        return self.weight.view(self.parameter.shape)
+
+
+class Lamb(torch.optim.Optimizer):
+    """LAMB: each tensor moves by `lr` times its own norm, in the direction that Adam with weight decay says.
+
+    update = mean / (sqrt(square) + eps) + weight_decay * weight
+    weight -= lr * min(|weight|, clamp_weight_norm) / |update| * update     (a ratio of 1 where either norm is 0)
+
+    The two moving averages are float32 below `min_eight_bit_numel` elements, else (`eight_bit`) bytes in blocks of
+    `block_size` that keep zeros exact. A step takes gradients of any float type, computes in float32 and leaves
+    parameters without a gradient alone. It refuses numbers that are not finite before it changes their tensor, but
+    such a step is partial: the tensors before that one have moved, the later ones have not.
+
+    How it is computed, which changes the result by rounding only and is not part of the state dict:
+
+    Args:
+        offload: statistics (and `master_weights`) on the CPU; False: on each parameter's device.
+        master_weights: keep a float32 copy of bfloat16 and float16 parameters, update it, round it into the parameter.
+            Where a weight is changed from outside, its copy follows.
+        fused: compiled by numba where statistics are 8-bit on the CPU. None: where numba is installed.
+        chunk_size: elements worked on at once without numba. None: what suits the device.
+
+    Raises:
+        ValueError: a setting out of its range; at a step, a number that is not finite.
+        MissingPackage: `fused=True` without numba.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.96),
+        eps: float = 1e-6,
+        weight_decay: float = 0.045,
+        clamp_weight_norm: float = 1e4,
+        bias_correction: bool = False,
+        eight_bit: bool = True,
+        block_size: int = 4096,
+        min_eight_bit_numel: int = 65536,
+        *,
+        offload: bool = True,
+        master_weights: bool = False,
+        fused: bool | None = None,
+        chunk_size: int | None = None,
+    ):
+        for name, value in {"lr": lr, "eps": eps, "weight_decay": weight_decay}.items():
+            if not 0 <= value < float("inf"):
+                raise UserError(f"{name}={value}: must be finite and at least 0")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise UserError(f"betas={betas}: each must be at least 0 and below 1")
+        if not clamp_weight_norm > 0:
+            raise UserError(f"clamp_weight_norm={clamp_weight_norm}: must be above 0")
+        for name, size in {"block_size": block_size, "chunk_size": chunk_size}.items():
+            if size is not None and size < 1:
+                raise UserError(f"{name}={size}: must be at least 1")
+        if fused:
+            require("numba", "training")
+        self.offload = offload
+        self.master_weights = master_weights
+        self.fused = fused
+        self.chunk_size = chunk_size
+        defaults = {
+            "lr": lr,
+            "betas": tuple(betas),
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "clamp_weight_norm": clamp_weight_norm,
+            "bias_correction": bias_correction,
+            "eight_bit": eight_bit,
+            "block_size": block_size,
+            "min_eight_bit_numel": min_eight_bit_numel,
+        }
+        super().__init__(params, defaults)
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in ("offload", "master_weights", "fused", "chunk_size")}
+        return {**super().__getstate__(), **own}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's; a parameter that stands twice in the group (tied) is updated once."""
+        params = param_group["params"]
+        if not isinstance(params, Tensor):
+            param_group["params"] = list(dict.fromkeys(params))
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One update of every parameter that has a gradient; returns the closure's loss, if there is one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.apply_pending()
+        for parameter, group in self.with_gradient():
+            update = self.prepare(parameter, group)
+            update.run()
+            if update.weight.data_ptr() == parameter.data_ptr():
+                torch.autograd.graph.increment_version(parameter)  # numba wrote where autograd does not look
+            else:
+                parameter.copy_(update.new_value())
+        return loss
+
+    def with_gradient(self) -> list[tuple[Tensor, dict[str, Any]]]:
+        """The parameters that have a gradient, each with its group."""
+        pairs = [(parameter, group) for group in self.param_groups for parameter in group["params"]]
+        return [(parameter, group) for parameter, group in pairs if parameter.grad is not None]
+
+    def prepare(self, parameter: Tensor, group: dict[str, Any], *, copy: bool = False) -> Update:
+        """What the step of one parameter needs, on the device of its statistics.
+
+        Without `copy` the weight and gradient may be the parameter's own; with it they never are.
+        """
+        device = CPU if self.offload else parameter.device
+        precision = torch.promote_types(parameter.dtype, torch.float32)
+        state = self.state[parameter]
+        if self.master_weights and parameter.dtype != precision:
+            weight = follow(state, parameter.to(device))
+        else:
+            weight = parameter.detach().to(device, precision, copy=copy).contiguous()
+        if "step" not in state:
+            in_bytes = group["eight_bit"] and parameter.numel() >= group["min_eight_bit_numel"]
+            state.update(new_statistics(weight, block_size=group["block_size"] if in_bytes else None), step=0)
+        check_state(state, parameter, group["block_size"])
+        gradient = parameter.grad
+        assert gradient is not None
+        if gradient.layout != torch.strided:
+            raise ValueError(f"parameter of shape {list(parameter.shape)}: LAMB takes no sparse gradients")
+        # Across to the device first: there and back a gradient in 16 bits is half the bytes.
+        gradient = gradient.detach().to(device, copy=copy).to(precision).contiguous()
+        fits = "mean_codes" in state and device.type == "cpu" and precision == torch.float32
+        fused = fits and (has_numba() if self.fused is None else self.fused)
+        rule = rule_of(group, step=state["step"] + 1)
+        return Update(parameter, weight.view(-1), gradient.view(-1), state, rule, fused, self.chunk_size)
+
+    @torch.no_grad()
+    def apply_pending(self) -> None:
+        """Give parameters the weights that a delayed step (dalle_lean.optim.lamb_delayed) has computed for them."""
+        for parameter, state in self.state.items():
+            if "pending" in state:
+                parameter.copy_(state.pop("pending"))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict()` gave, bit for bit; ValueError where a state does not fit its parameter."""
+        # torch would cast the statistics to each parameter's dtype and device; ours have their own.
+        super().load_state_dict({**state_dict, "state": {}})
+        names = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        pairs = ((parameter, group) for group in self.param_groups for parameter in group["params"])
+        for name, (parameter, group) in zip(names, pairs, strict=True):
+            if name in state_dict["state"]:
+                device = CPU if self.offload else parameter.device
+                self.state[parameter] = {
+                    key: value.to(device, copy=True).contiguous() if isinstance(value, Tensor) else value
+                    for key, value in state_dict["state"][name].items()
+                }
+                check_state(self.state[parameter], parameter, group["block_size"])
+
+
+def rule_of(group: dict[str, Any], *, step: int) -> Rule:
+    """The numbers of a group's step, the first being step 1."""
+    beta_mean, beta_square = group["betas"]
+    names = ("eps", "weight_decay", "clamp_weight_norm", "block_size")
+    settings = {name: group[name] for name in names}
+    if group["bias_correction"]:
+        settings["mean_correction"] = 1 / (1 - beta_mean**step)
+        settings["square_correction"] = 1 / (1 - beta_square**step)
+    return Rule(lr=float(group["lr"]), beta_mean=beta_mean, beta_square=beta_square, **settings)

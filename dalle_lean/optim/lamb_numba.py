@@ -1,0 +1,182 @@
+"""`lamb_plain.step_plain` compiled by numba, for 8-bit statistics on the CPU: the same step, many times faster.
+
+Each thread takes a span of blocks and walks it twice: once for the norms and the new scales, once to move the weights
+and write the codes. A block's numbers stay in the cache, so memory is read 10 bytes and 16 bytes an element, no more.
+Numba's own `parallel` is not used: two of its kernels at a time, or one after a fork, may end the process.
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit, types
+from numba.extending import intrinsic
+from torch import Tensor
+
+from dalle_lean.optim.lamb_step import Rule
+from dalle_lean.optim.quantize8 import SMALLEST_SCALE, dynamic_map, nearest_code
+
+SMALLEST_SPAN = 2**18
+"""Elements below which a second thread is not worth its start."""
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Compile at the first call, without the GIL; kept on disk for the next process where there is a place for it.
+
+    Sums may be reordered and products fused with sums; zeros, infinities and NaN keep their meaning.
+    """
+    settings: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract"}, "error_model": "numpy"}
+    try:
+        return njit(function, cache=True, **settings)
+    except RuntimeError:  # neither __pycache__ nor the user's cache folder can be written
+        return njit(function, **settings)
+
+
+def bitcast(source: Any, target: Any) -> Any:
+    """A compiled function that reads the 32 bits of one type as another."""
+
+    def typed(typing_context, number):
+        def code(context, builder, signature, arguments):
+            return builder.bitcast(arguments[0], context.get_value_type(target))
+
+        return target(source), code
+
+    return intrinsic(typed)
+
+
+bits_of = bitcast(types.float32, types.uint32)
+float_of = bitcast(types.uint32, types.float32)
+
+
+@compiled
+def decode(codes, scale, values, out):
+    for i in range(len(codes)):
+        out[i] = values[codes[i]] * scale
+
+
+@compiled
+def encode(numbers, scale, nearest, codes):
+    """Codes by the upper 16 bits of number / scale, rounded; a scale of zero makes zeros."""
+    inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
+    for i in range(len(codes)):
+        bits = bits_of(numbers[i] * inverse)
+        codes[i] = nearest[(bits + np.uint32(0x8000)) >> np.uint32(16)]
+
+
+@compiled
+def measure_block(weight, gradient, mean, square, rule):
+    """(sum of weight squared, sum of update squared, largest |mean|, largest square) after the step, of a block."""
+    beta_mean, new_mean, beta_square, new_square, mean_correction, square_correction, eps, weight_decay = rule
+    weight_sum = update_sum = np.float32(0)
+    largest_mean = largest_square = np.uint32(0)
+    for i in range(len(weight)):
+        m = beta_mean * mean[i] + new_mean * gradient[i]
+        s = beta_square * square[i] + new_square * (gradient[i] * gradient[i])
+        update = m * mean_correction / (np.sqrt(s * square_correction) + eps) + weight_decay * weight[i]
+        weight_sum += weight[i] * weight[i]
+        update_sum += update * update
+        # As integers, magnitudes keep their order and NaN is above all: no comparison loses it.
+        largest_mean = max(largest_mean, bits_of(m) & np.uint32(0x7FFFFFFF))
+        largest_square = max(largest_square, bits_of(s) & np.uint32(0x7FFFFFFF))
+    return weight_sum, update_sum, float_of(largest_mean), float_of(largest_square)
+
+
+@compiled
+def move_block(weight, gradient, mean, square, rule, step_size):
+    """Change a block's weight, mean and square in place."""
+    beta_mean, new_mean, beta_square, new_square, mean_correction, square_correction, eps, weight_decay = rule
+    for i in range(len(weight)):
+        m = beta_mean * mean[i] + new_mean * gradient[i]
+        s = beta_square * square[i] + new_square * (gradient[i] * gradient[i])
+        mean[i] = m
+        square[i] = s
+        update = m * mean_correction / (np.sqrt(s * square_correction) + eps) + weight_decay * weight[i]
+        weight[i] -= step_size * update
+
+
+@compiled
+def measure_span(first, last, block_size, weight, gradient, averages, maps, measured, rule):
+    """Fill rows `first` to `last` of `measured` [blocks, 4] with what `measure_block` gives."""
+    mean, square = np.empty(block_size, np.float32), np.empty(block_size, np.float32)
+    mean_codes, mean_scales, square_codes, square_scales = averages
+    for b in range(first, last):
+        start, stop = b * block_size, min((b + 1) * block_size, len(weight))
+        count = stop - start
+        decode(mean_codes[start:stop], mean_scales[b], maps[0], mean)
+        decode(square_codes[start:stop], square_scales[b], maps[1], square)
+        block = measure_block(weight[start:stop], gradient[start:stop], mean[:count], square[:count], rule)
+        for i in range(4):
+            measured[b, i] = block[i]
+
+
+@compiled
+def move_span(first, last, block_size, weight, gradient, averages, maps, scales, rule, step_size):
+    """Take the step for blocks `first` to `last`; `scales` [2, blocks] are the new ones."""
+    mean, square = np.empty(block_size, np.float32), np.empty(block_size, np.float32)
+    mean_codes, mean_scales, square_codes, square_scales = averages
+    for b in range(first, last):
+        start, stop = b * block_size, min((b + 1) * block_size, len(weight))
+        count = stop - start
+        decode(mean_codes[start:stop], mean_scales[b], maps[0], mean)
+        decode(square_codes[start:stop], square_scales[b], maps[1], square)
+        move_block(weight[start:stop], gradient[start:stop], mean[:count], square[:count], rule, step_size)
+        encode(mean[:count], scales[0, b], maps[2], mean_codes[start:stop])
+        encode(square[:count], scales[1, b], maps[3], square_codes[start:stop])
+        mean_scales[b], square_scales[b] = scales[0, b], scales[1, b]
+
+
+def step_fused(weight: Tensor, gradient: Tensor, state: dict[str, Any], rule: Rule) -> None:
+    """Update float32 `weight` [n] and the 8-bit averages in `state` by float32 `gradient` [n], in place, on the CPU.
+
+    The result does not depend on the number of threads (torch's).
+    """
+    arrays = (weight.numpy(), gradient.numpy())
+    names = ("mean_codes", "mean_scales", "square_codes", "square_scales")
+    averages = tuple(state[name].view(-1).numpy() for name in names)
+    num_blocks = len(averages[1])
+    numbers = (
+        rule.beta_mean, 1 - rule.beta_mean, rule.beta_square, 1 - rule.beta_square,
+        rule.mean_correction, rule.square_correction, rule.eps, rule.weight_decay,
+    )  # fmt: skip
+    constants = tuple(np.float32(number) for number in numbers)
+    measured = np.empty((num_blocks, 4), np.float32)
+    in_spans(measure_span, num_blocks, rule.block_size, *arrays, averages, tables(), measured, constants)
+    weight_sum, update_sum = measured[:, :2].sum(axis=0, dtype=np.float64)
+    scales = np.ascontiguousarray(measured[:, 2:].T)
+    step_size = rule.step_size(float(weight_sum), float(update_sum), float(scales.max(initial=0)))
+    scales[scales < SMALLEST_SCALE] = 0
+    step = np.float32(step_size)
+    in_spans(move_span, num_blocks, rule.block_size, *arrays, averages, tables(), scales, constants, step)
+
+
+@cache
+def tables() -> tuple[np.ndarray, ...]:
+    """Maps of means and squares, float32 [256]; nearest codes of both by the bits of a bfloat16, uint8 [65536]."""
+    nearest = [np.roll(nearest_code(signed).numpy(), -(2**15)) for signed in (True, False)]
+    return (dynamic_map(True).numpy(), dynamic_map(False).numpy(), *nearest)
+
+
+def in_spans(kernel: Any, num_blocks: int, block_size: int, *arguments: Any) -> None:
+    """Run `kernel(first, last, block_size, *arguments)` over all blocks, a span for each thread."""
+    threads = max(1, min(torch.get_num_threads(), num_blocks * block_size // SMALLEST_SPAN))
+    bounds = [num_blocks * thread // threads for thread in range(threads + 1)]
+    spans = list(pairwise(bounds))
+    others = [pool().submit(kernel, first, last, block_size, *arguments) for first, last in spans[1:]]
+    kernel(*spans[0], block_size, *arguments)
+    for other in others:
+        other.result()
+
+
+@cache
+def pool() -> ThreadPoolExecutor:
+    """The threads beside the calling one."""
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="lamb")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=pool.cache_clear)  # a fork has no threads; its pool would wait for ever

@@ -1,0 +1,205 @@
+"""What the page says and shows, as HTML; knows nothing of Gradio. Everything that is quoted is escaped."""
+
+import base64
+import html
+import io
+from collections.abc import Sequence
+
+from PIL import Image
+
+from dalle_lean.vocabulary import enumerated, named
+from demo.service.drawing_service import PREVIEWS, Drawing, Drawn, Studio, Waiting
+from demo.service.latency_model import PAPER_NUM_IMAGES, PATIENCE_S
+from demo.service.scheduler import Busy
+from inference.generator import DEFAULT_BEST, Generator, Picture
+
+QUOTES = ("“", "”")
+EMPTY = "Your pictures will grow here."
+STOPPING = "Stopping after this row."
+STOPPED = "Stopped. Change the prompt or press Draw to start again."
+BROKEN = "Drawing failed on this machine; try fewer candidates. The log of the page says what happened."
+
+
+def explanation(generator: Generator) -> str:
+    """What happens on this page, in a sentence."""
+    drawing = "A transformer draws your words code by code"
+    if generator.scorer is None:
+        return f"{drawing}."
+    return f"{drawing}; {html.escape(generator.scorer.name)} looks at all the drawings and shows you the best."
+
+
+def welcome(studio: Studio, num_images: int) -> str:
+    """The first line of the page."""
+    return line(f"Say in a few words what to draw, then press Enter. {estimate(studio, num_images)}")
+
+
+def estimate(studio: Studio, num_images: int, guidance: float | None = None) -> str:
+    """How long a prompt takes when nobody else draws, in a sentence."""
+    what = "1 picture takes" if num_images == 1 else f"{num_images} {candidates(studio.generator)} take"
+    spent = duration(studio.seconds(num_images, guidance))
+    return f"{what} about {spent} on this {device_name(studio.generator)}."
+
+
+def advice(studio: Studio) -> str:
+    """Why so many candidates are set."""
+    affordable, paper_s = studio.affordable(), studio.seconds(PAPER_NUM_IMAGES)
+    if affordable == PAPER_NUM_IMAGES:
+        return f"The best are chosen among so many; {PAPER_NUM_IMAGES} as in the paper"
+    return (
+        f"The best are chosen among so many. The paper draws {PAPER_NUM_IMAGES}, which would take about "
+        f"{duration(paper_s)} here, so {affordable} are set"
+    )
+
+
+def default_count(studio: Studio) -> str:
+    """How many are drawn where nothing else is said, how long that takes and why so many, for the terminal."""
+    if studio.generator.scorer is None:
+        return f"by default {DEFAULT_BEST} pictures, about {duration(studio.seconds(DEFAULT_BEST))}"
+    affordable = studio.affordable()
+    seconds = studio.seconds(affordable)
+    if affordable == PAPER_NUM_IMAGES:
+        why = "as in the paper"
+    elif seconds <= PATIENCE_S:
+        why = f"the paper's {PAPER_NUM_IMAGES}, halved until they take at most {PATIENCE_S:.0f} s"
+    else:
+        why = f"the fewest that are set; this machine takes longer than {PATIENCE_S:.0f} s even for them"
+    return f"by default {affordable} candidates, about {duration(seconds)} ({why})"
+
+
+def waiting(event: Waiting) -> str:
+    """The place in the line."""
+    place = "You are next" if event.line == 1 else f"You are number {event.line} in line"
+    return line(f"{place}; your turn comes in about {duration(event.seconds)}.", kind="status wait")
+
+
+def drawing(event: Drawing) -> str:
+    """A bar with the share that is drawn and the time left."""
+    words = event.note.capitalize()
+    if event.seconds >= 1:
+        words += f", about {duration(event.seconds)} left"
+    if event.others:
+        words += f" (with {event.others} other prompt{'s' if event.others > 1 else ''})"
+    percent = f"{event.share:.0%}"
+    bar = (
+        f'<div class="bar" role="progressbar" aria-label="Drawing" aria-valuemin="0" aria-valuemax="100" '
+        f'aria-valuenow="{percent[:-1]}"><div style="width: {percent}"></div></div>'
+    )
+    return f'<div class="status">{bar}<span class="percent">{percent}</span><span>{html.escape(words)}</span></div>'
+
+
+def finished(event: Drawn, note: str = "") -> str:
+    """How many, how chosen, how long."""
+    count, pictures = event.request.settings.num_images, event.pictures
+    shown = "1 picture" if len(pictures) == 1 else f"{len(pictures)} pictures"
+    if pictures[0].score is None:
+        shown += ", not ranked: this model has no CLIP" if len(pictures) > 1 else ""
+    elif count > len(pictures):
+        shown = f"The best of {count}" if len(pictures) == 1 else f"The {len(pictures)} best of {count}, best first"
+    return line(f"{shown}, drawn in {event.seconds:.1f} s. {note}".strip())
+
+
+def caption(picture: Picture, seed: int) -> str:
+    """What is below a picture."""
+    score = "" if picture.score is None else f"score {picture.score:.3f} · "
+    return f"{score}no. {picture.index}\nseed {seed}"
+
+
+def unknown(words: Sequence[str], known: Sequence[str] | None = None) -> str:
+    """What the model has not learnt, nothing where there are no such words.
+
+    Args:
+        known: where it knows no word of the prompt, prompts that it does know.
+    """
+    if not words:
+        return ""
+    it = "it" if len(words) == 1 else "them"
+    said = f"I have not learnt to draw {enumerated(named(words, QUOTES), 'or')}, so these pictures may not show {it}."
+    if known:
+        said += f" I know nothing in this prompt; I do know {enumerated([f'“{prompt}”' for prompt in known])}."
+    elif known is not None:
+        said += " I know nothing in this prompt."
+    return line(said, kind="status unknown")
+
+
+def busy(error: Busy) -> str:
+    """The page is full."""
+    sentence = (
+        f"The page is busy: {error.served} drawing, {error.waiting} waiting. "
+        f"Please try again in about {duration(error.seconds)}."
+    )
+    return line(sentence, kind="status wait")
+
+
+def failure(message: str) -> str:
+    """A mistake as a sentence."""
+    return line(sentence(message), kind="status mistake")
+
+
+def sentence(message: str) -> str:
+    """With a capital and a full stop."""
+    message = message[:1].upper() + message[1:]
+    return message if message.endswith((".", "!", "?")) else message + "."
+
+
+def line(text: str, kind: str = "status") -> str:
+    """A sentence as HTML, read out by screen readers when it changes."""
+    return f'<div class="{kind}" role="status">{html.escape(text)}</div>'
+
+
+def empty_stage(text: str = EMPTY) -> str:
+    """Where pictures will be."""
+    tiles = '<div class="tile"></div>' * PREVIEWS
+    return (
+        f'<div class="stage empty"><div class="tiles" aria-hidden="true">{tiles}</div><p>{html.escape(text)}</p></div>'
+    )
+
+
+def growing_stage(previews: Sequence[Image.Image], num_images: int) -> str:
+    """Unfinished pictures; without any, their empty frames."""
+    shown = min(PREVIEWS, num_images)
+    tiles = [f'<div class="tile">{picture_tag(image, "A picture being drawn")}</div>' for image in previews]
+    tiles += ['<div class="tile"></div>'] * (shown - len(tiles))
+    more = f"<p>{shown} of the {num_images} that are drawn</p>" if num_images > shown else ""
+    return f'<div class="stage growing"><div class="tiles">{"".join(tiles)}</div>{more}</div>'
+
+
+def given_stage(image: Image.Image, rows: int, of: int) -> str:
+    """The part of an uploaded picture that is kept."""
+    words = f"As the model sees it: the upper {rows} of {of} rows are kept, the rest is drawn."
+    return f'<div class="given"><div class="tile">{picture_tag(image, "The kept part")}</div><p>{words}</p></div>'
+
+
+def picture_tag(image: Image.Image, words: str) -> str:
+    """The picture within the page itself, so that no file has to be written for it."""
+    file = io.BytesIO()
+    image.save(file, format="WEBP", quality=85)
+    data = base64.b64encode(file.getvalue()).decode()
+    return f'<img alt="{html.escape(words)}" src="data:image/webp;base64,{data}">'
+
+
+def facts(generator: Generator) -> str:
+    """One line about the model for the page's foot."""
+    config = generator.model.config
+    parameters = sum(parameter.numel() for parameter in generator.model.parameters())
+    side = generator.picture_side
+    ranked = f"ranked by {generator.scorer.name}" if generator.scorer else "not ranked: no CLIP in this model"
+    return (
+        f"{parameters:,} parameters · {config.num_layers} layers · pictures of {side} × {side} pixels, "
+        f"drawn as {config.image_len} codes out of {config.image_vocab_size:,} · {ranked} · on {generator.device.type}"
+    )
+
+
+def candidates(generator: Generator) -> str:
+    """What those that are drawn are called: only where they are ranked are some left out."""
+    return "pictures" if generator.scorer is None else "candidates"
+
+
+def device_name(generator: Generator) -> str:
+    return "GPU" if generator.device.type == "cuda" else "CPU"
+
+
+def duration(seconds: float) -> str:
+    """ "4 s", "3 min", "2 h": as exactly as an estimate is known."""
+    if seconds < 100:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 6000 else f"{round(seconds / 3600)} h"

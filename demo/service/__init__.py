@@ -1,0 +1,1 @@
+"""Who draws when, and how long it takes."""

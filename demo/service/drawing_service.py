@@ -1,0 +1,169 @@
+"""One generator shared by several people: what happens to a prompt from its arrival to its pictures.
+
+Knows nothing of pages; the prompt page and its endpoint show the same events, each in its own way.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+from PIL import Image
+from torch import Tensor
+
+from dalle_lean.errors import UserError
+from dalle_lean.images.files import UnusablePicture
+from demo.service.latency_model import Pace, measure, wait_for_device
+from demo.service.scheduler import Place, Turns
+from demo.upload import NO_PICTURE, open_upload
+from inference.generator import Generator, Picture, Progress, Request, Settings
+
+AT_ONCE = 3
+WAITING = 20
+# Those who wait are told this often how the line moves; unfinished pictures are shown at most this often.
+LINE_INTERVAL_S = 0.5
+PREVIEW_INTERVAL_S = 0.3
+PREVIEWS = 4
+LOWEST_GUIDANCE, HIGHEST_GUIDANCE = 1, 8
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """In line: others are drawn first."""
+
+    line: int
+    """1 is next."""
+    seconds: float
+    """Until it is drawn, estimated."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Being drawn, by turns with others."""
+
+    note: str
+    share: float
+    """Of the codes, 0..1."""
+    seconds: float
+    """Left, estimated."""
+    others: int
+    """Prompts that are drawn at the same time."""
+    previews: list[Image.Image] = field(default_factory=list)
+    """The first few of those being drawn, transparent where not drawn yet; empty: as before."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Done."""
+
+    request: Request
+    pictures: list[Picture]
+    """Best first."""
+    seconds: float
+    """Since it came out of the line."""
+
+
+StudioEvent = Waiting | Drawing | Drawn
+
+
+@dataclass(frozen=True)
+class Step:
+    """What happened in one turn."""
+
+    progress: Progress
+    seconds: float
+    """Of drawing, painting and ranking; without the previews."""
+    previews: list[Image.Image]
+
+
+class Studio:
+    """Draws for several people at once."""
+
+    def __init__(self, generator: Generator, pace: Pace | None = None, at_once: int = AT_ONCE, waiting: int = WAITING):
+        self.generator = generator
+        self.turns = Turns(at_once, waiting)
+        self.pace = self.turns.turn(lambda: measure(generator, at_once)) if pace is None else pace
+
+    def num_drawn(self, settings: Settings) -> int:
+        """Without a CLIP only those are drawn that are shown."""
+        return settings.num_best if self.generator.scorer is None else settings.num_images
+
+    @property
+    def guidance(self) -> float:
+        """The model's own, as far as the page goes."""
+        return min(max(self.generator.guidance, LOWEST_GUIDANCE), HIGHEST_GUIDANCE)
+
+    def seconds(self, num_images: int, guidance: float | None = None) -> float:
+        """Of a prompt when nobody else draws; without `guidance` with the model's own."""
+        return self.pace.seconds(num_images, (self.guidance if guidance is None else guidance) != 1)
+
+    def affordable(self) -> int:
+        """How many candidates are set by default."""
+        return self.pace.affordable(self.guidance != 1)
+
+    def draw(self, request: Request) -> Iterator[StudioEvent]:
+        """Draw a request when its turn comes. Close the iterator to cancel: its place is free at once.
+
+        Raises:
+            Busy: the line is full.
+        """
+        guided = request.settings.guidance != 1
+        with self.turns.place(self.pace.seconds(self.num_drawn(request.settings), guided)) as place:
+            while not place.wait(0):
+                yield Waiting(place.line, place.forecast()[0])
+                place.wait(LINE_INTERVAL_S)
+            yield from self._draw_served(request, place)
+
+    def _draw_served(self, request: Request, place: Place) -> Iterator[StudioEvent]:
+        settings = request.settings
+        num_images, guided = self.num_drawn(settings), settings.guidance != 1
+        started_s, previewed_s, painting_s = time.monotonic(), 0.0, 0.0
+        rows_before = None
+        steps = self.generator.draw(request.prompt, settings, self.pace.batch_size(), start=request.start)
+        try:
+            while True:
+                preview_due = time.monotonic() - previewed_s >= PREVIEW_INTERVAL_S
+                step = self.turns.turn(partial(self._step, steps, preview_due))
+                if step.previews:
+                    previewed_s = time.monotonic()
+                progress, codes = step.progress, step.progress.codes
+                share = progress.done / progress.total
+                if codes is None:
+                    painting_s += step.seconds
+                    place.left_s = max(0.0, num_images * self.pace.picture_s - painting_s)
+                else:
+                    # A batch's first row also reads the prompt; the others tell how fast this machine is.
+                    if rows_before is not None and codes.shape[1] > rows_before:
+                        self.pace.learn_row(len(codes), step.seconds, guided)
+                    rows_before = codes.shape[1]
+                    painting_left_s = num_images * self.pace.picture_s
+                    drawing_s = self.pace.seconds(num_images, guided) - painting_left_s
+                    place.left_s = (1 - share) * drawing_s + painting_left_s
+                if progress.pictures is not None:
+                    self.pace.learn_painting(num_images, painting_s)
+                    yield Drawn(request, progress.pictures, time.monotonic() - started_s)
+                    return
+                others = min(len(self.turns), self.turns.at_once) - 1
+                yield Drawing(progress.note, share, place.forecast()[1], others, step.previews)
+        finally:
+            self.turns.turn(cast(Any, steps).close)
+
+    def _step(self, steps: Iterator[Progress], preview: bool) -> Step:
+        started_s = time.perf_counter()
+        progress = wait_for_device(next(steps))
+        seconds = time.perf_counter() - started_s
+        codes = progress.codes if preview else None
+        return Step(progress, seconds, [] if codes is None else self.generator.preview(codes[:PREVIEWS]))
+
+    def read_upload(self, upload: bytes) -> Tensor:
+        """The codes [I] of an uploaded picture; ValueError for what is no picture."""
+        image = open_upload(upload)
+        try:
+            return self.turns.turn(lambda: self.generator.read_picture(image))
+        except UnusablePicture:
+            raise UserError(NO_PICTURE) from None
+
+    def preview(self, codes: Tensor) -> Image.Image:
+        """How much of a picture [m codes] is given, transparent below."""
+        return self.turns.turn(lambda: self.generator.preview(codes[None]))[0]

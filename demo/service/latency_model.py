@@ -1,0 +1,123 @@
+"""How long drawing takes on this machine: measured at the start, then learned from everything that is drawn."""
+
+import time
+from contextlib import closing
+from typing import Any, cast
+
+from dalle_lean.free_memory import free_bytes
+from inference.batching import LARGEST_BATCH, SHARE_OF_FREE_MEMORY, picture_bytes
+from inference.generator import Generator, Progress, Settings
+
+PAPER_NUM_IMAGES = 128
+COUNTS = (4, 8, 16, 32, 64, PAPER_NUM_IMAGES)
+PATIENCE_S = 20.0
+"""As long as one prompt may take by default when nobody else draws."""
+LONGEST_TURN_S = 2.0
+SMALL_BATCH = 8
+# How much the newest measurement counts against those before it.
+NEWEST = 0.2
+
+
+class Pace:
+    """Seconds for a row of codes by the number of pictures drawn together, and for painting and ranking one picture.
+
+    `rows`: rows of codes in a picture.
+    """
+
+    def __init__(self, rows: int, row_s: dict[int, float], picture_s: float = 0.0, largest_batch: int = 64):
+        self.rows, self.row_s, self.picture_s, self.largest_batch = rows, dict(row_s), picture_s, largest_batch
+
+    def learn_row(self, batch: int, seconds: float, guided: bool = False) -> None:
+        """A row of codes of `batch` pictures took so long."""
+        if guided:
+            seconds /= 2
+        before = self.row_s.get(batch, seconds)
+        self.row_s[batch] = before + NEWEST * (seconds - before)
+
+    def learn_painting(self, num_images: int, seconds: float) -> None:
+        """Painting and ranking so many pictures took so long."""
+        self.picture_s += NEWEST * (seconds / num_images - self.picture_s)
+
+    def seconds_per_row(self, batch: int) -> float:
+        """For a batch that was never drawn, between what smaller and larger ones took; in proportion beyond them."""
+        smaller = max((known for known in self.row_s if known <= batch), default=None)
+        larger = min((known for known in self.row_s if known >= batch), default=None)
+        if smaller is None:
+            assert larger is not None
+            return self.row_s[larger]
+        if larger is None:
+            return self.row_s[smaller] * batch / smaller
+        if smaller == larger:
+            return self.row_s[batch]
+        share = (batch - smaller) / (larger - smaller)
+        return self.row_s[smaller] + share * (self.row_s[larger] - self.row_s[smaller])
+
+    def batch_size(self) -> int:
+        """As many pictures together as keep a turn short: 8 to `largest_batch`."""
+        batch = SMALL_BATCH
+        while batch * 2 <= self.largest_batch and self.seconds_per_row(batch * 2) <= LONGEST_TURN_S:
+            batch *= 2
+        return batch
+
+    def seconds(self, num_images: int, guided: bool = False) -> float:
+        """For a whole prompt, when nobody else draws."""
+        batch = self.batch_size()
+        whole, rest = divmod(num_images, batch)
+        row_s = whole * self.seconds_per_row(batch) + (self.seconds_per_row(rest) if rest else 0.0)
+        return row_s * self.rows * (2 if guided else 1) + num_images * self.picture_s
+
+    def affordable(self, guided: bool = False) -> int:
+        """How many of the paper's 128 candidates this machine draws in PATIENCE_S: 4 to 128."""
+        return max((count for count in COUNTS if self.seconds(count, guided) <= PATIENCE_S), default=COUNTS[0])
+
+
+def measure(generator: Generator, at_once: int = 1) -> Pace:
+    """Draw a little, which also warms the machine up: about 2 s with the bundled model, four rows of codes with any.
+
+    `at_once`: prompts that share the memory.
+    """
+    config = generator.model.config
+    largest = largest_batch(generator, at_once)
+    row_s: dict[int, float] = {}
+    for batch in (SMALL_BATCH, largest):
+        # What is slow with 8 pictures is not tried with many.
+        if row_s and row_s[SMALL_BATCH] > LONGEST_TURN_S:
+            break
+        row_s[batch] = time_row(generator, batch)
+    pace = Pace(config.image_side, row_s, largest_batch=largest)
+    if pace.seconds(SMALL_BATCH) <= LONGEST_TURN_S:
+        pace.picture_s = time_painting(generator)
+    return pace
+
+
+def largest_batch(generator: Generator, at_once: int) -> int:
+    """Pictures of each of `at_once` prompts that the free memory has room for, 8 to 128."""
+    budget_bytes = free_bytes(generator.device) * SHARE_OF_FREE_MEMORY / at_once
+    fitting = int(budget_bytes // picture_bytes(generator.model.config, generator.decoder.dtype))
+    return max(SMALL_BATCH, min(LARGEST_BATCH, fitting // SMALL_BATCH * SMALL_BATCH))
+
+
+def time_row(generator: Generator, batch: int) -> float:
+    """Seconds for the second row of codes; the first one also warms up."""
+    settings = Settings(num_images=batch, best=batch)
+    with closing(cast(Any, generator.draw("a picture", settings, batch))) as drawing:
+        wait_for_device(next(drawing))
+        started_s = time.perf_counter()
+        wait_for_device(next(drawing))
+        return time.perf_counter() - started_s
+
+
+def time_painting(generator: Generator, num_images: int = 16) -> float:
+    """Seconds for painting and ranking one picture."""
+    started_s = 0.0
+    for progress in generator.draw("a picture", Settings(num_images=num_images, best=num_images)):
+        if progress.codes is not None:
+            started_s = time.perf_counter()
+    return (time.perf_counter() - started_s) / num_images
+
+
+def wait_for_device(progress: Progress) -> Progress:
+    """The same, when a GPU has really computed it."""
+    if progress.codes is not None:
+        progress.codes[0, -1].item()
+    return progress

@@ -1,0 +1,94 @@
+"""How many pictures are drawn at once, and which together."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from dalle_lean.free_memory import free_bytes
+from dalle_lean.model.config import DalleConfig
+from inference.sampling.kv_layout import window_of
+from inference.sampling.packed_linear import ROW_GROUP
+
+LARGEST_BATCH = 128
+# The rest is for what a step computes, the VQGAN's decoder and other programs.
+SHARE_OF_FREE_MEMORY = 0.5
+OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+class Part(NamedTuple):
+    """Some pictures of one request."""
+
+    request: int
+    pictures: range
+
+
+Batch = list[Part]
+"""As many pictures of each part."""
+
+
+class Kind(NamedTuple):
+    """What pictures must have in common to be drawn together."""
+
+    guided: bool
+    """Then each picture takes two rows."""
+    num_given: int
+    """Codes that are given, not drawn."""
+
+
+def plan_batches(counts: Sequence[int], kinds: Sequence[Kind], batch_size: int) -> list[Batch]:
+    """Batches that draw counts[i] pictures of request i, in no more rows than `batch_size` pictures of one prompt take.
+
+    Pictures of several requests come together where they are as many of each and of the same kind; the rows of each
+    are whole groups.
+    """
+    batches: list[Batch] = []
+    open_batches: dict[tuple[int, Kind], Batch] = {}
+    for request, (count, kind) in enumerate(zip(counts, kinds, strict=True)):
+        most = max(1, batch_size // (2 if kind.guided else 1))
+        for first in range(0, count, most):
+            part = Part(request, range(first, min(first + most, count)))
+            key = (len(part.pictures), kind)
+            batch = open_batches.get(key)
+            if batch is None or (len(batch) + 1) * whole_groups(len(part.pictures)) > whole_groups(most):
+                batch = open_batches[key] = []
+                batches.append(batch)
+            batch.append(part)
+    return batches
+
+
+def whole_groups(rows: int) -> int:
+    """Rows as attention has them, in whole groups."""
+    return -(-rows // ROW_GROUP) * ROW_GROUP
+
+
+def halve(batch: Batch) -> list[Batch]:
+    """Two batches of half the pictures; MemoryError where there is only one."""
+    if len(batch) > 1:
+        return [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
+    request, pictures = batch[0]
+    if len(pictures) == 1:
+        raise MemoryError("not enough memory to draw even one picture; close other programs or take a smaller model")
+    middle = len(pictures) // 2
+    return [[Part(request, pictures[:middle])], [Part(request, pictures[middle:])]]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out, on a GPU or in torch's allocator for the CPU."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        words in str(error) for words in OUT_OF_MEMORY
+    )
+
+
+def picture_bytes(config: DalleConfig, dtype: torch.dtype) -> int:
+    """What decoding remembers of one picture: keys and values in `dtype`, inputs of token shift in float32."""
+    cells = sum(window_of(config, kind).cells for kind in config.layer_kinds)
+    kept = 2 * cells * config.num_heads * config.head_size * dtype.itemsize
+    shifted = config.num_layers * config.image_side * config.hidden_size * 4 if config.token_shift else 0
+    return kept + shifted
+
+
+def default_batch_size(config: DalleConfig, dtype: torch.dtype, device: torch.device) -> int:
+    """As many pictures as half of the free memory remembers, 8 to 128, in whole groups of rows."""
+    fitting = int(free_bytes(device) * SHARE_OF_FREE_MEMORY) // picture_bytes(config, dtype)
+    return max(ROW_GROUP, min(LARGEST_BATCH, fitting // ROW_GROUP * ROW_GROUP))

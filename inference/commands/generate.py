@@ -1,0 +1,127 @@
+"""`dalle-lean generate`."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dalle_lean.errors import UserError
+from dalle_lean.terminal import Device, progress_bar, say, tell, warn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from inference.generator import Generator
+
+
+def generate(
+    prompts: Annotated[
+        list[str], typer.Argument(metavar="PROMPT", help="What to draw; several prompts get one folder each.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the pictures, contact_sheet.png and results.json.")],
+    model: Annotated[
+        str | None, typer.Option(help="Model folder or hub id. Default: $DALLE_LEAN_MODEL, else the bundled model.")
+    ] = None,
+    num_images: Annotated[int, typer.Option(help="Pictures drawn for each prompt.")] = 128,
+    best: Annotated[
+        int | None,
+        typer.Option(help="How many to keep, by CLIP score. Default: 4, or all where fewer are drawn."),
+    ] = None,
+    top_k: Annotated[int, typer.Option(help="Draw each code from the k most likely ones; 0 is off.")] = 256,
+    top_p: Annotated[float, typer.Option(help="Draw each code from the likeliest with this mass; 1 is off.")] = 0.75,
+    temperature: Annotated[
+        float, typer.Option(help="Above 1 wilder, below 1 tamer; 0 takes the likeliest code.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="Picture i of a seed is the same for any batch size.")] = 0,
+    guidance: Annotated[
+        float | None,
+        typer.Option(
+            help="Above 1 closer to the prompt, for models trained with caption dropout; 1 is off. "
+            "[default: the model's own]",
+            show_default=False,
+        ),
+    ] = None,
+    start: Annotated[
+        Path | None, typer.Option(help="A picture whose upper rows are kept; the rest is drawn below them.")
+    ] = None,
+    start_rows: Annotated[
+        int | None, typer.Option(help="Rows of codes kept of --start. Default: the upper half.", min=1)
+    ] = None,
+    scorer: Annotated[
+        str,
+        typer.Option(
+            help="What ranks the pictures: clip (the model's own), none, ARCHITECTURE:FILE, ARCHITECTURE:TAG, "
+            "hf-hub:OWNER/NAME, or a class of yours, MODULE:CLASS."
+        ),
+    ] = "clip",
+    precision: Annotated[
+        str | None,
+        typer.Option(help="fp32, bf16, fp16 (GPU) or int8 (CPU). Default: fp32 on a CPU, bf16 on a GPU."),
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Pictures drawn at once. Default: by the free memory.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Draw pictures of each PROMPT and keep the best few."""
+    from dalle_lean.vocabulary import enumerated, named
+    from inference.gallery import prompt_folder, write_gallery
+    from inference.generator import Generator, Request, Settings, check_prompt, describe
+
+    for prompt in prompts:
+        check_prompt(prompt)
+    settings = Settings(
+        num_images=num_images,
+        best=best,
+        top_k=top_k,
+        top_p=top_p,
+        temperature=temperature,
+        seed=seed,
+        guidance=1.0 if guidance is None else guidance,
+    )
+    if start_rows is not None and start is None:
+        raise UserError(f"start_rows={start_rows}: rows of which picture? name it with --start")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; --out needs a folder")
+    say("loading the model ...")
+    generator = Generator.from_folder(model, device, precision, scorer)  # type: ignore[arg-type]
+    if guidance is None:
+        settings = replace(settings, guidance=generator.guidance)
+    codes = None if start is None else upper_rows(generator, start, start_rows)
+    out.mkdir(parents=True, exist_ok=True)
+    for prompt in prompts:
+        if excess := generator.excess_tokens(prompt):
+            warn(f"the last {excess} tokens of the prompt do not fit this model and are not read: {prompt!r}")
+        if unknown := generator.unknown_words(prompt):
+            tell(f"I have not learnt to draw: {enumerated(named(unknown))}")
+    name = repr(prompts[0][:40]) if len(prompts) == 1 else f"{len(prompts)} prompts"
+    written = {}
+    with progress_bar(f"drawing {name}", "codes") as on_progress:
+        for progress in generator.draw_all([Request(prompt, settings, codes) for prompt in prompts], batch_size):
+            on_progress(progress.done, progress.total, progress.note)
+            if progress.pictures is not None:
+                index = progress.request
+                prompt, folder = prompts[index], prompt_folder(out, prompts, index)
+                facts = describe(generator, settings, codes)
+                write_gallery(folder, prompt, progress.pictures, facts, generator.unknown_words(prompt))
+                written[index] = f"{len(progress.pictures)} pictures of {prompt!r} are in {folder}"
+    for index in sorted(written):
+        say(written[index])
+
+
+def upper_rows(generator: "Generator", path: Path, rows: int | None) -> "Tensor":
+    """The codes of the upper rows of a picture's centre square; ValueError for too many rows or no picture."""
+    from dalle_lean.images.files import open_picture, read_picture
+
+    side = generator.model.config.image_side
+    rows = side // 2 if rows is None else rows
+    if side == 1:
+        raise UserError("--start: this model draws a single row; there is nothing to go on from")
+    if not 1 <= rows < side:
+        raise UserError(f"start_rows={rows}: this model draws {side} rows; keep 1 to {side - 1}")
+    picture, problem = read_picture(path)
+    if problem is not None:
+        raise UserError(f"{path}: {problem.replace('_', ' ')}")
+    try:
+        return generator.read_picture(open_picture(picture))[: rows * side]
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None

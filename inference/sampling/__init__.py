@@ -1,0 +1,1 @@
+"""Codes drawn one after another with a cache of keys and values."""

@@ -1,0 +1,158 @@
+"""A model's weights made ready for sampling.
+
+R rows, D hidden size, C codebook. Residual streams, norms, rotary turns, softmax and logits are float32 in every
+precision; scores of queries and keys come out of their product in the precision's dtype.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from dalle_lean.errors import UserError
+from dalle_lean.free_memory import free_ram_bytes
+from dalle_lean.memory.plan_search import human_bytes
+from dalle_lean.model.config import DalleConfig
+from dalle_lean.model.dalle import Dalle
+from dalle_lean.model.layers import Attention, Branch, FeedForward, Layer
+from dalle_lean.model.rope import rotary_angles
+from inference.sampling.kv_layout import window_mask, windows_bytes
+from inference.sampling.packed_linear import Precision, Projection, check_precision, compute_dtype, pack
+
+Norm = tuple[Tensor, Tensor, float]
+"""Weight and bias [D] of a LayerNorm, and its epsilon."""
+
+
+class BranchWeights:
+    """What a branch of a layer has to itself."""
+
+    def __init__(self, branch: Branch):
+        self.norm = float_norm(branch.norm)
+        self.norm_out = None if branch.norm_out is None else float_norm(branch.norm_out)
+        self.scale = branch.scale.detach().float()
+
+    def add(self, stream: Tensor, out: Tensor) -> None:
+        """Add what the inner module gave, [.., D] in any dtype, to the float32 stream."""
+        out = out.float()
+        stream.addcmul_(out if self.norm_out is None else normalise(out, self.norm_out), self.scale)
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """The two branches of a layer and its block's projections."""
+
+    kind: str
+    attention: BranchWeights
+    qkv: Projection
+    out: Projection
+    feed_forward: BranchWeights
+    up: Projection
+    down: Projection
+    ffn: FeedForward
+    """For its activation alone."""
+
+    def feed(self, x: Tensor) -> Tensor:
+        """The feed-forward's inner module, [R, D] -> [R, D]."""
+        up = self.up(x)
+        if self.ffn.gated:
+            value, gate = up.chunk(2, dim=-1)
+            return self.down(self.ffn.activation(gate).mul_(value))
+        return self.down(self.ffn.activation(up))
+
+
+class Decoder:
+    """The transformer's function for sampling in one precision, on the model's device.
+
+    What needs no conversion is shared with the model: make a new one after training on.
+    """
+
+    def __init__(self, model: Dalle, precision: Precision = "fp32"):
+        """ValueError for a precision that the model's device cannot draw in, and for pictures too large for the RAM."""
+        self.config, self.model = model.config, model
+        self.device = model.output.weight.device
+        check_precision(precision, self.device)
+        self.precision, self.dtype = precision, compute_dtype(precision)
+        refuse_lack_of_memory(self.config, self.dtype)
+        blocks = [block_projections(block.attention, block.feed_forward, precision) for block in model.blocks]  # type: ignore[arg-type]
+        self.layers = []
+        for index, layer in enumerate(model.layers):
+            assert isinstance(layer, Layer)
+            qkv, out, up, down = blocks[model.config.layer_blocks[index]]
+            attention, feed_forward = BranchWeights(layer.attention), BranchWeights(layer.feed_forward)
+            kind, ffn = model.config.layer_kinds[index], model.block(index).feed_forward
+            self.layers.append(LayerWeights(kind, attention, qkv, out, feed_forward, up, down, ffn))
+        self.norm = float_norm(model.norm)
+        kinds = dict.fromkeys(self.config.layer_kinds)
+        self.masks = {kind: window_mask(self.config, kind, self.device, self.dtype) for kind in kinds}
+        self.turns = rotary_turns(self.config, self.device)
+        self.output = pack(code_output(model), precision)
+
+    def embed(self, codes: Tensor, place: Tensor) -> Tensor:
+        """Codes [R] at `place` [1] in the picture -> float32 [R, D]."""
+        config, model = self.config, self.model
+        table = model.output.weight if config.tie_embeddings else model.embedding.weight
+        x = embedding(codes + config.num_text_tokens, table).float()
+        if not config.rotary:
+            x += model.row_positions[place // config.image_side] + model.column_positions[place % config.image_side]
+        return x
+
+    def logits(self, a: Tensor, b: Tensor) -> Tensor:
+        """The streams [R, D] of one position -> float32 logits of the next code [R, C]."""
+        return self.output(normalise((a + b) / 2, self.norm).to(self.dtype)).float()
+
+    def streams(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The embedding as the two streams of a reversible stack, or twice the one stream."""
+        return x, x.clone() if self.config.reversible else x
+
+
+def refuse_lack_of_memory(config: DalleConfig, dtype: torch.dtype) -> None:
+    """ValueError, with both figures, where the masks of pictures of this size do not fit into the RAM that is free."""
+    need, free = windows_bytes(config, dtype), free_ram_bytes()
+    if need > free:
+        raise UserError(
+            f"image_side={config.image_side}: to draw pictures of {config.image_len:,} codes takes {human_bytes(need)} "
+            f"before the first one, and only {human_bytes(free)} of memory are free"
+        )
+
+
+def block_projections(
+    attention: Attention, feed_forward: FeedForward, precision: Precision
+) -> tuple[Projection, Projection, Projection, Projection]:
+    """qkv, out, up and down of a block, packed once for all layers that share it."""
+    layers = (attention.qkv, attention.out, feed_forward.up, feed_forward.down)
+    qkv, out, up, down = (pack(layer, precision) for layer in layers)
+    return qkv, out, up, down
+
+
+def code_output(model: Dalle) -> torch.nn.Linear:
+    """The output layer's rows for image codes."""
+    start = model.config.num_text_tokens
+    weight = model.output.weight.detach()[start:]
+    rows = torch.nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    rows.weight, rows.bias = torch.nn.Parameter(weight), torch.nn.Parameter(model.output.bias.detach()[start:])
+    return rows
+
+
+def float_norm(norm: torch.nn.LayerNorm) -> Norm:
+    return norm.weight.detach().float(), norm.bias.detach().float(), norm.eps
+
+
+def normalise(x: Tensor, norm: Norm) -> Tensor:
+    """LayerNorm over the last dimension, in float32."""
+    return torch.layer_norm(x, [x.shape[-1]], *norm)
+
+
+def rotary_turns(config: DalleConfig, device: torch.device) -> Tensor:
+    """What queries, keys and values are multiplied with at each place: [I, 3, d / 2] complex, or [I, 3, 1].
+
+    The queries' factor holds the scaling of the scores.
+    """
+    scale = torch.tensor([config.head_size**-0.5, 1, 1], device=device)[:, None]
+    if not config.rotary:
+        return scale.expand(config.image_len, 3, 1)
+    angles = rotary_angles(config.num_text_positions, config.image_side, config.head_size, device)
+    angles = angles[config.num_text_positions :]
+    still = torch.zeros(len(angles), config.head_size // 2 - angles.shape[1], device=device)
+    angles = torch.cat([angles, still], dim=1)
+    return scale * torch.complex(angles.cos(), angles.sin())[:, None]

@@ -1,0 +1,193 @@
+"""Decoding one code at a time for many pictures at once, with as few keys kept as each kind of attention needs.
+
+R pictures (rows), N prompts with R / N pictures each, in the prompts' order; r rows of a prompt, rounded up to whole
+groups for attention; H heads, d head size, P text positions, n cells read, f side of the picture, I codes in it,
+D hidden size, C codebook.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inference.sampling.decoder import BranchWeights, Decoder, LayerWeights, normalise
+from inference.sampling.kv_layout import window_of
+from inference.sampling.packed_linear import ROW_GROUP
+from inference.sampling.prefill import Prompts
+
+# A single row takes other kernels (matrix times vector), which round differently.
+FEWEST_ROWS = 2
+
+
+class LayerViews(NamedTuple):
+    """Where a layer finds and leaves things while codes of one column are read; parts of the cache's buffers."""
+
+    keys: Tensor
+    """[H * N * r, d, n]."""
+    values: Tensor
+    """[H * N * r, n, d]."""
+    here: Tensor
+    """Cells of the column, [2, H, N, r, rows, d]."""
+    above: list[Tensor]
+    """For both branches, the channels that token shift takes from the code above, [R, D / 4]."""
+    left: list[Tensor]
+    """And from the left neighbour."""
+    handed_on: list[Tensor]
+    """And those that this code hands on, [R, D / 2]."""
+
+
+class PictureCache:
+    """What decoding remembers of the codes it has read. All buffers are made once, whatever is read."""
+
+    def __init__(self, decoder: Decoder, prompts: Prompts, batch: int):
+        """`batch` pictures, an equal number for each prompt."""
+        config, device = decoder.config, decoder.device
+        assert batch % prompts.count == 0, "every prompt has as many pictures"
+        self.decoder, self.prompts, self.config = decoder, prompts, config
+        self.codes_read = 0
+        self.pictures, batch = batch, max(batch, FEWEST_ROWS)
+        self.batch, per_prompt = batch, batch // prompts.count
+        heads, rows = config.num_heads, -(-per_prompt // ROW_GROUP) * ROW_GROUP
+        grid = (heads, prompts.count, rows)
+        self.windows = {kind: window_of(config, kind) for kind in config.layer_kinds}
+
+        def buffer(*shape: int, dtype: torch.dtype = decoder.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.cells = []
+        for kind in config.layer_kinds:
+            window = self.windows[kind]
+            self.cells.append(buffer(2, *grid, window.columns, window.rows, config.head_size))
+        # Of each column the code last read, as both branches of every layer saw it.
+        channels = config.hidden_size // 2 if config.token_shift else 0
+        branches = 2 * config.num_layers
+        self.inputs = buffer(branches, config.image_side, batch, channels, dtype=torch.float32)
+        self.no_left = buffer(batch, channels // 2, dtype=torch.float32)
+        # Queries, keys and values of the code that is read; what attention gives for it.
+        self.qkv = buffer(3, *grid, config.head_size, dtype=torch.float32)
+        self.target = as_pairs(self.qkv) if config.rotary else self.qkv
+        self.target = self.target[:, :, :, :per_prompt]
+        self.key_value = self.qkv[1:]
+        flat = heads * prompts.count * rows
+        self.query = self.qkv[0] if decoder.dtype == torch.float32 else buffer(*grid, config.head_size)
+        self.text_query = self.query.view(heads * prompts.count, rows, -1)
+        self.code_query = self.query.view(flat, 1, -1)
+        self.attended = buffer(flat, 1, config.head_size)
+        self.used = self.attended.view(*grid, -1)[:, :, :per_prompt].permute(1, 2, 0, 3)
+        self.merged = buffer(batch, heads * config.head_size)
+        self.text_keys = [keys.flatten(0, 1).transpose(1, 2) for keys in prompts.keys]
+        self.text_values = [values.flatten(0, 1) for values in prompts.values]
+        self.views: dict[int, list[LayerViews]] = {}
+        self._load(prompts)
+
+    @property
+    def num_bytes(self) -> int:
+        """What is held for the codes read and for the prompts."""
+        held = [*self.cells, self.inputs, *self.prompts.keys, *self.prompts.values]
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+    @torch.inference_mode()
+    def read(self, codes: Tensor) -> Tensor:
+        """Read the next code [R] of each picture -> float32 logits [R, C] of the code after it."""
+        assert self.codes_read < self.config.image_len - 1, "nothing follows the last code"
+        row, column = divmod(self.codes_read, self.config.image_side)
+        place = torch.full((1,), self.codes_read, device=self.decoder.device)  # without waiting for the device
+        logits = self.step(codes.expand(self.batch), column, row, place)
+        self.codes_read += 1
+        return logits[: self.pictures]
+
+    def step(self, codes: Tensor, column: int, row: int | Tensor, place: Tensor) -> Tensor:
+        """`read` at a given place [1]. With `row` [1] as a tensor too, the same operations serve all rows."""
+        decoder = self.decoder
+        a, b = decoder.streams(decoder.embed(codes, place))
+        turn = decoder.turns.index_select(0, place).view(3, 1, 1, 1, -1)
+        masks = {kind: mask.index_select(0, place) for kind, mask in decoder.masks.items()}
+        for index, (layer, views) in enumerate(zip(decoder.layers, self._views(column), strict=True)):
+            window = self.windows[layer.kind]
+            self._project(layer, self._enter(b, layer.attention, views, 0), turn)
+            if isinstance(row, Tensor):
+                slot = row % window.rows
+                views.here.index_copy_(4, slot, self.key_value.unsqueeze(4).to(views.here.dtype))
+            else:
+                views.here.select(4, row % window.rows).copy_(self.key_value)
+            layer.attention.add(a, layer.out(self._attend(index, views, masks[layer.kind])))
+            layer.feed_forward.add(b, layer.feed(self._enter(a, layer.feed_forward, views, 1)))
+        return decoder.logits(a, b)
+
+    def _enter(self, stream: Tensor, weights: BranchWeights, views: LayerViews, branch: int) -> Tensor:
+        """The normalised stream [R, D], part of its channels from the neighbours above and to the left."""
+        h = normalise(stream, weights.norm)
+        if self.config.token_shift:
+            handed_on, kept = h.chunk(2, dim=1)
+            h = torch.cat([views.above[branch], views.left[branch], kept], dim=1)
+            views.handed_on[branch].copy_(handed_on)
+        return h.to(self.decoder.dtype)
+
+    def _project(self, layer: LayerWeights, x: Tensor, turn: Tensor) -> None:
+        """Fill `qkv` from the input [R, D] of attention: turned, queries scaled."""
+        count, heads = self.prompts.count, self.config.num_heads
+        if self.config.rotary:
+            projected = torch.view_as_complex(layer.qkv(x).float().view(count, -1, 3, heads, turn.shape[-1], 2))
+        else:
+            projected = layer.qkv(x).float().view(count, -1, 3, heads, self.config.head_size)
+        torch.mul(projected.permute(2, 3, 0, 1, 4), turn, out=self.target)
+        if self.query.dtype != torch.float32:
+            self.query.copy_(self.qkv[0])
+
+    def _attend(self, layer: int, views: LayerViews, mask: Tensor) -> Tensor:
+        """One softmax over the prompt's keys, shared by its pictures, and the cells of each picture -> [R, H * d]."""
+        text_keys, text_values = self.text_keys[layer], self.text_values[layer]
+        num_text, flat = text_keys.shape[2], len(self.code_query)
+        on_text = torch.bmm(self.text_query, text_keys)  # [H * N, r, P]
+        on_codes = torch.baddbmm(mask, self.code_query, views.keys)  # [H * N * r, 1, n]
+        scores = torch.cat([on_text.view(flat, 1, num_text), on_codes], dim=2)
+        weights = scores.softmax(dim=2, dtype=torch.float32).to(scores.dtype)
+        on_text, on_codes = weights.split([num_text, on_codes.shape[2]], dim=2)
+        on_text = torch.bmm(on_text.view((*self.text_query.shape[:2], num_text)), text_values)
+        torch.baddbmm(on_text.view(self.attended.shape), on_codes, views.values, out=self.attended)
+        self.merged.view(self.used.shape).copy_(self.used)
+        return self.merged
+
+    def _views(self, column: int) -> list[LayerViews]:
+        """What every layer works with in a column; made when it is first read."""
+        if column not in self.views:
+            self.views[column] = [self._layer_views(layer, column) for layer in range(self.config.num_layers)]
+        return self.views[column]
+
+    def _layer_views(self, layer: int, column: int) -> LayerViews:
+        window = self.windows[self.config.layer_kinds[layer]]
+        first, flat = window.first(column), len(self.code_query)
+        cells = self.cells[layer][:, :, :, :, first : first + window.span]
+        keys, values = cells.flatten(1, 3).view(2, flat, window.span * window.rows, -1)
+        quarter = self.inputs.shape[3] // 2
+        inputs = self.inputs[2 * layer : 2 * layer + 2]
+        return LayerViews(
+            keys.transpose(1, 2),
+            values,
+            self.cells[layer][:, :, :, :, window.left + column],
+            [branch[column, :, :quarter] for branch in inputs],
+            [branch[column - 1, :, quarter:] if column > 0 else self.no_left for branch in inputs],
+            [branch[column] for branch in inputs],
+        )
+
+    def _load(self, prompts: Prompts) -> None:
+        """Go on from the codes that came with the prompts."""
+        side, num_codes = self.config.image_side, prompts.num_codes
+        per_prompt = self.batch // prompts.count
+        for index, code_keys in enumerate(prompts.code_keys):
+            window = self.windows[self.config.layer_kinds[index]]
+            for first in range(0, num_codes, side):
+                line = code_keys[:, :, :, first : first + side].unsqueeze(3)  # [2, H, N, 1, columns, d]
+                columns = slice(window.left, window.left + line.shape[4])
+                self.cells[index][:, :, :, :, columns, first // side % window.rows] = line
+        if self.config.token_shift:
+            for inputs, code_inputs in zip(self.inputs, prompts.code_inputs, strict=True):
+                for first in range(0, num_codes, side):
+                    line = code_inputs[:, first : first + side].repeat_interleave(per_prompt, dim=0)
+                    inputs[: line.shape[1]] = line.transpose(0, 1)
+        self.codes_read = num_codes
+
+
+def as_pairs(x: Tensor) -> Tensor:
+    """Adjacent channels [..., d] as complex numbers [..., d / 2]."""
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))

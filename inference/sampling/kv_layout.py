@@ -1,0 +1,90 @@
+"""Which keys a decoder keeps for each kind of attention, and where.
+
+A window is a small grid of cells, [columns, rows]: a code of the picture is written to the cell of its column and of
+its row modulo the window's rows, so that what no query sees any more is overwritten. A row layer keeps one row, a
+convolution layer the rows that its window reaches, a column or full layer all. A query reads whole columns of cells.
+
+f side of the picture, I = f * f codes, n cells that a query reads, S positions.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dalle_lean.model.attention import rows_above
+from dalle_lean.model.config import DalleConfig
+from dalle_lean.model.masks import attention_mask
+
+
+@dataclass(frozen=True)
+class Window:
+    """The grid of cells of one kind of attention."""
+
+    columns: int
+    rows: int
+    left: int
+    """Columns of cells to the left of the picture, which are never seen."""
+    span: int
+    """Columns of cells that a query reads: from `left` of its own on, or all."""
+
+    def first(self, column: int) -> int:
+        """The first column of cells that a query in this column reads."""
+        return column if self.span < self.columns else 0
+
+    @property
+    def cells(self) -> int:
+        """Keys kept, for each picture and head."""
+        return self.columns * self.rows
+
+
+def window_of(config: DalleConfig, kind: str) -> Window:
+    """The cells of a kind of attention."""
+    side = config.image_side
+    if kind == "row":
+        return Window(columns=side, rows=1, left=0, span=side)
+    if kind == "column":
+        return Window(columns=side, rows=side, left=0, span=1)
+    if kind == "conv":
+        rows = min(rows_above(config) + 1, side)
+        left = config.conv_kernel // 2 if config.conv_window == "centred" else config.conv_kernel - 1
+        right = config.conv_kernel // 2 if config.conv_window == "centred" else 0
+        if left + 1 + right < side:
+            return Window(columns=left + side + right, rows=rows, left=left, span=left + 1 + right)
+        return Window(columns=side, rows=rows, left=0, span=side)
+    return Window(columns=side, rows=side, left=0, span=side)
+
+
+def window_places(window: Window, side: int) -> Tensor:
+    """Which code each cell holds when the query at a place reads it: [I, n] places, -1 for none."""
+    query = torch.arange(side * side)[:, None, None]
+    row, column = query // side, query % side
+    slot = torch.arange(window.rows)
+    first = column if window.span < window.columns else torch.zeros_like(column)
+    key_column = first - window.left + torch.arange(window.span)[:, None]  # [I, span, 1]
+    # The newest row that was written to the slot: in the query's own row only up to the query, else one before it.
+    key_row = row - (row - slot) % window.rows
+    key_row = torch.where((key_row == row) & (key_column > column), row - window.rows, key_row)
+    is_code = (key_column >= 0) & (key_column < side) & (key_row >= 0)
+    return torch.where(is_code, key_row * side + key_column, -1).flatten(1)
+
+
+def window_mask(config: DalleConfig, kind: str, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores of the cells that a query reads: [I, n], 0 for seen keys, -inf for others."""
+    places = window_places(window_of(config, kind), config.image_side)
+    start = config.num_text_positions
+    is_seen = attention_mask(config, kind)[start:, start:].gather(1, places.clamp(min=0)) & (places >= 0)
+    return torch.zeros(places.shape, dtype=dtype).masked_fill(~is_seen, -torch.inf).to(device)
+
+
+def windows_bytes(config: DalleConfig, dtype: torch.dtype) -> int:
+    """About the most that making all masks takes in RAM: [I, n] of each kind, and of one kind the masks [S, S] and
+    the places [I, n] that it comes from."""
+    pairs, kept, most = (config.num_text_positions + config.image_len) ** 2, 0, 0
+    for kind in dict.fromkeys(config.layer_kinds):
+        window = window_of(config, kind)
+        read = config.image_len * window.span * window.rows
+        kept += read * dtype.itemsize
+        # Distances of rows and columns are int64, as places are; all else is boolean.
+        most = max(most, pairs * (18 if kind == "conv" else 6) + read * 24)
+    return kept + most

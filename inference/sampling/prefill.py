@@ -1,0 +1,118 @@
+"""Reading captions, and with them the first codes of pictures, in one pass: what decoding starts from.
+
+N prompts, T text length, P = T + 1 text positions, m codes given, S = P + m, H heads, d head size, D hidden size,
+C codebook, R rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dalle_lean.model.attention import attend
+from dalle_lean.model.rope import rotate
+from dalle_lean.model.token_shift import token_shift
+from inference.sampling.decoder import Decoder, Norm, normalise
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Captions as every layer's attention sees them, the codes they go on from, and the logits of the next code."""
+
+    keys: list[Tensor]
+    """For each layer, [H, N, P, d]; shared by all pictures of a prompt."""
+    values: list[Tensor]
+    """For each layer, [H, N, P, d]."""
+    code_keys: list[Tensor]
+    """For each layer, [2, H, N, m, d]: keys and values of the codes given."""
+    code_inputs: list[Tensor]
+    """For each branch, [N, m, D / 2]: the channels that token shift hands on, where the model has it."""
+    codes: Tensor
+    """[N, m], those given."""
+    logits: Tensor
+    """[N, C]."""
+    guided: bool
+    """The second half of the prompts are empty captions, for classifier-free guidance of the first half."""
+
+    @property
+    def count(self) -> int:
+        """N."""
+        return len(self.logits)
+
+    @property
+    def num_codes(self) -> int:
+        """m."""
+        return self.code_keys[0].shape[3]
+
+
+@torch.inference_mode()
+def read_prompts(decoder: Decoder, text_ids: Tensor, codes: Tensor | None = None, *, guided: bool = False) -> Prompts:
+    """Run the decoder over captions [N, T] and, for completion, the first codes of their pictures [N, m], m < I.
+
+    guided: read as many empty captions (all ids 0) too.
+    """
+    config = decoder.config
+    text_ids = text_ids.to(decoder.device)
+    codes = text_ids.new_zeros(len(text_ids), 0) if codes is None else codes.to(decoder.device)
+    if guided:
+        text_ids, codes = torch.cat([text_ids, torch.zeros_like(text_ids)]), codes.repeat(2, 1)
+    if codes.shape[1] >= config.image_len:
+        raise ValueError(f"{codes.shape[1]} codes are given of {config.image_len}; nothing is left to draw")
+    # Products of other sizes round differently: read one by one, a prompt is the same beside any others.
+    together = 1 if decoder.device.type == "cpu" else len(text_ids)
+    parts = [_read(decoder, *part) for part in zip(text_ids.split(together), codes.split(together), strict=True)]
+    keys, values, code_keys, code_inputs, logits = zip(*parts, strict=True)
+    return Prompts(
+        joined(keys, dim=1),
+        joined(values, dim=1),
+        joined(code_keys, dim=2),
+        joined(code_inputs, dim=0),
+        codes,
+        torch.cat(logits),
+        guided,
+    )
+
+
+def joined(parts: Sequence[list[Tensor]], dim: int) -> list[Tensor]:
+    """Lists of tensors, one for each layer or branch, put together along the prompts' dimension."""
+    return [torch.cat(tensors, dim) for tensors in zip(*parts, strict=True)]
+
+
+def _read(
+    decoder: Decoder, text_ids: Tensor, codes: Tensor
+) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], Tensor]:
+    """The first four fields of Prompts and the logits."""
+    config = decoder.config
+    a, b = decoder.streams(decoder.model.embed(text_ids, codes).float())
+    surroundings = decoder.model.surroundings(a.shape[1], a.dtype, a.device)
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
+    code_keys: list[Tensor] = []
+    code_inputs: list[Tensor] = []
+    num_text = config.num_text_positions
+
+    def enter(stream: Tensor, norm: Norm) -> Tensor:
+        h = normalise(stream, norm)
+        if config.token_shift:
+            code_inputs.append(h[:, num_text:, : config.hidden_size // 2].clone())
+            h = token_shift(h, num_text, config.image_side)
+        return h.to(decoder.dtype).flatten(0, 1)
+
+    for index, layer in enumerate(decoder.layers):
+        qkv = layer.qkv(enter(b, layer.attention.norm))
+        query, key, value = turn(decoder, qkv, len(a), surroundings.table)  # [N, H, S, d]
+        keys.append(key[:, :, :num_text].transpose(0, 1).contiguous())
+        values.append(value[:, :, :num_text].transpose(0, 1).contiguous())
+        code_keys.append(torch.stack([key, value])[:, :, :, num_text:].transpose(1, 2).contiguous())
+        seen = attend(query, key, value, config.layer_kinds[index], surroundings.layout)
+        layer.attention.add(a, layer.out(seen.transpose(1, 2).flatten(0, 1).flatten(1)).view(a.shape))
+        layer.feed_forward.add(b, layer.feed(enter(a, layer.feed_forward.norm)).view(b.shape))
+    return keys, values, code_keys, code_inputs, decoder.logits(a[:, -1], b[:, -1])
+
+
+def turn(decoder: Decoder, qkv: Tensor, batch: int, table: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Projected rows [N * S, 3 * H * d] -> turned queries, keys and values, [N, H, S, d] each."""
+    heads = qkv.view(batch, -1, 3, decoder.config.num_heads, decoder.config.head_size).permute(2, 0, 3, 1, 4)
+    query, key, value = (heads if table is None else rotate(heads, table)).unbind(0)
+    return query, key, value

@@ -1,0 +1,86 @@
+"""Codes drawn one after another for a batch of pictures of one or several prompts.
+
+N prompts, R rows: R / N pictures for each prompt, in the prompts' order; I codes in a picture.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dalle_lean.io.model_folder import check_guidance
+from inference.sampling.cuda_graphs import make_cache
+from inference.sampling.decoder import Decoder
+from inference.sampling.filtering import check_sampling, choose, filter_logits
+from inference.sampling.noise import GumbelNoise, check_seed
+from inference.sampling.prefill import Prompts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How codes are drawn; the defaults are the paper's. ValueError outside the ranges."""
+
+    top_k: int = 256
+    """Only the k most likely codes; 0 is off."""
+    top_p: float = 0.75
+    """Only the likeliest codes with this mass, 0..1; 1 is off."""
+    temperature: float = 1.0
+    """0 takes the most likely code each time."""
+    seed: int = 0
+    """0..2^64-1."""
+    guidance: float = 1.0
+    """Classifier-free guidance (Ho & Salimans 2022): how far to go from the empty caption's logits past the prompt's.
+
+    1 is off; it needs a model that was trained with caption dropout.
+    """
+
+    def __post_init__(self) -> None:
+        check_sampling(self.top_k, self.top_p, self.temperature)
+        check_guidance(self.guidance)
+        check_seed(self.seed)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One picture to draw: its number among those of its prompt and seed."""
+
+    picture: int
+    sampling: Sampling
+
+
+@torch.inference_mode()
+def sample_codes(decoder: Decoder, prompts: Prompts, rows: Sequence[Row]) -> Iterator[Tensor]:
+    """Draw pictures; yields their codes so far, [R, n] for n = m + 1..I, where m codes came with the prompts.
+
+    Code n of a picture depends on its prompt, its sampling and its number, not on the other rows.
+    Stop iterating, or close the iterator, to cancel: nothing is kept.
+    """
+    config, device = decoder.config, decoder.device
+    given = prompts.num_codes
+    guidance = torch.tensor([row.sampling.guidance for row in rows], device=device)[:, None]
+    guided = prompts.guided
+    assert guided or bool((guidance == 1).all()), "guidance needs the empty captions"
+    copies = 2 if guided else 1
+    cache = make_cache(decoder, prompts, copies * len(rows))
+    settings = [
+        torch.tensor([getattr(row.sampling, name) for row in rows], device=device)
+        for name in ("top_k", "top_p", "temperature")
+    ]
+    top_k, top_p, temperature = settings
+    largest_k = 0 if any(row.sampling.top_k == 0 for row in rows) else max(row.sampling.top_k for row in rows)
+    seeds, pictures = [row.sampling.seed for row in rows], [row.picture for row in rows]
+    noise = GumbelNoise(seeds, pictures, config.image_vocab_size, config.image_len, device)
+    codes = torch.empty(len(rows), config.image_len, dtype=torch.long, device=device)
+    codes[:, :given] = prompts.codes[: prompts.count // copies].repeat_interleave(
+        len(rows) * copies // prompts.count, dim=0
+    )
+    logits = prompts.logits.repeat_interleave(copies * len(rows) // prompts.count, dim=0)
+    for step in range(given, config.image_len):
+        if guided:
+            conditional, null = logits.chunk(2)
+            logits = null + (conditional - null) * guidance
+        codes[:, step] = choose(filter_logits(logits, top_k, top_p, largest_k), noise.at(step), temperature)
+        yield codes[:, : step + 1]
+        if step + 1 < config.image_len:
+            logits = cache.read(codes[:, step].repeat(copies))

@@ -1,0 +1,219 @@
+"""The command `dalle-lean preprocess`."""
+
+import time
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dalle_lean.errors import UserError
+from dalle_lean.terminal import out as console
+from dalle_lean.terminal import progress_bar, say, warn
+
+if TYPE_CHECKING:
+    from dalle_lean.images.vqgan import VQGAN
+    from preprocessing.encoding.encode import MakeParts
+    from preprocessing.shards.files import DatasetInfo
+
+
+class Cluster(StrEnum):
+    """What can spread the work over machines."""
+
+    RAY = "ray"
+
+
+def preprocess(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="Folder with metadata.jsonl or with a .txt beside each picture, WebDataset tars or Parquet with "
+            "pictures (folder, file or pattern, also remote), or the name of a data set on the hub.",
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Folder for the shards; the same command continues a killed run.")
+    ],
+    vqgan: Annotated[Path | None, typer.Option(help="VQGAN folder; by default the bundled model's.")] = None,
+    picture_side: Annotated[int | None, typer.Option(help="Pixels; by default the VQGAN's own.")] = None,
+    crops: Annotated[int, typer.Option(help="Squares cut from a long picture, each a row; 1 cuts the centre.")] = 1,
+    flip: Annotated[bool, typer.Option("--flip", help="A second row for each square: its mirror image.")] = False,
+    split: Annotated[str, typer.Option(help="Split of a data set on the hub.")] = "train",
+    config: Annotated[str | None, typer.Option(help="Configuration of a data set on the hub.")] = None,
+    picture_column: Annotated[str | None, typer.Option(help="Column of the pictures, where it is not clear.")] = None,
+    caption_column: Annotated[str | None, typer.Option(help="Column of the captions, where it is not clear.")] = None,
+    min_caption_length: Annotated[int, typer.Option(help="Characters; 0 takes pictures without a caption.")] = 3,
+    allowed_nsfw: Annotated[str, typer.Option(help="NSFW labels to keep, with commas between; 'any'.")] = "UNLIKELY",
+    min_side: Annotated[int, typer.Option(help="Pixels of the original's shorter side.")] = 1,
+    max_aspect_ratio: Annotated[float, typer.Option(help="Longer : shorter side of the original; 0 for any.")] = 2.0,
+    max_hash_distance: Annotated[
+        int | None,
+        typer.Option(help="Reject copies in a shard: at most so many of 64 bits differ; 6 finds resized ones."),
+    ] = None,
+    max_pixels: Annotated[int, typer.Option(help="Larger pictures are not decoded, but counted.")] = 2**26,
+    max_memory: Annotated[int, typer.Option(help="MiB that decoding one picture may take.")] = 1024,
+    explain: Annotated[bool, typer.Option("--explain", help="Write rejected.jsonl: keys and reasons.")] = False,
+    batch_size: Annotated[int, typer.Option(help="Pictures encoded at once.")] = 32,
+    shard_rows: Annotated[int, typer.Option(help="Pictures of a source not in shards that make one shard.")] = 4096,
+    bf16: Annotated[
+        bool | None,
+        typer.Option(help="Encode in bfloat16: faster, a few codes differ. [default: on a GPU]", show_default=False),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Decoding processes for each device; by default one per core, at most 16.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, cuda:N, or several with commas: a process each; auto takes every GPU.")
+    ] = "auto",
+    part: Annotated[
+        str, typer.Option(metavar="I/N", help="Make every N-th shard from the I-th: one of N machines, 1/N to N/N.")
+    ] = "1/1",
+    gather: Annotated[
+        bool, typer.Option("--gather", help="Make nothing; write dataset.json once every shard is there.")
+    ] = False,
+    cluster: Annotated[Cluster | None, typer.Option(help="Spread the shards over a Ray cluster's machines.")] = None,
+    cluster_workers: Annotated[
+        int | None, typer.Option(help="Encoding processes of the cluster; by default one per GPU, else per machine.")
+    ] = None,
+) -> None:
+    """Turn pictures with captions into shards of VQGAN codes."""
+    from dalle_lean.io.model_folder import bundled_model
+    from preprocessing.encoding.encode import preprocess as run
+    from preprocessing.encoding.filters import Rules
+    from preprocessing.sources import open_source
+
+    share = parse_part(part)
+    pictures = open_source(
+        source,
+        shard_rows,
+        split=split,
+        config=config,
+        picture_column=picture_column,
+        caption_column=caption_column,
+    )
+    rules = Rules(
+        min_caption_length=min_caption_length,
+        allowed_nsfw=parse_labels(allowed_nsfw),
+        min_side=min_side,
+        max_aspect_ratio=max_aspect_ratio or None,
+        max_hash_distance=max_hash_distance,
+    )
+    model = load_vqgan(vqgan or bundled_model() / "vqgan")
+    make, where, gpu = pick_makers(device, cluster, cluster_workers, gather)
+    if where in ("cpu", "cuda") or where.startswith("cuda:"):
+        model.to(where)
+    started, encoded = time.perf_counter(), 0
+    with progress_bar("preprocess", "pictures") as show:
+
+        def on_progress(done: int, total: int, note: str) -> None:
+            nonlocal encoded
+            encoded = done
+            show(done, total, note)
+
+        info = run(
+            pictures,
+            out,
+            model,
+            picture_side=picture_side,
+            crops=crops,
+            flip=flip,
+            rules=rules,
+            max_pixels=max_pixels,
+            memory_bytes=max_memory * 2**20,
+            explain=explain,
+            batch_size=batch_size,
+            bf16=gpu if bf16 is None else bf16,
+            workers=workers,
+            share=share,
+            make=make,
+            on_progress=on_progress,
+        )
+    seconds = time.perf_counter() - started
+    if info:
+        show_counts(info)
+    if encoded:
+        say(f"{encoded} pictures in {seconds:.1f} s, {encoded / seconds:.1f} pictures/s on {where}")
+    if info:
+        shards = "1 shard" if len(info.shards) == 1 else f"{len(info.shards)} shards"
+        say(f"{shards} of {info.image_side}x{info.image_side} codes in {out}")
+    else:
+        say(f"part {part} is made; other parts are not: whoever makes the last shard writes {out / 'dataset.json'}")
+
+
+def parse_part(part: str) -> tuple[int, int]:
+    """ "2/8" -> (2, 8)."""
+    number, slash, of = part.partition("/")
+    if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise UserError(f"part={part!r}: must be I/N with I from 1 to N, such as 2/8")
+    return int(number), int(of)
+
+
+def parse_labels(labels: str) -> list[str] | None:
+    """ "UNLIKELY, UNSURE" -> its labels, "any" -> None; warns of labels that LAION does not have."""
+    from preprocessing.encoding.filters import LAION_LABELS
+
+    if labels == "any":
+        return None
+    names = [name.strip() for name in labels.split(",")]
+    if unknown := [name for name in names if name and name not in LAION_LABELS]:
+        warn(f"allowed_nsfw: {', '.join(unknown)}: not one of LAION's labels, {', '.join(LAION_LABELS)}")
+    return names
+
+
+def load_vqgan(folder: Path) -> "VQGAN":
+    """ValueError for a folder without a VQGAN."""
+    from dalle_lean.images.vqgan import VQGAN
+
+    for name in ("config.json", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise UserError(f"vqgan={folder}: no {name} there; name the folder of a VQGAN")
+    return VQGAN.load(folder)
+
+
+def pick_makers(
+    device: str, cluster: Cluster | None, cluster_workers: int | None, gather: bool
+) -> tuple["MakeParts", str, bool]:
+    """Who encodes, its name for people, and whether that is on GPUs."""
+    import torch
+
+    from dalle_lean.devices import pick_device
+    from preprocessing.encoding.devices import make_on_devices
+    from preprocessing.encoding.encode import make_nothing
+    from preprocessing.encoding.pipeline import make_parts
+
+    if cluster_workers is not None and cluster_workers < 1:
+        raise UserError(f"cluster_workers={cluster_workers}: must be positive")
+    if cluster:
+        from preprocessing.encoding.cluster import make_on_ray, num_gpus
+
+        gpus = num_gpus()
+        make: MakeParts = make_nothing if gather else partial(make_on_ray, workers=cluster_workers)
+        return make, f"the cluster ({gpus} GPUs)", gpus > 0
+    names = device.split(",")
+    if device == "auto" and torch.cuda.device_count() > 1:
+        names = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    picked = [pick_device(name) for name in names]
+    gpu = picked[0].type == "cuda"
+    if gather:
+        return make_nothing, "cpu", gpu
+    if len(picked) == 1:
+        return make_parts, str(picked[0]), gpu
+    if len({one.type for one in picked}) > 1:
+        raise UserError(f"device={device!r}: CPU and GPU round differently, so one set of shards takes either")
+    return partial(make_on_devices, devices=[str(one) for one in picked]), f"{len(picked)} devices", gpu
+
+
+def show_counts(info: "DatasetInfo") -> None:
+    from rich.table import Table
+
+    table = Table("pictures", "count")
+    table.columns[1].justify = "right"
+    table.add_row("seen", str(info.counts.seen))
+    table.add_row("kept", str(info.counts.kept))
+    if info.counts.further_views:
+        table.add_row("further crops and mirror images", str(info.counts.further_views))
+    for reason, count in info.counts.rejected.items():
+        table.add_row(f"rejected: {reason}", str(count))
+    console.print(table)

@@ -1,0 +1,146 @@
+"""The commands `dalle-lean shards verify`, `show`, `adopt` and `dedupe`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dalle_lean.errors import UserError
+from dalle_lean.terminal import Device, progress_bar, say
+from dalle_lean.terminal import out as console
+
+if TYPE_CHECKING:
+    from dalle_lean.images.vqgan import VQGAN
+    from preprocessing.shards.files import DatasetInfo
+
+shards = typer.Typer(help="Check, show, adopt, dedupe folders of shards.", no_args_is_help=True, rich_markup_mode=None)
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of shards.")]
+FAULTY = 1
+
+
+@shards.command()
+def verify(
+    folder: Folder,
+    vqgan: Annotated[
+        Path | None, typer.Option(help="VQGAN folder that the codes must be of. [default: any]", show_default=False)
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Shards read at once. [default: one per core]", show_default=False)
+    ] = None,
+) -> None:
+    """Find every damaged, missing or foreign shard: reads all of them. Exit code 1 where there is one."""
+    from rich.table import Table
+
+    from preprocessing.commands.preprocess import load_vqgan
+    from preprocessing.shards.manifest import read_manifest
+    from preprocessing.shards.verify import find_faults
+
+    model = None if vqgan is None else load_vqgan(vqgan)
+    with progress_bar("verify", "pictures") as on_progress:
+        faults = find_faults(folder, vqgan=model, threads=threads, on_progress=on_progress)
+    info = read_manifest(folder)
+    if not faults:
+        say(f"{folder}: {shards_and_pictures(info)}, all sound")
+        return
+    table = Table("file", "what is wrong")
+    for fault in faults:
+        table.add_row(fault.file, fault.problem)
+    console.print(table, markup=False)
+    files = len({fault.file for fault in faults})
+    say(f"{folder}: {files} of its files {'is' if files == 1 else 'are'} not sound ({shards_and_pictures(info)})")
+    raise typer.Exit(FAULTY)
+
+
+@shards.command()
+def show(
+    folder: Folder,
+    out: Annotated[
+        Path | None, typer.Option(help="PNG to write. [default: DIR/contact_sheet.png]", show_default=False)
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, max=1024, help="Pictures, drawn at random.")] = 32,
+    seed: Annotated[int, typer.Option(min=0, help="Decides which.")] = 0,
+    vqgan: Annotated[
+        Path | None,
+        typer.Option(
+            help="VQGAN folder that made the codes. [default: the bundled model's, if it did]", show_default=False
+        ),
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Draw decoded pictures with their captions, and tell the statistics."""
+    from rich.table import Table
+
+    from dalle_lean.devices import pick_device
+    from dalle_lean.io.files import atomic_write
+    from preprocessing.shards.contact_sheet import contact_sheet, decode_sights
+    from preprocessing.shards.files import read_dataset_info
+    from preprocessing.shards.statistics import take_survey
+
+    model = vqgan_of(read_dataset_info(folder), vqgan).to(pick_device(device))
+    with progress_bar("read", "pictures") as on_progress:
+        survey = take_survey(folder, count=count, seed=seed, on_progress=on_progress)
+    with progress_bar("decode", "pictures") as on_progress:
+        pictures = decode_sights(survey.sights, model, on_progress)
+    out = out or folder / "contact_sheet.png"
+    with atomic_write(out) as temporary:
+        contact_sheet(folder.resolve().name, survey, pictures).save(temporary, format="PNG")
+    table = Table(show_header=False)
+    for name, value in survey.facts():
+        table.add_row(name, value)
+    console.print(table, markup=False)
+    say(f"{len(pictures)} pictures on {out}")
+
+
+@shards.command()
+def adopt(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of Parquet files with captions and codes.")],
+    vqgan: Annotated[Path, typer.Option(help="VQGAN folder that made the codes.")],
+) -> None:
+    """Make published Parquet files a folder of shards: check all, write dataset.json."""
+    from preprocessing.commands.preprocess import load_vqgan
+    from preprocessing.shards.import_shards import adopt as run
+
+    with progress_bar("adopt", "pictures") as on_progress:
+        info = run(folder, load_vqgan(vqgan), on_progress=on_progress)
+    say(f"{folder}: {shards_and_pictures(info)}, taken to be codes of the VQGAN {info.vqgan[:12]}")
+
+
+@shards.command()
+def dedupe(
+    folder: Folder,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder for the shards without what came before.")],
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Shards at once, in memory. [default: one per core]", show_default=False)
+    ] = None,
+) -> None:
+    """Leave out pictures that have the codes of an earlier one, over all shards. Killed, the same command goes on."""
+    from preprocessing.shards.dedupe import REASON
+    from preprocessing.shards.dedupe import dedupe as run
+    from preprocessing.shards.manifest import read_manifest
+
+    with progress_bar("dedupe", "rows") as on_progress:
+        info = run(folder, out, threads=threads, on_progress=on_progress)
+    before = read_manifest(folder)
+    dropped = before.counts.kept - info.counts.kept
+    say(f"{out}: {shards_and_pictures(info)}; {dropped:,} of {before.counts.kept:,} left out ({REASON})")
+
+
+def shards_and_pictures(info: "DatasetInfo") -> str:
+    count = len(info.shards)
+    rows = f" in {info.num_rows:,} rows" if info.counts.further_views else ""
+    return f"{count:,} {'shard' if count == 1 else 'shards'}, {info.counts.kept:,} pictures{rows}"
+
+
+def vqgan_of(info: "DatasetInfo", folder: Path | None) -> "VQGAN":
+    """The VQGAN that made the codes; ValueError where neither the given one nor the bundled one did."""
+    from dalle_lean.io.model_folder import bundled_model
+    from preprocessing.commands.preprocess import load_vqgan
+
+    model = load_vqgan(folder or bundled_model() / "vqgan")
+    if model.fingerprint() != info.vqgan:
+        named = f"{folder} is" if folder else "the bundled model's is"
+        raise UserError(
+            f"the codes are of the VQGAN {info.vqgan[:12]}, {named} {model.fingerprint()[:12]}: "
+            "give the one that made them with --vqgan"
+        )
+    return model

@@ -1,0 +1,129 @@
+"""A sample -> squares of pixels, or the reason why it is not used."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dalle_lean.images.files import MAX_PIXELS, UnusablePicture, open_picture, square_pixels
+from preprocessing.encoding.duplicates import perceptual_hash
+from preprocessing.encoding.filters import Rules
+from preprocessing.sources import Sample, utf8
+
+MAX_SIDE = 2**31 - 1  # shards hold sizes as int32
+MIN_CROP_STEP = 8
+"""Crops are at least this fraction (one over it) of their side apart."""
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A picture that is not used, and why."""
+
+    key: str
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A picture that passed the filter, with what its rows will say beside the codes."""
+
+    key: str
+    caption: str
+    nsfw: str | None
+    url: str | None
+    width: int
+    """Of the original, in pixels, as height."""
+    height: int
+    pixels: NDArray[np.uint8]
+    """[views, side, side, 3], RGB; each view becomes a row."""
+    hash: int | None = None
+    """Perceptual hash of the first view, where duplicates are looked for."""
+
+    @classmethod
+    def of(cls, sample: Sample, *, width: int, height: int, pixels: NDArray[np.uint8], hash: int | None) -> Self:
+        """What the sample says, with what was seen of its picture."""
+        return cls(
+            key=sample.key,
+            caption=sample.caption or "",
+            nsfw=optional_text(sample.metadata.get("NSFW")),
+            url=optional_text(sample.metadata.get("url")),
+            width=width,
+            height=height,
+            pixels=pixels,
+            hash=hash,
+        )
+
+    def view_key(self, view: int) -> str:
+        """The first view has the picture's own key."""
+        return f"{self.key}#{view}" if view else self.key
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """What decides the pixels of a sample."""
+
+    side: int
+    """Pixels along a side."""
+    rules: Rules = field(default_factory=Rules)
+    max_pixels: int = MAX_PIXELS
+    crops: int = 1
+    """Squares cut from a picture that is not square, evenly along its longer side; one is cut from the centre."""
+    flip: bool = False
+    """Whether each square is followed by its mirror image."""
+
+    def __call__(self, sample: Sample) -> Candidate | Rejection:
+        """Apply the filter and turn the bytes into pixels. Nothing is decoded for a picture that the filter rejects."""
+        if rejection := self.reject_unseen(sample):
+            return rejection
+        nsfw = optional_text(sample.metadata.get("NSFW"))
+        try:
+            image = open_picture(sample.picture, self.max_pixels)
+            width = original_size(sample.metadata.get("original_width"), image.width)
+            height = original_size(sample.metadata.get("original_height"), image.height)
+            if reason := self.rules.reject_reason(sample.caption, nsfw, width, height):
+                return Rejection(sample.key, reason, f"{width}x{height} pixels")
+            places = crop_places(image.width, image.height, self.crops)
+            squares = [square_pixels(image, self.side, place) for place in places]
+        except UnusablePicture as error:
+            return Rejection(sample.key, error.reason, str(error))
+        views = [view for square in squares for view in ((square, square[:, ::-1]) if self.flip else (square,))]
+        return Candidate.of(
+            sample,
+            width=width,
+            height=height,
+            pixels=np.stack(views),
+            hash=None if self.rules.max_hash_distance is None else perceptual_hash(squares[0]),
+        )
+
+    def reject_unseen(self, sample: Sample) -> Rejection | None:
+        """The rejections that need no look at the picture."""
+        if sample.problem:
+            return Rejection(sample.key, sample.problem)
+        reason = self.rules.text_reject_reason(sample.caption, optional_text(sample.metadata.get("NSFW")))
+        return Rejection(sample.key, reason) if reason else None
+
+
+def crop_places(width: int, height: int, crops: int) -> Sequence[float]:
+    """Where along the longer side squares are cut: 0 is its start, 1 its end.
+
+    Evenly from start to end, and fewer where they would lie closer than an eighth of their side; one is the centre.
+    """
+    shorter, longer = sorted((width, height))
+    count = min(crops, 1 + MIN_CROP_STEP * (longer - shorter) // max(shorter, 1))
+    return (0.5,) if count == 1 else [index / (count - 1) for index in range(count)]
+
+
+def original_size(claimed: Any, actual: int) -> int:
+    """A side in pixels as the metadata claims it, else the picture's own; 0 for a claim that is no size."""
+    if claimed is None:
+        return actual
+    if isinstance(claimed, int | float) and 0 < claimed <= MAX_SIDE:
+        return int(claimed)
+    return 0
+
+
+def optional_text(value: Any) -> str | None:
+    return None if value is None or value == "" else utf8(str(value))

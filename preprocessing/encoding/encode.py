@@ -1,0 +1,216 @@
+"""Pictures with captions -> a folder of shards.
+
+One part of the source becomes one shard, so what a shard holds does not depend on when and where it was made: a killed
+run, started again, makes the shards that are missing, and any number of machines can share the parts.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dalle_lean.errors import UserError
+from dalle_lean.images.files import MAX_PIXELS
+from dalle_lean.images.vqgan import VQGAN
+from dalle_lean.progress import OnProgress
+from preprocessing.encoding import part_records as progress
+from preprocessing.encoding.decode_pool import MEMORY_BYTES, MIN_MEMORY_BYTES
+from preprocessing.encoding.decoding import Decoding
+from preprocessing.encoding.filters import Rules
+from preprocessing.encoding.pipeline import Job, Report, make_parts
+from preprocessing.shards.files import MAX_CODEBOOK_SIZE, DatasetInfo, read_dataset_info, write_dataset_info
+from preprocessing.shards.manifest import MAX_IMAGE_SIDE
+from preprocessing.sources import Source
+
+MAX_WORKERS = 16
+"""By default; more decode faster than a GPU encodes."""
+
+MakeParts = Callable[[Job, VQGAN, Sequence[int], Report], None]
+"""How parts are made: here, or by other processes and machines."""
+
+
+def preprocess(
+    source: Source,
+    out: str | Path,
+    vqgan: VQGAN,
+    *,
+    picture_side: int | None = None,
+    batch_size: int = 32,
+    rules: Rules | None = None,
+    max_pixels: int = MAX_PIXELS,
+    memory_bytes: int = MEMORY_BYTES,
+    crops: int = 1,
+    flip: bool = False,
+    bf16: bool = False,
+    explain: bool = False,
+    workers: int | None = None,
+    share: tuple[int, int] = (1, 1),
+    make: MakeParts = make_parts,
+    on_progress: OnProgress | None = None,
+) -> DatasetInfo | None:
+    """Encode every usable picture of `source` and write the shards and `dataset.json` to `out`.
+
+    Settings that decide what the shards hold: `picture_side` in pixels (the VQGAN's own by default), `batch_size`
+    (codes of other batch sizes differ by rounding), the filter's `rules`, `max_pixels` of a picture and `memory_bytes`
+    for decoding it, `crops` squares of each picture and with `flip` their mirror images, `bf16` for encoding in
+    bfloat16, `explain` for `out/rejected.jsonl`, which names each rejected picture and why.
+
+    The others decide only how it is made: `workers` processes decode for each VQGAN; of `share` = (i, n) this call
+    makes every n-th part, from the i-th; `make` runs the VQGAN on its own device by default, see `devices` and
+    `cluster` for others. With `make_nothing`, which only gathers, `bf16` is that of the parts that are there.
+
+    The same call continues a run that was killed, and returns at once where it was finished. Returns None where parts
+    of other shares are still missing: the call that makes the last one writes `dataset.json`.
+
+    Raises ValueError for settings out of range, for an `out` made with other settings, and where nothing was usable;
+    OSError where parts of the source could not be read.
+    """
+    out = Path(out)
+    side = vqgan.config.picture_side if picture_side is None else picture_side
+    if side < 1 or side % vqgan.config.downscale:
+        raise UserError(f"picture_side={side}: must be a positive multiple of {vqgan.config.downscale} pixels")
+    if side > (largest := MAX_IMAGE_SIDE * vqgan.config.downscale):
+        raise UserError(f"picture_side={side}: must be at most {largest} pixels, {MAX_IMAGE_SIDE} codes along a side")
+    if vqgan.config.codebook_size > MAX_CODEBOOK_SIZE:
+        raise UserError(f"codebook_size={vqgan.config.codebook_size}: shards hold at most {MAX_CODEBOOK_SIZE} codes")
+    positive = {"batch_size": batch_size, "max_pixels": max_pixels, "crops": crops, "workers": workers}
+    for name, value in positive.items():
+        if value is not None and value < 1:
+            raise UserError(f"{name}={value}: must be positive")
+    if memory_bytes < MIN_MEMORY_BYTES:
+        raise UserError(f"memory_bytes={memory_bytes}: must be at least {MIN_MEMORY_BYTES}")
+    if not source.parts:
+        raise UserError("the source has no parts: there is nothing to read in it")
+    if not 1 <= share[0] <= share[1]:
+        raise UserError(f"part {share[0]}/{share[1]}: must be I/N with I from 1 to N")
+
+    decoding = Decoding(side=side, rules=rules or Rules(), max_pixels=max_pixels, crops=crops, flip=flip)
+    job = Job(
+        source=source,
+        out=out,
+        decoding=decoding,
+        batch_size=batch_size,
+        bf16=bf16,
+        explain=explain,
+        vqgan=vqgan.fingerprint(),
+        workers=workers or min(MAX_WORKERS, os.cpu_count() or 1),
+        memory_bytes=memory_bytes,
+    )
+    settings = settings_of(job)
+    if make is make_nothing:
+        # Often on a machine without the GPUs that made the shards, where another precision is the default.
+        if not (noted := progress.noted_settings(out)):
+            make_nothing(job, vqgan, range(len(job.parts)), no_report)
+        settings["precision"] = noted.get("precision", settings["precision"])
+    if (info := finished(out, settings)) is None:
+        try:
+            progress.begin(out, settings)
+            missing = [part for part in missing_parts(job) if part % share[1] == share[0] - 1]
+        except (ValueError, FileNotFoundError):
+            if finished(out, settings) is None:  # else another machine made the last part just now
+                raise
+            missing = []
+        if missing and finished(out, settings) is None:
+            make(job, vqgan, missing, Reporter(source, missing, on_progress) if on_progress else no_report)
+        info = gather(job, vqgan, settings)
+    if info:
+        progress.remove_traces(out)
+    return info
+
+
+def settings_of(job: Job) -> dict[str, Any]:
+    """Everything that decides what the folder holds, as JSON holds it."""
+    # Of sources that are in shards already the fingerprint says all, and sizes are not always known.
+    cut = {"shard_rows": job.source.size(0)} if hasattr(job.source, "part_rows") else {}
+    return {
+        "source": job.source.fingerprint(),
+        "parts": len(job.parts),
+        **cut,
+        "vqgan": job.vqgan,
+        "picture_side": job.decoding.side,
+        "precision": "bfloat16" if job.bf16 else "float32",
+        "batch_size": job.batch_size,
+        **job.decoding.rules.to_dict(),
+        "max_pixels": job.decoding.max_pixels,
+        "memory_bytes": job.memory_bytes,
+        "crops": job.decoding.crops,
+        "flip": job.decoding.flip,
+        "explain": job.explain,
+    }
+
+
+def finished(out: Path, settings: dict[str, Any]) -> DatasetInfo | None:
+    """The whole that is there already; ValueError where it was made with other settings."""
+    if not (out / "dataset.json").exists():
+        return None
+    info = read_dataset_info(out)
+    progress.refuse_other_settings(out, info.settings, settings)
+    return info
+
+
+def missing_parts(job: Job) -> list[int]:
+    return [part for part, name in enumerate(job.parts) if not progress.is_finished(job.out, name)]
+
+
+def gather(job: Job, vqgan: VQGAN, settings: dict[str, Any]) -> DatasetInfo | None:
+    """Write `dataset.json` where every part is made. Machines that do so at the same moment write the same."""
+    if (info := finished(job.out, settings)) is not None:
+        return info
+    if missing_parts(job):
+        return finished(job.out, settings)
+    try:
+        counts, shards = progress.gather(job.out, job.parts)
+        if job.explain:
+            progress.write_explanations(job.out, job.parts)
+        if not counts.kept:
+            progress.remove_traces(job.out)
+            listed = ", ".join(f"{reason} {count}" for reason, count in counts.rejected.items())
+            where = f"{job.out / 'rejected.jsonl'} names each" if job.explain else "--explain names each"
+            raise UserError(f"no picture of the source can be used ({listed}); {where}")
+        info = DatasetInfo(
+            vqgan=job.vqgan,
+            image_side=job.decoding.side // vqgan.config.downscale,
+            codebook_size=vqgan.config.codebook_size,
+            picture_side=job.decoding.side,
+            counts=counts,
+            shards=shards,
+            settings=settings,
+        )
+        write_dataset_info(job.out, info)
+    except FileNotFoundError:  # another machine has gathered and tidied up
+        return read_dataset_info(job.out)
+    return info
+
+
+def make_nothing(job: Job, vqgan: VQGAN, parts: Sequence[int], report: Report) -> None:
+    """For a call that only gathers: ValueError that tells which parts are missing."""
+    names = [job.parts[part] for part in parts]
+    listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    raise UserError(f"{len(names)} of {len(job.parts)} parts are not made yet: {listed}")
+
+
+def no_report(part: int, seen: int, complete: bool) -> None:
+    """Nobody watches."""
+
+
+class Reporter:
+    """Adds what is done of each part up to the progress of a call: its pictures, and about how many there are."""
+
+    def __init__(self, source: Source, parts: Sequence[int], on_progress: OnProgress):
+        self.sizes = {part: source.size(part) for part in parts}
+        self.seen: dict[int, int] = {}
+        self.complete: set[int] = set()
+        self.on_progress = on_progress
+
+    def __call__(self, part: int, seen: int, complete: bool) -> None:
+        self.seen[part] = seen
+        if complete:
+            self.complete.add(part)
+            self.sizes[part] = seen
+        known = [size for size in self.sizes.values() if size is not None]
+        # Parts of unknown size count like the mean of the others.
+        mean = sum(known) / len(known) if known else max(self.seen.values())
+        total = sum(known) + round(mean * (len(self.sizes) - len(known)))
+        note = f"{len(self.complete)} of {len(self.sizes)} parts"
+        done = sum(self.seen.values())
+        self.on_progress(done, max(total, done), note)

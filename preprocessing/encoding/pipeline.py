@@ -1,0 +1,270 @@
+"""The walk of a part: read, decode and crop, encode, write. All four go on at the same time, so the VQGAN never waits.
+
+What a shard holds depends on its part alone: a part is encoded in batches of one fixed size, the last one padded,
+because convolutions round differently for batches of other sizes.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Self, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from dalle_lean.images.vqgan import VQGAN
+from preprocessing.encoding.batches import Batch, Part
+from preprocessing.encoding.decode_pool import DecodePool
+from preprocessing.encoding.decoding import Candidate, Decoding, Rejection
+from preprocessing.encoding.part_records import Note, notes_folder, write_note
+from preprocessing.shards.files import Row, write_shard
+from preprocessing.sources import Sample, Source
+
+BATCHES_AHEAD = 2
+SHARDS_BEHIND = 4
+"""So many are written at once: one core compresses some 200 rows of 1024 codes a second, a GPU makes more."""
+SIDE_BY_SIDE_BYTES = 2**28
+"""What the widest layers of batches that a CPU encodes at the same time may take together."""
+
+Report = Callable[[int, int, bool], None]
+"""Called with (part, its samples that are done, whether these are all)."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What to make of a source, for any process on any machine that can reach both."""
+
+    source: Source
+    out: Path
+    decoding: Decoding
+    batch_size: int
+    bf16: bool
+    explain: bool
+    vqgan: str
+    """Fingerprint, noted in each shard."""
+    workers: int
+    """Decoding processes."""
+    memory_bytes: int
+    """What each may take for a picture."""
+
+    @cached_property
+    def parts(self) -> Sequence[str]:
+        """The names of the source's parts, made once: there can be very many."""
+        return self.source.parts
+
+
+class Encoder:
+    """The VQGAN's encoder as it is used here, on the VQGAN's device.
+
+    Small batches are encoded side by side on a CPU, each on cores of its own: threads that share a batch wait for each
+    other at every layer, and longest where decoding takes a core from one of them.
+    """
+
+    def __init__(self, vqgan: VQGAN, batch_size: int, picture_side: int, bf16: bool):
+        self.vqgan = vqgan.eval()
+        self.device = next(vqgan.parameters()).device
+        self.bf16 = bf16
+        self.at_once = 1
+        self.torch_threads = torch.get_num_threads()
+        """Of this process, also for threads to come."""
+        if self.device.type == "cpu":
+            widest_bytes = 4 * vqgan.config.channels * batch_size * picture_side**2
+            self.at_once = min(self.torch_threads, max(1, SIDE_BY_SIDE_BYTES // widest_bytes))
+
+    def __enter__(self) -> Self:
+        self.threads = ThreadPoolExecutor(self.at_once, thread_name_prefix="encode", initializer=self.share_cores)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.threads.shutdown(cancel_futures=True)
+        torch.set_num_threads(self.torch_threads)
+
+    def share_cores(self) -> None:
+        if self.at_once > 1:
+            torch.set_num_threads(self.torch_threads // self.at_once)
+
+    def start(self, pixels: Tensor) -> Future[Tensor]:
+        """As `encode`, in the background."""
+        return self.threads.submit(self.encode, pixels)
+
+    @torch.inference_mode()
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Pixels [B, side, side, 3], bytes -> codes [B, I], int16, on the device: on a GPU nothing is waited for."""
+        images = pixels.to(self.device, non_blocking=True).permute(0, 3, 1, 2).float() / 255
+        with (
+            # The same kernels in every process; on a GPU float32 means float32.
+            torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+            if self.device.type == "cuda"
+            else nullcontext(),
+            torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16),
+        ):
+            return self.vqgan.most_likely_codes(images).to(torch.int16)
+
+
+@dataclass(frozen=True)
+class Complete:
+    """After the last batch of a part: what was counted."""
+
+    part: int
+    kept: int
+    rejected: Counter[str]
+    explained: Sequence[Rejection]
+    """The rejections one by one, where the job explains them."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """Instead of `Complete`, for a part that could not be read to its end."""
+
+    part: int
+    error: OSError
+
+
+Event = Batch | Complete | Unread
+
+
+def make_parts(job: Job, vqgan: VQGAN, parts: Iterable[int], report: Report) -> None:
+    """Make the shard and the note of every part, as they are asked from `parts`, on the VQGAN's device.
+
+    OSError where parts could not be read; the other parts are made nevertheless.
+    """
+    encoder = Encoder(vqgan, job.batch_size, job.decoding.side, job.bf16)
+    with (
+        ThreadPoolExecutor(SHARDS_BEHIND, thread_name_prefix="write") as writer,
+        DecodePool(job.decoding, job.workers, job.memory_bytes) as pool,
+        ThreadPoolExecutor(1, thread_name_prefix="prepare") as preparer,
+        encoder,
+    ):
+        shards = Shards(job, writer, report)
+        prepared = prepare(job, pool, parts, pinned=encoder.device.type == "cuda")
+        begun: deque[tuple[Event, Future[Tensor] | None]] = deque()
+        try:
+            for event in ahead(preparer, prepared, max(BATCHES_AHEAD, encoder.at_once)):
+                begun.append((event, encoder.start(event.pixels) if isinstance(event, Batch) else None))
+                # The device has its next batch before the codes of one are taken.
+                if len(begun) > encoder.at_once:
+                    shards.take(*begun.popleft())
+            while begun:
+                shards.take(*begun.popleft())
+            shards.wait(0)
+        finally:
+            preparer.shutdown(cancel_futures=True)
+    if shards.unread:
+        listed = "; ".join(f"{job.parts[end.part]}: {end.error}" for end in shards.unread)
+        raise OSError(f"parts of the source could not be read; the same command tries them again ({listed})")
+
+
+@dataclass
+class Shards:
+    """Puts the rows of a part together and writes whole parts in the background."""
+
+    job: Job
+    writer: Executor
+    report: Report
+    rows: list[Row] = field(default_factory=list)
+    writing: deque[Future[None]] = field(default_factory=deque)
+    unread: list[Unread] = field(default_factory=list)
+
+    def take(self, event: Event, codes: Future[Tensor] | None) -> None:
+        """The next event of a part; the codes of a batch are [B, I]."""
+        if isinstance(event, Batch):
+            assert codes is not None
+            values = codes.result().cpu().numpy()[: len(event.views)]
+            self.rows += [view.row(row) for view, row in zip(event.views, values, strict=True)]
+            self.report(event.part, event.seen, False)
+            return
+        rows, self.rows = self.rows, []
+        if isinstance(event, Unread):
+            self.unread.append(event)
+            return
+        self.wait(SHARDS_BEHIND - 1)
+        self.writing.append(self.writer.submit(write_part, self.job, event, rows))
+        self.report(event.part, event.kept + event.rejected.total(), True)
+
+    def wait(self, behind: int) -> None:
+        """Until at most `behind` parts are still to be written."""
+        while len(self.writing) > behind:
+            self.writing.popleft().result()
+
+
+def write_part(job: Job, end: Complete, rows: Sequence[Row]) -> None:
+    name = job.parts[end.part]
+    path = job.out / f"shard-{name}.parquet"
+    if not notes_folder(job.out).is_dir():
+        return  # another process has made this part too, and the whole is finished
+    try:
+        shard = write_shard(path, rows, vqgan=job.vqgan) if rows else None
+        write_note(
+            job.out, name, Note(shard=shard, kept=end.kept, rejected=dict(end.rejected), explained=end.explained)
+        )
+    except FileNotFoundError:  # the same, and it has tidied up while this one wrote
+        if notes_folder(job.out).is_dir():
+            raise
+
+
+def prepare(job: Job, pool: DecodePool, parts: Iterable[int], pinned: bool) -> Iterator[Event]:
+    """Read and decode part after part; the next is begun before the last is done."""
+    part = begin(-1, job, pinned)
+    results: Iterator[Candidate | Rejection | Mark] = pool.map(samples_of(job.source, parts))
+    for result in results:
+        if isinstance(result, Begin):
+            part = begin(result.part, job, pinned)
+        elif isinstance(result, Unread):
+            yield result
+        elif isinstance(result, End):
+            if part.views:
+                yield part.batch()
+            yield Complete(part.number, part.kept, part.rejected, part.explained)
+        else:
+            part.add(result)
+            while len(part.views) >= job.batch_size:
+                yield part.batch()
+
+
+def begin(number: int, job: Job, pinned: bool) -> Part:
+    distance = job.decoding.rules.max_hash_distance
+    return Part(number, job.batch_size, max_hash_distance=distance, explain=job.explain, pinned=pinned)
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Stands before the samples of a part."""
+
+    part: int
+
+
+@dataclass(frozen=True)
+class End:
+    """Stands behind the samples of a part."""
+
+
+Mark = Begin | Unread | End
+
+
+def samples_of(source: Source, parts: Iterable[int]) -> Iterator[Sample | Mark]:
+    for part in parts:
+        yield Begin(part)
+        try:
+            yield from source.samples(part)
+        except OSError as error:
+            yield Unread(part, error)
+        else:
+            yield End()
+
+
+def ahead(executor: Executor, items: Iterator[T], depth: int) -> Iterator[T]:
+    """The items, made in the executor's one thread up to `depth` before they are asked for."""
+    end = object()
+
+    def step() -> T | object:
+        return next(items, end)
+
+    waiting = deque(executor.submit(step) for _ in range(depth))
+    while (item := waiting.popleft().result()) is not end:
+        waiting.append(executor.submit(step))
+        yield cast(T, item)

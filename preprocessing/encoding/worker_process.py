@@ -1,0 +1,67 @@
+"""Processes of our own: a function that runs in a fresh Python, joined to this one by a connection.
+
+Unlike multiprocessing's they never run the caller's script again, inherit no open file but their connection, and end
+when this process does, however it ends: their connection is then closed.
+"""
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+END_TIMEOUT_S = 10.0
+
+
+class Process:
+    """A running function; talk to it through `connection`."""
+
+    def __init__(self, function: Callable[..., None], *arguments: Any):
+        """Start `function(connection, *arguments)`, all of which must be picklable; OSError where that fails."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                # -P: the current folder may have a package `preprocessing`.
+                [
+                    sys.executable,
+                    "-P",
+                    "-c",
+                    f"from preprocessing.encoding.worker_process import run; run({theirs.fileno()})",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                start_new_session=True,  # Ctrl+C reaches only this process, which ends the others
+            )
+        self.connection = Connection(ours.detach())
+        # One that died already is noticed by whoever waits for its first word.
+        with suppress(ConnectionError):
+            self.connection.send_bytes(pickle.dumps((function, arguments)))
+
+    def end(self) -> str:
+        """Close the connection and the process; says how it ended."""
+        self.connection.close()
+        try:
+            self.process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        code = self.process.wait()
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def kill(self) -> str:
+        """As `end`, at once."""
+        self.process.kill()
+        return self.end()
+
+
+def run(descriptor: int) -> None:
+    """What a new process does: read its function and arguments, then call it."""
+    connection = Connection(descriptor)
+    with suppress(EOFError, ConnectionError):  # nobody is left to work for
+        function, arguments = pickle.loads(connection.recv_bytes())
+        function(connection, *arguments)

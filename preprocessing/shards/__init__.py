@@ -1,0 +1,1 @@
+"""Shards of codes: written, read, checked, shown."""

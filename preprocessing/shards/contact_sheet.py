@@ -1,0 +1,123 @@
+"""One picture that shows a data set: some of its pictures, decoded, with their captions, and its statistics."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from dalle_lean.draw.text_wrap import Font, wrapped
+from dalle_lean.images.vqgan import VQGAN
+from dalle_lean.progress import OnProgress
+from preprocessing.shards.statistics import Sight, Survey
+
+COLUMNS = 8
+TILE_SIDE = 192
+MARGIN = 16
+CAPTION_LINES = 3
+LINE_HEIGHT = 17
+FACT_HEIGHT = 24
+BARS_WIDTH = 420
+BARS_HEIGHT = 110
+NUM_BARS = 60
+DECODED_AT_ONCE = 8
+INK, GREY, BLUE, FRAME = "black", "#555555", "#3b6ea5", "#cccccc"
+
+
+def decode_sights(sights: Sequence[Sight], vqgan: VQGAN, on_progress: OnProgress | None = None) -> list[Image.Image]:
+    """The pictures that the codes stand for, on the VQGAN's device."""
+    pictures: list[Image.Image] = []
+    for first in range(0, len(sights), DECODED_AT_ONCE):
+        codes = np.stack([sight.codes for sight in sights[first : first + DECODED_AT_ONCE]])
+        images = vqgan.decode(torch.from_numpy(codes.astype(np.int64)))
+        pixels = (images * 255).round().to("cpu", torch.uint8).permute(0, 2, 3, 1).numpy()
+        pictures += [Image.fromarray(picture) for picture in pixels]
+        if on_progress is not None:
+            on_progress(len(pictures), len(sights), "")
+    return pictures
+
+
+def contact_sheet(title: str, survey: Survey, pictures: Sequence[Image.Image]) -> Image.Image:
+    """The statistics at the top, below them `pictures`, those of `survey.sights`, each with its caption."""
+    fonts = ImageFont.load_default(20), ImageFont.load_default(15), ImageFont.load_default(13)
+    title_font, fact_font, caption_font = fonts
+    columns = max(1, min(COLUMNS, len(pictures)))
+    side = max([TILE_SIDE, *(max(picture.size) for picture in pictures)])
+    cell_width, cell_height = side + MARGIN, side + MARGIN + CAPTION_LINES * LINE_HEIGHT + 8
+    facts = survey.facts()
+    facts_width = 620
+    width = max(MARGIN + columns * cell_width, 2 * MARGIN + facts_width + BARS_WIDTH)
+    top = MARGIN + 32 + max(FACT_HEIGHT * len(facts), 2 * (BARS_HEIGHT + 30)) + MARGIN
+    sheet = Image.new("RGB", (width, top + -(-len(pictures) // columns) * cell_height), "white")
+    draw = ImageDraw.Draw(sheet)
+    draw.text((MARGIN, MARGIN), title, fill=INK, font=title_font)
+    for line, (name, value) in enumerate(facts):
+        y = MARGIN + 32 + FACT_HEIGHT * line
+        draw.text((MARGIN, y), name, fill=GREY, font=fact_font)
+        draw.text((MARGIN + 180, y), value, fill=INK, font=fact_font)
+    left = max(MARGIN + facts_width, width - MARGIN - BARS_WIDTH)
+    lengths = length_bars(survey)
+    draw_bars(
+        draw, (left, MARGIN), lengths, f"captions by length, 0 to {survey.caption_length(1)} characters", fact_font
+    )
+    uses = use_bars(survey.code_counts)
+    below = MARGIN + BARS_HEIGHT + 30
+    draw_bars(draw, (left, below), uses, "use of the codes, from the most to the least frequent", fact_font)
+    for place, (picture, sight) in enumerate(zip(pictures, survey.sights, strict=True)):
+        x, y = MARGIN + place % columns * cell_width, top + place // columns * cell_height
+        sheet.paste(enlarged(picture, side), (x, y))
+        draw.rectangle((x - 1, y - 1, x + side, y + side), outline=FRAME)  # else a white ground has no edge
+        for line, words in enumerate(wrapped_within(sight.caption, caption_font, side, CAPTION_LINES)):
+            draw.text((x, y + side + 4 + line * LINE_HEIGHT), words, fill=GREY, font=caption_font)
+    return sheet
+
+
+def enlarged(picture: Image.Image, side: int) -> Image.Image:
+    """The picture at `side` pixels for viewing."""
+    return picture if picture.width == side else picture.resize((side, side), Image.Resampling.LANCZOS)
+
+
+def length_bars(survey: Survey) -> NDArray[np.float64]:
+    """How many captions have a length in each of NUM_BARS equal steps."""
+    lengths = np.array(list(survey.caption_lengths), dtype=np.float64)
+    times = np.array(list(survey.caption_lengths.values()), dtype=np.float64)
+    return np.histogram(lengths, bins=NUM_BARS, range=(0, survey.caption_length(1) + 1), weights=times)[0]
+
+
+def use_bars(code_counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The mean use of the codes in each of NUM_BARS steps (fewer where there are fewer codes), in descending order."""
+    parts = np.array_split(np.sort(code_counts)[::-1].astype(np.float64), min(NUM_BARS, len(code_counts)))
+    return np.array([part.mean() for part in parts])
+
+
+def draw_bars(
+    draw: ImageDraw.ImageDraw, corner: tuple[int, int], values: NDArray[np.float64], title: str, font: Font
+) -> None:
+    """Bars as high as the values, the highest BARS_HEIGHT pixels, the title above."""
+    left, top = corner
+    draw.text((left, top), title, fill=GREY, font=font)
+    bottom = top + 20 + BARS_HEIGHT
+    step = BARS_WIDTH / len(values)
+    for number, value in enumerate(values):
+        height = round(BARS_HEIGHT * value / max(values.max(), 1e-9))
+        if height:
+            right = left + (number + 1) * step - 2
+            draw.rectangle((left + number * step, bottom - height, max(right, left + number * step), bottom), fill=BLUE)
+    draw.line((left, bottom, left + BARS_WIDTH, bottom), fill=GREY)
+
+
+def wrapped_within(text: str, font: Font, width: int, most: int) -> list[str]:
+    """`text` in at most `most` lines no wider than `width` pixels; what does not fit is cut, and ends in dots."""
+    lines = wrapped(text, font, width)
+    cut = len(lines) > most
+    return [fitted(line, font, width, cut and number == most - 1) for number, line in enumerate(lines[:most])]
+
+
+def fitted(line: str, font: Font, width: int, cut: bool) -> str:
+    """The line, shortened until it is no wider than `width` pixels; one that was cut ends in dots."""
+    if not cut and font.getlength(line) <= width:
+        return line
+    while line and font.getlength(line + "...") > width:
+        line = line[:-1]
+    return line + "..."

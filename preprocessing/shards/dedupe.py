@@ -1,0 +1,194 @@
+"""Every picture once in a folder of shards: those with the codes of an earlier one are left out.
+
+To a model, pictures with the same codes are the same. A picture is told by a hash of its first view's codes, of 64
+bits: among 100 million different pictures any two share one with a probability of 0.0003. The hashes are in memory all
+at once, and of the shards as many as there are threads.
+"""
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dalle_lean.errors import UserError
+from dalle_lean.io.files import atomic_write, sha256_file
+from dalle_lean.progress import OnProgress
+from dalle_lean.require import require
+from preprocessing.encoding.part_records import (
+    Note,
+    begin,
+    gather,
+    is_finished,
+    notes_folder,
+    remove_traces,
+    write_note,
+)
+from preprocessing.shards.files import READ_ROWS, code_batches, damaged, write_table
+from preprocessing.shards.manifest import NAME, DatasetInfo, Shard, read_dataset_info, write_dataset_info
+
+REASON = "same_codes"
+T = TypeVar("T")
+
+
+class Pictures(NamedTuple):
+    """The pictures of a shard, or of several."""
+
+    hashes: NDArray[np.uint64]
+    """[P], of the codes of each one's first view."""
+    views: NDArray[np.uint16]
+    """[P], rows of each."""
+
+
+def dedupe(
+    folder: str | Path, out: str | Path, *, threads: int | None = None, on_progress: OnProgress | None = None
+) -> DatasetInfo:
+    """Write the shards of `folder` to `out` with the first of each picture, in the order of shards and rows.
+
+    Names, columns and order stay; a shard that loses nothing is copied byte for byte, one that loses all its rows is
+    left out. Pictures left out are counted as rejected for "same_codes". The same call continues a killed run, and
+    makes the same bytes. `threads` shards at once, as many as cores by default; progress counts rows, and each twice:
+    when it is looked at, and when it is written.
+
+    Raises ValueError for a shard that is not what dataset.json says, and where `out` holds anything else.
+    """
+    folder, out = Path(folder), Path(out)
+    info = read_dataset_info(folder)
+    settings = {**info.settings, "deduped": sha256_file(folder / NAME)}
+    if (out / NAME).exists():
+        if read_dataset_info(out).settings != settings:
+            raise UserError(f"{out} has a {NAME} already, of something else: choose another folder")
+    else:
+        make_shards(info, folder, out, settings, threads or os.cpu_count() or 1, on_progress)
+    for leftover in out.glob(".*.parquet.*.tmp"):
+        leftover.unlink(missing_ok=True)
+    remove_traces(out)
+    return read_dataset_info(out)
+
+
+def make_shards(
+    info: DatasetInfo,
+    folder: Path,
+    out: Path,
+    settings: dict[str, Any],
+    threads: int,
+    on_progress: OnProgress | None,
+) -> None:
+    """Everything in `out`, dataset.json the last."""
+    if not notes_folder(out).exists() and any(out.glob("*.parquet")):
+        raise UserError(f"{out} holds shards of unknown origin; choose another folder or remove them")
+    begin(out, settings)
+    done = 0
+
+    def each(function: Callable[..., T], *of_shards: Sequence[Any]) -> Iterator[T]:
+        """Call `function` for every shard and what there is of it; the results in order."""
+        nonlocal done
+        for shard, result in zip(info.shards, pool.map(function, info.shards, *of_shards), strict=True):
+            done += shard.rows
+            if on_progress is not None:
+                on_progress(done, 2 * info.num_rows, shard.file)
+            yield result
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="dedupe") as pool:
+        try:
+            found = list(each(lambda shard: read_pictures(folder / shard.file, shard, info)))
+            if (count := sum(len(pictures.hashes) for pictures in found)) != info.counts.kept:
+                raise UserError(
+                    f"{folder}: {NAME} has kept={info.counts.kept}, by their keys there are {count} pictures"
+                )
+            first = first_of_each(np.concatenate([pictures.hashes for pictures in found]))
+            views = [pictures.views for pictures in found]
+            keep = np.split(first, np.cumsum([len(one) for one in views[:-1]]))
+            for _ in each(lambda *of_shard: write_part(folder, out, info, *of_shard), views, keep):
+                pass
+        finally:
+            pool.shutdown(cancel_futures=True)
+    counts, shards = gather(out, [part_name(shard) for shard in info.shards])
+    rejected = Counter(info.counts.rejected)
+    rejected.update(counts.rejected)
+    counts = replace(counts, seen=info.counts.seen, rejected=dict(sorted(rejected.items())))
+    write_dataset_info(out, replace(info, counts=counts, shards=shards, settings=settings))
+
+
+def part_name(shard: Shard) -> str:
+    return shard.file.removesuffix(".parquet")
+
+
+def read_pictures(path: Path, shard: Shard, info: DatasetInfo) -> Pictures:
+    """The pictures of a shard; ValueError where its bytes are not those that dataset.json means."""
+    if sha256_file(path) != shard.sha256:
+        raise UserError(f"{path} is not the file that {NAME} means: dalle-lean shards verify tells more")
+    pa = require("pyarrow", extra="preprocessing")
+    parquet = require("pyarrow.parquet", extra="preprocessing")
+    columns = ("code", "key") if info.counts.further_views else ("code",)
+    digests: list[bytes] = []
+    keys: list[str] = []
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in code_batches(file, columns=columns, batch_size=READ_ROWS):
+                digests += [blake2b(code, digest_size=8).digest() for code in batch.column("code").to_pylist()]
+                keys += batch.column("key").to_pylist() if "key" in columns else ()
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise damaged(path, error) from None
+    hashes = np.frombuffer(b"".join(digests), "<u8")
+    if "key" not in columns:
+        return Pictures(hashes, np.ones(len(hashes), np.uint16))
+    views = views_of_pictures(keys)
+    return Pictures(hashes[views.cumsum() - views], views.astype(np.uint16))
+
+
+def views_of_pictures(keys: Sequence[str]) -> NDArray[np.int64]:
+    """Rows of each picture: its first has the picture's key, the others follow with "#1", "#2", ... behind it."""
+    views: list[int] = []
+    first = ""
+    for key in keys:
+        if views and key == f"{first}#{views[-1]}":
+            views[-1] += 1
+        else:
+            first = key
+            views.append(1)
+    return np.array(views, np.int64)
+
+
+def first_of_each(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """[P]: whether a hash was not there before."""
+    order = np.argsort(hashes, kind="stable")
+    ordered = hashes[order]
+    first = np.ones(len(hashes), bool)
+    first[order[1:]] = ordered[1:] != ordered[:-1]
+    return first
+
+
+def write_part(
+    folder: Path, out: Path, info: DatasetInfo, shard: Shard, views: NDArray[np.uint16], keep: NDArray[np.bool_]
+) -> None:
+    """The shard with the pictures to keep, views [P] and keep [P], and its note."""
+    name = part_name(shard)
+    if is_finished(out, name):
+        return
+    kept = int(keep.sum())
+    if kept == len(keep):
+        with atomic_write(out / shard.file) as temporary:
+            shutil.copyfile(folder / shard.file, temporary)
+        written: Shard | None = shard
+    elif kept:
+        written = thin_out(folder / shard.file, out / shard.file, np.repeat(keep, views))
+    else:
+        written = None
+    write_note(out, name, Note(shard=written, kept=kept, rejected={REASON: len(keep) - kept}))
+
+
+def thin_out(source: Path, target: Path, keep: NDArray[np.bool_]) -> Shard:
+    """Write the rows of a shard for which `keep` [R] is true, with all its columns and notes."""
+    pa = require("pyarrow", extra="preprocessing")
+    parquet = require("pyarrow.parquet", extra="preprocessing")
+    with parquet.ParquetFile(source) as file:
+        table = file.read()
+    return write_table(target, table.filter(pa.array(keep)))

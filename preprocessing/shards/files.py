@@ -1,0 +1,237 @@
+"""Shards of VQGAN codes: the one writer and the one reader.
+
+A shard is a Parquet file with Brotli and the columns of the data set laion/laion_100m_vqgan_f8; `code` holds the codes
+of a picture as int16, little-endian, in raster order.
+
+Beside the shards, `dataset.json` says what the codes mean and what was counted (`preprocessing.shards.manifest`); a
+folder without it is not finished.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dalle_lean.errors import UserError
+from dalle_lean.io.files import atomic_write, sha256_file
+from dalle_lean.require import require
+from preprocessing.shards.manifest import (
+    FORMAT,
+    MAX_CODEBOOK_SIZE,
+    PACKED,
+    Counts,
+    DatasetInfo,
+    Shard,
+    parse_dataset_info,
+    read_dataset_info,
+    write_dataset_info,
+)
+
+if TYPE_CHECKING:
+    import datasets
+
+__all__ = [
+    "COLUMNS",
+    "FORMAT",
+    "MAX_CODEBOOK_SIZE",
+    "Counts",
+    "DatasetInfo",
+    "Row",
+    "Shard",
+    "code_batches",
+    "damaged",
+    "decode_codes",
+    "open_files",
+    "open_stream",
+    "parse_dataset_info",
+    "read_blocks",
+    "read_dataset_info",
+    "read_header",
+    "read_rows",
+    "write_dataset_info",
+    "write_shard",
+    "write_table",
+]
+
+COLUMNS = ("caption", "code", "NSFW", "original_width", "original_height", "url", "key")
+BROTLI_LEVEL = 11
+"""The highest: a shard is written once and read often."""
+READ_ROWS = 256
+VQGAN_NOTE = b"dalle_lean_vqgan"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One picture with its caption, as stored."""
+
+    caption: str
+    codes: NDArray[np.int16]
+    """[I] in raster order."""
+    nsfw: str | None
+    original_width: int
+    original_height: int
+    url: str | None
+    key: str
+
+
+class Block(NamedTuple):
+    """Some rows of a shard, one after the other."""
+
+    captions: list[str]
+    codes: NDArray[np.int16]
+    """[R, I]"""
+    keys: list[str]
+
+
+class Header(NamedTuple):
+    """What a shard says of itself before its rows."""
+
+    rows: int
+    columns: tuple[str, ...]
+    vqgan: str | None
+    """Fingerprint of the VQGAN that made the codes, where the shard notes it."""
+
+
+def write_shard(path: Path, rows: Sequence[Row], *, vqgan: str | None = None) -> Shard:
+    """Write one shard atomically; the same rows give the same bytes.
+
+    `vqgan`, the fingerprint of the one that made the codes, is noted in the file, so that a shard that strays into
+    another folder can be told.
+    """
+    pa = require("pyarrow", extra="preprocessing")
+    columns = {
+        "caption": pa.array([row.caption for row in rows], pa.string()),
+        "code": pa.array([row.codes.astype("<i2").tobytes() for row in rows], pa.binary()),
+        "NSFW": pa.array([row.nsfw for row in rows], pa.string()),
+        "original_width": pa.array([row.original_width for row in rows], pa.int32()),
+        "original_height": pa.array([row.original_height for row in rows], pa.int32()),
+        "url": pa.array([row.url for row in rows], pa.string()),
+        "key": pa.array([row.key for row in rows], pa.string()),
+    }
+    table = pa.table(columns)
+    if vqgan is not None:
+        table = table.replace_schema_metadata({VQGAN_NOTE: vqgan})
+    return write_table(path, table)
+
+
+def write_table(path: Path, table: Any) -> Shard:
+    """As `write_shard`, from an Arrow table with the columns of a shard, and maybe more."""
+    parquet = require("pyarrow.parquet", extra="preprocessing")
+    with atomic_write(path) as temporary:
+        parquet.write_table(
+            table, temporary, use_dictionary=["NSFW"], compression="brotli", compression_level=BROTLI_LEVEL
+        )
+        return Shard(file=path.name, rows=len(table), sha256=sha256_file(temporary))
+
+
+def read_header(path: str | Path) -> Header:
+    """Rows, columns and the noted VQGAN of a shard; ValueError where it is no Parquet file with codes."""
+    pa = require("pyarrow", extra="preprocessing")
+    parquet = require("pyarrow.parquet", extra="preprocessing")
+    try:
+        with parquet.ParquetFile(path) as file:
+            check_columns(file)
+            note = (file.schema_arrow.metadata or {}).get(VQGAN_NOTE)
+            vqgan = None if note is None else note.decode("ascii", errors="replace")
+            return Header(file.metadata.num_rows, tuple(file.schema_arrow.names), vqgan)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise damaged(path, error) from None
+
+
+class PackedLayout(UserError):
+    """A shard is of a layout that earlier versions wrote: its codes are in another column, compressed."""
+
+
+def check_columns(file: Any) -> None:
+    """ValueError where an open Parquet file has no captions or no codes."""
+    names = file.schema_arrow.names
+    if "packed" in names and "code" not in names:
+        raise PackedLayout(PACKED)
+    for name in ("caption", "code"):
+        if name not in names:
+            raise UserError(f"it has no column {name}, only {', '.join(names)}")
+
+
+def code_batches(file: Any, *, columns: Sequence[str] = ("caption", "code", "key"), **options: Any) -> Iterator[Any]:
+    """Record batches of an open Parquet file, as pyarrow's `iter_batches` gives them.
+
+    `columns` that the file has not are left out; ValueError where it has no captions or no codes.
+    """
+    check_columns(file)
+    yield from file.iter_batches(columns=columns, **options)
+
+
+def damaged(path: str | Path, error: Exception) -> ValueError:
+    """The error that names the shard at `path`, of which reading raised `error`."""
+    reason = " ".join(str(error).split())
+    if isinstance(error, PackedLayout):
+        return UserError(f"{path} is {reason}")
+    return UserError(f"{path} is damaged or no shard: {reason}")
+
+
+def open_stream(folder: str | Path) -> "datasets.IterableDataset":
+    """Stream a folder of shards: {"caption": str, "codes": int16 array [I], "key": str}, shard after shard.
+
+    The stream can be shuffled, split by shard and resumed as `datasets` does it. Codes are checked as they are read:
+    a damaged shard, or codes of another length or range, is a ValueError that names the shard.
+    """
+    info = read_dataset_info(folder)
+    paths = [str(Path(folder) / shard.file) for shard in info.shards]
+    return open_files(paths, num_codes=info.num_codes, codebook_size=info.codebook_size)
+
+
+def open_files(paths: Sequence[str], *, num_codes: int, codebook_size: int) -> "datasets.IterableDataset":
+    """As `open_stream`, for local Parquet files that have no `dataset.json` beside them."""
+    datasets = require("datasets", extra="preprocessing")
+    require("pyarrow.parquet", extra="preprocessing")
+    # `datasets` splits and shuffles by the list of paths.
+    arguments = {"paths": list(paths), "num_codes": num_codes, "codebook_size": codebook_size}
+    return datasets.IterableDataset.from_generator(read_rows, gen_kwargs=arguments)
+
+
+def read_rows(paths: Sequence[str], num_codes: int, codebook_size: int) -> Iterator[dict[str, Any]]:
+    """The rows of some shards, one after the other, checked; see `open_stream`."""
+    for path in paths:
+        for block in read_blocks(path, num_codes, codebook_size):
+            for caption, codes, key in zip(*block, strict=True):
+                # A copy: a row waiting in a shuffle buffer must not hold its whole block.
+                yield {"caption": caption, "codes": codes.copy(), "key": key}
+
+
+def read_blocks(path: str | Path, num_codes: int, codebook_size: int) -> Iterator[Block]:
+    """The rows of a shard, some at a time, checked; ValueError that names the shard if it is damaged.
+
+    A shard without keys has the numbers of its rows for keys.
+    """
+    pa = require("pyarrow", extra="preprocessing")
+    parquet = require("pyarrow.parquet", extra="preprocessing")
+    first = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in code_batches(file, batch_size=READ_ROWS):
+                captions = batch.column("caption").to_pylist()
+                codes = decode_codes(batch.column("code").to_pylist(), num_codes, codebook_size)
+                if not all(isinstance(caption, str) for caption in captions):
+                    raise UserError(f"a caption among rows {first} to {first + len(captions) - 1} is missing")
+                if "key" in batch.schema.names:
+                    keys = [str(key) for key in batch.column("key").to_pylist()]
+                else:
+                    keys = [str(number) for number in range(first, first + len(captions))]
+                yield Block(captions, codes, keys)
+                first += len(captions)
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise damaged(path, error) from None
+
+
+def decode_codes(values: Sequence[bytes], num_codes: int, codebook_size: int) -> NDArray[np.int16]:
+    """int16 little-endian bytes, one value a picture -> codes [len(values), num_codes]."""
+    for value in values:
+        if len(value) != 2 * num_codes:
+            raise UserError(f"a picture has {len(value)} bytes of codes; must be {2 * num_codes}")
+    codes = np.frombuffer(b"".join(values), dtype="<i2").reshape(len(values), num_codes)
+    if codes.size and not 0 <= codes.min() <= codes.max() < codebook_size:
+        raise UserError(f"codes {codes.min()}..{codes.max()}; must be in 0..{codebook_size - 1}")
+    return codes

@@ -1,0 +1,73 @@
+"""Shards that others published, without a `dataset.json`: what their codes mean is said, checked and written down."""
+
+import math
+from pathlib import Path
+
+from dalle_lean.errors import UserError
+from dalle_lean.images.vqgan import VQGAN
+from dalle_lean.io.files import sha256_file
+from dalle_lean.progress import OnProgress
+from dalle_lean.require import require
+from preprocessing.encoding.part_records import notes_folder
+from preprocessing.shards.files import read_blocks, read_header
+from preprocessing.shards.manifest import NAME, SHARD_NAME, Counts, DatasetInfo, Shard, write_dataset_info
+
+
+def adopt(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress | None = None) -> DatasetInfo:
+    """Read every code of the Parquet files in `folder` and write the `dataset.json` that makes it a folder of shards.
+
+    The codes are taken to be of `vqgan`: nothing in them says so (`shards show` lets eyes decide). Their number of
+    a picture follows from the first one, and all must have it and be in the range of the VQGAN's codebook.
+    Progress counts pictures.
+
+    Raises ValueError for a folder that has a `dataset.json` or no Parquet files, and for a file that is no shard.
+    """
+    folder = Path(folder)
+    if (folder / NAME).exists():
+        raise UserError(f"{folder} has a {NAME} already")
+    if notes_folder(folder).exists():
+        raise UserError(f"{folder} is the unfinished output of dalle-lean preprocess: finish that")
+    paths = sorted(folder.glob("*.parquet"))
+    if not paths:
+        raise UserError(f"{folder} holds no Parquet files")
+    if wrong := [path.name for path in paths if not SHARD_NAME.fullmatch(path.name)]:
+        raise UserError(f"{folder}: {wrong[0]!r} is no name for a shard; use letters, digits, '.', '_' and '-'")
+    headers = {path: read_header(path) for path in paths}
+    fingerprint = vqgan.fingerprint()
+    for path, header in headers.items():
+        if header.vqgan not in (None, fingerprint):
+            raise UserError(f"{path}: its codes are of the VQGAN {str(header.vqgan)[:12]}, not {fingerprint[:12]}")
+    rows = {path: header.rows for path, header in headers.items()}
+    if empty := [path.name for path in paths if not rows[path]]:
+        raise UserError(f"{folder}: {empty[0]} has no rows")
+    image_side = first_image_side(paths[0])
+    total, done, shards = sum(rows.values()), 0, []
+    for path in paths:
+        for block in read_blocks(path, image_side**2, vqgan.config.codebook_size):
+            done += len(block.captions)
+            if on_progress is not None:
+                on_progress(done, total, path.name)
+        shards.append(Shard(file=path.name, rows=rows[path], sha256=sha256_file(path)))
+    info = DatasetInfo(
+        vqgan=fingerprint,
+        image_side=image_side,
+        codebook_size=vqgan.config.codebook_size,
+        picture_side=image_side * vqgan.config.downscale,
+        counts=Counts(seen=total, kept=total),
+        shards=tuple(shards),
+        settings={"adopted": True},
+    )
+    write_dataset_info(folder, info)
+    return info
+
+
+def first_image_side(path: Path) -> int:
+    """Codes along one side of the first picture of a shard."""
+    parquet = require("pyarrow.parquet", extra="preprocessing")
+    with parquet.ParquetFile(path) as file:
+        code = next(file.iter_batches(batch_size=1, columns=["code"])).column("code")[0].as_py()
+    size = len(code) if isinstance(code, bytes) else 0
+    side = math.isqrt(size // 2)
+    if side < 1 or 2 * side**2 != size:
+        raise UserError(f"{path}: the first picture has {size} bytes of codes; must be 2 for each of a square number")
+    return side

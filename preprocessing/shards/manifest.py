@@ -1,0 +1,158 @@
+"""`dataset.json`: what the codes of a folder of shards mean, what was counted, and which files belong to it.
+
+A folder without it is not finished.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dalle_lean.errors import UserError
+from dalle_lean.io.files import read_json, write_json
+
+FORMAT = "dalle_lean_shards/1"
+NAME = "dataset.json"
+MAX_CODEBOOK_SIZE = 2**15
+"""Codes are stored as int16."""
+MAX_IMAGE_SIDE = 2**10
+"""Codes along one side of a picture: far beyond any VQGAN, and a row of them still fits in memory."""
+PACKED = "of the packed layout, which this version no longer reads; preprocess the pictures again, into another folder"
+SHA256 = re.compile(r"[0-9a-f]{64}")
+SHARD_NAME = re.compile(r"[\w-][\w.-]*\.parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One shard file of a folder."""
+
+    file: str
+    rows: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Pictures of the source: every one is kept or rejected for one reason."""
+
+    seen: int = 0
+    kept: int = 0
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    further_views: int = 0
+    """Rows beyond one for each picture that was kept: more crops, mirror images."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetInfo:
+    """What `dataset.json` says."""
+
+    vqgan: str
+    """Fingerprint of the VQGAN that made the codes."""
+    image_side: int
+    """Codes along one side of a picture."""
+    codebook_size: int
+    picture_side: int
+    """Pixels along one side of a picture."""
+    counts: Counts
+    shards: tuple[Shard, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What else decided the content of the shards."""
+
+    @property
+    def num_codes(self) -> int:
+        """Codes of one picture."""
+        return self.image_side**2
+
+    @property
+    def num_rows(self) -> int:
+        """Of all shards together."""
+        return sum(shard.rows for shard in self.shards)
+
+
+def write_dataset_info(folder: Path, info: DatasetInfo) -> None:
+    write_json(folder / NAME, {"format": FORMAT, **asdict(info)})
+
+
+def read_dataset_info(folder: str | Path) -> DatasetInfo:
+    """Read and check `dataset.json`; ValueError says what is wrong with it, or which shard is not there."""
+    folder = Path(folder)
+    info = read_manifest(folder)
+    for shard in info.shards:
+        if not (folder / shard.file).is_file():
+            raise UserError(f"{folder}: {shard.file}, named by dataset.json, is not there")
+    return info
+
+
+def read_manifest(folder: Path) -> DatasetInfo:
+    """As `read_dataset_info`, without a look at the shards."""
+    path = folder / NAME
+    if not path.is_file():
+        raise UserError(
+            f"{folder} has no dataset.json: it is no finished output of dalle-lean preprocess "
+            "(published files get one from dalle-lean shards adopt)"
+        )
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UserError(f"{path}: not of format {FORMAT}")
+    try:
+        return parse_dataset_info(content)
+    except KeyError as error:
+        raise UserError(f"{path}: no field {error}") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def parse_dataset_info(content: Mapping[str, Any]) -> DatasetInfo:
+    """Check every field; KeyError, TypeError or ValueError for what is wrong."""
+    shards = tuple(
+        Shard(
+            file=text(shard, "file", SHARD_NAME),
+            rows=number(shard, "rows", 1),
+            sha256=text(shard, "sha256", SHA256),
+        )
+        for shard in content["shards"]
+    )
+    if twice := [name for name, times in Counter(shard.file for shard in shards).items() if times > 1]:
+        raise UserError(f"shards: {', '.join(twice)} named more than once")
+    rejected = content["counts"]["rejected"]
+    if not isinstance(rejected, dict):
+        raise UserError(f"rejected={rejected!r}: must be an object")
+    counts = Counts(
+        seen=number(content["counts"], "seen", 1),
+        kept=number(content["counts"], "kept", 1),
+        rejected={reason: number(rejected, reason, 0) for reason in rejected},
+        further_views=number({"further_views": 0, **content["counts"]}, "further_views", 0),
+    )
+    rows = sum(shard.rows for shard in shards)
+    if rows != counts.kept + counts.further_views:
+        raise UserError(f"kept={counts.kept}, but the shards have {rows} rows (further_views={counts.further_views})")
+    settings = content.get("settings", {})
+    if not isinstance(settings, dict):
+        raise UserError(f"settings={settings!r}: must be an object")
+    if settings.get("layout") == "packed":
+        raise UserError(f"the shards are {PACKED}")
+    return DatasetInfo(
+        vqgan=text(content, "vqgan", SHA256),
+        image_side=number(content, "image_side", 1, MAX_IMAGE_SIDE),
+        codebook_size=number(content, "codebook_size", 2, MAX_CODEBOOK_SIZE),
+        picture_side=number(content, "picture_side", 1),
+        counts=counts,
+        shards=shards,
+        settings=settings,
+    )
+
+
+def number(content: Mapping[str, Any], name: str, low: int, high: int = 2**63) -> int:
+    value = content[name]
+    if type(value) is not int or not low <= value <= high:
+        raise UserError(f"{name}={value!r}: must be an integer from {low} to {high}")
+    return value
+
+
+def text(content: Mapping[str, Any], name: str, pattern: re.Pattern[str]) -> str:
+    value = content[name]
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise UserError(f"{name}={value!r}: must look like {pattern.pattern}")
+    return value

@@ -1,0 +1,104 @@
+"""What is in a folder of shards: how codes and captions are spread, and some rows drawn at random."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dalle_lean.progress import OnProgress
+from preprocessing.shards.files import read_blocks
+from preprocessing.shards.manifest import DatasetInfo, read_dataset_info
+
+
+@dataclass(frozen=True)
+class Sight:
+    """A row drawn at random."""
+
+    key: str
+    caption: str
+    codes: NDArray[np.int16]
+    """[I]"""
+
+
+@dataclass
+class Survey:
+    """What was found in all rows of a folder."""
+
+    info: DatasetInfo
+    code_counts: NDArray[np.int64]
+    """[K]: how often each code is used."""
+    caption_lengths: Counter[int] = field(default_factory=Counter)
+    """In characters."""
+    sights: list[Sight] = field(default_factory=list)
+    file_bytes: int = 0
+    """Of all shards together."""
+
+    @property
+    def codes_used(self) -> float:
+        """Share of the codebook that is used at all."""
+        return float((self.code_counts > 0).mean())
+
+    @property
+    def perplexity(self) -> float:
+        """2 to the entropy of the codes in bits: so many codes, equally frequent, would be as surprising."""
+        shares = self.code_counts[self.code_counts > 0] / self.code_counts.sum()
+        return float(2 ** -(shares * np.log2(shares)).sum())
+
+    def caption_length(self, share: float) -> int:
+        """The length that this share of the captions, 0..1, does not exceed."""
+        wanted, seen, length = math.ceil(share * self.caption_lengths.total()), 0, 0
+        for length in sorted(self.caption_lengths):
+            seen += self.caption_lengths[length]
+            if seen >= wanted:
+                break
+        return length
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Name and value of everything counted, for people."""
+        counts = self.info.counts
+        kept, seen = counts.kept, max(counts.seen, 1)
+        lengths = [self.caption_length(share) for share in (0, 0.1, 0.5, 0.9, 1)]
+        return [
+            ("pictures kept", f"{kept:,} of {counts.seen:,} ({kept / seen:.1%})"),
+            *([("further views", f"{counts.further_views:,}")] if counts.further_views else []),
+            *((f"rejected: {reason}", f"{count:,} ({count / seen:.1%})") for reason, count in counts.rejected.items()),
+            ("shards", f"{len(self.info.shards):,}, {self.file_bytes / self.info.num_rows:.1f} bytes a picture"),
+            ("codes a picture", f"{self.info.image_side} x {self.info.image_side} of {self.info.codebook_size:,}"),
+            ("codebook used", f"{self.codes_used:.1%}, perplexity {self.perplexity:,.1f}"),
+            ("caption lengths", "shortest {}, 10 % {}, half {}, 90 % {}, longest {} characters".format(*lengths)),
+        ]
+
+
+def take_survey(folder: str | Path, *, count: int, seed: int, on_progress: OnProgress | None = None) -> Survey:
+    """Read every row of a folder of shards, and keep `count` of them drawn at random with `seed`.
+
+    Progress counts pictures. ValueError for a damaged shard names it.
+    """
+    folder = Path(folder)
+    info = read_dataset_info(folder)
+    survey = Survey(info, np.zeros(info.codebook_size, np.int64))
+    wanted = draw(info.num_rows, count, seed)
+    next_wanted, done = next(wanted, None), 0
+    for shard in info.shards:
+        survey.file_bytes += (folder / shard.file).stat().st_size
+        for captions, codes, keys in read_blocks(folder / shard.file, info.num_codes, info.codebook_size):
+            survey.code_counts += np.bincount(codes.ravel(), minlength=info.codebook_size)
+            survey.caption_lengths.update(map(len, captions))
+            while next_wanted is not None and next_wanted < done + len(captions):
+                place = next_wanted - done
+                survey.sights.append(Sight(keys[place], captions[place], codes[place].copy()))
+                next_wanted = next(wanted, None)
+            done += len(captions)
+            if on_progress is not None:
+                on_progress(done, info.num_rows, shard.file)
+    return survey
+
+
+def draw(total: int, count: int, seed: int) -> Iterator[int]:
+    """`count` different numbers of 0..total-1 at random, in ascending order; all where there are fewer."""
+    chosen = np.random.default_rng(seed).choice(total, min(count, total), replace=False, shuffle=False)
+    return iter(sorted(int(number) for number in chosen))

@@ -1,0 +1,107 @@
+"""Finds what is damaged, missing or foreign in a folder of shards."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from dalle_lean.images.vqgan import VQGAN
+from dalle_lean.io.files import sha256_file
+from dalle_lean.progress import OnProgress
+from preprocessing.shards.files import COLUMNS, read_blocks, read_header
+from preprocessing.shards.manifest import NAME, DatasetInfo, Shard, read_manifest
+
+SHOWN_DIGITS = 12
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A file of the folder and what is wrong with it."""
+
+    file: str
+    problem: str
+
+
+def find_faults(
+    folder: str | Path,
+    *,
+    vqgan: VQGAN | None = None,
+    threads: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> list[Fault]:
+    """Everything wrong with a folder of shards, by file; an empty list for a sound one.
+
+    Of each shard that dataset.json names: whether it is there, its SHA-256, its rows, its columns, the length and range
+    of every code, and the VQGAN it was made with where it tells. Of the folder: shards that dataset.json does not
+    name, what killed runs left half written, the same shard under two names, and, given a `vqgan`, whether it is the
+    one that made the codes. `threads` shards at once, as many as cores by default; progress counts pictures.
+
+    Raises ValueError where dataset.json itself is missing or cannot be understood.
+    """
+    folder = Path(folder)
+    info = read_manifest(folder)
+    faults = [Fault(NAME, problem) for problem in manifest_problems(info, vqgan)]
+    done = 0
+    with ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="verify") as pool:
+        found = pool.map(lambda shard: list(shard_problems(folder / shard.file, shard, info)), info.shards)
+        try:
+            for shard, problems in zip(info.shards, found, strict=True):
+                faults += [Fault(shard.file, problem) for problem in problems]
+                done += shard.rows
+                if on_progress is not None:
+                    on_progress(done, info.num_rows, f"{len(faults)} faults" if faults else "")
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return faults + list(foreign_files(folder, info))
+
+
+def manifest_problems(info: DatasetInfo, vqgan: VQGAN | None) -> Iterator[str]:
+    first: dict[str, str] = {}
+    for shard in info.shards:
+        if (other := first.setdefault(shard.sha256, shard.file)) != shard.file:
+            yield f"{shard.file} is the same as {other}"
+    if info.counts.seen != info.counts.kept + sum(info.counts.rejected.values()):
+        yield f"seen={info.counts.seen}, but {info.counts.kept} kept and {sum(info.counts.rejected.values())} rejected"
+    if vqgan is None:
+        return
+    if vqgan.fingerprint() != info.vqgan:
+        yield f"the codes are of the VQGAN {info.vqgan[:SHOWN_DIGITS]}, given is {vqgan.fingerprint()[:SHOWN_DIGITS]}"
+    elif info.codebook_size != vqgan.config.codebook_size:
+        yield f"codebook_size={info.codebook_size}, but the VQGAN has {vqgan.config.codebook_size} codes"
+    elif info.picture_side != info.image_side * vqgan.config.downscale:
+        yield (
+            f"picture_side={info.picture_side}, but image_side={info.image_side} codes stand for "
+            f"{info.image_side * vqgan.config.downscale} pixels"
+        )
+
+
+def shard_problems(path: Path, shard: Shard, info: DatasetInfo) -> Iterator[str]:
+    if not path.is_file():
+        yield "is not there"
+        return
+    sha256 = sha256_file(path)
+    if sha256 != shard.sha256:
+        yield f"SHA-256 is {sha256[:SHOWN_DIGITS]}; must be {shard.sha256[:SHOWN_DIGITS]}"
+    try:
+        header = read_header(path)
+        if header.vqgan not in (None, info.vqgan):
+            yield f"foreign: its codes are of the VQGAN {str(header.vqgan)[:SHOWN_DIGITS]}"
+        if missing := [name for name in COLUMNS if name not in header.columns]:
+            yield f"has no column {', '.join(missing)}"
+        rows = sum(len(block.captions) for block in read_blocks(path, info.num_codes, info.codebook_size))
+    except ValueError as error:
+        yield str(error).removeprefix(f"{path} ").removeprefix("is ")
+        return
+    if rows != shard.rows:
+        yield f"{rows} rows; must be {shard.rows}"
+
+
+def foreign_files(folder: Path, info: DatasetInfo) -> Iterator[Fault]:
+    """Shards in or below the folder that dataset.json does not name, and temporary files of killed runs."""
+    named = {folder / shard.file for shard in info.shards}
+    for path in sorted(folder.rglob("*")):
+        if path.suffix == ".parquet" and path not in named:
+            yield Fault(path.relative_to(folder).as_posix(), "foreign: dataset.json does not name it")
+        elif path.name.startswith(".") and path.suffix == ".tmp":
+            yield Fault(path.relative_to(folder).as_posix(), "left half written by a killed run; may be removed")

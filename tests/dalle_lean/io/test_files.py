@@ -1,0 +1,68 @@
+import json
+import os
+import resource
+import time
+import tomllib
+
+import pytest
+
+from dalle_lean.errors import UserError
+from dalle_lean.io.files import DEEPEST, atomic_write, parse, read_json, write_json
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "state.json"
+    write_json(path, {"step": 1})
+
+    def write_until_the_power_goes():
+        with atomic_write(path) as temporary:
+            temporary.write_text("half")
+            raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        write_until_the_power_goes()
+    assert read_json(path) == {"step": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_malformed_json_is_refused_by_name(tmp_path):
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(ValueError, match=r"broken\.json is not JSON"):
+        read_json(tmp_path / "broken.json")
+
+
+def sparse(path, size_bytes):
+    """A file of zeros that takes no room."""
+    with open(path, "wb") as file:
+        os.truncate(file.fileno(), size_bytes)
+
+
+def test_a_file_that_says_it_is_huge_is_refused_before_it_is_read(tmp_path):
+    sparse(tmp_path / "config.json", 2**36)
+    before, started_s = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    with pytest.raises(UserError, match=r"config\.json has 68,719,476,736 bytes: it may have 16,777,216 at most"):
+        read_json(tmp_path / "config.json")
+    assert time.monotonic() - started_s < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
+
+
+@pytest.mark.parametrize("deep", ["[" * 100_000, '{"a":' * 100_000, "[" * 100_000 + "]" * 100_000])
+def test_json_nested_without_end_is_refused_by_name(tmp_path, deep):
+    (tmp_path / "config.json").write_text(deep)
+    with pytest.raises(UserError, match=r"config\.json is not JSON: "):
+        read_json(tmp_path / "config.json")
+
+
+def test_nesting_that_can_be_read_but_not_worked_with_is_refused(tmp_path):
+    for levels in (DEEPEST - 1, DEEPEST):
+        (tmp_path / "config.json").write_text("[" * levels + "0" + "]" * levels)
+        if levels < DEEPEST:
+            assert json.dumps(read_json(tmp_path / "config.json"))
+        else:
+            with pytest.raises(UserError, match="nested too deep"):
+                read_json(tmp_path / "config.json")
+
+
+def test_toml_nested_without_end_is_refused():
+    with pytest.raises(UserError, match="it is not TOML: it is nested too deep"):
+        parse(tomllib.loads, "a = " + "[" * 10_000 + "]" * 10_000, "it is not TOML")

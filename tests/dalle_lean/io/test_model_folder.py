@@ -1,0 +1,274 @@
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dalle_lean import Dalle, DalleConfig, load_model, save_model
+from dalle_lean.errors import UserError
+from dalle_lean.io.files import fresh_folder, host_name
+from dalle_lean.io.model_folder import DamagedFolder, check_parts, find_model, pack_model, replace_folder
+from dalle_lean.vocabulary import Vocabulary
+
+CONFIG = DalleConfig(
+    text_vocab_size=20,
+    text_len=4,
+    image_vocab_size=10,
+    image_side=2,
+    hidden_size=16,
+    num_layers=3,
+    num_heads=2,
+    head_size=8,
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    vqgan = tmp_path / "vqgan"
+    vqgan.mkdir()
+    (vqgan / "config.json").write_text("{}")
+    (vqgan / "checkpoint").mkdir()
+    (vqgan / "checkpoint" / "state.pt").write_text("of the run, not of the model")
+    torch.manual_seed(0)
+    model = Dalle(CONFIG)
+    save_model(model, tmp_path / "model", tokenizer=tmp_path / "tokenizer.json", vqgan=vqgan, card="# A card\n")
+    return tmp_path / "model"
+
+
+def test_a_model_comes_back_as_it_was_saved(folder):
+    torch.manual_seed(0)
+    original, loaded = Dalle(CONFIG), load_model(folder)
+    assert loaded.config == CONFIG
+    assert not loaded.training
+    for name, value in original.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value)
+    assert sorted(check_parts(folder)["parts"]) == ["model.safetensors", "tokenizer.json", "vqgan/config.json"]
+    assert (folder / "README.md").read_text() == "# A card\n"
+    assert not (folder / "vqgan" / "checkpoint").exists()
+
+
+def test_a_card_that_is_no_text_is_refused_by_name(folder, tmp_path):
+    (tmp_path / "card.md").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match=r"card\.md is not text in UTF-8"):
+        pack_model(folder, tmp_path / "packed", card=tmp_path / "card.md")
+
+
+def test_bfloat16_weights_load_as_float32(tmp_path):
+    model = Dalle(CONFIG)
+    save_model(model, tmp_path / "half", dtype=torch.bfloat16)
+    assert load_file(tmp_path / "half" / "model.safetensors")["norm.weight"].dtype == torch.bfloat16
+    loaded = load_model(tmp_path / "half")
+    assert torch.equal(loaded.output.weight, model.output.weight.bfloat16().float())
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_packed_model_keeps_its_stored_type_unless_it_gets_another(tmp_path, stored):
+    save_model(Dalle(CONFIG), tmp_path / "model", dtype=stored)
+    pack_model(tmp_path / "model", tmp_path / "same")
+    pack_model(tmp_path / "model", tmp_path / "other", dtype=torch.float32)
+    found = [load_file(tmp_path / name / "model.safetensors") for name in ("model", "same", "other")]
+    assert [weights["norm.weight"].dtype for weights in found] == [stored, stored, torch.float32]
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_a_packed_model_still_tells_with_how_many_empty_captions_it_learnt(tmp_path):
+    save_model(Dalle(CONFIG), tmp_path / "model", caption_dropout=0.1)
+    pack_model(tmp_path / "model", tmp_path / "packed")
+    assert check_parts(tmp_path / "packed")["caption_dropout"] == 0.1
+    save_model(Dalle(CONFIG), tmp_path / "model")
+    assert check_parts(tmp_path / "model")["caption_dropout"] is None
+
+
+def test_a_packed_model_keeps_its_guidance_unless_it_gets_another(tmp_path):
+    save_model(Dalle(CONFIG), tmp_path / "model", guidance=1.5)
+    pack_model(tmp_path / "model", tmp_path / "same")
+    pack_model(tmp_path / "model", tmp_path / "other", guidance=3.0)
+    assert [check_parts(tmp_path / name)["guidance"] for name in ("same", "other")] == [1.5, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("fact", "message"),
+    [
+        ({"guidance": "much"}, "guidance must be a number"),
+        ({"guidance": 10**400}, "guidance=1000.*must lie in 0..1000"),
+        ({"guidance": math.nan}, "guidance=nan"),
+        ({"caption_dropout": 2}, "caption_dropout must be a share"),
+        ({"caption_dropout": math.nan}, "caption_dropout must be a share"),
+    ],
+)
+def test_facts_that_cannot_be_are_refused(folder, fact, message):
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | fact))
+    with pytest.raises(DamagedFolder, match=message):
+        check_parts(folder)
+
+
+@pytest.mark.parametrize("guidance", [-1.0, 1e6, math.nan])
+def test_a_guidance_that_cannot_be_leaves_the_folder_as_it_was(folder, tmp_path, guidance):
+    before = (folder / "config.json").read_bytes()
+    with pytest.raises(ValueError, match="guidance="):
+        pack_model(folder, folder, guidance=guidance)
+    assert (folder / "config.json").read_bytes() == before
+
+
+def test_saving_again_replaces_the_folder_whole(folder, tmp_path):
+    save_model(Dalle(CONFIG), folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_folder_of_something_else_is_never_replaced(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ValueError, match="nothing there is replaced"):
+        save_model(Dalle(CONFIG), tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_kill_between_the_renames_loses_no_folder(folder, tmp_path):
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    folder.rename(tmp_path / ".model.old")
+    replace_folder(fresh, folder)
+    assert list(folder.iterdir()) == []
+    assert not (tmp_path / ".model.old").exists()
+
+
+def test_what_a_killed_pack_left_is_removed_by_the_next_one(folder, tmp_path):
+    script = f"""
+import os, signal
+from pathlib import Path
+import dalle_lean.io.model_folder as folder
+folder.hashed_parts = lambda fresh: os.kill(os.getpid(), signal.SIGKILL)
+folder.check_parts = lambda model, read=folder.read_json: read(Path(model) / "config.json")
+folder.pack_model(Path({str(folder)!r}), Path({str(tmp_path / "packed")!r}))
+"""
+    killed = subprocess.run([sys.executable, "-c", script], timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert [path.name[:8] for path in tmp_path.glob(".*.tmp")] == [".packed."]
+    with fresh_folder(tmp_path / "packed") as begun:  # by a process that is alive
+        pack_model(folder, tmp_path / "packed")
+        assert list(tmp_path.glob(".*.tmp")) == [begun]
+    assert not list(tmp_path.glob(".*.tmp"))
+    check_parts(tmp_path / "packed")
+
+
+def test_what_another_machine_writes_is_left_alone(folder, tmp_path):
+    theirs = tmp_path / ".packed.999999999-another-machine.abcdefgh.tmp"
+    other_place = tmp_path / f".packed2.999999999-{host_name()}.abcdefgh.tmp"
+    ours = tmp_path / f".packed.999999999-{host_name()}.abcdefgh.tmp"
+    for path in (theirs, other_place, ours):
+        path.mkdir()
+    pack_model(folder, tmp_path / "packed")
+    assert [path.exists() for path in (theirs, other_place, ours)] == [True, True, False]
+
+
+def test_packing_adds_parts_and_keeps_the_others(folder, tmp_path):
+    clip = tmp_path / "clip"
+    clip.mkdir()
+    (clip / "config.json").write_text("{}")
+    pack_model(folder, tmp_path / "packed", clip=clip, dtype=torch.bfloat16)
+    packed = check_parts(tmp_path / "packed")["parts"]
+    assert sorted(packed) == ["clip/config.json", "model.safetensors", "tokenizer.json", "vqgan/config.json"]
+    assert (tmp_path / "packed" / "README.md").read_text() == "# A card\n"
+    pack_model(tmp_path / "packed", tmp_path / "packed")
+    assert sorted(check_parts(tmp_path / "packed")["parts"]) == sorted(packed)
+
+
+def test_a_vocabulary_is_hashed_and_kept_by_packing_which_can_add_one_too(folder, tmp_path):
+    Vocabulary({"heart": 7}, 9).save(tmp_path / "words.json")
+    pack_model(folder, tmp_path / "packed", vocabulary=tmp_path / "words.json")
+    pack_model(tmp_path / "packed", tmp_path / "again")
+    assert "vocabulary.json" in check_parts(tmp_path / "again")["parts"]
+    assert Vocabulary.load(tmp_path / "again" / "vocabulary.json").words == {"heart": 7}
+    (tmp_path / "again" / "vocabulary.json").write_bytes((tmp_path / "words.json").read_bytes() + b" ")
+    with pytest.raises(DamagedFolder, match=r"vocabulary\.json is not the file"):
+        check_parts(tmp_path / "again")
+
+
+def test_what_is_no_vocabulary_is_not_packed(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"config\.json is not of the format dalle_lean_vocabulary/1"):
+        pack_model(folder, tmp_path / "packed", vocabulary=folder / "config.json")
+    assert not (tmp_path / "packed").exists()
+
+
+def rewrite_config(folder, change):
+    content = json.loads((folder / "config.json").read_text())
+    change(content)
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+def drop_bias(folder):
+    weights = load_file(folder / "model.safetensors")
+    del weights["output.bias"]
+    save_file(weights, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda f: (f / "config.json").unlink(), "it has no config.json"),
+        (lambda f: (f / "config.json").write_text("{"), "is not JSON"),
+        (lambda f: (f / "config.json").write_text("[]"), "not of the format"),
+        (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json is missing"),
+        (lambda f: (f / "tokenizer.json").write_text("[]"), "tokenizer.json is not the file"),
+        (lambda f: (f / "clip.json").write_text("{}"), "clip.json does not belong"),
+        (drop_bias, "model.safetensors is not the file"),
+        (lambda f: rewrite_config(f, lambda c: c["dalle"].update(depth=3)), "unknown DalleConfig field: depth"),
+        (lambda f: rewrite_config(f, lambda c: c["dalle"].update(num_heads=3)), "has shape"),
+    ],
+)
+def test_a_damaged_folder_is_refused_by_part(folder, spoil, words):
+    spoil(folder)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("config.json", "it may have 16,777,216 at most"),
+        ("tokenizer.json", "it may have 33,554,432 at most"),
+        ("vqgan/config.json", "it may have 16,777,216 at most"),
+        ("model.safetensors", "get a complete copy"),
+    ],
+)
+def test_a_part_of_many_gigabytes_is_refused_without_reading_it(folder, name, words):
+    os.truncate(folder / name, 2**37)
+    started_s = time.monotonic()
+    with pytest.raises(UserError, match=words):
+        load_model(folder)
+    assert time.monotonic() - started_s < 5
+
+
+def test_weights_larger_than_the_model_are_refused_without_reading_them(folder):
+    numbers = 2**34
+    header = json.dumps({"a": {"dtype": "F32", "shape": [numbers], "data_offsets": [0, 4 * numbers]}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(folder / "model.safetensors", 8 + len(header) + 4 * numbers)
+    started_s = time.monotonic()
+    with pytest.raises(DamagedFolder, match=r"model\.safetensors has 68,719,.* bytes: the model's weights have"):
+        load_model(folder)
+    assert time.monotonic() - started_s < 5
+
+
+def test_another_vqgan_inside_is_refused(folder):
+    (folder / "vqgan" / "config.json").write_text('{"codebook_size": 3}')
+    with pytest.raises(DamagedFolder, match=r"vqgan/config\.json is not the file"):
+        check_parts(folder)
+
+
+def test_a_model_is_found_by_folder_or_environment(folder, monkeypatch):
+    assert find_model(str(folder)) == folder
+    monkeypatch.setenv("DALLE_LEAN_MODEL", str(folder))
+    assert find_model() == folder
+    with pytest.raises(ValueError, match="no model folder at"):
+        find_model("./nowhere")

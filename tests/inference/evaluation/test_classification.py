@@ -1,0 +1,124 @@
+"""A classifier that learnt from other drawings tells which thing a picture shows."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from PIL import Image
+
+from dalle_lean.cli import main
+from dalle_lean.images.thing_classifier import ThingClassifier
+from inference.evaluation.attribute_accuracy import Answer, Attributes
+from inference.evaluation.classification import comes_first, recognise, rivals
+from inference.evaluation.evaluate import evaluate
+from inference.evaluation.proportions import Share
+from inference.evaluation.questions import Question
+from inference.evaluation.results import Sizes
+from inference.generator import Generator
+from tests.inference.evaluation.drawings import discs, write_data
+
+COLOURS = {"strawberry": "red", "frog": "green", "whale": "blue"}
+
+
+@pytest.fixture
+def generator_that_must_not_draw(model_folder, monkeypatch):
+    generator = Generator.from_folder(str(model_folder), "cpu")
+    monkeypatch.setattr(generator, "run", lambda *_: pytest.fail("it was drawn"))
+    return generator
+
+
+class ByColour(ThingClassifier):
+    """Knows a strawberry, a frog and a whale by their colours."""
+
+    def __init__(self):
+        super().__init__([*COLOURS, "owl"], 32)
+
+    def scores_of_pixels(self, pixels, batch_size=64):
+        middle = pixels[:, :, 12:20, 12:20].float().mean(dim=(2, 3))
+        return torch.cat([middle, torch.zeros(len(pixels), 1)], dim=1)
+
+
+class Keeps:
+    """A tokenizer that loses nothing."""
+
+    config = SimpleNamespace(picture_side=64, codebook_size=8)
+    quant_conv = SimpleNamespace(weight=torch.zeros(1))
+
+    def encode(self, pixels):
+        self.pixels = pixels
+        return torch.zeros(len(pixels), 4, dtype=torch.int64)
+
+    def decode(self, codes):
+        return self.pixels
+
+
+def question(thing, folder, *others):
+    colour = COLOURS.get(thing, "yellow")
+    drawing = folder / f"{thing}.png"
+    discs("white", (colour, 0.5, 0.5)).save(drawing)
+    return Question(attribute="ground", prompt=f"a {thing}", expected="white", things=(thing, *others), drawing=drawing)
+
+
+def drawn(colour):
+    picture = discs("white", (colour, 0.3, 0.4))
+    return Answer({1: picture}, (picture,), (picture,))
+
+
+def attribute(questions, answers):
+    return Attributes(questions, answers, {}, Share(0, 1), Share(0, 1))
+
+
+def test_the_right_thing_is_counted_of_pictures_and_of_real_drawings(tmp_path):
+    questions = [question(thing, tmp_path) for thing in ("strawberry", "frog", "whale")]
+    answered = {"ground": attribute(questions, [drawn("red"), drawn("red"), drawn("blue")])}
+    found = recognise(ByColour(), Keeps(), answered, [1])
+    assert found.by_best_of == {1: Share(2, 3)}
+    assert found.on_drawings == found.on_reconstructions == Share(3, 3)
+    assert (found.compete, found.different_things, found.left_out) == (4, 3, 0)
+
+
+def test_a_prompt_counts_once_and_pairs_and_unknown_things_do_not(tmp_path):
+    one, unknown, pair = question("frog", tmp_path), question("dragon", tmp_path), question("whale", tmp_path, "owl")
+    asked = attribute([one, unknown, pair], [drawn("green")] * 3)
+    found = recognise(ByColour(), Keeps(), {"ground": asked, "size": attribute([one], [drawn("red")])}, [1])
+    assert found.by_best_of == {1: Share(1, 1)}
+    assert found.left_out == 1
+
+
+def test_a_classifier_of_none_of_the_things_is_refused_before_anything_is_drawn(generator_that_must_not_draw, tmp_path):
+    data = write_data(tmp_path / "emoji")
+    with pytest.raises(ValueError, match="no prompt is about one thing that the classifier knows"):
+        evaluate(generator_that_must_not_draw, data, Sizes(captions=4, pictures=8), classifier=ByColour())
+
+
+def test_199_others_compete_and_the_seed_chooses_them():
+    things = [str(number) for number in range(500)]
+    chosen = rivals("7", things, seed=0)
+    assert len(chosen) == len({*chosen}) == 199
+    assert "7" not in chosen
+    assert chosen == rivals("7", things, seed=0) != rivals("7", things, seed=1)
+    assert sorted(rivals("7", things[:50], seed=0)) == sorted({*things[:50]} - {"7"})
+
+
+def test_only_things_that_compete_are_in_the_way():
+    scores, others = torch.tensor([0.1, 0.9, 0.5]), torch.tensor([0])
+    assert comes_first(scores, 2, others)
+    assert not comes_first(scores, 2, torch.tensor([0, 1]))
+    assert not comes_first(torch.full((3,), torch.nan), 2, others)
+
+
+def test_the_command_tells_what_the_classifier_sees(model_folder, tmp_path, capsys):
+    data = write_data(tmp_path / "emoji")
+    torch.manual_seed(0)
+    ThingClassifier(["ball", "cube"], 32).save(tmp_path / "classifier")
+    few = "--questions 2 --captions 4 --pictures 8 --best-of 1 --curve-questions 0 --grid 0 --nearest-among 0"
+    arguments = [str(model_folder), "--data", str(data), "--out", str(tmp_path / "report"), *few.split()]
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", *arguments, "--classifier", str(tmp_path / "classifier")])
+    assert ended.value.code == 0
+    found = json.loads((tmp_path / "report" / "report.json").read_text())["right_thing_first"]
+    assert found["best_of"]["1"]["of"] == found["on_drawings"]["of"] == 4
+    assert (found["compete"], found["left_out"]) == (2, 0)
+    assert "right thing first of 2, best of 1: " in capsys.readouterr().out
+    Image.open(tmp_path / "report" / "pictures.png").verify()

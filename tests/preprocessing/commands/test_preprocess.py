@@ -1,0 +1,46 @@
+"""What `dalle-lean preprocess` says of mistaken options."""
+
+import subprocess
+import sys
+
+import pytest
+
+from dalle_lean.cli import main
+from preprocessing.shards.files import read_dataset_info
+from tests.foreign import foreign_folder
+
+
+def run(monkeypatch, capsys, *arguments):
+    """Exit code and standard error."""
+    monkeypatch.setattr("sys.argv", ["dalle-lean", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code, capsys.readouterr().err
+
+
+def test_a_folder_without_a_vqgan_is_named_in_one_line(monkeypatch, capsys, discs, tmp_path):
+    code, said = run(monkeypatch, capsys, "preprocess", discs, tmp_path / "out", "--vqgan", tmp_path / "none")
+    assert code == 2
+    assert said == f"error: vqgan={tmp_path / 'none'}: no config.json there; name the folder of a VQGAN\n"
+
+
+def test_labels_that_laion_does_not_have_are_warned_of(capsys):
+    from preprocessing.commands.preprocess import parse_labels
+
+    assert parse_labels("UNLIKELY, UNSURE,NSFW") == ["UNLIKELY", "UNSURE", "NSFW"]
+    assert parse_labels("any") is None
+    assert capsys.readouterr().err == ""
+    assert parse_labels("unlikely,UNSURE") == ["unlikely", "UNSURE"]
+    assert capsys.readouterr().err == (
+        "warning: allowed_nsfw: unlikely: not one of LAION's labels, UNLIKELY, UNSURE, NSFW\n"
+    )
+
+
+def test_packages_of_the_current_folder_are_not_run_in_place_of_ours(discs, vqgan_folder, tmp_path):
+    command = ["preprocess", str(discs), str(tmp_path / "out"), "--vqgan", str(vqgan_folder), "--device", "cpu,cpu"]
+    program = [sys.executable, "-P", "-c", "from dalle_lean.cli import main; main()", *command, "--workers", "2"]
+    foreign = foreign_folder(tmp_path)
+    result = subprocess.run(program, cwd=foreign, capture_output=True, text=True, timeout=120, check=False)
+    assert "code of the current folder" not in result.stderr
+    assert result.returncode == 0, result.stderr
+    assert read_dataset_info(tmp_path / "out").counts.kept == 30

@@ -1,0 +1,130 @@
+"""`dalle-lean shards show`: statistics against plain counting, and the pictures that the codes stand for."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFont
+
+from dalle_lean.cli import main
+from dalle_lean.images.files import open_picture, square_pixels
+from dalle_lean.images.vqgan import VQGAN
+from dalle_lean.io.model_folder import bundled_model
+from preprocessing.shards.contact_sheet import contact_sheet, decode_sights, wrapped_within
+from preprocessing.shards.files import open_stream
+from preprocessing.shards.statistics import take_survey
+from tests.preprocessing.shard_folders import make_rows, random_codes, write_folder
+
+
+@pytest.fixture
+def folder(tmp_path, vqgan):
+    """Two shards, 100 pictures."""
+    parts = [make_rows(random_codes(vqgan, 60, 0), 0), make_rows(random_codes(vqgan, 40, 1), 1)]
+    return write_folder(tmp_path / "shards", vqgan, parts, rejected={"nsfw": 20, "caption_short": 5})
+
+
+@pytest.fixture(scope="module")
+def emoji_shards(tmp_path_factory):
+    """12 real pictures encoded by the bundled VQGAN, which is float32 on the CPU; the pictures; the folder."""
+    vqgan = VQGAN.load(bundled_model() / "vqgan")
+    source = Path(__file__).parents[2] / "data" / "emoji"
+    lines = [json.loads(line) for line in (source / "metadata.jsonl").read_text().splitlines()[:12]]
+    files = [(source / line["file_name"]).read_bytes() for line in lines]
+    pixels = np.stack([square_pixels(open_picture(file), vqgan.config.picture_side) for file in files])
+    codes = vqgan.encode(torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255).numpy()
+    folder = write_folder(tmp_path_factory.mktemp("emoji"), vqgan, [make_rows(codes)])
+    return folder, pixels
+
+
+def test_statistics_are_those_of_plain_counting(folder, vqgan):
+    survey = take_survey(folder, count=7, seed=0)
+    rows = list(open_stream(folder))
+    used = Counter(int(code) for row in rows for code in row["codes"])
+    assert {code: count for code, count in enumerate(survey.code_counts) if count} == used
+    assert survey.codes_used == len(used) / 64
+    total = used.total()
+    bits = -sum(count / total * np.log2(count / total) for count in used.values())
+    assert survey.perplexity == pytest.approx(2**bits)
+    lengths = sorted(len(row["caption"]) for row in rows)
+    assert sorted(survey.caption_lengths.elements()) == lengths
+    assert survey.caption_length(0.5) == lengths[49]
+    assert (survey.caption_length(0), survey.caption_length(1)) == (lengths[0], lengths[-1])
+    facts = dict(survey.facts())
+    assert facts["pictures kept"] == "100 of 125 (80.0%)"
+    assert facts["rejected: nsfw"] == "20 (16.0%)"
+
+
+def test_the_rows_shown_are_drawn_by_seed_from_all_shards(folder):
+    keys = [[sight.key for sight in take_survey(folder, count=20, seed=seed).sights] for seed in (0, 0, 1)]
+    assert keys[0] == keys[1] != keys[2]
+    assert len(set(keys[0])) == 20
+    assert {key[0] for key in keys[0]} == {"0", "1"}
+    assert len(take_survey(folder, count=1000, seed=0).sights) == 100
+    by_key = {row["key"]: row for row in open_stream(folder)}
+    for sight in take_survey(folder, count=20, seed=0).sights:
+        assert (sight.codes == by_key[sight.key]["codes"]).all()
+        assert sight.caption == by_key[sight.key]["caption"]
+
+
+def test_the_sheet_shows_what_the_vqgan_decodes(folder, vqgan):
+    survey = take_survey(folder, count=10, seed=0)
+    pictures = decode_sights(survey.sights, vqgan)
+    alone = vqgan.decode(torch.from_numpy(survey.sights[9].codes[None].astype(np.int64)))[0]
+    assert np.abs(np.asarray(pictures[9]) / 255 - alone.permute(1, 2, 0).numpy()).max() < 0.01
+    sheet = contact_sheet("shards", survey, pictures)
+    assert sheet.width > 8 * 192
+    assert sheet.height > 2 * 192
+    assert np.asarray(sheet).std() > 10
+
+
+def test_long_captions_are_cut_with_dots():
+    font = ImageFont.load_default(13)
+    lines = wrapped_within("a very long caption about nothing at all, " * 5, font, 150, 3)
+    assert len(lines) == 3
+    assert lines[-1].endswith("...")
+    assert all(font.getlength(line) <= 150 for line in lines)
+    assert wrapped_within("x" * 500, font, 150, 3)[0].endswith("...")
+    assert wrapped_within("a cat", font, 150, 3) == ["a cat"]
+    assert wrapped_within("", font, 150, 3) == [""]
+
+
+def run(*arguments):
+    with pytest.raises(SystemExit) as end:
+        main(["shards", "show", *map(str, arguments), "--device", "cpu"])
+    return end.value.code
+
+
+def test_the_bundled_vqgan_shows_its_own_codes(emoji_shards, tmp_path, capsys):
+    folder, pixels = emoji_shards
+    out = tmp_path / "sheet.png"
+    assert run(folder, "--out", out, "--count", 12) == 0
+    assert "12 pictures on" in capsys.readouterr().out
+    with Image.open(out) as sheet:
+        shown = np.asarray(sheet.convert("RGB"))
+    # Somewhere on the sheet, enlarged, stands each picture: the first one in the first place.
+    top = shown.shape[0] - 2 * (192 + 16 + 3 * 17 + 8)
+    first = np.asarray(Image.fromarray(shown[top : top + 192, 16 : 16 + 192]).resize(pixels.shape[1:3]), dtype=float)
+    errors = [np.abs(first - picture).mean() for picture in pixels.astype(float)]
+    assert int(np.argmin(errors)) == 0
+    assert errors[0] < 30
+
+
+def test_the_same_call_draws_the_same_bytes(folder, vqgan_folder, tmp_path):
+    for name in ("a.png", "b.png"):
+        assert run(folder, "--vqgan", vqgan_folder, "--out", tmp_path / name) == 0
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_codes_of_an_unknown_vqgan_are_not_shown(folder, capsys):
+    assert run(folder) == 2
+    assert "give the one that made them with --vqgan" in capsys.readouterr().err
+    assert not (folder / "contact_sheet.png").exists()
+
+
+def test_a_damaged_shard_is_a_mistake_that_names_it(folder, vqgan_folder, capsys):
+    (folder / "shard-00001.parquet").write_bytes(b"no Parquet")
+    assert run(folder, "--vqgan", vqgan_folder) == 2
+    assert "shard-00001.parquet is damaged or no shard" in capsys.readouterr().err

@@ -1,0 +1,102 @@
+import threading
+import time
+
+import pytest
+
+from training.data.prefetch import prefetch
+
+
+def running():
+    return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+def test_the_items_come_in_their_order_and_end():
+    assert list(prefetch(iter(range(100)), 3)) == list(range(100))
+    assert not running()
+
+
+def test_no_more_is_made_ahead_than_asked_for():
+    made = []
+
+    def items():
+        for number in range(20):
+            made.append(number)
+            yield number
+
+    ahead = prefetch(items(), 3)
+    assert next(ahead) == 0
+    until(lambda: len(made) == 5)  # one given, three waiting, one in hand
+    time.sleep(0.05)
+    assert len(made) == 5
+    assert list(ahead) == list(range(1, 20))
+
+
+def until(condition):
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError
+
+
+def test_what_is_raised_in_the_thread_is_raised_to_the_reader_after_what_came_before():
+    def items():
+        yield 1
+        raise OSError("the disk is gone")
+
+    ahead = prefetch(items(), 3)
+    assert next(ahead) == 1
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(ahead)
+    assert not running()
+
+
+def test_closing_ends_the_thread_and_what_it_iterates():
+    closed = threading.Event()
+
+    def items():
+        try:
+            while True:
+                yield 0
+        finally:
+            closed.set()
+
+    ahead = prefetch(items(), 2)
+    next(ahead)
+    ahead.close()
+    assert closed.is_set()
+    assert not running()
+
+
+def test_a_wait_is_told_again_and_again():
+    told = []
+    go = threading.Event()
+
+    def items():
+        go.wait()
+        yield 1
+
+    def on_wait(seconds):
+        told.append(seconds)
+        if len(told) == 3:
+            go.set()
+
+    assert list(prefetch(items(), 1, on_wait, notice_s=0.02)) == [1]
+    assert told[:3] == sorted(told[:3])
+    assert told[0] >= 0.02
+
+
+def test_waiting_can_be_ended_while_the_thread_hangs():
+    go, asked = threading.Event(), []
+
+    def items():
+        yield 1
+        go.wait()
+
+    def stop_waiting():
+        asked.append(len(asked))
+        go.set()
+        return True
+
+    assert list(prefetch(items(), 1, stop_waiting=stop_waiting, notice_s=0.02)) == [1]
+    assert asked == [0]

@@ -1,0 +1,97 @@
+"""What several peers send becomes one tensor, whatever one of them sends."""
+
+import asyncio
+import math
+
+import pytest
+import torch
+
+from training.swarm.averaging.aggregation import LARGEST, FiniteMean
+from training.swarm.averaging.averagers import OUTDATED_WEIGHT
+
+NAN, INF = math.nan, math.inf
+WEIGHTS = (3.0, 1.0, 4.0)
+
+
+@pytest.fixture
+def parts():
+    return torch.randn(3, 2, 50, generator=torch.Generator().manual_seed(0))  # [senders, parts, values]
+
+
+def reduce(parts, weights, **options):
+    """What each sender gets back: [senders, parts, values]."""
+
+    async def send(reducer, number):
+        return [
+            await reducer.accumulate_part(number, place, part, weight=weights[number])
+            for place, part in enumerate(parts[number])
+        ]
+
+    async def run():
+        reducer = FiniteMean(tuple(part.shape for part in parts[0]), len(parts), **options)
+        return await asyncio.gather(*(send(reducer, number) for number in range(len(parts))))
+
+    return torch.stack([torch.stack(got) for got in asyncio.run(run())])
+
+
+def plain_mean(parts, weights):
+    return sum(weight * part for weight, part in zip(weights, parts, strict=True)) / sum(weights)
+
+
+def test_finite_parts_become_the_weighted_mean(parts):
+    for got in reduce(parts, WEIGHTS):
+        torch.testing.assert_close(got, plain_mean(parts, WEIGHTS))
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF, 1e30, -2 * LARGEST])
+def test_one_bad_number_costs_its_sender_that_part_alone(parts, bad):
+    sent = parts.clone()
+    sent[1, 0, 7] = bad
+    for got in reduce(sent, WEIGHTS):
+        torch.testing.assert_close(got[0], plain_mean(parts[[0, 2], 0], (3.0, 4.0)))
+        torch.testing.assert_close(got[1], plain_mean(parts[:, 1], WEIGHTS))
+
+
+@pytest.mark.parametrize("weight", [NAN, INF, -1.0])
+def test_a_sender_with_an_impossible_weight_counts_for_nothing(parts, weight):
+    for got in reduce(parts, (3.0, weight, 4.0)):
+        torch.testing.assert_close(got, plain_mean(parts[[0, 2]], (3.0, 4.0)))
+
+
+def test_a_sender_of_weight_zero_gets_the_mean_of_the_others(parts):
+    for got in reduce(parts, (3.0, 0.0, 4.0)):
+        torch.testing.assert_close(got, plain_mean(parts[[0, 2]], (3.0, 4.0)))
+
+
+def test_outdated_weights_count_for_nothing_beside_others_and_equally_among_themselves(parts):
+    for got in reduce(parts, (1.0, OUTDATED_WEIGHT, 1.0)):
+        torch.testing.assert_close(got, plain_mean(parts[[0, 2]], (1.0, 1.0)), rtol=0, atol=1e-5)
+    for got in reduce(parts, (OUTDATED_WEIGHT,) * 3):
+        torch.testing.assert_close(got, parts.mean(0))
+
+
+def test_no_sender_counts_for_more_than_the_largest_weight(parts):
+    for got in reduce(parts, (3.0, 1e9, 4.0), largest_weight=8.0):
+        torch.testing.assert_close(got, plain_mean(parts, (3.0, 8.0, 4.0)))
+
+
+def test_a_sender_that_is_left_out_counts_for_nothing(parts):
+    for got in reduce(parts, WEIGHTS, left_out=[2]):
+        torch.testing.assert_close(got, plain_mean(parts[:2], (3.0, 1.0)))
+
+
+def test_where_nobody_brings_anything_the_result_is_one_that_nobody_takes(parts):
+    assert reduce(parts, (0.0, 0.0, 0.0)).isnan().all()
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(0), torch.ones(1), torch.ones(9), torch.ones(8, dtype=torch.int64)])
+def test_a_part_that_does_not_fit_costs_its_sender_that_part_and_nobody_waits(wrong):
+    good = torch.arange(8.0)
+
+    async def run():
+        reducer = FiniteMean((good.shape,), 2)
+        sent = [reducer.accumulate_part(0, 0, good, 1.0), reducer.accumulate_part(1, 0, wrong, 1.0)]
+        return await asyncio.wait_for(asyncio.gather(*sent), 5)
+
+    for got in asyncio.run(run()):
+        torch.testing.assert_close(got, good)

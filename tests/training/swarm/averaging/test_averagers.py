@@ -1,0 +1,275 @@
+"""What a peer brings to an average, and what it takes from others."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.control import StepControl
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.compression import CompressionInfo, deserialize_torch_tensor
+from hivemind.p2p import PeerID
+from hivemind.utils import MPFuture, MSGPackSerializer, get_dht_time
+
+from training.swarm.averaging.averagers import (
+    OUTDATED,
+    OUTDATED_WEIGHT,
+    StateRefused,
+    SwarmGradientAverager,
+    SwarmPowerSGDAverager,
+    SwarmStateAverager,
+    check_epoch,
+    check_state,
+    epoch_of_group,
+    out_of_step,
+    tensors_sha256,
+)
+from training.swarm.averaging.compression import wire_compression
+from training.swarm.config import WireSection
+
+
+def state():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(4, 3, generator=generator), torch.randint(0, 255, (9,), generator=generator).byte()]
+
+
+def metadata_of(tensors, epoch=7):
+    return {"epoch": epoch, "sha256": tensors_sha256(tensors)}
+
+
+def test_a_whole_state_is_taken():
+    check_state(metadata_of(state()), state(), own=[torch.zeros(4, 3), torch.zeros(9, dtype=torch.uint8)])
+
+
+@pytest.mark.parametrize("metadata", [None, [], {}, {"epoch": 1.0}, {"epoch": True}, {"epoch": -1}])
+def test_a_state_without_a_step_is_refused(metadata):
+    with pytest.raises(StateRefused, match="does not say its step"):
+        check_state(metadata, state(), own=state())
+
+
+def test_a_state_of_an_earlier_step_is_refused():
+    check_epoch({"epoch": 7}, 7)
+    with pytest.raises(StateRefused, match="of step 7, behind 8"):
+        check_epoch({"epoch": 7}, 8)
+
+
+def test_a_state_beyond_the_schedule_is_refused():
+    check_epoch({"epoch": 7}, 0, 7)
+    with pytest.raises(StateRefused, match="of step 8, and the schedule ends at 7"):
+        check_epoch({"epoch": 8}, 0, 7)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [torch.zeros(4, 3)],
+        [torch.zeros(3, 4), torch.zeros(9, dtype=torch.uint8)],
+        [torch.zeros(4, 3, dtype=torch.float64), torch.zeros(9, dtype=torch.uint8)],
+        [*state(), torch.zeros(1)],
+    ],
+    ids=["one missing", "another shape", "another type", "one too many"],
+)
+def test_the_state_of_another_model_is_refused(other):
+    with pytest.raises(StateRefused, match="another model"):
+        check_state(metadata_of(other), other, own=state())
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_state_that_changed_on_the_way_is_refused(place):
+    arrived = state()
+    arrived[place].view(-1)[2] += 1
+    with pytest.raises(StateRefused, match="checksum"):
+        check_state(metadata_of(state()), arrived, own=state())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_state_with_a_number_that_is_not_finite_is_refused(bad):
+    arrived = state()
+    arrived[0][1, 1] = bad
+    with pytest.raises(StateRefused, match="not finite"):
+        check_state(metadata_of(arrived), arrived, own=state())
+
+
+def resting(kind, parameters, **options):
+    """An averager whose process is not started."""
+    return kind(parameters, dht=None, prefix="test", client_mode=True, start=False, **options)
+
+
+def test_batches_of_any_sizes_become_the_mean_over_their_samples():
+    parameter = torch.nn.Parameter(torch.zeros(5))
+    averager = resting(SwarmGradientAverager, [parameter])
+    samples = torch.randn(9, 5, generator=torch.Generator().manual_seed(0))
+    for batch in samples.split([4, 2, 3]):
+        parameter.grad = batch.mean(0)
+        averager.accumulate_grads_(len(batch))
+        averager.accumulate_grads_(0)  # a batch that was dropped
+    averager.load_accumulators_into_averager_()
+    with averager.get_tensors() as (averaged,):
+        torch.testing.assert_close(averaged, samples.mean(0))
+    assert averager.local_samples_accumulated == 9
+
+
+def test_who_has_no_samples_brings_zeros():
+    parameter = torch.nn.Parameter(torch.zeros(5))
+    averager = resting(SwarmGradientAverager, [parameter])
+    parameter.grad = torch.ones(5)
+    averager.accumulate_grads_(0)
+    averager.load_accumulators_into_averager_()
+    with averager.get_tensors() as (averaged,):
+        assert not averaged.any()
+    assert averager.local_samples_accumulated == 0
+
+
+def test_all_peers_begin_powersgd_with_the_same_thin_matrices():
+    one, other = (
+        resting(SwarmPowerSGDAverager, [torch.nn.Parameter(torch.zeros(40, 30))], averager_rank=2) for _ in "ab"
+    )
+    assert len(one._qs) == 1
+    assert torch.equal(one._qs[0], other._qs[0])
+
+
+@pytest.mark.parametrize("compression", ["fp32", "fp16", "8bit"])
+def test_an_average_of_nothing_is_still_none_after_compression(compression):
+    nothing = torch.full((5000,), math.nan)
+    codec = wire_compression(WireSection(compression=compression, min_eight_bit_numel=1000))
+    assert deserialize_torch_tensor(codec.compress(nothing, CompressionInfo.from_tensor(nothing))).isnan().all()
+
+
+def group(*said, modes=None):
+    """A group whose members have named these steps."""
+    peers = tuple(PeerID(bytes([number]) * 32) for number in range(len(said)))
+    modes = modes or [AveragingMode.NODE.value] * len(said)
+    gathered = tuple(
+        step if isinstance(step, bytes) else MSGPackSerializer.dumps([None, mode, MSGPackSerializer.dumps(step)])
+        for step, mode in zip(said, modes, strict=True)
+    )
+    return peers, GroupInfo(b"group", peers, gathered)
+
+
+def left_out(*said, **options):
+    peers, info = group(*said, **options)
+    return sorted(peers.index(peer) for peer in out_of_step(info))
+
+
+def test_weights_of_another_step_than_most_are_not_averaged():
+    assert left_out(7, 7, 6) == [2]
+    assert left_out(7, 7, 7) == []
+    assert left_out(3, 7) == [0]
+
+
+def test_weights_that_are_said_to_be_outdated_count_only_where_all_are():
+    assert left_out(7, OUTDATED, OUTDATED) == [1, 2]
+    assert left_out(OUTDATED, OUTDATED) == []
+
+
+def test_one_liar_does_not_leave_out_the_others():
+    assert left_out(7, 7, 10**9) == [2]
+
+
+@pytest.mark.parametrize("rubbish", [b"\xc1", "seven", None, 7.0])
+def test_weights_of_no_known_step_are_not_averaged(rubbish):
+    assert left_out(7, 7, rubbish) == [2]
+
+
+@pytest.mark.parametrize(
+    ("said", "own", "epoch"),
+    [
+        ([7, 7, 7], 7, 7),
+        ([7, 7, 8], 7, 8),
+        ([8, 8, 7], 7, 8),
+        ([7, 8], 7, 8),
+        ([7, 7, 50], 7, 7),
+        ([7, 50], 7, 7),
+        ([7, 7, 50], 50, 50),
+        ([None, "8", 8.0, True, -3], 7, 7),
+        ([], 7, 7),
+    ],
+)
+def test_who_has_counted_a_step_too_few_counts_as_its_group_does(said, own, epoch):
+    assert epoch_of_group(said, own) == epoch
+
+
+@pytest.fixture
+def state_averager():
+    """One whose process is not started, over one parameter that SGD moves."""
+    parameter = torch.nn.Parameter(torch.zeros(5))
+    return SwarmStateAverager(
+        dht=None,
+        prefix="test",
+        params=[parameter],
+        optimizer=partial(torch.optim.SGD, lr=0.0),
+        offload_optimizer=True,
+        custom_gradients=True,
+        initialize_optimizer=False,
+        lr_of_epoch=lambda epoch: 0.0,
+        last_epoch=100,
+        client_mode=True,
+        start=False,
+    )
+
+
+def round_of(state_averager, fails=False):
+    """What a round of averaging the weights, found before the step, was told by this peer."""
+    control = StepControl(get_dht_time(), get_dht_time() + 9, allow_retries=False, weight=1.0, data_for_gather=b"")
+    control.attach(MPFuture(), MPFuture())
+    if fails:
+        control._trigger.add_done_callback(lambda _: control.set_exception(ValueError()))
+    else:
+        control._trigger.add_done_callback(lambda _: control.set_result({}))
+    state_averager._do(None, False, False, True, control, None, True, timeout=5.0)
+    return control
+
+
+def test_weights_that_became_outdated_after_their_round_was_found_count_for_nothing_in_it(state_averager):
+    assert round_of(state_averager).weight == 1.0
+    state_averager.skip_to(3)
+    assert round_of(state_averager, fails=True).weight == OUTDATED_WEIGHT
+    assert round_of(state_averager).weight == OUTDATED_WEIGHT
+    assert round_of(state_averager).weight == 1.0
+
+
+def test_outdated_weights_whose_round_found_nobody_count_for_nothing_in_the_next_one(state_averager, monkeypatch):
+    failed, next_one = (
+        StepControl(get_dht_time(), get_dht_time() + 9, allow_retries=False, weight=1.0, data_for_gather=b"")
+        for _ in range(2)
+    )
+    for control in (failed, next_one):
+        control.attach(MPFuture(), MPFuture())
+    failed.allow_allreduce()
+    failed.set_exception(ValueError())
+    next_one._trigger.add_done_callback(lambda _: next_one.set_result({}))
+    monkeypatch.setattr(state_averager, "schedule_step", lambda **_: next_one)
+    state_averager.skip_to(3)
+    state_averager._do(None, False, False, True, failed, None, True, timeout=5.0)
+    assert next_one.weight == OUTDATED_WEIGHT
+    assert not state_averager.outdated
+
+
+def test_a_state_is_handed_out_under_the_step_of_its_weights(state_averager):
+    def step_handed_out():
+        return state_averager.get_current_state()[0]["epoch"]
+
+    state_averager.adopt(metadata_of([torch.ones(5)], epoch=7), [torch.ones(5)])
+    assert step_handed_out() == 7
+    state_averager.skip_to(9)  # the others are there
+    state_averager._update_scheduler()
+    assert step_handed_out() == 7
+    state_averager.local_epoch += 1
+    round_of(state_averager, fails=True)
+    assert step_handed_out() == 8
+    round_of(state_averager)  # with theirs
+    assert step_handed_out() == 10
+
+
+def test_a_state_of_the_same_step_that_was_taken_from_others_is_handed_out_in_place_of_the_own(state_averager):
+    state_averager.adopt(metadata_of([torch.ones(5)]), [torch.ones(5)])
+    assert state_averager.get_current_state()[1][0].tolist() == [1.0] * 5
+    state_averager.adopt(metadata_of([torch.zeros(5)]), [torch.zeros(5)])
+    assert state_averager.get_current_state()[1][0].tolist() == [0.0] * 5
+
+
+def test_helpers_have_no_step_that_counts():
+    assert (
+        left_out(7, 7, 0, modes=[AveragingMode.NODE.value, AveragingMode.CLIENT.value, AveragingMode.AUX.value]) == []
+    )

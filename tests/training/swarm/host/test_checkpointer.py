@@ -1,0 +1,116 @@
+"""A donor's work at the end of a run: what is written before it leaves, and what it does not wait for."""
+
+import dataclasses
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.tiny import DALLE_FIELDS
+from tests.training.swarm.harness import TIMING, make_settings
+from training.data.loader import Batch
+from training.run.recipe import Recipe, ScheduleRecipe
+from training.swarm.config import SwarmSettings, WireSection, write_settings
+from training.swarm.host.checkpointer import Keeper, heldout_batch
+from training.swarm.host.checkpoints import Checkpoints, list_checkpoints
+from training.swarm.peer.gradient_worker import build_model
+
+STEPS = 20
+WITHOUT_STATISTICS = SimpleNamespace(state_averager=SimpleNamespace(main_parameters=(), state_tensors=list))
+
+
+@pytest.fixture
+def settings():
+    return SwarmSettings(recipe=Recipe(model=DALLE_FIELDS, schedule=ScheduleRecipe(total_steps=STEPS, warmup_steps=0)))
+
+
+@pytest.fixture
+def heldout(settings):
+    """10 samples: not a multiple of what is measured at once."""
+    config = build_model(settings).config
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randint(1, config.text_vocab_size, (10, config.text_len), generator=generator)
+    codes = torch.randint(config.image_vocab_size, (10, config.image_side**2), generator=generator)
+    return Batch(text, codes)
+
+
+@pytest.fixture
+def run(tmp_path, settings):
+    write_settings(tmp_path / "swarm.toml", settings)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    return tmp_path
+
+
+def make_keeper(run, settings, heldout, notices, **options):
+    checkpoints = Checkpoints(run, settings, on_notice=notices.append)
+    return Keeper(settings, checkpoints, heldout, on_notice=notices.append, on_change=lambda: None, **options)
+
+
+def test_a_run_is_finished_only_once_its_last_state_is_written(run, settings):
+    notices, waited = [], []
+    (run / "checkpoints").write_text("in the way")
+
+    def wait(seconds):
+        assert not keeper.is_finished
+        waited.append(seconds)
+        if len(waited) == 3:
+            (run / "checkpoints").unlink()
+        return False
+
+    keeper = make_keeper(run, settings, None, notices)
+    keeper.close(STEPS, WITHOUT_STATISTICS, build_model(settings), wait)
+    assert keeper.is_finished
+    assert [checkpoint.step for checkpoint in list_checkpoints(run, pytest.fail)] == [STEPS]
+    assert keeper.checkpoints.failed == len(notices) == 3
+    assert all("it is tried again" in notice for notice in notices)
+
+
+def test_who_ends_the_donor_does_not_wait_for_a_disk_that_stays_full(run, settings):
+    (run / "checkpoints").write_text("in the way")
+    keeper = make_keeper(run, settings, None, [])
+    keeper.close(STEPS, WITHOUT_STATISTICS, build_model(settings), lambda _: True)
+    assert not keeper.is_finished
+
+
+def test_the_held_out_loss_is_the_mean_over_all_samples_at_once(run, settings, heldout):
+    keeper = make_keeper(run, settings, heldout, [])
+    whole = keeper.copy.measure(heldout)["heldout_loss"]
+    assert keeper.measure(heldout) == pytest.approx(whole, rel=1e-6)
+
+
+def test_a_donor_that_is_to_end_measures_no_more_but_writes_its_state(run, settings, heldout):
+    looks = iter([False, True])
+    keeper = make_keeper(run, settings, heldout, [], stopped=lambda: next(looks))
+    keeper.keep(STEPS // 2, save=True)
+    [checkpoint] = list_checkpoints(run, pytest.fail)
+    assert math.isnan(checkpoint.heldout_loss)
+    checkpoint.check()
+
+
+def test_a_state_whose_loss_cannot_be_measured_is_written_all_the_same(run, settings, heldout, monkeypatch):
+    notices = []
+    keeper = make_keeper(run, settings, heldout, notices)
+    monkeypatch.setattr(keeper.copy, "measure", lambda _: 1 / 0)
+    keeper.keep(STEPS // 2, save=True)
+    [checkpoint] = list_checkpoints(run, pytest.fail)
+    assert math.isnan(checkpoint.heldout_loss)
+    [notice] = notices
+    assert notice.startswith(f"the held-out loss of step {STEPS // 2} was not measured: ZeroDivisionError")
+
+
+def test_held_out_samples_come_from_a_data_set_of_the_hub_without_dataset_json_too(shards, tmp_path, monkeypatch):
+    settings = make_settings(tmp_path, shards, "tiny", WireSection(), TIMING, 8, {})
+    of_folder = heldout_batch(settings, tmp_path / "tokenizer.json", pytest.fail)
+    monkeypatch.setattr(
+        "training.data.catalog.published_files", lambda name: tuple(map(str, sorted(shards.glob("*.parquet"))))
+    )
+    monkeypatch.setattr("training.data.catalog.read_file", missing)
+    swarm = dataclasses.replace(settings.swarm, data="hf://datasets/owner/name")
+    heldout = heldout_batch(dataclasses.replace(settings, swarm=swarm), tmp_path / "tokenizer.json", pytest.fail)
+    assert len(heldout.text_ids) > 0
+    assert all(torch.equal(part, other) for part, other in zip(heldout, of_folder, strict=True))
+
+
+def missing(url):
+    raise FileNotFoundError(url)

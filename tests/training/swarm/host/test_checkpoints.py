@@ -1,0 +1,264 @@
+"""Checkpoints of a run: whole or not there, kept as promised, and the way back."""
+
+import dataclasses
+import fcntl
+import math
+import resource
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from dalle_lean import load_model
+from dalle_lean.vocabulary import Vocabulary
+from tests.tiny import DALLE_FIELDS, tiny_dalle
+from training.run.recipe import Recipe, ScheduleRecipe
+from training.swarm.config import SwarmSection, SwarmSettings, read_settings, write_settings
+from training.swarm.host.checkpoints import (
+    LOCK,
+    Checkpoints,
+    first_name,
+    list_checkpoints,
+    rollback,
+    steps_to_keep,
+    successor,
+)
+
+EVERY = 10
+STATISTICS = [torch.arange(6.0), torch.arange(256, dtype=torch.uint8)]
+
+
+@pytest.fixture
+def settings():
+    schedule = ScheduleRecipe(total_steps=995, warmup_steps=0, checkpoint_every=EVERY)
+    return SwarmSettings(swarm=SwarmSection(name="emoji"), recipe=Recipe(model=DALLE_FIELDS, schedule=schedule))
+
+
+@pytest.fixture
+def run(tmp_path, settings):
+    """A run's folder without checkpoints."""
+    write_settings(tmp_path / "swarm.toml", settings)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.fixture
+def notices():
+    return []
+
+
+@pytest.fixture
+def checkpoints(run, settings, notices):
+    return Checkpoints(run, settings, on_notice=notices.append)
+
+
+@contextmanager
+def full_disk(free_bytes):
+    """No file gets larger than this."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (free_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def steps(run, on_notice=None):
+    return [checkpoint.step for checkpoint in list_checkpoints(run, on_notice or pytest.fail)]
+
+
+def model_of(step):
+    torch.manual_seed(step)
+    model = tiny_dalle()
+    for parameter in model.parameters():
+        parameter.data.normal_()
+    return model
+
+
+def test_the_model_of_a_checkpoint_has_the_vocabulary_that_the_run_has(checkpoints, run):
+    Vocabulary({"heart": 7}, 9).save(run / "vocabulary.json")
+    assert checkpoints.save(EVERY, model_of(EVERY), STATISTICS, 1.0)
+    assert Vocabulary.load(run / "checkpoints/step-000010/model/vocabulary.json") == Vocabulary({"heart": 7}, 9)
+    assert steps(run) == [EVERY]
+
+
+def test_a_checkpoint_brings_back_weights_and_statistics(checkpoints, run):
+    assert checkpoints.save(20, model_of(20), STATISTICS, 3.5)
+    restored = tiny_dalle()
+    step, statistics = checkpoints.restore(restored)
+    assert step == 20
+    for have, saved in zip(
+        [*restored.parameters(), *statistics], [*model_of(20).parameters(), *STATISTICS], strict=True
+    ):
+        assert torch.equal(have, saved)
+    assert [checkpoint.heldout_loss for checkpoint in list_checkpoints(run, pytest.fail)] == [3.5]
+
+
+def test_its_model_is_a_model_folder(checkpoints, run):
+    checkpoints.save(20, model_of(20), STATISTICS, math.nan)
+    model = load_model(run / "checkpoints/step-000020/model")
+    assert torch.equal(next(model.parameters()), next(model_of(20).parameters()))
+
+
+def test_a_run_without_checkpoints_has_nothing_to_restore(checkpoints):
+    assert checkpoints.restore(tiny_dalle()) is None
+
+
+def test_the_newest_five_are_kept_and_of_the_older_ones_every_tenth(checkpoints, run):
+    for step in range(EVERY, 260, EVERY):
+        assert checkpoints.is_due(step)
+        assert checkpoints.save(step, tiny_dalle(), STATISTICS, math.nan)
+    assert steps(run) == [10, 100, 200, 210, 220, 230, 240, 250]
+
+
+@pytest.mark.parametrize("made", [[], [7], list(range(0, 1000, 7))])
+def test_what_is_kept_grows_slowly_and_has_the_newest(made):
+    kept = steps_to_keep(made, 7)
+    assert kept <= set(made)
+    assert set(made[-5:]) <= kept
+    assert len(kept) <= 5 + len(made) / 10 + 1
+
+
+@pytest.mark.parametrize(
+    ("tried", "step", "due"),
+    [(0, 9, False), (0, 10, True), (10, 19, False), (10, 21, True), (990, 995, True), (995, 995, False)],
+)
+def test_one_is_due_every_so_many_steps_even_where_the_very_step_was_passed_over(checkpoints, tried, step, due):
+    checkpoints.tried = tried
+    assert checkpoints.is_due(step) is due
+
+
+def test_a_full_disk_is_counted_and_said_and_leaves_what_was_there(checkpoints, run, notices):
+    checkpoints.save(10, tiny_dalle(), STATISTICS, math.nan)
+    for free_bytes in (0, 100, 5_000):
+        with full_disk(free_bytes):
+            assert not checkpoints.save(20, tiny_dalle(), STATISTICS, math.nan)
+    assert checkpoints.failed == len(notices) == 3
+    assert all("training goes on" in notice for notice in notices)
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000010"]
+    assert checkpoints.save(20, tiny_dalle(), STATISTICS, math.nan)
+
+
+def test_a_killed_writer_leaves_no_half_checkpoint(checkpoints, run, settings, notices, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def killed(*_, **__):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("training.swarm.host.checkpoints.os.rename", killed)
+        patch.setattr("training.swarm.host.checkpoints.shutil.rmtree", lambda *_, **__: None)
+        with pytest.raises(Killed):
+            checkpoints.save(10, tiny_dalle(), STATISTICS, math.nan)
+    assert list((run / "checkpoints").iterdir())
+    assert steps(run) == []
+    Checkpoints(run, settings, on_notice=notices.append)
+    assert not list((run / "checkpoints").iterdir())
+
+
+def test_of_two_donors_one_writes_a_checkpoint_and_the_other_leaves_it_and_its_half_written_ones_alone(
+    checkpoints, run, settings
+):
+    writing = run / "checkpoints/.step-000010.half.tmp"
+    writing.mkdir(parents=True)
+    with checkpoints.alone():
+        second = threading.Thread(target=lambda: made.append(Checkpoints(run, settings, on_notice=pytest.fail)))
+        made = []
+        second.start()
+        second.join(0.3)
+        assert not made
+        assert writing.exists()
+    second.join()
+    assert checkpoints.save(10, model_of(1), STATISTICS, 1.0)
+    assert made[0].save(10, model_of(2), STATISTICS, 2.0)
+    assert [checkpoint.heldout_loss for checkpoint in list_checkpoints(run, pytest.fail)] == [1.0]
+
+
+def test_after_a_donor_was_killed_while_it_wrote_the_other_one_writes(checkpoints, run):
+    code = "import fcntl, sys; lock = open(sys.argv[1]); fcntl.flock(lock, fcntl.LOCK_EX); print(1); sys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-u", "-c", code, str(run / LOCK)], **pipes) as writer:
+        assert writer.stdout.readline() == b"1\n"
+        with open(run / LOCK) as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        writer.kill()
+    assert checkpoints.save(10, model_of(1), STATISTICS, 1.0)
+    assert steps(run) == [10]
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "model/model.safetensors", "checkpoint.json"])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(checkpoints, run, notices, name):
+    for step in (10, 20):
+        checkpoints.save(step, model_of(step), STATISTICS, math.nan)
+    path = run / "checkpoints/step-000020" / name
+    path.write_bytes(path.read_bytes()[:-9] + b"?" * 9)
+    step, _ = checkpoints.restore(tiny_dalle())
+    assert step == 10
+    assert len(notices) == 1
+    assert "step-000020" in notices[0]
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "checkpoint.json"])
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_damaged_checkpoint_is_written_anew_when_the_run_comes_to_its_step_again(checkpoints, run, name, is_gone):
+    checkpoints.save(10, model_of(1), STATISTICS, math.nan)
+    path = run / "checkpoints/step-000010" / name
+    path.unlink() if is_gone else path.write_bytes(b"?")
+    assert checkpoints.save(10, model_of(2), STATISTICS, math.nan)
+    [checkpoint] = list_checkpoints(run, pytest.fail)
+    checkpoint.check()
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000010"]
+
+
+def test_checkpoints_of_another_run_are_refused(checkpoints, run, settings):
+    checkpoints.save(10, tiny_dalle(), STATISTICS, math.nan)
+    other = dataclasses.replace(settings, swarm=dataclasses.replace(settings.swarm, data_fingerprint="f" * 64))
+    with pytest.raises(ValueError, match="of another run"):
+        Checkpoints(run, other, on_notice=pytest.fail).restore(tiny_dalle())
+
+
+def test_a_run_taken_back_goes_on_under_another_run_id_from_that_step(checkpoints, run, settings):
+    for step in (10, 20, 30):
+        checkpoints.save(step, model_of(step), STATISTICS, math.nan)
+    back = rollback(run, 20)
+    assert back == read_settings(run)
+    assert back.run_id != settings.run_id
+    assert not back.differences(settings)
+    assert steps(run) == [10, 20]
+    assert (run / "checkpoints/given-up-emoji/step-000030/checkpoint.json").exists()
+    step, _ = Checkpoints(run, back, on_notice=pytest.fail).restore(tiny_dalle())
+    assert step == 20
+
+
+def test_a_rollback_that_was_killed_half_way_is_finished_by_the_same_command(checkpoints, run, monkeypatch):
+    for step in (10, 20):
+        checkpoints.save(step, model_of(step), STATISTICS, math.nan)
+    with monkeypatch.context() as patch:
+        patch.setattr("training.swarm.host.checkpoints.write_settings", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            rollback(run, 10)
+    assert rollback(run, 10).swarm.name == "emoji-back1"
+    assert steps(run) == [10]
+
+
+def test_a_run_goes_back_to_sound_checkpoints_only(checkpoints, run, settings):
+    checkpoints.save(10, tiny_dalle(), STATISTICS, math.nan)
+    with pytest.raises(ValueError, match="no checkpoint of step 11; it has 10"):
+        rollback(run, 11)
+    (run / "checkpoints/step-000010/state.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match="damaged"):
+        rollback(run, 10)
+    assert read_settings(run) == settings
+
+
+def test_names_count_how_often_a_run_went_back():
+    assert [successor("emoji"), successor("emoji-back1"), successor("emoji-back9")] == [
+        "emoji-back1",
+        "emoji-back2",
+        "emoji-back10",
+    ]
+    assert {first_name(name) for name in ("emoji", "emoji-back1", "emoji-back10")} == {"emoji"}

@@ -1,0 +1,518 @@
+"""`dalle-lean host` with real processes on loopback."""
+
+import contextlib
+import dataclasses
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from dalle_lean.cli import main
+from dalle_lean.io.files import read_json
+from dalle_lean.vocabulary import Vocabulary
+from tests.children import PROGRAM, start
+from tests.foreign import foreign_folder
+from tests.training.conftest import write_shards
+from tests.training.swarm.nursery import is_alive
+from training.run.recipe import load_recipe
+from training.swarm.__main__ import Status
+from training.swarm.config import TimingSection, WireSection, read_settings, write_settings
+from training.swarm.host import supervisor as host
+from training.swarm.host.checkpoints import Checkpoints, list_checkpoints
+from training.swarm.host.host_config import Stations, identity_path
+from training.swarm.host.run_setup import Place, choose_ports, make_helper, make_run, slug
+from training.swarm.host.supervisor import Supervisor
+from training.swarm.network.bootstrap_service import fetch_run, offer_run
+from training.swarm.network.dht import open_dht
+from training.swarm.peer.gradient_worker import build_model
+from training.swarm.preflight.survey import free_port
+
+TIMING = TimingSection(
+    matchmaking_time_s=2,
+    request_timeout_s=1,
+    averaging_timeout_s=20,
+    next_chunk_timeout_s=5,
+    load_state_timeout_s=30,
+    progress_expiration_s=20,
+)
+PLACE = Place(port=0, announce="127.0.0.1", listen="127.0.0.1")
+PATIENCE_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return write_shards(tmp_path_factory.mktemp("shards") / "train")
+
+
+def make(run_dir, shards, *, batch_size=32, steps=100, place=PLACE, **options):
+    recipe = load_recipe("tiny").override(steps=steps, batch_size=batch_size)
+    return make_run(run_dir, str(shards), recipe, timing=TIMING, place=place, on_notice=print, **options)
+
+
+def until(what, condition, patience_s=PATIENCE_S):
+    """Wait for it."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.3)
+    raise AssertionError(f"{what} did not come about in {patience_s:.0f} s")
+
+
+def test_a_run_is_made_with_all_that_volunteers_need_and_nothing_secret(shards, tmp_path):
+    settings = make(tmp_path / "my run", shards)
+    assert settings == read_settings(tmp_path / "my run")
+    assert settings.swarm.name == "my-run"
+    assert len(settings.swarm.addresses) == 2
+    assert settings.recipe.model["image_side"] == 4
+    assert Vocabulary.load(tmp_path / "my run" / "vocabulary.json").unknown("a red zeppelin") == ["zeppelin"]
+    stations = Stations.load(tmp_path / "my run")
+    for name in stations.ports:
+        path = identity_path(tmp_path / "my run", name)
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_same_command_keeps_identities_ports_and_run_id(shards, tmp_path):
+    first = make(tmp_path / "run", shards)
+    for place in (PLACE, Place()):
+        again = make(tmp_path / "run", shards, place=place)
+        assert again.run_id == first.run_id
+        assert again.swarm == first.swarm
+
+
+def test_a_run_goes_on_by_its_folder_alone(shards, tmp_path):
+    first = make(tmp_path / "run", shards, place=dataclasses.replace(PLACE, donors=2))
+    assert len(first.swarm.donors) == 2
+    assert make_run(tmp_path / "run", None, load_recipe("emoji64"), on_notice=print) == first
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--config", "emoji64"),
+        ("--tokenizer", "tokenizer.json"),
+        ("--name", "other"),
+        ("--min-peers", "2"),
+        ("--mode", "diloco"),
+        ("--compression", "fp16"),
+        ("--power-sgd-rank", "2"),
+        ("--matchmaking-time", "3"),
+        ("--steps", "50"),
+        ("--batch-size", "64"),
+        ("--lr", "1e-3"),
+        ("--seed", "1"),
+    ],
+)
+def test_a_run_that_goes_on_by_its_folder_alone_is_given_no_settings(shards, tmp_path, capsys, monkeypatch, option):
+    make(tmp_path / "run", shards)
+    (tmp_path / "run/.run.lock").touch()
+    before = (tmp_path / "run/swarm.toml").read_bytes()
+    monkeypatch.setattr(host, "host_run", lambda *_, **__: pytest.fail("the host began"))
+    assert run_program("host", str(tmp_path / "run"), *option, "--donors", "2") == 2
+    error = capsys.readouterr().err
+    assert f"leave out {option[0]}, or" in error
+    assert (tmp_path / "run/swarm.toml").read_bytes() == before
+
+
+@pytest.mark.parametrize("port", [None, 0])
+def test_peers_that_a_run_had_keep_their_addresses_where_it_gets_another_donor(shards, tmp_path, port):
+    before = make(tmp_path / "run", shards)
+    ports = Stations.load(tmp_path / "run").ports
+    more = make(tmp_path / "run", shards, place=Place(port=port, donors=2))
+    assert more.swarm.addresses == before.swarm.addresses
+    now = Stations.load(tmp_path / "run").ports
+    assert list(now) == ["helper-0", "helper-1", "donor-0", "donor-1"]
+    assert {name: now[name] for name in ports} == ports
+    assert now["donor-1"] not in ports.values()
+
+
+def test_further_peers_have_the_ports_behind_the_others():
+    assert choose_ports(["a", "b"], {}, None, "127.0.0.1") == {"a": 31337, "b": 31338}
+    assert choose_ports(["a", "b"], {"a": 40000}, None, "127.0.0.1") == {"a": 40000, "b": 40001}
+    assert choose_ports(["a", "b"], {"a": 40000}, 50000, "127.0.0.1") == {"a": 50000, "b": 50001}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"batch_size": 64}, "batch size"),
+        ({"steps": 50}, "schedule"),
+        ({"wire": WireSection(compression="fp16")}, "wire settings"),
+        ({"name": "other"}, r"name \(run\)"),
+    ],
+)
+def test_another_recipe_for_a_run_that_is_there_is_refused_by_name(shards, tmp_path, changes, named):
+    before = make(tmp_path / "run", shards)
+    with pytest.raises(ValueError, match=f"another {named}"):
+        make(tmp_path / "run", shards, **changes)
+    assert read_settings(tmp_path / "run") == before
+
+
+def test_a_new_run_needs_data(tmp_path):
+    with pytest.raises(ValueError, match="--data"):
+        make_run(tmp_path / "run", None, load_recipe("tiny"), on_notice=print)
+
+
+@pytest.fixture
+def supervisor(shards, tmp_path):
+    """Of a run whose peers have not been started, and what it says."""
+    make(tmp_path / "run", shards)
+    notices = []
+    supervisor = Supervisor(tmp_path / "run", Stations.load(tmp_path / "run"), on_notice=notices.append)
+    supervisor.notices = notices
+    (tmp_path / "run/status").mkdir(exist_ok=True)
+    return supervisor
+
+
+def test_each_notice_of_a_peer_is_passed_on_once_however_many_there_are(supervisor):
+    status = Status(supervisor.run_dir, "helper-0")
+    for number in range(50):
+        status.notice(str(number))
+        supervisor.pass_on(supervisor.members["helper-0"])
+    assert supervisor.notices == [f"helper-0: {number}" for number in range(50)]
+
+
+def test_the_notices_of_a_peer_that_was_started_again_are_new_ones(supervisor):
+    member = supervisor.members["helper-0"]
+    Status(supervisor.run_dir, "helper-0").notice("begins")
+    supervisor.pass_on(member)
+    again = Status(supervisor.run_dir, "helper-0")
+    again.content["pid"] += 1
+    again.notice("begins")
+    supervisor.pass_on(member)
+    assert supervisor.notices == 2 * ["helper-0: begins"]
+
+
+def test_a_port_that_is_taken_while_peers_start_ends_the_host_in_one_sentence(supervisor):
+    port = supervisor.stations.ports["helper-0"]
+    member = supervisor.members["helper-0"]
+    with socket.create_server(("127.0.0.1", port)):
+        supervisor.wait_for_port(member)  # what an ended host has left may hold it for a moment
+        member.due_s -= 2 * host.PORT_TIMEOUT_S
+        with pytest.raises(ValueError, match=rf"port {port} of helper-0 is taken"):
+            supervisor.look()
+
+
+def test_a_port_that_is_taken_later_is_told_of_once_and_the_others_live_on(supervisor, monkeypatch):
+    started = []
+    monkeypatch.setattr(supervisor, "start", lambda member: started.append(member.name))
+    supervisor.was_ready = True
+    with socket.create_server(("127.0.0.1", supervisor.stations.ports["helper-0"])):
+        supervisor.look()
+        assert supervisor.notices == []
+        supervisor.members["helper-0"].due_s -= 2 * host.PORT_TIMEOUT_S
+        for _ in range(3):
+            supervisor.look()
+    [notice] = supervisor.notices
+    assert "helper-0 starts as soon as it is free" in notice
+    assert set(started) == {"helper-1", "donor-0"}
+    supervisor.look()
+    assert "helper-0" in started
+
+
+@pytest.mark.swarm
+def test_a_peer_runs_no_code_of_the_current_folder(supervisor, monkeypatch, tmp_path):
+    monkeypatch.chdir(foreign_folder(tmp_path))
+    member = supervisor.members["helper-0"]
+    supervisor.start(member)
+    try:
+        until("a port", lambda: supervisor.stations.is_up("helper-0") or member.process.poll() is not None)
+        assert member.process.poll() is None, (supervisor.run_dir / "logs/helper-0.log").read_text()
+    finally:
+        supervisor.stop()
+
+
+DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)"
+
+
+def sleeper(code):
+    """A process that has begun to run `code`."""
+    process = subprocess.Popen([sys.executable, "-uc", f"{code}\nprint(1)\ntime.sleep(60)"], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"1\n"
+    return process
+
+
+def test_a_donor_that_saves_is_waited_for_and_that_is_said(supervisor, monkeypatch):
+    monkeypatch.setattr(host, "PATIENT_S", 0.2)
+    saves = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(3), sys.exit(7)))"
+    process = supervisor.members["donor-0"].process = sleeper(saves)
+    supervisor.stop()
+    assert process.returncode == 7
+    [notice] = supervisor.notices
+    assert "waiting for donor-0 to save and leave the others, 300 s at most" in notice
+
+
+def test_a_peer_that_does_not_end_is_killed_in_the_end(supervisor, monkeypatch):
+    monkeypatch.setattr(host, "LEAVE_TIMEOUT_S", 0.3)
+    process = sleeper(DEAF)
+    supervisor.members["helper-1"].process = process
+    supervisor.stop()
+    assert process.returncode == -signal.SIGKILL
+    assert supervisor.notices == ["helper-1 did not end in 0 s; killed"]
+
+
+def test_the_second_ctrl_c_ends_a_donor_that_is_waited_for_at_once(supervisor, monkeypatch):
+    process = supervisor.members["donor-0"].process = sleeper(DEAF)
+    monkeypatch.setattr(host, "STOP_POLL_S", None)  # the wait for it fails, as it does upon a signal
+    with pytest.raises(TypeError):
+        supervisor.stop()
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_all_is_as_before_where_a_host_cannot_begin(tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ValueError, match="no folder of a run"), host.supervised(tmp_path, on_notice=print):
+        pass
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_no_notice_is_lost_where_two_threads_give_theirs(tmp_path):
+    status = Status(tmp_path, "donor-0")
+    (tmp_path / "status").mkdir()
+    threads = [threading.Thread(target=lambda: [status.notice("x") for _ in range(100)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert status.content["noticed"] == 400
+
+
+def test_a_name_comes_from_the_folder(tmp_path):
+    assert slug(tmp_path / "My Run_2!") == "my-run-2"
+    assert slug(tmp_path / "___") == "run"
+
+
+def test_the_command_line_lists_checkpoints_and_takes_a_run_back(shards, tmp_path, capsys):
+    settings = make(tmp_path / "run", shards)
+    (tmp_path / "run/.run.lock").touch()
+    checkpoints = Checkpoints(tmp_path / "run", settings, on_notice=print)
+    model = build_model(settings)
+    for step, loss in ((3, 5.5), (6, math.nan)):
+        checkpoints.save(step, model, [], loss)
+    assert run_program("rollback", str(tmp_path / "run")) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert "step       3  held-out loss        5.5" in listed[0]
+    assert "step       6  held-out loss          -" in listed[1]
+    assert run_program("rollback", str(tmp_path / "run"), "--to", "4") == 2
+    assert "no checkpoint of step 4; it has 3, 6" in capsys.readouterr().err
+    assert run_program("rollback", str(tmp_path / "run"), "--to", "3") == 0
+    assert "goes on as run-back1" in capsys.readouterr().out
+    again = make(tmp_path / "run", shards)
+    assert again.swarm.name == "run-back1"
+    assert again.swarm.addresses == settings.swarm.addresses
+
+
+def run_program(*arguments):
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    return end.value.code
+
+
+class Hosted:
+    """A run that `dalle-lean host` keeps alive, and a trainer of it."""
+
+    def __init__(self, run_dir, *options):
+        self.run_dir = run_dir
+        self.started = []
+        self.output = run_dir.parent / "host.out"
+        self.host = self.start("host", str(run_dir), *options, output=self.output)
+
+    def start(self, *arguments, output):
+        with open(output, "ab") as file:
+            process = start(
+                [*PROGRAM, *arguments], stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            )
+        self.started.append(process)
+        return process
+
+    def train(self, name):
+        addresses = read_settings(self.run_dir).swarm.addresses
+        options = ("--client", "--batch-size", "8", "--folder", str(self.run_dir.parent / name))
+        return self.start("join", *addresses, *options, output=self.run_dir.parent / f"{name}.out")
+
+    def status(self, name):
+        path = self.run_dir / "status" / f"{name}.json"
+        return read_json(path) if path.exists() else {}
+
+    def step(self):
+        return self.status("donor-0").get("step") or 0
+
+    def said(self, words):
+        return words in self.output.read_text()
+
+    def report(self):
+        for path in [*self.run_dir.parent.glob("*.out"), *self.run_dir.glob("logs/*.log")]:
+            print(f"== {path}\n{path.read_text(errors='replace')[-3000:]}")
+
+    def close(self):
+        for process in self.started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.kill()
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def hosted(shards, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("hosted") / "run"
+    make(run_dir, shards)
+    (run_dir / ".run.lock").touch()
+    hosted = Hosted(run_dir)
+    try:
+        until("the host", lambda: hosted.said("dalle-lean join"))
+        hosted.trainer = hosted.train("trainer")
+        yield hosted
+    except BaseException:
+        hosted.report()
+        raise
+    finally:
+        hosted.close()
+
+
+@pytest.fixture
+def running(hosted, request):
+    """The same; what its processes said, where a test fails."""
+    before = request.session.testsfailed
+    yield hosted
+    if request.session.testsfailed > before:
+        hosted.report()
+
+
+@pytest.mark.swarm
+def test_a_hosted_run_that_is_joined_takes_steps_and_keeps_checkpoints(running):
+    until("step 2", lambda: running.step() >= 2)
+    checkpoint = until("a checkpoint", lambda: list_checkpoints(running.run_dir, print))[0]
+    checkpoint.check()
+    assert 0 < checkpoint.heldout_loss < 10
+
+
+@pytest.mark.swarm
+def test_a_killed_helper_comes_back_as_the_same_peer(running):
+    settings, before = read_settings(running.run_dir), running.step()
+    killed = running.status("helper-0")["pid"]
+    os.kill(killed, signal.SIGKILL)
+    until("another process", lambda: running.status("helper-0").get("pid", killed) != killed)
+    # libp2p proves who answers: the address ends in the peer id.
+    until("the helper", lambda: Stations.load(running.run_dir).is_up("helper-0"))
+    dht = open_dht([settings.swarm.addresses[0]], client_mode=True)
+    try:
+        files = until("its files", lambda: try_to_fetch(dht, settings.swarm.addresses[0]), 30)
+    finally:
+        dht.shutdown()
+    assert files.settings == settings
+    assert running.said("helper-0 ended (killed by signal 9); it starts again in 1 s as the same peer")
+    until("a step after it", lambda: running.step() > before)
+
+
+def try_to_fetch(dht, address):
+    with contextlib.suppress(ValueError):
+        return fetch_run(dht, address)
+
+
+@pytest.mark.slow
+@pytest.mark.swarm
+def test_a_killed_donor_goes_on_with_the_others(running):
+    before, killed = running.step(), running.status("donor-0")["pid"]
+    os.kill(killed, signal.SIGKILL)
+    until("another process", lambda: running.status("donor-0").get("pid", killed) != killed)
+    until("a later step", lambda: running.step() > before)
+
+
+@pytest.mark.swarm
+def test_kill_9_of_the_host_leaves_no_process(running):
+    processes = psutil.Process(running.host.pid).children(recursive=True)
+    assert len(processes) > 6
+    running.host.kill()
+    running.host.wait()
+    until("the end of all", lambda: not any(is_alive(process) for process in processes), 15)
+
+
+@pytest.mark.slow
+@pytest.mark.swarm
+@pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_host_that_is_interrupted_ends_cleanly_and_goes_on_with_the_same_command(shards, tmp_path, ending, code):
+    make(tmp_path / "run", shards)
+    (tmp_path / "run/.run.lock").touch()
+    for _ in range(2):
+        hosted = Hosted(tmp_path / "run")
+        try:
+            until("the host", lambda hosted=hosted: hosted.said("dalle-lean join"))
+            processes = psutil.Process(hosted.host.pid).children(recursive=True)
+            hosted.host.send_signal(ending)
+            assert hosted.host.wait(PATIENCE_S) == code
+            until("the end of all", lambda those=processes: not any(is_alive(process) for process in those), 15)
+            assert hosted.said("stopped; what was finished is kept" if code == 130 else "To go on: dalle-lean host")
+        finally:
+            hosted.report()
+            hosted.close()
+        hosted.output.unlink()
+
+
+def test_a_helper_of_another_run_needs_somebody_who_answers(tmp_path):
+    with pytest.raises(ValueError, match=r"no helper at .* hands out the run's files"):
+        make_helper(tmp_path / "helper", ["/ip4/127.0.0.1/tcp/1/p2p/QmNo"], PLACE, print)
+
+
+@pytest.mark.parametrize("option", [("--data", "shards"), ("--donors", "2"), ("--mode", "diloco"), ("--lr", "1e-3")])
+def test_a_helper_of_another_run_is_given_nothing_of_a_run_of_its_own(tmp_path, capsys, option):
+    address = "/ip4/127.0.0.1/tcp/1/p2p/QmNo"
+    assert run_program("host", str(tmp_path / "helper"), "--helper-of", address, *option) == 2
+    assert f"leave out {option[0]}" in capsys.readouterr().err
+    assert not (tmp_path / "helper").exists()
+
+
+def test_the_folder_of_a_hosted_run_is_not_made_one_of_a_helper(shards, tmp_path):
+    make(tmp_path / "run", shards)
+    with pytest.raises(ValueError, match="hosted here"):
+        make_helper(tmp_path / "run", ["/ip4/127.0.0.1/tcp/1/p2p/QmNo"], PLACE, print)
+
+
+@pytest.mark.slow
+@pytest.mark.swarm
+def test_one_more_helper_elsewhere_lets_newcomers_in_and_goes_back_with_the_run(shards, tmp_path):
+    settings = make(tmp_path / "run", shards)
+    place = {"client_mode": False, "listen": [f"/ip4/127.0.0.1/tcp/{free_port()}"], "identity": tmp_path / "identity"}
+    node = open_dht([], **place)
+    offer_run(node, tmp_path / "run")
+    address = str(node.get_visible_maddrs()[0])
+    options = ("--helper-of", address, "--port", "0", "--announce", "127.0.0.1", "--listen", "127.0.0.1")
+    hosted = Hosted(tmp_path / "helper", *options)
+    try:
+        until("the helper", lambda: hosted.said("dalle-lean join"))
+        stations = Stations.load(hosted.run_dir)
+        assert list(stations.ports) == ["helper-0"]
+        own = stations.address(hosted.run_dir, "helper-0")
+        assert f"dalle-lean join {own} {address}" in hosted.output.read_text().replace("\n", " ").replace("  ", " ")
+        assert fetched_by(own).run_id == settings.run_id
+        node.shutdown()
+        back = dataclasses.replace(settings, swarm=dataclasses.replace(settings.swarm, name="run-back1"))
+        write_settings(tmp_path / "run/swarm.toml", back)
+        node = open_dht([], **place)
+        offer_run(node, tmp_path / "run")
+        until("the run of now", lambda: (fetched_by(own) or settings).run_id == back.run_id)
+    except BaseException:
+        hosted.report()
+        raise
+    finally:
+        hosted.close()
+        node.shutdown()
+
+
+def fetched_by(address):
+    """The settings that a newcomer gets who has this address alone; None while nobody answers there."""
+    with contextlib.suppress(ValueError):
+        dht = open_dht([address], client_mode=True)
+        try:
+            return fetch_run(dht, address).settings
+        finally:
+            dht.shutdown()

@@ -1,0 +1,154 @@
+"""What helpers hand out, between two real nodes on loopback."""
+
+import dataclasses
+import os
+import socket
+import time
+
+import pytest
+
+from dalle_lean.io.files import sha256_file
+from training.swarm.config import SwarmSection, SwarmSettings, write_settings
+from training.swarm.network import bootstrap_service as offer
+from training.swarm.network.bootstrap_service import (
+    Offer,
+    RunWatch,
+    Unanswered,
+    fetch_run,
+    fetch_settings,
+    is_reachable,
+    offer_run,
+    remote_time,
+)
+from training.swarm.network.dht import open_dht
+
+pytestmark = pytest.mark.swarm
+LISTEN = ["/ip4/127.0.0.1/tcp/0"]
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    """Of a run whose tokenizer.json has more than one piece."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "tokenizer.json").write_bytes(os.urandom(offer.CHUNK_BYTES + 7))
+    swarm = SwarmSection(name="offered", tokenizer_fingerprint=sha256_file(folder / "tokenizer.json"))
+    return folder, SwarmSettings(swarm=swarm)
+
+
+@pytest.fixture(scope="module")
+def helper():
+    dht = open_dht([], client_mode=False, listen=LISTEN)
+    yield dht
+    dht.shutdown()
+
+
+@pytest.fixture(scope="module")
+def address(helper):
+    return str(helper.get_visible_maddrs()[0])
+
+
+@pytest.fixture(scope="module")
+def newcomer(address):
+    dht = open_dht([address], client_mode=True)
+    yield dht
+    dht.shutdown()
+
+
+@pytest.fixture
+def run(settings, helper):
+    """The folder of a run that the helper hands out."""
+    folder, content = settings
+    write_settings(folder / "swarm.toml", content)
+    offer_run(helper, folder)
+    yield folder
+    helper.run_coroutine(withdraw)
+
+
+async def withdraw(_, node):
+    for name in ("rpc_read", "rpc_time", "rpc_dial_back"):
+        await node.p2p.remove_protobuf_handler(Offer._get_handle_name(None, name))
+
+
+def test_an_address_is_enough_to_get_the_run(run, newcomer, address, tmp_path):
+    files = fetch_run(newcomer, address)
+    files.write(tmp_path)
+    for name in ("swarm.toml", "tokenizer.json"):
+        assert (tmp_path / name).read_bytes() == (run / name).read_bytes()
+    assert fetch_settings(newcomer, address) == files.settings
+
+
+def test_the_helpers_clock_is_told(run, newcomer, address):
+    assert abs(remote_time(newcomer, address) - time.time()) < 2
+
+
+def test_a_newcomer_learns_whether_it_can_be_called(run, newcomer, address):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert is_reachable(newcomer, address, port)
+    assert not is_reachable(newcomer, address, port)
+
+
+def test_a_port_that_is_none_is_refused_by_the_helper(run, newcomer, address):
+    with pytest.raises(Unanswered, match="no port 0"):
+        is_reachable(newcomer, address, 0)
+
+
+def test_another_tokenizer_than_the_settings_name_is_refused(run, settings, helper, newcomer, address):
+    write_settings(
+        run / "swarm.toml", dataclasses.replace(settings[1], swarm=SwarmSection(tokenizer_fingerprint="0" * 64))
+    )
+    helper.run_coroutine(withdraw)
+    offer_run(helper, run)
+    with pytest.raises(Unanswered, match=r"tokenizer\.json other than"):
+        fetch_run(newcomer, address)
+
+
+def test_a_newcomer_takes_no_more_than_a_file_may_have(run, newcomer, address, monkeypatch):
+    monkeypatch.setitem(offer.LIMITS_BYTES, "tokenizer.json", 1000)
+    with pytest.raises(Unanswered, match="more than 1000 bytes"):
+        fetch_run(newcomer, address)
+
+
+def test_a_helper_offers_no_file_that_newcomers_would_not_take(run, helper, monkeypatch):
+    monkeypatch.setitem(offer.LIMITS_BYTES, "tokenizer.json", 1000)
+    with pytest.raises(ValueError, match="newcomers take 1000"):
+        offer_run(helper, run)
+
+
+def test_only_the_two_files_can_be_asked_for(run, newcomer, address):
+    with pytest.raises(Unanswered, match="no file"):
+        offer.call(newcomer, address, "rpc_read", uid="../id", metadata=0, is_json=False)
+
+
+def test_a_helper_without_a_run_is_said(helper, newcomer, address):
+    with pytest.raises(Unanswered, match="did not answer read"):
+        fetch_run(newcomer, address)
+
+
+@pytest.mark.parametrize("address", ["", "example.org:31337", "/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/1/p2p/0"])
+def test_what_is_no_address_is_told_what_one_looks_like(address):
+    with pytest.raises(ValueError, match="looks like /ip4"):
+        offer.peer_of(address)
+
+
+def test_who_is_in_a_run_that_is_taken_back_is_told_once(run, settings, helper, newcomer, address):
+    before = dataclasses.replace(settings[1], swarm=dataclasses.replace(settings[1].swarm, addresses=(address,)))
+    watch = RunWatch(newcomer, before, interval_s=0.2)
+    time.sleep(1)
+    assert watch.moved is None
+    after = dataclasses.replace(before, swarm=dataclasses.replace(before.swarm, name="offered-back1"))
+    write_settings(run / "swarm.toml", after)
+    helper.run_coroutine(withdraw)
+    offer_run(helper, run)
+    watch.thread.join(timeout=30)
+    assert not watch.thread.is_alive()
+    assert "taken back to an earlier step and goes on as offered-back1" in watch.moved
+
+
+def test_a_helper_that_is_away_for_a_while_is_asked_again(helper, newcomer, address, settings):
+    before = dataclasses.replace(settings[1], swarm=dataclasses.replace(settings[1].swarm, addresses=(address,)))
+    watch = RunWatch(newcomer, before, interval_s=0.1)
+    time.sleep(1)
+    assert watch.thread.is_alive()
+    assert watch.moved is None
+    watch.close()

@@ -1,0 +1,309 @@
+"""What a run does, put together from its peers' records."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("hivemind")
+
+import psutil
+
+from dalle_lean.cli import main
+from dalle_lean.tokenizer import Tokenizer
+from tests.children import PROGRAM, start
+from training.commands.monitor import duration, headline
+from training.run.metrics import NAME as METRICS
+from training.run.metrics import read_metrics
+from training.run.recipe import load_recipe
+from training.swarm.config import SwarmSection, SwarmSettings, write_settings
+from training.swarm.network.bootstrap_service import offer_run
+from training.swarm.network.dht import open_dht
+from training.swarm.observe.monitor import CONTRIBUTIONS, SILENT_LOOKS, Board, Monitor, Outputs, StepPace, summarize
+from training.swarm.observe.peer_metrics import PeerRecord, Publisher, Records, protect_records
+from training.swarm.peer.trainer import Contribution
+
+RECIPE = load_recipe("tiny")
+SETTINGS = SwarmSettings(
+    swarm=SwarmSection(name="monitored"),
+    recipe=replace(
+        RECIPE,
+        data=replace(RECIPE.data, batch_size=64),
+        schedule=replace(RECIPE.schedule, total_steps=100, warmup_steps=10),
+    ),
+)
+
+
+def record(**fields):
+    content = {
+        "step": 10,
+        "loss": 2.0,
+        "samples": 100,
+        "samples_per_s": 4.0,
+        "role": "trainer",
+        "client_mode": False,
+        "dropped_batches": 0,
+        "dropped_tensors": 0,
+        "skipped_steps": 0,
+        "lonely_steps": 0,
+        "resyncs": 0,
+        "version": "0.1.0",
+        "user": None,
+        "started": 1000.0,
+        "time": 1100.0,
+    }
+    return PeerRecord(**{**content, **fields})
+
+
+def overview(*records, steps_per_s=0.5, refused=0):
+    found = Records({f"peer{number}": one for number, one in enumerate(records)}, refused)
+    return summarize(found, SETTINGS, steps_per_s)
+
+
+def test_steps_and_loss_are_medians_that_one_liar_does_not_move():
+    seen = overview(record(loss=2.0), record(loss=2.2), record(step=2**50, loss=1e15))
+    assert (seen.step, seen.loss) == (10, 2.2)
+
+
+def test_speed_and_time_left_follow_from_the_pace_of_steps_not_from_what_peers_say():
+    seen = overview(record(), record(samples_per_s=1e12), steps_per_s=0.5)
+    assert seen.samples_per_s == 0.5 * 64
+    assert seen.left_s == (100 - 10) / 0.5
+
+
+def test_before_two_steps_were_seen_the_speed_is_what_peers_say():
+    seen = overview(record(samples_per_s=24.0), record(samples_per_s=8.0), steps_per_s=None)
+    assert (seen.samples_per_s, seen.reported_samples_per_s, seen.left_s) == (None, 32.0, 90 / 0.5)
+
+
+def test_a_round_of_a_diloco_run_is_as_many_steps_as_each_peer_takes():
+    settings = replace(SETTINGS, wire=replace(SETTINGS.wire, mode="diloco", inner_steps=30))
+    seen = summarize(Records({"a": record(step=2)}, 0), settings, 0.1)
+    assert (seen.step, seen.total_steps, seen.left_s) == (60, 100, 40 / 0.1)
+    assert seen.samples_per_s == pytest.approx(0.1 * 64)
+
+
+def test_only_trainers_count_and_one_without_a_loss_has_none():
+    seen = overview(record(loss=None), record(role="donor", step=99), record(client_mode=True, loss=3.0))
+    assert (seen.peers, seen.clients, seen.step, seen.loss) == (2, 1, 10, 3.0)
+    assert overview(record(role="helper")) is None
+
+
+def test_what_was_dropped_is_added_up():
+    seen = overview(record(dropped_batches=2), record(dropped_batches=1, skipped_steps=4, lonely_steps=5), refused=3)
+    assert (seen.dropped_batches, seen.skipped_steps, seen.lonely_steps, seen.refused_records) == (3, 4, 5, 3)
+    assert "3 batches dropped · 4 steps skipped · 5 steps taken alone · 3 records refused" in headline(seen)
+
+
+def test_the_pace_is_that_of_the_last_steps():
+    pace = StepPace()
+    assert pace.steps_per_s is None
+    for step in range(100):
+        pace.note(step, 10.0 * step if step < 50 else 500.0 + 2.0 * (step - 50))
+        pace.note(step, 1e6)  # looks in between change nothing
+    assert pace.steps_per_s == pytest.approx(0.5)
+    pace.note(20, 700.0)
+    assert pace.steps_per_s is None  # the run went back
+
+
+def test_contributions_outlive_restarts_of_peers_and_of_the_monitor(tmp_path):
+    def board():
+        return Board(tmp_path / CONTRIBUTIONS, "run")
+
+    board().update({"a": record(samples=100, started=0.0, time=10.0)})
+    board().update({"a": record(samples=150, started=0.0, time=20.0, user="Ada")})
+    board().update({"a": record(samples=30, started=25.0, time=30.0), "b": record(samples=20)})
+    board().update({"a": record(samples=60, started=25.0, time=40.0)})
+    assert [(peer, one.total_samples) for peer, one in board().ranked()] == [("a", 150 + 60), ("b", 20)]
+
+
+def test_an_old_record_adds_nothing(tmp_path):
+    board = Board(tmp_path / CONTRIBUTIONS, "run")
+    board.update({"a": record(samples=100, started=50.0, time=60.0)})
+    board.update({"a": record(samples=900, started=0.0, time=40.0)})
+    assert board.ranked()[0][1].total_samples == 100
+
+
+def test_the_board_of_another_run_is_refused(tmp_path):
+    Board(tmp_path / CONTRIBUTIONS, "one").update({"a": record()})
+    with pytest.raises(ValueError, match=r"'one'.*--out"):
+        Board(tmp_path / CONTRIBUTIONS, "two")
+
+
+def steps_in(out):
+    return [line["step"] for line in read_metrics(out / METRICS)]
+
+
+def write_steps(out, steps, run_id="run-1"):
+    outputs = Outputs(out)
+    for step in steps:
+        outputs.write(overview(record(step=step)), run_id)
+    outputs.close()
+
+
+def test_a_restarted_monitor_goes_on_in_its_files(tmp_path):
+    write_steps(tmp_path, [1, 2, 2, 1, 3])
+    write_steps(tmp_path, [2, 3, 4, 6])
+    assert steps_in(tmp_path) == [1, 2, 3, 4, 6]
+    assert list((tmp_path / "tensorboard").iterdir())
+    line = read_metrics(tmp_path / METRICS)[0]
+    assert (line["loss"], line["peers"], line["samples_per_s"]) == (2.0, 1, 32.0)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_run_that_was_taken_back_goes_on_from_its_checkpoint(tmp_path, restarted):
+    write_steps(tmp_path, [1, 2, 3, 4])
+    outputs = Outputs(tmp_path)
+    if not restarted:
+        outputs.write(overview(record(step=5)), "run-1")
+    for step in (3, 4):
+        outputs.write(overview(record(step=step, loss=1.0)), "run-2")
+    outputs.close()
+    assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path / METRICS)] == [
+        (1, 2.0),
+        (2, 2.0),
+        (3, 1.0),
+        (4, 1.0),
+    ]
+
+
+def test_weights_and_biases_gets_each_step(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    outputs = Outputs(tmp_path, wandb_project="swarm")
+    outputs.write(overview(record(step=1)), "run-1")
+    outputs.write(overview(record(step=2)), "run-1")
+    outputs.close()
+    [run] = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    assert run.stat().st_size
+    assert b"reported_samples_per_s" in run.read_bytes()
+
+
+def test_without_weights_and_biases_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ImportError, match=r"dalle-lean\[wandb\]"):
+        Outputs(tmp_path, wandb_project="swarm")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0 min"), (3000, "50 min"), (3600, "1 h 0 min"), (100_000, "1 d 3 h")]
+)
+def test_durations_are_short(seconds, text):
+    assert duration(seconds) == text
+
+
+def start_helper(folder, settings, listen="/ip4/127.0.0.1/tcp/0"):
+    """A helper that offers the run's files from `folder`, and its address."""
+    helper = open_dht([], client_mode=False, listen=[listen], identity=folder / "helper")
+    address = str(helper.get_visible_maddrs()[0])
+    settings = replace(settings, swarm=replace(settings.swarm, addresses=(address,)))
+    write_settings(folder / "swarm.toml", settings)
+    offer_run(helper, folder)
+    protect_records(helper, settings.run_id)
+    return helper, address
+
+
+@contextmanager
+def published(identity, address, settings, samples=100):
+    """A peer named like its identity file that has published at step 7."""
+    node = open_dht([address], client_mode=True, identity=identity)
+    peer = Publisher(node, settings.run_id, identity=identity, user=identity.name)
+    try:
+        peer.publish(Contribution(epoch=7, loss=1.5, samples=samples, samples_per_s=8.0))
+        while not peer.published:
+            time.sleep(0.02)
+        yield
+    finally:
+        peer.close()
+        node.shutdown()
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run's helper that offers its files, and two peers that publish; the helper's address and the run's folder."""
+    with ExitStack() as stack:
+        folder = tmp_path / "run"
+        folder.mkdir()
+        Tokenizer.train(["a red heart"], 300).save(folder / "tokenizer.json")
+        helper, address = start_helper(folder, SETTINGS)
+        stack.callback(helper.shutdown)
+        for name, samples in {"Ada": 300, "Grace": 100}.items():
+            stack.enter_context(published(tmp_path / name, address, SETTINGS, samples))
+        yield address, folder
+
+
+@pytest.mark.swarm
+@pytest.mark.parametrize("by", ["address", "file"])
+def test_the_command_shows_and_writes_a_run(run, tmp_path, capsys, by):
+    address, folder = run
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit) as stop:
+        main(["monitor", address if by == "address" else str(folder), "--out", str(out), "--once"])
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    assert "step 7 of 100 · loss 1.5000 · 2 trainers (2 in client mode) · 16.0 samples/s, as peers say" in shown
+    assert re.search(r"Ada.*300.*75\.0%", shown)
+    assert steps_in(out) == [7]
+    board = json.loads((out / CONTRIBUTIONS).read_text())
+    assert sorted(peer["samples"] for peer in board["peers"].values()) == [100, 300]
+
+
+@pytest.mark.swarm
+def test_a_monitor_finds_a_run_again_whose_helper_was_away_and_that_was_taken_back(tmp_path):
+    Tokenizer.train(["a red heart"], 300).save(tmp_path / "tokenizer.json")
+    notices = []
+    with ExitStack() as stack:
+        helper, address = start_helper(tmp_path, SETTINGS, "/ip4/127.0.0.1/tcp/0")
+        monitor = stack.enter_context(Monitor(address, notices.append))
+        assert monitor.look()[1] is None
+        helper.shutdown()
+        assert monitor.look()[1] is None
+        later = replace(SETTINGS, swarm=replace(SETTINGS.swarm, data_fingerprint="another"))
+        helper, again = start_helper(tmp_path, later, address.split("/p2p/")[0])
+        stack.callback(helper.shutdown)
+        assert again == address
+        stack.enter_context(published(tmp_path / "peer", address, later))
+        found = [monitor.look()[1] for _ in range(SILENT_LOOKS)]
+    assert found[-1].step == 7
+    assert f"the run goes on as {later.run_id}" in notices
+
+
+def is_gone(process):
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.slow
+@pytest.mark.swarm
+def test_a_monitor_goes_on_until_ctrl_c_and_leaves_nothing_behind(run, tmp_path):
+    command = [*PROGRAM, "monitor", run[0], "--out", str(tmp_path / "out"), "--interval-s", "1"]
+    with start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as monitor:
+        lines = [monitor.stdout.readline() for _ in range(3)]
+        children = psutil.Process(monitor.pid).children(recursive=True)
+        monitor.send_signal(signal.SIGINT)
+        errors = monitor.communicate(timeout=60)[1]
+    assert all(line.startswith("step 7 of 100") for line in lines)
+    assert (monitor.returncode, errors) == (130, "stopped; what was finished is kept\n")
+    assert steps_in(tmp_path / "out") == [7]
+    assert children
+    deadline = time.monotonic() + 10
+    while not all(is_gone(child) for child in children):
+        assert time.monotonic() < deadline, children
+        time.sleep(0.1)
+
+
+@pytest.mark.swarm
+def test_a_run_that_nobody_answers_for_is_one_line(tmp_path, capsys):
+    nobody = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+    with pytest.raises(SystemExit) as stop:
+        main(["monitor", nobody, "--out", str(tmp_path / "out"), "--once"])
+    assert stop.value.code == 2
+    assert "no way into the swarm" in capsys.readouterr().err

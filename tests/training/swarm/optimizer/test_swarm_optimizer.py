@@ -1,0 +1,137 @@
+"""Whose state a peer takes that is behind the others, by what they say and what donors answer."""
+
+import time
+from functools import partial
+from itertools import repeat
+
+import pytest
+import torch
+from hivemind.p2p import PeerID
+from hivemind.utils import get_dht_time
+
+from tests.training.swarm.optimizer.test_progress_tracker import LAST, TARGET, record, said
+from training.data.remote_io import silent
+from training.swarm.averaging.averagers import StateRefused, SwarmStateAverager, check_epoch, tensors_sha256
+from training.swarm.optimizer import swarm_optimizer as stepping
+from training.swarm.optimizer.progress_tracker import SwarmTracker
+from training.swarm.optimizer.swarm_optimizer import OutOfSync, SwarmOptimizer
+
+DONOR = PeerID(bytes([0x12, 0x20]) + bytes(32))
+STRANGERS = [PeerID(bytes([0x12, 0x20]) + bytes([number]) * 32) for number in (1, 2)]
+
+
+@pytest.fixture
+def averager(dht):
+    """A state averager whose process is not started."""
+    return SwarmStateAverager(
+        dht=dht,
+        prefix="test",
+        params=[torch.nn.Parameter(torch.zeros(5))],
+        optimizer=partial(torch.optim.SGD, lr=0.0),
+        offload_optimizer=True,
+        custom_gradients=True,
+        initialize_optimizer=False,
+        lr_of_epoch=lambda epoch: 0.0,
+        last_epoch=LAST,
+        donors=[DONOR.to_base58()],
+        client_mode=True,
+        start=False,
+    )
+
+
+@pytest.fixture
+def newcomer(dht, averager, monkeypatch):
+    """A trainer at step 0 of which no thread and no process is started.
+
+    `answers` are the steps of the states that the run's donor hands out, None where it does not; strangers that claim
+    to have the last step's do not answer.
+    """
+    monkeypatch.setattr(stepping, "RETRY_PAUSE_S", 0.0)
+    optimizer = SwarmOptimizer.__new__(SwarmOptimizer)
+    optimizer.tracker = SwarmTracker(dht, "test", TARGET, client_mode=False, last_epoch=LAST, start=False)
+    optimizer.state_averager = averager
+    optimizer.following, optimizer.client_mode = False, True
+    optimizer.grad_averager = optimizer.scheduled_grads = None
+    optimizer.load_state_attempts, optimizer.load_state_timeout = 5, 10.0
+    optimizer.resyncs = optimizer.resyncs_in_row = 0
+    optimizer.on_notice = silent
+    optimizer.answers = iter(())
+
+    def download(donor, timeout, least_epoch=0):
+        epoch = next(optimizer.answers) if donor == DONOR else None
+        if epoch is None:
+            raise StateRefused("does not answer")
+        check_epoch({"epoch": epoch}, least_epoch)
+        state = [torch.full((5,), float(epoch))]
+        return {"epoch": epoch, "sha256": tensors_sha256(state)}, state
+
+    monkeypatch.setattr(averager, "download", download)
+    monkeypatch.setattr(averager, "announced_donors", lambda: dict.fromkeys(STRANGERS, float(LAST)))
+    return optimizer
+
+
+def test_a_newcomer_takes_no_part_without_the_state_of_the_others_when_one_more_claims_a_step(newcomer):
+    said(newcomer.tracker, record(40), record(LAST))
+    newcomer.answers = iter([None, None, 40])
+    newcomer.load_state_from_peers()
+    assert newcomer.local_epoch == newcomer.tracker.global_epoch == 40
+    assert newcomer.state_averager.state_tensors()[0].tolist() == [40.0] * 5
+    assert not newcomer.state_averager.outdated
+
+
+@pytest.mark.parametrize("others", [40, 0])
+def test_a_newcomer_for_whom_no_donor_confirms_where_the_others_are_leaves(newcomer, others):
+    said(newcomer.tracker, record(others), record(LAST))
+    newcomer.answers = repeat(None)
+    with pytest.raises(OutOfSync):
+        newcomer.load_state_from_peers()
+
+
+def test_a_claim_at_the_beginning_of_a_run_is_left_out_once_its_donor_says_that_it_is_one(newcomer):
+    said(newcomer.tracker, record(0), record(LAST))
+    newcomer.answers = repeat(0)
+    newcomer.load_state_from_peers()
+    assert newcomer.local_epoch == newcomer.tracker.global_epoch == 0
+    assert not newcomer.tracker.rests_on_one
+
+
+def test_a_donor_at_the_beginning_of_a_run_leaves_out_a_claim_that_has_no_state(newcomer):
+    said(newcomer.tracker, record(0), record(LAST))
+    newcomer.following, newcomer.answers = True, repeat(None)
+    newcomer.load_state_from_peers()
+    assert newcomer.local_epoch == newcomer.tracker.global_epoch == 0
+
+
+def test_a_donor_that_alone_has_a_state_goes_on_with_the_others(newcomer, monkeypatch):
+    monkeypatch.setattr(newcomer.state_averager, "announced_donors", dict)
+    said(newcomer.tracker, record(40), record(40))
+    newcomer.following = True
+    newcomer.load_state_from_peers()
+    assert newcomer.local_epoch == 40
+    assert newcomer.state_averager.outdated
+
+
+def test_the_runs_donors_are_asked_first_whatever_is_said_of_them(averager):
+    def announce(peer, epoch):
+        averager.dht.store("test.all_averagers", epoch, get_dht_time() + 60, subkey=peer.to_bytes())
+
+    assert averager.known_donors() == [DONOR]
+    announce(STRANGERS[0], float(LAST))
+    announce(DONOR, None)
+    assert averager.announced_donors() == {STRANGERS[0]: LAST}
+    assert averager.known_donors() == [DONOR, STRANGERS[0]]
+
+
+def test_strangers_who_keep_a_peer_waiting_do_so_once(averager, monkeypatch):
+    asked = []
+
+    def download(donor, timeout, least_epoch=0):
+        asked.append((donor == DONOR, timeout))
+        time.sleep(timeout)
+        raise StateRefused("took too long")
+
+    monkeypatch.setattr(averager, "download", download)
+    monkeypatch.setattr(averager, "announced_donors", lambda: dict.fromkeys(STRANGERS, 1.0))
+    with pytest.raises(StateRefused, match="took too long"):
+        averager.load_state_from_peers(timeout=0.1)
+    assert asked == [(True, 0.1), (False, 0.1)]

@@ -1,0 +1,119 @@
+"""Two processes of one machine learn as one process would from all their batches."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dalle_lean.optim.lamb import parameter_groups
+from dalle_lean.tokenizer import Tokenizer
+from tests.training.conftest import write_shards
+from tests.training.swarm.harness import TIMING, make_settings
+from training.data.catalog import find_shards
+from training.swarm.config import WireSection, write_settings
+from training.swarm.optimizer.build import lr_of_epoch, make_lamb
+from training.swarm.peer.data_parallel import open_ranks
+from training.swarm.peer.gradient_worker import Portion
+
+ROOT = Path(__file__).parents[4]
+BATCH_SIZE, STEPS = 4, 3
+
+
+def launch(folder, *arguments):
+    """Rank 0 and rank 1 of tests/training/swarm/rank.py, as torchrun starts them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for rank in range(2):
+        environment = {
+            **os.environ,
+            **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
+        }
+        command = [sys.executable, "-m", "tests.training.swarm.rank", str(folder), str(STEPS), *arguments]
+        processes.append(
+            subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        )
+    try:
+        outputs = [process.communicate(timeout=240)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+
+
+def run_folder(folder, wire):
+    """A run of two processes with 4 samples each a step."""
+    folder.mkdir(exist_ok=True)
+    shards = write_shards(folder / "shards")
+    schedule = {"total_steps": STEPS * wire.inner_steps, "warmup_steps": 2, "peak_lr": 1e-2}
+    settings = make_settings(folder, shards, "tiny", wire, TIMING, 2 * BATCH_SIZE, schedule)
+    write_settings(folder / "swarm.toml", settings)
+    return settings
+
+
+def learn_alone(settings, folder, peer, learnt):
+    """The parameters of one process after all batches of both ranks, flat; `learnt` are the steps of the schedule."""
+    shards, tokenizer = find_shards(settings.swarm.data), Tokenizer.from_file(folder / "tokenizer.json")
+    one = Portion(settings, shards, tokenizer, identity=peer, folder=folder / "one", batch_size=2 * BATCH_SIZE)
+    streams = [
+        one.data.split(rank, 2).batches(BATCH_SIZE, tokenizer, settings.recipe.model["text_len"]) for rank in range(2)
+    ]
+    groups = parameter_groups(one.model, settings.recipe.optimizer.weight_decay)
+    lamb = make_lamb(settings, groups)
+    for step in learnt:
+        parts = [next(stream)[0] for stream in streams]
+        union = type(parts[0])(*(torch.cat(pair) for pair in zip(*parts, strict=True)))
+        one.learn_from(union, step)
+        if not one.takes_own_steps:
+            for group in lamb.param_groups:
+                group["lr"] = lr_of_epoch(settings, step - 1)
+            lamb.step()
+            lamb.zero_grad()
+    return torch.cat([parameter.detach().flatten() for group in groups for parameter in group["params"]]).numpy()
+
+
+@pytest.mark.swarm
+@pytest.mark.parametrize(
+    "wire",
+    [
+        WireSection(compression="fp32", delayed=False, inner_steps=1),
+        pytest.param(
+            WireSection(
+                mode="diloco", compression="fp32", delayed=False, inner_steps=3, outer_lr=1.0, outer_momentum=0.0
+            ),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["gradients", "diloco"],
+)
+def test_two_processes_of_a_machine_learn_as_one_from_all_their_batches(tmp_path, wire):
+    settings = run_folder(tmp_path, wire)
+    launch(tmp_path)
+    told = json.loads((tmp_path / "rank0.json").read_text())
+    expected = learn_alone(settings, tmp_path, told["peer"], told["learnt"])
+    for rank in range(2):
+        np.testing.assert_allclose(np.load(tmp_path / f"rank{rank}.npy"), expected, rtol=0, atol=1e-5)
+    assert told["samples"] == 2 * BATCH_SIZE * len(told["learnt"])
+    assert {path.name for path in tmp_path.glob("place/cursor*.json")} == {"cursor.json", "cursor-1.json"}
+
+
+def test_one_process_alone_is_not_told_of_ranks(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert open_ranks("cpu") is None
+
+
+def test_processes_of_several_machines_are_not_one_peer(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    with pytest.raises(ValueError, match="start torchrun for each machine alone"):
+        open_ranks("cpu")

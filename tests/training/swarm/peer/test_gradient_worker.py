@@ -1,0 +1,42 @@
+"""What one process of a run learns from."""
+
+import dataclasses
+from itertools import islice
+
+from dalle_lean.tokenizer import Tokenizer
+from tests.training.swarm.harness import TIMING, make_settings
+from training.data.catalog import find_shards
+from training.swarm.config import WireSection
+from training.swarm.peer.gradient_worker import Portion
+
+STEPS = 40
+
+
+def test_peers_drop_other_captions_at_the_same_steps(shards, tmp_path):
+    settings = make_settings(tmp_path, shards, "tiny", WireSection(), TIMING, 1, {"total_steps": STEPS})
+    dropping = dataclasses.replace(settings.recipe.data, caption_dropout=0.5)
+    settings = dataclasses.replace(settings, recipe=dataclasses.replace(settings.recipe, data=dropping))
+    alice, bob = (empty_at_steps(settings, tmp_path, identity) for identity in ("alice", "bob"))
+    assert alice == empty_at_steps(settings, tmp_path, "alice")
+    assert alice != bob
+    assert all(0.2 * STEPS < sum(empty) < 0.8 * STEPS for empty in (alice, bob))
+
+
+def empty_at_steps(settings, folder, identity):
+    """At which steps a peer learns from an empty caption; its batches have one sample."""
+    tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
+    shards = find_shards(settings.swarm.data)
+    memory = dataclasses.replace(settings.recipe.memory, micro_batches=1)
+    portion = Portion(settings, shards, tokenizer, identity=identity, folder=folder, batch_size=1, memory=memory)
+    empty, accumulate = [], portion.gradients.accumulate_gradient
+
+    def remembered(batch, crop=None):
+        empty.append(not batch.text_ids.any())
+        return accumulate(batch, crop)
+
+    portion.gradients.accumulate_gradient = remembered
+    with portion.batches() as batches:
+        for step, (batch, _) in enumerate(islice(batches, STEPS), start=1):
+            portion.learn_from(batch, step)
+            portion.model.zero_grad()
+    return empty

@@ -1,0 +1,215 @@
+"""`dalle-lean join` as a person runs it: a process of its own, against a real swarm on loopback."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import psutil
+import pytest
+
+from dalle_lean.io.files import read_json
+from tests.children import PROGRAM, start
+from tests.training.conftest import write_shards
+from tests.training.swarm.harness import Swarm, wait_for
+from tests.training.swarm.nursery import is_alive, processes_of, send
+from training.data.sampler import Position
+from training.swarm.network.bootstrap_service import offer_run
+from training.swarm.network.dht import open_dht
+from training.swarm.preflight.survey import free_port
+
+pytestmark = pytest.mark.swarm
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+TIMEOUT_S = 120.0
+"""Importing alone takes a while where other tests run at the same time."""
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory, nursery):
+    """A donor, and a node that hands out the run's files; `address` is of that one."""
+    with Swarm(tmp_path_factory.mktemp("swarm"), nursery=nursery, batch_size=64) as swarm:
+        node = open_dht([], client_mode=False, listen=["/ip4/127.0.0.1/tcp/0"])
+        offer_run(node, swarm.folder)
+        swarm.address = str(node.get_visible_maddrs()[0])
+        swarm.start("helper", addresses=[swarm.address])
+        swarm.start("donor", addresses=[swarm.address])
+        yield swarm
+        node.shutdown()
+
+
+class Joined:
+    """A running `dalle-lean join`, in a session of its own."""
+
+    def __init__(self, folder, *arguments, launcher=()):
+        folder.mkdir(exist_ok=True)
+        self.folder = folder / "run"
+        self.screen, self.mistakes = folder / "screen", folder / "mistakes"
+        command = [*launcher, *PROGRAM, "join", *arguments, "--folder", str(self.folder)]
+        with open(self.screen, "a") as screen, open(self.mistakes, "a") as mistakes:
+            self.process = start(command, stdout=screen, stderr=mistakes, start_new_session=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes():
+            send(process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def processes(self):
+        """All that it has started and itself; torchrun gives each process a session of its own."""
+        found = {process.pid: process for process in processes_of(self.process.pid)}
+        for process in list(found.values()):
+            with suppress(psutil.Error):
+                found |= {child.pid: child for child in process.children(recursive=True)}
+        return list(found.values())
+
+    def position(self):
+        """Its place in the data."""
+        path = self.folder / "cursor.json"
+        return place(Position.from_dict(read_json(path)["position"])) if path.exists() else ()
+
+    def wait_beyond(self, before):
+        """Until it has gone a step further in the data."""
+        wait_for(lambda: self.position() > before or self.process.poll() is not None, TIMEOUT_S, "a step")
+        assert self.process.poll() is None, self.mistakes.read_text()
+
+    def press_ctrl_c(self):
+        """As a terminal does: to all of its processes."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+
+def place(position):
+    return position.epoch, position.group, position.window, position.sample
+
+
+@pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_lets_it_leave_cleanly_and_the_same_command_goes_on(swarm, tmp_path, ending, code):
+    with Joined(tmp_path, swarm.address) as joined:
+        joined.wait_beyond(())
+        if ending == signal.SIGINT:
+            joined.press_ctrl_c()
+        else:
+            joined.process.send_signal(ending)
+        sent_s = time.monotonic()
+        assert joined.process.wait(TIMEOUT_S) == code
+        assert time.monotonic() - sent_s < (30 if ending == signal.SIGINT else 10)
+        wait_for(lambda: not joined.processes(), 5, "its processes to end")
+        stopped_at, identity = joined.position(), (joined.folder / "identity").read_bytes()
+    mistakes, screen = joined.mistakes.read_text(), joined.screen.read_text()
+    assert "Traceback" not in mistakes
+    assert ("To go on: dalle-lean join" in mistakes) == (ending == signal.SIGTERM)
+    for words in ("listening: a helper came through", "samples/s", "The same command goes on"):
+        assert words in screen
+    assert "problem" not in screen
+    with Joined(tmp_path, swarm.address) as again:
+        again.wait_beyond(stopped_at)
+        assert (again.folder / "identity").read_bytes() == identity
+
+
+@pytest.mark.slow
+def test_another_data_set_is_refused_in_one_line(swarm, tmp_path):
+    other = write_shards(tmp_path / "other", 64)
+    with Joined(tmp_path, swarm.address, "--client", "--data", str(other)) as joined:
+        assert joined.process.wait(TIMEOUT_S) == 2
+        (line,) = joined.mistakes.read_text().splitlines()
+        assert line.startswith(f"error: data: {other} is other data than the run's")
+        assert not joined.folder.exists()
+        assert not joined.processes()
+
+
+@pytest.mark.slow
+def test_the_second_ctrl_c_ends_at_once(swarm, tmp_path):
+    with Joined(tmp_path, swarm.address, "--client") as joined:
+        joined.wait_beyond(())
+        joined.press_ctrl_c()
+        time.sleep(0.2)
+        joined.press_ctrl_c()
+        assert joined.process.wait(10) == 130
+        wait_for(lambda: not joined.processes(), 5, "its processes to end")
+        assert "Traceback" not in joined.mistakes.read_text()
+
+
+SWALLOWING = """
+import os, signal, sys, time
+from functools import partial
+from training.run.graceful_stop import interrupt_deferred
+from training.swarm.peer import join
+join.GOODBYE_S = 0.5
+if (child := os.fork()) == 0:
+    time.sleep(60)
+stop = lambda: print("stopped")
+with interrupt_deferred(print, partial(join.end_at_once, stop), partial(join.end_in_time, stop)) as interrupted:
+    print(child)
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+"""
+
+
+def test_the_second_ctrl_c_ends_at_once_even_where_a_library_catches_every_exception():
+    with start([sys.executable, "-uc", SWALLOWING], stdout=subprocess.PIPE, start_new_session=True) as process:
+        child = psutil.Process(int(process.stdout.readline()))
+        process.send_signal(signal.SIGINT)
+        assert b"again stops at once" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stdout.read() == b"stopped\n"
+    wait_for(lambda: not is_alive(child), 30, "the child to end")
+
+
+def test_sigterm_ends_in_time_even_where_a_library_catches_every_exception():
+    with start([sys.executable, "-uc", SWALLOWING], stdout=subprocess.PIPE, start_new_session=True) as process:
+        child = psutil.Process(int(process.stdout.readline()))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
+        assert process.stdout.read().splitlines()[-1] == b"stopped"
+    wait_for(lambda: not is_alive(child), 30, "the child to end")
+
+
+@pytest.mark.slow
+def test_a_name_that_cannot_be_shown_is_refused_before_anything_is_tried(tmp_path):
+    with Joined(tmp_path, "/ip4/127.0.0.1/tcp/1/p2p/QmNo", "--name", "a<b") as joined:
+        assert joined.process.wait(TIMEOUT_S) == 2
+        assert joined.mistakes.read_text().startswith("error: user name 'a<b'")
+        assert joined.screen.read_text() == ""
+
+
+@pytest.mark.slow
+def test_two_processes_of_torchrun_are_one_peer(swarm, tmp_path):
+    with Joined(tmp_path, swarm.address, "--client", launcher=TORCHRUN) as joined:
+        joined.wait_beyond(())
+        wait_for((joined.folder / "cursor-1.json").exists, 10, "the other process's place")
+        joined.press_ctrl_c()
+        joined.process.wait(TIMEOUT_S)
+        wait_for(lambda: not joined.processes(), 10, "its processes to end")
+    assert "The same command goes on" in joined.screen.read_text()
+
+
+@pytest.mark.slow
+def test_two_processes_of_torchrun_join_again_where_the_run_was_taken_back(tmp_path, nursery):
+    with Swarm(tmp_path / "swarm", nursery=nursery, batch_size=64) as swarm:
+        place = {"listen": [f"/ip4/127.0.0.1/tcp/{free_port()}"], "identity": tmp_path / "helper"}
+        node = open_dht([], client_mode=False, **place)
+        offer_run(node, swarm.folder)
+        address = str(node.get_visible_maddrs()[0])
+        with Joined(tmp_path / "here", address, "--client", launcher=TORCHRUN) as joined:
+            joined.wait_beyond(())
+            node.shutdown()
+            swarm.rewrite(name=f"{swarm.settings.swarm.name}-back1")
+            node = open_dht([], client_mode=False, **place)
+            offer_run(node, swarm.folder)
+
+            def runs():
+                return {read_json(path)["run"] for path in joined.folder.glob("cursor*.json")}
+
+            wait_for(lambda: runs() == {swarm.settings.run_id}, TIMEOUT_S, "both processes to be in the new run")
+            assert len(list(joined.folder.glob("cursor*.json"))) == 2
+            joined.press_ctrl_c()
+            joined.process.wait(TIMEOUT_S)
+            assert "was taken back to an earlier step" in joined.screen.read_text()
+        node.shutdown()

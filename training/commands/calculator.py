@@ -1,0 +1,60 @@
+"""The command `dalle-lean calculator`: what training costs."""
+
+import dataclasses
+import json as json_format
+from typing import Annotated
+
+import typer
+
+from dalle_lean.terminal import say
+
+
+def calculator(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Recipe or TOML file, model folder, or one of: bert-base, bert-large, t5-small, t5-base, t5-large, "
+            "t5-3b, t5-11b, gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3, gpt-j.",
+        ),
+    ] = "paper",
+    batch: Annotated[
+        int | None,
+        typer.Option(help="Samples at once. [default: the recipe's micro-batch, else 1]", show_default=False),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="fp32, bf16, fp16, bf16-weights. [default: the recipe's, else fp32]", show_default=False),
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help="lamb8bit, lamb, adamw, adamw8bit. [default: the recipe's, else lamb8bit]", show_default=False
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cuda, or cpu: there host and device are one.")] = "cuda",
+    plan: Annotated[
+        str | None, typer.Option(help="Such as reversible,samples=1,loss_tokens=128. [default: the recipe's]")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Such as 12GB: the largest batch, and without --plan the fastest that fits.")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Tokens a sample, of published models. [default: all]", show_default=False)
+    ] = None,
+    shared_blocks: Annotated[
+        int | None, typer.Option(help="Layers take so many sets of weights in turns. [default: the model's]")
+    ] = None,
+    tflops: Annotated[float | None, typer.Option(help="TFLOP/s that the device reaches, for seconds a step.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON, in bytes and FLOP.")] = False,
+) -> None:
+    """Tell what a training step costs: parameters, memory by kind on device and host, arithmetic."""
+    from dalle_lean.memory.report import answer, lines_of
+    from training.run.subjects import find_subject
+
+    subject = find_subject(model, precision=precision, optimizer=optimizer, plan=plan)
+    subject = subject.changed(tokens=tokens, shared_blocks=shared_blocks)
+    setup = dataclasses.replace(subject.setup, batch=subject.setup.batch if batch is None else batch, device=device)
+    found = answer(subject, setup=setup, plan=plan, budget=budget, tflops=tflops)
+    for line in [json_format.dumps(found.to_dict())] if json else lines_of(found):
+        say(line)

@@ -1,0 +1,222 @@
+"""The commands `dalle-lean host` and `dalle-lean rollback`."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dalle_lean.errors import UserError
+from dalle_lean.terminal import Device, begin_loading, progress_bar, say, warn
+
+OF_ANY_HOST = ("run_dir", "port", "announce", "listen", "helper_of")
+OF_THIS_MACHINE = (*OF_ANY_HOST, "donors", "vqgan", "device")
+"""What may change while a run goes on."""
+
+
+def host(
+    context: typer.Context,
+    run_dir: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="Folder of the run; the same command continues what it holds.")
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Shards, as `preprocess` writes them: folder or URL. Needed for a new run.", show_default=False
+        ),
+    ] = None,
+    config: Annotated[str, typer.Option(help="Recipe: a name or a TOML file.")] = "together",
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A tokenizer.json; without it one is made from the captions.")
+    ] = None,
+    vqgan: Annotated[
+        Path | None,
+        typer.Option(
+            help="The VQGAN that made the codes, to complete the checkpoints' model folders. "
+            "[default: the bundled model's, if it made them]",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the run: lower-case letters, digits, hyphens. [default: the folder's]", show_default=False
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            help="TCP port of the first helper; the others have the next ones; 0 takes free ones. "
+            "[default: 31337, or what the run had]",
+            show_default=False,
+            min=0,
+            max=65500,
+        ),
+    ] = None,
+    announce: Annotated[
+        str | None,
+        typer.Option(help="IPv4 address at which others reach this machine. [default: found out]", show_default=False),
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option(help="IPv4 address to listen on. [default: 0.0.0.0, all]", show_default=False)
+    ] = None,
+    helper_of: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Of a run that is hosted elsewhere: run one more helper for it here, and nothing else.",
+        ),
+    ] = None,
+    donors: Annotated[
+        int | None,
+        typer.Option(
+            help="Peers that keep the state; two replace each other. [default: 1, or what the run had]",
+            show_default=False,
+            min=1,
+            max=8,
+        ),
+    ] = None,
+    min_peers: Annotated[int, typer.Option(help="Trainers that must be there before the first step.", min=1)] = 1,
+    mode: Annotated[
+        str, typer.Option(help="gradients, averaged at each step; or diloco, many own steps between, for slow links.")
+    ] = "gradients",
+    compression: Annotated[str, typer.Option(help="Of what is averaged: 8bit, fp16 or fp32.")] = "8bit",
+    power_sgd_rank: Annotated[
+        int, typer.Option(help="Gradients as products of matrices of this rank; 0 is off.", min=0)
+    ] = 0,
+    matchmaking_time: Annotated[
+        float, typer.Option(help="Seconds that peers take to find each other; 2 or 3 in one building.", min=0.5)
+    ] = 15.0,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps; the warm-up keeps its share.", min=1)] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples in a step, of all together.", min=1)] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the first weights and the order of the data.", min=0)] = None,
+    device: Device = "cpu",
+) -> None:
+    """Keep a run alive on this machine: two helpers that volunteers find, and a donor that keeps its state.
+
+    With --helper-of it is one more helper of a run that another machine hosts. Prints what a volunteer needs. It
+    trains nothing itself: `dalle-lean join` does, here too. Ctrl+C ends it; the same command, or RUN_DIR alone, goes
+    on.
+    """
+    begin_loading()
+    from dalle_lean.devices import pick_device
+    from dalle_lean.require import require
+    from training.data.catalog import find_shards, is_url
+    from training.run.folder import remove_leftovers, run_folder
+    from training.run.recipe import load_recipe
+    from training.step.build import bundled_vqgan
+
+    for module in ("hivemind", "psutil", "pyarrow"):
+        require(module, extra="training")
+    from training.swarm.config import NAME, TimingSection, WireSection
+    from training.swarm.host.host_config import Stations
+    from training.swarm.host.run_setup import Place, is_loopback, is_private, make_helper, make_run, stations_before
+    from training.swarm.host.supervisor import host_run
+    from training.swarm.network.dht import log_to, prepare_process
+
+    place = Place(port=port, announce=announce, listen=listen, donors=donors)
+    helper_of = helper_of or list(stations_before(run_dir).helper_of)
+    if helper_of and (given := given_beside(context, OF_ANY_HOST)):
+        raise UserError(
+            f"--helper-of runs a helper of another host's run, which has its own settings: leave out {given}"
+        )
+    if data is None and (run_dir / NAME).exists() and (given := given_beside(context, OF_THIS_MACHINE)):
+        raise UserError(f"without --data the run in {run_dir} goes on as it is: leave out {given}, or name its --data")
+    recipe = load_recipe(config).override(steps=steps, batch_size=batch_size, lr=lr, seed=seed)
+    if vqgan is None and data is not None and not is_url(data):
+        vqgan = bundled_vqgan(find_shards(data, on_notice=warn).info)
+    with run_folder(run_dir):
+        remove_leftovers(run_dir)
+        if helper_of:
+            prepare_process()
+            log_to(None)
+            settings = make_helper(run_dir, helper_of, place, warn)
+        else:
+            settings = make_run(
+                run_dir,
+                data,
+                recipe,
+                tokenizer=tokenizer,
+                vqgan=vqgan,
+                name=name,
+                min_peers=min_peers,
+                wire=WireSection(mode=mode, compression=compression, power_sgd_rank=power_sgd_rank),
+                timing=dataclasses.replace(
+                    TimingSection(),
+                    matchmaking_time_s=matchmaking_time,
+                    request_timeout_s=min(TimingSection.request_timeout_s, matchmaking_time / 2),
+                ),
+                place=place,
+                on_notice=warn,
+            )
+        stations = Stations.load(run_dir)
+        own = [stations.address(run_dir, helper) for helper in stations.helpers]
+
+        def invite() -> None:
+            ports = ", ".join(str(port) for port in stations.ports.values())
+            say(f"the run {settings.swarm.name} waits for volunteers (TCP ports {ports}); any machine takes part with")
+            say(f"    dalle-lean join {' '.join([*own, *helper_of])}")
+            if is_loopback(stations.announce):
+                warn(f"{stations.announce} is this machine: no other one can take part; see --announce")
+            elif is_private(stations.announce):
+                warn(
+                    f"{stations.announce} is an address of the own network: for volunteers outside, forward the TCP "
+                    f"ports {ports} to this machine and give --announce the address that the Internet sees"
+                )
+            if not is_url(settings.swarm.data) and not helper_of:
+                warn(f"volunteers need a copy of {settings.swarm.data}, which they name with --data")
+
+        say(f"starting {len(stations.ports)} peers ...")
+        with progress_bar(f"run {settings.swarm.name}", "steps") as on_progress:
+            end = host_run(
+                run_dir,
+                settings,
+                device=str(pick_device(device)),
+                on_ready=invite,
+                on_progress=on_progress,
+                on_notice=warn,
+            )
+    kept = "" if end.checkpoint is None else f"; the model is in {run_dir}/checkpoints/step-{end.checkpoint:06d}/model"
+    say(f"finished at step {end.step}, {end.note}{kept}")
+
+
+def given_beside(context: typer.Context, known: Sequence[str]) -> str:
+    """The options on the command line that are none of `known`, with commas between; "" if there are none."""
+    return ", ".join(
+        f"--{name.replace('_', '-')}"
+        for name in context.params
+        if name not in known and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    )
+
+
+def rollback(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run hosted on this machine.")],
+    to: Annotated[int | None, typer.Option(help="Step to go back to.", show_default=False)] = None,
+) -> None:
+    """Take a run back to one of its checkpoints; without --to they are listed. End `dalle-lean host` before."""
+    from training.run.folder import run_folder
+    from training.swarm.config import read_settings
+    from training.swarm.host.checkpoints import FOLDER, GIVEN_UP, list_checkpoints
+    from training.swarm.host.checkpoints import rollback as take_back
+
+    before = read_settings(run_dir)
+    if to is None:
+        found = list_checkpoints(run_dir, warn)
+        if not found:
+            say(f"{run_dir} has no checkpoint yet")
+        for checkpoint in found:
+            loss = f"{checkpoint.heldout_loss:10.4g}" if math.isfinite(checkpoint.heldout_loss) else f"{'-':>10}"
+            saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(checkpoint.saved_at))
+            say(f"step {checkpoint.step:7}  held-out loss {loss}  {saved}  {checkpoint.run}")
+        return
+    with run_folder(run_dir):
+        settings = take_back(run_dir, to, warn)
+    say(
+        f"the run is at step {to} again and goes on as {settings.swarm.name}: start it with dalle-lean host {run_dir}. "
+        f"Peers that are still in {before.swarm.name} are told and join again; later checkpoints are in "
+        f"{run_dir / FOLDER}/{GIVEN_UP}-{before.swarm.name}"
+    )

@@ -1,0 +1,75 @@
+"""The command `dalle-lean train`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dalle_lean.terminal import Device, progress_bar, say, warn
+
+
+def train(
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA", help="Folder of shards, as `preprocess` writes it, or the URL of one (https, s3, hf, ...)."
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Folder of the run; the same command continues what it holds.")
+    ],
+    config: Annotated[str, typer.Option(help="Recipe: a name or a TOML file.")] = "emoji128",
+    init: Annotated[Path | None, typer.Option(help="Model folder to start from, instead of new weights.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A tokenizer.json; without it one is made from the captions.")
+    ] = None,
+    heldout: Annotated[
+        str | None,
+        typer.Option(help="Shards to measure on; without it a share of the data is kept for that."),
+    ] = None,
+    vqgan: Annotated[
+        Path | None,
+        typer.Option(
+            help="The VQGAN that made the codes: to draw samples, and to complete the model folder. "
+            "[default: the bundled model's, if it made them]",
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps; the warm-up keeps its share.", min=1)] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples in a step.", min=1)] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the first weights and the order of the data.", min=0)] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16 (autocast), or bf16-weights.")] = None,
+    max_minutes: Annotated[
+        float | None, typer.Option(help="Stop saved after so many minutes in all; the same command goes on.")
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Train the transformer on shards, on this machine. Options left out are the recipe's."""
+    from dalle_lean.devices import pick_device
+    from training.data.catalog import find_shards
+    from training.run.folder import run_folder
+    from training.run.recipe import load_recipe
+    from training.step.build import bundled_vqgan
+    from training.trainer import train as run
+
+    recipe = load_recipe(config).override(steps=steps, batch_size=batch_size, lr=lr, seed=seed, precision=precision)
+    vqgan = vqgan or bundled_vqgan(find_shards(data, on_notice=warn).info)
+    with run_folder(out):
+        if vqgan is None:
+            warn(f"{out / 'model'} will have no VQGAN, and generate needs one: name what made the codes with --vqgan")
+        with progress_bar("training", "samples") as on_progress:
+            end = run(
+                data,
+                out,
+                recipe,
+                tokenizer=tokenizer,
+                heldout=heldout,
+                vqgan=vqgan,
+                init=init,
+                device=str(pick_device(device)),
+                max_minutes=max_minutes,
+                on_progress=on_progress,
+                on_notice=say,
+            )
+    say(end.end(recipe.schedule.total_steps, f"the model is in {out / 'model'}"))

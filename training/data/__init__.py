@@ -1,0 +1,1 @@
+"""Batches from shards: which, in which order, read, checked and prefetched."""

@@ -1,0 +1,125 @@
+"""Files on other machines: asked again with back-off, for a limited time, and never in silence."""
+
+import io
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from dalle_lean.errors import UserError
+from dalle_lean.io.remote_errors import Refused, Unreachable, meaning, one_line, storage_of
+from training.run.progress import OnNotice
+
+T = TypeVar("T")
+# Asking again changes nothing.
+PERMANENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, Refused, UserError)
+
+
+def silent(line: str) -> None:
+    """An OnNotice for callers that want none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long a remote is waited for.
+
+    Args:
+        timeout_s: one answer; a request that takes longer is dropped and made again.
+        first_wait_s, longest_wait_s: the pause after a failure, doubled after each further one up to the longest.
+        give_up_s: so long after the first failure in a row, `Unreachable`.
+    """
+
+    timeout_s: float = 60.0
+    first_wait_s: float = 1.0
+    longest_wait_s: float = 60.0
+    give_up_s: float = 1800.0
+
+    def insist(self, what: str, action: Callable[[], T], on_notice: OnNotice = silent) -> T:
+        """The value of `action` on the URL `what`, tried until it succeeds; each pause is told.
+
+        Raises Unreachable, and at once what will not change: FileNotFoundError and its like, Refused, UserError.
+        """
+        started_s, wait_s = time.monotonic(), self.first_wait_s
+        while True:
+            try:
+                return within(self.timeout_s, action)
+            except Exception as failure:
+                error = meaning(failure, what)
+                if isinstance(error, PERMANENT):
+                    raise error from None
+                reason = one_line(error)
+                if time.monotonic() - started_s + wait_s > self.give_up_s:
+                    raise Unreachable(f"{what} could not be read for {self.give_up_s:g} s ({reason})") from None
+                on_notice(f"{what} cannot be read ({reason}); trying again in {wait_s:g} s")
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, self.longest_wait_s)
+
+
+def within(timeout_s: float, action: Callable[[], T]) -> T:
+    """The value of `action`, or TimeoutError; an action that hangs is left behind in its thread."""
+    outcome: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
+
+    def act() -> None:
+        try:
+            outcome.put((True, action()))
+        except BaseException as error:
+            outcome.put((False, error))
+
+    threading.Thread(target=act, daemon=True, name="remote read").start()
+    try:
+        succeeded, value = outcome.get(timeout=timeout_s)
+    except Empty:
+        raise TimeoutError(f"no answer within {timeout_s:g} s") from None
+    if not succeeded:
+        raise value
+    result: T = value
+    return result
+
+
+class RemoteFile(io.RawIOBase):
+    """A file at a URL that fsspec knows, for reading; every read is a request of its own, insisted on."""
+
+    def __init__(self, url: str, patience: Patience, on_notice: OnNotice = silent):
+        self.url, self.patience, self.on_notice = url, patience, on_notice
+        self.place = 0
+        self.files, self.path = storage_of(url, extra="training")
+        self.size: int = patience.insist(url, self.find_size, on_notice)
+
+    def find_size(self) -> int:
+        size = self.files.info(self.path)["size"]
+        if size is None:
+            raise ValueError("its size is not told")
+        return int(size)
+
+    def fetch(self, start: int, end: int) -> bytes:
+        content: bytes = self.files.cat_file(self.path, start=start, end=end)
+        if len(content) > end - start:
+            raise ValueError("the whole file came")
+        if len(content) != end - start:
+            raise OSError(f"{len(content)} bytes came, {end - start} were asked for")
+        return content
+
+    def readinto(self, buffer: Any) -> int:
+        start, end = self.place, min(self.place + len(buffer), self.size)
+        if start >= end:
+            return 0
+        content = self.patience.insist(self.url, partial(self.fetch, start, end), self.on_notice)
+        buffer[: len(content)] = content
+        self.place = end
+        return len(content)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.place, io.SEEK_END: self.size}[whence]
+        return self.place
+
+    def tell(self) -> int:
+        return self.place
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True

@@ -1,0 +1,1 @@
+"""A run: its recipe, folder, checkpoints, metrics and end."""

@@ -1,0 +1,82 @@
+"""The folder of a run: one process at a time, and never a folder of something else."""
+
+import fcntl
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dalle_lean.errors import UserError
+from dalle_lean.tokenizer import Tokenizer
+from dalle_lean.vocabulary import Vocabulary
+from training.run.checkpoint import has_checkpoint
+
+LOCK = ".run.lock"
+"""Written first, so that a folder is known for a run's even if it was killed at once."""
+
+
+@contextmanager
+def run_folder(out: Path) -> Iterator[None]:
+    """Keep `out` for this process while it trains; the kernel lets go of it even when the process is killed.
+
+    ValueError where another process trains there, and where `out` is neither empty nor the folder of a run: then
+    nothing is written. A folder made here is removed again where an error came before anything was written.
+    """
+    made = not out.exists()
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; name a folder for the run")
+    if out.is_dir() and any(out.iterdir()) and not (out / LOCK).exists() and not has_checkpoint(out):
+        raise UserError(f"{out} is not empty and holds no run; name another folder, nothing there is replaced")
+    out.mkdir(parents=True, exist_ok=True)
+    with open(out / LOCK, "a", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process works in {out}; end it first, or name another folder") from None
+        try:
+            yield
+        except BaseException:
+            if made and [path.name for path in out.iterdir()] == [LOCK]:
+                shutil.rmtree(out)
+            raise
+
+
+def remove_leftovers(out: Path) -> None:
+    """Remove what a killed process left half-written of this run: hidden names ending in .tmp."""
+    for pattern in (".*.tmp", "checkpoint/.*.tmp", "samples/.*.tmp"):
+        for path in out.glob(pattern):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def place_tokenizer(out: Path, source: Path | None, captions: Iterable[str], vocab_size: int) -> Tokenizer:
+    """The run's tokenizer.json, put there before the first checkpoint: `source`, or one made from the captions."""
+    path = out / "tokenizer.json"
+    if not has_checkpoint(out):
+        tokenizer = Tokenizer.from_file(source) if source else Tokenizer.train(captions, vocab_size)
+        tokenizer.save(path)
+    return Tokenizer.from_file(path)
+
+
+def place_vocabulary(out: Path, init: Path | None, captions: Iterable[str]) -> None:
+    """The run's vocabulary.json: the words of the captions, and those that the model `init` had learnt before.
+
+    A run that has been saved with one keeps it. Where `init` has none there is none here either: words that only
+    `init` learnt would be called unknown.
+    """
+    path = out / "vocabulary.json"
+    if path.exists() and has_checkpoint(out):
+        return
+    if init is not None and not (init / "vocabulary.json").exists():
+        path.unlink(missing_ok=True)
+        return
+    before = Vocabulary.load(init / "vocabulary.json") if init is not None else None
+    Vocabulary.count(captions, before).save(path)
+
+
+def placed_vocabulary(out: Path) -> Path | None:
+    """The run's vocabulary.json, if it has one."""
+    path = out / "vocabulary.json"
+    return path if path.exists() else None

@@ -1,0 +1,37 @@
+"""Pictures drawn while the model trains, to look at. `inference` draws better and faster ones."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dalle_lean import Dalle
+from dalle_lean.io.files import atomic_write
+
+TOP_K = 64
+
+
+@torch.no_grad()
+def draw_codes(model: Dalle, text_ids: Tensor, generator: torch.Generator, top_k: int = TOP_K) -> Tensor:
+    """Sample pictures for captions [B, T] -> codes [B, I], the plain way: the whole sequence anew for each code.
+
+    Each code is drawn at temperature 1 among the `top_k` likeliest, with `generator` (of the CPU).
+    """
+    codes = text_ids.new_zeros(len(text_ids), 0)
+    first_image_row = model.config.num_text_tokens
+    for _ in range(model.config.image_len):
+        logits = model(text_ids, codes)[:, -1, first_image_row:].float().cpu()
+        likeliest, ids = logits.topk(min(top_k, logits.shape[1]))
+        choice = torch.multinomial(likeliest.softmax(dim=1), 1, generator=generator)
+        codes = torch.cat([codes, ids.gather(1, choice).to(codes.device)], dim=1)
+    return codes
+
+
+def save_sheet(path: Path, rows: Sequence[Tensor]) -> None:
+    """Write rows of pictures [N, 3, H, W] in 0..1 as one PNG, the first row on top."""
+    sheet = torch.cat([torch.cat(list(row), dim=2) for row in rows], dim=1)
+    pixels = (sheet.float().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
+    with atomic_write(path) as temporary:
+        Image.fromarray(pixels).save(temporary, format="PNG")

@@ -1,0 +1,309 @@
+"""Recipes: what a training run is, as TOML with the sections [model] [memory] [optimizer] [schedule] [data]."""
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from dalle_lean import DalleConfig, MemoryPlan
+from dalle_lean.errors import UserError
+from dalle_lean.io.files import parse, read_text
+from dalle_lean.memory.setup import OPTIMIZERS, PRECISIONS, TrainingSetup
+from training.run.fields import check_at_least, check_one_of, typed_section
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+LAMB_ONLY = ("clamp_weight_norm", "bias_correction", "eight_bit", "block_size", "min_eight_bit_numel", "delayed")
+MOST_RECIPE_BYTES = 2**20
+PLAN_LAMB_ONLY = ("offload_optimizer", "master_weights")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryRecipe(MemoryPlan):
+    """A MemoryPlan, where 0 and "" stand for None, and what else trades memory for time; all of it changes the result
+    by rounding only.
+
+    Args:
+        precision: "fp32"; "bf16" or "fp16", autocast over float32 weights, fp16 with a gradient scale for each branch
+            (dalle_lean.model.grad_scales), so only where branches are computed again; "bf16-weights", no float32 but
+            Lamb's copies of the weights on the CPU.
+        micro_batches: parts a batch is computed in; their gradients are accumulated.
+        compile: run the forward and backward through torch.compile.
+    """
+
+    grads_in_place: bool = True
+    master_weights: bool = True
+    precision: str = "fp32"
+    micro_batches: int = 1
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_one_of(tuple(PRECISIONS), precision=self.precision)
+        check_at_least(1, micro_batches=self.micro_batches)
+
+    def activations_for(self, config: DalleConfig) -> str:
+        """As MemoryPlan's; ValueError too where the precision does not go with it."""
+        activations = super().activations_for(config)
+        if self.precision == "fp16" and activations not in ("checkpoint", "reversible"):
+            raise UserError(
+                f"precision = 'fp16' with activations = {activations!r}: gradient scales need branches that are "
+                "computed again, choose checkpoint or reversible"
+            )
+        return activations
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerRecipe:
+    """The optimizer; the defaults are the paper's. See dalle_lean.optim.lamb.Lamb for the fields they share.
+
+    Args:
+        name: "lamb"; "adamw" (torch's) and "adamw8bit" (bitsandbytes') take none of the fields after clip_norm.
+        max_skipped_in_row: so many non-finite steps in a row end the run.
+        clip_norm: the gradient's norm is cut to this.
+        delayed: the step runs beside the next forward and backward, whose gradient is taken at the weights before it.
+            Measuring, drawing and saving wait for it.
+    """
+
+    name: str = "lamb"
+    betas: tuple[float, ...] = (0.9, 0.96)
+    eps: float = 1e-6
+    weight_decay: float = 0.045
+    max_skipped_in_row: int = 20
+    clip_norm: float = 4.0
+    clamp_weight_norm: float = 1e4
+    bias_correction: bool = False
+    eight_bit: bool = True
+    block_size: int = 4096
+    min_eight_bit_numel: int = 65536
+    delayed: bool = False
+
+    def __post_init__(self) -> None:
+        check_one_of(OPTIMIZERS, name=self.name)
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(f"betas = {list(self.betas)}: must be two numbers of at least 0 and below 1")
+        check_at_least(0, eps=self.eps, weight_decay=self.weight_decay, min_eight_bit_numel=self.min_eight_bit_numel)
+        check_at_least(1, block_size=self.block_size, max_skipped_in_row=self.max_skipped_in_row)
+        if not (self.clip_norm > 0 and self.clamp_weight_norm > 0):
+            raise UserError(
+                f"clip_norm = {self.clip_norm}, clamp_weight_norm = {self.clamp_weight_norm}: must be above 0"
+            )
+        for spec in dataclasses.fields(self):
+            if self.name != "lamb" and spec.name in LAMB_ONLY and getattr(self, spec.name) != spec.default:
+                raise UserError(f"{spec.name}: {self.name} has no such setting, leave it out or choose lamb")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleRecipe:
+    """How long, how fast, what is looked at on the way; lengths in optimizer steps, an interval of 0 means never.
+
+    Args:
+        peak_lr: learning rate at the end of the warm-up.
+        warmup_steps: linear rise from 0.
+        total_steps: linear fall to 0 after the warm-up.
+        length_warmup: (until_step, text_len, image_side), until_step rising: up to that step the loss is taken over the
+            first text_len ids of each caption and a square of codes of that side, elsewhere at each step; after the
+            last over everything.
+        log_every, heldout_every, sample_every, checkpoint_every: intervals; the last step always has all of them.
+    """
+
+    peak_lr: float = 2.5e-3
+    warmup_steps: int = 3125
+    total_steps: int = 31250
+    length_warmup: tuple[tuple[int, int, int], ...] = ()
+    log_every: int = 10
+    heldout_every: int = 500
+    sample_every: int = 500
+    checkpoint_every: int = 500
+
+    def __post_init__(self) -> None:
+        check_at_least(0, peak_lr=self.peak_lr, warmup_steps=self.warmup_steps)
+        check_at_least(1, total_steps=self.total_steps, log_every=self.log_every)
+        check_at_least(
+            0, heldout_every=self.heldout_every, sample_every=self.sample_every, checkpoint_every=self.checkpoint_every
+        )
+        if self.warmup_steps > self.total_steps:
+            raise UserError(f"warmup_steps = {self.warmup_steps}: more than total_steps = {self.total_steps}")
+        ends = [until_step for until_step, _, _ in self.length_warmup]
+        if ends != sorted(set(ends)) or not all(1 <= end <= self.total_steps for end in ends):
+            raise UserError(f"length_warmup ends at the steps {ends}: they must rise within 1..{self.total_steps}")
+
+    def check_lengths(self, config: DalleConfig) -> None:
+        """ValueError where a stage of `length_warmup` is no part of the model's captions and pictures."""
+        for until_step, text_len, image_side in self.length_warmup:
+            if not (1 <= text_len <= config.text_len and 1 <= image_side <= config.image_side):
+                raise UserError(
+                    f"length_warmup = {[until_step, text_len, image_side]}: this model has text_len in "
+                    f"1..{config.text_len} and image_side in 1..{config.image_side}"
+                )
+
+    def lasting(self, steps: int) -> Self:
+        """The same over another number of steps: what warms up keeps its share of them."""
+
+        def share(step: int) -> int:
+            return round(step * steps / self.total_steps)
+
+        stages = {share(until_step): (text_len, side) for until_step, text_len, side in self.length_warmup}
+        lengths = tuple((until_step, *length) for until_step, length in stages.items() if until_step)
+        return dataclasses.replace(
+            self, total_steps=steps, warmup_steps=share(self.warmup_steps), length_warmup=lengths
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRecipe:
+    """What a batch is made of.
+
+    Args:
+        batch_size: samples in one optimizer step.
+        text_vocab_size: ids of the tokenizer that is made from the captions where none is given.
+        shuffle_buffer: samples held in memory to shuffle among.
+        shuffle_shards: shards they come from, side by side.
+        heldout_share: share of the rows, by the hash of their keys, kept for measuring where no held-out shards are.
+        heldout_samples: at most so many are measured.
+        caption_dropout: share of the captions, 0..1, in whose place the empty one is learnt, for classifier-free
+            guidance; what is held out keeps its captions.
+        seed: of the order of the data, the first weights, the dropped captions and the drawn samples.
+    """
+
+    batch_size: int = 4096
+    text_vocab_size: int = 4096
+    shuffle_buffer: int = 10_000
+    shuffle_shards: int = 8
+    heldout_share: float = 0.01
+    heldout_samples: int = 512
+    caption_dropout: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(
+            1,
+            batch_size=self.batch_size,
+            text_vocab_size=self.text_vocab_size,
+            shuffle_buffer=self.shuffle_buffer,
+            shuffle_shards=self.shuffle_shards,
+        )
+        check_at_least(0, heldout_samples=self.heldout_samples, seed=self.seed)
+        if not 0 <= self.heldout_share < 1:
+            raise UserError(f"heldout_share = {self.heldout_share}: must be at least 0 and below 1")
+        if not 0 <= self.caption_dropout <= 1:
+            raise UserError(f"caption_dropout = {self.caption_dropout}: must be in 0..1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A whole run. `model` holds fields of DalleConfig; those that the data and the tokenizer fix may be left out."""
+
+    model: dict[str, Any] = field(default_factory=dict)
+    memory: MemoryRecipe = MemoryRecipe()
+    optimizer: OptimizerRecipe = OptimizerRecipe()
+    schedule: ScheduleRecipe = ScheduleRecipe()
+    data: DataRecipe = DataRecipe()
+
+    def __post_init__(self) -> None:
+        self.memory.activations_for(DalleConfig.from_dict(self.model))
+        if self.memory.precision == "bf16-weights" and self.optimizer.name != "lamb":
+            raise UserError(
+                f"precision = 'bf16-weights' with optimizer {self.optimizer.name!r}: steps too small for bfloat16 are "
+                "lost without the float32 copies that only lamb keeps"
+            )
+        if self.data.batch_size % self.memory.micro_batches:
+            sizes = f"batch_size = {self.data.batch_size}, micro_batches = {self.memory.micro_batches}"
+            raise UserError(f"{sizes}: the first must be a multiple of the second")
+
+    @classmethod
+    def from_dict(cls, sections: dict[str, Any]) -> Self:
+        """ValueError for an unknown section or key, a value of the wrong type, or one out of range, by name."""
+        parts: dict[str, Any] = {}
+        known = {spec.name: spec.default for spec in dataclasses.fields(cls)}
+        for name, values in sections.items():
+            if name not in known:
+                raise UserError(f"unknown section [{name}]; a recipe has {', '.join(f'[{part}]' for part in known)}")
+            if not isinstance(values, dict):
+                raise UserError(f"{name} = {values!r}: must be a section")
+            try:
+                parts[name] = values if name == "model" else typed_section(type(known[name]), values)
+            except ValueError as error:
+                raise UserError(f"[{name}] {error}") from None
+        return cls(**parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The sections, ready for JSON; `from_dict` takes them back."""
+        return dataclasses.asdict(self)
+
+    def override(
+        self,
+        *,
+        steps: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        seed: int | None = None,
+        precision: str | None = None,
+    ) -> Self:
+        """The recipe with what is given put in its place; what warms up keeps its share of `steps`."""
+        schedule = self.schedule
+        if steps is not None:
+            schedule = schedule.lasting(steps)
+        return dataclasses.replace(
+            self,
+            schedule=replace_given(schedule, peak_lr=lr),
+            data=replace_given(self.data, batch_size=batch_size, seed=seed),
+            memory=replace_given(self.memory, precision=precision),
+        )
+
+    def training_setup(self, device: str = "cuda") -> TrainingSetup:
+        """What the cost of a micro-batch depends on; device is "cuda" or "cpu"."""
+        own = self.optimizer
+        return TrainingSetup.of_precision(
+            self.memory.precision,
+            batch=self.data.batch_size // self.memory.micro_batches,
+            optimizer="lamb8bit" if own.name == "lamb" and own.eight_bit else own.name,
+            block_size=own.block_size,
+            min_eight_bit_numel=own.min_eight_bit_numel,
+            delayed=own.delayed,
+            device=device,
+        )
+
+    def model_config(self, *, image_side: int, image_vocab_size: int, text_vocab_size: int) -> DalleConfig:
+        """The model for this data and tokenizer; ValueError where the recipe says otherwise."""
+        found = {"image_side": image_side, "image_vocab_size": image_vocab_size, "text_vocab_size": text_vocab_size}
+        for name, value in found.items():
+            if self.model.get(name, value) != value:
+                origin = "tokenizer" if name == "text_vocab_size" else "data"
+                raise UserError(f"the recipe's model has {name} = {self.model[name]}, but the {origin} has {value}")
+        config = DalleConfig.from_dict({**self.model, **found})
+        self.schedule.check_lengths(config)
+        return config
+
+
+def replace_given(section: Any, **values: Any) -> Any:
+    """`dataclasses.replace` with the values that are not None."""
+    return dataclasses.replace(section, **{name: value for name, value in values.items() if value is not None})
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the program."""
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+def load_recipe(name_or_file: str | Path) -> Recipe:
+    """A recipe by its name here or by its file; ValueError names the file and what is wrong with it.
+
+    A file must name its model, and ask of no other optimizer what only lamb can do.
+    """
+    path = RECIPES / f"{name_or_file}.toml"
+    if not path.exists():
+        path = Path(name_or_file)
+    if not path.is_file():
+        raise UserError(f"no recipe {name_or_file!r}: it is neither a file nor one of {', '.join(recipe_names())}")
+    try:
+        sections = parse(tomllib.loads, read_text(path, MOST_RECIPE_BYTES), "it is not TOML")
+        recipe = Recipe.from_dict(sections)
+        if not recipe.model:
+            raise UserError("its [model] is missing or empty; fill it in, or name the recipe paper for the paper's")
+        for name in PLAN_LAMB_ONLY:
+            if recipe.optimizer.name != "lamb" and sections.get("memory", {}).get(name):
+                raise UserError(f"[memory] {name}: {recipe.optimizer.name} cannot, leave it out or choose lamb")
+        return recipe
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None

@@ -1,0 +1,83 @@
+"""What the calculator prices, read as training reads it."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from dalle_lean import DalleConfig, MemoryPlan
+from dalle_lean.errors import UserError
+from dalle_lean.io.files import read_json
+from dalle_lean.memory.plan_search import parse_plan
+from dalle_lean.memory.published_models import PRESETS
+from dalle_lean.memory.setup import TrainingSetup
+from dalle_lean.memory.subjects import Subject, of_preset
+from training.run.recipe import DataRecipe, MemoryRecipe, OptimizerRecipe, Recipe, load_recipe, recipe_names
+
+PLAIN = MemoryRecipe(grads_in_place=False, master_weights=False)
+"""Of a model folder, which does not say how it is trained."""
+
+
+def find_subject(
+    name: str, *, precision: str | None = None, optimizer: str | None = None, plan: str | None = None
+) -> Subject:
+    """By the name of a recipe or preset, a TOML file, or a model folder, with what is given in place of its own.
+
+    ValueError says what there is, and what is wrong with a recipe as `train` would say it.
+    """
+    TrainingSetup.of_precision(precision or "fp32", optimizer=optimizer or "lamb")
+    path = Path(name)
+    if name in PRESETS:
+        subject = of_preset(name)
+        setup = TrainingSetup.of_precision(precision or "fp32", optimizer=optimizer or subject.setup.optimizer)
+        return dataclasses.replace(subject, setup=setup, precision=precision or "fp32")
+    if name not in recipe_names() and not path.exists():
+        known = ", ".join([*recipe_names(), *PRESETS])
+        raise UserError(f"no model {name!r}: it is no file or folder, and none of {known}")
+    recipe = recipe_of_folder(path) if path.is_dir() and name not in recipe_names() else load_recipe(name)
+    memory = recipe.memory
+    if plan is not None:
+        memory = dataclasses.replace(memory, **dataclasses.asdict(parse_plan(plan)))
+    recipe = dataclasses.replace(
+        recipe,
+        memory=dataclasses.replace(memory, precision=precision or memory.precision),
+        optimizer=optimizer_of(optimizer, recipe.optimizer),
+    )
+    return of_recipe(path.stem, recipe)
+
+
+def optimizer_of(optimizer: str | None, own: OptimizerRecipe) -> OptimizerRecipe:
+    """`own` under another of the calculator's names for optimizers; settings that only lamb has are left out."""
+    if optimizer is None:
+        return own
+    if optimizer in ("lamb", "lamb8bit"):
+        return dataclasses.replace(own, name="lamb", eight_bit=optimizer == "lamb8bit")
+    return OptimizerRecipe(name=optimizer)
+
+
+def of_recipe(name: str, recipe: Recipe) -> Subject:
+    """One micro-batch of a recipe; the size of pictures and codebook, where it leaves them to the data, is the
+    paper's."""
+    paper = DalleConfig.paper()
+    config = recipe.model_config(
+        image_side=recipe.model.get("image_side", paper.image_side),
+        image_vocab_size=recipe.model.get("image_vocab_size", paper.image_vocab_size),
+        text_vocab_size=recipe.model.get("text_vocab_size", recipe.data.text_vocab_size),
+    )
+    names = [spec.name for spec in dataclasses.fields(MemoryPlan)]
+    plan = MemoryPlan(**{name: getattr(recipe.memory, name) for name in names})
+    return Subject(name, config, plan, recipe.training_setup(), recipe.memory.precision)
+
+
+def recipe_of_folder(folder: Path) -> Recipe:
+    """One sample of the model of a model folder, of which only config.json is read."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UserError(f"{folder} is not a model folder: it has no config.json")
+    content = read_json(path)
+    fields: Any = content.get("dalle") if isinstance(content, dict) else None
+    if not isinstance(fields, dict):
+        raise UserError(f"{path} does not name the model's configuration")
+    try:
+        return Recipe(model=fields, memory=PLAIN, data=DataRecipe(batch_size=1))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path}: {error}") from None

@@ -1,0 +1,72 @@
+"""What a run is put together from, each part checked against the data."""
+
+import dataclasses
+from pathlib import Path
+
+from dalle_lean import Dalle, load_model
+from dalle_lean.errors import UserError
+from dalle_lean.images.vqgan import VQGAN, read_description
+from dalle_lean.io.files import read_json
+from dalle_lean.io.model_folder import bundled_model
+from preprocessing.shards.files import DatasetInfo
+from training.data.catalog import Codes, ShardSet
+from training.run.recipe import Recipe
+
+
+def build_model(recipe: Recipe, info: DatasetInfo, vocab_size: int, init: Path | None) -> Dalle:
+    """The recipe's model with new weights, or `init`; ValueError where it does not fit the data and the tokenizer."""
+    sizes = {"image_side": info.image_side, "image_vocab_size": info.codebook_size, "text_vocab_size": vocab_size}
+    if init is None:
+        return Dalle(recipe.model_config(**sizes))
+    model = load_model(init)
+    recorded = read_json(init / "config.json")["vqgan_fingerprint"]
+    if recorded is not None and recorded != info.vqgan:
+        raise UserError(f"{init} was trained on codes of the VQGAN {recorded[:12]}, the data is of {info.vqgan[:12]}")
+    dataclasses.replace(recipe, model=model.config.to_dict()).model_config(**sizes)
+    return model
+
+
+def bundled_vqgan(info: DatasetInfo) -> Path | None:
+    """The bundled model's VQGAN, if it is the one that made the codes of these shards."""
+    try:
+        folder = bundled_model()
+    except UserError:  # this installation has none
+        return None
+    made_them = read_json(folder / "config.json")["vqgan_fingerprint"] == info.vqgan
+    return folder / "vqgan" if made_them else None
+
+
+def stated_codes(recipe: Recipe, vqgan: Path | None) -> Codes | None:
+    """What the codes of a data set that does not tell it itself are, where recipe and VQGAN say so."""
+    if vqgan is None or not {"image_side", "image_vocab_size"} <= set(recipe.model):
+        return None
+    made_by = VQGAN.load(vqgan)
+    return Codes(
+        image_side=recipe.model["image_side"],
+        codebook_size=recipe.model["image_vocab_size"],
+        vqgan=read_description(vqgan)["fingerprint"],
+        picture_side=recipe.model["image_side"] * made_by.config.downscale,
+    )
+
+
+def refuse_other_codes(heldout: ShardSet, data: ShardSet) -> None:
+    """ValueError unless the codes of the shards `heldout` mean what those of `data` mean."""
+    for name in ("vqgan", "image_side", "codebook_size"):
+        theirs, ours = getattr(heldout.info, name), getattr(data.info, name)
+        if theirs != ours:
+            raise UserError(
+                f"{heldout.name} has {name} {theirs}, but {data.name} has {ours}; "
+                "preprocess both with the same --vqgan and --picture-side"
+            )
+
+
+def matching_vqgan(folder: Path, info: DatasetInfo) -> VQGAN:
+    """The VQGAN of a folder; ValueError unless it is the one that made the codes."""
+    vqgan = VQGAN.load(folder)
+    found = read_description(folder)["fingerprint"]
+    if found != info.vqgan:
+        raise UserError(
+            f"{folder} is the VQGAN {found[:12]}, but the data's codes are of {info.vqgan[:12]}; "
+            "give the folder that the data was preprocessed with"
+        )
+    return vqgan

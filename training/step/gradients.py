@@ -1,0 +1,80 @@
+"""A model with what turns batches into its gradients, and measures it."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dalle_lean import Dalle
+from dalle_lean.model.dalle import Crop
+from dalle_lean.model.grad_scales import BranchScales
+from training.data.loader import Batch
+from training.run.recipe import MemoryRecipe
+from training.step.precision import autocast
+
+
+class Gradients:
+    """Gradients and losses of `model`, computed as `memory` says, at most `micro_batch_size` samples at once.
+
+    ValueError where the model cannot have the memory plan or precision.
+    """
+
+    def __init__(self, model: Dalle, memory: MemoryRecipe, micro_batch_size: int):
+        self.memory, self.micro_batch_size = memory, micro_batch_size
+        self.model = model.train()
+        self.model.plan = memory
+        if memory.precision == "bf16-weights":
+            self.model.to(torch.bfloat16)
+        if memory.precision == "fp16":
+            self.model.scales = BranchScales(2 * model.config.num_layers)
+        self.losses: Any = torch.compile(model.losses) if memory.compile else model.losses
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def accumulate_gradient(self, batch: Batch, crop: Crop | None = None) -> Tensor:
+        """Add the gradient of the batch's mean loss, one micro-batch at a time; returns that loss in nats."""
+        total = torch.zeros((), device=self.device)
+        for part in self.micro_batches(batch):
+            with self.autocast():
+                text_nats, image_nats = self.losses(*part, crop)
+                loss = self.weigh(text_nats, image_nats) * (len(part.text_ids) / len(batch.text_ids))
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    @torch.no_grad()
+    def measure(self, batch: Batch) -> dict[str, float]:
+        """Losses of samples that are not trained on: the training loss, its two parts, and bits per image code."""
+        self.model.eval()
+        sums = torch.zeros(2, device=self.device)
+        for part in self.micro_batches(batch):
+            with self.autocast():
+                sums += torch.stack(self.model.losses(*part)).float() * len(part.text_ids)
+        self.model.train()
+        text_nats, image_nats = (sums / len(batch.text_ids)).tolist()
+        return {
+            "heldout_loss": self.weigh(text_nats, image_nats),
+            "heldout_text_nats": text_nats,
+            "heldout_image_nats": image_nats,
+            "heldout_image_bits": image_nats / math.log(2),
+        }
+
+    def weigh(self, text_nats: Any, image_nats: Any) -> Any:
+        """The training loss from its parts."""
+        weight = self.model.config.image_loss_weight
+        return (text_nats + weight * image_nats) / (1 + weight)
+
+    def micro_batches(self, batch: Batch) -> list[Batch]:
+        """The batch in parts of the size that is trained on at once, on the model's device."""
+        size = self.micro_batch_size
+        parts = zip(batch.text_ids.split(size), batch.image_codes.split(size), strict=True)
+        # Pinned batches are copied while the host goes on; others are waited for as ever.
+        return [Batch(*(part.to(self.device, non_blocking=True) for part in pair)) for pair in parts]
+
+    def autocast(self) -> torch.autocast:
+        """The recipe's precision."""
+        return autocast(self.device.type, self.memory.precision)

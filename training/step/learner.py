@@ -1,0 +1,87 @@
+"""A model with its optimizer: one step, one measurement."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from dalle_lean import Dalle, MemoryPlan
+from dalle_lean.model.dalle import Crop
+from dalle_lean.optim.lamb import Lamb, make_optimizer, parameter_groups
+from dalle_lean.optim.lamb_delayed import DelayedLamb
+from training.data.loader import Batch
+from training.run.recipe import LAMB_ONLY, OptimizerRecipe, Recipe
+from training.step.gradients import Gradients
+
+
+def build_optimizer(
+    model: torch.nn.Module, recipe: OptimizerRecipe, plan: MemoryPlan
+) -> torch.optim.Optimizer | DelayedLamb:
+    """The optimizer that the recipe names, over `model`'s parameters; the learning rate is set at each step."""
+    settings: dict[str, Any] = {}
+    if recipe.name == "lamb":
+        settings = {name: getattr(recipe, name) for name in LAMB_ONLY if name != "delayed"}
+        settings |= {"offload": plan.offload_optimizer, "master_weights": plan.master_weights}
+    beta_mean, beta_square = recipe.betas
+    groups = parameter_groups(model, recipe.weight_decay)
+    optimizer = make_optimizer(recipe.name, groups, betas=(beta_mean, beta_square), eps=recipe.eps, **settings)
+    if not recipe.delayed:
+        return optimizer
+    assert isinstance(optimizer, Lamb)
+    return DelayedLamb(optimizer)
+
+
+class Step(NamedTuple):
+    """How a step went."""
+
+    loss: float
+    """In nats."""
+    grad_norm: float
+    """Before clipping."""
+    rescaled: bool = False
+    """float16 overflowed in a gradient; its scale is smaller now, and nothing was learnt."""
+
+
+class Learner(Gradients):
+    """Turns batches into better weights of `model`, which it changes in place.
+
+    ValueError where the model cannot have the recipe's memory plan or precision.
+    """
+
+    def __init__(self, model: Dalle, recipe: Recipe):
+        super().__init__(model, recipe.memory, recipe.data.batch_size // recipe.memory.micro_batches)
+        self.clip_norm = recipe.optimizer.clip_norm
+        self.optimizer = build_optimizer(model, recipe.optimizer, recipe.memory)
+
+    def step(self, batch: Batch, lr: float, crop: Crop | None = None) -> Step:
+        """One optimizer step on the whole batch, or on a crop of each of its samples.
+
+        Where loss or gradient is not finite, or a gradient was rescaled, nothing is changed.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.accumulate_gradient(batch, crop)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        loss_nats, grad_norm = torch.stack([loss, norm.to(loss.dtype)]).tolist()  # one wait for the device
+        finite = math.isfinite(loss_nats) and math.isfinite(grad_norm)
+        if self.model.scales is not None:
+            before = list(self.model.scales.values)
+            if not self.model.scales.update():
+                # A scale that stays at its smallest helps no more: the gradient itself is too large for float16.
+                if any(old == new == 1 for old, new in zip(before, self.model.scales.values, strict=True)):
+                    return Step(loss_nats, math.inf)
+                return Step(loss_nats, grad_norm, rescaled=finite)
+        if finite:
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+        return Step(loss_nats, grad_norm)
+
+    def finish(self) -> None:
+        """Let a delayed step move the weights; before they are looked at or saved for use."""
+        if isinstance(self.optimizer, DelayedLamb):
+            self.optimizer.finish()
+
+    def measure(self, batch: Batch) -> dict[str, float]:
+        """As Gradients', after a delayed step."""
+        self.finish()
+        return super().measure(batch)

@@ -1,0 +1,1 @@
+"""Averaging with peers: gradients, states, and what is accepted of them."""

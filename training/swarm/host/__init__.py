@@ -1,0 +1,1 @@
+"""The host's own peers, and its checkpoints."""

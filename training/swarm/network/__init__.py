@@ -1,0 +1,1 @@
+"""Nodes, addresses, reconnection, and processes that die with their parent."""

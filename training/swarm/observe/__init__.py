@@ -1,0 +1,1 @@
+"""What peers say of themselves, and what is made of it."""

@@ -1,0 +1,1 @@
+"""hivemind's optimizer with limits, for each role."""

@@ -1,0 +1,122 @@
+"""The optimizer that a run's settings name, for each role."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import hivemind
+from hivemind.optim.grad_averager import GradientAverager
+from torch import Tensor
+
+from dalle_lean import Dalle
+from dalle_lean.optim.lamb import parameter_groups
+from training.data.remote_io import silent
+from training.run.progress import OnNotice
+from training.run.recipe import LAMB_ONLY
+from training.run.schedule import learning_rate
+from training.swarm.averaging.aggregation import RULES
+from training.swarm.averaging.averagers import SwarmGradientAverager, SwarmPowerSGDAverager
+from training.swarm.averaging.compression import wire_compression
+from training.swarm.config import SwarmSettings
+from training.swarm.optimizer.diloco import DilocoOptimizer, WayAverager, make_outer
+from training.swarm.optimizer.lamb import SwarmLamb
+from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
+
+
+def lr_of_epoch(settings: SwarmSettings, epoch: int) -> float:
+    """The learning rate of the step after so many steps of the swarm; in "diloco" mode of the outer step."""
+    if settings.wire.mode == "diloco":
+        return settings.wire.outer_lr
+    schedule = settings.recipe.schedule
+    return learning_rate(
+        epoch + 1, peak=schedule.peak_lr, warmup_steps=schedule.warmup_steps, total_steps=schedule.total_steps
+    )
+
+
+def make_lamb(settings: SwarmSettings, groups: Any) -> SwarmLamb:
+    """The run's LAMB over the groups of `parameter_groups`, on the CPU."""
+    recipe = settings.recipe.optimizer
+    chosen = {name: getattr(recipe, name) for name in LAMB_ONLY if name != "delayed"}
+    beta_mean, beta_square = recipe.betas
+    return SwarmLamb(
+        groups, lr=0.0, betas=(beta_mean, beta_square), eps=recipe.eps, clip_norm=recipe.clip_norm, **chosen
+    )
+
+
+def swarm_optimizer(
+    settings: SwarmSettings,
+    model: Dalle,
+    dht: hivemind.DHT,
+    *,
+    role: str = "trainer",
+    judge: Callable[[Sequence[Tensor]], None] | None = None,
+    on_download: Callable[[int, int, str], None] | None = None,
+    on_notice: OnNotice = silent,
+) -> SwarmOptimizer:
+    """The optimizer of a peer over the parameters of `model`.
+
+    Args:
+        role: "trainer"; "donor", which brings no samples and hands out states; "helper", which only reduces.
+        judge, on_download: see SwarmStateAverager.
+        on_notice: called when this peer is behind the others, and with how it goes on.
+    """
+    wire, timing, client_mode = settings.wire, settings.timing, dht.client_mode
+    diloco = wire.mode == "diloco"
+    delayed = wire.delayed and role == "trainer" and not diloco  # a peer's own steps would be overwritten
+    kind = DilocoOptimizer if diloco else SwarmOptimizer
+    return kind(
+        on_notice=on_notice,
+        following=role == "donor",
+        load_state_attempts=timing.load_state_attempts,
+        state_options={
+            "rule": RULES[wire.aggregation],
+            "lr_of_epoch": partial(lr_of_epoch, settings),
+            "last_epoch": settings.last_epoch,
+            "donors": settings.swarm.donors,
+            "judge": judge,
+            "on_download": on_download,
+            "request_timeout": timing.request_timeout_s,
+            "largest_weight": 1.0,
+        },
+        dht=dht,
+        run_id=settings.run_id,
+        target_batch_size=settings.target_batch_size,
+        params=parameter_groups(model, settings.recipe.optimizer.weight_decay),
+        optimizer=partial(make_outer if diloco else make_lamb, settings),
+        offload_optimizer=True,
+        delay_optimizer_step=delayed,
+        delay_state_averaging=delayed,
+        average_state_every=wire.average_state_every,
+        client_mode=client_mode,
+        auxiliary=role == "helper",
+        grad_compression=wire_compression(wire),
+        state_averaging_compression=wire_compression(wire),
+        grad_averager_factory=gradient_averager(settings),
+        matchmaking_time=timing.matchmaking_time_s,
+        averaging_timeout=timing.averaging_timeout_s,
+        next_chunk_timeout=timing.next_chunk_timeout_s,
+        load_state_timeout=timing.load_state_timeout_s,
+        tracker_opts={
+            "last_epoch": settings.last_epoch,
+            "doubtful": role == "helper",
+            "metadata_expiration": timing.progress_expiration_s,
+            # Who looks less often than it takes to find a group may not know of the others at its first step.
+            "default_refresh_period": min(3.0, timing.matchmaking_time_s),
+            "max_refresh_period": min(10.0, timing.matchmaking_time_s),
+        },
+    )
+
+
+def gradient_averager(settings: SwarmSettings) -> Callable[..., GradientAverager]:
+    """What makes the averager of gradients that the settings name."""
+    wire, timing = settings.wire, settings.timing
+    options: dict[str, Any] = {
+        "rule": RULES[wire.aggregation],
+        "largest_weight": float(settings.target_batch_size),
+        "request_timeout": timing.request_timeout_s,
+    }
+    if wire.mode == "diloco":
+        return partial(WayAverager, **options)
+    if wire.power_sgd_rank:
+        return partial(SwarmPowerSGDAverager, averager_rank=wire.power_sgd_rank, **options)
+    return partial(SwarmGradientAverager, **options)

@@ -1,0 +1,242 @@
+"""hivemind.Optimizer with limits: where it would try for ever, or go on with wrong numbers, it says so."""
+
+import time
+from typing import Any
+
+import hivemind
+from hivemind.optim.progress_tracker import ProgressTracker
+from hivemind.utils import get_dht_time
+
+from dalle_lean.errors import UserError
+from training.data.remote_io import silent
+from training.run.progress import OnNotice
+from training.swarm.averaging.averagers import StateRefused, SwarmStateAverager, epoch_of_group, has_succeeded
+from training.swarm.optimizer.progress_tracker import FollowingTracker, SwarmTracker
+
+RETRY_PAUSE_S = 2.0
+LONE_CLAIM_ATTEMPTS = 2
+"""So often the state is looked for of which one peer alone says that there is one."""
+
+
+class OutOfSync(UserError):
+    """This peer is behind the others and could not get their state."""
+
+
+class SwarmOptimizer(hivemind.Optimizer):
+    """A peer's side of the run's optimizer; see `swarm_optimizer`.
+
+    Args:
+        following: brings no samples, but goes every step with the others: a donor of states.
+        load_state_attempts: see TimingSection.
+        state_options: of SwarmStateAverager.
+        on_notice: called when the state of others is fetched.
+    """
+
+    scheduled_grads: Any
+
+    def __init__(
+        self,
+        *,
+        following: bool,
+        load_state_attempts: int,
+        state_options: dict[str, Any],
+        on_notice: OnNotice = silent,
+        **options: Any,
+    ):
+        self.following, self.load_state_attempts = following, load_state_attempts
+        self.state_options, self.on_notice = state_options, on_notice
+        self.resyncs = 0
+        """Downloads of the state."""
+        self.resyncs_in_row = 0
+        """Without a step with the others in between."""
+        self.lonely_steps = 0
+        """Steps for which no average could be had although others are there: taken with this peer's own gradients."""
+        self.was_lonely = False
+        """Whether the last step was one of these."""
+        super().__init__(**options)
+
+    def _make_state_averager(self, **options: Any) -> SwarmStateAverager:
+        return SwarmStateAverager(
+            dht=self.dht,
+            prefix=f"{self.run_id}_state_averager",
+            min_matchmaking_time=self.matchmaking_time,
+            allreduce_timeout=self.allreduce_timeout,
+            shutdown_timeout=self.shutdown_timeout,
+            offload_optimizer=self.offload_optimizer,
+            custom_gradients=self.offload_optimizer,
+            initialize_optimizer=False,
+            status_loglevel=self.status_loglevel,
+            next_chunk_timeout=self.next_chunk_timeout,
+            client_mode=self.client_mode,
+            auxiliary=self.auxiliary,
+            start=True,
+            **self.state_options,
+            **options,
+        )
+
+    def _make_gradient_averager(self, factory: Any, **options: Any) -> Any:
+        averager = super()._make_gradient_averager(factory, **options)
+        averager.epoch_now = lambda: None if self.auxiliary else self.local_epoch
+        return averager
+
+    def _make_progress_tracker(self, target_batch_size: int, **options: Any) -> ProgressTracker:
+        kind = FollowingTracker if self.following else SwarmTracker
+        return kind(
+            dht=self.dht,
+            prefix=self.run_id,
+            target_batch_size=target_batch_size,
+            client_mode=self.client_mode,
+            status_loglevel=self.status_loglevel,
+            start=True,
+            **options,
+        )
+
+    def step(self, closure: Any = None, batch_size: int | None = None, grad_scaler: Any = None) -> Any:
+        """As hivemind's; what went wrong in a step in the background is raised here."""
+        if self.auxiliary and self.tracker.global_epoch > self.local_epoch:
+            self.go_on_at(self.tracker.global_epoch)  # a helper has no weights that could be behind
+        if self.was_lonely:
+            self.look_around()
+        loss = super().step(closure, batch_size, grad_scaler)
+        if self.opt.failure is not None:
+            raise self.opt.failure
+        return loss
+
+    def look_around(self) -> None:
+        """After a step alone: know how far the others are before the next one, which hivemind then compares."""
+        self.was_lonely = False
+        self.tracker.global_progress.next_fetch_time = get_dht_time()
+        self.tracker.global_state_updated.set()
+        self.tracker.fetched_global_progress_this_epoch.wait(self.matchmaking_time)
+
+    def go_on_at(self, epoch: int) -> None:
+        """Count from there, with the weights that are there."""
+        with self.tracker.pause_updates():
+            self.state_averager.local_epoch = epoch
+            self.state_averager._update_scheduler()
+            self.tracker.update_epoch(epoch)
+
+    def _update_global_epoch(self, grad_scaler: Any) -> None:
+        if not self.auxiliary:
+            self.state_averager.step(wait_for_delayed_updates=True)
+            if self.tracker.global_epoch > self.local_epoch:
+                self.state_averager.outdated = True  # the others have taken this step without this peer
+            # Without samples and without the others' there is no direction but the momentum's.
+            self.opt.held = self.grad_averager.local_samples_accumulated == 0
+        super()._update_global_epoch(grad_scaler)
+        self.resyncs_in_row = 0
+
+    def _average_gradients_and_load_into_optimizer(self, maybe_step_control: Any) -> None:
+        super()._average_gradients_and_load_into_optimizer(maybe_step_control)
+        if maybe_step_control is None or not has_succeeded(maybe_step_control):
+            return
+        # One that has counted a step too few would stay behind: it looks for others for a step that they have gone,
+        # and finds them when they look for the next one.
+        epoch = epoch_of_group(maybe_step_control.result().values(), self.local_epoch)
+        if self.local_epoch < epoch < self.tracker.last_epoch:
+            self.state_averager.skip_to(epoch)
+
+    def _load_local_gradients_into_optimizer(self) -> None:
+        # hivemind would load the accumulators, which are empty by now. What is in the averager already are this peer's
+        # own gradients, where no average has taken their place.
+        if self.tracker.global_progress.num_peers > 1:
+            self.lonely_steps += 1
+            self.was_lonely = True
+            self.state_averager.outdated = self.state_averager.skips_round = True
+            self.state_averager.lacking += self.opt.held
+        else:
+            self.state_averager.outdated, self.state_averager.lacking = False, 0  # there are no newer ones
+        self.grad_averager.notify_used_averaged_gradients()
+
+    def _load_averaged_gradients_into_optimizer_(self) -> None:
+        self.opt.held = False
+        super()._load_averaged_gradients_into_optimizer_()
+
+    def load_state_from_peers(self, **options: Any) -> None:
+        """As hivemind's, which would try for ever; OutOfSync after `load_state_attempts`, with how far behind it is.
+
+        So many times in a row it may be behind again once it has the state.
+        """
+        self.resyncs_in_row += 1
+        if self.resyncs_in_row > self.load_state_attempts:
+            raise OutOfSync(
+                f"{self.whereabouts}: fetching the state took longer than a step of the others, "
+                f"{self.load_state_attempts} times in a row; a faster network is needed"
+            )
+        if self.scheduled_grads is not None and not self.scheduled_grads.done():
+            self._tag_along_with_zero_weight(self.scheduled_grads)
+            self.scheduled_grads = None
+        self.state_averager.step(wait_for_delayed_updates=True)
+        with self.tracker.pause_updates():
+            self.adopt_a_state()
+            if not self.is_synchronized_with_peers() and self.tracker.rests_on_one:
+                self.tracker.doubt()
+            if not self.is_synchronized_with_peers():
+                self.adopt_a_state()  # that of the others, now that a lone claim is left out
+            if self.local_epoch < self.tracker.global_epoch:
+                self.go_on_with_older_weights()  # the others have just gone on, or have no state but this one's
+            self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=0)
+            if self.grad_averager is not None:
+                self.grad_averager.reset_accumulated_grads_()
+            if not self.client_mode:
+                self.state_averager.state_sharing_priority = self.local_epoch
+
+    @property
+    def whereabouts(self) -> str:
+        """How far this peer is from the others."""
+        return f"this peer is at step {self.local_epoch}, the swarm at {self.tracker.global_epoch}"
+
+    def go_on_with_older_weights(self) -> None:
+        """Count as the others do; the next average of the weights is theirs alone."""
+        self.state_averager.skip_to(self.tracker.global_epoch)
+        self.state_averager._update_scheduler()
+
+    def adopt_a_state(self) -> None:
+        """Take a donor's state, in as many attempts as are allowed; nothing where only this peer has one to give."""
+        if self.following and not self.state_averager.announced_donors():
+            return
+        self.on_notice(f"{self.whereabouts}: fetching the state")
+        newest, lone = self.tracker.global_epoch, self.tracker.rests_on_one
+        attempts = min(LONE_CLAIM_ATTEMPTS, self.load_state_attempts) if lone else self.load_state_attempts
+        for attempt in range(1, attempts + 1):
+            # A donor may be about to take the step that the others have taken; soon it is not worth waiting for.
+            least_epoch = max(self.local_epoch, newest if attempt == 1 else newest - 1)
+            if lone and attempt == attempts:
+                least_epoch = self.local_epoch + 1  # that of the others, if they are ahead, too
+            try:
+                self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, least_epoch=least_epoch)
+            except StateRefused as refusal:
+                if attempt == attempts and lone and self.may_leave_out_a_claim():
+                    self.on_notice(
+                        f"one peer alone claims step {newest}, and nobody has its state: left out ({refusal})"
+                    )
+                    return
+                if attempt == attempts:
+                    raise OutOfSync(
+                        f"{self.whereabouts}, and no state could be had in {attempt} attempts ({refusal}); "
+                        "start it again later, it continues"
+                    ) from None
+                self.on_notice(f"no state at attempt {attempt} of {attempts} ({refusal})")
+                time.sleep(RETRY_PAUSE_S * attempt)
+            else:
+                self.resyncs += 1
+                self.on_notice(f"got the state of step {self.local_epoch}")
+                return
+
+    def may_leave_out_a_claim(self) -> bool:
+        """Whether the swarm is where it is without a lone claim, which is believed no more.
+
+        Newcomers are at step 0 in any run. That the run itself is there one of its donors must say.
+        """
+        if self.tracker.doubt() > 0 or self.following:
+            return True
+        try:
+            self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, least_epoch=0, strangers=False)
+        except StateRefused:
+            return False
+        return True
+
+    def shutdown(self) -> None:
+        """Leave the swarm; no more than an all-reduce that is under way is waited for."""
+        self.state_averager.abandon()
+        super().shutdown()

@@ -1,0 +1,1 @@
+"""A trainer's walk from its address to its batches."""

@@ -1,0 +1,106 @@
+"""What works on this machine, tried out, whatever run it may take part in."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+
+from dalle_lean.errors import UserError
+from dalle_lean.io.model_folder import bundled_model
+from dalle_lean.memory.plan_search import human_bytes
+from training.swarm.preflight.batch_size import memory_there
+from training.swarm.preflight.checks import INSTALL, OK, PROBLEM, WARNING, Check
+
+LEAST_RAM_BYTES = 2_000_000_000
+"""A tiny model, and all that runs beside it."""
+
+
+def check_torch(device: torch.device) -> Check:
+    """Whether products are computed, forward and backward, in each precision."""
+    worked, failed = [], ""
+    precisions = {
+        "fp32": torch.float32,
+        "bf16": torch.bfloat16,
+        **({"fp16": torch.float16} if device.type == "cuda" else {}),
+    }
+    for name, dtype in precisions.items():
+        try:
+            factor = torch.ones(64, 64, dtype=dtype, device=device, requires_grad=True)
+            (factor @ factor).sum().backward()
+            assert factor.grad is not None
+            if float(factor.grad[0, 0]) == 128:
+                worked.append(name)
+        except RuntimeError as error:
+            failed = f"; {name}: {str(error).splitlines()[0]}"
+    found = f"{device} computes {', '.join(worked) or 'nothing'}{failed}"
+    if "fp32" in worked:
+        return Check("torch", OK if not failed else WARNING, found, "--precision fp32 works")
+    return Check("torch", PROBLEM, found, f"install torch anew, for this machine's driver: {INSTALL}")
+
+
+def check_numba() -> Check:
+    """Whether the optimizer's compiled step is there."""
+    try:
+        import dalle_lean.optim.lamb_numba  # noqa: F401
+    except Exception as error:  # a broken installation fails in any way
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        return Check("numba", WARNING, f"{reason}; the optimizer's step is several times slower without it", INSTALL)
+    return Check("numba", OK, "the optimizer's compiled step is there")
+
+
+def check_hivemind() -> Check:
+    """Whether a node of the network starts here."""
+    try:
+        from training.swarm.network.dht import log_to, open_dht
+
+        log_to(None)
+        with tempfile.TemporaryDirectory() as folder:
+            dht = open_dht([], client_mode=False, listen=["/ip4/127.0.0.1/tcp/0"], identity=Path(folder) / "identity")
+            found = f"a node of the network starts here ({len(dht.get_visible_maddrs())} address)"
+            dht.shutdown()
+    except (ImportError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        return Check("hivemind", PROBLEM, reason, f"{INSTALL}; its p2pd must be allowed to run and to use /tmp")
+    return Check("hivemind", OK, found)
+
+
+def check_bundled_model() -> Check:
+    """Whether `generate` and `demo` have something to draw with."""
+    try:
+        folder = bundled_model()
+    except UserError as error:
+        return Check("model", WARNING, str(error), "training does not need it")
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return Check("model", OK, f"the bundled one is in {folder}, {human_bytes(size)}")
+
+
+def check_port(port: int, is_free: bool) -> Check:
+    """Whether it can be listened on."""
+    if is_free:
+        return Check("port", OK, f"{port} is free; whether others get through, only a helper can tell")
+    return Check("port", PROBLEM, f"another program listens on {port}", "end it, or name another port with --listen")
+
+
+def check_memory_there(device: torch.device) -> Check:
+    """What is free, where no run says what it needs."""
+    there = memory_there(device)
+    on_gpu = f"{human_bytes(there.device_bytes)} free on the GPU, " if device.type == "cuda" else ""
+    found = f"{on_gpu}{human_bytes(there.ram_bytes)} RAM free, {human_bytes(there.shared_bytes)} of it can be shared"
+    if min(there.ram_bytes, there.shared_bytes) < LEAST_RAM_BYTES:
+        return Check(
+            "memory",
+            WARNING,
+            found,
+            "end other programs; in a container: docker run --shm-size=8g; a run says what it needs",
+        )
+    return Check("memory", OK, found)
+
+
+def check_processes() -> Check:
+    """Whether tensors can be shared between processes, as hivemind does."""
+    try:
+        torch.ones(1024).share_memory_()
+    except (RuntimeError, OSError) as error:
+        return Check("shared", PROBLEM, str(error).splitlines()[0], "give the container shared memory: --shm-size=8g")
+    return Check("shared", OK, f"tensors are shared between processes; {os.cpu_count()} CPUs")

@@ -1,0 +1,1 @@
+"""Training of the VQGAN, the CLIP and the classifier of things, by one loop."""
