@@ -8,6 +8,7 @@ folder without it is not finished.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +18,9 @@ from numpy.typing import NDArray
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write, sha256_file
+from dalle_lean.io.parquet_footer import check_footer
 from dalle_lean.require import require
+from dalle_lean.tokenizer import MOST_CHARACTERS
 from preprocessing.shards.manifest import (
     FORMAT,
     MAX_CODEBOOK_SIZE,
@@ -127,12 +130,31 @@ def write_table(path: Path, table: Any) -> Shard:
         return Shard(file=path.name, rows=len(table), sha256=sha256_file(temporary))
 
 
+@contextmanager
+def open_shard(path: str | Path) -> Iterator[Any]:
+    """An open pyarrow ParquetFile; ValueError, OSError or ArrowException where it is none."""
+    parquet = require("pyarrow.parquet", extra="preprocessing")
+    with open(path, "rb") as file:
+        check_footer(file)
+    with parquet.ParquetFile(path) as table:
+        yield table
+
+
+def captions_of(column: Any) -> list[Any]:
+    """The beginnings of an Arrow column's captions: no more of one is ever read, and it may have gigabytes."""
+    pa = require("pyarrow", extra="preprocessing")
+    compute = require("pyarrow.compute", extra="preprocessing")
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        column = compute.utf8_slice_codeunits(column, 0, MOST_CHARACTERS)
+    captions: list[Any] = column.to_pylist()
+    return captions
+
+
 def read_header(path: str | Path) -> Header:
     """Rows, columns and the noted VQGAN of a shard; ValueError where it is no Parquet file with codes."""
     pa = require("pyarrow", extra="preprocessing")
-    parquet = require("pyarrow.parquet", extra="preprocessing")
     try:
-        with parquet.ParquetFile(path) as file:
+        with open_shard(path) as file:
             check_columns(file)
             note = (file.schema_arrow.metadata or {}).get(VQGAN_NOTE)
             vqgan = None if note is None else note.decode("ascii", errors="replace")
@@ -207,12 +229,11 @@ def read_blocks(path: str | Path, num_codes: int, codebook_size: int) -> Iterato
     A shard without keys has the numbers of its rows for keys.
     """
     pa = require("pyarrow", extra="preprocessing")
-    parquet = require("pyarrow.parquet", extra="preprocessing")
     first = 0
     try:
-        with parquet.ParquetFile(path) as file:
+        with open_shard(path) as file:
             for batch in code_batches(file, batch_size=READ_ROWS):
-                captions = batch.column("caption").to_pylist()
+                captions = captions_of(batch.column("caption"))
                 codes = decode_codes(batch.column("code").to_pylist(), num_codes, codebook_size)
                 if not all(isinstance(caption, str) for caption in captions):
                     raise UserError(f"a caption among rows {first} to {first + len(captions) - 1} is missing")

@@ -7,9 +7,8 @@ from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.files import sha256_file
 from dalle_lean.progress import OnProgress
-from dalle_lean.require import require
 from preprocessing.encoding.part_records import notes_folder
-from preprocessing.shards.files import read_blocks, read_header
+from preprocessing.shards.files import open_shard, read_blocks, read_header
 from preprocessing.shards.manifest import NAME, SHARD_NAME, Counts, DatasetInfo, Shard, write_dataset_info
 
 
@@ -63,8 +62,7 @@ def adopt(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress | None = 
 
 def first_image_side(path: Path) -> int:
     """Codes along one side of the first picture of a shard."""
-    parquet = require("pyarrow.parquet", extra="preprocessing")
-    with parquet.ParquetFile(path) as file:
+    with open_shard(path) as file:
         code = next(file.iter_batches(batch_size=1, columns=["code"])).column("code")[0].as_py()
     size = len(code) if isinstance(code, bytes) else 0
     side = math.isqrt(size // 2)

@@ -80,11 +80,11 @@ def shard_problems(path: Path, shard: Shard, info: DatasetInfo) -> Iterator[str]
     if not path.is_file():
         yield "is not there"
         return
-    sha256 = sha256_file(path)
-    if sha256 != shard.sha256:
-        yield f"SHA-256 is {sha256[:SHOWN_DIGITS]}; must be {shard.sha256[:SHOWN_DIGITS]}"
     try:
         header = read_header(path)
+        sha256 = sha256_file(path)
+        if sha256 != shard.sha256:
+            yield f"SHA-256 is {sha256[:SHOWN_DIGITS]}; must be {shard.sha256[:SHOWN_DIGITS]}"
         if header.vqgan not in (None, info.vqgan):
             yield f"foreign: its codes are of the VQGAN {str(header.vqgan)[:SHOWN_DIGITS]}"
         if missing := [name for name in COLUMNS if name not in header.columns]:

@@ -9,6 +9,7 @@ from typing import IO, Any
 from dalle_lean.errors import UserError
 from dalle_lean.images.files import PICTURE_SUFFIXES, lies_in, read_picture
 from preprocessing.sources.sample import (
+    MAX_CAPTION_BYTES,
     Sample,
     caption_of,
     json_object,
@@ -18,7 +19,6 @@ from preprocessing.sources.sample import (
     scalar,
 )
 
-MAX_CAPTION_BYTES = 64 * 2**10
 MAX_TEXT_BYTES = 2**20
 
 

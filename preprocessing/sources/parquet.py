@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
+from dalle_lean.io.parquet_footer import check_footer
 from dalle_lean.io.remote_errors import Unreachable
 from dalle_lean.require import require
 from preprocessing.sources.columns import Columns, Kind, find_columns
 from preprocessing.sources.files import File, files_fingerprint, is_remote, part_names
 from preprocessing.sources.parquet_pages import check_pages
-from preprocessing.sources.sample import Sample
+from preprocessing.sources.sample import MAX_CAPTION_BYTES, Sample
 
 BATCH_BYTES = 2**24
 MAX_BATCH_ROWS = 256
@@ -108,7 +109,10 @@ def read_group(file: File, table: Any, group: int, columns: Columns, name: str, 
         for batch in table.iter_batches(max(1, batch_rows), row_groups=[group], columns=selected, use_threads=False):
             values = {column: as_bytes(batch.column(column)) for column in columns.names}
             for row in range(batch.num_rows):
-                found = {column: values[column][row].as_py() for column in values}
+                found = {
+                    column: cells[row].as_py() if column == columns.picture else beginning(cells[row])
+                    for column, cells in values.items()
+                }
                 sample = columns.sample(found, f"{name} row {first + done}")
                 done += 1
                 yield sample
@@ -123,6 +127,7 @@ def read_group(file: File, table: Any, group: int, columns: Columns, name: str, 
 def open_parquet(file: File) -> Any:
     """Open without reading ahead whole columns; one of `damage()` where it is no Parquet."""
     parquet = require("pyarrow.parquet", extra="preprocessing")
+    check_footer(file)
     return parquet.ParquetFile(
         file, pre_buffer=False, buffer_size=2**20, page_checksum_verification=True, arrow_extensions_enabled=False
     )
@@ -140,6 +145,14 @@ def kind_of(column_type: Any) -> Kind:
         has_bytes = any(field.name == "bytes" and types.is_binary(field.type) for field in column_type)
         return "picture" if has_bytes else "other"
     return "bytes" if types.is_binary(column_type) or types.is_large_binary(column_type) else "other"
+
+
+def beginning(scalar: Any) -> Any:
+    """A value of Arrow's, of bytes only as many as a caption is read of: it may have gigabytes."""
+    pa = require("pyarrow", extra="preprocessing")
+    if not (scalar.is_valid and isinstance(scalar, pa.BinaryScalar)):  # text is bytes here, see `as_bytes`
+        return scalar.as_py()
+    return scalar.as_buffer()[:MAX_CAPTION_BYTES].to_pybytes()
 
 
 def as_bytes(column: Any) -> Any:

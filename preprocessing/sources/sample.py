@@ -17,6 +17,8 @@ METADATA_NAMES = {
     "original_width": ("original_width",),
     "original_height": ("original_height",),
 }
+MAX_CAPTION_BYTES = 64 * 2**10
+"""No more of a caption is read."""
 SCALARS = (str, int, float, bytes)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import MOST_BYTES, parse, sha256_file
+from dalle_lean.io.parquet_footer import check_footer
 from dalle_lean.io.remote_errors import storage_of
 from dalle_lean.require import require
 from preprocessing.shards.files import FORMAT, Counts, DatasetInfo, parse_dataset_info, read_dataset_info
@@ -65,13 +66,11 @@ class ShardSet:
 
     @contextmanager
     def open(self, index: int) -> Iterator[Any]:
-        """Shard `index` as pyarrow takes it."""
+        """Shard `index` as pyarrow takes it; ValueError where it does not end as Parquet does."""
         path = self.paths[index]
-        if not is_url(path):
-            yield path
-        else:
-            with RemoteFile(path, self.patience, self.on_notice) as file:
-                yield file
+        with RemoteFile(path, self.patience, self.on_notice) if is_url(path) else open(path, "rb") as file:
+            check_footer(file)
+            yield file if is_url(path) else path
 
 
 def find_shards(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dalle_lean.errors import UserError
 from dalle_lean.require import require
-from preprocessing.shards.files import code_batches, damaged, decode_codes
+from preprocessing.shards.files import captions_of, code_batches, damaged, decode_codes
 from training.data.catalog import ShardSet
 from training.data.remote_io import Unreachable
 
@@ -183,7 +183,7 @@ def runs(batches: Iterator[Any], skip: int, first_count: int, count: int) -> Ite
 
 def decode(table: Any, numbers: Sequence[int], shards: ShardSet, codes: bool = True) -> Rows:
     """The rows of a table or batch; `numbers` are theirs in the shard."""
-    captions = table.column("caption").to_pylist()
+    captions = captions_of(table.column("caption"))
     if not all(isinstance(caption, str) for caption in captions):
         raise UserError(f"a caption among rows {numbers[0]} to {numbers[-1]} is missing")
     keys = keys_of(table, numbers)

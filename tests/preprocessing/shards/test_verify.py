@@ -1,7 +1,9 @@
 """`dalle-lean shards verify`: each kind of damage is found, by name, and nothing else is."""
 
 import json
+import os
 import shutil
+import time
 
 import pyarrow.parquet as pq
 import pytest
@@ -55,10 +57,14 @@ def test_a_changed_byte_is_found(folder):
 def test_a_shard_cut_short_is_found(folder):
     path = folder / "shard-00002.parquet"
     path.write_bytes(path.read_bytes()[:-50])
-    (_, hashed), (file, problem) = problems(folder)
-    assert hashed.startswith("SHA-256 is ")
-    assert file == "shard-00002.parquet"
-    assert problem.startswith("damaged or no shard: ")
+    assert problems(folder) == [("shard-00002.parquet", "damaged or no shard: it does not end as a Parquet file does")]
+
+
+def test_a_shard_of_zeros_without_end_is_found_without_reading_it(folder):
+    os.truncate(folder / "shard-00002.parquet", 2**38)
+    started_s = time.monotonic()
+    assert problems(folder) == [("shard-00002.parquet", "damaged or no shard: it does not end as a Parquet file does")]
+    assert time.monotonic() - started_s < 10
 
 
 def test_a_shard_that_is_gone_is_found(folder):

@@ -1,3 +1,6 @@
+import os
+import resource
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -32,6 +35,24 @@ def test_the_samples_of_img2dataset_are_read_whole(rows, path):
     assert [sample.picture for sample in samples] == [row["jpg"] for row in rows]
     assert samples[3].metadata == {name: rows[3][name] for name in ("NSFW", "url", "original_width", "original_height")}
     assert not any(problems(samples))
+
+
+def test_of_a_caption_without_end_the_beginning_is_read(rows, path):
+    write_parquet(path, [rows[0], {**rows[1], "caption": "a cat " * 10**6}, {**rows[2], "caption": None}])
+    captions = [sample.caption for sample in read_all(open_source(path, 1000))]
+    assert captions == [rows[0]["caption"], ("a cat " * 10**6)[:65536], None]
+
+
+def test_a_footer_that_asks_for_gigabytes_is_broken(rows, path):
+    write_parquet(path, rows[:2])
+    source = open_source(path, 1000)
+    os.truncate(path, 2**33)
+    with open(path, "r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write((2**32 - 1).to_bytes(4, "little") + b"PAR1")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert problems(read_all(source)) == ["parquet_broken"]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KB
 
 
 def test_a_picture_that_img2dataset_could_not_download_is_counted(rows, path):
