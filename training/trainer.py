@@ -18,6 +18,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.files import sha256_file
 from dalle_lean.progress import OnProgress
+from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet, find_shards, is_url
 from training.data.loader import Batch, TrainingData, collate
 from training.data.remote_io import silent
@@ -31,8 +32,9 @@ from training.run.previews import draw_codes, save_sheet
 from training.run.progress import OnNotice, Progress
 from training.run.recipe import DataRecipe, OptimizerRecipe, Recipe
 from training.run.schedule import crop_of_step, learning_rate
-from training.step.build import build_model, matching_vqgan, refuse_other_codes, stated_codes
+from training.step.build import build_model, matching_vqgan, new_config, refuse_other_codes, stated_codes
 from training.step.learner import Learner
+from training.step.memory_budget import most_words, refuse_lack_of_memory
 
 NUM_SAMPLES = 8
 
@@ -119,9 +121,15 @@ class Run:
             caption_dropout=recipe.data.caption_dropout,
         )
         source = tokenizer or (init / "tokenizer.json" if init else None)
+        if init is None:
+            words = Tokenizer.from_file(source).vocab_size if source else most_words(recipe)
+            refuse_lack_of_memory(new_config(recipe, self.info, words), recipe, torch.device(device))
         self.tokenizer = place_tokenizer(out, source, self.data.captions(), recipe.data.text_vocab_size)
         torch.manual_seed(recipe.data.seed)
-        self.model = build_model(recipe, self.info, self.tokenizer.vocab_size, init).to(device)
+        self.model = build_model(recipe, self.info, self.tokenizer.vocab_size, init)
+        if init is not None:
+            refuse_lack_of_memory(self.model.config, recipe, torch.device(device))
+        self.model.to(device)
         self.learner = Learner(self.model, recipe)
         sections = recipe.to_dict()
         self.identity = {

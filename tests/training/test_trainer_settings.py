@@ -2,12 +2,15 @@
 
 import dataclasses
 import os
+import resource
 import signal
+import time
 
 import pytest
 import torch
 
 from dalle_lean import load_model
+from dalle_lean.errors import UserError
 from tests.training.runs import Killed, at_step, kill, losses, weights
 from training.run.metrics import NAME as METRICS
 from training.run.metrics import read_metrics
@@ -35,6 +38,29 @@ CHANGES = {
 def changed(recipe, sections):
     parts = {name: dataclasses.replace(getattr(recipe, name), **values) for name, values in sections.items()}
     return dataclasses.replace(recipe, **parts)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": {"hidden_size": 2**16}}, "a model of 77,360,922,988 parameters needs 775 GB of RAM, and"),
+        ({"model": {"num_layers": 4096, "shared_blocks": None, "hidden_size": 4096}}, "needs .* TB of RAM, and"),
+        ({"data": {"batch_size": 10**9}}, r"a step of 1,000,000,000 samples, 1,000,000,000 of them at once"),
+        ({"data": {"batch_size": 10**12}, "memory": {"micro_batches": 10**12}}, r"samples, 1 of them at once"),
+    ],
+    ids=["hidden size", "layers", "batch", "batch in parts"],
+)
+def test_a_run_too_large_for_the_machine_is_refused_with_both_figures_before_it_takes_any(
+    shards, recipe, tmp_path, change, words
+):
+    model = recipe.model | change.pop("model", {})
+    recipe = dataclasses.replace(changed(recipe, change), model=model)
+    before, started_s = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    with pytest.raises(UserError, match=f"{words}.* are free: take a smaller batch_size or model"):
+        train(shards, tmp_path / "out", recipe)
+    assert time.monotonic() - started_s < 60
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KB
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)

@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from dalle_lean import Dalle, load_model
+from dalle_lean import Dalle, DalleConfig, load_model
 from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN, read_description
 from dalle_lean.io.files import read_json
@@ -13,16 +13,22 @@ from training.data.catalog import Codes, ShardSet
 from training.run.recipe import Recipe
 
 
+def new_config(recipe: Recipe, info: DatasetInfo, vocab_size: int) -> DalleConfig:
+    """The recipe's model for this data and so many ids; ValueError where it says otherwise."""
+    return recipe.model_config(
+        image_side=info.image_side, image_vocab_size=info.codebook_size, text_vocab_size=vocab_size
+    )
+
+
 def build_model(recipe: Recipe, info: DatasetInfo, vocab_size: int, init: Path | None) -> Dalle:
     """The recipe's model with new weights, or `init`; ValueError where it does not fit the data and the tokenizer."""
-    sizes = {"image_side": info.image_side, "image_vocab_size": info.codebook_size, "text_vocab_size": vocab_size}
     if init is None:
-        return Dalle(recipe.model_config(**sizes))
+        return Dalle(new_config(recipe, info, vocab_size))
     model = load_model(init)
     recorded = read_json(init / "config.json")["vqgan_fingerprint"]
     if recorded is not None and recorded != info.vqgan:
         raise UserError(f"{init} was trained on codes of the VQGAN {recorded[:12]}, the data is of {info.vqgan[:12]}")
-    dataclasses.replace(recipe, model=model.config.to_dict()).model_config(**sizes)
+    new_config(dataclasses.replace(recipe, model=model.config.to_dict()), info, vocab_size)
     return model
 
 
