@@ -15,6 +15,7 @@ from demo.controls import Controls
 from demo.download import write_pictures
 from demo.form import Wish, first_rows, new_seed, read_request
 from demo.service.drawing_service import Drawn, Studio
+from demo.service.scheduler import Busy
 from inference.generator import Request
 
 Update = dict[Any, Any]
@@ -175,6 +176,8 @@ class Actions:
             return ""
         try:
             image = self.studio.preview(first_rows(self.studio, self.studio.read_upload(upload), rows))
+        except Busy as busy:
+            return views.busy(busy)
         except UserError as mistake:
             return views.failure(str(mistake))
         return views.given_stage(image, rows, of=self.studio.generator.model.config.image_side)

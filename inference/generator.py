@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -310,8 +312,12 @@ class Generator:
 
     def read_picture(self, image: Image.Image) -> Tensor:
         """The codes [I] of the centre square of a picture; ValueError for broken data."""
-        pixels = torch.from_numpy(square_pixels(image, self.picture_side).copy())
-        codes: Tensor = self.vqgan.encode(pixels.permute(2, 0, 1)[None].to(self.device) / 255)[0]
+        return self.read_pixels(square_pixels(image, self.picture_side))
+
+    def read_pixels(self, pixels: NDArray[np.uint8]) -> Tensor:
+        """The codes [I] of the pixels [side, side, 3] of a picture, whose side is `picture_side`."""
+        images = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].to(self.device) / 255
+        codes: Tensor = self.vqgan.encode(images)[0]
         return codes
 
     def preview(self, codes: Tensor) -> list[Image.Image]:

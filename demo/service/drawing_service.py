@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from dalle_lean.errors import UserError
-from dalle_lean.images.files import UnusablePicture
+from dalle_lean.images.files import UnusablePicture, square_pixels
 from demo.service.latency_model import Pace, measure, wait_for_device
 from demo.service.scheduler import Place, Turns
 from demo.upload import NO_PICTURE, open_upload
@@ -21,6 +21,8 @@ from inference.generator import Generator, Picture, Progress, Request, Settings
 
 AT_ONCE = 3
 WAITING = 20
+UPLOADS_WAITING = 3
+FIRST_UPLOAD_S = 1.0
 # Those who wait are told this often how the line moves; unfinished pictures are shown at most this often.
 LINE_INTERVAL_S = 0.5
 PREVIEW_INTERVAL_S = 0.3
@@ -83,6 +85,9 @@ class Studio:
     def __init__(self, generator: Generator, pace: Pace | None = None, at_once: int = AT_ONCE, waiting: int = WAITING):
         self.generator = generator
         self.turns = Turns(at_once, waiting)
+        self.uploads = Turns(at_once=1, waiting=UPLOADS_WAITING)
+        self.upload_s = FIRST_UPLOAD_S
+        """What the last one took."""
         self.pace = self.turns.turn(lambda: measure(generator, at_once)) if pace is None else pace
 
     def num_drawn(self, settings: Settings) -> int:
@@ -157,12 +162,20 @@ class Studio:
         return Step(progress, seconds, [] if codes is None else self.generator.preview(codes[:PREVIEWS]))
 
     def read_upload(self, upload: bytes) -> Tensor:
-        """The codes [I] of an uploaded picture; ValueError for what is no picture."""
-        image = open_upload(upload)
-        try:
-            return self.turns.turn(lambda: self.generator.read_picture(image))
-        except UnusablePicture:
-            raise UserError(NO_PICTURE) from None
+        """The codes [I] of an uploaded picture; ValueError for what is no picture, Busy where many are being read.
+
+        One at a time is decoded and has turns beside those of the drawings, so that no flood of them keeps a drawing.
+        """
+        with self.uploads.place(self.upload_s) as place:
+            place.wait()
+            started_s = time.monotonic()
+            try:
+                pixels = square_pixels(open_upload(upload), self.generator.picture_side)
+            except UnusablePicture:
+                raise UserError(NO_PICTURE) from None
+            codes = self.turns.turn(lambda: self.generator.read_pixels(pixels))
+            self.upload_s = time.monotonic() - started_s
+            return codes
 
     def preview(self, codes: Tensor) -> Image.Image:
         """How much of a picture [m codes] is given, transparent below."""

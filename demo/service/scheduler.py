@@ -36,7 +36,7 @@ class Place:
         """Place in the waiting line from 1; 0 is being served."""
         return self.turns.line_of(self)
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float | None = None) -> bool:
         """True as soon as it is served, False when `timeout_s` has passed before."""
         return self.turns.wait_for(self, timeout_s)
 
@@ -81,7 +81,7 @@ class Turns:
         with self._changed:
             return max(0, self._places.index(place) - self.at_once + 1)
 
-    def wait_for(self, place: Place, timeout_s: float) -> bool:
+    def wait_for(self, place: Place, timeout_s: float | None) -> bool:
         with self._changed:
             return self._changed.wait_for(lambda: self._places.index(place) < self.at_once, timeout_s)
 

@@ -1,10 +1,19 @@
 """Uploaded files may be anything."""
 
 import io
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from itertools import islice
+from threading import Event
 
 import pytest
 from PIL import Image
 
+from demo.actions import Actions
+from demo.answer import answer
+from demo.form import Wish, read_request
+from demo.service.drawing_service import UPLOADS_WAITING
+from demo.service.scheduler import Busy
 from demo.upload import MAX_UPLOAD_BYTES, open_upload
 
 
@@ -33,6 +42,35 @@ def test_common_formats_are_read(kind):
 def test_everything_else_is_refused_in_a_sentence(upload, said):
     with pytest.raises(ValueError, match=said):
         open_upload(upload)
+
+
+def test_a_flood_of_uploads_is_told_busy_and_drawings_keep_their_turns(studio):
+    upload, begun, free = encoded(Image.new("RGB", (64, 64), "red"), "PNG"), Event(), Event()
+    with ThreadPoolExecutor(32) as visitors:
+        visitors.submit(studio.turns.turn, lambda: (begun.set(), free.wait(30)))
+        begun.wait(30)
+        uploads = [visitors.submit(studio.read_upload, upload) for _ in range(30)]
+        refused = list(islice(as_completed(uploads, timeout=30), 30 - 1 - UPLOADS_WAITING))
+        assert sum(one.done() for one in uploads) == len(refused)  # the others wait behind the turn that is taken
+        assert all(isinstance(one.exception(), Busy) for one in refused)
+        drawing = visitors.submit(studio.turns.turn, lambda: [one.done() for one in uploads if one not in refused])
+        free.set()
+        assert drawing.result(30).count(True) <= 1  # only the one upload that was before it
+        assert [len(one.result(30)) for one in uploads if one not in refused] == [16] * (1 + UPLOADS_WAITING)
+    assert len(studio.read_upload(upload)) == 16
+
+
+def test_who_uploads_to_a_busy_page_reads_the_sentence_of_those_who_draw(studio):
+    upload = encoded(Image.new("RGB", (64, 64), "red"), "PNG")
+    actions = Actions(studio, parts=None)
+    assert "busy" not in actions.look_at_upload(upload, 2)
+    with ExitStack() as others:
+        for _ in range(1 + UPLOADS_WAITING):
+            others.enter_context(studio.uploads.place(7.0))
+        assert "The page is busy" in actions.look_at_upload(upload, 2)
+        wish = Wish(2, 2, 0, 1.0, 1.0, 1.0, 3, upload=upload, rows=2)
+        *_, last = answer(studio, lambda: read_request(studio, "a red heart", wish), Event())
+        assert "The page is busy: 1 drawing, 3 waiting. Please try again in about 7 s" in last.status
 
 
 def test_a_picture_cut_short_is_refused_when_it_is_read(studio):
