@@ -83,13 +83,7 @@ class Vocabulary:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a vocabulary.json; ValueError for anything else, or for one above the limits of this file."""
-        size = Path(path).stat().st_size
-        if size > LARGEST_BYTES:
-            raise UserError(f"{path} has {size} bytes, more than any vocabulary ({LARGEST_BYTES}); get another copy")
-        try:
-            content = read_json(path)
-        except RecursionError:
-            raise UserError(f"{path} is not a vocabulary: it is nested too deeply") from None
+        content = read_json(path, LARGEST_BYTES)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise UserError(f"{path} is not of the format {FORMAT}")
         words, captions = content.get("words"), content.get("captions")

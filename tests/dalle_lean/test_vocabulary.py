@@ -109,7 +109,7 @@ def content(**changes):
     ("text", "message"),
     [
         ("{", "is not JSON"),
-        ("[" * 100_000, "nested too deeply"),
+        ("[" * 100_000, "nested too deep"),
         ("[]", "not of the format"),
         (content(format="dalle_lean_vocabulary/2"), "not of the format"),
         (content(captions=-1), "captions must be a whole number"),
@@ -120,7 +120,7 @@ def content(**changes):
         (content(words={"heart": None}), "'heart' must have"),
         (content(words={"": 5}), "'' must have 1 to 64 characters"),
         (content(words={"x" * 65: 5}), "must have 1 to 64 characters"),
-        (" " * (vocabulary.LARGEST_BYTES + 1), "more than any vocabulary"),
+        (" " * (vocabulary.LARGEST_BYTES + 1), "it may have 14,400,000 at most"),
     ],
 )
 def test_what_is_no_vocabulary_is_refused_by_name(tmp_path, text, message):

@@ -203,9 +203,9 @@ def test_a_vocabulary_that_is_none_is_refused_by_name(model_folder_with_vocabula
 
 def test_loading_hashes_every_part_once(model_folder, monkeypatch):
     hashed = []
-    for room in ("folder", "clip"):
+    for module in ("io.model_folder", "clip.scorer"):
         monkeypatch.setattr(
-            f"dalle_lean.{room}.sha256_file", lambda path: hashed.append(Path(path)) or sha256_file(path)
+            f"dalle_lean.{module}.sha256_file", lambda path: hashed.append(Path(path)) or sha256_file(path)
         )
     monkeypatch.setattr("dalle_lean.images.vqgan.fingerprint", lambda config, weights: hashed.append("weights"))
     Generator.from_folder(model_folder, device="cpu")
