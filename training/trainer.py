@@ -1,4 +1,4 @@
-"""A training run on one machine: what it is made of, what it looks at on its way, and how it survives.
+"""A training run on one machine: its parts, what it measures, and how it saves and resumes.
 
 OUT gets model/ (a model folder), checkpoint/, tokenizer.json, vocabulary.json, metrics.jsonl, tensorboard/ and
 samples/.
@@ -196,7 +196,7 @@ class Run:
     def batches(self, stopping: Callable[[], bool] | None = None) -> Generator[tuple[Batch, Position], None, None]:
         """The batches that are left, each with the data position behind it; a thread makes them ahead of need.
 
-        They end early where `stopping` is true while the data lets us wait.
+        They end early where `stopping` is true while waiting for data.
         """
         remaining = self.recipe.schedule.total_steps - self.progress.step
         size, length = self.recipe.data.batch_size, self.model.config.text_len

@@ -124,7 +124,7 @@ def read_model(
     dtype: torch.dtype | None = torch.float32,
     plan: MemoryPlan | None = None,
 ) -> Dalle:
-    """As `load_model`, for who has called `check_parts` already: `checked` is its answer. Nothing is hashed again.
+    """As `load_model`, after `check_parts`, whose answer is `checked`. Nothing is hashed again.
 
     dtype: None leaves the weights as they are stored.
     """

@@ -1,5 +1,7 @@
 """The modules that layers share, attention and feed-forward, and what each layer has to itself.
 
+Which layer uses which Block is `DalleConfig.layer_blocks`.
+
 B batch, S positions, D hidden size, H heads, d head size.
 """
 
@@ -49,7 +51,7 @@ def projection(
 
 
 class Attention(nn.Module):
-    """Multi-head attention whose queries, keys and values are all rotated (model of the training run)."""
+    """Multi-head attention whose queries, keys and values are all rotated (as in the code of the paper's run)."""
 
     def __init__(self, config: DalleConfig, **factory: Any):
         super().__init__()
@@ -81,7 +83,7 @@ class Attention(nn.Module):
         return [slice(third * inner + start, third * inner + stop) for third in range(3)]
 
     def merge(self, outputs: Tensor, weights: Weights = PLAIN, heads: slice | None = None) -> Tensor:
-        """Outputs of `heads` (None: all) [B, H, S, d] -> their part of [B, S, D]; the first head brings the bias."""
+        """Outputs of `heads` (None: all) [B, H, S, d] -> their part of [B, S, D]; the first head adds the bias."""
         merged = outputs.transpose(1, 2).flatten(2)
         if heads is None:
             return weights.project(self.out, merged)

@@ -3,6 +3,8 @@
 P = number of text positions (`<bos>` and the caption), f = side of the code grid, S = P + f * f.
 Masks are boolean, True = may attend. A text query sees the text up to itself; an image query sees all text, itself and,
 of the codes before it, those its kind of attention names. Source: Ramesh et al. 2021, appendix B.1.
+
+This is the rule, pair by pair; `attention.py` computes the same pairs in training without [S, S] weights.
 """
 
 from collections.abc import Callable

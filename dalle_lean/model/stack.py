@@ -70,8 +70,8 @@ def run_reversible_keeping(x: Tensor, stack: Sequence[tuple[Run, Run]]) -> Tenso
 def run_lean(
     x: Tensor, stack: Stack, plan: MemoryPlan, dtype: torch.dtype, reversible: bool, scales: BranchScales | None = None
 ) -> Tensor:
-    """`run_sequential` or `run_reversible_keeping` with branches computed in pieces, twice. Branches draw no random
-    numbers.
+    """`run_sequential` or `run_reversible_keeping` with branches computed in pieces: once in forward, again in
+    backward. Branches draw no random numbers.
 
     Backward finds the input of each branch kept or, reversible, rebuilds it from its output: then nothing is kept.
     Sources: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"; Gomez et al. 2017, "The Reversible
@@ -90,7 +90,7 @@ def run_lean(
 
 
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which torch.compile is to go around. Asking for that imports the compiler, so only it may ask."""
+    """The function, kept out of torch.compile. `disable` imports the compiler, so it is called only while compiling."""
     return torch.compiler.disable(function) if torch.compiler.is_compiling() else function
 
 

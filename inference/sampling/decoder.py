@@ -64,7 +64,7 @@ class LayerWeights:
 class Decoder:
     """The transformer's function for sampling in one precision, on the model's device.
 
-    What needs no conversion is shared with the model: make a new one after training on.
+    What needs no conversion is shared with the model: make a new one after further training.
     """
 
     def __init__(self, model: Dalle, precision: Precision = "fp32"):

@@ -42,6 +42,12 @@ def plain(result: Candidate | Rejection) -> tuple:
     return tuple(value.tolist() if isinstance(value, np.ndarray) else value for value in vars(result).values())
 
 
+@pytest.fixture(autouse=True)
+def _workers_find_these_tests(monkeypatch):
+    """Before a package `tests` that something else has installed."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[3])
+
+
 @pytest.fixture
 def new_processes():
     """Tells the processes below this one that a test has started; others may have left theirs."""

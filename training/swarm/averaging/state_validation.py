@@ -1,4 +1,4 @@
-"""Whether a stranger's weights are any good: by samples that nobody trains on."""
+"""Whether another peer's weights can be trusted: their loss on samples that nobody trains on."""
 
 import math
 from collections.abc import Sequence

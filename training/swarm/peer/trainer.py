@@ -1,4 +1,4 @@
-"""One peer's walk: gradients on its own data, steps with all the others."""
+"""One peer's training loop: gradients on its own data, steps with all the others."""
 
 import math
 import time
