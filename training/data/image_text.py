@@ -1,4 +1,4 @@
-"""Pictures with captions in memory, and the batches a CLIP learns from.
+"""Pictures with captions, and the batches a CLIP learns from.
 
 Shapes: N pictures, B pictures of a batch, S side in pixels.
 """
@@ -20,6 +20,9 @@ from torch.nn import functional as F
 from dalle_lean.errors import UserError
 from dalle_lean.images import files as pictures
 from dalle_lean.progress import OnProgress
+from training.data.pixels import Pixels, in_file, in_memory, stamp
+from training.data.remote_io import silent
+from training.run.progress import OnNotice
 
 CAPTION_FIELDS = ("text", "caption")
 
@@ -31,8 +34,7 @@ Facts = dict[str, str]
 class Captioned:
     """Pictures and their captions."""
 
-    pixels: Tensor
-    """uint8 [N, 3, S, S]"""
+    pixels: Pixels
     captions: list[str]
     """Or other labels."""
     skipped: Counter[str] = field(default_factory=Counter)
@@ -46,9 +48,11 @@ class Captioned:
     def take(self, rows: Sequence[int]) -> "Captioned":
         """The pictures of these rows."""
         chosen = torch.tensor(rows, dtype=torch.int64)
-        captions = [self.captions[row] for row in rows]
         return replace(
-            self, pixels=self.pixels[chosen], captions=captions, facts=[self.facts[row] for row in rows if self.facts]
+            self,
+            pixels=self.pixels.take(chosen),
+            captions=[self.captions[row] for row in rows],
+            facts=[self.facts[row] for row in rows if self.facts],
         )
 
 
@@ -60,6 +64,8 @@ def read_captioned(
     fields: Sequence[str] = (),
     label_of: Callable[[dict[str, Any]], str] | None = None,
     read: Callable[[Path, str, int], Tensor] | None = None,
+    store: Path | None = None,
+    on_notice: OnNotice = silent,
 ) -> Captioned:
     """Read a folder as `datasets`' ImageFolder has it: pictures, and metadata.jsonl with file_name and text or caption.
 
@@ -70,31 +76,51 @@ def read_captioned(
         fields: of the lines, kept as `facts`.
         label_of: what a line says of its picture, and stands in `captions`; `caption_of` unless told.
         read: (folder, file_name, side) -> uint8 [3, side, side]; `read_picture` unless told.
+        store: a file for the decoded pictures, in which a later call finds them; else they are in memory.
+        on_notice: told what the file takes.
     """
     label_of, read = label_of or caption_of, read or read_picture
     listing = folder / "metadata.jsonl"
     if not listing.is_file():
         raise UserError(f"{folder} has no metadata.jsonl; give a folder of pictures with one line of JSON for each")
     lines = [line for line in listing.read_bytes().split(b"\n") if line.strip()]
-    pixels = torch.empty(len(lines), 3, side, side, dtype=torch.uint8)
-    captions: list[str] = []
-    facts: list[Facts] = []
-    skipped: Counter[str] = Counter()
-    for done, line in enumerate(lines, start=1):
-        try:
-            entry = parse_line(line)
-            caption = label_of(entry)
-            pixels[len(captions)] = read(folder, entry["file_name"], side)
-        except Unusable as reason:
-            skipped[str(reason)] += 1
-        else:
-            captions.append(caption)
-            facts.append(facts_of(entry, fields))
-        if on_progress is not None and (done % 500 == 0 or done == len(lines)):
-            on_progress(done, len(lines), f"{skipped.total()} unusable" if skipped else "")
+
+    def fill(pixels: Tensor) -> dict[str, Any]:
+        used: list[int] = []
+        skipped: Counter[str] = Counter()
+        for number, line in enumerate(lines):
+            try:
+                entry = parse_line(line)
+                label_of(entry)
+                pixels[len(used)] = read(folder, entry["file_name"], side)
+                used.append(number)
+            except Unusable as reason:
+                skipped[str(reason)] += 1
+            if on_progress is not None and ((number + 1) % 500 == 0 or number + 1 == len(lines)):
+                on_progress(number + 1, len(lines), f"{skipped.total()} unusable" if skipped else "")
+        return {"used": used, "skipped": skipped}
+
+    if store is None:
+        pixels, said = in_memory(len(lines), side, fill)
+    else:
+        made_from = stamp(folder, names_in(lines), side, hashlib.sha256(b"\n".join(lines)).hexdigest())
+        pixels, said = in_file(store, made_from, len(lines), side, fill, on_notice)
+    entries = [parse_line(lines[number]) for number in said["used"]]
+    captions = [label_of(entry) for entry in entries]
+    skipped = Counter(said["skipped"])
     if not captions:
         raise UserError(f"{listing}: no line can be used: {dict(skipped) or 'it is empty'}")
-    return Captioned(pixels[: len(captions)], captions, skipped, facts)
+    facts = [facts_of(entry, fields) for entry in entries]
+    return Captioned(Pixels(pixels[: len(captions)]), captions, skipped, facts)
+
+
+def names_in(lines: Sequence[bytes]) -> Iterator[str]:
+    """The file_name of each line that has one."""
+    for line in lines:
+        try:
+            yield parse_line(line)["file_name"]
+        except Unusable:
+            continue
 
 
 class Unusable(Exception):
@@ -146,7 +172,8 @@ def digest(data: Captioned) -> str:
     running = hashlib.sha256("\n".join(data.captions).encode("utf-8", "surrogatepass"))
     if any(data.facts):
         running.update(json.dumps(data.facts, sort_keys=True).encode())
-    running.update(data.pixels.contiguous().numpy().data)
+    for pixels in data.pixels.chunks():
+        running.update(pixels.numpy().data)
     return running.hexdigest()
 
 

@@ -1,22 +1,23 @@
 """The run that trains a small CLIP: what it reads, what it measures on its way, and how it survives a kill.
 
-OUT gets clip/ (a CLIP folder), checkpoint/, tokenizer.json, metrics.jsonl and tensorboard/; with a VQGAN also
-decoded.safetensors, the pictures as it decodes them.
+OUT gets clip/ (a CLIP folder), checkpoint/, tokenizer.json, metrics.jsonl and tensorboard/. The pictures, as they were
+read, are in pictures.npy and heldout.npy; with a VQGAN a share of them, as it decodes them, is in decoded.npy.
 """
 
+import dataclasses
 import math
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from dalle_lean.clip.scorer import ClipScorer, right_caption_first
 from dalle_lean.images.vqgan import VQGAN
-from dalle_lean.io.files import atomic_write, sha256_file
+from dalle_lean.io.files import sha256_file
 from dalle_lean.progress import OnProgress
 from training.data.image_text import Captioned, digest, hold_out, read_captioned
+from training.data.pixels import Pixels, in_file
+from training.data.remote_io import silent
 from training.run.checkpoint import load_checkpoint
 from training.run.folder import place_tokenizer
 from training.run.graceful_stop import TimeLimit
@@ -68,17 +69,20 @@ def train_clip(
         KeyboardInterrupt, Terminated: on Ctrl+C or SIGTERM, once the step is finished and saved.
     """
     limit = TimeLimit(max_minutes)
-    train_set, heldout_set = read_sets(data, heldout, recipe, on_progress)
+    train_set, heldout_set = read_sets(data, heldout, recipe, out, on_progress, on_notice or silent)
     run = {
         "recipe": what_decides(recipe),
         "training pictures": digest(train_set),
         "tokenizer": sha256_file(tokenizer) if tokenizer else None,
         "vqgan": sha256_file(vqgan / "config.json") if vqgan else None,
     }
-    views = {"": heldout_set.pixels}
+    views = {"": heldout_set.pixels[:]}
     if vqgan is not None:
-        views["decoded_"] = decode(VQGAN.load(vqgan).to(device), heldout_set.pixels, device)
-        show_decoded(train_set, out / "decoded.safetensors", vqgan, recipe, device, on_progress)
+        views["decoded_"] = torch.empty_like(views[""])
+        decode(VQGAN.load(vqgan).to(device), heldout_set.pixels, views["decoded_"], device)
+        train_set = partly_decoded(
+            train_set, out / "decoded.npy", vqgan, recipe, device, on_progress, on_notice or silent
+        )
     placed = place_tokenizer(out, tokenizer, train_set.captions, recipe.vocab_size)
     scorer = new_scorer(recipe, placed, device)
     learner = Learner(recipe, scorer, train_set)
@@ -112,14 +116,24 @@ def train_clip(
 
 
 def read_sets(
-    data: Path, heldout: Path | None, recipe: ClipRecipe, on_progress: OnProgress | None
+    data: Path,
+    heldout: Path | None,
+    recipe: ClipRecipe,
+    out: Path,
+    on_progress: OnProgress | None,
+    on_notice: OnNotice,
 ) -> tuple[Captioned, Captioned]:
-    """The pictures to train on, and those to measure on: of a folder, else of captions set aside."""
-    train_set = read_captioned(data, recipe.picture_side, on_progress, fields=recipe.fields)
+    """The pictures to train on, and those to measure on: of a folder, else of captions set aside; in files of `out`."""
+    side = recipe.picture_side
+    train_set = read_captioned(
+        data, side, on_progress, fields=recipe.fields, store=out / "pictures.npy", on_notice=on_notice
+    )
     if heldout is None:
         train_set, heldout_set = hold_out(train_set, recipe.heldout_share, recipe.seed)
     else:
-        heldout_set = read_captioned(heldout, recipe.picture_side, fields=recipe.fields)
+        heldout_set = read_captioned(
+            heldout, side, fields=recipe.fields, store=out / "heldout.npy", on_notice=on_notice
+        )
     stride = math.ceil(len(heldout_set) / recipe.heldout_pictures)
     return train_set, heldout_set.take(range(0, len(heldout_set), stride))
 
@@ -138,34 +152,37 @@ def measure(scorer: ClipScorer, views: dict[str, Tensor], captions: list[str], q
     return measured
 
 
-def show_decoded(
-    data: Captioned, cache: Path, vqgan: Path, recipe: ClipRecipe, device: str, on_progress: OnProgress | None
-) -> None:
-    """Replace a share of the pictures in `data`, drawn by the seed, by what the VQGAN makes of them; kept in the file
-    `cache`."""
+def partly_decoded(
+    data: Captioned,
+    store: Path,
+    vqgan: Path,
+    recipe: ClipRecipe,
+    device: str,
+    on_progress: OnProgress | None,
+    on_notice: OnNotice = silent,
+) -> Captioned:
+    """`data` with a share of its pictures, drawn by the seed, as the VQGAN decodes them; kept in the file `store`."""
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(recipe.seed))
     rows = order[: round(recipe.decoded_share * len(data))]
     made_from = f"{digest(data)} {sha256_file(vqgan / 'config.json')} {recipe.seed} {len(rows)}"
-    if not cache.is_file() or cached_from(cache) != made_from:
-        decoded = decode(VQGAN.load(vqgan).to(device), data.pixels[rows], device, on_progress)
-        with atomic_write(cache) as temporary:
-            save_file({"pixels": decoded}, temporary, {"made_from": made_from})
-    with safe_open(cache, "pt") as file:
-        data.pixels.index_copy_(0, rows, file.get_tensor("pixels"))
 
+    def fill(decoded: Tensor) -> None:
+        decode(VQGAN.load(vqgan).to(device), data.pixels.take(rows), decoded, device, on_progress)
 
-def cached_from(cache: Path) -> str | None:
-    """What a file of decoded pictures was made from."""
-    with safe_open(cache, "pt") as file:
-        return (file.metadata() or {}).get("made_from")
+    decoded, _ = in_file(store, made_from, len(rows), recipe.picture_side, fill, on_notice)
+    return dataclasses.replace(data, pixels=data.pixels.replaced(rows, decoded))
 
 
 @torch.no_grad()
 def decode(
-    vqgan: VQGAN, pixels: Tensor, device: str, on_progress: OnProgress | None = None, batch_size: int = 64
-) -> Tensor:
-    """uint8 [N, 3, S, S] -> the same after encoding and decoding."""
-    decoded = torch.empty_like(pixels)
+    vqgan: VQGAN,
+    pixels: Pixels,
+    decoded: Tensor,
+    device: str,
+    on_progress: OnProgress | None = None,
+    batch_size: int = 64,
+) -> None:
+    """Write pictures after encoding and decoding into `decoded`, uint8 [N, 3, S, S]."""
     for start in range(0, len(pixels), batch_size):
         part = slice(start, start + batch_size)
         with torch.autocast(torch.device(device).type, torch.bfloat16):
@@ -173,4 +190,3 @@ def decode(
         decoded[part] = (images.float() * 255).round().to("cpu", torch.uint8)
         if on_progress is not None:
             on_progress(min(part.stop, len(pixels)), len(pixels), "pictures through the VQGAN")
-    return decoded

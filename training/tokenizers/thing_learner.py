@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from dalle_lean.errors import UserError
 from dalle_lean.images.thing_classifier import SIDES, ThingClassifier
 from dalle_lean.optim.lamb import parameter_groups
+from training.data.pixels import Pixels
 from training.run.schedule import cosine_rate
 from training.step.precision import autocast
 from training.tokenizers.loop import guarded_step, shuffled_batches
@@ -77,7 +78,7 @@ class ThingLearner:
         labels: [N], the rows of these things in `classifier`.
     """
 
-    def __init__(self, recipe: ThingRecipe, classifier: ThingClassifier, pixels: Tensor, labels: Tensor):
+    def __init__(self, recipe: ThingRecipe, classifier: ThingClassifier, pixels: Pixels, labels: Tensor):
         self.recipe, self.classifier, self.pixels, self.labels = recipe, classifier, pixels, labels
         self.optimizer = torch.optim.AdamW(parameter_groups(classifier.model, recipe.weight_decay))
 

@@ -69,7 +69,7 @@ def train_things(
 
     def measure_heldout(metrics: MetricsLog) -> None:
         if known is not None:
-            hits = classifier.scores_of_pixels(known.pixels).argmax(dim=1).cpu() == classifier.rows(known.captions)
+            hits = classifier.scores_of_pixels(known.pixels[:]).argmax(dim=1).cpu() == classifier.rows(known.captions)
             progress.measured = {"right_thing_first": hits.float().mean().item()}
             metrics.write(progress.step, **progress.measured)
 

@@ -1,6 +1,7 @@
 """Training of a VQGAN on a folder of pictures (Esser et al. 2021, arXiv 2012.09841), without downloaded weights.
 
-OUT becomes a VQGAN folder; beside it stand checkpoint/, metrics.jsonl, tensorboard/ and reconstructions/.
+OUT becomes a VQGAN folder; beside it stand checkpoint/, metrics.jsonl, tensorboard/, reconstructions/, and pictures.npy
+and heldout.npy, the pictures as they were read.
 """
 
 import hashlib
@@ -8,6 +9,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +20,8 @@ from dalle_lean.images.files import PICTURE_SUFFIXES
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.progress import OnProgress
 from training.data.image_text import Unusable, read_picture
+from training.data.pixels import Pixels, in_file, in_memory, stamp
+from training.data.remote_io import silent
 from training.run.checkpoint import load_checkpoint
 from training.run.graceful_stop import TimeLimit
 from training.run.metrics import MetricsLog
@@ -48,10 +52,9 @@ class Progress(StepCount):
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """Pictures in memory."""
+    """Decoded pictures."""
 
-    pixels: Tensor
-    """uint8 [N, 3, S, S]"""
+    pixels: Pixels
     skipped: Counter[str] = field(default_factory=Counter)
     """Files that could not be read, by reason."""
 
@@ -86,11 +89,11 @@ def train_vqgan(
         KeyboardInterrupt, Terminated: on Ctrl+C or SIGTERM, once the step is finished and saved.
     """
     limit = TimeLimit(max_minutes)
-    train_set, heldout_set = read_sets(data, heldout, recipe, on_progress)
+    train_set, heldout_set = read_sets(data, heldout, recipe, out, on_progress, on_notice or silent)
     learner = VQGANLearner(recipe).to(device)
     identity = {
         "recipe": what_decides(recipe),
-        "pictures": hashlib.sha256(train_set.pixels.numpy().data).hexdigest(),
+        "pictures": digest(train_set.pixels),
     }
     if init_from is not None:
         learner.begin_with(init_from)
@@ -100,7 +103,7 @@ def train_vqgan(
     progress.unusable = dict(train_set.skipped + heldout_set.skipped)
 
     def measure_heldout(metrics: MetricsLog, vqgan: VQGAN, name: str) -> None:
-        measured, shown = measure(vqgan, heldout_set.pixels, recipe)
+        measured, shown = measure(vqgan, heldout_set.pixels[:], recipe)
         progress.psnr_db, progress.codes_used = measured["heldout_psnr_db"], measured["heldout_codes_used"]
         metrics.write(progress.step, **measured)
         save_sheet(out / "reconstructions" / f"{name}.png", shown)
@@ -161,38 +164,68 @@ def side_by_side(originals: Tensor, reconstructions: Tensor, width: int = 16) ->
     return [row for pair in pairs for row in pair]
 
 
+def digest(pixels: Pixels) -> str:
+    """SHA-256 over all pictures."""
+    running = hashlib.sha256()
+    for chunk in pixels.chunks():
+        running.update(chunk.numpy().data)
+    return running.hexdigest()
+
+
 def read_sets(
-    data: Path, heldout: Path | None, recipe: VQGANRecipe, on_progress: OnProgress | None
+    data: Path,
+    heldout: Path | None,
+    recipe: VQGANRecipe,
+    out: Path,
+    on_progress: OnProgress | None,
+    on_notice: OnNotice,
 ) -> tuple[Pictures, Pictures]:
-    """The pictures to train on, and those to measure on."""
+    """The pictures to train on, and those to measure on; in files of `out`."""
     side = recipe.crop_from or recipe.config.picture_side
-    train_set = read_pictures(data, side, on_progress)
+    train_set = read_pictures(data, side, on_progress, store=out / "pictures.npy", on_notice=on_notice)
     if heldout is not None:
-        heldout_set = read_pictures(heldout, side, on_progress)
+        heldout_set = read_pictures(heldout, side, on_progress, store=out / "heldout.npy", on_notice=on_notice)
     else:
         held = torch.arange(len(train_set.pixels)) % 50 == 0
-        heldout_set = Pictures(train_set.pixels[held])
-        train_set = Pictures(train_set.pixels[~held], train_set.skipped)
+        heldout_set = Pictures(train_set.pixels.take(held))
+        train_set = Pictures(train_set.pixels.take(~held), train_set.skipped)
     stride = math.ceil(len(heldout_set.pixels) / recipe.heldout_pictures)
-    return train_set, Pictures(heldout_set.pixels[::stride], heldout_set.skipped)
+    return train_set, Pictures(heldout_set.pixels.take(slice(None, None, stride)), heldout_set.skipped)
 
 
-def read_pictures(folder: Path, side: int, on_progress: OnProgress | None = None) -> Pictures:
-    """All pictures below a folder in the order of their names, side x side; ValueError when none can be read."""
+def read_pictures(
+    folder: Path,
+    side: int,
+    on_progress: OnProgress | None = None,
+    *,
+    store: Path | None = None,
+    on_notice: OnNotice = silent,
+) -> Pictures:
+    """All pictures below a folder in the order of their names, side x side; ValueError when none can be read.
+
+    store, on_notice: as of `training.data.image_text.read_captioned`.
+    """
     names = sorted(
         str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix.lower() in PICTURE_SUFFIXES
     )
-    pixels = torch.empty(len(names), 3, side, side, dtype=torch.uint8)
-    skipped: Counter[str] = Counter()
-    count = 0
-    for done, name in enumerate(names, start=1):
-        try:
-            pixels[count] = read_picture(folder, name, side)
-            count += 1
-        except Unusable as reason:
-            skipped[str(reason)] += 1
-        if on_progress is not None and (done % 500 == 0 or done == len(names)):
-            on_progress(done, len(names), f"{skipped.total()} unusable" if skipped else "")
-    if not count:
-        raise UserError(f"{folder}: no picture can be read: {dict(skipped) or 'there are none'}")
-    return Pictures(pixels[:count], skipped)
+
+    def fill(pixels: Tensor) -> dict[str, Any]:
+        skipped: Counter[str] = Counter()
+        count = 0
+        for done, name in enumerate(names, start=1):
+            try:
+                pixels[count] = read_picture(folder, name, side)
+                count += 1
+            except Unusable as reason:
+                skipped[str(reason)] += 1
+            if on_progress is not None and (done % 500 == 0 or done == len(names)):
+                on_progress(done, len(names), f"{skipped.total()} unusable" if skipped else "")
+        return {"count": count, "skipped": skipped}
+
+    if store is None:
+        pixels, said = in_memory(len(names), side, fill)
+    else:
+        pixels, said = in_file(store, stamp(folder, names, side), len(names), side, fill, on_notice)
+    if not said["count"]:
+        raise UserError(f"{folder}: no picture can be read: {dict(said['skipped']) or 'there are none'}")
+    return Pictures(Pixels(pixels[: said["count"]]), Counter(said["skipped"]))

@@ -139,7 +139,7 @@ def test_files_that_are_no_pictures_are_counted(tmp_path):
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
     pictures = read_pictures(tmp_path, 4)
     assert dict(pictures.skipped) == {"picture broken": 1}
-    assert pictures.pixels[:, :, 0, 0].tolist() == [[255, 255, 255], [255, 0, 0]]
+    assert pictures.pixels[:][:, :, 0, 0].tolist() == [[255, 255, 255], [255, 0, 0]]
 
 
 def test_what_pillow_finds_odd_is_counted_and_not_warned_of(tmp_path):
