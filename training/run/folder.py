@@ -13,6 +13,8 @@ from training.run.checkpoint import has_checkpoint
 
 LOCK = ".run.lock"
 """Written first, so that a folder is known for a run's even if it was killed at once."""
+DECODED = tuple(f"{name}.{kind}" for name in ("pictures", "heldout", "decoded") for kind in ("npy", "json"))
+"""See training.data.pixels."""
 
 
 @contextmanager
@@ -20,7 +22,8 @@ def run_folder(out: Path) -> Iterator[None]:
     """Keep `out` for this process while it trains; the kernel lets go of it even when the process is killed.
 
     ValueError where another process trains there, and where `out` is neither empty nor the folder of a run: then
-    nothing is written. A folder made here is removed again where an error came before anything was written.
+    nothing is written. A folder made here is removed again where an error came before anything but the pictures, as
+    they were decoded, was written.
     """
     made = not out.exists()
     if out.exists() and not out.is_dir():
@@ -36,7 +39,7 @@ def run_folder(out: Path) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            if made and [path.name for path in out.iterdir()] == [LOCK]:
+            if made and {path.name for path in out.iterdir()} <= {LOCK, *DECODED}:
                 shutil.rmtree(out)
             raise
 
