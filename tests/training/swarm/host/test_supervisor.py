@@ -235,7 +235,9 @@ DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 def sleeper(code):
     """A process that has begun to run `code`."""
-    process = subprocess.Popen([sys.executable, "-uc", f"{code}\nprint(1)\ntime.sleep(60)"], stdout=subprocess.PIPE)
+    # Short sleeps: Python takes a signal that comes just before a sleep only after it.
+    endless = f"{code}\nprint(1)\nwhile True: time.sleep(0.1)"
+    process = subprocess.Popen([sys.executable, "-uc", endless], stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"1\n"
     return process
 
