@@ -100,8 +100,10 @@ def test_a_signal_lets_it_leave_cleanly_and_the_same_command_goes_on(swarm, tmp_
         stopped_at, identity = joined.position(), (joined.folder / "identity").read_bytes()
     mistakes, screen = joined.mistakes.read_text(), joined.screen.read_text()
     assert "Traceback" not in mistakes
-    assert ("To go on: dalle-lean join" in mistakes) == (ending == signal.SIGTERM)
-    for words in ("listening: a helper came through", "samples/s", "The same command goes on"):
+    # After SIGTERM a busy machine may have no time for goodbye.
+    in_haste = ending == signal.SIGTERM and "stopped at once" in mistakes
+    assert ("To go on: dalle-lean join" in mistakes) == (ending == signal.SIGTERM and not in_haste)
+    for words in ("listening: a helper came through", "samples/s", *([] if in_haste else ["The same command goes on"])):
         assert words in screen
     assert "problem" not in screen
     with Joined(tmp_path, swarm.address) as again:
