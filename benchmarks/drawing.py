@@ -17,8 +17,8 @@ from dalle_lean.images.vqgan import VQGAN
 from inference.ranking import decode_and_score
 from inference.sampling.cuda_graphs import make_cache
 from inference.sampling.decoder import Decoder
-from inference.sampling.filtering import choose, filter_logits
-from inference.sampling.kv_cache import PictureCache
+from inference.sampling.filtering import filter_logits, sample
+from inference.sampling.kv_cache import KVCache
 from inference.sampling.noise import GumbelNoise
 from inference.sampling.prefill import read_prompts
 from inference.sampling.sampler import Row, Sampling, sample_codes
@@ -56,7 +56,7 @@ class Reads:
     """What was seen of PictureCache.read."""
 
     seconds: float = 0.0
-    cache: PictureCache | None = None
+    cache: KVCache | None = None
 
 
 def draw(decoder: Decoder, text_ids: Tensor, batch: int) -> Drawing:
@@ -80,20 +80,20 @@ def rows(batch: int) -> list[Row]:
 @contextmanager
 def timed_reads(device: torch.device) -> Iterator[Reads]:
     """Every PictureCache.read inside is timed."""
-    reads, read = Reads(), PictureCache.read
+    reads, read = Reads(), KVCache.read
 
-    def timed(cache: PictureCache, codes: Tensor) -> Tensor:
+    def timed(cache: KVCache, codes: Tensor) -> Tensor:
         started = now(device)
         logits = read(cache, codes)
         reads.seconds += now(device) - started
         reads.cache = cache
         return logits
 
-    PictureCache.read = timed  # type: ignore[method-assign, assignment]
+    KVCache.read = timed  # type: ignore[method-assign, assignment]
     try:
         yield reads
     finally:
-        PictureCache.read = read  # type: ignore[method-assign]
+        KVCache.read = read  # type: ignore[method-assign]
 
 
 def paint(codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer) -> Painting:
@@ -124,7 +124,7 @@ def choices_after(decoder: Decoder, text_ids: Tensor, codes: Tensor) -> Tensor:
     logits, sampling, chosen = prompts.logits.repeat_interleave(batch, dim=0), Sampling(), torch.empty_like(codes)
     for step in range(config.image_len):
         allowed = filter_logits(logits, sampling.top_k, sampling.top_p)
-        chosen[:, step] = choose(allowed, noise.at(step), sampling.temperature)
+        chosen[:, step] = sample(allowed, noise.at(step), sampling.temperature)
         if step + 1 < config.image_len:
             logits = cache.read(codes[:, step])
     return chosen

@@ -118,7 +118,7 @@ def measure_bytes(folder: Path, nursery: Nursery, options: argparse.Namespace) -
             swarm.wait_for_common_step(trainers, 3 + steps, 240)
             sent = [sent_at(trainer, 3 + steps) - sent_at(trainer, 3) for trainer in trainers]
             parameters = trainers[0].parameters(max(trainers[0].steps_kept())).size
-            lonely = sum(trainer.last("step")["lonely_steps"] for trainer in trainers)
+            lonely = sum(trainer.last("step")["solo_steps"] for trainer in trainers)
         step_bytes = sum(sent) / steps
         samples = batch_size * (INNER_STEPS if wire.mode == "diloco" else 1)
         lines.append(
@@ -128,7 +128,7 @@ def measure_bytes(folder: Path, nursery: Nursery, options: argparse.Namespace) -
                 "bytes_per_peer_and_step": step_bytes / PEERS,
                 "in_fp32_models": step_bytes / PEERS / (4 * parameters),
                 "bytes_per_sample": step_bytes / samples,
-                "lonely_steps": lonely,
+                "solo_steps": lonely,
             }
         )
     for line in lines:
@@ -230,7 +230,7 @@ def measure_loss(folder: Path, nursery: Nursery, options: argparse.Namespace) ->
                 "heldout_loss": mean(end["heldout_loss"] for end in ends),
                 "peers": peers,
                 "samples": sum(end["samples"] for end in ends),
-                "lonely_steps": sum(end["lonely_steps"] for end in ends),
+                "solo_steps": sum(end["solo_steps"] for end in ends),
                 "seconds": time.time() - started,
             }
         )
@@ -244,7 +244,7 @@ def measure_loss(folder: Path, nursery: Nursery, options: argparse.Namespace) ->
                 f"{line['heldout_loss']:.4f}",
                 f"{line['worse_than_first']:+.2%}",
                 f"{line['samples']:,}",
-                line["lonely_steps"],
+                line["solo_steps"],
             ]
             for line in lines
         ],

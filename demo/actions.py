@@ -13,8 +13,8 @@ from demo import progress_views as views
 from demo.answer import answer
 from demo.controls import Controls
 from demo.download import write_pictures
-from demo.form import Wish, first_rows, new_seed, read_request
-from demo.service.drawing_service import Drawn, Studio
+from demo.form import FormValues, first_rows, new_seed, read_request
+from demo.service.drawing_service import Done, DrawingService
 from demo.service.scheduler import Busy
 from inference.generator import Request
 
@@ -44,41 +44,41 @@ class Parts:
 
 
 class Actions:
-    """The page's behaviour, for one studio and one set of components."""
+    """The page's behaviour, for one service and one set of components."""
 
-    def __init__(self, studio: Studio, parts: Parts, examples: Sequence[str] = ()):
-        self.studio, self.parts, self.examples = studio, parts, examples
+    def __init__(self, service: DrawingService, parts: Parts, examples: Sequence[str] = ()):
+        self.service, self.parts, self.examples = service, parts, examples
         self.stops: dict[str, Event] = {}
         """By visitor, while something is being drawn for one."""
 
-    def draw(self, visitor: str, prompt: str, fresh: bool, *values: Any) -> Iterator[Update]:
-        """`values`: of a Wish; `fresh` takes a new seed."""
-        wish = Wish(*values)
+    def draw(self, visitor: str, prompt: str, fresh: bool, *controls: Any) -> Iterator[Update]:
+        """`controls`: the fields of FormValues; `fresh` takes a new seed."""
+        values = FormValues(*controls)
         if fresh:
-            wish = replace(wish, seed=new_seed())
-        yield from self.show(visitor, partial(read_request, self.studio, prompt, wish), wish.seed)
+            values = replace(values, seed=new_seed())
+        yield from self.show(visitor, partial(read_request, self.service, prompt, values), values.seed)
 
-    def draw_more(self, visitor: str, prompt: str, drawn: Drawn | None, chosen: int, *values: Any) -> Iterator[Update]:
+    def draw_more(self, visitor: str, prompt: str, drawn: Done | None, chosen: int, *controls: Any) -> Iterator[Update]:
         """New pictures with the upper rows of the chosen one."""
-        wish = replace(Wish(*values), upload=None, seed=new_seed())
+        values = replace(FormValues(*controls), upload=None, seed=new_seed())
 
         def read() -> Request:
             if drawn is None:
                 raise UserError("these pictures are gone; draw new ones")
-            request = read_request(self.studio, prompt, wish)
-            return replace(request, start=first_rows(self.studio, drawn.pictures[chosen].codes, wish.rows))
+            request = read_request(self.service, prompt, values)
+            return replace(request, start=first_rows(self.service, drawn.pictures[chosen].codes, values.rows))
 
-        yield from self.show(visitor, read, wish.seed)
+        yield from self.show(visitor, read, values.seed)
 
-    def open(self, visitor: str, asked: dict[str, str], fresh: bool, *values: Any) -> Iterator[Update]:
+    def open(self, visitor: str, asked: dict[str, str], fresh: bool, *controls: Any) -> Iterator[Update]:
         """A page opened as /?prompt=a+red+heart&seed=3 draws it at once."""
         if "prompt" not in asked:
             yield {self.parts.chosen: 0}
             return
-        wish = Wish(*values)
+        values = FormValues(*controls)
         if asked.get("seed", "").isdecimal():
-            fresh, wish = False, replace(wish, seed=int(asked["seed"]))
-        for update in self.draw(visitor, asked["prompt"], fresh, *vars(wish).values()):
+            fresh, values = False, replace(values, seed=int(asked["seed"]))
+        for update in self.draw(visitor, asked["prompt"], fresh, *vars(values).values()):
             yield {self.parts.prompt: asked["prompt"], **update}
 
     def show(self, visitor: str, read: Callable[[], Request], seed: int) -> Iterator[Update]:
@@ -96,7 +96,7 @@ class Actions:
             self.stops[visitor].set()
         stop = self.stops[visitor] = Event()
         try:
-            for view in answer(self.studio, read, stop, self.examples):
+            for view in answer(self.service, read, stop, self.examples):
                 if self.stops.get(visitor) is not stop:
                     return
                 update[parts.status] = view.status
@@ -116,12 +116,12 @@ class Actions:
             if self.stops.get(visitor) is stop:
                 del self.stops[visitor]
 
-    def pictures(self, drawn: Drawn, folder: Path) -> Update:
+    def pictures(self, drawn: Done, folder: Path) -> Update:
         """The gallery and the buttons below it."""
         import gradio as gr
 
         parts = self.parts
-        paths = write_pictures(self.studio.generator, drawn, folder)
+        paths = write_pictures(self.service.generator, drawn, folder)
         captions = [views.caption(picture, drawn.request.settings.seed) for picture in drawn.pictures]
         return {
             # Emptied, not hidden: what is sent to a part that is just appearing may be lost.
@@ -132,7 +132,7 @@ class Actions:
             **self.mean(drawn, 0, paths),
         }
 
-    def mean(self, drawn: Drawn, place: int, paths: list[Path]) -> Update:
+    def mean(self, drawn: Done, place: int, paths: list[Path]) -> Update:
         """The buttons speak of the picture at this place."""
         import gradio as gr
 
@@ -153,15 +153,15 @@ class Actions:
         stop.set()
         return {self.parts.status: views.line(views.STOPPING), self.parts.stop: gr.Button(interactive=False)}
 
-    def choose(self, place: Any, drawn: Drawn | None) -> Iterator[Update]:
+    def choose(self, place: Any, drawn: Done | None) -> Iterator[Update]:
         """The buttons mean the picture that was clicked."""
         if drawn is None or not isinstance(place, int) or not 0 <= place < len(drawn.pictures):
             yield {self.parts.chosen: 0}
             return
         with tempfile.TemporaryDirectory() as folder:
-            yield self.mean(drawn, place, write_pictures(self.studio.generator, drawn, Path(folder)))
+            yield self.mean(drawn, place, write_pictures(self.service.generator, drawn, Path(folder)))
 
-    def keep_seed(self, drawn: Drawn | None) -> Update:
+    def keep_seed(self, drawn: Done | None) -> Update:
         """The next drawings use the seed of these."""
         if drawn is None:
             return {self.parts.chosen: 0}
@@ -175,14 +175,14 @@ class Actions:
         if upload is None:
             return ""
         try:
-            image = self.studio.preview(first_rows(self.studio, self.studio.read_upload(upload), rows))
+            image = self.service.preview(first_rows(self.service, self.service.read_upload(upload), rows))
         except Busy as busy:
             return views.busy(busy)
         except UserError as mistake:
             return views.failure(str(mistake))
-        return views.given_stage(image, rows, of=self.studio.generator.model.config.image_side)
+        return views.given_stage(image, rows, of=self.service.generator.model.config.image_side)
 
     def estimate(self, num_images: int, best: int, guidance: float) -> str:
         """How long it takes with these settings."""
-        ranked = self.studio.generator.scorer is not None
-        return views.estimate(self.studio, num_images if ranked else best, guidance)
+        ranked = self.service.generator.scorer is not None
+        return views.estimate(self.service, num_images if ranked else best, guidance)

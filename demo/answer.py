@@ -10,7 +10,7 @@ from typing import Any, cast
 from dalle_lean.errors import UserError
 from dalle_lean.vocabulary import content_words
 from demo import progress_views as views
-from demo.service.drawing_service import Drawing, Drawn, Studio, StudioEvent, Waiting
+from demo.service.drawing_service import Done, DrawingEvent, DrawingService, Queued, Running
 from demo.service.scheduler import Busy
 from inference.generator import Generator, Request
 
@@ -29,10 +29,12 @@ class View:
     """The place of the pictures until there are some, HTML; None leaves it as it is."""
     unknown: str | None = None
     """What the model has not learnt to draw, HTML; None leaves it as it is."""
-    drawn: Drawn | None = None
+    drawn: Done | None = None
 
 
-def answer(studio: Studio, read: Callable[[], Request], stop: Event, examples: Sequence[str] = ()) -> Iterator[View]:
+def answer(
+    service: DrawingService, read: Callable[[], Request], stop: Event, examples: Sequence[str] = ()
+) -> Iterator[View]:
     """Draw a request as a series of views; a mistake or a failure is a view too.
 
     Set `stop`, or close the iterator, to cancel: everything is freed at the end of the row being drawn.
@@ -42,15 +44,15 @@ def answer(studio: Studio, read: Callable[[], Request], stop: Event, examples: S
     """
     try:
         request = read()
-        num_images = studio.num_drawn(request.settings)
-        unknown = unknown_words(studio.generator, request.prompt, examples)
+        num_images = service.num_drawn(request.settings)
+        unknown = unknown_words(service.generator, request.prompt, examples)
         yield View(views.line("Reading the prompt."), views.growing_stage([], num_images), unknown)
-        with closing(cast(Any, studio.draw(request))) as events:
+        with closing(cast(Any, service.draw(request))) as events:
             for event in events:
-                if stop.is_set() and not isinstance(event, Drawn):
+                if stop.is_set() and not isinstance(event, Done):
                     yield ended(views.line(views.STOPPED))
                     return
-                yield view_of(studio, event, num_images)
+                yield view_of(service, event, num_images)
     except Busy as busy:
         yield ended(views.busy(busy))
     except UserError as mistake:
@@ -74,22 +76,22 @@ def unknown_words(generator: Generator, prompt: str, examples: Sequence[str]) ->
     return views.unknown(words, known[:NUM_KNOWN])
 
 
-def view_of(studio: Studio, event: StudioEvent, num_images: int) -> View:
+def view_of(service: DrawingService, event: DrawingEvent, num_images: int) -> View:
     """How an event looks."""
-    if isinstance(event, Waiting):
+    if isinstance(event, Queued):
         return View(views.waiting(event))
-    if isinstance(event, Drawing):
+    if isinstance(event, Running):
         return View(views.drawing(event), views.growing_stage(event.previews, num_images) if event.previews else None)
-    return View(views.finished(event, remarks(studio, event.request)), drawn=event)
+    return View(views.finished(event, remarks(service, event.request)), drawn=event)
 
 
-def remarks(studio: Studio, request: Request) -> str:
+def remarks(service: DrawingService, request: Request) -> str:
     """What the drawer should know about the pictures."""
     said = []
-    if excess := studio.generator.excess_tokens(request.prompt):
-        limit = studio.generator.model.config.text_len
+    if excess := service.generator.excess_tokens(request.prompt):
+        limit = service.generator.model.config.text_len
         said.append(f"The prompt is longer than the {limit} tokens this model reads; its last {excess} were left out.")
     if request.start is not None:
-        side = studio.generator.model.config.image_side
+        side = service.generator.model.config.image_side
         said.append(f"The upper {len(request.start) // side} of {side} rows were given.")
     return " ".join(said)

@@ -32,7 +32,7 @@ def demo(
     from dalle_lean.io.model_folder import find_model
     from demo import progress_views as views
     from demo.server import free_port, read_auth, read_card, read_root_path, serve
-    from demo.service.drawing_service import Studio
+    from demo.service.drawing_service import DrawingService
     from inference import Generator
 
     login = read_auth(auth)
@@ -43,10 +43,10 @@ def demo(
     folder = find_model(model)
     generator = Generator.from_folder(folder, device=device)
     say("measuring how fast this machine draws ...")
-    studio = Studio(generator)
-    say(views.default_count(studio))
+    service = DrawingService(generator)
+    say(views.default_count(service))
     server = serve(
-        *(studio, host, free),
+        *(service, host, free),
         card=read_card(folder),
         share=share,
         auth=login,

@@ -12,12 +12,12 @@ from demo.form import (
     default_rows,
     default_settings,
 )
-from demo.service.drawing_service import HIGHEST_GUIDANCE, LOWEST_GUIDANCE, Studio
+from demo.service.drawing_service import HIGHEST_GUIDANCE, LOWEST_GUIDANCE, DrawingService
 
 
 @dataclass(frozen=True)
 class Controls:
-    """The fields of `demo.form.Wish`, in their order, and what only the page needs."""
+    """The fields of `demo.form.FormValues`, in their order, and what only the page needs."""
 
     num_images: Any
     best: Any
@@ -33,28 +33,28 @@ class Controls:
     given: Any
 
     def inputs(self) -> list[Any]:
-        """Those of a Wish."""
+        """Those of FormValues."""
         return [
             *(self.num_images, self.best, self.top_k, self.top_p, self.temperature, self.guidance),
             *(self.seed, self.upload, self.rows),
         ]
 
 
-def add_controls(studio: Studio) -> Controls:
+def add_controls(service: DrawingService) -> Controls:
     """Put them on the page, in two folds."""
     import gradio as gr
 
-    side = studio.generator.model.config.image_side
-    codes = studio.generator.model.config.image_vocab_size
-    defaults = default_settings(studio)
-    ranked = studio.generator.scorer is not None
+    side = service.generator.model.config.image_side
+    codes = service.generator.model.config.image_vocab_size
+    defaults = default_settings(service)
+    ranked = service.generator.scorer is not None
     with gr.Accordion("Settings", open=False, elem_id="settings"):
         with gr.Row():
             num_images = gr.Slider(
                 *(1, MOST_IMAGES, defaults["num_images"]),
                 step=1,
                 label="Candidates",
-                info=views.advice(studio),
+                info=views.advice(service),
                 visible=ranked,
                 elem_id="num-images",
             )
@@ -65,7 +65,7 @@ def add_controls(studio: Studio) -> Controls:
                 info="So many of them are shown",
                 elem_id="best",
             )
-        estimate = gr.HTML(views.estimate(studio, defaults["num_images" if ranked else "best"]), elem_id="estimate")
+        estimate = gr.HTML(views.estimate(service, defaults["num_images" if ranked else "best"]), elem_id="estimate")
         with gr.Row():
             top_k = gr.Slider(
                 *(0, codes, defaults["top_k"]),
@@ -107,7 +107,7 @@ def add_controls(studio: Studio) -> Controls:
                 elem_id="upload",
             )
             rows = gr.Slider(
-                *(1, side - 1, default_rows(studio)),
+                *(1, side - 1, default_rows(service)),
                 step=1,
                 label="Rows kept",
                 info=f"Of the {side} rows of codes, from the top; for “More like this” too",

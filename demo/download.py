@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from demo.service.drawing_service import Drawn
+from demo.service.drawing_service import Done
 from inference.gallery import picture_metadata, png_bytes, prompt_metadata
 from inference.generator import Generator, describe
 
 
-def write_pictures(generator: Generator, drawn: Drawn, folder: Path) -> list[Path]:
+def write_pictures(generator: Generator, drawn: Done, folder: Path) -> list[Path]:
     """One PNG for each picture; their names hold nothing that a user typed."""
     request = drawn.request
     shared = prompt_metadata(request.prompt, describe(generator, request.settings, request.start))

@@ -9,14 +9,14 @@ from dalle_lean.errors import UserError
 from demo import progress_views as views
 from demo.actions import Parts
 from demo.download import write_pictures
-from demo.form import Wish, default_rows, default_settings, read_request
-from demo.service.drawing_service import Drawing, Drawn, Studio, Waiting
+from demo.form import FormValues, default_rows, default_settings, read_request
+from demo.service.drawing_service import Done, DrawingService, Queued, Running
 from demo.service.scheduler import Busy
 from inference.gallery import codes_sha256
 from inference.generator import describe
 
 
-def add_endpoint(studio: Studio, parts: Parts) -> None:
+def add_endpoint(service: DrawingService, parts: Parts) -> None:
     """Add /draw to the page that is being built; docs/page.md says what it takes and gives."""
     import gradio as gr
 
@@ -35,14 +35,14 @@ def add_endpoint(studio: Studio, parts: Parts) -> None:
     ) -> Iterator[tuple[list[tuple[Path, str]], dict[str, Any]]]:
         """Draw a prompt: the best pictures as PNG files, best first, and a dict of their facts."""
         try:
-            wish = Wish(num_images, best, top_k, top_p, temperature, guidance, seed, picture, rows)
-            request = read_request(studio, prompt, wish)
-            for event in studio.draw(request):
-                if isinstance(event, Drawn):
+            values = FormValues(num_images, best, top_k, top_p, temperature, guidance, seed, picture, rows)
+            request = read_request(service, prompt, values)
+            for event in service.draw(request):
+                if isinstance(event, Done):
                     with tempfile.TemporaryDirectory() as folder:
-                        paths = write_pictures(studio.generator, event, Path(folder))
+                        paths = write_pictures(service.generator, event, Path(folder))
                         captions = [views.caption(picture, seed) for picture in event.pictures]
-                        yield list(zip(paths, captions, strict=True)), drawn_facts(studio, event)
+                        yield list(zip(paths, captions, strict=True)), drawn_facts(service, event)
                 else:
                     yield [], progress_facts(event)
         except Busy as busy:
@@ -53,11 +53,16 @@ def add_endpoint(studio: Studio, parts: Parts) -> None:
     facts = gr.JSON(visible=False)
     trigger = gr.Button(visible=False)
     # Not the page's controls: Gradio refuses what is outside theirs with a traceback and without its name.
-    defaults = {**default_settings(studio), "best": None, "seed": 0}
+    defaults = {**default_settings(service), "best": None, "seed": 0}
     numbers = [gr.Number(value, label=name, visible=False) for name, value in defaults.items()]
     trigger.click(
         draw,
-        [parts.prompt, *numbers, gr.File(type="binary", visible=False), gr.Number(default_rows(studio), visible=False)],
+        [
+            parts.prompt,
+            *numbers,
+            gr.File(type="binary", visible=False),
+            gr.Number(default_rows(service), visible=False),
+        ],
         [parts.gallery, facts],
         api_name="draw",
         concurrency_limit=None,
@@ -65,20 +70,20 @@ def add_endpoint(studio: Studio, parts: Parts) -> None:
     )
 
 
-def progress_facts(event: Waiting | Drawing) -> dict[str, Any]:
+def progress_facts(event: Queued | Running) -> dict[str, Any]:
     """How far it is: place in line or share drawn, and the seconds left."""
-    if isinstance(event, Waiting):
+    if isinstance(event, Queued):
         return {"state": "waiting", "line": event.line, "seconds": event.seconds}
     return {"state": "drawing", "share": event.share, "seconds": event.seconds}
 
 
-def drawn_facts(studio: Studio, event: Drawn) -> dict[str, Any]:
+def drawn_facts(service: DrawingService, event: Done) -> dict[str, Any]:
     """As results.json of `dalle-lean generate`, without file names."""
     return {
         "state": "drawn",
         "prompt": event.request.prompt,
-        "settings": describe(studio.generator, event.request.settings, event.request.start),
-        "unknown_words": studio.generator.unknown_words(event.request.prompt),
+        "settings": describe(service.generator, event.request.settings, event.request.start),
+        "unknown_words": service.generator.unknown_words(event.request.prompt),
         "seconds": event.seconds,
         "pictures": [
             {"index": picture.index, "score": picture.score, "codes_sha256": codes_sha256(picture.codes)}

@@ -10,7 +10,7 @@ from demo.actions import Actions, Parts, Update
 from demo.controls import add_controls
 from demo.endpoint import add_endpoint
 from demo.form import LONGEST_PROMPT, default_settings
-from demo.service.drawing_service import Studio
+from demo.service.drawing_service import DrawingService
 
 TITLE = "dalle_lean"
 EXAMPLES = (
@@ -26,7 +26,7 @@ EXAMPLES = (
 KEEP_S = 3600
 
 
-def build_page(studio: Studio, card: str = "", api: bool = True) -> Any:
+def build_page(service: DrawingService, card: str = "", api: bool = True) -> Any:
     """The page as Gradio Blocks; `card` is the model card in Markdown, `api` adds the endpoint /draw."""
     # Otherwise Gradio asks hosts of its own for versions.
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
@@ -34,25 +34,25 @@ def build_page(studio: Studio, card: str = "", api: bool = True) -> Any:
     import gradio as gr
 
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(KEEP_S, KEEP_S)) as page:
-        parts, examples = add_parts(studio, card=bool(card))
+        parts, examples = add_parts(service, card=bool(card))
         # First, so that it gets the name: Gradio names every listener.
         if api:
-            add_endpoint(studio, parts)
-        connect(page, parts, examples, Actions(studio, parts, EXAMPLES))
+            add_endpoint(service, parts)
+        connect(page, parts, examples, Actions(service, parts, EXAMPLES))
     if card:
         with page.route("Model card", "card", show_in_navbar=False):
             gr.Markdown(card, elem_id="card")
-    # The studio serves and queues; Gradio only carries.
+    # The service serves and queues; Gradio only carries.
     page.queue(default_concurrency_limit=None)
     return page
 
 
-def add_parts(studio: Studio, card: bool) -> tuple[Parts, Any]:
+def add_parts(service: DrawingService, card: bool) -> tuple[Parts, Any]:
     """Put everything on the page, from top to bottom."""
     import gradio as gr
 
     link = " [About this model](card)" if card else ""
-    gr.Markdown(f"# {TITLE}\n{views.explanation(studio.generator)}{link}", elem_id="title")
+    gr.Markdown(f"# {TITLE}\n{views.explanation(service.generator)}{link}", elem_id="title")
     with gr.Row(elem_id="ask"):
         prompt = gr.Textbox(
             placeholder="What shall be drawn?",
@@ -69,8 +69,8 @@ def add_parts(studio: Studio, card: bool) -> tuple[Parts, Any]:
         draw = gr.Button("Draw", variant="primary", scale=1, min_width=90, elem_id="draw")
         stop = gr.Button("Stop", scale=1, min_width=90, interactive=False, elem_id="stop")
     examples = gr.Examples(list(EXAMPLES), prompt, label="Try one of these; the last is beyond the bundled model")
-    num_images = default_settings(studio)["num_images" if studio.generator.scorer else "best"]
-    status = gr.HTML(views.welcome(studio, num_images), padding=False, elem_id="status")
+    num_images = default_settings(service)["num_images" if service.generator.scorer else "best"]
+    status = gr.HTML(views.welcome(service, num_images), padding=False, elem_id="status")
     unknown = gr.HTML(padding=False, elem_id="unknown")
     stage = gr.HTML(views.empty_stage(), padding=False, elem_id="stage")
     gallery = gr.Gallery(
@@ -88,8 +88,8 @@ def add_parts(studio: Studio, card: bool) -> tuple[Parts, Any]:
         download = gr.DownloadButton("Download", min_width=150, size="md", elem_id="download")
         more = gr.Button("More like this", min_width=150, size="md", elem_id="more")
         keep = gr.Button("Keep this seed", min_width=150, size="md", elem_id="keep")
-    controls = add_controls(studio)
-    gr.Markdown(views.facts(studio.generator), elem_id="facts")
+    controls = add_controls(service)
+    gr.Markdown(views.facts(service.generator), elem_id="facts")
     drawn = gr.State(None, time_to_live=KEEP_S)
     chosen = gr.State(0, time_to_live=KEEP_S)
     looks = (prompt, draw, stop, status, unknown, stage, gallery, actions, download, more, keep)
@@ -123,13 +123,13 @@ def connect(page: Any, parts: Parts, examples: Any, actions: Actions) -> None:
     ]
     slow = {"concurrency_limit": None, "show_progress": "hidden", "api_visibility": "private"}
     quick = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-    wish = [parts.prompt, controls.new_seed, *controls.inputs()]
+    values = [parts.prompt, controls.new_seed, *controls.inputs()]
     liked = [parts.prompt, parts.drawn, parts.chosen, *controls.inputs()]
     drawing = {**slow, "trigger_mode": "multiple"}
-    gr.on([parts.prompt.submit, parts.draw.click], on_draw, wish, shown, **drawing)
-    examples.load_input_event.then(on_draw, wish, shown, **drawing)
+    gr.on([parts.prompt.submit, parts.draw.click], on_draw, values, shown, **drawing)
+    examples.load_input_event.then(on_draw, values, shown, **drawing)
     parts.more.click(on_more, liked, shown, **drawing)
-    page.load(on_open, wish[1:], shown, **drawing)
+    page.load(on_open, values[1:], shown, **drawing)
     parts.stop.click(on_stop, None, shown, **quick)
     parts.gallery.select(on_choose, parts.drawn, shown, **quick)
     parts.keep.click(actions.keep_seed, parts.drawn, shown, **quick)

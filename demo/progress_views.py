@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from PIL import Image
 
 from dalle_lean.vocabulary import enumerated, named
-from demo.service.drawing_service import PREVIEWS, Drawing, Drawn, Studio, Waiting
+from demo.service.drawing_service import PREVIEWS, Done, DrawingService, Queued, Running
 from demo.service.latency_model import PAPER_NUM_IMAGES, PATIENCE_S
 from demo.service.scheduler import Busy
 from inference.generator import DEFAULT_BEST, Generator, Picture
@@ -28,21 +28,21 @@ def explanation(generator: Generator) -> str:
     return f"{drawing}; {html.escape(generator.scorer.name)} looks at all the drawings and shows you the best."
 
 
-def welcome(studio: Studio, num_images: int) -> str:
+def welcome(service: DrawingService, num_images: int) -> str:
     """The first line of the page."""
-    return line(f"Say in a few words what to draw, then press Enter. {estimate(studio, num_images)}")
+    return line(f"Say in a few words what to draw, then press Enter. {estimate(service, num_images)}")
 
 
-def estimate(studio: Studio, num_images: int, guidance: float | None = None) -> str:
+def estimate(service: DrawingService, num_images: int, guidance: float | None = None) -> str:
     """How long a prompt takes when nobody else draws, in a sentence."""
-    what = "1 picture takes" if num_images == 1 else f"{num_images} {candidates(studio.generator)} take"
-    spent = duration(studio.seconds(num_images, guidance))
-    return f"{what} about {spent} on this {device_name(studio.generator)}."
+    what = "1 picture takes" if num_images == 1 else f"{num_images} {candidates(service.generator)} take"
+    spent = duration(service.seconds(num_images, guidance))
+    return f"{what} about {spent} on this {device_name(service.generator)}."
 
 
-def advice(studio: Studio) -> str:
+def advice(service: DrawingService) -> str:
     """Why so many candidates are set."""
-    affordable, paper_s = studio.affordable(), studio.seconds(PAPER_NUM_IMAGES)
+    affordable, paper_s = service.affordable(), service.seconds(PAPER_NUM_IMAGES)
     if affordable == PAPER_NUM_IMAGES:
         return f"The best are chosen among so many; {PAPER_NUM_IMAGES} as in the paper"
     return (
@@ -51,12 +51,12 @@ def advice(studio: Studio) -> str:
     )
 
 
-def default_count(studio: Studio) -> str:
+def default_count(service: DrawingService) -> str:
     """How many are drawn where nothing else is said, how long that takes and why so many, for the terminal."""
-    if studio.generator.scorer is None:
-        return f"by default {DEFAULT_BEST} pictures, about {duration(studio.seconds(DEFAULT_BEST))}"
-    affordable = studio.affordable()
-    seconds = studio.seconds(affordable)
+    if service.generator.scorer is None:
+        return f"by default {DEFAULT_BEST} pictures, about {duration(service.seconds(DEFAULT_BEST))}"
+    affordable = service.affordable()
+    seconds = service.seconds(affordable)
     if affordable == PAPER_NUM_IMAGES:
         why = "as in the paper"
     elif seconds <= PATIENCE_S:
@@ -66,13 +66,13 @@ def default_count(studio: Studio) -> str:
     return f"by default {affordable} candidates, about {duration(seconds)} ({why})"
 
 
-def waiting(event: Waiting) -> str:
+def waiting(event: Queued) -> str:
     """The place in the line."""
     place = "You are next" if event.line == 1 else f"You are number {event.line} in line"
     return line(f"{place}; your turn comes in about {duration(event.seconds)}.", kind="status wait")
 
 
-def drawing(event: Drawing) -> str:
+def drawing(event: Running) -> str:
     """A bar with the share that is drawn and the time left."""
     words = event.note.capitalize()
     if event.seconds >= 1:
@@ -87,7 +87,7 @@ def drawing(event: Drawing) -> str:
     return f'<div class="status">{bar}<span class="percent">{percent}</span><span>{html.escape(words)}</span></div>'
 
 
-def finished(event: Drawn, note: str = "") -> str:
+def finished(event: Done, note: str = "") -> str:
     """How many, how chosen, how long."""
     count, pictures = event.request.settings.num_images, event.pictures
     shown = "1 picture" if len(pictures) == 1 else f"{len(pictures)} pictures"

@@ -10,7 +10,7 @@ from typing import Any
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_text
 from demo.page import build_page
-from demo.service.drawing_service import Studio
+from demo.service.drawing_service import DrawingService
 from demo.upload import MAX_UPLOAD_BYTES
 
 PORTS_TRIED = 20
@@ -73,7 +73,7 @@ def read_card(folder: Path) -> str:
 
 
 def serve(
-    studio: Studio,
+    service: DrawingService,
     host: str = "127.0.0.1",
     port: int = 7860,
     *,
@@ -91,7 +91,7 @@ def serve(
         root_path: where a proxy in front of the page puts it.
         api: whether programs may draw too.
     """
-    page = build_page(studio, card, api)
+    page = build_page(service, card, api)
     launch = partial(
         page.launch,
         server_name=host,

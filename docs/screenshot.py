@@ -16,7 +16,7 @@ from playwright.sync_api import sync_playwright
 
 from dalle_lean.io.model_folder import find_model
 from demo.server import free_port, read_card, serve
-from demo.service.drawing_service import Studio
+from demo.service.drawing_service import DrawingService
 from inference import Generator
 
 # Without these Chromium looks for hosts of its own at every start.
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--model", help="model folder (default: the bundled one)")
     options = parser.parse_args()
     folder = find_model(options.model)
-    server = serve(Studio(Generator.from_folder(folder)), port=free_port("127.0.0.1", 7860), card=read_card(folder))
+    server = serve(DrawingService(Generator.from_folder(folder)), port=free_port("127.0.0.1", 7860), card=read_card(folder))
     url = f"{server.local_url}?{urllib.parse.urlencode({'prompt': options.prompt, 'seed': options.seed})}"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))

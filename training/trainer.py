@@ -27,7 +27,7 @@ from training.data.validation import heldout_rows
 from training.run.checkpoint import load_checkpoint, save_checkpoint
 from training.run.folder import place_tokenizer, place_vocabulary, placed_vocabulary, remove_leftovers
 from training.run.graceful_stop import TimeLimit, interrupt_deferred
-from training.run.metrics import MetricsLog, Pace
+from training.run.metrics import MetricsLog, Throughput
 from training.run.previews import draw_codes, save_sheet
 from training.run.progress import OnNotice, Progress
 from training.run.recipe import DataRecipe, OptimizerRecipe, Recipe
@@ -147,7 +147,7 @@ class Run:
             place_vocabulary(out, init, self.data.mixed_captions())
         self.heldout = None if self.finished else self.heldout_batch(heldout_shards)
         self.saved_step = self.progress.step
-        self.pace = Pace()
+        self.pace = Throughput()
 
     @property
     def finished(self) -> bool:

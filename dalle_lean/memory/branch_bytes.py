@@ -22,7 +22,7 @@ from dalle_lean.model.memory_plan import MemoryPlan
 
 
 @dataclass(frozen=True)
-class Branch:
+class BranchSpec:
     """One branch of one layer."""
 
     block: int
@@ -30,13 +30,13 @@ class Branch:
     """Of attention; None is the feed-forward."""
 
 
-def branches_of(config: DalleConfig) -> list[Branch]:
+def branches_of(config: DalleConfig) -> list[BranchSpec]:
     """The branches in the order of forward."""
     layers = zip(config.layer_blocks, config.layer_kinds, strict=True)
-    return [branch for block, kind in layers for branch in (Branch(block, kind), Branch(block, None))]
+    return [branch for block, kind in layers for branch in (BranchSpec(block, kind), BranchSpec(block, None))]
 
 
-def whole_chain(config: DalleConfig, number: NumberBytes, plan: MemoryPlan, branch: Branch, samples: int) -> Chain:
+def whole_chain(config: DalleConfig, number: NumberBytes, plan: MemoryPlan, branch: BranchSpec, samples: int) -> Chain:
     """A branch from the stream to the sum with the stream, as autograd sees it."""
     tokens = samples * config.sequence_len
     return [
@@ -51,7 +51,7 @@ def inner_chain(
     config: DalleConfig,
     number: NumberBytes,
     plan: MemoryPlan,
-    branch: Branch,
+    branch: BranchSpec,
     samples: int,
     heads: int,
     tokens: int,
@@ -63,7 +63,7 @@ def inner_chain(
     return attention_chain(config, number, branch.kind, samples, heads, lean)
 
 
-def lean_branch_peak(config: DalleConfig, number: NumberBytes, plan: MemoryPlan, branch: Branch, batch: int) -> int:
+def lean_branch_peak(config: DalleConfig, number: NumberBytes, plan: MemoryPlan, branch: BranchSpec, batch: int) -> int:
     """The most inside of `undo_branch`: while one piece runs back, or while the entrance does.
 
     All the while there are the entrance's result and its gradient, 2 n D; while a piece runs, its value, the gradient
@@ -90,7 +90,7 @@ def lean_branch_peak(config: DalleConfig, number: NumberBytes, plan: MemoryPlan,
     )
 
 
-def piece_sizes(config: DalleConfig, plan: MemoryPlan, branch: Branch, tokens: int) -> tuple[int, int]:
+def piece_sizes(config: DalleConfig, plan: MemoryPlan, branch: BranchSpec, tokens: int) -> tuple[int, int]:
     """Heads and tokens of the largest piece."""
     if branch.kind is None:
         return config.num_heads, min(plan.feed_forward_tokens or tokens, tokens)

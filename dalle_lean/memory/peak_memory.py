@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dalle_lean.memory.branch_bytes import Branch, branches_of, lean_branch_peak, whole_chain
+from dalle_lean.memory.branch_bytes import BranchSpec, branches_of, lean_branch_peak, whole_chain
 from dalle_lean.memory.operations import STATISTIC_BYTES, NumberBytes, backward_peak, kept
 from dalle_lean.memory.parameters import block_sizes, layer_sizes, projection_shapes, projection_sizes
 from dalle_lean.memory.setup import TrainingSetup
@@ -103,12 +103,12 @@ def stack_kept(case: Case) -> int:
     return sum(branch_kept(case, branch) for branch in branches)
 
 
-def branch_kept(case: Case, branch: Branch) -> int:
+def branch_kept(case: Case, branch: BranchSpec) -> int:
     """What autograd keeps of a branch."""
     return kept(whole_chain(case.config, case.number, case.plan, branch, case.setup.batch))
 
 
-def selective_kept(case: Case, branch: Branch) -> int:
+def selective_kept(case: Case, branch: BranchSpec) -> int:
     """Outputs of the branch's projections; the attention's half brings the layer's input."""
     config = case.config
     tokens = case.setup.batch * config.sequence_len
@@ -228,7 +228,7 @@ def lean_moments(case: Case) -> Iterator[Moment]:
         )
 
 
-def branch_sizes(config: DalleConfig, branch: Branch) -> list[int]:
+def branch_sizes(config: DalleConfig, branch: BranchSpec) -> list[int]:
     """The parameters of a branch that layers share."""
     names = ("up", "down") if branch.kind is None else ("qkv", "out")
     shapes = projection_shapes(config)

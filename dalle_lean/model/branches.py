@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from dalle_lean.model.attention import Layout, attend
-from dalle_lean.model.compute_weights import Weights
+from dalle_lean.model.compute_weights import ComputeWeights
 from dalle_lean.model.config import DalleConfig
-from dalle_lean.model.layers import Attention, Branch, FeedForward
+from dalle_lean.model.layers import Attention, BranchParameters, FeedForward
 from dalle_lean.model.memory_plan import MemoryPlan
-from dalle_lean.model.recompute import Piece, ranges
+from dalle_lean.model.recompute import Chunk, ranges
 from dalle_lean.model.token_shift import token_shift
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class SequenceContext:
     """What branches need to know of the positions they run over."""
 
     config: DalleConfig
@@ -38,20 +38,20 @@ class Surroundings:
 class LayerBranch:
     """LayerNorm, token shift, a module that layers share, LayerScale."""
 
-    def __init__(self, own: Branch, module: nn.Module, surroundings: Surroundings):
-        self.own, self.module, self.surroundings = own, module, surroundings
+    def __init__(self, own: BranchParameters, module: nn.Module, context: SequenceContext):
+        self.own, self.module, self.context = own, module, context
         self.entry: list[nn.Parameter] = list(own.norm.parameters())
         self.exit: list[nn.Parameter] = [own.scale, *([] if own.norm_out is None else own.norm_out.parameters())]
         self.parameters: list[nn.Parameter] = [*own.parameters(), *module.parameters()]
 
-    def enter(self, x: Tensor, weights: Weights) -> Tensor:
+    def enter(self, x: Tensor, weights: ComputeWeights) -> Tensor:
         """The stream [b, S, D] -> what the module reads, in the dtype of the computation."""
         h = self.own.enter(x)
-        return self.surroundings.shift(h if weights.dtype is None else h.to(weights.dtype)).contiguous()
+        return self.context.shift(h if weights.dtype is None else h.to(weights.dtype)).contiguous()
 
     def leave(self, x: Tensor) -> Tensor:
         """What the module gives -> what is added to the stream."""
-        return self.own.leave(x, self.surroundings.dtype)
+        return self.own.leave(x, self.context.dtype)
 
 
 class AttentionBranch(LayerBranch):
@@ -59,27 +59,27 @@ class AttentionBranch(LayerBranch):
 
     module: Attention
 
-    def __init__(self, own: Branch, module: Attention, surroundings: Surroundings, kind: str):
-        super().__init__(own, module, surroundings)
+    def __init__(self, own: BranchParameters, module: Attention, context: SequenceContext, kind: str):
+        super().__init__(own, module, context)
         self.kind = kind
 
-    def run(self, x: Tensor, weights: Weights) -> Tensor:
+    def run(self, x: Tensor, weights: ComputeWeights) -> Tensor:
         """What the branch adds to the stream x [B, S, D], as a whole."""
         return self._attend(self.enter(x, weights), weights)
 
-    def pieces(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Piece]:
+    def pieces(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
         """Groups of heads; all at once where a norm follows or the projections are not dense."""
         del shape
         divisible = self.own.norm_out is None and isinstance(self.module.qkv, nn.Linear)
         if plan.attention_heads is None or not divisible:
-            yield Piece(lambda x: x, self._attend)
+            yield Chunk(lambda x: x, self._attend)
             return
         for heads in ranges(self.module.num_heads, plan.attention_heads):
-            yield Piece(lambda x: x, partial(self._attend, heads=heads))
+            yield Chunk(lambda x: x, partial(self._attend, heads=heads))
 
-    def _attend(self, h: Tensor, weights: Weights, heads: slice | None = None) -> Tensor:
-        query, key, value = self.module.project(h, self.surroundings.table, weights, heads)
-        outputs = attend(query, key, value, self.kind, self.surroundings.layout)
+    def _attend(self, h: Tensor, weights: ComputeWeights, heads: slice | None = None) -> Tensor:
+        query, key, value = self.module.project(h, self.context.table, weights, heads)
+        outputs = attend(query, key, value, self.kind, self.context.layout)
         return self.leave(self.module.merge(outputs, weights, heads))
 
 
@@ -88,16 +88,16 @@ class FeedForwardBranch(LayerBranch):
 
     module: FeedForward
 
-    def run(self, x: Tensor, weights: Weights) -> Tensor:
+    def run(self, x: Tensor, weights: ComputeWeights) -> Tensor:
         """What the branch adds to the stream x [B, S, D], as a whole."""
         return self._feed(self.enter(x, weights), weights)
 
-    def pieces(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Piece]:
+    def pieces(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
         """Ranges of tokens."""
         for tokens in ranges(shape[0] * shape[1], plan.feed_forward_tokens):
-            yield Piece(partial(_tokens, tokens=tokens), self._feed)
+            yield Chunk(partial(_tokens, tokens=tokens), self._feed)
 
-    def _feed(self, h: Tensor, weights: Weights) -> Tensor:
+    def _feed(self, h: Tensor, weights: ComputeWeights) -> Tensor:
         return self.leave(self.module(h, weights))
 
 

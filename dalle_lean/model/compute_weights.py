@@ -12,7 +12,7 @@ IN_PLACE_DTYPES = (torch.float32, torch.float64)
 """Of parameters whose .grad many small gradients can be added to without being rounded away."""
 
 
-class Gradients:
+class GradientBuffers:
     """A buffer for the gradient of each parameter, which a hand-written backward adds to.
 
     Args:
@@ -43,7 +43,7 @@ class Gradients:
         return [None if b is None else b.to(p.dtype) for p, b in zip(parameters, buffers, strict=True)]
 
 
-class Weights:
+class ComputeWeights:
     """The parameters in the dtype that a pass computes in.
 
     Args:
@@ -56,7 +56,7 @@ class Weights:
     def __init__(
         self,
         dtype: torch.dtype | None = None,
-        gradients: Gradients | None = None,
+        gradients: GradientBuffers | None = None,
         grad_scale: float = 1.0,
         overflow: Tensor | None = None,
     ):
@@ -66,9 +66,9 @@ class Weights:
         self.overflow = overflow
         self._cast: dict[int, Tensor] = {}
 
-    def scaled(self, grad_scale: float, overflow: Tensor) -> "Weights":
+    def scaled(self, grad_scale: float, overflow: Tensor) -> "ComputeWeights":
         """The same weights for a branch whose incoming gradient was multiplied by `grad_scale`."""
-        weights = Weights(self.dtype, self.gradients, grad_scale, overflow)
+        weights = ComputeWeights(self.dtype, self.gradients, grad_scale, overflow)
         weights._cast = self._cast
         return weights
 
@@ -126,7 +126,7 @@ class Weights:
         return _Structured.apply(x, layer, cast, buffers, self)  # type: ignore[no-any-return]
 
 
-PLAIN = Weights()
+PLAIN = ComputeWeights()
 """Each parameter as it is, gradients through autograd."""
 
 
@@ -141,7 +141,7 @@ class _Linear(torch.autograd.Function):
         bias: Tensor | None,
         weight_grad: Tensor | None,
         bias_grad: Tensor | None,
-        weights: Weights,
+        weights: ComputeWeights,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.weight_grad, ctx.bias_grad, ctx.weights = weight_grad, bias_grad, weights
@@ -171,7 +171,7 @@ class _Structured(torch.autograd.Function):
         layer: nn.Module,
         cast: dict[str, Tensor],
         buffers: dict[str, Tensor | None],
-        weights: Weights,
+        weights: ComputeWeights,
     ) -> Tensor:
         ctx.save_for_backward(x)
         ctx.layer, ctx.cast, ctx.buffers, ctx.weights = layer, cast, buffers, weights

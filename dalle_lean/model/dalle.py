@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dalle_lean.model.attention import Layout
-from dalle_lean.model.branches import AttentionBranch, FeedForwardBranch, Surroundings
-from dalle_lean.model.compute_weights import Weights
+from dalle_lean.model.branches import AttentionBranch, FeedForwardBranch, SequenceContext
+from dalle_lean.model.compute_weights import ComputeWeights
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.grad_scales import BranchScales
 from dalle_lean.model.layers import Block, Layer, normalise
@@ -22,7 +22,7 @@ from dalle_lean.model.rope import rotary_angles, rotary_table
 from dalle_lean.model.stack import (
     Stack,
     StackBranch,
-    run_lean,
+    run_recomputing,
     run_reversible_keeping,
     run_selective,
     run_sequential,
@@ -154,10 +154,10 @@ class Dalle(nn.Module):
     def _hidden(self, text_rows: Tensor, codes: Tensor, crop: Crop) -> Tensor:
         x = self._embed(text_rows, codes, crop)
         x = x.to(self.plan.residual_dtype_for(x.dtype))
-        surroundings = self.surroundings(x.shape[1], x.dtype, x.device, crop)
+        context = self.context(x.shape[1], x.dtype, x.device, crop)
         dtype = self._compute_dtype()
         with without_autocast(x.device):
-            return normalise(self.norm, self._run(x, self.stack(surroundings), dtype))
+            return normalise(self.norm, self._run(x, self.stack(context), dtype))
 
     def _run(self, x: Tensor, stack: Stack, dtype: torch.dtype) -> Tensor:
         """The stack over x [B, S, D], computed in `dtype` as the plan says."""
@@ -169,8 +169,8 @@ class Dalle(nn.Module):
                 f"reversible, and two for each of {self.config.num_layers} layers"
             )
         if lean or not torch.is_grad_enabled():
-            return run_lean(x, stack, self.plan, dtype, reversible, self.scales)
-        weights = Weights(dtype)
+            return run_recomputing(x, stack, self.plan, dtype, reversible, self.scales)
+        weights = ComputeWeights(dtype)
         runs = [(partial(attend.run, weights=weights), partial(feed.run, weights=weights)) for attend, feed in stack]
         if activations == "selective":
             return run_selective(x, runs)
@@ -196,25 +196,25 @@ class Dalle(nn.Module):
             x = x + self._position_table()[self._places(crop, x.device)][: x.shape[1]]
         return x
 
-    def surroundings(
+    def context(
         self, length: int, dtype: torch.dtype, device: torch.device, crop: Crop | None = None
-    ) -> Surroundings:
+    ) -> SequenceContext:
         """Layout and rotary table of the first `length` positions, for residual streams of `dtype`."""
         config, crop = self.config, crop or self._whole
         table = None
         if config.rotary:
             angles = rotary_angles(config.num_text_positions, config.image_side, config.head_size, device)
             table = rotary_table(angles[self._places(crop, device)][:length], dtype)
-        return Surroundings(config, Layout(config, crop.text_len + 1, crop.side, device), table, dtype)
+        return SequenceContext(config, Layout(config, crop.text_len + 1, crop.side, device), table, dtype)
 
-    def stack(self, surroundings: Surroundings) -> Stack:
+    def stack(self, context: SequenceContext) -> Stack:
         """The branches of all layers over the given positions."""
         stack: list[tuple[StackBranch, StackBranch]] = []
         for index, (layer, kind) in enumerate(zip(self.layers, self.config.layer_kinds, strict=True)):
             assert isinstance(layer, Layer)
             block = self.block(index)
-            attention = AttentionBranch(layer.attention, block.attention, surroundings, kind)
-            stack.append((attention, FeedForwardBranch(layer.feed_forward, block.feed_forward, surroundings)))
+            attention = AttentionBranch(layer.attention, block.attention, context, kind)
+            stack.append((attention, FeedForwardBranch(layer.feed_forward, block.feed_forward, context)))
         return stack
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dalle_lean.errors import UserError
-from dalle_lean.model.compute_weights import Weights
+from dalle_lean.model.compute_weights import ComputeWeights
 
 LARGEST = 2.0**24
 
@@ -36,7 +36,7 @@ class BranchScales:
         self.growth = 2.0 ** (1 / growth_steps)
         self._overflow = torch.zeros(count, dtype=torch.bool)
 
-    def apply(self, weights: Weights, branch: int, device: torch.device) -> Weights:
+    def apply(self, weights: ComputeWeights, branch: int, device: torch.device) -> ComputeWeights:
         """The weights as branch number `branch` uses them in backward."""
         self._overflow = self._overflow.to(device)
         return weights.scaled(self.values[branch], self._overflow[branch])

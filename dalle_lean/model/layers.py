@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import layer_norm
 
-from dalle_lean.model.compute_weights import PLAIN, Weights
+from dalle_lean.model.compute_weights import PLAIN, ComputeWeights
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.geglu import geglu
 from dalle_lean.model.pixelfly import PixelFly
@@ -61,7 +61,7 @@ class Attention(nn.Module):
         self.out = projection(config, inner, config.hidden_size, **factory)
 
     def project(
-        self, x: Tensor, table: Tensor | None, weights: Weights = PLAIN, heads: slice | None = None
+        self, x: Tensor, table: Tensor | None, weights: ComputeWeights = PLAIN, heads: slice | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, S, D] -> rotated queries, keys and values of `heads` (None: all), [B, H, S, d] each.
 
@@ -82,7 +82,7 @@ class Attention(nn.Module):
         start, stop = heads.start * self.head_size, heads.stop * self.head_size
         return [slice(third * inner + start, third * inner + stop) for third in range(3)]
 
-    def merge(self, outputs: Tensor, weights: Weights = PLAIN, heads: slice | None = None) -> Tensor:
+    def merge(self, outputs: Tensor, weights: ComputeWeights = PLAIN, heads: slice | None = None) -> Tensor:
         """Outputs of `heads` (None: all) [B, H, S, d] -> their part of [B, S, D]; the first head adds the bias."""
         merged = outputs.transpose(1, 2).flatten(2)
         if heads is None:
@@ -102,7 +102,7 @@ class FeedForward(nn.Module):
         self.up = projection(config, config.hidden_size, (1 + self.gated) * inner, **factory)
         self.down = projection(config, inner, config.hidden_size, **factory)
 
-    def forward(self, x: Tensor, weights: Weights = PLAIN) -> Tensor:
+    def forward(self, x: Tensor, weights: ComputeWeights = PLAIN) -> Tensor:
         """x [B, S, D] -> [B, S, D]."""
         up = weights.project(self.up, x)
         return weights.project(self.down, self.activate(up))
@@ -126,7 +126,7 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(config, **factory)
 
 
-class Branch(nn.Module):
+class BranchParameters(nn.Module):
     """What a branch of a layer has to itself: LayerNorm in front, LayerScale (Touvron et al. 2021) behind."""
 
     def __init__(self, config: DalleConfig, layer: int, **factory: Any):
@@ -155,8 +155,8 @@ class Layer(nn.Module):
 
     def __init__(self, config: DalleConfig, layer: int, **factory: Any):
         super().__init__()
-        self.attention = Branch(config, layer, **factory)
-        self.feed_forward = Branch(config, layer, **factory)
+        self.attention = BranchParameters(config, layer, **factory)
+        self.feed_forward = BranchParameters(config, layer, **factory)
 
 
 def initial_scale(layer: int) -> float:

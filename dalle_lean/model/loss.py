@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy, embedding, linear
 
-from dalle_lean.model.compute_weights import IN_PLACE_DTYPES, Gradients
+from dalle_lean.model.compute_weights import IN_PLACE_DTYPES, GradientBuffers
 from dalle_lean.model.memory_plan import MemoryPlan
 from dalle_lean.model.recompute import ranges
 
@@ -79,7 +79,7 @@ class _SectionLosses(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (hidden,), weight, bias = ctx.saved_tensors, ctx.weight, ctx.bias
-        gradients = Gradients(ctx.plan.grads_in_place)
+        gradients = GradientBuffers(ctx.plan.grads_in_place)
         weight_grad, bias_grad = gradients.of(weight), gradients.of(bias)
         grad_hidden = torch.zeros_like(hidden)
         for section, weight_of_loss in zip(ctx.sections, grad.tolist(), strict=True):
@@ -151,7 +151,7 @@ class _Embed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (ids,) = ctx.saved_tensors
-        gradients = Gradients(in_place=True)
+        gradients = GradientBuffers(in_place=True)
         if (buffer := gradients.of(ctx.weight)) is not None:
             buffer.index_add_(0, ids.flatten(), grad.flatten(0, 1).to(buffer.dtype))
         return None, *gradients.hand_over([ctx.weight])

@@ -13,20 +13,20 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from dalle_lean.model.compute_weights import Weights
+from dalle_lean.model.compute_weights import ComputeWeights
 from dalle_lean.model.memory_plan import MemoryPlan
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """Part of a branch."""
 
     view: Callable[[Tensor], Tensor]
     """The part of a contiguous [b, S, D] that it reads and adds to."""
-    run: Callable[[Tensor, Weights], Tensor]
+    run: Callable[[Tensor, ComputeWeights], Tensor]
     """Its part of `enter`'s result -> what it adds to the stream."""
 
 
-class LeanBranch(Protocol):
+class ChunkedBranch(Protocol):
     """What this file needs to know of a branch."""
 
     entry: list[nn.Parameter]
@@ -34,17 +34,19 @@ class LeanBranch(Protocol):
     exit: list[nn.Parameter]
     """Parameters behind the projections, which every piece uses."""
 
-    def enter(self, x: Tensor, weights: Weights) -> Tensor:
+    def enter(self, x: Tensor, weights: ComputeWeights) -> Tensor:
         """[b, S, D] of the stream -> [b, S, D] in the dtype of the computation, contiguous."""
         ...
 
-    def pieces(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Piece]:
+    def pieces(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
         """The pieces of a [b, S, D]."""
         ...
 
 
 @torch.no_grad()
-def add_branch(branch: LeanBranch, source: Tensor, target: Tensor, weights: Weights, plan: MemoryPlan) -> None:
+def forward_branch(
+    branch: ChunkedBranch, source: Tensor, target: Tensor, weights: ComputeWeights, plan: MemoryPlan
+) -> None:
     """target += branch(source), both contiguous [B, S, D]."""
     for x, out in zip(samples(source, plan), samples(target, plan), strict=True):
         h = branch.enter(x, weights)
@@ -53,13 +55,13 @@ def add_branch(branch: LeanBranch, source: Tensor, target: Tensor, weights: Weig
 
 
 @torch.no_grad()
-def undo_branch(
-    branch: LeanBranch,
+def backward_branch(
+    branch: ChunkedBranch,
     source: Tensor,
     target: Tensor | None,
     grad_source: Tensor,
     grad_target: Tensor,
-    weights: Weights,
+    weights: ComputeWeights,
     plan: MemoryPlan,
 ) -> None:
     """target -= branch(source), and the gradient of target goes back through the branch; all contiguous [B, S, D].
@@ -75,14 +77,14 @@ def undo_branch(
             h = branch.enter(leaf, weights)
         grad_h = torch.zeros_like(h)
         for piece in branch.pieces(h.shape, plan):
-            grad_piece = _undo_piece(piece, h, out, grad_out, branch.exit, weights)
+            grad_piece = _backward_chunk(piece, h, out, grad_out, branch.exit, weights)
             piece.view(grad_h).add_(grad_piece)
         grad_leaf = _backward(h, leaf, branch.entry, grad_h, weights)
         grad_x.add_(weights.finite(grad_leaf), alpha=1 / weights.grad_scale)
 
 
-def _undo_piece(
-    piece: Piece, h: Tensor, out: Tensor | None, grad_out: Tensor, parameters: Sequence[Tensor], weights: Weights
+def _backward_chunk(
+    piece: Chunk, h: Tensor, out: Tensor | None, grad_out: Tensor, parameters: Sequence[Tensor], weights: ComputeWeights
 ) -> Tensor:
     """Take the piece's value from `out`; returns the gradient of its part of h."""
     with torch.enable_grad():
@@ -96,7 +98,9 @@ def _undo_piece(
     return _backward(value, leaf, parameters, grad, weights)
 
 
-def _backward(value: Tensor, leaf: Tensor, parameters: Sequence[Tensor], grad: Tensor, weights: Weights) -> Tensor:
+def _backward(
+    value: Tensor, leaf: Tensor, parameters: Sequence[Tensor], grad: Tensor, weights: ComputeWeights
+) -> Tensor:
     """The gradient of `leaf`; those of the parameters are added to their buffers."""
     assert weights.gradients is not None
     wanted = [(p, weights.gradients.of(p)) for p in parameters]

@@ -12,21 +12,21 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from dalle_lean.model.compute_weights import Gradients, Weights
+from dalle_lean.model.compute_weights import ComputeWeights, GradientBuffers
 from dalle_lean.model.grad_scales import BranchScales
 from dalle_lean.model.memory_plan import MemoryPlan
-from dalle_lean.model.recompute import LeanBranch, add_branch, undo_branch
+from dalle_lean.model.recompute import ChunkedBranch, backward_branch, forward_branch
 
 Run = Callable[[Tensor], Tensor]
 """A branch as a function, [B, S, D] -> [B, S, D]."""
 
 
-class StackBranch(LeanBranch, Protocol):
+class StackBranch(ChunkedBranch, Protocol):
     """A branch that can also be run as a whole, and tells all of its parameters."""
 
     parameters: list[nn.Parameter]
 
-    def run(self, x: Tensor, weights: Weights) -> Tensor:
+    def run(self, x: Tensor, weights: ComputeWeights) -> Tensor:
         """What it adds to the stream x, [B, S, D]."""
         ...
 
@@ -67,7 +67,7 @@ def run_reversible_keeping(x: Tensor, stack: Sequence[tuple[Run, Run]]) -> Tenso
     return (a + b) / 2
 
 
-def run_lean(
+def run_recomputing(
     x: Tensor, stack: Stack, plan: MemoryPlan, dtype: torch.dtype, reversible: bool, scales: BranchScales | None = None
 ) -> Tensor:
     """`run_sequential` or `run_reversible_keeping` with branches computed in pieces: once in forward, again in
@@ -106,9 +106,9 @@ class _Pass:
     parameters: list[nn.Parameter]
     grad_enabled: bool
 
-    def backward(self, gradients: Gradients, device: torch.device) -> Iterator[tuple[int, Weights]]:
+    def backward(self, gradients: GradientBuffers, device: torch.device) -> Iterator[tuple[int, ComputeWeights]]:
         """The branches' numbers and weights, the last first."""
-        weights = Weights(self.dtype, gradients)
+        weights = ComputeWeights(self.dtype, gradients)
         for index in reversed(range(len(self.branches))):
             yield index, weights if self.scales is None else self.scales.apply(weights, index, device)
 
@@ -118,11 +118,11 @@ class _Checkpointed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, run: _Pass, *_: Tensor) -> Tensor:
-        inputs, ctx.run, weights = [], run, Weights(run.dtype)
+        inputs, ctx.run, weights = [], run, ComputeWeights(run.dtype)
         with without_autocast(x.device):
             for branch in run.branches:
                 source, x = x, x.clone()
-                add_branch(branch, source, x, weights, run.plan)
+                forward_branch(branch, source, x, weights, run.plan)
                 if run.grad_enabled:
                     inputs.append(source)
         ctx.save_for_backward(*inputs)
@@ -132,11 +132,11 @@ class _Checkpointed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         run, grad, inputs = ctx.run, grad.clone(), ctx.saved_tensors
-        gradients = Gradients(run.plan.grads_in_place)
+        gradients = GradientBuffers(run.plan.grads_in_place)
         with without_autocast(grad.device):
             for index, weights in run.backward(gradients, grad.device):
                 grad_x = grad.clone()
-                undo_branch(run.branches[index], inputs[index], None, grad_x, grad, weights, run.plan)
+                backward_branch(run.branches[index], inputs[index], None, grad_x, grad, weights, run.plan)
                 grad = grad_x
         return grad, None, *gradients.hand_over(run.parameters)
 
@@ -146,11 +146,11 @@ class _Reversible(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, run: _Pass, *_: Tensor) -> Tensor:
-        ctx.run, weights = run, Weights(run.dtype)
+        ctx.run, weights = run, ComputeWeights(run.dtype)
         source, target = x.clone(), x.clone()
         with without_autocast(x.device):
             for branch in run.branches:
-                add_branch(branch, source, target, weights, run.plan)
+                forward_branch(branch, source, target, weights, run.plan)
                 source, target = target, source
         ctx.streams = (source, target) if run.grad_enabled else None
         return (source + target) / 2
@@ -163,12 +163,12 @@ class _Reversible(torch.autograd.Function):
             raise RuntimeError("a second backward through a reversible stack: compute the loss again first")
         (source, target), ctx.streams = ctx.streams, None  # undone in place: nothing is left to start from again
         grad_source, grad_target = grad / 2, grad / 2
-        gradients = Gradients(run.plan.grads_in_place)
+        gradients = GradientBuffers(run.plan.grads_in_place)
         with without_autocast(grad.device):
             for index, weights in run.backward(gradients, grad.device):
                 source, target = target, source
                 grad_source, grad_target = grad_target, grad_source
-                undo_branch(run.branches[index], source, target, grad_source, grad_target, weights, run.plan)
+                backward_branch(run.branches[index], source, target, grad_source, grad_target, weights, run.plan)
         return grad_source + grad_target, None, *gradients.hand_over(run.parameters)
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from dalle_lean.errors import UserError
 from dalle_lean.images.files import UnusablePicture, square_pixels
-from demo.service.latency_model import Pace, measure, wait_for_device
-from demo.service.scheduler import Place, Turns
+from demo.service.latency_model import LatencyModel, measure, wait_for_device
+from demo.service.scheduler import Place, Scheduler
 from demo.upload import NO_PICTURE, open_upload
 from inference.generator import Generator, Picture, Progress, Request, Settings
 
@@ -31,7 +31,7 @@ LOWEST_GUIDANCE, HIGHEST_GUIDANCE = 1, 8
 
 
 @dataclass(frozen=True)
-class Waiting:
+class Queued:
     """In line: others are drawn first."""
 
     line: int
@@ -41,7 +41,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class Running:
     """Being drawn, by turns with others."""
 
     note: str
@@ -56,7 +56,7 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Done:
     """Done."""
 
     request: Request
@@ -66,7 +66,7 @@ class Drawn:
     """Since it came out of the line."""
 
 
-StudioEvent = Waiting | Drawing | Drawn
+DrawingEvent = Queued | Running | Done
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,18 @@ class Step:
     previews: list[Image.Image]
 
 
-class Studio:
+class DrawingService:
     """Draws for several people at once."""
 
-    def __init__(self, generator: Generator, pace: Pace | None = None, at_once: int = AT_ONCE, waiting: int = WAITING):
+    def __init__(
+        self, generator: Generator, latency: LatencyModel | None = None, at_once: int = AT_ONCE, waiting: int = WAITING
+    ):
         self.generator = generator
-        self.turns = Turns(at_once, waiting)
-        self.uploads = Turns(at_once=1, waiting=UPLOADS_WAITING)
+        self.scheduler = Scheduler(at_once, waiting)
+        self.uploads = Scheduler(at_once=1, waiting=UPLOADS_WAITING)
         self.upload_s = FIRST_UPLOAD_S
         """What the last one took."""
-        self.pace = self.turns.turn(lambda: measure(generator, at_once)) if pace is None else pace
+        self.latency = self.scheduler.run(lambda: measure(generator, at_once)) if latency is None else latency
 
     def num_drawn(self, settings: Settings) -> int:
         """Without a CLIP only those are drawn that are shown."""
@@ -101,58 +103,58 @@ class Studio:
 
     def seconds(self, num_images: int, guidance: float | None = None) -> float:
         """Of a prompt when nobody else draws; without `guidance` with the model's own."""
-        return self.pace.seconds(num_images, (self.guidance if guidance is None else guidance) != 1)
+        return self.latency.seconds(num_images, (self.guidance if guidance is None else guidance) != 1)
 
     def affordable(self) -> int:
         """How many candidates are set by default."""
-        return self.pace.affordable(self.guidance != 1)
+        return self.latency.affordable(self.guidance != 1)
 
-    def draw(self, request: Request) -> Iterator[StudioEvent]:
+    def draw(self, request: Request) -> Iterator[DrawingEvent]:
         """Draw a request when its turn comes. Close the iterator to cancel: its place is free at once.
 
         Raises:
             Busy: the line is full.
         """
         guided = request.settings.guidance != 1
-        with self.turns.place(self.pace.seconds(self.num_drawn(request.settings), guided)) as place:
+        with self.scheduler.place(self.latency.seconds(self.num_drawn(request.settings), guided)) as place:
             while not place.wait(0):
-                yield Waiting(place.line, place.forecast()[0])
+                yield Queued(place.line, place.forecast()[0])
                 place.wait(LINE_INTERVAL_S)
             yield from self._draw_served(request, place)
 
-    def _draw_served(self, request: Request, place: Place) -> Iterator[StudioEvent]:
+    def _draw_served(self, request: Request, place: Place) -> Iterator[DrawingEvent]:
         settings = request.settings
         num_images, guided = self.num_drawn(settings), settings.guidance != 1
         started_s, previewed_s, painting_s = time.monotonic(), 0.0, 0.0
         rows_before = None
-        steps = self.generator.draw(request.prompt, settings, self.pace.batch_size(), start=request.start)
+        steps = self.generator.draw(request.prompt, settings, self.latency.batch_size(), start=request.start)
         try:
             while True:
                 preview_due = time.monotonic() - previewed_s >= PREVIEW_INTERVAL_S
-                step = self.turns.turn(partial(self._step, steps, preview_due))
+                step = self.scheduler.run(partial(self._step, steps, preview_due))
                 if step.previews:
                     previewed_s = time.monotonic()
                 progress, codes = step.progress, step.progress.codes
                 share = progress.done / progress.total
                 if codes is None:
                     painting_s += step.seconds
-                    place.left_s = max(0.0, num_images * self.pace.picture_s - painting_s)
+                    place.left_s = max(0.0, num_images * self.latency.picture_s - painting_s)
                 else:
                     # A batch's first row also reads the prompt; the others tell how fast this machine is.
                     if rows_before is not None and codes.shape[1] > rows_before:
-                        self.pace.learn_row(len(codes), step.seconds, guided)
+                        self.latency.learn_row(len(codes), step.seconds, guided)
                     rows_before = codes.shape[1]
-                    painting_left_s = num_images * self.pace.picture_s
-                    drawing_s = self.pace.seconds(num_images, guided) - painting_left_s
+                    painting_left_s = num_images * self.latency.picture_s
+                    drawing_s = self.latency.seconds(num_images, guided) - painting_left_s
                     place.left_s = (1 - share) * drawing_s + painting_left_s
                 if progress.pictures is not None:
-                    self.pace.learn_painting(num_images, painting_s)
-                    yield Drawn(request, progress.pictures, time.monotonic() - started_s)
+                    self.latency.learn_painting(num_images, painting_s)
+                    yield Done(request, progress.pictures, time.monotonic() - started_s)
                     return
-                others = min(len(self.turns), self.turns.at_once) - 1
-                yield Drawing(progress.note, share, place.forecast()[1], others, step.previews)
+                others = min(len(self.scheduler), self.scheduler.at_once) - 1
+                yield Running(progress.note, share, place.forecast()[1], others, step.previews)
         finally:
-            self.turns.turn(cast(Any, steps).close)
+            self.scheduler.run(cast(Any, steps).close)
 
     def _step(self, steps: Iterator[Progress], preview: bool) -> Step:
         started_s = time.perf_counter()
@@ -173,10 +175,10 @@ class Studio:
                 pixels = square_pixels(open_upload(upload), self.generator.picture_side)
             except UnusablePicture:
                 raise UserError(NO_PICTURE) from None
-            codes = self.turns.turn(lambda: self.generator.read_pixels(pixels))
+            codes = self.scheduler.run(lambda: self.generator.read_pixels(pixels))
             self.upload_s = time.monotonic() - started_s
             return codes
 
     def preview(self, codes: Tensor) -> Image.Image:
         """How much of a picture [m codes] is given, transparent below."""
-        return self.turns.turn(lambda: self.generator.preview(codes[None]))[0]
+        return self.scheduler.run(lambda: self.generator.preview(codes[None]))[0]

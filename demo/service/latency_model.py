@@ -18,7 +18,7 @@ SMALL_BATCH = 8
 NEWEST = 0.2
 
 
-class Pace:
+class LatencyModel:
     """Seconds for a row of codes by the number of pictures drawn together, and for painting and ranking one picture.
 
     `rows`: rows of codes in a picture.
@@ -71,7 +71,7 @@ class Pace:
         return max((count for count in COUNTS if self.seconds(count, guided) <= PATIENCE_S), default=COUNTS[0])
 
 
-def measure(generator: Generator, at_once: int = 1) -> Pace:
+def measure(generator: Generator, at_once: int = 1) -> LatencyModel:
     """Draw a little, which also warms the machine up: about 2 s with the bundled model, four rows of codes with any.
 
     `at_once`: prompts that share the memory.
@@ -84,10 +84,10 @@ def measure(generator: Generator, at_once: int = 1) -> Pace:
         if row_s and row_s[SMALL_BATCH] > LONGEST_TURN_S:
             break
         row_s[batch] = time_row(generator, batch)
-    pace = Pace(config.image_side, row_s, largest_batch=largest)
-    if pace.seconds(SMALL_BATCH) <= LONGEST_TURN_S:
-        pace.picture_s = time_painting(generator)
-    return pace
+    latency = LatencyModel(config.image_side, row_s, largest_batch=largest)
+    if latency.seconds(SMALL_BATCH) <= LONGEST_TURN_S:
+        latency.picture_s = time_painting(generator)
+    return latency
 
 
 def largest_batch(generator: Generator, at_once: int) -> int:

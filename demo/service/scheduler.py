@@ -26,26 +26,26 @@ class Busy(Exception):
 class Place:
     """One person's place, in the order of arrival; the first few are served, the others wait."""
 
-    def __init__(self, turns: "Turns", left_s: float):
-        self.turns = turns
+    def __init__(self, scheduler: "Scheduler", left_s: float):
+        self.scheduler = scheduler
         self.left_s = left_s
         """The work that is left, in seconds of turns of its own; whoever holds the place keeps it up to date."""
 
     @property
     def line(self) -> int:
         """Place in the waiting line from 1; 0 is being served."""
-        return self.turns.line_of(self)
+        return self.scheduler.line_of(self)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """True as soon as it is served, False when `timeout_s` has passed before."""
-        return self.turns.wait_for(self, timeout_s)
+        return self.scheduler.wait_for(self, timeout_s)
 
     def forecast(self) -> tuple[float, float]:
         """Seconds until this place is served and until its work is done, if all others stay."""
-        return self.turns.forecast_of(self)
+        return self.scheduler.forecast_of(self)
 
 
-class Turns:
+class Scheduler:
     """Serves `at_once` people, keeps `waiting` more in line and sends the others away."""
 
     def __init__(self, at_once: int = 3, waiting: int = 20):
@@ -73,7 +73,7 @@ class Turns:
                 self._places.remove(place)
                 self._changed.notify_all()
 
-    def turn(self, job: Callable[[], Result]) -> Result:
+    def run(self, job: Callable[[], Result]) -> Result:
         """Do a short job when it is its turn, first come first served, and return what it returns or raises."""
         return self._worker.submit(job).result()
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from inference.sampling.decoder import Decoder
-from inference.sampling.kv_cache import PictureCache
+from inference.sampling.kv_cache import KVCache
 from inference.sampling.prefill import Prompts
 
 
-class GraphedCache(PictureCache):
+class GraphedCache(KVCache):
     """A PictureCache on a CUDA device that replays its steps."""
 
     def __init__(self, decoder: Decoder, prompts: Prompts, batch: int):
@@ -49,7 +49,7 @@ class GraphedCache(PictureCache):
         return logits
 
 
-def make_cache(decoder: Decoder, prompts: Prompts, batch: int) -> PictureCache:
+def make_cache(decoder: Decoder, prompts: Prompts, batch: int) -> KVCache:
     """The kind of PictureCache that suits the decoder's device."""
-    kind = GraphedCache if decoder.device.type == "cuda" else PictureCache
+    kind = GraphedCache if decoder.device.type == "cuda" else KVCache
     return kind(decoder, prompts, batch)

@@ -15,7 +15,7 @@ from dalle_lean.free_memory import free_ram_bytes
 from dalle_lean.memory.plan_search import human_bytes
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.dalle import Dalle
-from dalle_lean.model.layers import Attention, Branch, FeedForward, Layer
+from dalle_lean.model.layers import Attention, BranchParameters, FeedForward, Layer
 from dalle_lean.model.rope import rotary_angles
 from inference.sampling.kv_layout import window_mask, windows_bytes
 from inference.sampling.packed_linear import Precision, Projection, check_precision, compute_dtype, pack
@@ -27,7 +27,7 @@ Norm = tuple[Tensor, Tensor, float]
 class BranchWeights:
     """What a branch of a layer has to itself."""
 
-    def __init__(self, branch: Branch):
+    def __init__(self, branch: BranchParameters):
         self.norm = float_norm(branch.norm)
         self.norm_out = None if branch.norm_out is None else float_norm(branch.norm_out)
         self.scale = branch.scale.detach().float()

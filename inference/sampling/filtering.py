@@ -51,7 +51,7 @@ def filter_logits(
     return logits_BC.masked_fill(logits_BC < threshold_B1, -torch.inf)
 
 
-def choose(logits_BC: Tensor, noise_BC: Tensor, temperature: float | Tensor) -> Tensor:
+def sample(logits_BC: Tensor, noise_BC: Tensor, temperature: float | Tensor) -> Tensor:
     """Draw one code [B] for each row of filtered logits: argmax(logits / temperature + Gumbel noise).
 
     That is a draw from softmax(logits / temperature); temperature 0 takes the most likely code.

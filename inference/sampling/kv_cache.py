@@ -36,7 +36,7 @@ class LayerViews(NamedTuple):
     """And those that this code hands on, [R, D / 2]."""
 
 
-class PictureCache:
+class KVCache:
     """What decoding remembers of the codes it has read. All buffers are made once, whatever is read."""
 
     def __init__(self, decoder: Decoder, prompts: Prompts, batch: int):

@@ -85,7 +85,7 @@ def _read(
     """The first four fields of Prompts and the logits."""
     config = decoder.config
     a, b = decoder.streams(decoder.model.embed(text_ids, codes).float())
-    surroundings = decoder.model.surroundings(a.shape[1], a.dtype, a.device)
+    context = decoder.model.context(a.shape[1], a.dtype, a.device)
     keys: list[Tensor] = []
     values: list[Tensor] = []
     code_keys: list[Tensor] = []
@@ -101,11 +101,11 @@ def _read(
 
     for index, layer in enumerate(decoder.layers):
         qkv = layer.qkv(enter(b, layer.attention.norm))
-        query, key, value = turn(decoder, qkv, len(a), surroundings.table)  # [N, H, S, d]
+        query, key, value = turn(decoder, qkv, len(a), context.table)  # [N, H, S, d]
         keys.append(key[:, :, :num_text].transpose(0, 1).contiguous())
         values.append(value[:, :, :num_text].transpose(0, 1).contiguous())
         code_keys.append(torch.stack([key, value])[:, :, :, num_text:].transpose(1, 2).contiguous())
-        seen = attend(query, key, value, config.layer_kinds[index], surroundings.layout)
+        seen = attend(query, key, value, config.layer_kinds[index], context.layout)
         layer.attention.add(a, layer.out(seen.transpose(1, 2).flatten(0, 1).flatten(1)).view(a.shape))
         layer.feed_forward.add(b, layer.feed(enter(a, layer.feed_forward.norm)).view(b.shape))
     return keys, values, code_keys, code_inputs, decoder.logits(a[:, -1], b[:, -1])

@@ -12,7 +12,7 @@ from torch import Tensor
 from dalle_lean.io.model_folder import check_guidance
 from inference.sampling.cuda_graphs import make_cache
 from inference.sampling.decoder import Decoder
-from inference.sampling.filtering import check_sampling, choose, filter_logits
+from inference.sampling.filtering import check_sampling, filter_logits, sample
 from inference.sampling.noise import GumbelNoise, check_seed
 from inference.sampling.prefill import Prompts
 
@@ -80,7 +80,7 @@ def sample_codes(decoder: Decoder, prompts: Prompts, rows: Sequence[Row]) -> Ite
         if guided:
             conditional, null = logits.chunk(2)
             logits = null + (conditional - null) * guidance
-        codes[:, step] = choose(filter_logits(logits, top_k, top_p, largest_k), noise.at(step), temperature)
+        codes[:, step] = sample(filter_logits(logits, top_k, top_p, largest_k), noise.at(step), temperature)
         yield codes[:, : step + 1]
         if step + 1 < config.image_len:
             logits = cache.read(codes[:, step].repeat(copies))

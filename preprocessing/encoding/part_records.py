@@ -22,7 +22,7 @@ from preprocessing.shards.manifest import PACKED, Counts, Shard, read_manifest
 
 
 @dataclass(frozen=True, kw_only=True)
-class Note:
+class PartRecord:
     """What became of a part."""
 
     shard: Shard | None
@@ -88,7 +88,7 @@ def refuse_other_settings(out: Path, before: Mapping[str, Any], now: Mapping[str
         raise UserError(f"{out} was begun with other settings ({listed}): choose another folder or remove it")
 
 
-def write_note(out: Path, name: str, note: Note) -> None:
+def write_note(out: Path, name: str, note: PartRecord) -> None:
     """Say what became of a part. Written after its shard: a part without a note is done again."""
     write_json(note_path(out, name), asdict(note))
 

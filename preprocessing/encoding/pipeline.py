@@ -20,7 +20,7 @@ from dalle_lean.images.vqgan import VQGAN
 from preprocessing.encoding.batches import Batch, Part
 from preprocessing.encoding.decode_pool import DecodePool
 from preprocessing.encoding.decoding import Candidate, Decoding, Rejection
-from preprocessing.encoding.part_records import Note, notes_folder, write_note
+from preprocessing.encoding.part_records import PartRecord, notes_folder, write_note
 from preprocessing.shards.files import Row, write_shard
 from preprocessing.sources import Sample, Source
 
@@ -200,7 +200,7 @@ def write_part(job: Job, end: Complete, rows: Sequence[Row]) -> None:
     try:
         shard = write_shard(path, rows, vqgan=job.vqgan) if rows else None
         write_note(
-            job.out, name, Note(shard=shard, kept=end.kept, rejected=dict(end.rejected), explained=end.explained)
+            job.out, name, PartRecord(shard=shard, kept=end.kept, rejected=dict(end.rejected), explained=end.explained)
         )
     except FileNotFoundError:  # the same, and it has tidied up while this one wrote
         if notes_folder(job.out).is_dir():

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 from dalle_lean.draw.text_wrap import Font, wrapped
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.progress import OnProgress
-from preprocessing.shards.statistics import Sight, Survey
+from preprocessing.shards.statistics import SampleRow, ShardStatistics
 
 COLUMNS = 8
 TILE_SIDE = 192
@@ -25,7 +25,9 @@ DECODED_AT_ONCE = 8
 INK, GREY, BLUE, FRAME = "black", "#555555", "#3b6ea5", "#cccccc"
 
 
-def decode_sights(sights: Sequence[Sight], vqgan: VQGAN, on_progress: OnProgress | None = None) -> list[Image.Image]:
+def decode_sights(
+    sights: Sequence[SampleRow], vqgan: VQGAN, on_progress: OnProgress | None = None
+) -> list[Image.Image]:
     """The pictures that the codes stand for, on the VQGAN's device."""
     pictures: list[Image.Image] = []
     for first in range(0, len(sights), DECODED_AT_ONCE):
@@ -38,7 +40,7 @@ def decode_sights(sights: Sequence[Sight], vqgan: VQGAN, on_progress: OnProgress
     return pictures
 
 
-def contact_sheet(title: str, survey: Survey, pictures: Sequence[Image.Image]) -> Image.Image:
+def contact_sheet(title: str, survey: ShardStatistics, pictures: Sequence[Image.Image]) -> Image.Image:
     """The statistics at the top, below them `pictures`, those of `survey.sights`, each with its caption."""
     fonts = ImageFont.load_default(20), ImageFont.load_default(15), ImageFont.load_default(13)
     title_font, fact_font, caption_font = fonts
@@ -78,7 +80,7 @@ def enlarged(picture: Image.Image, side: int) -> Image.Image:
     return picture if picture.width == side else picture.resize((side, side), Image.Resampling.LANCZOS)
 
 
-def length_bars(survey: Survey) -> NDArray[np.float64]:
+def length_bars(survey: ShardStatistics) -> NDArray[np.float64]:
     """How many captions have a length in each of NUM_BARS equal steps."""
     lengths = np.array(list(survey.caption_lengths), dtype=np.float64)
     times = np.array(list(survey.caption_lengths.values()), dtype=np.float64)

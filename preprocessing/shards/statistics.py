@@ -15,7 +15,7 @@ from preprocessing.shards.manifest import DatasetInfo, read_dataset_info
 
 
 @dataclass(frozen=True)
-class Sight:
+class SampleRow:
     """A row drawn at random."""
 
     key: str
@@ -25,7 +25,7 @@ class Sight:
 
 
 @dataclass
-class Survey:
+class ShardStatistics:
     """What was found in all rows of a folder."""
 
     info: DatasetInfo
@@ -33,7 +33,7 @@ class Survey:
     """[K]: how often each code is used."""
     caption_lengths: Counter[int] = field(default_factory=Counter)
     """In characters."""
-    sights: list[Sight] = field(default_factory=list)
+    sights: list[SampleRow] = field(default_factory=list)
     file_bytes: int = 0
     """Of all shards together."""
 
@@ -73,14 +73,14 @@ class Survey:
         ]
 
 
-def take_survey(folder: str | Path, *, count: int, seed: int, on_progress: OnProgress | None = None) -> Survey:
+def take_survey(folder: str | Path, *, count: int, seed: int, on_progress: OnProgress | None = None) -> ShardStatistics:
     """Read every row of a folder of shards, and keep `count` of them drawn at random with `seed`.
 
     Progress counts pictures. ValueError for a damaged shard names it.
     """
     folder = Path(folder)
     info = read_dataset_info(folder)
-    survey = Survey(info, np.zeros(info.codebook_size, np.int64))
+    survey = ShardStatistics(info, np.zeros(info.codebook_size, np.int64))
     wanted = draw(info.num_rows, count, seed)
     next_wanted, done = next(wanted, None), 0
     for shard in info.shards:
@@ -90,7 +90,7 @@ def take_survey(folder: str | Path, *, count: int, seed: int, on_progress: OnPro
             survey.caption_lengths.update(map(len, captions))
             while next_wanted is not None and next_wanted < done + len(captions):
                 place = next_wanted - done
-                survey.sights.append(Sight(keys[place], captions[place], codes[place].copy()))
+                survey.sights.append(SampleRow(keys[place], captions[place], codes[place].copy()))
                 next_wanted = next(wanted, None)
             done += len(captions)
             if on_progress is not None:

@@ -23,7 +23,7 @@ from benchmarks.matmul_chain import (
 )
 from benchmarks.sampling_figures import REFERENCE_BATCH, WAYS, Turn, judge_drawing, judge_reference
 from benchmarks.training import SMALL, random_batch
-from inference.sampling.kv_cache import PictureCache
+from inference.sampling.kv_cache import KVCache
 from inference.sampling.prefill import read_prompts
 from inference.sampling.sampler import sample_codes
 
@@ -47,13 +47,13 @@ def turn(drawing_s, reference_s, batch=8):
 
 
 def test_what_is_timed_is_what_people_get(subject):
-    decoder, read = subject.decoders["fp32"], PictureCache.read
+    decoder, read = subject.decoders["fp32"], KVCache.read
     drawing = draw(decoder, TEXT, 3)
     *_, codes = sample_codes(decoder, read_prompts(decoder, TEXT), rows(3) * 2)
     assert torch.equal(drawing.codes, codes)
-    assert PictureCache.read is read, "and nothing is timed any more"
+    assert KVCache.read is read, "and nothing is timed any more"
     assert min(drawing.prefill, drawing.steps, drawing.sampling) > 0
-    assert drawing.cache_bytes == PictureCache(decoder, read_prompts(decoder, TEXT), 6).num_bytes
+    assert drawing.cache_bytes == KVCache(decoder, read_prompts(decoder, TEXT), 6).num_bytes
 
 
 def test_after_its_own_codes_a_decoder_chooses_them_again(subject):

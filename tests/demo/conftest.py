@@ -1,4 +1,4 @@
-"""A tiny model's generator, a studio around it, and the page served with it."""
+"""A tiny model's generator, a service around it, and the page served with it."""
 
 import copy
 import socket
@@ -8,8 +8,8 @@ import pytest
 
 from dalle_lean.vocabulary import FEWEST, Vocabulary
 from demo.server import free_port, serve
-from demo.service.drawing_service import Studio
-from demo.service.latency_model import Pace
+from demo.service.drawing_service import DrawingService
+from demo.service.latency_model import LatencyModel
 from inference import Generator
 from tests.inference.tiny_model import CAPTIONS, save_tiny_model
 
@@ -33,25 +33,25 @@ def knowing(generator):
 
 
 @pytest.fixture
-def pace():
+def latency():
     """A machine on which a row of 8 pictures takes 1 s, one of 64 takes 2 s, and painting a picture 0.1 s."""
-    return Pace(4, {8: 1.0, 64: 2.0}, picture_s=0.1)
+    return LatencyModel(4, {8: 1.0, 64: 2.0}, picture_s=0.1)
 
 
 @pytest.fixture
-def studio(generator, pace):
-    return Studio(generator, pace, at_once=2, waiting=1)
+def service(generator, latency):
+    return DrawingService(generator, latency, at_once=2, waiting=1)
 
 
 @pytest.fixture
-def knowing_studio(knowing, pace):
-    return Studio(knowing, pace, at_once=2, waiting=1)
+def knowing_studio(knowing, latency):
+    return DrawingService(knowing, latency, at_once=2, waiting=1)
 
 
 @contextmanager
-def served(studio, **options):
+def served(service, **options):
     """The page's address while it is up."""
-    page = serve(studio, port=free_port("127.0.0.1", 17860, tries=200), **options)
+    page = serve(service, port=free_port("127.0.0.1", 17860, tries=200), **options)
     try:
         yield page.local_url
     finally:
@@ -60,13 +60,13 @@ def served(studio, **options):
 
 @pytest.fixture(scope="session")
 def page_url(generator):
-    with served(Studio(generator), card="# A tiny model\n\nwith random weights.") as url:
+    with served(DrawingService(generator), card="# A tiny model\n\nwith random weights.") as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def knowing_url(knowing):
-    with served(Studio(knowing)) as url:
+    with served(DrawingService(knowing)) as url:
         yield url
 
 

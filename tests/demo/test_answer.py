@@ -7,33 +7,33 @@ import pytest
 
 from demo import progress_views as views
 from demo.answer import answer
-from demo.form import Wish, default_settings, read_request
-from demo.service.drawing_service import Drawing, Studio, Waiting
-from demo.service.latency_model import Pace
+from demo.form import FormValues, default_settings, read_request
+from demo.service.drawing_service import DrawingService, Queued, Running
+from demo.service.latency_model import LatencyModel
 from demo.service.scheduler import Busy
 from inference.generator import Generator
 
-WISH = Wish(6, 2, 0, 1.0, 1.0, 1.0, 1)
+WISH = FormValues(6, 2, 0, 1.0, 1.0, 1.0, 1)
 
 
-def ask(studio, prompt="a red heart", wish=WISH):
-    return answer(studio, lambda: read_request(studio, prompt, wish), Event())
+def ask(service, prompt="a red heart", values=WISH):
+    return answer(service, lambda: read_request(service, prompt, values), Event())
 
 
-def test_the_last_view_has_the_best(studio):
-    *_, last = ask(studio)
-    expected = studio.generator("a red heart", num_images=6, best=2, top_k=0, top_p=1.0, seed=1)
+def test_the_last_view_has_the_best(service):
+    *_, last = ask(service)
+    expected = service.generator("a red heart", num_images=6, best=2, top_k=0, top_p=1.0, seed=1)
     assert [picture.index for picture in last.drawn.pictures] == [picture.index for picture in expected]
     assert "The 2 best of 6, best first" in last.status
 
 
-def test_a_caption_tells_score_number_and_seed(studio):
-    (picture, *_) = studio.generator("a red heart", num_images=6, best=2, seed=1)
+def test_a_caption_tells_score_number_and_seed(service):
+    (picture, *_) = service.generator("a red heart", num_images=6, best=2, seed=1)
     assert views.caption(picture, 1) == f"score {picture.score:.3f} · no. {picture.index}\nseed 1"
 
 
-def test_an_empty_prompt_is_answered_with_a_sentence(studio):
-    (only,) = ask(studio, "  ")
+def test_an_empty_prompt_is_answered_with_a_sentence(service):
+    (only,) = ask(service, "  ")
     assert "The prompt is empty; say in a few words what to draw." in only.status
     assert "mistake" in only.status
     assert "grow here" in only.stage
@@ -42,9 +42,9 @@ def test_an_empty_prompt_is_answered_with_a_sentence(studio):
 EXAMPLES = ("a red heart", "a smiling astronaut", "a blue circle on a white ground", "a house", "a car")
 
 
-def sentence_of(studio, prompt):
+def sentence_of(service, prompt):
     """What the first view says of the words; none after it takes that back, and there are pictures."""
-    first, *others, last = answer(studio, lambda: read_request(studio, prompt, WISH), Event(), EXAMPLES)
+    first, *others, last = answer(service, lambda: read_request(service, prompt, WISH), Event(), EXAMPLES)
     assert {view.unknown for view in (*others, last)} == {None}
     assert len(last.drawn.pictures) == 2
     return first.unknown
@@ -80,8 +80,8 @@ def test_of_many_unknown_words_a_few_are_named(knowing_studio):
     assert "“w0”, “w1”, “w2”, “w3”, “w4”, “w5” or 194 more words, so" in sentence_of(knowing_studio, prompt)
 
 
-def test_a_model_without_a_vocabulary_says_nothing(studio):
-    assert sentence_of(studio, "a zeppelin") == ""
+def test_a_model_without_a_vocabulary_says_nothing(service):
+    assert sentence_of(service, "a zeppelin") == ""
 
 
 def test_where_no_example_is_known_none_is_named(knowing_studio):
@@ -102,89 +102,89 @@ def test_without_pictures_nothing_is_said_of_the_words(knowing_studio, prompt):
     assert only.unknown == ""
 
 
-def test_a_prompt_of_2000_characters_is_answered_with_a_sentence(studio):
-    (only,) = ask(studio, "zeppelin " * 222 + "ab")
+def test_a_prompt_of_2000_characters_is_answered_with_a_sentence(service):
+    (only,) = ask(service, "zeppelin " * 222 + "ab")
     assert "The prompt has 2000 characters; say it in 1000." in only.status
 
 
 @pytest.mark.parametrize(
-    ("wish", "said"),
+    ("values", "said"),
     [
-        (Wish(6, 2, 0, 1.0, 1.0, 1.0, None), "Seed=None: it must be a whole number."),
-        (Wish(2, 4, 0, 1.0, 1.0, 1.0, 0), "Best=4 is more than num_images=2; draw more or show fewer."),
-        (Wish(6, 2, 0, 1.0, 1.0, 1.0, 0, b"no picture", 1), "The file is not a picture"),
+        (FormValues(6, 2, 0, 1.0, 1.0, 1.0, None), "Seed=None: it must be a whole number."),
+        (FormValues(2, 4, 0, 1.0, 1.0, 1.0, 0), "Best=4 is more than num_images=2; draw more or show fewer."),
+        (FormValues(6, 2, 0, 1.0, 1.0, 1.0, 0, b"no picture", 1), "The file is not a picture"),
     ],
 )
-def test_a_setting_that_cannot_be_is_answered_with_a_sentence(studio, wish, said):
-    (only,) = ask(studio, wish=wish)
+def test_a_setting_that_cannot_be_is_answered_with_a_sentence(service, values, said):
+    (only,) = ask(service, values=values)
     assert said in only.status
     assert only.drawn is None
 
 
-def test_an_over_long_prompt_is_drawn_and_the_cut_is_said(studio):
+def test_an_over_long_prompt_is_drawn_and_the_cut_is_said(service):
     prompt = "a red heart on a white ground beside a green book and two black cats in a house"
-    *_, last = ask(studio, prompt)
-    assert f"its last {studio.generator.excess_tokens(prompt)} were left out" in last.status
+    *_, last = ask(service, prompt)
+    assert f"its last {service.generator.excess_tokens(prompt)} were left out" in last.status
     assert len(last.drawn.pictures) == 2
 
 
-def test_the_growing_pictures_are_on_the_page(studio, monkeypatch):
+def test_the_growing_pictures_are_on_the_page(service, monkeypatch):
     monkeypatch.setattr("demo.service.drawing_service.PREVIEW_INTERVAL_S", 0.0)
-    stages = [view.stage for view in ask(studio) if view.stage and "data:image/webp" in view.stage]
+    stages = [view.stage for view in ask(service) if view.stage and "data:image/webp" in view.stage]
     assert len(stages) == 4
     assert all("4 of the 6 that are drawn" in stage for stage in stages)
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError, ImportError])
-def test_a_failure_while_drawing_is_answered_with_a_sentence(generator, pace, caplog, kind):
+def test_a_failure_while_drawing_is_answered_with_a_sentence(generator, latency, caplog, kind):
     class Broken:
         name = "broken"
 
         def score(self, pixels, prompt):
             raise kind("something of the inside\nand a page of details")
 
-    studio = Studio(Generator(generator.model, generator.tokenizer, generator.vqgan, Broken()), pace)
-    *_, last = ask(studio)
+    service = DrawingService(Generator(generator.model, generator.tokenizer, generator.vqgan, Broken()), latency)
+    *_, last = ask(service)
     assert "Drawing failed on this machine" in last.status
     assert "inside" not in last.status
     assert "details" in caplog.text
 
 
-def test_a_full_page_is_answered_kindly(generator, pace):
-    studio = Studio(generator, pace, at_once=1, waiting=0)
-    with closing(ask(studio)) as first:
+def test_a_full_page_is_answered_kindly(generator, latency):
+    service = DrawingService(generator, latency, at_once=1, waiting=0)
+    with closing(ask(service)) as first:
         next(first), next(first)
-        *_, last = ask(studio)
+        *_, last = ask(service)
         assert "The page is busy: 1 drawing, 0 waiting. Please try again in about" in last.status
         assert "mistake" not in last.status
 
 
-def test_a_cancelled_answer_ends_and_frees_its_place(studio):
-    answering = ask(studio)
+def test_a_cancelled_answer_ends_and_frees_its_place(service):
+    answering = ask(service)
     next(answering), next(answering)
-    assert len(studio.turns) == 1
+    assert len(service.scheduler) == 1
     answering.close()
-    assert len(studio.turns) == 0
+    assert len(service.scheduler) == 0
     with pytest.raises(StopIteration):
         next(answering)
 
 
-def test_a_stopped_answer_says_so_and_frees_its_place(studio):
+def test_a_stopped_answer_says_so_and_frees_its_place(service):
     stop = Event()
-    answering = answer(studio, lambda: read_request(studio, "a red heart", WISH), stop)
+    answering = answer(service, lambda: read_request(service, "a red heart", WISH), stop)
     next(answering), next(answering)
     stop.set()
     (last,) = answering
     assert "Stopped." in last.status
     assert last.unknown == ""
     assert "grow here" in last.stage
-    assert len(studio.turns) == 0
+    assert len(service.scheduler) == 0
 
 
 def test_the_line_and_the_bar_say_how_long_it_takes():
-    assert "You are next; your turn comes in about 12 s." in views.waiting(Waiting(1, 12.3))
-    assert "You are number 3 in line; your turn comes in about 3 min." in views.waiting(Waiting(3, 180))
-    bar = views.drawing(Drawing("drawing", 0.25, 7.4, 2))
+    assert "You are next; your turn comes in about 12 s." in views.waiting(Queued(1, 12.3))
+    assert "You are number 3 in line; your turn comes in about 3 min." in views.waiting(Queued(3, 180))
+    bar = views.drawing(Running("drawing", 0.25, 7.4, 2))
     assert 'aria-valuenow="25"' in bar
     assert "Drawing, about 7 s left (with 2 other prompts)" in bar
     assert "try again in about 41 s" in views.busy(Busy(3, 20, 41.2))
@@ -195,7 +195,7 @@ def test_what_a_sentence_quotes_cannot_become_markup():
 
 
 def test_the_page_says_why_so_many_candidates(generator):
-    fast, slow = (Studio(generator, Pace(4, {8: seconds, 64: seconds})) for seconds in (0.01, 3.0))
+    fast, slow = (DrawingService(generator, LatencyModel(4, {8: seconds, 64: seconds})) for seconds in (0.01, 3.0))
     assert views.advice(fast).endswith("128 as in the paper")
     assert "The paper draws 128, which would take about" in views.advice(slow)
     assert "so 8 are set" in views.advice(slow)
@@ -211,15 +211,15 @@ def test_the_page_says_why_so_many_candidates(generator):
     ],
 )
 def test_the_terminal_says_why_so_many_candidates(generator, row_s, said):
-    assert views.default_count(Studio(generator, Pace(4, {8: row_s, 64: row_s * 8}))).startswith(said)
+    assert views.default_count(DrawingService(generator, LatencyModel(4, {8: row_s, 64: row_s * 8}))).startswith(said)
 
 
 def test_fewer_candidates_are_set_for_a_model_that_draws_with_guidance(generator, monkeypatch):
-    studio = Studio(generator, Pace(4, {8: 3.0, 64: 24.0}))
+    service = DrawingService(generator, LatencyModel(4, {8: 3.0, 64: 24.0}))
     monkeypatch.setattr(generator, "guidance", 2.0)
-    assert default_settings(studio) | {"guidance": 2.0, "num_images": 4} == default_settings(studio)
-    assert views.estimate(studio, 4) == "4 candidates take about 24 s on this CPU."
-    assert views.estimate(studio, 4, 1.0) == "4 candidates take about 12 s on this CPU."
+    assert default_settings(service) | {"guidance": 2.0, "num_images": 4} == default_settings(service)
+    assert views.estimate(service, 4) == "4 candidates take about 24 s on this CPU."
+    assert views.estimate(service, 4, 1.0) == "4 candidates take about 12 s on this CPU."
 
 
 def test_the_foot_tells_size_and_grid(generator):

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from dalle_lean.vocabulary import Vocabulary
-from demo.service.drawing_service import Studio
-from demo.service.latency_model import Pace
+from demo.service.drawing_service import DrawingService
+from demo.service.latency_model import LatencyModel
 from inference import Generator
 from tests.demo.conftest import served
 
@@ -63,8 +63,8 @@ def bundled():
 @pytest.fixture(scope="module")
 def slow_url(bundled):
     """One prompt at once, one in line; 128 candidates of the bundled model, 8 together, take seconds."""
-    pace = Pace(bundled.model.config.image_side, {8: 0.05}, largest_batch=8)
-    with served(Studio(bundled, pace, at_once=1, waiting=1)) as url:
+    latency = LatencyModel(bundled.model.config.image_side, {8: 0.05}, largest_batch=8)
+    with served(DrawingService(bundled, latency, at_once=1, waiting=1)) as url:
         yield url
 
 
@@ -269,8 +269,8 @@ def test_what_the_model_has_not_learnt_is_said_above_the_pictures_and_goes_with_
 def test_what_the_model_has_not_learnt_is_said_before_there_are_pictures(visit, bundled):
     generator = copy.copy(bundled)
     generator.vocabulary = Vocabulary({"heart": 9, "red": 9}, 9)
-    pace = Pace(bundled.model.config.image_side, {8: 0.05}, largest_batch=8)
-    with served(Studio(generator, pace)) as url:
+    latency = LatencyModel(bundled.model.config.image_side, {8: 0.05}, largest_batch=8)
+    with served(DrawingService(generator, latency)) as url:
         page = visit(url, viewport=PHONE)
         ask(page, "ein rotes Herz 🚀")
         page.locator(".stage.growing").wait_for()

@@ -9,7 +9,7 @@ from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 from PIL import Image
 
-from demo.service.drawing_service import Studio
+from demo.service.drawing_service import DrawingService
 from inference import Generator
 from inference.gallery import codes_sha256
 from inference.generator import Settings, describe
@@ -68,8 +68,8 @@ def test_four_are_the_best_or_all_where_fewer_are_drawn(client, num_images, show
     assert len(pictures) == facts["settings"]["best"] == shown
 
 
-def test_a_model_without_clip_draws_fewer_than_four_too(generator, pace):
-    with served(Studio(Generator(generator.model, generator.tokenizer, generator.vqgan), pace)) as url:
+def test_a_model_without_clip_draws_fewer_than_four_too(generator, latency):
+    with served(DrawingService(Generator(generator.model, generator.tokenizer, generator.vqgan), latency)) as url:
         client = Client(url, verbose=False, analytics_enabled=False)
         pictures, _ = client.predict("a red heart", num_images=2, api_name="/draw")
         assert len(pictures) == 2
@@ -122,16 +122,16 @@ def test_rows_that_cannot_be_kept_are_an_error_that_says_so(client, tmp_path, ca
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_full_page_says_busy(generator, pace):
-    studio = Studio(generator, pace, at_once=1, waiting=0)
-    with served(studio) as url, studio.turns.place(30.0):
+def test_a_full_page_says_busy(generator, latency):
+    service = DrawingService(generator, latency, at_once=1, waiting=0)
+    with served(service) as url, service.scheduler.place(30.0):
         client = Client(url, verbose=False, analytics_enabled=False)
         with pytest.raises(AppError, match="busy: try again in 30 s"):
             client.predict("a car", num_images=6, api_name="/draw")
 
 
-def test_the_endpoint_can_be_left_out(studio):
-    with served(studio, api=False) as url:
+def test_the_endpoint_can_be_left_out(service):
+    with served(service, api=False) as url:
         client = Client(url, verbose=False, analytics_enabled=False)
         assert "/draw" not in client.view_api(return_format="dict", print_info=False)["named_endpoints"]
         with pytest.raises(ValueError, match="/draw"):

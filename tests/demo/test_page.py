@@ -28,11 +28,11 @@ def test_the_model_card_has_an_address_of_its_own(page_url):
     assert "with random weights" in get(page_url + "card")
 
 
-def test_a_password_is_asked_for(studio):
+def test_a_password_is_asked_for(service):
     from gradio_client import Client
     from gradio_client.exceptions import AuthenticationError
 
-    with served(studio, auth=("me", "secret")) as url:
+    with served(service, auth=("me", "secret")) as url:
         with pytest.raises(AuthenticationError):
             Client(url, verbose=False, analytics_enabled=False)
         client = Client(url, auth=("me", "secret"), verbose=False, analytics_enabled=False)
@@ -41,8 +41,8 @@ def test_a_password_is_asked_for(studio):
 
 
 @pytest.mark.parametrize("path", ["/dalle", "dalle", "/dalle/", "dalle/"])
-def test_behind_a_proxy_the_page_knows_its_path_however_it_is_written(studio, path):
-    with served(studio, root_path=read_root_path(path)) as url:
+def test_behind_a_proxy_the_page_knows_its_path_however_it_is_written(service, path):
+    with served(service, root_path=read_root_path(path)) as url:
         assert '/dalle"' in get(url)
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from demo.actions import Actions
 from demo.answer import answer
-from demo.form import Wish, read_request
+from demo.form import FormValues, read_request
 from demo.service.drawing_service import UPLOADS_WAITING
 from demo.service.scheduler import Busy
 from demo.upload import MAX_UPLOAD_BYTES, open_upload
@@ -44,36 +44,36 @@ def test_everything_else_is_refused_in_a_sentence(upload, said):
         open_upload(upload)
 
 
-def test_a_flood_of_uploads_is_told_busy_and_drawings_keep_their_turns(studio):
+def test_a_flood_of_uploads_is_told_busy_and_drawings_keep_their_turns(service):
     upload, begun, free = encoded(Image.new("RGB", (64, 64), "red"), "PNG"), Event(), Event()
     with ThreadPoolExecutor(32) as visitors:
-        visitors.submit(studio.turns.turn, lambda: (begun.set(), free.wait(30)))
+        visitors.submit(service.scheduler.run, lambda: (begun.set(), free.wait(30)))
         begun.wait(30)
-        uploads = [visitors.submit(studio.read_upload, upload) for _ in range(30)]
+        uploads = [visitors.submit(service.read_upload, upload) for _ in range(30)]
         refused = list(islice(as_completed(uploads, timeout=30), 30 - 1 - UPLOADS_WAITING))
         assert sum(one.done() for one in uploads) == len(refused)  # the others wait behind the turn that is taken
         assert all(isinstance(one.exception(), Busy) for one in refused)
-        drawing = visitors.submit(studio.turns.turn, lambda: [one.done() for one in uploads if one not in refused])
+        drawing = visitors.submit(service.scheduler.run, lambda: [one.done() for one in uploads if one not in refused])
         free.set()
         assert drawing.result(30).count(True) <= 1  # only the one upload that was before it
         assert [len(one.result(30)) for one in uploads if one not in refused] == [16] * (1 + UPLOADS_WAITING)
-    assert len(studio.read_upload(upload)) == 16
+    assert len(service.read_upload(upload)) == 16
 
 
-def test_who_uploads_to_a_busy_page_reads_the_sentence_of_those_who_draw(studio):
+def test_who_uploads_to_a_busy_page_reads_the_sentence_of_those_who_draw(service):
     upload = encoded(Image.new("RGB", (64, 64), "red"), "PNG")
-    actions = Actions(studio, parts=None)
+    actions = Actions(service, parts=None)
     assert "busy" not in actions.look_at_upload(upload, 2)
     with ExitStack() as others:
         for _ in range(1 + UPLOADS_WAITING):
-            others.enter_context(studio.uploads.place(7.0))
+            others.enter_context(service.uploads.place(7.0))
         assert "The page is busy" in actions.look_at_upload(upload, 2)
-        wish = Wish(2, 2, 0, 1.0, 1.0, 1.0, 3, upload=upload, rows=2)
-        *_, last = answer(studio, lambda: read_request(studio, "a red heart", wish), Event())
+        values = FormValues(2, 2, 0, 1.0, 1.0, 1.0, 3, upload=upload, rows=2)
+        *_, last = answer(service, lambda: read_request(service, "a red heart", values), Event())
         assert "The page is busy: 1 drawing, 3 waiting. Please try again in about 7 s" in last.status
 
 
-def test_a_picture_cut_short_is_refused_when_it_is_read(studio):
+def test_a_picture_cut_short_is_refused_when_it_is_read(service):
     whole = encoded(Image.effect_noise((200, 200), 80), "PNG")
     with pytest.raises(ValueError, match="picture"):
-        studio.read_upload(whole[: len(whole) // 2])
+        service.read_upload(whole[: len(whole) // 2])

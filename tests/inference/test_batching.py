@@ -15,7 +15,7 @@ from inference.batching import (
     whole_groups,
 )
 from inference.sampling.decoder import Decoder
-from inference.sampling.kv_cache import PictureCache
+from inference.sampling.kv_cache import KVCache
 from inference.sampling.prefill import read_prompts
 from tests.inference.tiny_model import tiny_dalle
 
@@ -93,7 +93,7 @@ def test_a_lack_of_memory_is_told_from_other_failures(error, expected):
 def test_a_pictures_bytes_are_those_its_cache_holds(precision):
     decoder = Decoder(tiny_dalle(), precision)
     prompts = read_prompts(decoder, torch.ones(1, 16, dtype=torch.long))
-    small, large = (PictureCache(decoder, prompts, batch).num_bytes for batch in (8, 24))
+    small, large = (KVCache(decoder, prompts, batch).num_bytes for batch in (8, 24))
     assert (large - small) / 16 == picture_bytes(decoder.config, decoder.dtype)
 
 

@@ -113,12 +113,19 @@ def host(
     for module in ("hivemind", "psutil", "pyarrow"):
         require(module, extra="training")
     from training.swarm.config import NAME, TimingSection, WireSection
-    from training.swarm.host.host_config import Stations
-    from training.swarm.host.run_setup import Place, is_loopback, is_private, make_helper, make_run, stations_before
+    from training.swarm.host.host_config import HostConfig
+    from training.swarm.host.run_setup import (
+        ListenOptions,
+        is_loopback,
+        is_private,
+        make_helper,
+        make_run,
+        stations_before,
+    )
     from training.swarm.host.supervisor import host_run
     from training.swarm.network.dht import log_to, prepare_process
 
-    place = Place(port=port, announce=announce, listen=listen, donors=donors)
+    place = ListenOptions(port=port, announce=announce, listen=listen, donors=donors)
     helper_of = helper_of or list(stations_before(run_dir).helper_of)
     if helper_of and (given := given_beside(context, OF_ANY_HOST)):
         raise UserError(
@@ -153,24 +160,24 @@ def host(
                 place=place,
                 on_notice=warn,
             )
-        stations = Stations.load(run_dir)
-        own = [stations.address(run_dir, helper) for helper in stations.helpers]
+        host_config = HostConfig.load(run_dir)
+        own = [host_config.address(run_dir, helper) for helper in host_config.helpers]
 
         def invite() -> None:
-            ports = ", ".join(str(port) for port in stations.ports.values())
+            ports = ", ".join(str(port) for port in host_config.ports.values())
             say(f"the run {settings.swarm.name} waits for volunteers (TCP ports {ports}); any machine takes part with")
             say(f"    dalle-lean join {' '.join([*own, *helper_of])}")
-            if is_loopback(stations.announce):
-                warn(f"{stations.announce} is this machine: no other one can take part; see --announce")
-            elif is_private(stations.announce):
+            if is_loopback(host_config.announce):
+                warn(f"{host_config.announce} is this machine: no other one can take part; see --announce")
+            elif is_private(host_config.announce):
                 warn(
-                    f"{stations.announce} is an address of the own network: for volunteers outside, forward the TCP "
+                    f"{host_config.announce} is an address of the own network: for volunteers outside, forward the TCP "
                     f"ports {ports} to this machine and give --announce the address that the Internet sees"
                 )
             if not is_url(settings.swarm.data) and not helper_of:
                 warn(f"volunteers need a copy of {settings.swarm.data}, which they name with --data")
 
-        say(f"starting {len(stations.ports)} peers ...")
+        say(f"starting {len(host_config.ports)} peers ...")
         with progress_bar(f"run {settings.swarm.name}", "steps") as on_progress:
             end = host_run(
                 run_dir,

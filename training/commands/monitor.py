@@ -17,8 +17,8 @@ from dalle_lean.terminal import begin_loading, say, warn
 from dalle_lean.terminal import out as terminal
 
 if TYPE_CHECKING:
-    from training.swarm.observe.monitor import Board, Overview
-    from training.swarm.observe.peer_metrics import Records
+    from training.swarm.observe.monitor import Leaderboard, Overview
+    from training.swarm.observe.peer_metrics import PeerRecords
 
 SHOWN_PEERS = 20
 
@@ -46,7 +46,7 @@ def monitor(
     from training.run.folder import run_folder
     from training.swarm.host.checkpoints import first_name
     from training.swarm.network.dht import log_to, prepare_process
-    from training.swarm.observe.monitor import CONTRIBUTIONS, Board, Monitor, Outputs
+    from training.swarm.observe.monitor import CONTRIBUTIONS, Leaderboard, Monitor, Outputs
 
     prepare_process()
     log_to(None)
@@ -55,7 +55,7 @@ def monitor(
         run = first_name(following.settings.swarm.name)  # it gets another one each time it is taken back
         out = out or Path("runs") / f"monitor-{run}"
         stack.enter_context(run_folder(out))
-        board = Board(out / CONTRIBUTIONS, run)
+        board = Leaderboard(out / CONTRIBUTIONS, run)
         outputs = Outputs(out, wandb)
         stack.callback(outputs.close)
         live = None
@@ -96,7 +96,7 @@ def headline(overview: Overview | None) -> str:
         "batches dropped": overview.dropped_batches,
         "tensors dropped": overview.dropped_tensors,
         "steps skipped": overview.skipped_steps,
-        "steps taken alone": overview.lonely_steps,
+        "steps taken alone": overview.solo_steps,
         "downloads of the state": overview.resyncs,
         "records refused": overview.refused_records,
     }
@@ -112,7 +112,7 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
 
 
-def table_of(board: Board, records: Records) -> Table:
+def table_of(board: Leaderboard, records: PeerRecords) -> Table:
     """Who gave how much, by the peers' own count; those who are there first with their speed."""
     ranked = board.ranked()
     whole = sum(peer.total_samples for _, peer in ranked) or 1

@@ -31,7 +31,7 @@ Facts = dict[str, str]
 
 
 @dataclass(frozen=True, eq=False)
-class Captioned:
+class ImageTextPairs:
     """Pictures and their captions."""
 
     pixels: Pixels
@@ -45,7 +45,7 @@ class Captioned:
     def __len__(self) -> int:
         return len(self.captions)
 
-    def take(self, rows: Sequence[int]) -> "Captioned":
+    def take(self, rows: Sequence[int]) -> "ImageTextPairs":
         """The pictures of these rows."""
         chosen = torch.tensor(rows, dtype=torch.int64)
         return replace(
@@ -66,7 +66,7 @@ def read_captioned(
     read: Callable[[Path, str, int], Tensor] | None = None,
     store: Path | None = None,
     on_notice: OnNotice = silent,
-) -> Captioned:
+) -> ImageTextPairs:
     """Read a folder as `datasets`' ImageFolder has it: pictures, and metadata.jsonl with file_name and text or caption.
 
     Pictures become side x side as `dalle_lean.images.files` makes them. A line that cannot be used
@@ -111,7 +111,7 @@ def read_captioned(
     if not captions:
         raise UserError(f"{listing}: no line can be used: {dict(skipped) or 'it is empty'}")
     facts = [facts_of(entry, fields) for entry in entries]
-    return Captioned(Pixels(pixels[: len(captions)]), captions, skipped, facts)
+    return ImageTextPairs(Pixels(pixels[: len(captions)]), captions, skipped, facts)
 
 
 def names_in(lines: Sequence[bytes]) -> Iterator[str]:
@@ -167,7 +167,7 @@ def read_picture(folder: Path, name: str, side: int) -> Tensor:
     return torch.tensor(square).permute(2, 0, 1)
 
 
-def digest(data: Captioned) -> str:
+def digest(data: ImageTextPairs) -> str:
     """SHA-256 over pictures, captions and facts."""
     running = hashlib.sha256("\n".join(data.captions).encode("utf-8", "surrogatepass"))
     if any(data.facts):
@@ -177,7 +177,7 @@ def digest(data: Captioned) -> str:
     return running.hexdigest()
 
 
-def hold_out(data: Captioned, share: float, seed: int) -> tuple[Captioned, Captioned]:
+def hold_out(data: ImageTextPairs, share: float, seed: int) -> tuple[ImageTextPairs, ImageTextPairs]:
     """(the rest, the held-out part): whole captions are held out, so that none of them is in the rest."""
     distinct = sorted(set(data.captions))
     if len(distinct) < 2:

@@ -46,7 +46,7 @@ class MetricsLog:
         self.close()
 
 
-class Pace:
+class Throughput:
     """How much is done in a second, since it was last asked."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from training.run.recipe import MemoryRecipe
 from training.step.precision import autocast
 
 
-class Gradients:
+class GradientComputer:
     """Gradients and losses of `model`, computed as `memory` says, at most `micro_batch_size` samples at once.
 
     ValueError where the model cannot have the memory plan or precision.

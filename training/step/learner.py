@@ -11,7 +11,7 @@ from dalle_lean.optim.lamb import Lamb, make_optimizer, parameter_groups
 from dalle_lean.optim.lamb_delayed import DelayedLamb
 from training.data.loader import Batch
 from training.run.recipe import LAMB_ONLY, OptimizerRecipe, Recipe
-from training.step.gradients import Gradients
+from training.step.gradients import GradientComputer
 
 
 def build_optimizer(
@@ -42,7 +42,7 @@ class Step(NamedTuple):
     """float16 overflowed in a gradient; its scale is smaller now, and nothing was learnt."""
 
 
-class Learner(Gradients):
+class Learner(GradientComputer):
     """Turns batches into better weights of `model`, which it changes in place.
 
     ValueError where the model cannot have the recipe's memory plan or precision.

@@ -92,12 +92,12 @@ def main() -> None:
 
 def be_helper(run_dir: Path, name: str, _: Any, wait: Callable[[float], bool], status: Status) -> None:
     """Reduce, and hand newcomers the run's files."""
-    from training.swarm.host.host_config import Stations
+    from training.swarm.host.host_config import HostConfig
     from training.swarm.host.roles import run_helper
     from training.swarm.network.bootstrap_service import RunWatch, offer_run
 
     settings, dht = enter(run_dir, name)
-    helper_of = tuple(Stations.load(run_dir).helper_of)
+    helper_of = tuple(HostConfig.load(run_dir).helper_of)
     # One that the host starts ends with the run. A helper elsewhere goes on: anybody can say that a run is at its end.
     watch = RunWatch(dht, settings, helper_of) if helper_of else None
 
@@ -120,38 +120,40 @@ def be_helper(run_dir: Path, name: str, _: Any, wait: Callable[[float], bool], s
 
 def be_donor(run_dir: Path, name: str, arguments: Any, wait: Callable[[float], bool], status: Status) -> None:
     """Keep the state: go with the others from the newest checkpoint on."""
-    from training.swarm.host.checkpointer import Keeper, heldout_batch
+    from training.swarm.host.checkpointer import Checkpointer, heldout_batch
     from training.swarm.host.checkpoints import Checkpoints
-    from training.swarm.host.host_config import Stations
+    from training.swarm.host.host_config import HostConfig
     from training.swarm.host.roles import run_donor
     from training.swarm.peer.gradient_worker import build_model
 
     settings, dht = enter(run_dir, name)
     try:
-        stations = Stations.load(run_dir)
+        host_config = HostConfig.load(run_dir)
         checkpoints = Checkpoints(
             run_dir,
             settings,
-            vqgan=None if stations.vqgan is None else Path(stations.vqgan),
-            vqgan_fingerprint=stations.vqgan_fingerprint,
+            vqgan=None if host_config.vqgan is None else Path(host_config.vqgan),
+            vqgan_fingerprint=host_config.vqgan_fingerprint,
             on_notice=status.notice,
         )
         heldout = heldout_batch(settings, run_dir / "tokenizer.json", status.notice, arguments.device)
-        keeper = Keeper(
+        checkpointer = Checkpointer(
             settings,
             checkpoints,
             heldout,
             device=arguments.device,
             on_notice=status.notice,
             on_change=lambda: status.tell(
-                heldout_loss=keeper.heldout_loss, checkpoint=keeper.saved_step, failed_saves=checkpoints.failed
+                heldout_loss=checkpointer.heldout_loss,
+                checkpoint=checkpointer.saved_step,
+                failed_saves=checkpoints.failed,
             ),
             stopped=lambda: wait(0),
         )
         model = build_model(settings)
-        found = keeper.restore(model)
+        found = checkpointer.restore(model)
         scale = settings.steps_per_epoch
-        status.tell(step=found[0] if found else 0, checkpoint=keeper.saved_step)
+        status.tell(step=found[0] if found else 0, checkpoint=checkpointer.saved_step)
 
         def step_of(optimizer: Any) -> int:
             step: int = optimizer.local_epoch * scale
@@ -167,15 +169,15 @@ def be_donor(run_dir: Path, name: str, arguments: Any, wait: Callable[[float], b
             settings,
             dht,
             lambda seconds: finished.is_set() or wait(seconds),
-            lambda optimizer: keeper.look(step_of(optimizer), optimizer, model),
+            lambda optimizer: checkpointer.look(step_of(optimizer), optimizer, model),
             model=model,
             heldout=heldout,
             begin_with=None if found is None else (found[0] // scale, found[1]),
             on_round=on_round,
-            on_leave=lambda optimizer: keeper.close(step_of(optimizer), optimizer, model, wait),
+            on_leave=lambda optimizer: checkpointer.close(step_of(optimizer), optimizer, model, wait),
             on_notice=status.notice,
         )
-        status.tell(finished=keeper.is_finished)
+        status.tell(finished=checkpointer.is_finished)
     finally:
         dht.shutdown()
 
@@ -183,20 +185,20 @@ def be_donor(run_dir: Path, name: str, arguments: Any, wait: Callable[[float], b
 def enter(run_dir: Path, name: str) -> tuple[Any, Any]:
     """The run's settings, and a node of the host's own at its fixed place."""
     from training.swarm.config import read_settings
-    from training.swarm.host.host_config import Stations, identity_path
+    from training.swarm.host.host_config import HostConfig, identity_path
     from training.swarm.host.run_setup import bring_up_to_date
     from training.swarm.network.dht import open_dht
     from training.swarm.observe.peer_metrics import protect_records
 
-    stations = Stations.load(run_dir)
-    if stations.helper_of:
-        bring_up_to_date(run_dir, stations.helper_of)
-    port = stations.ports[name]
+    host_config = HostConfig.load(run_dir)
+    if host_config.helper_of:
+        bring_up_to_date(run_dir, host_config.helper_of)
+    port = host_config.ports[name]
     dht = open_dht(
-        stations.helper_of or company(run_dir, stations, name),
+        host_config.helper_of or company(run_dir, host_config, name),
         client_mode=False,
-        listen=[f"/ip4/{stations.listen}/tcp/{port}"],
-        announce=[f"/ip4/{stations.announce}/tcp/{port}"],
+        listen=[f"/ip4/{host_config.listen}/tcp/{port}"],
+        announce=[f"/ip4/{host_config.announce}/tcp/{port}"],
         identity=identity_path(run_dir, name),
     )
     settings = read_settings(run_dir)
@@ -204,20 +206,20 @@ def enter(run_dir: Path, name: str) -> tuple[Any, Any]:
     return settings, dht
 
 
-def company(run_dir: Path, stations: Any, name: str) -> list[str]:
+def company(run_dir: Path, host_config: Any, name: str) -> list[str]:
     """Addresses of the host's other peers that are there.
 
     Only the first helper begins alone, so that there are never two networks of one run; the others wait for somebody.
     """
-    others = [other for other in stations.ports if other != name]
-    present = [other for other in others if stations.is_up(other)]
+    others = [other for other in host_config.ports if other != name]
+    present = [other for other in others if host_config.is_up(other)]
     deadline = time.monotonic() + COMPANY_TIMEOUT_S
-    while not present and name != stations.helpers[0]:
+    while not present and name != host_config.helpers[0]:
         if time.monotonic() > deadline:
             raise UserError(f"none of {', '.join(others)} takes connections; {name} does not begin alone")
         time.sleep(POLL_S)
-        present = [other for other in others if stations.is_up(other)]
-    return [stations.local_address(run_dir, other) for other in present]
+        present = [other for other in others if host_config.is_up(other)]
+    return [host_config.local_address(run_dir, other) for other in present]
 
 
 def trainers_of(optimizer: Any) -> int:

@@ -15,7 +15,7 @@ from dalle_lean.clip.scorer import ClipScorer, right_caption_first
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.files import sha256_file
 from dalle_lean.progress import OnProgress
-from training.data.image_text import Captioned, digest, hold_out, read_captioned
+from training.data.image_text import ImageTextPairs, digest, hold_out, read_captioned
 from training.data.pixels import Pixels, in_file
 from training.data.remote_io import silent
 from training.run.checkpoint import load_checkpoint
@@ -122,7 +122,7 @@ def read_sets(
     out: Path,
     on_progress: OnProgress | None,
     on_notice: OnNotice,
-) -> tuple[Captioned, Captioned]:
+) -> tuple[ImageTextPairs, ImageTextPairs]:
     """The pictures to train on, and those to measure on: of a folder, else of captions set aside; in files of `out`."""
     side = recipe.picture_side
     train_set = read_captioned(
@@ -153,14 +153,14 @@ def measure(scorer: ClipScorer, views: dict[str, Tensor], captions: list[str], q
 
 
 def partly_decoded(
-    data: Captioned,
+    data: ImageTextPairs,
     store: Path,
     vqgan: Path,
     recipe: ClipRecipe,
     device: str,
     on_progress: OnProgress | None,
     on_notice: OnNotice = silent,
-) -> Captioned:
+) -> ImageTextPairs:
     """`data` with a share of its pictures, drawn by the seed, as the VQGAN decodes them; kept in the file `store`."""
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(recipe.seed))
     rows = order[: round(recipe.decoded_share * len(data))]

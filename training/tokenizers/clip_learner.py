@@ -22,7 +22,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.optim.lamb import parameter_groups
 from dalle_lean.require import require
 from dalle_lean.tokenizer import Tokenizer
-from training.data.image_text import Captioned, distinct_batches, jitter
+from training.data.image_text import ImageTextPairs, distinct_batches, jitter
 from training.run.schedule import cosine_rate
 from training.step.precision import autocast
 from training.tokenizers.hard_negatives import HardNegatives
@@ -145,7 +145,7 @@ class ClipRecipe:
 class Learner:
     """The steps of a run. What step i does depends on recipe, data, weights and i alone, not on the process."""
 
-    def __init__(self, recipe: ClipRecipe, scorer: ClipScorer, data: Captioned):
+    def __init__(self, recipe: ClipRecipe, scorer: ClipScorer, data: ImageTextPairs):
         self.recipe, self.scorer, self.data = recipe, scorer, data
         scorer.model.visual.to(memory_format=torch.channels_last)  # for the convolutions' speed
         self.optimizer = new_optimizer(scorer.model, recipe.weight_decay)

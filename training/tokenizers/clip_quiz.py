@@ -8,7 +8,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from training.data.image_text import Captioned
+from training.data.image_text import ImageTextPairs
 from training.tokenizers.hard_negatives import Alike
 
 
@@ -34,7 +34,9 @@ class Quiz:
         return (scores[:, :1] > scores[:, 1:]).all(dim=1).float().mean().item()
 
 
-def rivals_quiz(heldout: Captioned, train: Captioned, fields: Sequence[str], of: int, seed: int) -> Quiz | None:
+def rivals_quiz(
+    heldout: ImageTextPairs, train: ImageTextPairs, fields: Sequence[str], of: int, seed: int
+) -> Quiz | None:
     """The own caption among `of`, the others of pictures, held out or not, that are alike in `fields` but differ in
     other things. Pictures without so many rivals are left out; None where all are."""
     captions = heldout.captions + train.captions

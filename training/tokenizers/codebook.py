@@ -55,7 +55,7 @@ class NearestLearner(nn.Module):
         return z + (quantized - z).detach(), commitment_loss
 
     def begin(self, vectors: Tensor, generator: torch.Generator) -> None:
-        """Place the codes on the first vectors seen."""
+        """ListenOptions the codes on the first vectors seen."""
         rows = torch.randint(len(vectors), (len(self.counts),), generator=generator).to(vectors.device)
         self.place(torch.arange(len(self.counts), device=vectors.device), vectors[rows], len(vectors))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 
 from dalle_lean.errors import UserError
-from training.data.image_text import Captioned, Facts, caption_key
+from training.data.image_text import Facts, ImageTextPairs, caption_key
 
 
 class Alike:
@@ -58,7 +58,7 @@ class HardNegatives:
 
     def __init__(
         self,
-        data: Captioned,
+        data: ImageTextPairs,
         kinds: Sequence[Sequence[str]],
         *,
         batch_size: int,

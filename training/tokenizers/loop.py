@@ -14,7 +14,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.progress import OnProgress
 from training.run.checkpoint import save_checkpoint
 from training.run.graceful_stop import TimeLimit, interrupt_deferred
-from training.run.metrics import MetricsLog, Pace
+from training.run.metrics import MetricsLog, Throughput
 from training.run.progress import OnNotice, StepCount
 from training.step.buffer_snapshot import remember
 
@@ -77,7 +77,7 @@ def take_steps(
         return progress.step % interval == 0 or progress.step == schedule.steps
 
     saved_step = progress.step
-    pace = Pace()
+    pace = Throughput()
     with MetricsLog(out, progress.step) as metrics, interrupt_deferred(on_notice) as interrupted:
         for step, rows in batches:
             numbers = take_step(step, rows)

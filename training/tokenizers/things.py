@@ -14,7 +14,7 @@ from torch import Tensor
 from dalle_lean.errors import UserError
 from dalle_lean.images.thing_classifier import READ_SIDE, ThingClassifier, picture_of_thing
 from dalle_lean.progress import OnProgress
-from training.data.image_text import Captioned, Unusable, digest, read_captioned, read_picture
+from training.data.image_text import ImageTextPairs, Unusable, digest, read_captioned, read_picture
 from training.run.checkpoint import load_checkpoint
 from training.run.graceful_stop import TimeLimit
 from training.run.metrics import MetricsLog
@@ -91,7 +91,7 @@ def train_things(
     return progress
 
 
-def read_things(folder: Path, side: int, on_progress: OnProgress | None = None) -> Captioned:
+def read_things(folder: Path, side: int, on_progress: OnProgress | None = None) -> ImageTextPairs:
     """The pictures of a folder that show one thing each, cut out at this side; as captions the names of the things."""
     return read_captioned(folder, side, on_progress, label_of=only_thing, read=read_thing)
 
@@ -117,7 +117,7 @@ def read_thing(folder: Path, name: str, side: int) -> Tensor:
 
 def known_things(
     folder: Path, classifier: ThingClassifier, most: int, on_progress: OnProgress | None = None
-) -> Captioned:
+) -> ImageTextPairs:
     """Evenly from a folder, at most so many pictures of things that the classifier knows; ValueError where there are
     none."""
     found = read_things(folder, classifier.picture_side, on_progress)

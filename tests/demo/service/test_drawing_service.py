@@ -9,12 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from demo.form import Wish, first_rows, read_request
-from demo.service.drawing_service import Drawing, Drawn, Studio, Waiting
+from demo.form import FormValues, first_rows, read_request
+from demo.service.drawing_service import Done, DrawingService, Queued, Running
 from demo.service.scheduler import Busy
 from inference.generator import Generator, Request, Settings
 
-WISH = Wish(6, 2, 0, 1.0, 1.0, 1.0, 3)
+WISH = FormValues(6, 2, 0, 1.0, 1.0, 1.0, 3)
 
 
 def request(prompt="a red heart", seed=3):
@@ -25,26 +25,26 @@ def codes_of(pictures):
     return [picture.codes.tolist() for picture in pictures]
 
 
-def test_a_request_is_drawn_as_the_generator_draws_it(studio):
-    *_, last = studio.draw(request())
-    expected = studio.generator("a red heart", num_images=6, best=2, seed=3)
-    assert isinstance(last, Drawn)
+def test_a_request_is_drawn_as_the_generator_draws_it(service):
+    *_, last = service.draw(request())
+    expected = service.generator("a red heart", num_images=6, best=2, seed=3)
+    assert isinstance(last, Done)
     assert codes_of(last.pictures) == codes_of(expected)
     assert [picture.score for picture in last.pictures] == [picture.score for picture in expected]
 
 
-def test_the_pictures_are_seen_growing(studio, monkeypatch):
+def test_the_pictures_are_seen_growing(service, monkeypatch):
     monkeypatch.setattr("demo.service.drawing_service.PREVIEW_INTERVAL_S", 0.0)
-    drawing = [event for event in studio.draw(request()) if isinstance(event, Drawing) and event.previews]
+    drawing = [event for event in service.draw(request()) if isinstance(event, Running) and event.previews]
     assert [event.share for event in drawing] == [0.25, 0.5, 0.75, 1.0]
     assert all(len(event.previews) == 4 for event in drawing)
     opaque = [event.previews[0].getchannel("A").getbbox()[3] for event in drawing]
     assert opaque == [8, 16, 24, 32]
 
 
-def test_requests_by_turns_are_not_mixed_up(studio):
+def test_requests_by_turns_are_not_mixed_up(service):
     requests = [request("a red heart", seed=1), request("a green book", seed=2)]
-    drawings = [studio.draw(one) for one in requests]
+    drawings = [service.draw(one) for one in requests]
     last = [None, None]
     running = [0, 1]
     while running:
@@ -54,15 +54,15 @@ def test_requests_by_turns_are_not_mixed_up(studio):
             except StopIteration:
                 running.remove(which)
     for one, event in zip(requests, last, strict=True):
-        alone = studio.generator(one.prompt, num_images=6, best=2, seed=one.settings.seed)
+        alone = service.generator(one.prompt, num_images=6, best=2, seed=one.settings.seed)
         assert codes_of(event.pictures) == codes_of(alone)
 
 
-def test_many_threads_get_what_they_asked_for(generator, pace):
-    studio, answers = Studio(generator, pace, at_once=3, waiting=9), {}
+def test_many_threads_get_what_they_asked_for(generator, latency):
+    service, answers = DrawingService(generator, latency, at_once=3, waiting=9), {}
 
     def ask(seed):
-        *_, answers[seed] = studio.draw(request(seed=seed))
+        *_, answers[seed] = service.draw(request(seed=seed))
 
     threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(12)]
     for thread in threads:
@@ -71,51 +71,51 @@ def test_many_threads_get_what_they_asked_for(generator, pace):
         thread.join(120)
     for seed in range(12):
         assert codes_of(answers[seed].pictures) == codes_of(generator("a red heart", num_images=6, best=2, seed=seed))
-    assert len(studio.turns) == 0
+    assert len(service.scheduler) == 0
 
 
-def test_the_third_waits_and_the_fourth_is_sent_away(studio):
-    with closing(studio.draw(request())) as first, closing(studio.draw(request())) as second:
-        assert isinstance(next(first), Drawing)
-        assert isinstance(next(second), Drawing)
-        with closing(studio.draw(request())) as third:
+def test_the_third_waits_and_the_fourth_is_sent_away(service):
+    with closing(service.draw(request())) as first, closing(service.draw(request())) as second:
+        assert isinstance(next(first), Running)
+        assert isinstance(next(second), Running)
+        with closing(service.draw(request())) as third:
             waiting = next(third)
-            assert isinstance(waiting, Waiting)
+            assert isinstance(waiting, Queued)
             assert waiting.line == 1
             assert waiting.seconds > 0
             with pytest.raises(Busy):
-                next(studio.draw(request()))
+                next(service.draw(request()))
             first.close()
-            assert isinstance(next(third), Drawing)
+            assert isinstance(next(third), Running)
 
 
-def test_a_cancelled_drawing_frees_its_place_and_its_turn(studio):
+def test_a_cancelled_drawing_frees_its_place_and_its_turn(service):
     for _ in range(5):
-        drawing = studio.draw(request())
+        drawing = service.draw(request())
         next(drawing)
         drawing.close()
-    assert len(studio.turns) == 0
-    assert studio.turns.turn(lambda: "free") == "free"
+    assert len(service.scheduler) == 0
+    assert service.scheduler.run(lambda: "free") == "free"
 
 
-def test_a_failed_drawing_frees_its_place(generator, pace):
+def test_a_failed_drawing_frees_its_place(generator, latency):
     class Broken:
         name = "broken"
 
         def score(self, pixels, prompt):
             raise RuntimeError("out of order")
 
-    studio = Studio(Generator(generator.model, generator.tokenizer, generator.vqgan, Broken()), pace)
+    service = DrawingService(Generator(generator.model, generator.tokenizer, generator.vqgan, Broken()), latency)
     with pytest.raises(RuntimeError, match="out of order"):
-        list(studio.draw(request()))
-    assert len(studio.turns) == 0
+        list(service.draw(request()))
+    assert len(service.scheduler) == 0
 
 
 def test_the_time_left_counts_those_who_draw_at_the_same_time(generator):
-    studio = Studio(generator, at_once=2, waiting=0)
-    with closing(studio.draw(request())) as first:
+    service = DrawingService(generator, at_once=2, waiting=0)
+    with closing(service.draw(request())) as first:
         alone = next(first)
-        with closing(studio.draw(request())) as second:
+        with closing(service.draw(request())) as second:
             next(second)
             together = next(first)
     assert (alone.others, together.others) == (0, 1)
@@ -123,17 +123,17 @@ def test_the_time_left_counts_those_who_draw_at_the_same_time(generator):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "wish", "said"),
+    ("prompt", "values", "said"),
     [
         (" ", WISH, "the prompt is empty"),
         ("x" * 1001, WISH, "1001 characters"),
-        ("a car", Wish(129, 2, 0, 1.0, 1.0, 1.0, 3), "at most 128"),
-        ("a car", Wish(128, 17, 0, 1.0, 1.0, 1.0, 3), "at most 16"),
+        ("a car", FormValues(129, 2, 0, 1.0, 1.0, 1.0, 3), "at most 128"),
+        ("a car", FormValues(128, 17, 0, 1.0, 1.0, 1.0, 3), "at most 16"),
     ],
 )
-def test_a_request_has_bounds(studio, prompt, wish, said):
+def test_a_request_has_bounds(service, prompt, values, said):
     with pytest.raises(ValueError, match=said):
-        read_request(studio, prompt, wish)
+        read_request(service, prompt, values)
 
 
 def png(side=32, colour="red"):
@@ -142,23 +142,23 @@ def png(side=32, colour="red"):
     return file.getvalue()
 
 
-def test_an_upload_is_continued_from_its_upper_rows(studio):
-    codes = studio.read_upload(png())
-    wish = replace(WISH, upload=png(), rows=2)
-    *_, last = studio.draw(read_request(studio, "a red heart", wish))
+def test_an_upload_is_continued_from_its_upper_rows(service):
+    codes = service.read_upload(png())
+    values = replace(WISH, upload=png(), rows=2)
+    *_, last = service.draw(read_request(service, "a red heart", values))
     for picture in last.pictures:
         assert picture.codes[:8].tolist() == codes[:8].tolist()
     assert len({tuple(picture.codes.tolist()) for picture in last.pictures}) == 2
 
 
 @pytest.mark.parametrize("rows", [0, 4, 1.5, None])
-def test_rows_that_cannot_be_kept_are_refused(studio, rows):
+def test_rows_that_cannot_be_kept_are_refused(service, rows):
     with pytest.raises(ValueError, match="1 to 3 can be kept"):
-        first_rows(studio, torch.zeros(16, dtype=torch.long), rows)
+        first_rows(service, torch.zeros(16, dtype=torch.long), rows)
 
 
-def test_a_model_without_clip_draws_only_what_is_shown(generator, pace):
-    studio = Studio(Generator(generator.model, generator.tokenizer, generator.vqgan), pace)
-    wish = Wish(1, 3, 0, 1.0, 1.0, 1.0, 3)
-    *_, last = studio.draw(read_request(studio, "a red heart", wish))
+def test_a_model_without_clip_draws_only_what_is_shown(generator, latency):
+    service = DrawingService(Generator(generator.model, generator.tokenizer, generator.vqgan), latency)
+    values = FormValues(1, 3, 0, 1.0, 1.0, 1.0, 3)
+    *_, last = service.draw(read_request(service, "a red heart", values))
     assert [picture.index for picture in last.pictures] == [0, 1, 2]

@@ -2,47 +2,47 @@
 
 import pytest
 
-from demo.service.latency_model import Pace, measure
+from demo.service.latency_model import LatencyModel, measure
 
 
-def test_a_batch_between_two_known_ones_is_interpolated_and_beyond_them_in_proportion(pace):
-    assert pace.seconds_per_row(8) == 1.0
-    assert pace.seconds_per_row(36) == 1.5
-    assert pace.seconds_per_row(4) == 1.0
-    assert pace.seconds_per_row(128) == 4.0
+def test_a_batch_between_two_known_ones_is_interpolated_and_beyond_them_in_proportion(latency):
+    assert latency.seconds_per_row(8) == 1.0
+    assert latency.seconds_per_row(36) == 1.5
+    assert latency.seconds_per_row(4) == 1.0
+    assert latency.seconds_per_row(128) == 4.0
 
 
-def test_a_prompt_takes_its_rows_and_its_painting(pace):
-    assert pace.seconds(64) == pytest.approx(4 * 2.0 + 64 * 0.1)
-    assert pace.seconds(72) == pytest.approx(4 * (2.0 + 1.0) + 72 * 0.1)
-    assert pace.seconds(64, guided=True) == pytest.approx(2 * 4 * 2.0 + 64 * 0.1)
+def test_a_prompt_takes_its_rows_and_its_painting(latency):
+    assert latency.seconds(64) == pytest.approx(4 * 2.0 + 64 * 0.1)
+    assert latency.seconds(72) == pytest.approx(4 * (2.0 + 1.0) + 72 * 0.1)
+    assert latency.seconds(64, guided=True) == pytest.approx(2 * 4 * 2.0 + 64 * 0.1)
 
 
 @pytest.mark.parametrize(("row_s", "count"), [(0.001, 128), (2.0, 64), (3.0, 32), (100.0, 4)])
 def test_a_slower_machine_draws_fewer_by_default(row_s, count):
-    assert Pace(8, {8: row_s / 4, 64: row_s}).affordable() == count
+    assert LatencyModel(8, {8: row_s / 4, 64: row_s}).affordable() == count
 
 
 def test_batches_are_small_where_a_turn_would_take_long():
-    assert Pace(8, {8: 0.1, 64: 0.5}).batch_size() == 64
-    assert Pace(8, {8: 0.1, 64: 0.5}, largest_batch=16).batch_size() == 16
-    assert Pace(8, {8: 1.0, 64: 8.0}).batch_size() == 16
-    assert Pace(8, {8: 60.0}).batch_size() == 8
+    assert LatencyModel(8, {8: 0.1, 64: 0.5}).batch_size() == 64
+    assert LatencyModel(8, {8: 0.1, 64: 0.5}, largest_batch=16).batch_size() == 16
+    assert LatencyModel(8, {8: 1.0, 64: 8.0}).batch_size() == 16
+    assert LatencyModel(8, {8: 60.0}).batch_size() == 8
 
 
-def test_what_is_drawn_is_learned_from(pace):
+def test_what_is_drawn_is_learned_from(latency):
     for _ in range(50):
-        pace.learn_row(64, 6.0)
-        pace.learn_row(8, 8.0, guided=True)
-        pace.learn_painting(10, 5.0)
-    assert pace.seconds_per_row(64) == pytest.approx(6.0, rel=0.01)
-    assert pace.seconds_per_row(8) == pytest.approx(4.0, rel=0.01)
-    assert pace.picture_s == pytest.approx(0.5, rel=0.01)
+        latency.learn_row(64, 6.0)
+        latency.learn_row(8, 8.0, guided=True)
+        latency.learn_painting(10, 5.0)
+    assert latency.seconds_per_row(64) == pytest.approx(6.0, rel=0.01)
+    assert latency.seconds_per_row(8) == pytest.approx(4.0, rel=0.01)
+    assert latency.picture_s == pytest.approx(0.5, rel=0.01)
 
 
 def test_the_measurement_knows_small_and_large_batches_and_painting(generator):
-    pace = measure(generator)
-    assert set(pace.row_s) == {8, pace.largest_batch}
-    assert all(seconds > 0 for seconds in pace.row_s.values())
-    assert pace.picture_s > 0
-    assert pace.affordable() == 128
+    latency = measure(generator)
+    assert set(latency.row_s) == {8, latency.largest_batch}
+    assert all(seconds > 0 for seconds in latency.row_s.values())
+    assert latency.picture_s > 0
+    assert latency.affordable() == 128

@@ -6,49 +6,49 @@ from contextlib import ExitStack
 
 import pytest
 
-from demo.service.scheduler import Busy, Turns, forecast
+from demo.service.scheduler import Busy, Scheduler, forecast
 
 
 def test_the_first_few_are_served_and_the_others_wait_in_their_order():
-    turns = Turns(at_once=2, waiting=3)
+    scheduler = Scheduler(at_once=2, waiting=3)
     with ExitStack() as stack:
-        places = [stack.enter_context(turns.place()) for _ in range(5)]
+        places = [stack.enter_context(scheduler.place()) for _ in range(5)]
         assert [place.line for place in places] == [0, 0, 1, 2, 3]
         assert [place.wait(0) for place in places] == [True, True, False, False, False]
 
 
 def test_who_leaves_lets_the_next_one_in():
-    turns = Turns(at_once=1, waiting=2)
+    scheduler = Scheduler(at_once=1, waiting=2)
     with ExitStack() as stack:
-        with turns.place():
-            second, third = (stack.enter_context(turns.place()) for _ in range(2))
+        with scheduler.place():
+            second, third = (stack.enter_context(scheduler.place()) for _ in range(2))
             assert not second.wait(0)
         assert second.wait(0)
         assert third.line == 1
 
 
 def test_a_failure_frees_the_place():
-    turns = Turns(at_once=1, waiting=0)
-    with pytest.raises(RuntimeError), turns.place():
+    scheduler = Scheduler(at_once=1, waiting=0)
+    with pytest.raises(RuntimeError), scheduler.place():
         raise RuntimeError
-    with turns.place() as place:
+    with scheduler.place() as place:
         assert place.wait(0)
 
 
 def test_a_full_line_says_when_there_will_be_room():
-    turns = Turns(at_once=2, waiting=1)
+    scheduler = Scheduler(at_once=2, waiting=1)
     with ExitStack() as stack:
         for left_s in (10.0, 4.0, 7.0):
-            stack.enter_context(turns.place(left_s))
-        with pytest.raises(Busy) as busy, turns.place():
+            stack.enter_context(scheduler.place(left_s))
+        with pytest.raises(Busy) as busy, scheduler.place():
             pass
         assert (busy.value.served, busy.value.waiting) == (2, 1)
         assert busy.value.seconds == 8.0  # the shorter of two that share the machine
-    assert len(turns) == 0
+    assert len(scheduler) == 0
 
 
 def test_turns_are_taken_one_after_another_on_one_thread():
-    turns, threads, inside = Turns(), set(), []
+    scheduler, threads, inside = Scheduler(), set(), []
 
     def job():
         inside.append(1)
@@ -59,7 +59,7 @@ def test_turns_are_taken_one_after_another_on_one_thread():
 
     def work():
         for _ in range(20):
-            turns.turn(job)
+            scheduler.run(job)
 
     people = [threading.Thread(target=work) for _ in range(4)]
     for person in people:
@@ -71,19 +71,19 @@ def test_turns_are_taken_one_after_another_on_one_thread():
 
 
 def test_a_turn_gives_back_what_the_job_returns_or_raises():
-    turns = Turns()
-    assert turns.turn(lambda: 3) == 3
+    scheduler = Scheduler()
+    assert scheduler.run(lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
-        turns.turn(lambda: 1 / 0)
-    assert turns.turn(lambda: 4) == 4
+        scheduler.run(lambda: 1 / 0)
+    assert scheduler.run(lambda: 4) == 4
 
 
 def test_turns_alternate_so_that_a_short_job_does_not_wait_for_a_long_one():
-    turns, log = Turns(), []
+    scheduler, log = Scheduler(), []
 
     def work(name, steps):
         for _ in range(steps):
-            turns.turn(lambda: (log.append(name), time.sleep(0.005)))
+            scheduler.run(lambda: (log.append(name), time.sleep(0.005)))
 
     long, short = (threading.Thread(target=work, args=job) for job in (("long", 30), ("short", 5)))
     long.start()
@@ -97,10 +97,10 @@ def test_turns_alternate_so_that_a_short_job_does_not_wait_for_a_long_one():
 
 
 def test_waiting_ends_as_soon_as_there_is_room():
-    turns = Turns(at_once=1, waiting=1)
+    scheduler = Scheduler(at_once=1, waiting=1)
     with ExitStack() as first:
-        first.enter_context(turns.place())
-        with turns.place() as second:
+        first.enter_context(scheduler.place())
+        with scheduler.place() as second:
             threading.Timer(0.05, first.pop_all().close).start()
             assert second.wait(10)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from inference.sampling.filtering import check_sampling, choose, filter_logits
+from inference.sampling.filtering import check_sampling, filter_logits, sample
 
 NAN = float("nan")
 LOGITS = torch.tensor([[0.1, 0.4, 0.3, 0.2]]).log()
@@ -90,13 +90,13 @@ def test_the_callers_logits_stay_as_they_are():
 
 
 def test_temperature_zero_takes_the_most_likely_code_whatever_the_noise():
-    assert choose(LOGITS, torch.tensor([[99.0, 0.0, 0.0, 0.0]]), temperature=0).tolist() == [1]
+    assert sample(LOGITS, torch.tensor([[99.0, 0.0, 0.0, 0.0]]), temperature=0).tolist() == [1]
 
 
 def test_temperature_comes_after_filtering_and_widens_only_what_is_kept():
     noise = -torch.log(-torch.log(torch.rand(20_000, 4, generator=torch.Generator().manual_seed(0))))
     filtered = filter_logits(LOGITS, top_k=2).expand(20_000, -1)
-    share = torch.bincount(choose(filtered, noise, temperature=2.0), minlength=4) / 20_000
+    share = torch.bincount(sample(filtered, noise, temperature=2.0), minlength=4) / 20_000
     expected = torch.tensor([0.0, 0.4**0.5, 0.3**0.5, 0.0])
     torch.testing.assert_close(share, expected / expected.sum(), atol=0.015, rtol=0)
 

@@ -8,7 +8,7 @@ from dalle_lean import Dalle, DalleConfig
 from dalle_lean.errors import UserError
 from inference.sampling.cuda_graphs import make_cache
 from inference.sampling.decoder import Decoder
-from inference.sampling.kv_cache import PictureCache
+from inference.sampling.kv_cache import KVCache
 from inference.sampling.kv_layout import window_mask, windows_bytes
 from inference.sampling.prefill import read_prompts
 
@@ -66,7 +66,7 @@ def cached(decoder, text, codes, given=0, guided=False):
     """The same step by step, from code `given` on; one row of `codes` a caption, or as many for each."""
     prompts = read_prompts(decoder, text, codes[:: len(codes) // len(text), :given], guided=guided)
     codes = codes.repeat(2 if guided else 1, 1)
-    cache = PictureCache(decoder, prompts, len(codes))
+    cache = KVCache(decoder, prompts, len(codes))
     first = prompts.logits.repeat_interleave(len(codes) // prompts.count, dim=0)
     return torch.stack([first, *(cache.read(codes[:, place]) for place in range(given, codes.shape[1] - 1))], dim=1)
 
@@ -143,7 +143,7 @@ def test_rows_given_as_tensors_do_the_same(kind):
     decoder = Decoder(lively(DalleConfig(**TINY | KINDS[kind])))
     text, codes = inputs(decoder.config, batch=8)
     expected = cached(decoder, text, codes)
-    cache = PictureCache(decoder, read_prompts(decoder, text), batch=8)
+    cache = KVCache(decoder, read_prompts(decoder, text), batch=8)
     for place in range(decoder.config.image_len - 1):
         row, column = divmod(place, decoder.config.image_side)
         with torch.inference_mode():
@@ -168,7 +168,7 @@ def test_a_step_sees_nothing_of_what_comes_later():
     model = lively(DalleConfig(**TINY))
     text, codes = inputs(model.config, batch=2)
     decoder = Decoder(model)
-    cache = PictureCache(decoder, read_prompts(decoder, text), batch=2)
+    cache = KVCache(decoder, read_prompts(decoder, text), batch=2)
     for place in range(12):
         logits = cache.read(codes[:, place])
         with torch.no_grad():
@@ -178,7 +178,7 @@ def test_a_step_sees_nothing_of_what_comes_later():
 
 def test_a_row_layer_keeps_one_row_a_convolution_those_it_sees_and_only_columns_all():
     decoder = Decoder(lively(DalleConfig(**TINY)))
-    cache = PictureCache(decoder, read_prompts(decoder, inputs(decoder.config, 1)[0]), batch=8)
+    cache = KVCache(decoder, read_prompts(decoder, inputs(decoder.config, 1)[0]), batch=8)
     cells = {kind: window.cells for kind, window in cache.windows.items()}
     # 5 x 5 codes; the paper's centred 5 x 5 convolution sees three rows.
     assert cells == {"row": 5, "column": 25, "conv": 3 * 5}
@@ -190,7 +190,7 @@ def test_a_row_layer_keeps_one_row_a_convolution_those_it_sees_and_only_columns_
 def test_pictures_share_the_keys_of_their_prompt():
     decoder = Decoder(lively(DalleConfig(**TINY)))
     prompts = read_prompts(decoder, inputs(decoder.config, 1)[0])
-    small, large = (PictureCache(decoder, prompts, batch) for batch in (8, 128))
+    small, large = (KVCache(decoder, prompts, batch) for batch in (8, 128))
     text_bytes = sum(key.numel() * 4 * 2 for key in prompts.keys)
     assert (small.num_bytes - text_bytes) * 16 == large.num_bytes - text_bytes
 
@@ -198,7 +198,7 @@ def test_pictures_share_the_keys_of_their_prompt():
 def test_reading_leaves_nothing_allocated():
     decoder = Decoder(lively(DalleConfig(**TINY)))
     text, codes = inputs(decoder.config, batch=8)
-    cache = PictureCache(decoder, read_prompts(decoder, text), batch=8)
+    cache = KVCache(decoder, read_prompts(decoder, text), batch=8)
 
     def read_the_rest():
         while cache.codes_read < decoder.config.image_len - 1:

@@ -7,8 +7,8 @@ import torch
 
 from dalle_lean.convert import from_dalle_pytorch
 from inference.sampling.decoder import Decoder
-from inference.sampling.filtering import choose, filter_logits
-from inference.sampling.kv_cache import PictureCache
+from inference.sampling.filtering import filter_logits, sample
+from inference.sampling.kv_cache import KVCache
 from inference.sampling.prefill import read_prompts
 from inference.sampling.sampler import Row, Sampling, sample_codes
 from tests import golden_data as golden
@@ -48,10 +48,10 @@ def test_the_references_sampled_codes_come_out_of_the_cache(name):
     noise = stored["sample_noise"][:, :, config.num_text_tokens :]
     for row, text in enumerate(stored["text"]):
         prompts = read_prompts(decoder, text[None])
-        cache = PictureCache(decoder, prompts, batch=1)
+        cache = KVCache(decoder, prompts, batch=1)
         logits, codes = prompts.logits, []
         for step in range(config.image_len):
-            codes.append(choose(filter_logits(logits, kept), noise[step, row][None], facts["sample"]["temperature"]))
+            codes.append(sample(filter_logits(logits, kept), noise[step, row][None], facts["sample"]["temperature"]))
             if step + 1 < config.image_len:
                 logits = cache.read(codes[-1])
         assert torch.equal(torch.cat(codes), stored["sample_codes"][row])
@@ -143,13 +143,13 @@ def test_going_on_from_a_pictures_own_start_gives_the_same_picture(decoder):
 
 def test_cancelling_frees_the_cache(decoder, monkeypatch):
     caches = weakref.WeakSet()
-    initialise = PictureCache.__init__
+    initialise = KVCache.__init__
 
     def remember(cache, *arguments):
         initialise(cache, *arguments)
         caches.add(cache)
 
-    monkeypatch.setattr(PictureCache, "__init__", remember)
+    monkeypatch.setattr(KVCache, "__init__", remember)
     codes = sample_codes(decoder, read_prompts(decoder, CAPTION), rows(range(8)))
     next(codes)
     assert len(caches) == 1

@@ -28,7 +28,7 @@ from training.data.loader import Batch, collate
 from training.data.validation import heldout_rows
 from training.swarm.averaging import averagers
 from training.swarm.config import read_settings
-from training.swarm.host.checkpointer import Keeper
+from training.swarm.host.checkpointer import Checkpointer
 from training.swarm.host.checkpoints import Checkpoints
 from training.swarm.host.roles import run_donor, run_helper
 from training.swarm.network.dht import log_to, open_dht
@@ -125,23 +125,23 @@ def live(spec: dict) -> None:
 
 def give_state(spec: dict, settings, dht, diary: Diary, wait) -> None:
     """A donor; where `checkpoints` names a folder, it writes the state there as the run's own donor does."""
-    model, keeper = build_model(settings), None
+    model, checkpointer = build_model(settings), None
     if spec.get("checkpoints"):
 
         def notice(text: str) -> None:
             diary.tell("notice", text=text)
 
         def change() -> None:
-            diary.tell("checkpoint", saved_step=keeper.saved_step, failed=checkpoints.failed)
+            diary.tell("checkpoint", saved_step=checkpointer.saved_step, failed=checkpoints.failed)
 
         checkpoints = Checkpoints(Path(spec["checkpoints"]), settings, on_notice=notice)
-        keeper = Keeper(settings, checkpoints, None, on_notice=notice, on_change=change)
+        checkpointer = Checkpointer(settings, checkpoints, None, on_notice=notice, on_change=change)
 
     def on_step(optimizer: SwarmOptimizer) -> None:
         epoch = optimizer.local_epoch
         diary.tell("step", epoch=epoch, sha=diary.keep(optimizer, epoch), parameters_of=epoch)
-        if keeper is not None:
-            keeper.look(epoch, optimizer, model)
+        if checkpointer is not None:
+            checkpointer.look(epoch, optimizer, model)
 
     run_donor(
         settings,

@@ -18,7 +18,7 @@ from training.swarm.config import read_settings
 from training.swarm.network.dht import log_to, open_dht
 from training.swarm.network.orphan_reaper import guard_children
 from training.swarm.peer.data_parallel import open_ranks
-from training.swarm.peer.rank_worker import Follower
+from training.swarm.peer.rank_worker import RankWorker
 from training.swarm.peer.trainer import Peer
 
 
@@ -44,16 +44,16 @@ def main(folder: Path, steps: int) -> None:
         guard_children()
         log_to(folder / "log")
         dht = open_dht([], client_mode=False, listen=["/ip4/127.0.0.1/tcp/0"])
-        portion = ToldPeer(settings, dht, shards, tokenizer, **shared)
-        portion.learnt = []
-        portion.go()
-        told = {"peer": dht.peer_id.to_base58(), "learnt": portion.learnt, "samples": portion.done.samples}
+        worker = ToldPeer(settings, dht, shards, tokenizer, **shared)
+        worker.learnt = []
+        worker.go()
+        told = {"peer": dht.peer_id.to_base58(), "learnt": worker.learnt, "samples": worker.done.samples}
         (folder / "rank0.json").write_text(json.dumps(told))
         dht.shutdown()
     else:
-        portion = Follower(settings, shards, tokenizer, **shared)
-        portion.go()
-    groups = parameter_groups(portion.model, 0.0)
+        worker = RankWorker(settings, shards, tokenizer, **shared)
+        worker.go()
+    groups = parameter_groups(worker.model, 0.0)
     values = torch.cat([parameter.detach().flatten() for group in groups for parameter in group["params"]])
     np.save(folder / f"rank{ranks.rank}.npy", values.numpy())
     ranks.close()

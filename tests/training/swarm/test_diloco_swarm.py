@@ -14,8 +14,8 @@ from tests.training.swarm.harness import TIMING, Swarm
 from training.data.catalog import find_shards
 from training.step.learner import Learner
 from training.swarm.config import WireSection
-from training.swarm.optimizer.diloco import OuterSGD, WayAverager
-from training.swarm.peer.gradient_worker import Portion
+from training.swarm.optimizer.diloco import OuterSGD, PseudoGradientAverager
+from training.swarm.peer.gradient_worker import GradientWorker
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_an_outer_step_that_is_not_finite_is_counted_and_not_taken(ways, bad):
 
 def test_what_is_averaged_is_the_way_from_the_agreed_weights(ways):
     own = [torch.nn.Parameter(way.clone()) for way in ways[0]]
-    averager = WayAverager(own, dht=None, prefix="test", client_mode=True, start=False)
+    averager = PseudoGradientAverager(own, dht=None, prefix="test", client_mode=True, start=False)
     averager.agreed = ways[1]
     averager.accumulate_grads_(4)
     averager.accumulate_grads_(0)
@@ -68,9 +68,9 @@ def test_what_is_averaged_is_the_way_from_the_agreed_weights(ways):
     assert all(torch.equal(parameter, way) for parameter, way in zip(own, ways[0], strict=True))
 
 
-def flat(portion):
+def flat(worker):
     """All parameters in the order of the averagers."""
-    groups = portion.gradients.optimizer.param_groups
+    groups = worker.gradients.optimizer.param_groups
     return torch.cat([parameter.detach().flatten() for group in groups for parameter in group["params"]]).numpy()
 
 
@@ -81,7 +81,7 @@ def test_one_peer_whose_outer_step_goes_the_whole_way_learns_as_without_a_swarm(
         peer = swarm.start("trainer", batch_size=8, samples_per_s=40.0)
         peer.wait_for_step(3)
         settings, folder = swarm.settings, tmp_path / "alone"
-        alone = Portion(
+        alone = GradientWorker(
             settings,
             find_shards(settings.swarm.data),
             Tokenizer.from_file(tmp_path / "tokenizer.json"),

@@ -13,7 +13,7 @@ from training.data.catalog import find_shards
 from training.data.loader import TrainingData
 from training.run.recipe import LAMB_ONLY
 from training.run.schedule import learning_rate
-from training.step.gradients import Gradients
+from training.step.gradients import GradientComputer
 from training.swarm.config import WireSection, write_settings
 from training.swarm.peer.gradient_worker import build_model
 
@@ -52,7 +52,7 @@ def learn_alone(settings, batches):
     groups = parameter_groups(model, recipe.weight_decay)
     chosen = {name: getattr(recipe, name) for name in LAMB_ONLY if name != "delayed"}
     lamb = Lamb(groups, lr=0.0, betas=recipe.betas, eps=recipe.eps, **chosen)
-    gradients = Gradients(model, settings.recipe.memory, micro_batch_size=64)
+    gradients = GradientComputer(model, settings.recipe.memory, micro_batch_size=64)
     parameters = [parameter for group in lamb.param_groups for parameter in group["params"]]
     after = []
     for number, of_step in enumerate(batches, start=1):
@@ -83,7 +83,7 @@ def undisturbed(trainer):
     """Whether it has gone every step with the others: a machine under load may keep one from that."""
     done = trainer.last("step")
     whole = "% results" not in trainer.log  # of an average of which a part did not come hivemind logs how much did
-    return whole and done["lonely_steps"] == done["resyncs"] == done["dropped_tensors"] == 0
+    return whole and done["solo_steps"] == done["resyncs"] == done["dropped_tensors"] == 0
 
 
 @pytest.mark.slow
@@ -181,4 +181,4 @@ def test_a_donor_that_brings_nothing_goes_every_step_with_its_only_client(tmp_pa
         for step in (2, 3):
             np.testing.assert_allclose(donor.parameters(step), client.parameters(step), rtol=0, atol=1e-5)
         assert np.abs(donor.parameters(3) - donor.parameters(2)).max() > 1e-3
-        assert client.last("step")["lonely_steps"] == client.last("step")["dropped_tensors"] == 0
+        assert client.last("step")["solo_steps"] == client.last("step")["dropped_tensors"] == 0

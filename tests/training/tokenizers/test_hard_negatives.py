@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import torch
 
-from training.data.image_text import Captioned, caption_key, distinct_batches
+from training.data.image_text import ImageTextPairs, caption_key, distinct_batches
 from training.tokenizers.clip_quiz import Quiz, rivals_quiz
 from training.tokenizers.hard_negatives import Alike, HardNegatives, shuffled
 
@@ -24,7 +24,7 @@ def listing(fields=("ground", "place", "things")):
         captions.append(f"{way.format(thing)} on the {place} on {ground}")
         told = {"ground": ground, "place": place, "things": [thing]}
         facts.append({name: json.dumps(told[name]) for name in fields})
-    return Captioned(torch.zeros(len(captions), 3, 1, 1, dtype=torch.uint8), captions, facts=facts)
+    return ImageTextPairs(torch.zeros(len(captions), 3, 1, 1, dtype=torch.uint8), captions, facts=facts)
 
 
 def are_rivals(data, one, other, fields):
@@ -71,7 +71,7 @@ def test_the_kinds_of_groups_take_turns():
 def test_no_batch_holds_a_caption_twice_however_it_is_written():
     data = listing()
     captions = [caption.upper() if row % 3 else f" {caption}" for row, caption in enumerate(data.captions)]
-    twice = Captioned(
+    twice = ImageTextPairs(
         torch.cat([data.pixels] * 2), [*data.captions, *captions], facts=[*data.facts, *reversed(data.facts)]
     )
     for batch in batches(twice, hard(twice, batch_size=64, share=0.9, group_size=6), 20):
@@ -148,7 +148,9 @@ def test_no_share_asks_nothing_of_the_listing():
 
 def test_lines_without_the_fields_are_in_batches_but_in_no_group():
     data = listing()
-    half = Captioned(data.pixels, data.captions, facts=[told if row % 4 else {} for row, told in enumerate(data.facts)])
+    half = ImageTextPairs(
+        data.pixels, data.captions, facts=[told if row % 4 else {} for row, told in enumerate(data.facts)]
+    )
     negatives = hard(half, [LOOK])
     made = batches(half, negatives, 30)
     assert {row for batch in made for row in batch} > {row for row in range(len(half)) if row % 4 == 0}

@@ -41,8 +41,8 @@ SLACK_BYTES = 2**20
 OUTDATED = -1
 """The step that those name whose weights are not of the present one."""
 OUTDATED_WEIGHT = 1e-6
-"""What weights count for that became outdated after a step was named for them: nothing beside others, and yet where
-all are outdated there is a mean."""
+"""What weights count for that became stale after a step was named for them: nothing beside others, and yet where
+all are stale there is a mean."""
 WEIGHTS_POLL_S = 0.05
 MOST_DONORS = 8
 """So many are asked in an attempt: anybody can say that he has a state."""
@@ -190,7 +190,7 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
     """The step of the weights: `local_epoch`, or the one before it while a delayed step is under way."""
     applied: int
     """How often the model has got weights from here."""
-    outdated: bool
+    stale: bool
     """The weights are of an earlier step than `local_epoch` says: until the next average they count for nothing."""
     lacking: int
     """So many steps of `weights_epoch` are not in the weights."""
@@ -216,7 +216,7 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         self._snapshot_lock = threading.Lock()
         self.weights_epoch = 0
         self.applied = self.adopted = self.lacking = 0
-        self.outdated = False
+        self.stale = False
         super().__init__(**options)
         self._update_scheduler()
 
@@ -248,7 +248,7 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         timeout: float | None = None,
     ) -> None:
         if averaging_control is not None and (averaging_control.triggered or averaging_control.done()):
-            averaging_control = None  # it has found nobody; hivemind would make one that knows nothing of `outdated`
+            averaging_control = None  # it has found nobody; hivemind would make one that knows nothing of `stale`
         skipped = averaging_round and self.skips_round
         self.skips_round = False
         if skipped:
@@ -259,7 +259,7 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         if averaging_round and averaging_control is None:
             averaging_control = self.schedule_step(gather=self.local_epoch, timeout=timeout)
         self._control = averaging_control
-        if self.outdated and averaging_control is not None and not averaging_control.began_allreduce:
+        if self.stale and averaging_control is not None and not averaging_control.began_allreduce:
             averaging_control.weight = OUTDATED_WEIGHT
         super()._do(
             wait_for_trigger,
@@ -273,16 +273,16 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
         if skipped:
             self.finished_averaging_round.set()
         if averaging_control is not None and has_succeeded(averaging_control):
-            self.outdated, self.lacking = False, 0
+            self.stale, self.lacking = False, 0
 
     def skip_to(self, epoch: int) -> None:
         """Count as if the steps up to `epoch` had been taken; the next average of the weights is that of the others."""
         self.lacking += epoch - self.local_epoch
-        self.local_epoch, self.outdated = epoch, True
+        self.local_epoch, self.stale = epoch, True
 
     def schedule_step(self, scheduled_time: float | None = None, **options: Any) -> StepControl:
         """As hivemind's; the others are told whether these weights count."""
-        if self.outdated:
+        if self.stale:
             options["gather"] = OUTDATED
         return super().schedule_step(scheduled_time, **options)
 
@@ -471,7 +471,7 @@ class SwarmStateAverager(GatedAverager, TrainingStateAverager):
             self._apply_optimizer_parameters_()
         if not self.reuse_tensors:
             self._load_local_tensors_into_averager_()
-        self.local_epoch, self.outdated, self.lacking = metadata["epoch"], False, 0
+        self.local_epoch, self.stale, self.lacking = metadata["epoch"], False, 0
         self._update_scheduler()
 
 

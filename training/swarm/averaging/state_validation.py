@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from training.data.loader import Batch
-from training.step.gradients import Gradients
+from training.step.gradients import GradientComputer
 from training.swarm.averaging.averagers import StateRefused
 
 WORST_RATIO = 1.2
 """A downloaded state may be so much worse than one's own on held-out samples, chance included."""
 
 
-def judge(gradients: Gradients, heldout: Batch, own: Sequence[Tensor], offered: Sequence[Tensor]) -> None:
+def judge(gradients: GradientComputer, heldout: Batch, own: Sequence[Tensor], offered: Sequence[Tensor]) -> None:
     """StateRefused where held-out samples say that the offered parameters are much worse than the present ones.
 
     Args:

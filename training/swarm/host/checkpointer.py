@@ -15,7 +15,7 @@ from training.data.catalog import find_shards
 from training.data.loader import Batch, collate
 from training.data.validation import heldout_rows
 from training.run.progress import OnNotice
-from training.step.gradients import Gradients
+from training.step.gradients import GradientComputer
 from training.swarm.averaging.averagers import tensors_sha256
 from training.swarm.config import SwarmSettings
 from training.swarm.host.checkpoints import Checkpoints
@@ -30,7 +30,7 @@ SAMPLES_AT_ONCE = 4
 RETRY_S = 30.0
 
 
-class Keeper:
+class Checkpointer:
     """Looks after the state of a run.
 
     Args:
@@ -54,7 +54,7 @@ class Keeper:
     ):
         self.settings, self.checkpoints, self.heldout = settings, checkpoints, heldout
         self.on_notice, self.on_change, self.stopped = on_notice, on_change, stopped
-        self.copy = Gradients(build_model(settings).to(device), settings.recipe.memory, micro_batch_size=1)
+        self.copy = GradientComputer(build_model(settings).to(device), settings.recipe.memory, micro_batch_size=1)
         self.statistics: list[Tensor] = []
         self.work: threading.Thread | None = None
         self.heldout_loss = math.nan
@@ -79,7 +79,7 @@ class Keeper:
                 self.checkpoints.tried = step
             return
         self.take_copy(optimizer, model)
-        self.work = threading.Thread(target=self.keep, args=(step, is_due), name="keeper", daemon=True)
+        self.work = threading.Thread(target=self.keep, args=(step, is_due), name="checkpointer", daemon=True)
         self.work.start()
 
     def is_measuring_due(self, step: int) -> bool:

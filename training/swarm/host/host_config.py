@@ -21,7 +21,7 @@ CONNECT_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stations:
+class HostConfig:
     """What host.json holds; it concerns this machine alone.
 
     Args:

@@ -10,7 +10,7 @@ from dalle_lean import Dalle
 from training.data.loader import Batch
 from training.data.remote_io import silent
 from training.run.progress import OnNotice
-from training.step.gradients import Gradients
+from training.step.gradients import GradientComputer
 from training.swarm.averaging.state_validation import judge
 from training.swarm.config import SwarmSettings
 from training.swarm.host.checkpointer import go_on_from
@@ -80,7 +80,7 @@ def run_donor(
             go_on_from(optimizer, *begin_with)
         if heldout is not None:
             few = Batch(*(tensor[:JUDGE_SAMPLES] for tensor in heldout))
-            gradients = Gradients(model, settings.recipe.memory, micro_batch_size=1)
+            gradients = GradientComputer(model, settings.recipe.memory, micro_batch_size=1)
             averager.judge = partial(judge, gradients, few, averager.main_parameters)
         seen = optimizer.local_epoch
         while not wait(DONOR_PAUSE_S):

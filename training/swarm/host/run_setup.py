@@ -30,7 +30,7 @@ from training.swarm.config import (
     write_settings,
 )
 from training.swarm.host.checkpoints import first_name
-from training.swarm.host.host_config import EVERYWHERE, LOOPBACK, Stations, free_ports, make_identities, peer_id
+from training.swarm.host.host_config import EVERYWHERE, LOOPBACK, HostConfig, free_ports, make_identities, peer_id
 from training.swarm.host.host_config import NAME as HOST_JSON
 from training.swarm.network.bootstrap_service import fetch_run, outward_ip
 from training.swarm.network.dht import open_dht
@@ -41,7 +41,7 @@ FIRST_PORT = 31337
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ListenOptions:
     """Where this machine listens.
 
     Args:
@@ -70,7 +70,7 @@ def make_run(
     min_peers: int = 1,
     wire: WireSection | None = None,
     timing: TimingSection | None = None,
-    place: Place | None = None,
+    place: ListenOptions | None = None,
     on_notice: OnNotice,
 ) -> SwarmSettings:
     """Make the folder of a run, or bring the addresses of the one that is there up to date.
@@ -99,14 +99,14 @@ def make_run(
         made_by = shards.info.vqgan
     if before is not None and data is not None:
         settings = continued(run_dir, before, settings, named=name is not None)
-    place = place or Place()
+    place = place or ListenOptions()
     donors = place.donors or len(stations_before(run_dir).donors) or 1
     names = [f"helper-{number}" for number in range(HELPERS)] + [f"donor-{number}" for number in range(donors)]
-    stations = make_stations(run_dir, names, place, vqgan=vqgan, made_by=made_by)
+    host_config = make_stations(run_dir, names, place, vqgan=vqgan, made_by=made_by)
     swarm = dataclasses.replace(
         settings.swarm,
-        addresses=tuple(stations.address(run_dir, helper) for helper in stations.helpers),
-        donors=tuple(peer_id(run_dir, donor) for donor in stations.donors),
+        addresses=tuple(host_config.address(run_dir, helper) for helper in host_config.helpers),
+        donors=tuple(peer_id(run_dir, donor) for donor in host_config.donors),
     )
     write_settings(run_dir / NAME, dataclasses.replace(settings, swarm=swarm))
     return read_settings(run_dir)
@@ -157,7 +157,7 @@ def continued(run_dir: Path, before: SwarmSettings, now: SwarmSettings, *, named
     return dataclasses.replace(now, swarm=dataclasses.replace(now.swarm, name=before.swarm.name))
 
 
-def make_helper(run_dir: Path, addresses: Sequence[str], place: Place, on_notice: OnNotice) -> SwarmSettings:
+def make_helper(run_dir: Path, addresses: Sequence[str], place: ListenOptions, on_notice: OnNotice) -> SwarmSettings:
     """Make the folder of one more helper of the run at `addresses`, which is hosted elsewhere, or bring it up to date.
 
     Raises ValueError where nobody there hands out the run's files and they are not here yet.
@@ -189,20 +189,20 @@ def bring_up_to_date(run_dir: Path, addresses: Sequence[str]) -> bool:
     return True
 
 
-def stations_before(run_dir: Path) -> Stations:
+def stations_before(run_dir: Path) -> HostConfig:
     """As they were; none in a fresh folder."""
-    return Stations.load(run_dir) if (run_dir / HOST_JSON).exists() else Stations(ports={}, announce="")
+    return HostConfig.load(run_dir) if (run_dir / HOST_JSON).exists() else HostConfig(ports={}, announce="")
 
 
 def make_stations(
     run_dir: Path,
     names: Sequence[str],
-    place: Place,
+    place: ListenOptions,
     *,
     vqgan: Path | None = None,
     made_by: str | None = None,
     helper_of: Sequence[str] = (),
-) -> Stations:
+) -> HostConfig:
     """Places and identities of the host's peers; what is not given stays as it was."""
     before = stations_before(run_dir)
     listen = place.listen or before.listen
@@ -210,7 +210,7 @@ def make_stations(
     announce = place.announce or before.announce or outward_ip()
     for address in (listen, announce):
         check_ip(address)
-    stations = Stations(
+    host_config = HostConfig(
         ports=ports,
         listen=listen,
         announce=announce,
@@ -219,13 +219,13 @@ def make_stations(
         helper_of=helper_of,
     )
     make_identities(run_dir, names)
-    stations.save(run_dir)
-    return stations
+    host_config.save(run_dir)
+    return host_config
 
 
 def choose_ports(names: Sequence[str], before: Mapping[str, int], port: int | None, host: str) -> dict[str, int]:
-    """A port for each name, see Place: volunteers hold the addresses, so those of `before` change only where `port`
-    names others."""
+    """A port for each name, see ListenOptions: volunteers hold the addresses, so those of `before` change only where
+    `port` names others."""
     if port:
         return {name: port + number for number, name in enumerate(names)}
     known = {name: before[name] for name in names if name in before}

@@ -17,7 +17,7 @@ from dalle_lean.io.files import read_json
 from dalle_lean.progress import OnProgress
 from training.run.progress import OnNotice
 from training.swarm.config import SwarmSettings
-from training.swarm.host.host_config import Stations
+from training.swarm.host.host_config import HostConfig
 from training.swarm.observe.log import set_aside
 
 POLL_S = 0.5
@@ -38,7 +38,7 @@ PATIENT_S = 3.0
 
 
 @dataclass
-class Member:
+class ManagedProcess:
     """One of the host's peers, as its supervisor knows it."""
 
     name: str
@@ -58,18 +58,18 @@ class Supervisor:
     """Starts the host's peers, and again whatever of them ends.
 
     Args:
-        stations: of the run.
+        host_config: of the run.
         device: where a donor measures.
         on_notice: told what happens to them.
     """
 
-    def __init__(self, run_dir: Path, stations: Stations, *, device: str = "cpu", on_notice: OnNotice):
-        self.run_dir, self.stations, self.device, self.on_notice = run_dir, stations, device, on_notice
-        self.members = {name: Member(name) for name in stations.ports}
+    def __init__(self, run_dir: Path, host_config: HostConfig, *, device: str = "cpu", on_notice: OnNotice):
+        self.run_dir, self.host_config, self.device, self.on_notice = run_dir, host_config, device, on_notice
+        self.members = {name: ManagedProcess(name) for name in host_config.ports}
         self.probed_s = 0.0
         self.was_ready = False
         """Whether all of them were there at one time."""
-        for name in stations.ports:
+        for name in host_config.ports:
             self.status_path(name).unlink(missing_ok=True)
 
     @property
@@ -80,7 +80,7 @@ class Supervisor:
     @property
     def finished(self) -> bool:
         """Whether the run is at its end and its state is kept."""
-        return any(self.status(name).get("finished") for name in self.stations.leading)
+        return any(self.status(name).get("finished") for name in self.host_config.leading)
 
     def status_path(self, name: str) -> Path:
         return self.run_dir / "status" / f"{name}.json"
@@ -94,29 +94,29 @@ class Supervisor:
     def look(self) -> None:
         """Do what is to be done now; returns at once."""
         for member in self.members.values():
-            self.bury(member)
+            self.reap(member)
         self.probe()
         for member in self.members.values():
             self.pass_on(member)
         for member in self.members.values():
             if member.process is not None or time.monotonic() < member.due_s or self.finished:
                 continue
-            if self.stations.is_up(member.name):
+            if self.host_config.is_up(member.name):
                 self.wait_for_port(member)
             else:
                 self.start(member)
 
-    def wait_for_port(self, member: Member) -> None:
+    def wait_for_port(self, member: ManagedProcess) -> None:
         """Give what is left of a peer a moment; ValueError where another program keeps its port from the beginning."""
         if time.monotonic() - member.due_s < PORT_TIMEOUT_S or member.told_of_port:
             return
-        taken = f"port {self.stations.ports[member.name]} of {member.name} is taken by another program"
+        taken = f"port {self.host_config.ports[member.name]} of {member.name} is taken by another program"
         if not self.was_ready:
             raise UserError(f"{taken}; end it, or choose others with --port")
         self.on_notice(f"{taken}; end it, {member.name} starts as soon as it is free")
         member.told_of_port = True
 
-    def start(self, member: Member) -> None:
+    def start(self, member: ManagedProcess) -> None:
         """Start a peer as a process."""
         log = self.run_dir / "logs" / f"{member.name}.log"
         log.parent.mkdir(exist_ok=True)
@@ -135,7 +135,7 @@ class Supervisor:
         member.started_s, member.was_up, member.silent_probes = time.monotonic(), False, 0
         member.told_of_port = False
 
-    def bury(self, member: Member) -> None:
+    def reap(self, member: ManagedProcess) -> None:
         """Take note of a peer that has ended, and when it is to be started again."""
         if member.process is None or member.process.poll() is None:
             return
@@ -162,7 +162,7 @@ class Supervisor:
         for member in self.members.values():
             if member.process is None:
                 continue
-            if self.stations.is_up(member.name):
+            if self.host_config.is_up(member.name):
                 member.was_up, member.silent_probes = True, 0
             elif member.was_up:
                 member.silent_probes += 1
@@ -173,7 +173,7 @@ class Supervisor:
                 member.process.kill()
         self.was_ready = self.was_ready or self.all_up
 
-    def pass_on(self, member: Member) -> None:
+    def pass_on(self, member: ManagedProcess) -> None:
         """Tell what a peer has said."""
         status = self.status(member.name)
         pid, noticed, lines = status.get("pid", 0), status.get("noticed", 0), status.get("notices", [])
@@ -197,7 +197,7 @@ class Supervisor:
     def wait_for_all(self) -> None:
         """As long as they take to leave, at most LEAVE_TIMEOUT_S."""
         began_s = time.monotonic()
-        duties = {"save and leave the others": self.stations.donors, "leave the others": self.stations.helpers}
+        duties = {"save and leave the others": self.host_config.donors, "leave the others": self.host_config.helpers}
         for duty, names in duties.items():
             running = {name: process for name in names if (process := self.members[name].process) is not None}
             for process in running.values():
@@ -255,7 +255,7 @@ class RunStatus:
 
 def run_status(supervisor: Supervisor) -> RunStatus:
     """From the donor that is farthest."""
-    leading = supervisor.stations.leading
+    leading = supervisor.host_config.leading
     said = max((supervisor.status(name) for name in leading), key=lambda status: status.get("step") or 0)
     loss = said.get("heldout_loss")
     return RunStatus(
@@ -275,7 +275,7 @@ def supervised(run_dir: Path, *, device: str = "cpu", on_notice: OnNotice) -> It
     guard = guard_children()
     before = signal.signal(signal.SIGTERM, terminate)
     try:
-        supervisor = Supervisor(run_dir, Stations.load(run_dir), device=device, on_notice=on_notice)
+        supervisor = Supervisor(run_dir, HostConfig.load(run_dir), device=device, on_notice=on_notice)
         try:
             yield supervisor
         finally:

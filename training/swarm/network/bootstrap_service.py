@@ -60,7 +60,7 @@ class RunFiles:
                 temporary.write_bytes(content)
 
 
-class Offer(ServicerBase):
+class BootstrapService(ServicerBase):
     """A helper's side. A request's `uid` says what is asked for, `metadata` is JSON."""
 
     def __init__(self, p2p: P2P, files: dict[str, bytes]):
@@ -127,7 +127,7 @@ def offer_run(dht: hivemind.DHT, folder: Path) -> None:
 async def serve(folder: Path, _: hivemind.DHT, node: DHTNode) -> None:
     """Runs in the node's process, which reads the files itself: its pipe takes small things only."""
     files = {name: (folder / name).read_bytes() for name in LIMITS_BYTES}
-    await Offer(node.p2p, files).add_p2p_handlers(node.p2p)
+    await BootstrapService(node.p2p, files).add_p2p_handlers(node.p2p)
 
 
 def run_in_node(dht: hivemind.DHT, coroutine: Callable[..., Any]) -> Any:
@@ -259,7 +259,7 @@ def call(
 async def ask(peer: PeerID, method: str, request: bytes, _: hivemind.DHT, node: DHTNode) -> bytes | str:
     """Runs in the node's process: the answer, or what went wrong."""
     try:
-        stub = Offer.get_stub(node.p2p, peer)
+        stub = BootstrapService.get_stub(node.p2p, peer)
         message = runtime_pb2.ExpertRequest.FromString(request)
         answer = await getattr(stub, method)(message, timeout=CALL_TIMEOUT_S)
         content: bytes = answer.metadata

@@ -17,7 +17,7 @@ from training.run.progress import OnNotice
 from training.swarm.config import SwarmSettings, read_settings
 from training.swarm.network.bootstrap_service import fetch_settings
 from training.swarm.network.dht import open_dht
-from training.swarm.observe.peer_metrics import PeerRecord, Records, read_records
+from training.swarm.observe.peer_metrics import PeerRecord, PeerRecords, read_records
 
 CONTRIBUTIONS = "contributions.json"
 RUN = "run.json"
@@ -45,7 +45,7 @@ class Overview:
     dropped_batches: int
     dropped_tensors: int
     skipped_steps: int
-    lonely_steps: int
+    solo_steps: int
     resyncs: int
     refused_records: int
 
@@ -97,7 +97,7 @@ class Contributor:
         return self.earlier_samples + self.samples
 
 
-class Board:
+class Leaderboard:
     """Who gave how much, kept in OUT/contributions.json: it outlives the peers and the monitor.
 
     The numbers are the peers' own; a peer is known by its peer id. ValueError where the file is another run's.
@@ -138,7 +138,7 @@ def credited(known: Contributor, record: PeerRecord) -> Contributor:
     )
 
 
-def summarize(records: Records, settings: SwarmSettings, steps_per_s: float | None) -> Overview | None:
+def summarize(records: PeerRecords, settings: SwarmSettings, steps_per_s: float | None) -> Overview | None:
     """The run at this moment; None where no trainer is there.
 
     Where it is and its loss are medians over the trainers, that less than half of them cannot move by what they say.
@@ -163,7 +163,7 @@ def summarize(records: Records, settings: SwarmSettings, steps_per_s: float | No
         dropped_batches=sum(record.dropped_batches for record in trainers),
         dropped_tensors=sum(record.dropped_tensors for record in trainers),
         skipped_steps=sum(record.skipped_steps for record in trainers),
-        lonely_steps=sum(record.lonely_steps for record in trainers),
+        solo_steps=sum(record.solo_steps for record in trainers),
         resyncs=sum(record.resyncs for record in trainers),
         refused_records=records.refused,
     )
@@ -244,12 +244,12 @@ class Monitor:
                 self.on_notice(str(error))
         return None
 
-    def look(self) -> tuple[Records, Overview | None]:
+    def look(self) -> tuple[PeerRecords, Overview | None]:
         """The records that are there, and what they say together; None where no trainer is heard of."""
         try:
             records = read_records(self.dht, self.settings.run_id)
         except TimeoutError:
-            records = Records({}, 0)
+            records = PeerRecords({}, 0)
         overview = summarize(records, self.settings, None)
         if overview is None:
             self.silent_looks += 1

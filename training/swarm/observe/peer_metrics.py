@@ -102,7 +102,7 @@ class PeerRecord(BaseModel):
     dropped_batches: Count
     dropped_tensors: Count
     skipped_steps: Count
-    lonely_steps: Count
+    solo_steps: Count
     resyncs: Count
     version: Version
     user: UserName | None
@@ -115,7 +115,7 @@ class MetricsSchema(BaseModel):
 
 
 @dataclass(frozen=True)
-class Records:
+class PeerRecords:
     """What was found: by peer id; and how many records were not believed."""
 
     by_peer: dict[str, PeerRecord]
@@ -256,7 +256,7 @@ def numbers(contribution: "Contribution") -> dict[str, Any]:
         "dropped_batches": contribution.dropped_batches,
         "dropped_tensors": contribution.dropped_tensors,
         "skipped_steps": contribution.skipped_steps,
-        "lonely_steps": contribution.lonely_steps,
+        "solo_steps": contribution.solo_steps,
         "resyncs": contribution.resyncs,
     }
 
@@ -274,14 +274,14 @@ def peer_id_of(owner: bytes) -> str:
     return peer_id
 
 
-def read_records(dht: hivemind.DHT, run_id: str, timeout_s: float = 60.0) -> Records:
+def read_records(dht: hivemind.DHT, run_id: str, timeout_s: float = 60.0) -> PeerRecords:
     """The records that are well-formed, signed by their owners and not out of date; the others are counted.
 
     Each node that may keep them is asked, so one that keeps bad ones, or answers with forgeries, hides nothing.
     """
     future = dht.run_coroutine(partial(collect, run_id=run_id), return_future=True)
     found, refused = future.result(timeout=timeout_s)
-    return Records({peer_id_of(owner): PeerRecord(**content) for owner, content in found.items()}, refused)
+    return PeerRecords({peer_id_of(owner): PeerRecord(**content) for owner, content in found.items()}, refused)
 
 
 async def collect(_dht: hivemind.DHT, node: DHTNode, run_id: str) -> tuple[dict[bytes, dict[str, Any]], int]:

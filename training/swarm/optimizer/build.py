@@ -18,7 +18,7 @@ from training.swarm.averaging.aggregation import RULES
 from training.swarm.averaging.averagers import SwarmGradientAverager, SwarmPowerSGDAverager
 from training.swarm.averaging.compression import wire_compression
 from training.swarm.config import SwarmSettings
-from training.swarm.optimizer.diloco import DilocoOptimizer, WayAverager, make_outer
+from training.swarm.optimizer.diloco import DilocoOptimizer, PseudoGradientAverager, make_outer
 from training.swarm.optimizer.lamb import SwarmLamb
 from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
 
@@ -116,7 +116,7 @@ def gradient_averager(settings: SwarmSettings) -> Callable[..., GradientAverager
         "request_timeout": timing.request_timeout_s,
     }
     if wire.mode == "diloco":
-        return partial(WayAverager, **options)
+        return partial(PseudoGradientAverager, **options)
     if wire.power_sgd_rank:
         return partial(SwarmPowerSGDAverager, averager_rank=wire.power_sgd_rank, **options)
     return partial(SwarmGradientAverager, **options)

@@ -22,7 +22,7 @@ from training.swarm.config import SwarmSettings
 from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
 
 
-class WayAverager(GatedAverager, SaysEpoch):
+class PseudoGradientAverager(GatedAverager, SaysEpoch):
     """Averages how far the peers' parameters are from the agreed ones: agreed minus own."""
 
     agreed: Sequence[Tensor]
@@ -94,10 +94,12 @@ class OuterSGD(torch.optim.SGD):
 class DilocoOptimizer(SwarmOptimizer):
     """A peer's side of the outer optimizer. The model's own steps are taken elsewhere; `step` counts them."""
 
-    def _make_gradient_averager(self, factory: Callable[..., GradientAverager] | None, **options: Any) -> WayAverager:
+    def _make_gradient_averager(
+        self, factory: Callable[..., GradientAverager] | None, **options: Any
+    ) -> PseudoGradientAverager:
         averager = super()._make_gradient_averager(factory, **options)
         averager.agreed = [parameter for group in self.opt.param_groups for parameter in group["params"]]
-        made: WayAverager = averager
+        made: PseudoGradientAverager = averager
         return made
 
     def inner_step(self, batch_size: int) -> int:

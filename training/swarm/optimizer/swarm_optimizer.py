@@ -49,7 +49,7 @@ class SwarmOptimizer(hivemind.Optimizer):
         """Downloads of the state."""
         self.resyncs_in_row = 0
         """Without a step with the others in between."""
-        self.lonely_steps = 0
+        self.solo_steps = 0
         """Steps for which no average could be had although others are there: taken with this peer's own gradients."""
         self.was_lonely = False
         """Whether the last step was one of these."""
@@ -120,7 +120,7 @@ class SwarmOptimizer(hivemind.Optimizer):
         if not self.auxiliary:
             self.state_averager.step(wait_for_delayed_updates=True)
             if self.tracker.global_epoch > self.local_epoch:
-                self.state_averager.outdated = True  # the others have taken this step without this peer
+                self.state_averager.stale = True  # the others have taken this step without this peer
             # Without samples and without the others' there is no direction but the momentum's.
             self.opt.held = self.grad_averager.local_samples_accumulated == 0
         super()._update_global_epoch(grad_scaler)
@@ -140,12 +140,12 @@ class SwarmOptimizer(hivemind.Optimizer):
         # hivemind would load the accumulators, which are empty by now. What is in the averager already are this peer's
         # own gradients, where no average has taken their place.
         if self.tracker.global_progress.num_peers > 1:
-            self.lonely_steps += 1
+            self.solo_steps += 1
             self.was_lonely = True
-            self.state_averager.outdated = self.state_averager.skips_round = True
+            self.state_averager.stale = self.state_averager.skips_round = True
             self.state_averager.lacking += self.opt.held
         else:
-            self.state_averager.outdated, self.state_averager.lacking = False, 0  # there are no newer ones
+            self.state_averager.stale, self.state_averager.lacking = False, 0  # there are no newer ones
         self.grad_averager.notify_used_averaged_gradients()
 
     def _load_averaged_gradients_into_optimizer_(self) -> None:

@@ -17,14 +17,14 @@ from dalle_lean import Dalle
 from dalle_lean.errors import UserError
 from dalle_lean.model.dalle import Crop
 from training.data.loader import Batch
-from training.step.gradients import Gradients
+from training.step.gradients import GradientComputer
 from training.step.learner import Learner
 
 PATIENCE = timedelta(days=1)
 """The others wait for rank 0 while it waits for the swarm."""
 
 
-class Order(IntEnum):
+class RankCommand(IntEnum):
     """What rank 0 has the others do."""
 
     LEARN = 1
@@ -42,16 +42,16 @@ class Ranks:
         self.device = device
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
 
-    def tell(self, order: Order, step: int = 0) -> None:
+    def tell(self, order: RankCommand, step: int = 0) -> None:
         """Rank 0: have the others do this."""
         dist.broadcast(torch.tensor([order, step], device=self.device), src=0)
 
-    def listen(self) -> tuple[Order, int]:
+    def listen(self) -> tuple[RankCommand, int]:
         """The others: what is to be done."""
         said = torch.zeros(2, dtype=torch.int64, device=self.device)
         dist.broadcast(said, src=0)
         order, step = said.tolist()
-        return Order(order), step
+        return RankCommand(order), step
 
     def share_text(self, text: str | None) -> str:
         """What rank 0 has said, for all."""
@@ -99,7 +99,7 @@ def open_ranks(device: str) -> Ranks | None:
     return Ranks(place)
 
 
-class RankGradients(Gradients):
+class RankGradients(GradientComputer):
     """Gradients of the batches of all ranks together, which have the same size."""
 
     def __init__(self, ranks: Ranks, *arguments: Any):

@@ -17,7 +17,7 @@ from training.data.loader import Batch, TrainingData
 from training.data.sampler import Position
 from training.run.recipe import MemoryRecipe
 from training.run.schedule import crop_of_step, learning_rate
-from training.step.gradients import Gradients
+from training.step.gradients import GradientComputer
 from training.step.learner import Learner
 from training.swarm.config import SwarmSettings
 from training.swarm.peer.data_parallel import RankGradients, RankLearner, Ranks
@@ -25,7 +25,7 @@ from training.swarm.peer.data_parallel import RankGradients, RankLearner, Ranks
 CURSOR = "cursor.json"
 
 
-class Portion:
+class GradientWorker:
     """One process's share of a run's work.
 
     Args:
@@ -138,14 +138,14 @@ class Portion:
 
 def make_gradients(
     settings: SwarmSettings, memory: MemoryRecipe, batch_size: int, device: str, ranks: Ranks | None = None
-) -> Gradients:
+) -> GradientComputer:
     """What computes gradients of `batch_size` samples; in "diloco" mode it takes steps, too."""
     model = build_model(settings).to(device)
     micro_batch_size = -(-batch_size // memory.micro_batches)
     if settings.wire.mode != "diloco":
         if ranks is not None:
             return RankGradients(ranks, model, memory, micro_batch_size)
-        return Gradients(model, memory, micro_batch_size)
+        return GradientComputer(model, memory, micro_batch_size)
     data = dataclasses.replace(settings.recipe.data, batch_size=micro_batch_size * memory.micro_batches)
     optimizer = dataclasses.replace(settings.recipe.optimizer, delayed=False)  # the weights are set from outside
     recipe = dataclasses.replace(settings.recipe, memory=memory, data=data, optimizer=optimizer)

@@ -28,8 +28,8 @@ from training.swarm.network.orphan_reaper import end_children
 from training.swarm.observe.peer_metrics import Publisher
 from training.swarm.peer.data_parallel import open_ranks
 from training.swarm.peer.gradient_worker import build_model
-from training.swarm.peer.rank_worker import Follower
-from training.swarm.peer.status_line import Standing
+from training.swarm.peer.rank_worker import RankWorker
+from training.swarm.peer.status_line import PeerStatus
 from training.swarm.peer.trainer import Contribution, Peer
 from training.swarm.preflight.batch_size import Fit, measured
 from training.swarm.preflight.checks import codes_of
@@ -63,7 +63,7 @@ class Volunteer(Peer):
         self.watch.close()
         super().leave()
 
-    def standing(self) -> Standing:
+    def standing(self) -> PeerStatus:
         """Now; may be asked for at any time by another thread."""
         tracker, settings = self.optimizer.tracker, self.settings
         world, step = tracker.global_progress, self.optimizer.local_epoch
@@ -71,7 +71,7 @@ class Volunteer(Peer):
             self.first_epoch = step
         target = settings.target_batch_size
         brought = (step - self.first_epoch) * target + world.samples_accumulated if self.first_epoch is not None else 0
-        return Standing(
+        return PeerStatus(
             step=step * settings.steps_per_epoch,
             total_steps=settings.total_steps,
             samples=world.samples_accumulated,
@@ -82,7 +82,7 @@ class Volunteer(Peer):
             own_samples=self.done.samples,
             own_share=min(1.0, self.done.samples / max(brought, self.done.samples, 1)),
             loss=self.done.loss,
-            lonely_steps=self.done.lonely_steps,
+            solo_steps=self.done.solo_steps,
         )
 
 
@@ -216,7 +216,7 @@ def follow(device: str) -> None:
         work = json.loads(text)
         folder = Path(work["folder"])
         settings = read_settings(folder)
-        Follower(
+        RankWorker(
             settings,
             find_shards(work["data"], codes=codes_of(settings)),
             Tokenizer.from_file(folder / TOKENIZER),

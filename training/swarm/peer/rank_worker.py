@@ -9,11 +9,11 @@ from training.data.catalog import ShardSet
 from training.data.sampler import Position
 from training.run.recipe import MemoryRecipe
 from training.swarm.config import SwarmSettings
-from training.swarm.peer.data_parallel import Order, Ranks
-from training.swarm.peer.gradient_worker import Portion
+from training.swarm.peer.data_parallel import RankCommand, Ranks
+from training.swarm.peer.gradient_worker import GradientWorker
 
 
-class Follower(Portion):
+class RankWorker(GradientWorker):
     """A rank that does what rank 0's Peer says; the arguments are Portion's, except for what rank 0 knows."""
 
     ranks: Ranks
@@ -50,11 +50,11 @@ class Follower(Portion):
         with self.batches() as batches:
             while True:
                 order, step = self.ranks.listen()
-                if order == Order.STOP:
+                if order == RankCommand.STOP:
                     return
-                if order == Order.TAKE_WEIGHTS:
+                if order == RankCommand.TAKE_WEIGHTS:
                     self.ranks.share(self.model)
-                elif order == Order.REMEMBER:
+                elif order == RankCommand.REMEMBER:
                     self.write_cursor(position)
                 else:
                     batch, position = next(batches)

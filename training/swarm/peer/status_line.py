@@ -11,7 +11,7 @@ WIDEST_BAR, NARROWEST_BAR = 30, 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class PeerStatus:
     """Where the swarm is, and what this peer has to do with it.
 
     Args:
@@ -23,7 +23,7 @@ class Standing:
         own_samples: that this peer brought since it joined.
         own_share: of all that was brought since then, 0..1.
         loss: of this peer's samples in the last step; nan before.
-        lonely_steps: that this peer took with its own gradients although others are there.
+        solo_steps: that this peer took with its own gradients although others are there.
     """
 
     step: int = 0
@@ -36,7 +36,7 @@ class Standing:
     own_samples: int = 0
     own_share: float = 0.0
     loss: float = math.nan
-    lonely_steps: int = 0
+    solo_steps: int = 0
 
     def line(self, width: int) -> str:
         """All of it, in at most `width` columns; what counts least is left out where it is narrow."""
@@ -50,7 +50,7 @@ class Standing:
         loss = f"loss {self.loss:.3g}" if math.isfinite(self.loss) else ""
         mine = f"mine {100 * self.own_share:.0f} %"
         long = f"gave {self.own_samples:,} samples, {100 * self.own_share:.0f} %"
-        alone = f"{self.lonely_steps} step{'s' * (self.lonely_steps != 1)} alone" if self.lonely_steps else ""
+        alone = f"{self.solo_steps} step{'s' * (self.solo_steps != 1)} alone" if self.solo_steps else ""
         full = [trainers, rate, loss, alone]
         for words in ([*full, long], [*full, mine], [rate, loss, mine], [rate], []):
             tail = "  ".join(filter(None, [gathered, *words]))
@@ -96,7 +96,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def summary(standing: Standing, folder: Path) -> str:
+def summary(standing: PeerStatus, folder: Path) -> str:
     """What is said at the end."""
     if standing.step >= standing.total_steps:
         return f"the run is finished at step {standing.step}; this machine gave {standing.own_samples:,} samples to it"

@@ -23,8 +23,8 @@ from training.run.recipe import MemoryRecipe
 from training.swarm.averaging.state_validation import judge
 from training.swarm.config import SwarmSettings
 from training.swarm.optimizer.build import swarm_optimizer
-from training.swarm.peer.data_parallel import Order, Ranks
-from training.swarm.peer.gradient_worker import Portion
+from training.swarm.peer.data_parallel import RankCommand, Ranks
+from training.swarm.peer.gradient_worker import GradientWorker
 
 JUDGE_SAMPLES, JUDGE_SHARDS = 64, 4
 """Whoever joins waits for these; of fewer shards they would say less."""
@@ -49,7 +49,7 @@ class Contribution:
     """Averages from others that were not finite."""
     skipped_steps: int = 0
     """Averaged gradients that were not finite."""
-    lonely_steps: int = 0
+    solo_steps: int = 0
     """Steps for which no average could be had although others are there: taken with one's own gradients."""
     rescaled: int = 0
     """Batches left out because float16 overflowed in them; its scales are smaller now."""
@@ -57,7 +57,7 @@ class Contribution:
     """Downloads of the state."""
 
 
-class Peer(Portion):
+class Peer(GradientWorker):
     """A trainer of a run.
 
     Args:
@@ -208,7 +208,7 @@ class Peer(Portion):
             losses.clear()
             self.write_cursor(position)
             if self.ranks is not None:
-                self.ranks.tell(Order.REMEMBER)
+                self.ranks.tell(RankCommand.REMEMBER)
         self.tell()
 
     def compute(self, batch: Batch, epoch: int) -> float:
@@ -217,14 +217,14 @@ class Peer(Portion):
         step = self.optimizer.inner_step(self.settings.recipe.data.batch_size) if own else epoch + 1
         if self.ranks is not None:
             self.hand_on_weights(self.ranks)
-            self.ranks.tell(Order.LEARN, step)
+            self.ranks.tell(RankCommand.LEARN, step)
         return self.learn_from(batch, step)
 
     def hand_on_weights(self, ranks: Ranks) -> None:
         """Let the other ranks have the weights, where they have changed since they were given out."""
         applied = self.optimizer.state_averager.applied
         if applied != self.handed_on:
-            ranks.tell(Order.TAKE_WEIGHTS)
+            ranks.tell(RankCommand.TAKE_WEIGHTS)
             ranks.share(self.model)
             self.handed_on = applied
 
@@ -236,7 +236,7 @@ class Peer(Portion):
         )
         self.done.skipped_steps = self.optimizer.opt.skipped_steps
         self.done.rescaled = self.rescaled
-        self.done.lonely_steps, self.done.resyncs = self.optimizer.lonely_steps, self.optimizer.resyncs
+        self.done.solo_steps, self.done.resyncs = self.optimizer.solo_steps, self.optimizer.resyncs
         if self.on_step is not None:
             self.on_step(self, self.done)
 
@@ -244,5 +244,5 @@ class Peer(Portion):
         """Say goodbye; the swarm goes on."""
         if self.ranks is not None:
             self.hand_on_weights(self.ranks)
-            self.ranks.tell(Order.STOP)
+            self.ranks.tell(RankCommand.STOP)
         self.optimizer.shutdown()

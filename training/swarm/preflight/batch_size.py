@@ -20,7 +20,7 @@ from dalle_lean.memory import TrainingSetup, cost_of, fastest_plan
 from dalle_lean.memory.plan_search import human_bytes
 from training.data.loader import Batch
 from training.run.recipe import MemoryRecipe
-from training.step.gradients import Gradients
+from training.step.gradients import GradientComputer
 from training.swarm.config import SwarmSettings
 
 REPORT_S = 3.0
@@ -180,7 +180,7 @@ def measured(
     *,
     chosen: bool = False,
     ranks: int = 1,
-    seconds_of: Callable[[Gradients, int], float] | None = None,
+    seconds_of: Callable[[GradientComputer, int], float] | None = None,
 ) -> Fit:
     """The fit with the samples at once that are fastest, and as many parts as take about REPORT_S.
 
@@ -188,7 +188,7 @@ def measured(
     the batch size, it is only told how long it takes.
     """
     seconds_of = seconds_of or batch_seconds
-    gradients = Gradients(model, dataclasses.replace(fit.memory, compile=False), 1)
+    gradients = GradientComputer(model, dataclasses.replace(fit.memory, compile=False), 1)
     if chosen:
         return dataclasses.replace(fit, seconds=seconds_of(gradients, fit.samples_at_once))
     samples, seconds = 1, seconds_of(gradients, 1)
@@ -206,7 +206,7 @@ def measured(
     return Fit(batch_size=samples * parts, memory=memory, samples_at_once=samples, need=need, seconds=seconds)
 
 
-def batch_seconds(gradients: Gradients, samples: int) -> float:
+def batch_seconds(gradients: GradientComputer, samples: int) -> float:
     """Seconds of one forward and backward of so many samples, after one that warms up."""
     config = gradients.model.config
     gradients.micro_batch_size = samples

@@ -243,7 +243,7 @@ def test_outdated_weights_whose_round_found_nobody_count_for_nothing_in_the_next
     state_averager.skip_to(3)
     state_averager._do(None, False, False, True, failed, None, True, timeout=5.0)
     assert next_one.weight == OUTDATED_WEIGHT
-    assert not state_averager.outdated
+    assert not state_averager.stale
 
 
 def test_a_state_is_handed_out_under_the_step_of_its_weights(state_averager):

@@ -5,7 +5,7 @@ import torch
 
 from tests.training.swarm.harness import TIMING, Swarm
 from training.data.loader import Batch
-from training.step.gradients import Gradients
+from training.step.gradients import GradientComputer
 from training.swarm.averaging.averagers import StateRefused
 from training.swarm.averaging.state_validation import judge
 from training.swarm.peer.gradient_worker import build_model
@@ -19,7 +19,7 @@ def judged(tmp_path, nursery):
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(config["image_vocab_size"], (8, config["image_side"] ** 2), generator=generator)
     texts = torch.randint(config["text_vocab_size"], (8, config["text_len"]), generator=generator)
-    return Gradients(model, settings.recipe.memory, micro_batch_size=4), Batch(texts, codes)
+    return GradientComputer(model, settings.recipe.memory, micro_batch_size=4), Batch(texts, codes)
 
 
 def test_parameters_as_good_as_the_present_ones_are_taken(judged):

@@ -12,7 +12,7 @@ from tests.training.swarm.harness import TIMING, make_settings
 from training.data.loader import Batch
 from training.run.recipe import Recipe, ScheduleRecipe
 from training.swarm.config import SwarmSettings, WireSection, write_settings
-from training.swarm.host.checkpointer import Keeper, heldout_batch
+from training.swarm.host.checkpointer import Checkpointer, heldout_batch
 from training.swarm.host.checkpoints import Checkpoints, list_checkpoints
 from training.swarm.peer.gradient_worker import build_model
 
@@ -44,7 +44,7 @@ def run(tmp_path, settings):
 
 def make_keeper(run, settings, heldout, notices, **options):
     checkpoints = Checkpoints(run, settings, on_notice=notices.append)
-    return Keeper(settings, checkpoints, heldout, on_notice=notices.append, on_change=lambda: None, **options)
+    return Checkpointer(settings, checkpoints, heldout, on_notice=notices.append, on_change=lambda: None, **options)
 
 
 def test_a_run_is_finished_only_once_its_last_state_is_written(run, settings):
@@ -52,37 +52,37 @@ def test_a_run_is_finished_only_once_its_last_state_is_written(run, settings):
     (run / "checkpoints").write_text("in the way")
 
     def wait(seconds):
-        assert not keeper.is_finished
+        assert not checkpointer.is_finished
         waited.append(seconds)
         if len(waited) == 3:
             (run / "checkpoints").unlink()
         return False
 
-    keeper = make_keeper(run, settings, None, notices)
-    keeper.close(STEPS, WITHOUT_STATISTICS, build_model(settings), wait)
-    assert keeper.is_finished
+    checkpointer = make_keeper(run, settings, None, notices)
+    checkpointer.close(STEPS, WITHOUT_STATISTICS, build_model(settings), wait)
+    assert checkpointer.is_finished
     assert [checkpoint.step for checkpoint in list_checkpoints(run, pytest.fail)] == [STEPS]
-    assert keeper.checkpoints.failed == len(notices) == 3
+    assert checkpointer.checkpoints.failed == len(notices) == 3
     assert all("it is tried again" in notice for notice in notices)
 
 
 def test_who_ends_the_donor_does_not_wait_for_a_disk_that_stays_full(run, settings):
     (run / "checkpoints").write_text("in the way")
-    keeper = make_keeper(run, settings, None, [])
-    keeper.close(STEPS, WITHOUT_STATISTICS, build_model(settings), lambda _: True)
-    assert not keeper.is_finished
+    checkpointer = make_keeper(run, settings, None, [])
+    checkpointer.close(STEPS, WITHOUT_STATISTICS, build_model(settings), lambda _: True)
+    assert not checkpointer.is_finished
 
 
 def test_the_held_out_loss_is_the_mean_over_all_samples_at_once(run, settings, heldout):
-    keeper = make_keeper(run, settings, heldout, [])
-    whole = keeper.copy.measure(heldout)["heldout_loss"]
-    assert keeper.measure(heldout) == pytest.approx(whole, rel=1e-6)
+    checkpointer = make_keeper(run, settings, heldout, [])
+    whole = checkpointer.copy.measure(heldout)["heldout_loss"]
+    assert checkpointer.measure(heldout) == pytest.approx(whole, rel=1e-6)
 
 
 def test_a_donor_that_is_to_end_measures_no_more_but_writes_its_state(run, settings, heldout):
     looks = iter([False, True])
-    keeper = make_keeper(run, settings, heldout, [], stopped=lambda: next(looks))
-    keeper.keep(STEPS // 2, save=True)
+    checkpointer = make_keeper(run, settings, heldout, [], stopped=lambda: next(looks))
+    checkpointer.keep(STEPS // 2, save=True)
     [checkpoint] = list_checkpoints(run, pytest.fail)
     assert math.isnan(checkpoint.heldout_loss)
     checkpoint.check()
@@ -90,9 +90,9 @@ def test_a_donor_that_is_to_end_measures_no_more_but_writes_its_state(run, setti
 
 def test_a_state_whose_loss_cannot_be_measured_is_written_all_the_same(run, settings, heldout, monkeypatch):
     notices = []
-    keeper = make_keeper(run, settings, heldout, notices)
-    monkeypatch.setattr(keeper.copy, "measure", lambda _: 1 / 0)
-    keeper.keep(STEPS // 2, save=True)
+    checkpointer = make_keeper(run, settings, heldout, notices)
+    monkeypatch.setattr(checkpointer.copy, "measure", lambda _: 1 / 0)
+    checkpointer.keep(STEPS // 2, save=True)
     [checkpoint] = list_checkpoints(run, pytest.fail)
     assert math.isnan(checkpoint.heldout_loss)
     [notice] = notices

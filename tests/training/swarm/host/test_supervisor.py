@@ -26,8 +26,8 @@ from training.swarm.__main__ import Status
 from training.swarm.config import TimingSection, WireSection, read_settings, write_settings
 from training.swarm.host import supervisor as host
 from training.swarm.host.checkpoints import Checkpoints, list_checkpoints
-from training.swarm.host.host_config import Stations, identity_path
-from training.swarm.host.run_setup import Place, choose_ports, make_helper, make_run, slug
+from training.swarm.host.host_config import HostConfig, identity_path
+from training.swarm.host.run_setup import ListenOptions, choose_ports, make_helper, make_run, slug
 from training.swarm.host.supervisor import Supervisor
 from training.swarm.network.bootstrap_service import fetch_run, offer_run
 from training.swarm.network.dht import open_dht
@@ -42,7 +42,7 @@ TIMING = TimingSection(
     load_state_timeout_s=30,
     progress_expiration_s=20,
 )
-PLACE = Place(port=0, announce="127.0.0.1", listen="127.0.0.1")
+PLACE = ListenOptions(port=0, announce="127.0.0.1", listen="127.0.0.1")
 PATIENCE_S = 120.0
 
 
@@ -73,8 +73,8 @@ def test_a_run_is_made_with_all_that_volunteers_need_and_nothing_secret(shards, 
     assert len(settings.swarm.addresses) == 2
     assert settings.recipe.model["image_side"] == 4
     assert Vocabulary.load(tmp_path / "my run" / "vocabulary.json").unknown("a red zeppelin") == ["zeppelin"]
-    stations = Stations.load(tmp_path / "my run")
-    for name in stations.ports:
+    host_config = HostConfig.load(tmp_path / "my run")
+    for name in host_config.ports:
         path = identity_path(tmp_path / "my run", name)
         assert path.stat().st_mode & 0o777 == 0o600
         assert path.parent.stat().st_mode & 0o777 == 0o700
@@ -82,7 +82,7 @@ def test_a_run_is_made_with_all_that_volunteers_need_and_nothing_secret(shards, 
 
 def test_the_same_command_keeps_identities_ports_and_run_id(shards, tmp_path):
     first = make(tmp_path / "run", shards)
-    for place in (PLACE, Place()):
+    for place in (PLACE, ListenOptions()):
         again = make(tmp_path / "run", shards, place=place)
         assert again.run_id == first.run_id
         assert again.swarm == first.swarm
@@ -125,10 +125,10 @@ def test_a_run_that_goes_on_by_its_folder_alone_is_given_no_settings(shards, tmp
 @pytest.mark.parametrize("port", [None, 0])
 def test_peers_that_a_run_had_keep_their_addresses_where_it_gets_another_donor(shards, tmp_path, port):
     before = make(tmp_path / "run", shards)
-    ports = Stations.load(tmp_path / "run").ports
-    more = make(tmp_path / "run", shards, place=Place(port=port, donors=2))
+    ports = HostConfig.load(tmp_path / "run").ports
+    more = make(tmp_path / "run", shards, place=ListenOptions(port=port, donors=2))
     assert more.swarm.addresses == before.swarm.addresses
-    now = Stations.load(tmp_path / "run").ports
+    now = HostConfig.load(tmp_path / "run").ports
     assert list(now) == ["helper-0", "helper-1", "donor-0", "donor-1"]
     assert {name: now[name] for name in ports} == ports
     assert now["donor-1"] not in ports.values()
@@ -166,7 +166,7 @@ def supervisor(shards, tmp_path):
     """Of a run whose peers have not been started, and what it says."""
     make(tmp_path / "run", shards)
     notices = []
-    supervisor = Supervisor(tmp_path / "run", Stations.load(tmp_path / "run"), on_notice=notices.append)
+    supervisor = Supervisor(tmp_path / "run", HostConfig.load(tmp_path / "run"), on_notice=notices.append)
     supervisor.notices = notices
     (tmp_path / "run/status").mkdir(exist_ok=True)
     return supervisor
@@ -192,7 +192,7 @@ def test_the_notices_of_a_peer_that_was_started_again_are_new_ones(supervisor):
 
 
 def test_a_port_that_is_taken_while_peers_start_ends_the_host_in_one_sentence(supervisor):
-    port = supervisor.stations.ports["helper-0"]
+    port = supervisor.host_config.ports["helper-0"]
     member = supervisor.members["helper-0"]
     with socket.create_server(("127.0.0.1", port)):
         supervisor.wait_for_port(member)  # what an ended host has left may hold it for a moment
@@ -205,7 +205,7 @@ def test_a_port_that_is_taken_later_is_told_of_once_and_the_others_live_on(super
     started = []
     monkeypatch.setattr(supervisor, "start", lambda member: started.append(member.name))
     supervisor.was_ready = True
-    with socket.create_server(("127.0.0.1", supervisor.stations.ports["helper-0"])):
+    with socket.create_server(("127.0.0.1", supervisor.host_config.ports["helper-0"])):
         supervisor.look()
         assert supervisor.notices == []
         supervisor.members["helper-0"].due_s -= 2 * host.PORT_TIMEOUT_S
@@ -224,7 +224,7 @@ def test_a_peer_runs_no_code_of_the_current_folder(supervisor, monkeypatch, tmp_
     member = supervisor.members["helper-0"]
     supervisor.start(member)
     try:
-        until("a port", lambda: supervisor.stations.is_up("helper-0") or member.process.poll() is not None)
+        until("a port", lambda: supervisor.host_config.is_up("helper-0") or member.process.poll() is not None)
         assert member.process.poll() is None, (supervisor.run_dir / "logs/helper-0.log").read_text()
     finally:
         supervisor.stop()
@@ -405,7 +405,7 @@ def test_a_killed_helper_comes_back_as_the_same_peer(running):
     os.kill(killed, signal.SIGKILL)
     until("another process", lambda: running.status("helper-0").get("pid", killed) != killed)
     # libp2p proves who answers: the address ends in the peer id.
-    until("the helper", lambda: Stations.load(running.run_dir).is_up("helper-0"))
+    until("the helper", lambda: HostConfig.load(running.run_dir).is_up("helper-0"))
     dht = open_dht([settings.swarm.addresses[0]], client_mode=True)
     try:
         files = until("its files", lambda: try_to_fetch(dht, settings.swarm.addresses[0]), 30)
@@ -491,9 +491,9 @@ def test_one_more_helper_elsewhere_lets_newcomers_in_and_goes_back_with_the_run(
     hosted = Hosted(tmp_path / "helper", *options)
     try:
         until("the helper", lambda: hosted.said("dalle-lean join"))
-        stations = Stations.load(hosted.run_dir)
-        assert list(stations.ports) == ["helper-0"]
-        own = stations.address(hosted.run_dir, "helper-0")
+        host_config = HostConfig.load(hosted.run_dir)
+        assert list(host_config.ports) == ["helper-0"]
+        own = host_config.address(hosted.run_dir, "helper-0")
         assert f"dalle-lean join {own} {address}" in hosted.output.read_text().replace("\n", " ").replace("  ", " ")
         assert fetched_by(own).run_id == settings.run_id
         node.shutdown()

@@ -11,7 +11,7 @@ from dalle_lean.io.files import sha256_file
 from training.swarm.config import SwarmSection, SwarmSettings, write_settings
 from training.swarm.network import bootstrap_service as offer
 from training.swarm.network.bootstrap_service import (
-    Offer,
+    BootstrapService,
     RunWatch,
     Unanswered,
     fetch_run,
@@ -66,7 +66,7 @@ def run(settings, helper):
 
 async def withdraw(_, node):
     for name in ("rpc_read", "rpc_time", "rpc_dial_back"):
-        await node.p2p.remove_protobuf_handler(Offer._get_handle_name(None, name))
+        await node.p2p.remove_protobuf_handler(BootstrapService._get_handle_name(None, name))
 
 
 def test_an_address_is_enough_to_get_the_run(run, newcomer, address, tmp_path):

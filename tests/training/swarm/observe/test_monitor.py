@@ -25,8 +25,16 @@ from training.run.recipe import load_recipe
 from training.swarm.config import SwarmSection, SwarmSettings, write_settings
 from training.swarm.network.bootstrap_service import offer_run
 from training.swarm.network.dht import open_dht
-from training.swarm.observe.monitor import CONTRIBUTIONS, SILENT_LOOKS, Board, Monitor, Outputs, StepPace, summarize
-from training.swarm.observe.peer_metrics import PeerRecord, Publisher, Records, protect_records
+from training.swarm.observe.monitor import (
+    CONTRIBUTIONS,
+    SILENT_LOOKS,
+    Leaderboard,
+    Monitor,
+    Outputs,
+    StepPace,
+    summarize,
+)
+from training.swarm.observe.peer_metrics import PeerRecord, PeerRecords, Publisher, protect_records
 from training.swarm.peer.trainer import Contribution
 
 RECIPE = load_recipe("tiny")
@@ -51,7 +59,7 @@ def record(**fields):
         "dropped_batches": 0,
         "dropped_tensors": 0,
         "skipped_steps": 0,
-        "lonely_steps": 0,
+        "solo_steps": 0,
         "resyncs": 0,
         "version": "0.1.0",
         "user": None,
@@ -62,7 +70,7 @@ def record(**fields):
 
 
 def overview(*records, steps_per_s=0.5, refused=0):
-    found = Records({f"peer{number}": one for number, one in enumerate(records)}, refused)
+    found = PeerRecords({f"peer{number}": one for number, one in enumerate(records)}, refused)
     return summarize(found, SETTINGS, steps_per_s)
 
 
@@ -84,7 +92,7 @@ def test_before_two_steps_were_seen_the_speed_is_what_peers_say():
 
 def test_a_round_of_a_diloco_run_is_as_many_steps_as_each_peer_takes():
     settings = replace(SETTINGS, wire=replace(SETTINGS.wire, mode="diloco", inner_steps=30))
-    seen = summarize(Records({"a": record(step=2)}, 0), settings, 0.1)
+    seen = summarize(PeerRecords({"a": record(step=2)}, 0), settings, 0.1)
     assert (seen.step, seen.total_steps, seen.left_s) == (60, 100, 40 / 0.1)
     assert seen.samples_per_s == pytest.approx(0.1 * 64)
 
@@ -96,8 +104,8 @@ def test_only_trainers_count_and_one_without_a_loss_has_none():
 
 
 def test_what_was_dropped_is_added_up():
-    seen = overview(record(dropped_batches=2), record(dropped_batches=1, skipped_steps=4, lonely_steps=5), refused=3)
-    assert (seen.dropped_batches, seen.skipped_steps, seen.lonely_steps, seen.refused_records) == (3, 4, 5, 3)
+    seen = overview(record(dropped_batches=2), record(dropped_batches=1, skipped_steps=4, solo_steps=5), refused=3)
+    assert (seen.dropped_batches, seen.skipped_steps, seen.solo_steps, seen.refused_records) == (3, 4, 5, 3)
     assert "3 batches dropped · 4 steps skipped · 5 steps taken alone · 3 records refused" in headline(seen)
 
 
@@ -114,7 +122,7 @@ def test_the_pace_is_that_of_the_last_steps():
 
 def test_contributions_outlive_restarts_of_peers_and_of_the_monitor(tmp_path):
     def board():
-        return Board(tmp_path / CONTRIBUTIONS, "run")
+        return Leaderboard(tmp_path / CONTRIBUTIONS, "run")
 
     board().update({"a": record(samples=100, started=0.0, time=10.0)})
     board().update({"a": record(samples=150, started=0.0, time=20.0, user="Ada")})
@@ -124,16 +132,16 @@ def test_contributions_outlive_restarts_of_peers_and_of_the_monitor(tmp_path):
 
 
 def test_an_old_record_adds_nothing(tmp_path):
-    board = Board(tmp_path / CONTRIBUTIONS, "run")
+    board = Leaderboard(tmp_path / CONTRIBUTIONS, "run")
     board.update({"a": record(samples=100, started=50.0, time=60.0)})
     board.update({"a": record(samples=900, started=0.0, time=40.0)})
     assert board.ranked()[0][1].total_samples == 100
 
 
 def test_the_board_of_another_run_is_refused(tmp_path):
-    Board(tmp_path / CONTRIBUTIONS, "one").update({"a": record()})
+    Leaderboard(tmp_path / CONTRIBUTIONS, "one").update({"a": record()})
     with pytest.raises(ValueError, match=r"'one'.*--out"):
-        Board(tmp_path / CONTRIBUTIONS, "two")
+        Leaderboard(tmp_path / CONTRIBUTIONS, "two")
 
 
 def steps_in(out):

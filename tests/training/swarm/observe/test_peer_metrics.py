@@ -33,7 +33,7 @@ from training.swarm.peer.trainer import Contribution
 
 pytestmark = pytest.mark.swarm
 RUN = "records-test"
-DONE = Contribution(epoch=3, loss=2.5, samples=96, samples_per_s=8.0, resyncs=1, lonely_steps=2)
+DONE = Contribution(epoch=3, loss=2.5, samples=96, samples_per_s=8.0, resyncs=1, solo_steps=2)
 CONTENT = {
     **numbers(DONE),
     "role": "trainer",
@@ -91,7 +91,7 @@ def test_a_peer_in_client_mode_is_read_by_its_peer_id(publisher, nodes):
     records = read_records(nodes("monitor", client_mode=True, protected=False), RUN)
     [(peer_id, record)] = records.by_peer.items()
     assert peer_id == publisher.dht.peer_id.to_base58()
-    assert (record.step, record.loss, record.samples, record.resyncs, record.lonely_steps) == (3, 2.5, 96, 1, 2)
+    assert (record.step, record.loss, record.samples, record.resyncs, record.solo_steps) == (3, 2.5, 96, 1, 2)
     assert (record.user, record.client_mode, records.refused) == ("A. Lovelace", True, 0)
 
 

@@ -76,7 +76,7 @@ def test_a_newcomer_takes_no_part_without_the_state_of_the_others_when_one_more_
     newcomer.load_state_from_peers()
     assert newcomer.local_epoch == newcomer.tracker.global_epoch == 40
     assert newcomer.state_averager.state_tensors()[0].tolist() == [40.0] * 5
-    assert not newcomer.state_averager.outdated
+    assert not newcomer.state_averager.stale
 
 
 @pytest.mark.parametrize("others", [40, 0])
@@ -108,7 +108,7 @@ def test_a_donor_that_alone_has_a_state_goes_on_with_the_others(newcomer, monkey
     newcomer.following = True
     newcomer.load_state_from_peers()
     assert newcomer.local_epoch == 40
-    assert newcomer.state_averager.outdated
+    assert newcomer.state_averager.stale
 
 
 def test_the_runs_donors_are_asked_first_whatever_is_said_of_them(averager):

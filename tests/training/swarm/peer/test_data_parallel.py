@@ -19,7 +19,7 @@ from training.data.catalog import find_shards
 from training.swarm.config import WireSection, write_settings
 from training.swarm.optimizer.build import lr_of_epoch, make_lamb
 from training.swarm.peer.data_parallel import open_ranks
-from training.swarm.peer.gradient_worker import Portion
+from training.swarm.peer.gradient_worker import GradientWorker
 
 ROOT = Path(__file__).parents[4]
 BATCH_SIZE, STEPS = 4, 3
@@ -64,7 +64,7 @@ def run_folder(folder, wire):
 def learn_alone(settings, folder, peer, learnt):
     """The parameters of one process after all batches of both ranks, flat; `learnt` are the steps of the schedule."""
     shards, tokenizer = find_shards(settings.swarm.data), Tokenizer.from_file(folder / "tokenizer.json")
-    one = Portion(settings, shards, tokenizer, identity=peer, folder=folder / "one", batch_size=2 * BATCH_SIZE)
+    one = GradientWorker(settings, shards, tokenizer, identity=peer, folder=folder / "one", batch_size=2 * BATCH_SIZE)
     streams = [
         one.data.split(rank, 2).batches(BATCH_SIZE, tokenizer, settings.recipe.model["text_len"]) for rank in range(2)
     ]

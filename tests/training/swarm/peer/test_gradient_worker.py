@@ -7,7 +7,7 @@ from dalle_lean.tokenizer import Tokenizer
 from tests.training.swarm.harness import TIMING, make_settings
 from training.data.catalog import find_shards
 from training.swarm.config import WireSection
-from training.swarm.peer.gradient_worker import Portion
+from training.swarm.peer.gradient_worker import GradientWorker
 
 STEPS = 40
 
@@ -27,16 +27,16 @@ def empty_at_steps(settings, folder, identity):
     tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
     shards = find_shards(settings.swarm.data)
     memory = dataclasses.replace(settings.recipe.memory, micro_batches=1)
-    portion = Portion(settings, shards, tokenizer, identity=identity, folder=folder, batch_size=1, memory=memory)
-    empty, accumulate = [], portion.gradients.accumulate_gradient
+    worker = GradientWorker(settings, shards, tokenizer, identity=identity, folder=folder, batch_size=1, memory=memory)
+    empty, accumulate = [], worker.gradients.accumulate_gradient
 
     def remembered(batch, crop=None):
         empty.append(not batch.text_ids.any())
         return accumulate(batch, crop)
 
-    portion.gradients.accumulate_gradient = remembered
-    with portion.batches() as batches:
+    worker.gradients.accumulate_gradient = remembered
+    with worker.batches() as batches:
         for step, (batch, _) in enumerate(islice(batches, STEPS), start=1):
-            portion.learn_from(batch, step)
-            portion.model.zero_grad()
+            worker.learn_from(batch, step)
+            worker.model.zero_grad()
     return empty

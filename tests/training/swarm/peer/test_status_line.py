@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from training.swarm.peer.status_line import Download, Standing, clock
+from training.swarm.peer.status_line import Download, PeerStatus, clock
 
-BUSY = Standing(
+BUSY = PeerStatus(
     step=12345,
     total_steps=31250,
     samples=2458,
@@ -23,7 +23,7 @@ BUSY = Standing(
 
 @pytest.mark.parametrize("width", [20, 40, 80, 120, 200])
 def test_the_line_never_is_wider_than_the_screen(width):
-    for standing in (BUSY, Standing()):
+    for standing in (BUSY, PeerStatus()):
         assert len(standing.line(width)) <= width
 
 
@@ -49,18 +49,18 @@ def test_a_screen_of_80_columns_shows_what_counts():
 
 
 def test_steps_taken_alone_are_told():
-    assert "2 steps alone" in replace(BUSY, lonely_steps=2).line(140)
+    assert "2 steps alone" in replace(BUSY, solo_steps=2).line(140)
     assert "alone" not in BUSY.line(140)
 
 
 def test_what_is_not_known_yet_is_not_shown():
-    line = Standing(step=3, total_steps=30, samples=0, target=128).line(80)
+    line = PeerStatus(step=3, total_steps=30, samples=0, target=128).line(80)
     assert "nan" not in line
     assert "loss" not in line
 
 
 def test_a_full_batch_is_being_averaged():
-    assert "averaging" in Standing(samples=130, target=128, left_s=math.inf).line(80)
+    assert "averaging" in PeerStatus(samples=130, target=128, left_s=math.inf).line(80)
 
 
 def test_a_download_tells_how_far_and_how_fast():
