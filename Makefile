@@ -15,8 +15,9 @@ install: .venv/installed
 demo: install
 	$(BIN)/dalle-lean demo
 
+# Two at a time at least; each computes with one thread.
 test: install
-	$(BIN)/pytest
+	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadgroup
 
 test-browser: install
 	$(BIN)/pytest -m browser -rs

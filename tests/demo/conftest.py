@@ -1,6 +1,7 @@
 """A tiny model's generator, a service around it, and the page served with it."""
 
 import copy
+import os
 import socket
 from contextlib import contextmanager
 
@@ -51,7 +52,8 @@ def knowing_studio(knowing, latency):
 @contextmanager
 def served(service, **options):
     """The page's address while it is up."""
-    page = serve(service, port=free_port("127.0.0.1", 17860, tries=200), **options)
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    page = serve(service, port=free_port("127.0.0.1", 17860 + 200 * worker, tries=200), **options)
     try:
         yield page.local_url
     finally:
