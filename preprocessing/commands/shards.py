@@ -1,4 +1,4 @@
-"""The commands `dalle-lean shards verify`, `show`, `adopt` and `dedupe`."""
+"""The commands `dalle-lean shards verify`, `show`, `adopt`, `mix` and `dedupe`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from dalle_lean.images.vqgan import VQGAN
     from preprocessing.shards.files import DatasetInfo
 
-shards = typer.Typer(help="Check, show, adopt, dedupe folders of shards.", no_args_is_help=True, rich_markup_mode=None)
+shards = typer.Typer(
+    help="Check, show, adopt, mix, dedupe folders of shards.", no_args_is_help=True, rich_markup_mode=None
+)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of shards.")]
 FAULTY = 1
 
@@ -106,6 +108,20 @@ def adopt(
 
 
 @shards.command()
+def mix(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder of shards.")],
+    sources: Annotated[
+        list[str], typer.Argument(metavar="DIR[:TIMES] ...", help="Folders of shards; cats:20 is taken 20 times.")
+    ],
+) -> None:
+    """Make one folder of several, so that `train` learns from all of them. Takes next to no room: files are linked."""
+    from preprocessing.shards.mix import mix as run
+
+    info = run([read_times(source) for source in sources], out)
+    say(f"{out}: {shards_and_pictures(info)}")
+
+
+@shards.command()
 def dedupe(
     folder: Folder,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder for the shards without what came before.")],
@@ -123,6 +139,12 @@ def dedupe(
     before = read_manifest(folder)
     dropped = before.counts.kept - info.counts.kept
     say(f"{out}: {shards_and_pictures(info)}; {dropped:,} of {before.counts.kept:,} left out ({REASON})")
+
+
+def read_times(source: str) -> tuple[Path, int]:
+    """DIR or DIR:TIMES."""
+    folder, _, times = source.rpartition(":")
+    return (Path(folder), int(times)) if folder and times.isdecimal() else (Path(source), 1)
 
 
 def shards_and_pictures(info: "DatasetInfo") -> str:

@@ -11,6 +11,7 @@ from dalle_lean.io.files import sha256_file
 from dalle_lean.progress import OnProgress
 from preprocessing.shards.files import COLUMNS, read_blocks, read_header
 from preprocessing.shards.manifest import NAME, DatasetInfo, Shard, read_manifest
+from preprocessing.shards.mix import MIXED
 
 SHOWN_DIGITS = 12
 
@@ -59,7 +60,8 @@ def find_faults(
 def manifest_problems(info: DatasetInfo, vqgan: VQGAN | None) -> Iterator[str]:
     first: dict[str, str] = {}
     for shard in info.shards:
-        if (other := first.setdefault(shard.sha256, shard.file)) != shard.file:
+        other = first.setdefault(shard.sha256, shard.file)
+        if other != shard.file and MIXED not in info.settings:
             yield f"{shard.file} is the same as {other}"
     if info.counts.seen != info.counts.kept + sum(info.counts.rejected.values()):
         yield f"seen={info.counts.seen}, but {info.counts.kept} kept and {sum(info.counts.rejected.values())} rejected"
