@@ -4,6 +4,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dalle_lean.errors import UserError
@@ -42,8 +43,8 @@ def mix(sources: Sequence[tuple[Path, int]], out: Path) -> DatasetInfo:
                     name = f"{number:02d}-{time:04d}-{shard.file}"
                     link(folder / shard.file, fresh / name)
                     shards.append(Shard(file=name, rows=shard.rows, sha256=shard.sha256))
-        mixed = DatasetInfo(
-            **meaning(first),
+        mixed = replace(
+            first,
             counts=total_counts([(info.counts, times) for _, info, times in infos]),
             shards=tuple(shards),
             settings={MIXED: {str(folder): times for folder, _, times in infos}},
