@@ -27,7 +27,7 @@ from training.run.metrics import read_metrics
 from training.run.progress import TrainingDiverged
 from training.run.recipe import load_recipe
 from training.step.learner import Learner
-from training.trainer import Run, train
+from training.trainer import DalleRun, train
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_kill_between_model_and_checkpoint_loses_nothing(shards, recipe, unint
             raise Killed
         save_checkpoint(out, progress=progress, **parts)
 
-    monkeypatch.setattr("training.trainer.save_checkpoint", killed_before_saving)
+    monkeypatch.setattr("training.run.loop.save_checkpoint", killed_before_saving)
     with pytest.raises(Killed):
         train(shards, tmp_path, recipe)
     monkeypatch.undo()
@@ -228,7 +228,7 @@ def spoil(run, steps):
 
 
 def test_steps_with_nan_gradients_are_skipped_counted_and_said(shards, recipe, tmp_path):
-    run = Run(shards, tmp_path, recipe)
+    run = DalleRun(shards, tmp_path, recipe)
     spoil(run, {4, 5, 9})
     notes = []
     run.go(lambda done, total, note: notes.append(note))
@@ -240,7 +240,7 @@ def test_steps_with_nan_gradients_are_skipped_counted_and_said(shards, recipe, t
 
 
 def test_a_skipped_step_changes_neither_weights_nor_statistics(shards, recipe, tmp_path):
-    run = Run(shards, tmp_path, recipe)
+    run = DalleRun(shards, tmp_path, recipe)
     batch, _ = next(run.batches())
     run.learner.step(batch, 0.01)
     before = [tensor.clone() for tensor in everything(run)]
@@ -257,7 +257,7 @@ def everything(run):
 
 def test_many_bad_steps_in_a_row_end_the_run_and_the_last_good_state_stays(shards, recipe, tmp_path):
     recipe = dataclasses.replace(recipe, optimizer=dataclasses.replace(recipe.optimizer, max_skipped_in_row=5))
-    run = Run(shards, tmp_path, recipe)
+    run = DalleRun(shards, tmp_path, recipe)
     spoil(run, range(5, 100))
     with pytest.raises(TrainingDiverged, match=r"5 steps in a row .* state of step 3"):
         run.go()
@@ -396,7 +396,7 @@ def test_a_model_that_will_have_no_vqgan_is_announced_in_one_line(shards, tmp_pa
 
 
 def test_a_run_can_start_from_a_model_folder(shards, recipe, uninterrupted, tmp_path):
-    run = Run(shards, tmp_path, recipe, init=uninterrupted / "model")
+    run = DalleRun(shards, tmp_path, recipe, init=uninterrupted / "model")
     for name, value in run.model.state_dict().items():
         assert torch.equal(value, weights(uninterrupted)[name]), name
     tokenizers = [json.loads((folder / "tokenizer.json").read_text()) for folder in (tmp_path, uninterrupted)]
@@ -408,7 +408,7 @@ def test_half_written_files_of_a_killed_process_are_removed(shards, recipe, tmp_
     (tmp_path / ".model.abc.tmp" / "model.safetensors").write_bytes(b"half")
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / ".state.pt.abc.tmp").write_bytes(b"half")
-    Run(shards, tmp_path, recipe)
+    DalleRun(shards, tmp_path, recipe)
     assert not [path for path in Path(tmp_path).rglob("*") if path.name.endswith(".tmp")]
 
 

@@ -12,15 +12,15 @@ import pytest
 
 from dalle_lean.images.vqgan import VQGANConfig
 from tests.training.runs import losses
+from training.clip.recipe import ClipRecipe
+from training.clip.run import train_clip
 from training.run.metrics import read_metrics
 from training.run.recipe import Recipe
-from training.tokenizers.clip import train_clip
-from training.tokenizers.clip_learner import ClipRecipe
-from training.tokenizers.thing_learner import ThingRecipe
-from training.tokenizers.things import train_things
-from training.tokenizers.vqgan import train_vqgan
-from training.tokenizers.vqgan_learner import VQGANRecipe
+from training.things.recipe import ThingRecipe
+from training.things.run import train_things
 from training.trainer import train
+from training.vqgan.recipe import VQGANRecipe
+from training.vqgan.run import train_vqgan
 
 EARLIER = Path(__file__).parent / "earlier_runs"
 RECIPES = {"train-vqgan": VQGANRecipe, "train-clip": ClipRecipe, "train-things": ThingRecipe}

@@ -5,99 +5,24 @@ Shapes: B pictures of a batch, S side in pixels.
 
 import math
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dalle_lean.errors import UserError
-from dalle_lean.images.vqgan import VQGAN, VQGANConfig
+from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.require import require
 from training.run.schedule import learning_rate
-from training.step.buffer_snapshot import remember
+from training.step.guarded_step import snapshot
 from training.step.precision import autocast
-from training.tokenizers.codebook import NearestLearner, codebook_learner
-
-EMOJI = VQGANConfig(
-    quantizer="vq",
-    codebook_size=1024,
-    code_width=16,
-    z_channels=64,
-    channels=32,
-    channel_multipliers=(1, 1, 2, 4),
-    num_res_blocks=1,
-    attention_resolutions=(),
-    picture_side=64,
-    norm_groups=8,
-)
-"""2.9 M weights for drawings of 64x64 pixels: 8x8 codes."""
-
-CROPS_TRIED = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class VQGANRecipe:
-    """How a VQGAN is built and trained."""
-
-    config: VQGANConfig = EMOJI
-    steps: int = 10_000
-    batch_size: int = 16
-    lr: float = 1e-3
-    """At its peak, after the warm-up; from there linearly down to 0."""
-    warmup_steps: int = 200
-    clip_grad_norm: float = 1.0
-    max_skipped_in_row: int = 20
-    """So many non-finite steps in a row end the run."""
-    squared_weight: float = 1.0
-    """Of the mean squared error beside the mean absolute error, pixels in -1..1."""
-    discriminator_start: float = 0.6
-    """Share of the steps before the discriminator joins; 1 leaves it out."""
-    discriminator_weight: float = 0.1
-    """Size of its gradient on the pixels, as a share of the reconstruction's."""
-    discriminator_channels: int = 32
-    discriminator_layers: int = 2
-    crop_from: int | None = None
-    """Side in pixels at which pictures are read to learn from crops of config.picture_side, the busiest of CROPS_TRIED;
-    None: whole pictures."""
-    flip: bool = False
-    """Mirror half of the pictures. Not where captions will speak of left and right."""
-    precision: str = "bf16"
-    """"bf16" (autocast) or "fp32"."""
-    heldout_pictures: int = 512
-    """At most so many are measured."""
-    seed: int = 0
-    log_every: int = 50
-    """Steps."""
-    heldout_every: int = 500
-    """Steps."""
-    checkpoint_every: int = 250
-    """Steps."""
-
-    def __post_init__(self) -> None:
-        for name in (
-            "steps",
-            "batch_size",
-            "max_skipped_in_row",
-            "heldout_pictures",
-            "log_every",
-            "heldout_every",
-            "checkpoint_every",
-        ):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)}: must be at least 1")
-        if self.precision not in ("bf16", "fp32"):
-            raise UserError(f"precision={self.precision!r}: must be bf16 or fp32")
-        if not 0 < self.lr < 1:
-            raise UserError(f"lr={self.lr}: must be in 0..1")
-        if self.crop_from is not None and self.crop_from < self.config.picture_side:
-            raise UserError(f"crop_from={self.crop_from}: must be at least picture_side={self.config.picture_side}")
-        if not 0 <= self.discriminator_start <= 1:
-            raise UserError(f"discriminator_start={self.discriminator_start}: must be in 0..1")
+from training.vqgan.codebook import NearestLearner, codebook_learner
+from training.vqgan.recipe import CROPS_TRIED, VQGANRecipe
 
 
 class VQGANLearner(nn.Module):
-    """Everything that learns. What step i does depends on the recipe, the data and i alone, not on the process."""
+    """Everything that is trained. Step i depends on the recipe, the data and i alone, not on the process."""
 
     def __init__(self, recipe: VQGANRecipe):
         super().__init__()
@@ -107,17 +32,17 @@ class VQGANLearner(nn.Module):
             self.vqgan = VQGAN(recipe.config)
             self.discriminator = new_discriminator(recipe)
         self.codebook = codebook_learner(self.vqgan.quantize)
-        self.learning = [parameter for parameter in self.vqgan.parameters() if parameter.requires_grad]
+        self.weights = [parameter for parameter in self.vqgan.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.Adam(
             [
-                {"params": self.learning, "betas": (0.9, 0.99)},
+                {"params": self.weights, "betas": (0.9, 0.99)},
                 {"params": list(self.discriminator.parameters()), "betas": (0.5, 0.9)},
             ],
             lr=recipe.lr,
             fused=True,
         )
 
-    def begin_with(self, first: VQGAN) -> None:
+    def start_from(self, first: VQGAN) -> None:
         """Take the weights of another VQGAN; ValueError unless it differs in nothing but the side of its pictures."""
         config = self.vqgan.config
         wanted = asdict(replace(config, picture_side=first.config.picture_side))
@@ -138,7 +63,7 @@ class VQGANLearner(nn.Module):
         `step` counts from 1. Where one of the numbers is not finite, nothing is changed.
         """
         recipe = self.recipe
-        put_back = remember(self)
+        restore = snapshot(self)
         generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
         done = (step - 1) / recipe.steps
         rate = learning_rate(step, peak=recipe.lr, warmup_steps=recipe.warmup_steps, total_steps=recipe.steps)
@@ -152,13 +77,13 @@ class VQGANLearner(nn.Module):
             mirrored = torch.rand(len(pixels), generator=generator) < 0.5
             original[mirrored] = original[mirrored].flip(dims=[3])
 
-        with self.arithmetic():
+        with self.autocast():
             z = self.vqgan.latents(original)
         quantized, codebook_loss = self.codebook(z.float(), done, generator)
-        with self.arithmetic():
+        with self.autocast():
             reconstruction = self.vqgan.pixels(quantized).float()
 
-        # Both judges speak through the gradient on the pixels, where their shares can be weighed.
+        # Both losses reach the networks as one gradient on the pixels, where their norms can be weighed.
         seen = reconstruction.detach().requires_grad_()
         absolute, squared = F.l1_loss(seen, original), F.mse_loss(seen, original)
         loss = absolute + recipe.squared_weight * squared
@@ -166,16 +91,16 @@ class VQGANLearner(nn.Module):
         losses = {"loss": loss + codebook_loss, "absolute": absolute, "squared": squared, "codebook": codebook_loss}
         self.optimizer.zero_grad()
         if done >= recipe.discriminator_start:
-            with self.arithmetic():
+            with self.autocast():
                 (adversarial,) = torch.autograd.grad(-self.discriminator(seen).float().mean(), seen)
-                verdicts = self.discriminator(original).float(), self.discriminator(seen.detach()).float()
-            hinge = (F.relu(1 - verdicts[0]).mean() + F.relu(1 + verdicts[1]).mean()) / 2
+                logits = self.discriminator(original).float(), self.discriminator(seen.detach()).float()
+            hinge = (F.relu(1 - logits[0]).mean() + F.relu(1 + logits[1]).mean()) / 2
             hinge.backward()
-            share = recipe.discriminator_weight * pixel_gradient.norm() / (adversarial.norm() + 1e-12)
-            pixel_gradient = pixel_gradient + share * adversarial
+            scale = recipe.discriminator_weight * pixel_gradient.norm() / (adversarial.norm() + 1e-12)
+            pixel_gradient = pixel_gradient + scale * adversarial
             losses["discriminator"] = hinge
         torch.autograd.backward([reconstruction, codebook_loss], [pixel_gradient, None])
-        losses["grad_norm"] = nn.utils.clip_grad_norm_(self.learning, recipe.clip_grad_norm)
+        losses["grad_norm"] = nn.utils.clip_grad_norm_(self.weights, recipe.clip_grad_norm)
         if "discriminator" in losses:
             gradients = [weight.grad for weight in self.discriminator.parameters() if weight.grad is not None]
             losses["discriminator_grad_norm"] = nn.utils.get_total_norm(gradients)
@@ -183,10 +108,10 @@ class VQGANLearner(nn.Module):
         if all(math.isfinite(number) for number in numbers.values()):
             self.optimizer.step()
         else:
-            put_back()
+            restore()
         return numbers
 
-    def arithmetic(self) -> AbstractContextManager[object]:
+    def autocast(self) -> AbstractContextManager[object]:
         """The precision of the networks; the codebook keeps float32."""
         return autocast(self.vqgan.quant_conv.weight.device.type, self.recipe.precision)
 

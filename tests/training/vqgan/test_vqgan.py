@@ -19,11 +19,13 @@ from torch.nn import functional as F
 from dalle_lean.images.codebook_usage import codebook_use
 from dalle_lean.images.vqgan import VQGAN, GumbelQuantizer, NearestQuantizer
 from tests.tiny import VQGAN_CONFIG
+from training.data.image_text import read_pictures
+from training.data.picture_batches import shuffled_batches
 from training.run.progress import TrainingDiverged
-from training.tokenizers.codebook import GumbelLearner, NearestLearner
-from training.tokenizers.loop import shuffled_batches
-from training.tokenizers.vqgan import read_pictures, side_by_side, train_vqgan
-from training.tokenizers.vqgan_learner import VQGANLearner, VQGANRecipe
+from training.vqgan.codebook import GumbelLearner, NearestLearner
+from training.vqgan.learner import VQGANLearner
+from training.vqgan.recipe import VQGANRecipe
+from training.vqgan.run import side_by_side, train_vqgan
 
 EMOJI = Path(__file__).parents[2] / "data" / "emoji"
 SHAPE = dataclasses.replace(VQGAN_CONFIG, picture_side=16)
@@ -82,7 +84,7 @@ def test_originals_stand_above_their_reconstructions(trained):
 
 def test_a_killed_run_continues_where_it_stopped(trained, tmp_path):
     script = (
-        "from pathlib import Path; from tests.training.tokenizers.test_vqgan import *; "
+        "from pathlib import Path; from tests.training.vqgan.test_vqgan import *; "
         f"torch.set_num_threads({torch.get_num_threads()}); "
         f"train_vqgan(EMOJI, Path({str(tmp_path)!r}), TINY, save_dtype=torch.bfloat16)"
     )
@@ -158,29 +160,28 @@ def test_a_folder_without_pictures_is_refused(tmp_path):
 
 
 def test_each_pass_shows_every_picture_once():
-    recipe = dataclasses.replace(TINY, batch_size=4, steps=6)
-    order = [rows.tolist() for _, rows in shuffled_batches(12, recipe, recipe.seed, 0)]
+    order = [rows.tolist() for rows in shuffled_batches(12, 4, 0, start=0, steps=6)]
     first, second = ([row for rows in part for row in rows] for part in (order[:3], order[3:]))
     assert sorted(first) == sorted(second) == list(range(12))
     assert first != second
-    assert [rows.tolist() for _, rows in shuffled_batches(12, recipe, recipe.seed, 4)] == order[4:]
+    assert [rows.tolist() for rows in shuffled_batches(12, 4, 0, start=4, steps=6)] == order[4:]
     with pytest.raises(ValueError, match="3 pictures"):
-        next(shuffled_batches(3, recipe, recipe.seed, 0))
+        shuffled_batches(3, 4, 0, start=0, steps=6)
 
 
 def test_the_discriminator_moves_the_pixels_by_its_share():
     pixels = read_pictures(EMOJI, 16).pixels[:8]
     recipe = dataclasses.replace(TINY, precision="fp32", discriminator_start=0.0)
-    with_judge = VQGANLearner(recipe)
+    adversarial = VQGANLearner(recipe)
     without = VQGANLearner(dataclasses.replace(recipe, discriminator_start=1.0))
-    assert "discriminator" in with_judge.step(1, pixels)
+    assert "discriminator" in adversarial.step(1, pixels)
     assert "discriminator" not in without.step(1, pixels)
     changed = [
-        not torch.equal(a, b) for a, b in zip(with_judge.vqgan.parameters(), without.vqgan.parameters(), strict=True)
+        not torch.equal(a, b) for a, b in zip(adversarial.vqgan.parameters(), without.vqgan.parameters(), strict=True)
     ]
     assert any(changed)
     fresh = VQGANLearner(recipe).discriminator.state_dict()
-    trained, untouched = with_judge.discriminator.state_dict(), without.discriminator.state_dict()
+    trained, untouched = adversarial.discriminator.state_dict(), without.discriminator.state_dict()
     assert not torch.equal(trained["main.0.weight"], fresh["main.0.weight"])
     assert all(torch.equal(untouched[name], fresh[name]) for name in fresh)
 
@@ -215,7 +216,7 @@ def test_skipped_steps_are_counted_and_said_and_many_in_a_row_end_the_run(tmp_pa
             hook.remove()
             return numbers
 
-    monkeypatch.setattr("training.tokenizers.vqgan.VQGANLearner", Overflowing)
+    monkeypatch.setattr("training.vqgan.run.VQGANLearner", Overflowing)
     notes = []
     recipe = dataclasses.replace(TINY, max_skipped_in_row=3)
     with pytest.raises(TrainingDiverged, match=r"3 steps in a row .* until step 9 .* state of step 5"):
@@ -294,7 +295,7 @@ def test_a_run_whose_time_is_up_leaves_a_vqgan_and_goes_on_to_the_same_one(train
             clock.advance(61)
 
     end = train_vqgan(EMOJI, tmp_path, TINY, save_dtype=torch.bfloat16, max_minutes=1, on_progress=at_step_7)
-    assert end.step == 8
+    assert end.step == 7
     assert VQGAN.load(tmp_path).config == SHAPE
     train_vqgan(EMOJI, tmp_path, TINY, save_dtype=torch.bfloat16, max_minutes=1)
     assert losses(tmp_path) == losses(trained)

@@ -1,4 +1,4 @@
-"""Rows that are kept away from training, to measure on."""
+"""Held-out rows: kept out of the training, to measure on."""
 
 import hashlib
 import heapq
@@ -9,12 +9,13 @@ from training.data.catalog import ShardSet
 from training.data.reader import Rows, join, read_keys, read_places, undamaged
 
 FEWEST_SHARDS = 16
+"""Shards that are searched at least."""
 CANDIDATES = 2
-"""Rows are looked for in so many shards at least, and until there are so many for each that is wanted."""
+"""The search for held-out rows goes on until there are this many for each that is wanted."""
 
 
 def key_hash(key: str) -> int:
-    """A number in 0..2**64-1 that looks drawn at random, the same always and everywhere."""
+    """A pseudorandom number in 0..2**64-1, the same on every machine."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
 
 
@@ -24,21 +25,21 @@ def picture_hash(key: str) -> int:
 
 
 def is_heldout(key: str, share: float) -> bool:
-    """Whether the row with this key is kept away from training, as are all views of its picture."""
+    """Whether the row with this key is held out, as are all views of its picture."""
     return picture_hash(key) < share * 2**64
 
 
 def mixed(shards: ShardSet) -> list[int]:
-    """The numbers of the shards in the order of their names' hashes, so that the first ones stand for all."""
+    """The numbers of the shards in the order of their names' hashes, so that the first ones are representative."""
     return sorted(range(len(shards.paths)), key=lambda number: key_hash(PurePosixPath(shards.paths[number]).name))
 
 
 def heldout_rows(shards: ShardSet, share: float, count: int, fewest_shards: int = FEWEST_SHARDS) -> Rows:
-    """At most `count` of the rows that `share` keeps away from training (1: of all rows), the same every time.
+    """At most `count` of the held-out rows, a `share` of all (1: all rows), the same every time.
 
-    Shards are looked through in the order of their names' hashes until enough rows are found, `fewest_shards` of them
-    at least, so that a large data set is not read whole. Of the rows found, those whose pictures have the smallest
-    hashes are taken: a fair sample of these shards, in whatever order they are listed.
+    Shards are searched in the order of their names' hashes until enough rows are found, `fewest_shards` at least, so
+    that a large data set is not read whole. Of the rows found, those whose pictures have the smallest hashes are taken:
+    a fair sample of these shards, in whatever order they are listed.
     """
     if not share or not count:
         return Rows.none()

@@ -1,4 +1,4 @@
-"""How a VQGAN's codes are learnt: a quantizer in training gives code vectors with a gradient, and a loss of its own.
+"""Codebook learning: a quantizer in training gives code vectors with a gradient, and a loss.
 
 Shapes: N pictures, h x w codes, M = N * h * w vectors, K codebook size, C code width.
 """
@@ -14,13 +14,13 @@ from dalle_lean.images.vqgan import GumbelQuantizer, NearestQuantizer
 
 class NearestLearner(nn.Module):
     """Plain VQ: each code moves to the running mean of the vectors it stands for (van den Oord et al. 2017,
-    arXiv 1711.00937, appendix A.1), and codes that nobody uses start again where the codebook serves worst.
+    arXiv 1711.00937, appendix A.1), and unused codes restart where the codebook serves worst.
 
     Args:
         quantizer: its table is changed in place; it takes no gradient.
         decay: of the running means, per step.
         commitment: weight of the loss that keeps the encoder near its codes.
-        restart_share: a code used less than this share of an even use starts again.
+        restart_share: a code used less than this share of an even use restarts.
     """
 
     counts: Tensor
@@ -45,7 +45,7 @@ class NearestLearner(nn.Module):
         quantizer = self.quantizers[0]
         vectors = z.detach().permute(0, 2, 3, 1).flatten(end_dim=2)  # [M, C]
         if not self.counts.any():
-            self.begin(vectors, generator)
+            self.initialize(vectors, generator)
         with torch.no_grad():
             codes = quantizer.scores(z).argmax(dim=1)  # [N, h, w]
             quantized = F.embedding(codes, quantizer.table).permute(0, 3, 1, 2)
@@ -54,8 +54,8 @@ class NearestLearner(nn.Module):
         commitment_loss = self.commitment * F.mse_loss(z, quantized)
         return z + (quantized - z).detach(), commitment_loss
 
-    def begin(self, vectors: Tensor, generator: torch.Generator) -> None:
-        """ListenOptions the codes on the first vectors seen."""
+    def initialize(self, vectors: Tensor, generator: torch.Generator) -> None:
+        """Place the codes on the first vectors seen."""
         rows = torch.randint(len(vectors), (len(self.counts),), generator=generator).to(vectors.device)
         self.place(torch.arange(len(self.counts), device=vectors.device), vectors[rows], len(vectors))
 
@@ -125,5 +125,5 @@ class GumbelLearner(nn.Module):
 
 
 def codebook_learner(quantizer: GumbelQuantizer | NearestQuantizer) -> NearestLearner | GumbelLearner:
-    """What trains this quantizer."""
+    """The learner for this kind of quantizer."""
     return NearestLearner(quantizer) if isinstance(quantizer, NearestQuantizer) else GumbelLearner(quantizer)

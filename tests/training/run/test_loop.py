@@ -3,46 +3,55 @@
 import math
 import os
 import signal
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from dalle_lean.ending import Terminated
+from training.data.picture_batches import shuffled_batches
 from training.run.checkpoint import has_checkpoint, load_checkpoint
-from training.run.graceful_stop import TimeLimit
+from training.run.loop import TrainingRun
+from training.run.loop_settings import LoopSettings
 from training.run.metrics import read_metrics
 from training.run.progress import StepCount, TrainingDiverged
-from training.tokenizers.loop import guarded_step, shuffled_batches, take_steps
+from training.step.guarded_step import guarded_step
 
-SCHEDULE = {"batch_size": 2, "log_every": 2, "heldout_every": 3, "checkpoint_every": 4, "max_skipped_in_row": 3}
+SETTINGS = {"batch_size": 2, "log_every": 2, "heldout_every": 3, "checkpoint_every": 4, "max_skipped_in_row": 3}
 
 
-def run(out, steps, take_step=lambda step, rows: {"loss": 1.0 / step}, **settings):
+class NotedRun(TrainingRun):
+    """Learns nothing, and notes what is done in order."""
+
+    unit, identity = "pictures", {}
+
+    def __init__(self, out, steps, take_step):
+        self.out, self.result, self.take = out, out / "result", take_step
+        self.settings = LoopSettings(**SETTINGS, steps=steps)
+        self.model = torch.nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters())
+        saved = load_checkpoint(out, model=self.model, optimizer=self.optimizer, run={})
+        self.progress, self.done = StepCount(**(saved or {})), []
+
+    def batches(self, stopping):
+        return shuffled_batches(6, 2, 0, start=self.progress.step, steps=self.settings.steps)
+
+    def step(self, step, batch):
+        return self.take(step, batch)
+
+    def evaluate(self):
+        if self.due(self.settings.heldout_every):
+            self.done.append(("measure", self.progress.step))
+
+    def write_result(self):
+        self.done.append(("result", self.progress.step))
+        self.result.write_text("")
+
+
+def run(out, steps, take_step=lambda step, rows: {"loss": 1.0 / step}):
     """Returns what was done, in order."""
-    done = []
-    model = torch.nn.Linear(1, 1)
-    progress = StepCount()
-
-    def note(what):
-        return lambda metrics: done.append((what, progress.step))
-
-    schedule = SimpleNamespace(**{**SCHEDULE, "steps": steps, **settings})
-    take_steps(
-        out,
-        schedule,
-        shuffled_batches(6, schedule, 0, 0),
-        take_step,
-        measure=note("measure"),
-        finish=note("finish"),
-        progress=progress,
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters()),
-        run={},
-        limit=TimeLimit(None),
-        on_progress=lambda pictures, total, note: done.append((pictures, total)),
-    )
-    return done
+    noted = NotedRun(out, steps, take_step)
+    noted.go(lambda pictures, total, note: noted.done.append((pictures, total)), lambda line: noted.done.append(line))
+    return noted.done
 
 
 def state_of(out):
@@ -52,19 +61,28 @@ def state_of(out):
 
 def test_what_is_due_is_done_at_its_multiples_and_at_the_end(tmp_path):
     done = run(tmp_path, 5)
-    assert [what for what in done if what[0] in ("measure", "finish")] == [
+    assert [what for what in done if what[0] in ("measure", "result")] == [
         ("measure", 3),
         ("measure", 5),
-        ("finish", 5),
+        ("result", 5),
     ]
-    assert [what for what in done if isinstance(what[0], int)] == [(pictures, 10) for pictures in (2, 4, 6, 8, 10)]
+    assert [what for what in done if isinstance(what[0], int)] == [(pictures, 10) for pictures in (0, 2, 4, 6, 8, 10)]
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [2, 4, 5]
     assert state_of(tmp_path)["step"] == 5
 
 
 def test_nothing_is_saved_while_steps_are_skipped(tmp_path):
-    assert run(tmp_path, 4, lambda step, rows: {"loss": math.nan if step == 4 else 1.0})[-1] == ("finish", 4)
+    assert run(tmp_path, 4, lambda step, rows: {"loss": math.nan if step == 4 else 1.0})[-1] == ("result", 4)
     assert not has_checkpoint(tmp_path)
+
+
+def test_a_finished_run_is_left_as_it_is_and_its_result_written_again_only_where_it_is_lost(tmp_path):
+    run(tmp_path, 5)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert run(tmp_path, 5) == ["already finished at step 5"]
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    (tmp_path / "result").unlink()
+    assert run(tmp_path, 5) == ["already finished at step 5", (10, 10), ("result", 5)]
 
 
 def test_too_many_skipped_steps_end_the_run_without_a_result(tmp_path):

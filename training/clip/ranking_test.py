@@ -1,4 +1,4 @@
-"""Questions about held-out pictures, each answered by the caption that fits best: a picture's own, or one of others."""
+"""Ranking questions about held-out pictures: does a picture's own caption score above those of similar pictures?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from random import Random
 import torch
 from torch import Tensor
 
+from training.clip.hard_negatives import SimilarPictures
 from training.data.image_text import ImageTextPairs
-from training.tokenizers.hard_negatives import Alike
 
 
 @dataclass(frozen=True, eq=False)
-class Quiz:
+class RankingTest:
     """Q questions of C choices each."""
 
     pictures: Tensor
@@ -23,8 +23,8 @@ class Quiz:
     choices: Tensor
     """[Q, C], rows of `captions`; a picture's own stands first."""
 
-    def first(self, picture_features: Tensor, caption_features: Tensor) -> float:
-        """Share in 0..1 of questions whose picture fits its own caption best.
+    def accuracy(self, picture_features: Tensor, caption_features: Tensor) -> float:
+        """Share in 0..1 of questions in which the picture's own caption scores best; a tie is wrong.
 
         Args:
             picture_features: [N, E] of all held-out pictures.
@@ -34,20 +34,21 @@ class Quiz:
         return (scores[:, :1] > scores[:, 1:]).all(dim=1).float().mean().item()
 
 
-def rivals_quiz(
+def ranking_test(
     heldout: ImageTextPairs, train: ImageTextPairs, fields: Sequence[str], of: int, seed: int
-) -> Quiz | None:
-    """The own caption among `of`, the others of pictures, held out or not, that are alike in `fields` but differ in
-    other things. Pictures without so many rivals are left out; None where all are."""
+) -> RankingTest | None:
+    """Questions with `of` choices: the own caption, and those of hard negatives, held out or not, by these `fields`.
+    Pictures with fewer hard negatives are left out; None where all are."""
     captions = heldout.captions + train.captions
-    alike = Alike(captions, heldout.facts + train.facts, fields)
+    similar = SimilarPictures(captions, heldout.attributes + train.attributes, fields)
     questions: list[tuple[int, list[str]]] = []
     for row, own in enumerate(heldout.captions):
-        rivals = [captions[rival] for rival in islice(alike.rivals(row, Random(f"{seed}/quiz/{row}")), of - 1)]
-        if len(rivals) == of - 1:
-            questions.append((row, [own, *rivals]))
+        negatives = similar.negatives(row, Random(f"{seed}/quiz/{row}"))
+        others = [captions[negative] for negative in islice(negatives, of - 1)]
+        if len(others) == of - 1:
+            questions.append((row, [own, *others]))
     if not questions:
         return None
     row_of = {caption: row for row, caption in enumerate(dict.fromkeys(c for _, asked in questions for c in asked))}
     choices = [[row_of[caption] for caption in asked] for _, asked in questions]
-    return Quiz(torch.tensor([row for row, _ in questions]), list(row_of), torch.tensor(choices))
+    return RankingTest(torch.tensor([row for row, _ in questions]), list(row_of), torch.tensor(choices))

@@ -16,8 +16,9 @@ from dalle_lean.cli import main
 from dalle_lean.images.thing_classifier import ThingClassifier
 from training.data.image_text import Unusable
 from training.run.progress import TrainingDiverged
-from training.tokenizers.thing_learner import ThingLearner, ThingRecipe, other_hand
-from training.tokenizers.things import only_thing, read_things, train_things
+from training.things.learner import ThingLearner, augment
+from training.things.recipe import ThingRecipe
+from training.things.run import only_thing, read_things, train_things
 
 TINY = {"picture_side": 32, "steps": 120, "batch_size": 8, "precision": "fp32", "lr": 2e-3}
 SHAPES = ("ball", "bar", "frame")
@@ -92,8 +93,8 @@ def test_it_tells_things_in_colours_and_on_grounds_it_never_saw(folder, other, t
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from training.tokenizers.thing_learner import ThingRecipe
-from training.tokenizers.things import train_things
+from training.things.recipe import ThingRecipe
+from training.things.run import train_things
 
 def on_progress(done, total, note):
     if note.startswith("step 5/"):
@@ -123,7 +124,7 @@ def test_a_run_whose_time_is_up_leaves_a_classifier_and_goes_on_to_the_same_one(
         if note.startswith("step 3/"):
             clock.advance(61)
 
-    assert train_things(folder, tmp_path / "cut", recipe, max_minutes=1, on_progress=at_step_3).step == 4
+    assert train_things(folder, tmp_path / "cut", recipe, max_minutes=1, on_progress=at_step_3).step == 3
     assert ThingClassifier.load(tmp_path / "cut/classifier").things == SHAPES
     train_things(folder, tmp_path / "cut", recipe, max_minutes=1)
     train_things(folder, tmp_path / "whole", recipe)
@@ -149,17 +150,17 @@ def test_a_step_that_is_not_finite_changes_nothing_and_too_many_end_the_run(fold
     classifier = ThingClassifier(sorted({*data.captions}), 32)
     learner = ThingLearner(recipe, classifier, data.pixels, classifier.rows(data.captions))
     before = {name: tensor.clone() for name, tensor in classifier.model.state_dict().items()}
-    monkeypatch.setattr("training.tokenizers.thing_learner.other_hand", lambda pixels, generator: pixels * torch.nan)
+    monkeypatch.setattr("training.things.learner.augment", lambda pixels, generator: pixels * torch.nan)
     assert not np.isfinite(learner.step(1, torch.arange(8))["loss"])
     assert all(torch.equal(tensor, before[name]) for name, tensor in classifier.model.state_dict().items())
     with pytest.raises(TrainingDiverged, match="2 steps in a row"):
         train_things(folder, tmp_path, recipe)
 
 
-def test_another_hand_keeps_the_thing_and_follows_the_seed():
+def test_augmentation_keeps_the_thing_and_follows_the_seed():
     pixels = torch.zeros(16, 3, 32, 32)
     pixels[:, :, 8:24, 8:24] = 255
-    drawn, again, other = (other_hand(pixels, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1))
+    drawn, again, other = (augment(pixels, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1))
     assert drawn.shape == pixels.shape
     assert torch.equal(drawn, again)
     assert not torch.equal(drawn, other)

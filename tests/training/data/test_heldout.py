@@ -8,9 +8,9 @@ from preprocessing.shards.files import open_stream, read_rows
 from tests.training.conftest import write_shards
 from training.data import reader as rows_module
 from training.data.catalog import find_shards
+from training.data.heldout import heldout_rows, is_heldout
 from training.data.loader import TrainingData
 from training.data.sampler import Position
-from training.data.validation import heldout_rows, is_heldout
 
 
 def places(rows):

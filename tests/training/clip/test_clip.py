@@ -16,11 +16,13 @@ from dalle_lean.clip.architecture import build_clip, model_config
 from dalle_lean.clip.scorer import ClipScorer
 from dalle_lean.tokenizer import Tokenizer
 from tests.tiny import tiny_vqgan
-from training.data.image_text import distinct_batches, hold_out, jitter, read_captioned
+from training.clip.hard_negatives import HardNegatives
+from training.clip.learner import ClipLearner, jitter
+from training.clip.recipe import ClipRecipe
+from training.clip.run import train_clip
+from training.data.image_text import hold_out, read_captioned
+from training.data.picture_batches import distinct_batches
 from training.run.progress import TrainingDiverged
-from training.tokenizers.clip import train_clip
-from training.tokenizers.clip_learner import ClipRecipe, Learner
-from training.tokenizers.hard_negatives import HardNegatives
 
 COLOURS = ("red", "green", "blue", "black")
 SHAPES = ("circle", "square")
@@ -87,8 +89,8 @@ def test_a_trained_clip_ranks_the_picture_that_fits_first(folder, tmp_path):
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from training.tokenizers.clip import train_clip
-from training.tokenizers.clip_learner import ClipRecipe
+from training.clip.recipe import ClipRecipe
+from training.clip.run import train_clip
 
 def on_progress(done, total, note):
     if note.startswith("step 5/"):
@@ -123,7 +125,7 @@ def test_a_run_whose_time_is_up_leaves_a_clip_and_goes_on_to_the_same_one(folder
         if note.startswith("step 3/"):
             clock.advance(61)
 
-    assert train_clip(folder, tmp_path / "cut", recipe, max_minutes=1, on_progress=at_step_3).step == 4
+    assert train_clip(folder, tmp_path / "cut", recipe, max_minutes=1, on_progress=at_step_3).step == 3
     assert ClipScorer.load(tmp_path / "cut/clip")
     train_clip(folder, tmp_path / "cut", recipe, max_minutes=1)
     train_clip(folder, tmp_path / "whole", recipe)
@@ -155,15 +157,15 @@ def test_pictures_can_be_shown_as_a_vqgan_decodes_them(folder, tmp_path):
 
 
 def test_a_run_learns_from_hard_negatives_and_measures_how_often_it_tells_them_apart(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("training.tokenizers.clip.RIVALS_COMPETE", 2)
+    monkeypatch.setattr("training.clip.run.THING_CHOICES", 2)
     learnt = []
 
-    class Watched(Learner):
+    class Watched(ClipLearner):
         def step(self, step, rows):
             learnt.append(rows)
             return super().step(step, rows)
 
-    monkeypatch.setattr("training.tokenizers.clip.Learner", Watched)
+    monkeypatch.setattr("training.clip.run.ClipLearner", Watched)
     end = train_clip(folder, tmp_path, ClipRecipe(**{**TINY, "steps": 4}), heldout=folder)
     data = read_captioned(folder, 32, fields=("paint", "place", "things"))
     negatives = HardNegatives(data, TINY["alike"], batch_size=6, share=0.5, group_size=8, seed=0)
@@ -212,7 +214,7 @@ def test_a_step_with_an_infinite_gradient_changes_nothing_and_is_counted(folder,
     recipe = ClipRecipe(**{**TINY, "steps": 4, "checkpoint_every": 1})
     states = []
 
-    class Overflowing(Learner):
+    class Overflowing(ClipLearner):
         """In step 3 the gradient of one weight overflows; the loss stays finite."""
 
         def step(self, step, rows):
@@ -224,7 +226,7 @@ def test_a_step_with_an_infinite_gradient_changes_nothing_and_is_counted(folder,
             hook.remove()
             return numbers
 
-    monkeypatch.setattr("training.tokenizers.clip.Learner", Overflowing)
+    monkeypatch.setattr("training.clip.run.ClipLearner", Overflowing)
     end = train_clip(folder, tmp_path, recipe)
     assert all(torch.equal(states[2][name], value) for name, value in states[3].items())
     assert not all(torch.equal(states[1][name], value) for name, value in states[2].items())
