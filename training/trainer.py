@@ -101,8 +101,17 @@ def train(
         KeyboardInterrupt, Terminated: on Ctrl+C or SIGTERM, once the step is finished and saved.
     """
     limit = TimeLimit(max_minutes)
-    parts = {"tokenizer": tokenizer, "vqgan": vqgan, "init": init}
-    run = DalleRun(data, out, recipe, heldout=heldout, device=device, on_notice=on_notice, **parts)
+    run = DalleRun(
+        data,
+        out,
+        recipe,
+        tokenizer=tokenizer,
+        heldout=heldout,
+        vqgan=vqgan,
+        init=init,
+        device=device,
+        on_notice=on_notice,
+    )
     return run.go(on_progress, on_notice, limit)
 
 

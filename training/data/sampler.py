@@ -2,8 +2,8 @@
 
 The shards of a pass are shuffled and taken in groups, read side by side. A window has the next run of rows of every
 shard of the group, shuffled together; where the first run of a shard ends differs from pass to pass, so that other rows
-meet. A position is a few small numbers; to resume from it no more is read again than one window (and what precedes it in its
-Parquet row groups).
+meet. A position is a few small numbers; to resume from it no more is read again than one window (and what precedes it
+in its Parquet row groups).
 """
 
 from dataclasses import asdict, dataclass, replace
