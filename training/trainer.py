@@ -5,6 +5,7 @@ samples/.
 """
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,6 @@ from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet, find_shards, is_url
 from training.data.heldout import heldout_rows
 from training.data.loader import Batch, TrainingData, collate
-from training.data.remote_io import silent
 from training.data.sampler import Position
 from training.run.checkpoint import load_checkpoint
 from training.run.folder import place_tokenizer, place_vocabulary, placed_vocabulary, remove_leftovers
@@ -29,13 +29,14 @@ from training.run.graceful_stop import TimeLimit
 from training.run.loop import TrainingRun
 from training.run.loop_settings import LoopSettings
 from training.run.previews import draw_codes, save_sheet
-from training.run.progress import OnNotice, StepCount
+from training.run.progress import StepCount
 from training.run.recipe import DataRecipe, OptimizerRecipe, Recipe
 from training.run.schedule import crop_of_step, learning_rate
 from training.step.build import build_model, matching_vqgan, new_config, refuse_other_codes, stated_codes
 from training.step.learner import Learner
 from training.step.memory_budget import most_words, refuse_lack_of_memory
 
+logger = logging.getLogger(__name__)
 NUM_SAMPLES = 8
 
 
@@ -79,7 +80,6 @@ def train(
     device: str = "cpu",
     max_minutes: float | None = None,
     on_progress: OnProgress | None = None,
-    on_notice: OnNotice = silent,
 ) -> Progress:
     """Train on the shards `data`, or continue the run that `out` holds; returns how it ended.
 
@@ -91,8 +91,6 @@ def train(
         init: a model folder to start from; the recipe's [model] does not count then.
         max_minutes: time limit, start-up included; the run stops saved, and the same call continues it.
         on_progress: called after each step with samples done, samples in all, and a note.
-        on_notice: called upon Ctrl+C and SIGTERM, when the run turns out to be finished already, for a damaged shard,
-            and while data is waited for.
 
     Raises:
         TrainingDiverged: see OptimizerRecipe.max_skipped_in_row; the last checkpoint and model stay as they were.
@@ -110,9 +108,8 @@ def train(
         vqgan=vqgan,
         init=init,
         device=device,
-        on_notice=on_notice,
     )
-    return run.go(on_progress, on_notice, limit)
+    return run.go(on_progress, limit)
 
 
 class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
@@ -131,7 +128,6 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         vqgan: Path | None = None,
         init: Path | None = None,
         device: str = "cpu",
-        on_notice: OnNotice = silent,
     ):
         self.out, self.result, self.recipe, self.vqgan_folder = out, out / "model", recipe, vqgan
         self.settings = LoopSettings(
@@ -143,9 +139,9 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
             checkpoint_every=recipe.schedule.checkpoint_every,
         )
         codes = stated_codes(recipe, vqgan) if is_url(str(data)) else None
-        shards = find_shards(data, codes=codes, on_notice=on_notice)
+        shards = find_shards(data, codes=codes, on_notice=logger.info)
         self.info = shards.info
-        heldout_shards = find_shards(heldout, on_notice=on_notice) if heldout is not None else None
+        heldout_shards = find_shards(heldout, on_notice=logger.info) if heldout is not None else None
         if heldout_shards is not None:
             refuse_other_codes(heldout_shards, shards)
         self.vqgan = matching_vqgan(vqgan, self.info) if vqgan else None

@@ -4,12 +4,15 @@
 Fields of the listing say which pictures are similar: the same ground and place, for example, but other things.
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 
 from dalle_lean.errors import UserError
 from training.data.image_text import Attributes, ImageTextPairs
 from training.data.picture_batches import caption_key
+
+logger = logging.getLogger(__name__)
 
 
 class SimilarPictures:
@@ -52,7 +55,7 @@ class HardNegatives:
 
     Args:
         kinds: lists of fields; the groups in a batch agree in each of them by turns. A list by which there are no hard
-            negatives is left out; where none is left, a batch is what it starts with.
+            negatives is left out, which is logged; where none is left, a batch is what it starts with.
         share: largest share of a batch that groups make up.
         group_size: pictures in a group; half a batch where that is less.
     """
@@ -76,8 +79,6 @@ class HardNegatives:
         self.groups = int(share * batch_size / self.group_size) if self.group_size > 1 else 0
         """In a batch."""
         self.kinds: list[SimilarPictures] = []
-        self.notices: list[str] = []
-        """Why kinds were left out, for a person to read."""
         for fields in kinds if self.groups else ():
             similar = SimilarPictures(data.captions, data.attributes, fields)
             if similar.varied:
@@ -85,7 +86,7 @@ class HardNegatives:
             else:
                 lacking = [name for name in fields if not any(name in listed for listed in data.attributes)]
                 reason = f"the listing lacks {', '.join(lacking)}" if lacking else "they differ in no other field"
-                self.notices.append(f"no hard negatives of pictures with the same {', '.join(fields)}: {reason}")
+                logger.info(f"no hard negatives of pictures with the same {', '.join(fields)}: {reason}")
         if not self.kinds:
             self.groups = 0
         self.seeds = batch_size - self.groups * (self.group_size - 1)

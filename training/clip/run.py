@@ -21,12 +21,11 @@ from training.clip.ranking_test import RankingTest, ranking_test
 from training.clip.recipe import ClipRecipe
 from training.data.image_text import ImageTextPairs, hold_out, read_captioned
 from training.data.pixels import Pixels, in_file
-from training.data.remote_io import silent
 from training.run.checkpoint import load_checkpoint
 from training.run.folder import place_tokenizer
 from training.run.graceful_stop import TimeLimit
 from training.run.loop import TrainingRun
-from training.run.progress import MeasuredProgress, OnNotice
+from training.run.progress import MeasuredProgress
 
 CAPTION_CHOICES = 50
 THING_CHOICES = 20
@@ -49,7 +48,6 @@ def train_clip(
     device: str = "cpu",
     max_minutes: float | None = None,
     on_progress: OnProgress | None = None,
-    on_notice: OnNotice = silent,
 ) -> MeasuredProgress:
     """Train on the folder `data`, or continue the run that `out` holds exactly where its last checkpoint stood.
 
@@ -59,10 +57,10 @@ def train_clip(
         vqgan: a VQGAN folder; then a share of the pictures is shown as it decodes them, so that scores hold for
             drawn pictures, which are a little blurred.
         save_dtype: of the weights in OUT/clip.
-        max_minutes, on_progress, on_notice, and what is raised: as `training.vqgan.run.train_vqgan`'s.
+        max_minutes, on_progress, and what is raised: as `training.vqgan.run.train_vqgan`'s.
     """
     limit = TimeLimit(max_minutes)
-    train_set, heldout_set = read_sets(data, heldout, recipe, out, on_progress, on_notice)
+    train_set, heldout_set = read_sets(data, heldout, recipe, out, on_progress)
     identity = {
         "recipe": recipe.identity(),
         "training pictures": train_set.digest(),
@@ -73,13 +71,11 @@ def train_clip(
     if vqgan is not None:
         views["decoded_"] = torch.empty_like(views[""])
         decode(VQGAN.load(vqgan).to(device), heldout_set.pixels, views["decoded_"], device)
-        train_set = partly_decoded(train_set, out / "decoded.npy", vqgan, recipe, device, on_progress, on_notice)
+        train_set = partly_decoded(train_set, out / "decoded.npy", vqgan, recipe, device, on_progress)
     scorer = new_scorer(recipe, place_tokenizer(out, tokenizer, train_set.captions, recipe.vocab_size), device)
     learner = ClipLearner(recipe, scorer, train_set)
-    for notice in learner.hard_negatives.notices:
-        on_notice(notice)
     run = ClipRun(out, learner, heldout_set, views, identity, save_dtype)
-    return run.go(on_progress, on_notice, limit)
+    return run.go(on_progress, limit)
 
 
 class ClipRun(TrainingRun[list[int], MeasuredProgress]):
@@ -132,15 +128,14 @@ def read_sets(
     recipe: ClipRecipe,
     out: Path,
     on_progress: OnProgress | None,
-    on_notice: OnNotice,
 ) -> tuple[ImageTextPairs, ImageTextPairs]:
     """The pictures to train on, and those to measure on: of a folder, else of captions set aside; in files of `out`."""
-    side, fields, notice = recipe.picture_side, recipe.fields, on_notice
-    train_set = read_captioned(data, side, on_progress, fields=fields, store=out / "pictures.npy", on_notice=notice)
+    side, fields = recipe.picture_side, recipe.fields
+    train_set = read_captioned(data, side, on_progress, fields=fields, store=out / "pictures.npy")
     if heldout is None:
         train_set, heldout_set = hold_out(train_set, recipe.heldout_share, recipe.seed)
     else:
-        heldout_set = read_captioned(heldout, side, fields=fields, store=out / "heldout.npy", on_notice=notice)
+        heldout_set = read_captioned(heldout, side, fields=fields, store=out / "heldout.npy")
     return train_set, heldout_set.spread(recipe.heldout_pictures)
 
 
@@ -167,7 +162,6 @@ def partly_decoded(
     recipe: ClipRecipe,
     device: str,
     on_progress: OnProgress | None,
-    on_notice: OnNotice,
 ) -> ImageTextPairs:
     """`data` with a share of its pictures, drawn by the seed, as the VQGAN decodes them; kept in the file `store`."""
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(recipe.seed))
@@ -177,7 +171,7 @@ def partly_decoded(
     def fill(decoded: Tensor) -> None:
         decode(VQGAN.load(vqgan).to(device), data.pixels.take(rows), decoded, device, on_progress)
 
-    decoded, _ = in_file(store, made_from, len(rows), recipe.picture_side, fill, on_notice)
+    decoded, _ = in_file(store, made_from, len(rows), recipe.picture_side, fill)
     return replace(data, pixels=data.pixels.replaced(rows, decoded))
 
 

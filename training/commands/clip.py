@@ -90,6 +90,5 @@ def train_clip(
             device=str(pick_device(device)),
             max_minutes=max_minutes,
             on_progress=on_progress,
-            on_notice=say,
         )
     say(end.end(recipe.steps, f"the CLIP is in {out / 'clip'}"))

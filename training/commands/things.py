@@ -48,6 +48,5 @@ def train_things(
             device=str(pick_device(device)),
             max_minutes=max_minutes,
             on_progress=on_progress,
-            on_notice=say,
         )
     say(end.end(recipe.steps, f"the classifier is in {out / 'classifier'}"))

@@ -65,6 +65,5 @@ def train(
                 device=str(pick_device(device)),
                 max_minutes=max_minutes,
                 on_progress=on_progress,
-                on_notice=say,
             )
     say(end.end(recipe.schedule.total_steps, f"the model is in {out / 'model'}"))

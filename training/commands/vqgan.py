@@ -118,7 +118,6 @@ def train_vqgan(
             device=str(pick_device(device)),
             max_minutes=max_minutes,
             on_progress=on_progress,
-            on_notice=say,
         )
     say(end.end(recipe.steps, f"the VQGAN is in {out}"))
 

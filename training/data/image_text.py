@@ -19,8 +19,6 @@ from dalle_lean.errors import UserError
 from dalle_lean.images import files as pictures
 from dalle_lean.progress import OnProgress
 from training.data.pixels import Pixels, in_file, in_memory, stamp
-from training.data.remote_io import silent
-from training.run.progress import OnNotice
 
 CAPTION_FIELDS = ("text", "caption")
 
@@ -100,7 +98,6 @@ def read_captioned(
     label_of: Callable[[dict[str, Any]], str] = caption_of,
     read: Callable[[Path, str, int], Tensor] = read_picture,
     store: Path | None = None,
-    on_notice: OnNotice = silent,
 ) -> ImageTextPairs:
     """Read a folder as `datasets`' ImageFolder has it: pictures, and metadata.jsonl with file_name and text or caption.
 
@@ -112,13 +109,12 @@ def read_captioned(
         label_of: the label in a line, which stands in `captions`.
         read: (folder, file_name, side) -> uint8 [3, side, side].
         store: a file for the decoded pictures, in which a later call finds them; else they are in memory.
-        on_notice: called with the room that the file takes.
     """
     listing = folder / "metadata.jsonl"
     if not listing.is_file():
         raise UserError(f"{folder} has no metadata.jsonl; give a folder of pictures with one line of JSON for each")
     lines = [line for line in listing.read_bytes().split(b"\n") if line.strip()]
-    data = read_lines(folder, lines, side, on_progress, fields, label_of, read, store, on_notice)
+    data = read_lines(folder, lines, side, on_progress, fields, label_of, read, store)
     if not len(data):
         raise UserError(f"{listing}: no line can be used: {dict(data.skipped) or 'it is empty'}")
     return data
@@ -130,7 +126,6 @@ def read_pictures(
     on_progress: OnProgress | None = None,
     *,
     store: Path | None = None,
-    on_notice: OnNotice = silent,
 ) -> ImageTextPairs:
     """All pictures below a folder in the order of their names, their captions empty; ValueError when none can be read.
 
@@ -139,7 +134,7 @@ def read_pictures(
     suffixes = pictures.PICTURE_SUFFIXES
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix.lower() in suffixes)
     lines = [json.dumps({"file_name": name}).encode() for name in names]
-    data = read_lines(folder, lines, side, on_progress, (), lambda entry: "", read_picture, store, on_notice)
+    data = read_lines(folder, lines, side, on_progress, (), lambda entry: "", read_picture, store)
     if not len(data):
         raise UserError(f"{folder}: no picture can be read: {dict(data.skipped) or 'there are none'}")
     return data
@@ -154,7 +149,6 @@ def read_lines(
     label_of: Callable[[dict[str, Any]], str],
     read: Callable[[Path, str, int], Tensor],
     store: Path | None,
-    on_notice: OnNotice,
 ) -> ImageTextPairs:
     """The pictures of the lines of a listing; arguments as `read_captioned`'s."""
 
@@ -178,7 +172,7 @@ def read_lines(
     else:
         how = (label_of.__qualname__, read.__qualname__, hashlib.sha256(b"\n".join(lines)).hexdigest())
         made_from = stamp(folder, names_in(lines), side, *how)
-        pixels, report = in_file(store, made_from, len(lines), side, fill, on_notice)
+        pixels, report = in_file(store, made_from, len(lines), side, fill)
     entries = [parse_line(lines[number]) for number in report["used"]]
     return ImageTextPairs(
         Pixels(pixels[: len(entries)]),

@@ -4,6 +4,7 @@ Shapes: N pictures, S side in pixels.
 """
 
 import hashlib
+import logging
 import math
 import os
 import shutil
@@ -18,7 +19,8 @@ from torch import Tensor
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write, read_json, write_json
 from dalle_lean.memory.plan_search import human_bytes
-from training.run.progress import OnNotice
+
+logger = logging.getLogger(__name__)
 
 CHUNK = 1024
 MOST_NOTE_BYTES = 2**30
@@ -72,7 +74,7 @@ def in_memory(count: int, side: int, fill: Fill) -> tuple[Tensor, Any]:
     return pixels, fill(pixels)
 
 
-def in_file(path: Path, made_from: str, count: int, side: int, fill: Fill, on_notice: OnNotice) -> tuple[Tensor, Any]:
+def in_file(path: Path, made_from: str, count: int, side: int, fill: Fill) -> tuple[Tensor, Any]:
     """As `in_memory`, in the file `path`; what an earlier call left there is taken if it was `made_from` the same.
 
     The report of `fill` stands beside it as .json. ValueError, before anything is decoded, where the disk has no room.
@@ -92,7 +94,7 @@ def in_file(path: Path, made_from: str, count: int, side: int, fill: Fill, on_no
     room = f"{count:,} pictures of {side}x{side} pixels take {human_bytes(need)}, {human_bytes(free)} are free there"
     if need > free:
         raise UserError(f"{path}: {room}; make room, or name a folder on another disk")
-    on_notice(f"decoding into {path}: {room}")
+    logger.info(f"decoding into {path}: {room}")
     with atomic_write(path) as temporary:
         pixels = np.lib.format.open_memmap(temporary, "w+", np.uint8, shape)
         with open(temporary, "r+b") as file:  # a disk that is full later would end the process at a write to memory

@@ -1,6 +1,7 @@
 """The training loop: step, log, evaluate, save, and stop where the same command continues."""
 
 import dataclasses
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
@@ -13,13 +14,13 @@ from torch import nn
 from dalle_lean.model.grad_scales import BranchScales
 from dalle_lean.optim.lamb_delayed import DelayedLamb
 from dalle_lean.progress import OnProgress
-from training.data.remote_io import silent
 from training.run.checkpoint import save_checkpoint
 from training.run.graceful_stop import TimeLimit, interrupt_deferred
 from training.run.loop_settings import LoopSettings
 from training.run.metrics import MetricsLog, Throughput
-from training.run.progress import OnNotice, StepCount
+from training.run.progress import StepCount
 
+logger = logging.getLogger(__name__)
 Batch = TypeVar("Batch")
 P = TypeVar("P", bound=StepCount)
 
@@ -73,21 +74,19 @@ class TrainingRun(ABC, Generic[Batch, P]):
         """Whether something done every `interval` steps (0: never) is due."""
         return interval > 0 and (self.finished or self.progress.step % interval == 0)
 
-    def go(
-        self, on_progress: OnProgress | None = None, on_notice: OnNotice = silent, limit: TimeLimit | None = None
-    ) -> P:
-        """Take the steps that are left, or those before the `limit`; returns how far the run is.
+    def go(self, on_progress: OnProgress | None = None, limit: TimeLimit | None = None) -> P:
+        """Take the steps that are left, or those before the `limit`; returns how far the run is. What a person should
+        read at once, such as the answer to Ctrl+C, is logged.
 
         Args:
             on_progress: called with (done, total, note) in `unit`s, at the start and after each step.
-            on_notice: called upon Ctrl+C and SIGTERM, and where the run turns out to be finished.
 
         Raises:
             TrainingDiverged: `max_skipped_in_row` steps changed nothing; the last checkpoint stays as it was.
             KeyboardInterrupt, Terminated: upon Ctrl+C or SIGTERM, once the step is finished and saved.
         """
         if self.finished:
-            on_notice(f"already finished at step {self.progress.step}")
+            logger.info(f"already finished at step {self.progress.step}")
             if self.result.exists():
                 return self.progress
         limit = limit or TimeLimit(None)
@@ -100,7 +99,7 @@ class TrainingRun(ABC, Generic[Batch, P]):
                 on_progress(self.progress.step * size, steps * size, self.progress.note(steps))
 
         with (
-            interrupt_deferred(on_notice) as interrupted,
+            interrupt_deferred(logger.info) as interrupted,
             closing(self.batches(lambda: interrupted() or limit.reached())) as batches,
             MetricsLog(self.out, self.progress.step) as self.metrics,
         ):

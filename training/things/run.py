@@ -17,11 +17,10 @@ from dalle_lean.images.thing_classifier import READ_SIDE, ThingClassifier, pictu
 from dalle_lean.progress import OnProgress
 from training.data.image_text import ImageTextPairs, Unusable, read_captioned, read_picture
 from training.data.picture_batches import shuffled_batches
-from training.data.remote_io import silent
 from training.run.checkpoint import load_checkpoint
 from training.run.graceful_stop import TimeLimit
 from training.run.loop import TrainingRun
-from training.run.progress import MeasuredProgress, OnNotice
+from training.run.progress import MeasuredProgress
 from training.things.learner import ThingLearner
 from training.things.recipe import ThingRecipe
 
@@ -35,17 +34,16 @@ def train_things(
     device: str = "cpu",
     max_minutes: float | None = None,
     on_progress: OnProgress | None = None,
-    on_notice: OnNotice = silent,
 ) -> MeasuredProgress:
     """Train on the lines of `data` that name one thing, or continue the run that `out` holds exactly where its last
     checkpoint stood.
 
     Args:
         heldout: a folder to measure on, best drawings of other sets; without it nothing is measured.
-        max_minutes, on_progress, on_notice, and what is raised: as `training.vqgan.run.train_vqgan`'s.
+        max_minutes, on_progress, and what is raised: as `training.vqgan.run.train_vqgan`'s.
     """
     limit, side = TimeLimit(max_minutes), recipe.picture_side
-    train_set = read_things(data, side, on_progress, store=out / "pictures.npy", on_notice=on_notice)
+    train_set = read_things(data, side, on_progress, store=out / "pictures.npy")
     names = sorted({*train_set.captions})
     if len(names) < 2:
         raise UserError(f"{data} shows only {names[0]!r}; at least two things are needed to tell them apart")
@@ -54,13 +52,13 @@ def train_things(
         classifier = ThingClassifier(names, side, device)
     heldout_set = None
     if heldout is not None:
-        found = read_things(heldout, side, on_progress, store=out / "heldout.npy", on_notice=on_notice)
+        found = read_things(heldout, side, on_progress, store=out / "heldout.npy")
         known = [row for row, thing in enumerate(found.captions) if thing in classifier.row_of]
         if not known:
             raise UserError(f"{heldout} shows none of the {len(classifier.things)} things that are learnt")
         heldout_set = found.take(known).spread(recipe.heldout_pictures)
     run = ThingRun(out, recipe, classifier, train_set, heldout_set)
-    return run.go(on_progress, on_notice, limit)
+    return run.go(on_progress, limit)
 
 
 class ThingRun(TrainingRun[Tensor, MeasuredProgress]):
@@ -109,15 +107,12 @@ def read_things(
     on_progress: OnProgress | None = None,
     *,
     store: Path | None = None,
-    on_notice: OnNotice = silent,
 ) -> ImageTextPairs:
     """The pictures of a folder that show one thing each, cut out at this side; as captions the names of the things.
 
     Arguments as `read_captioned`'s.
     """
-    return read_captioned(
-        folder, side, on_progress, label_of=only_thing, read=read_thing, store=store, on_notice=on_notice
-    )
+    return read_captioned(folder, side, on_progress, label_of=only_thing, read=read_thing, store=store)
 
 
 def only_thing(entry: dict[str, Any]) -> str:

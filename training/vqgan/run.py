@@ -18,12 +18,11 @@ from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.progress import OnProgress
 from training.data.image_text import ImageTextPairs, read_pictures
 from training.data.picture_batches import shuffled_batches
-from training.data.remote_io import silent
 from training.run.checkpoint import load_checkpoint
 from training.run.graceful_stop import TimeLimit
 from training.run.loop import TrainingRun
 from training.run.previews import save_sheet
-from training.run.progress import OnNotice, StepCount, skipped_by_reason
+from training.run.progress import StepCount, skipped_by_reason
 from training.step.precision import autocast
 from training.vqgan.learner import VQGANLearner
 from training.vqgan.recipe import VQGANRecipe
@@ -60,7 +59,6 @@ def train_vqgan(
     device: str = "cpu",
     max_minutes: float | None = None,
     on_progress: OnProgress | None = None,
-    on_notice: OnNotice = silent,
 ) -> Progress:
     """Train on all pictures below `data`, or continue the run that `out` holds exactly where its checkpoint stood.
 
@@ -71,8 +69,6 @@ def train_vqgan(
         max_minutes: time limit, reading included; the run stops saved, with a result from its weights so far, and the
             same call continues it.
         on_progress: called with (done, total, note): pictures read, or decoded, then pictures trained on.
-        on_notice: called upon Ctrl+C and SIGTERM, with the room that decoded pictures take, and with other things that
-            a person should know.
 
     Raises:
         TrainingDiverged: see LoopSettings.max_skipped_in_row; the last checkpoint stays as it was.
@@ -80,12 +76,12 @@ def train_vqgan(
         KeyboardInterrupt, Terminated: on Ctrl+C or SIGTERM, once the step is finished and saved.
     """
     limit = TimeLimit(max_minutes)
-    train_set, heldout_set = read_sets(data, heldout, recipe, out, on_progress, on_notice)
+    train_set, heldout_set = read_sets(data, heldout, recipe, out, on_progress)
     learner = VQGANLearner(recipe).to(device)
     if init_from is not None:
         learner.start_from(init_from)
     run = VQGANRun(out, learner, train_set, heldout_set, init_from, save_dtype)
-    return run.go(on_progress, on_notice, limit)
+    return run.go(on_progress, limit)
 
 
 class VQGANRun(TrainingRun[Tensor, Progress]):
@@ -179,13 +175,12 @@ def read_sets(
     recipe: VQGANRecipe,
     out: Path,
     on_progress: OnProgress | None,
-    on_notice: OnNotice,
 ) -> tuple[ImageTextPairs, ImageTextPairs]:
     """The pictures to train on, and those to measure on; in files of `out`."""
     side = recipe.crop_from or recipe.config.picture_side
-    train_set = read_pictures(data, side, on_progress, store=out / "pictures.npy", on_notice=on_notice)
+    train_set = read_pictures(data, side, on_progress, store=out / "pictures.npy")
     if heldout is not None:
-        heldout_set = read_pictures(heldout, side, on_progress, store=out / "heldout.npy", on_notice=on_notice)
+        heldout_set = read_pictures(heldout, side, on_progress, store=out / "heldout.npy")
     else:
         rows = range(len(train_set))
         heldout_set = replace(train_set.take(rows[::HELD_OUT_ONE_IN]), skipped=Counter())

@@ -177,18 +177,17 @@ def test_a_run_learns_from_hard_negatives_and_measures_how_often_it_tells_them_a
     assert "right thing first of 20: " in end.note(4)
 
 
-def test_a_folder_that_tells_nothing_but_captions_is_trained_on_and_the_lack_is_told(folder, tmp_path):
+def test_a_folder_that_tells_nothing_but_captions_is_trained_on_and_the_lack_is_told(folder, tmp_path, caplog):
+    caplog.set_level("INFO", "training")
     (tmp_path / "data").mkdir()
     lines = [json.loads(line) for line in (folder / "metadata.jsonl").read_text().splitlines()]
     told = [json.dumps({name: line[name] for name in ("file_name", "text")}) + "\n" for line in lines]
     (tmp_path / "data/metadata.jsonl").write_text("".join(told))
     for line in lines:
         (tmp_path / "data" / line["file_name"]).write_bytes((folder / line["file_name"]).read_bytes())
-    notices = []
-    recipe = ClipRecipe(**{**TINY, "steps": 1})
-    end = train_clip(tmp_path / "data", tmp_path / "out", recipe, on_notice=notices.append)
+    end = train_clip(tmp_path / "data", tmp_path / "out", ClipRecipe(**{**TINY, "steps": 1}))
     assert set(end.measured) == {"right_caption_first"}
-    lacks = [notice for notice in notices if notice.startswith("no hard negatives")]
+    lacks = [notice for notice in caplog.messages if notice.startswith("no hard negatives")]
     assert [notice.partition(": ")[2] for notice in lacks] == [
         "the listing lacks paint, place",
         "the listing lacks things, place",

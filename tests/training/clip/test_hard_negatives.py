@@ -120,35 +120,39 @@ def test_every_picture_has_its_turn_within_one_pass():
 
 
 @pytest.mark.parametrize("kinds", [(LOOK,), (("ground", "price"),)])
-def test_a_listing_without_the_fields_gives_plain_batches_and_says_so(kinds):
+def test_a_listing_without_the_fields_gives_plain_batches_and_says_so(kinds, caplog):
+    caplog.set_level("INFO", "training")
     data = listing(fields=("ground", "things"))
     negatives = hard(data, kinds)
     assert negatives.seeds == 16
     assert batches(data, negatives, 9) == list(islice(distinct_batches(data.captions, 16, 0), 9))
-    (notice,) = negatives.notices
+    (notice,) = caplog.messages
     assert f"the listing lacks {kinds[0][1]}" in notice
     assert f"the same {', '.join(kinds[0])}" in notice
 
 
-def test_of_two_kinds_the_one_that_the_listing_has_fields_for_remains():
+def test_of_two_kinds_the_one_that_the_listing_has_fields_for_remains(caplog):
+    caplog.set_level("INFO", "training")
     data = listing(fields=("ground", "things"))
     negatives = hard(data)
-    assert len(negatives.notices) == 1
+    assert len(caplog.messages) == 1
     for batch in batches(data, negatives, 9):
         assert rows_with_negatives(data, batch, THING, 3) >= 8
 
 
-def test_pictures_that_agree_in_all_that_is_told_are_no_hard_negatives():
+def test_pictures_that_agree_in_all_that_is_told_are_no_hard_negatives(caplog):
+    caplog.set_level("INFO", "training")
     data = listing(fields=LOOK)
     negatives = hard(data, [LOOK])
     assert negatives.groups == 0
-    assert "differ in no other field" in negatives.notices[0]
+    assert "differ in no other field" in caplog.messages[0]
 
 
-def test_no_share_asks_nothing_of_the_listing():
+def test_no_share_asks_nothing_of_the_listing(caplog):
+    caplog.set_level("INFO", "training")
     data = listing(fields=())
     negatives = hard(data, share=0.0)
-    assert (negatives.groups, negatives.notices) == (0, [])
+    assert (negatives.groups, caplog.messages) == (0, [])
 
 
 def test_lines_without_the_fields_are_in_batches_but_in_no_group():

@@ -50,7 +50,7 @@ class NotedRun(TrainingRun):
 def run(out, steps, take_step=lambda step, rows: {"loss": 1.0 / step}):
     """Returns what was done, in order."""
     noted = NotedRun(out, steps, take_step)
-    noted.go(lambda pictures, total, note: noted.done.append((pictures, total)), lambda line: noted.done.append(line))
+    noted.go(lambda pictures, total, note: noted.done.append((pictures, total)))
     return noted.done
 
 
@@ -76,13 +76,15 @@ def test_nothing_is_saved_while_steps_are_skipped(tmp_path):
     assert not has_checkpoint(tmp_path)
 
 
-def test_a_finished_run_is_left_as_it_is_and_its_result_written_again_only_where_it_is_lost(tmp_path):
+def test_a_finished_run_is_left_as_it_is_and_its_result_written_again_only_where_it_is_lost(tmp_path, caplog):
+    caplog.set_level("INFO", "training")
     run(tmp_path, 5)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    assert run(tmp_path, 5) == ["already finished at step 5"]
+    assert run(tmp_path, 5) == []
+    assert caplog.messages == ["already finished at step 5"]
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     (tmp_path / "result").unlink()
-    assert run(tmp_path, 5) == ["already finished at step 5", (10, 10), ("result", 5)]
+    assert run(tmp_path, 5) == [(10, 10), ("result", 5)]
 
 
 def test_too_many_skipped_steps_end_the_run_without_a_result(tmp_path):

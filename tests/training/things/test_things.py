@@ -131,17 +131,17 @@ def test_a_run_whose_time_is_up_leaves_a_classifier_and_goes_on_to_the_same_one(
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
 
 
-def test_things_are_cut_out_once_into_files_that_later_calls_map(folder, other, tmp_path):
+def test_things_are_cut_out_once_into_files_that_later_calls_map(folder, other, tmp_path, caplog):
     recipe = ThingRecipe(**{**TINY, "steps": 1})
     train_things(folder, tmp_path, recipe, heldout=other)
     kept = np.load(tmp_path / "pictures.npy", mmap_mode="r")
     assert np.array_equal(kept[:96], read_things(folder, 32).pixels[:].numpy())
     files = [tmp_path / f"{name}.npy" for name in ("pictures", "heldout")]
     before = [file.stat().st_mtime_ns for file in files]
-    notices = []
-    train_things(folder, tmp_path, recipe, heldout=other, on_notice=notices.append)
+    caplog.set_level("INFO", "training")
+    train_things(folder, tmp_path, recipe, heldout=other)
     assert [file.stat().st_mtime_ns for file in files] == before
-    assert notices == ["already finished at step 1"]
+    assert caplog.messages == ["already finished at step 1"]
 
 
 def test_a_name_is_one_thing_whatever_blanks_stand_around_it():
