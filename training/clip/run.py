@@ -1,32 +1,48 @@
-"""Training of a small CLIP.
+"""Training of a small CLIP with its own vocabulary (arXiv 2103.00020); model and loss are open_clip's.
 
 OUT gets clip/ (a CLIP folder), checkpoint/, tokenizer.json, metrics.jsonl and tensorboard/. The pictures, as they were
 read, are in pictures.npy and heldout.npy; with a VQGAN a share of them, as it decodes them, is in decoded.npy.
 """
 
-from collections.abc import Callable, Generator
-from dataclasses import replace
+import math
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from dalle_lean.clip.architecture import build_clip, model_config
 from dalle_lean.clip.scorer import ClipScorer, right_caption_first
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.files import sha256_file
+from dalle_lean.optim.lamb import parameter_groups
 from dalle_lean.progress import OnProgress
-from training.clip.learner import ClipLearner, new_scorer
+from dalle_lean.require import require
+from dalle_lean.tokenizer import Tokenizer
+from training.clip.decoded import decode, partly_decoded
+from training.clip.hard_negatives import HardNegatives
 from training.clip.ranking_test import RankingTest, ranking_test
 from training.clip.recipe import ClipRecipe
+from training.data.augmentation import jitter
 from training.data.image_text import ImageTextPairs, hold_out, read_captioned
-from training.data.pixels import Pixels, in_file
+from training.data.picture_batches import distinct_batches
 from training.run.checkpoint import load_checkpoint
 from training.run.folder import place_tokenizer
 from training.run.graceful_stop import TimeLimit
 from training.run.loop import TrainingRun
 from training.run.progress import MeasuredProgress
+from training.run.schedule import cosine_rate
+from training.step.guarded_step import guarded_step
+from training.step.precision import autocast
 
+PIXEL_MEAN = PIXEL_STD = (0.5, 0.5, 0.5)
+# Similarities are scaled by at most 100 (section 2.5 of the paper).
+LARGEST_LOGIT_SCALE = math.log(100)
 CAPTION_CHOICES = 50
 THING_CHOICES = 20
 AMONG = {
@@ -73,13 +89,13 @@ def train_clip(
         decode(VQGAN.load(vqgan).to(device), heldout_set.pixels, views["decoded_"], device)
         train_set = partly_decoded(train_set, out / "decoded.npy", vqgan, recipe, device, on_progress)
     scorer = new_scorer(recipe, place_tokenizer(out, tokenizer, train_set.captions, recipe.vocab_size), device)
-    learner = ClipLearner(recipe, scorer, train_set)
-    run = ClipRun(out, learner, heldout_set, views, identity, save_dtype)
+    run = ClipRun(out, recipe, scorer, train_set, heldout_set, views, identity, save_dtype)
     return run.go(on_progress, limit)
 
 
 class ClipRun(TrainingRun[list[int], MeasuredProgress]):
-    """A run in the state its folder holds; see `train_clip`.
+    """A run in the state its folder holds; see `train_clip`. What step i does depends on recipe, data, weights and i
+    alone, not on the process.
 
     Args:
         views: of the held-out pictures, uint8 [N, 3, S, S], by the prefix of what is measured on them.
@@ -90,16 +106,31 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
     def __init__(
         self,
         out: Path,
-        learner: ClipLearner,
+        recipe: ClipRecipe,
+        scorer: ClipScorer,
+        train_set: ImageTextPairs,
         heldout: ImageTextPairs,
         views: dict[str, Tensor],
         identity: dict[str, Any],
         save_dtype: torch.dtype,
     ):
-        recipe, train_set = learner.recipe, learner.data
         self.out, self.result, self.save_dtype = out, out / "clip" / "config.json", save_dtype
-        self.learner, self.heldout, self.views, self.identity = learner, heldout, views, identity
-        self.model, self.optimizer, self.settings = learner.scorer.model, learner.optimizer, recipe
+        self.settings, self.recipe, self.identity = recipe, recipe, identity
+        self.scorer, self.data, self.heldout, self.views = scorer, train_set, heldout, views
+        self.model = scorer.model
+        scorer.model.visual.to(memory_format=torch.channels_last)  # for the convolutions' speed
+        groups = parameter_groups(self.model, recipe.weight_decay)
+        self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-6)
+        self.caption_ids = scorer.caption_ids(train_set.captions)
+        self.hard_negatives = HardNegatives(
+            train_set,
+            recipe.alike,
+            batch_size=recipe.batch_size,
+            share=recipe.hard_negative_share,
+            group_size=recipe.hard_group_size,
+            seed=recipe.seed,
+        )
+        self.clip_loss = require("open_clip", extra="training").ClipLoss()
         self.ranking: RankingTest | None = None
         if recipe.alike:
             self.ranking = ranking_test(heldout, train_set, recipe.alike[0], THING_CHOICES, recipe.seed)
@@ -107,19 +138,57 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
         self.progress = MeasuredProgress(**{**(saved or {"unusable": dict(train_set.skipped)}), "among": AMONG})
 
     def batches(self, stopping: Callable[[], bool]) -> Generator[list[int], None, None]:
-        return self.learner.batches(self.progress.step)
+        started = distinct_batches(self.data.captions, self.hard_negatives.seeds, self.recipe.seed)
+        for step, rows in islice(enumerate(started, start=1), self.progress.step, self.recipe.steps):
+            yield self.hard_negatives.batch(step, rows)
 
     def step(self, step: int, batch: list[int]) -> dict[str, float]:
-        return self.learner.step(step, batch)
+        recipe, scorer = self.recipe, self.scorer
+        model: Any = scorer.model
+        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+        pixels = jitter(self.data.pixels[batch].float() / 255, generator)
+
+        def loss_of() -> Tensor:
+            with self.autocast():
+                images = model.encode_image(scorer.prepare(pixels).contiguous(memory_format=torch.channels_last))
+                texts = model.encode_text(self.caption_ids[batch].to(scorer.device))
+            images, texts = F.normalize(images.float(), dim=-1), F.normalize(texts.float(), dim=-1)
+            loss: Tensor = self.clip_loss(images, texts, model.logit_scale.exp())
+            return loss
+
+        lr = cosine_rate(step, peak=recipe.lr, warmup_share=recipe.warmup_share, total_steps=recipe.steps)
+        numbers = guarded_step(model, self.optimizer, loss_of, lr=lr, clip_grad_norm=recipe.clip_grad_norm)
+        with torch.no_grad():
+            model.logit_scale.clamp_(0, LARGEST_LOGIT_SCALE)
+        return numbers
+
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """The precision of the two towers; on a CPU with explicit attention weights."""
+        # Captions are short: the fused CPU kernel's backward makes the text tower take twice as long.
+        on_cpu = self.scorer.device.type == "cpu"
+        attention = sdpa_kernel(SDPBackend.MATH) if on_cpu else nullcontext()
+        with autocast(self.scorer.device.type, self.recipe.precision), attention:
+            yield
 
     def evaluate(self) -> None:
         if self.due(self.settings.heldout_every):
-            scorer, captions = self.learner.scorer, self.heldout.captions
-            self.progress.measured = measure(scorer, self.views, captions, self.ranking)
+            self.progress.measured = measure(self.scorer, self.views, self.heldout.captions, self.ranking)
             self.metrics.write(self.progress.step, **self.progress.measured)
 
     def write_result(self) -> None:
-        self.learner.scorer.save(self.out / "clip", self.save_dtype)
+        self.scorer.save(self.out / "clip", self.save_dtype)
+
+
+def new_scorer(recipe: ClipRecipe, tokenizer: Tokenizer, device: str) -> ClipScorer:
+    """A CLIP with new weights, the same for the same seed."""
+    architecture = recipe.architecture(tokenizer)
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.seed)
+        weights = build_clip(model_config(architecture)).state_dict()
+    return ClipScorer(
+        architecture, weights, tokenizer=tokenizer, image_mean=PIXEL_MEAN, image_std=PIXEL_STD, device=device
+    )
 
 
 def read_sets(
@@ -153,42 +222,3 @@ def measure(
         if ranking is not None and choices is not None:
             measured[f"{view}right_thing_first"] = ranking.accuracy(pictures, choices)
     return measured
-
-
-def partly_decoded(
-    data: ImageTextPairs,
-    store: Path,
-    vqgan: Path,
-    recipe: ClipRecipe,
-    device: str,
-    on_progress: OnProgress | None,
-) -> ImageTextPairs:
-    """`data` with a share of its pictures, drawn by the seed, as the VQGAN decodes them; kept in the file `store`."""
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(recipe.seed))
-    rows = order[: round(recipe.decoded_share * len(data))]
-    made_from = f"{data.digest()} {sha256_file(vqgan / 'config.json')} {recipe.seed} {len(rows)}"
-
-    def fill(decoded: Tensor) -> None:
-        decode(VQGAN.load(vqgan).to(device), data.pixels.take(rows), decoded, device, on_progress)
-
-    decoded, _ = in_file(store, made_from, len(rows), recipe.picture_side, fill)
-    return replace(data, pixels=data.pixels.replaced(rows, decoded))
-
-
-@torch.no_grad()
-def decode(
-    vqgan: VQGAN,
-    pixels: Pixels,
-    decoded: Tensor,
-    device: str,
-    on_progress: OnProgress | None = None,
-    batch_size: int = 64,
-) -> None:
-    """Write pictures after encoding and decoding into `decoded`, uint8 [N, 3, S, S]."""
-    for start in range(0, len(pixels), batch_size):
-        part = slice(start, start + batch_size)
-        with torch.autocast(torch.device(device).type, torch.bfloat16):
-            images = vqgan.decode(vqgan.encode(pixels[part].to(device).float() / 255))
-        decoded[part] = (images.float() * 255).round().to("cpu", torch.uint8)
-        if on_progress is not None:
-            on_progress(min(part.stop, len(pixels)), len(pixels), "pictures through the VQGAN")

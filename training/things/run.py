@@ -11,17 +11,22 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional as F
 
 from dalle_lean.errors import UserError
 from dalle_lean.images.thing_classifier import READ_SIDE, ThingClassifier, picture_of_thing
+from dalle_lean.optim.lamb import parameter_groups
 from dalle_lean.progress import OnProgress
+from training.data.augmentation import augment
 from training.data.image_text import ImageTextPairs, Unusable, read_captioned, read_picture
 from training.data.picture_batches import shuffled_batches
 from training.run.checkpoint import load_checkpoint
 from training.run.graceful_stop import TimeLimit
 from training.run.loop import TrainingRun
 from training.run.progress import MeasuredProgress
-from training.things.learner import ThingLearner
+from training.run.schedule import cosine_rate
+from training.step.guarded_step import guarded_step
+from training.step.precision import autocast
 from training.things.recipe import ThingRecipe
 
 
@@ -62,7 +67,8 @@ def train_things(
 
 
 class ThingRun(TrainingRun[Tensor, MeasuredProgress]):
-    """A run in the state its folder holds; see `train_things`."""
+    """A run in the state its folder holds; see `train_things`. What step i does depends on recipe, data, weights and i
+    alone, not on the process."""
 
     unit = "pictures"
 
@@ -76,19 +82,31 @@ class ThingRun(TrainingRun[Tensor, MeasuredProgress]):
     ):
         self.out, self.result, self.settings = out, out / "classifier" / "config.json", recipe
         self.recipe, self.classifier, self.heldout = recipe, classifier, heldout
-        self.learner = ThingLearner(recipe, classifier, train_set.pixels, classifier.rows(train_set.captions))
-        self.model, self.optimizer = classifier.model, self.learner.optimizer
+        self.pixels, self.labels = train_set.pixels, classifier.rows(train_set.captions)
+        self.model = classifier.model
+        self.optimizer = torch.optim.AdamW(parameter_groups(self.model, recipe.weight_decay))
         self.identity = {"recipe": recipe.identity(), "training pictures": train_set.digest()}
         saved = load_checkpoint(out, model=self.model, optimizer=self.optimizer, run=self.identity)
         among = {"right_thing_first": len(classifier.things)}
         self.progress = MeasuredProgress(**{**(saved or {"unusable": dict(train_set.skipped)}), "among": among})
 
     def batches(self, stopping: Callable[[], bool]) -> Generator[Tensor, None, None]:
-        count, recipe = len(self.learner.pixels), self.recipe
-        return shuffled_batches(count, recipe.batch_size, recipe.seed, start=self.progress.step, steps=recipe.steps)
+        recipe, start = self.recipe, self.progress.step
+        return shuffled_batches(len(self.pixels), recipe.batch_size, recipe.seed, start=start, steps=recipe.steps)
 
     def step(self, step: int, batch: Tensor) -> dict[str, float]:
-        return self.learner.step(step, batch)
+        recipe, device = self.recipe, self.classifier.device
+        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+        pixels = self.classifier.prepare(augment(self.pixels[batch].float(), generator))
+        labels = self.labels[batch].to(device)
+
+        def loss_of() -> Tensor:
+            with autocast(device.type, recipe.precision):
+                logits = self.model(pixels)
+            return F.cross_entropy(logits.float(), labels, label_smoothing=recipe.label_smoothing)
+
+        lr = cosine_rate(step, peak=recipe.lr, warmup_share=recipe.warmup_share, total_steps=recipe.steps)
+        return guarded_step(self.model, self.optimizer, loss_of, lr=lr, clip_grad_norm=recipe.clip_grad_norm)
 
     def evaluate(self) -> None:
         if self.heldout is not None and self.due(self.settings.heldout_every):

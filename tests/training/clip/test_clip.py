@@ -17,9 +17,9 @@ from dalle_lean.clip.scorer import ClipScorer
 from dalle_lean.tokenizer import Tokenizer
 from tests.tiny import tiny_vqgan
 from training.clip.hard_negatives import HardNegatives
-from training.clip.learner import ClipLearner, jitter
 from training.clip.recipe import ClipRecipe
-from training.clip.run import train_clip
+from training.clip.run import ClipRun, train_clip
+from training.data.augmentation import jitter
 from training.data.image_text import hold_out, read_captioned
 from training.data.picture_batches import distinct_batches
 from training.run.progress import TrainingDiverged
@@ -160,12 +160,12 @@ def test_a_run_learns_from_hard_negatives_and_measures_how_often_it_tells_them_a
     monkeypatch.setattr("training.clip.run.THING_CHOICES", 2)
     learnt = []
 
-    class Watched(ClipLearner):
+    class Watched(ClipRun):
         def step(self, step, rows):
             learnt.append(rows)
             return super().step(step, rows)
 
-    monkeypatch.setattr("training.clip.run.ClipLearner", Watched)
+    monkeypatch.setattr("training.clip.run.ClipRun", Watched)
     end = train_clip(folder, tmp_path, ClipRecipe(**{**TINY, "steps": 4}), heldout=folder)
     data = read_captioned(folder, 32, fields=("paint", "place", "things"))
     negatives = HardNegatives(data, TINY["alike"], batch_size=6, share=0.5, group_size=8, seed=0)
@@ -213,7 +213,7 @@ def test_a_step_with_an_infinite_gradient_changes_nothing_and_is_counted(folder,
     recipe = ClipRecipe(**{**TINY, "steps": 4, "checkpoint_every": 1})
     states = []
 
-    class Overflowing(ClipLearner):
+    class Overflowing(ClipRun):
         """In step 3 the gradient of one weight overflows; the loss stays finite."""
 
         def step(self, step, rows):
@@ -225,7 +225,7 @@ def test_a_step_with_an_infinite_gradient_changes_nothing_and_is_counted(folder,
             hook.remove()
             return numbers
 
-    monkeypatch.setattr("training.clip.run.ClipLearner", Overflowing)
+    monkeypatch.setattr("training.clip.run.ClipRun", Overflowing)
     end = train_clip(folder, tmp_path, recipe)
     assert all(torch.equal(states[2][name], value) for name, value in states[3].items())
     assert not all(torch.equal(states[1][name], value) for name, value in states[2].items())

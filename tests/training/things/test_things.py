@@ -14,11 +14,11 @@ from PIL import Image, ImageDraw
 
 from dalle_lean.cli import main
 from dalle_lean.images.thing_classifier import ThingClassifier
+from training.data.augmentation import augment
 from training.data.image_text import Unusable
 from training.run.progress import TrainingDiverged
-from training.things.learner import ThingLearner, augment
 from training.things.recipe import ThingRecipe
-from training.things.run import only_thing, read_things, train_things
+from training.things.run import ThingRun, only_thing, read_things, train_things
 
 TINY = {"picture_side": 32, "steps": 120, "batch_size": 8, "precision": "fp32", "lr": 2e-3}
 SHAPES = ("ball", "bar", "frame")
@@ -161,10 +161,10 @@ def test_a_step_that_is_not_finite_changes_nothing_and_too_many_end_the_run(fold
     recipe = ThingRecipe(**{**TINY, "max_skipped_in_row": 2})
     data = read_things(folder, 32)
     classifier = ThingClassifier(sorted({*data.captions}), 32)
-    learner = ThingLearner(recipe, classifier, data.pixels, classifier.rows(data.captions))
+    run = ThingRun(tmp_path / "run", recipe, classifier, data, None)
     before = {name: tensor.clone() for name, tensor in classifier.model.state_dict().items()}
-    monkeypatch.setattr("training.things.learner.augment", lambda pixels, generator: pixels * torch.nan)
-    assert not np.isfinite(learner.step(1, torch.arange(8))["loss"])
+    monkeypatch.setattr("training.things.run.augment", lambda pixels, generator: pixels * torch.nan)
+    assert not np.isfinite(run.step(1, torch.arange(8))["loss"])
     assert all(torch.equal(tensor, before[name]) for name, tensor in classifier.model.state_dict().items())
     with pytest.raises(TrainingDiverged, match="2 steps in a row"):
         train_things(folder, tmp_path, recipe)
