@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from dalle_lean import DalleConfig, save_model
+from dalle_lean import Dalle, DalleConfig, save_model
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import sha256_file
 from dalle_lean.progress import OnProgress
@@ -116,6 +116,7 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
     """A run with its parts checked against each other, in the state its folder holds; see `train`."""
 
     unit = "samples"
+    model: Dalle
 
     def __init__(
         self,
@@ -189,8 +190,14 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
             "optimizer": dataclasses.asdict(OptimizerRecipe()),
             "data": dataclasses.asdict(DataRecipe()),
         }
-        parts = {"model": self.model, "optimizer": self.optimizer, "scales": self.scales}
-        saved = load_checkpoint(self.out, **parts, run=self.identity, defaults=defaults)
+        saved = load_checkpoint(
+            self.out,
+            model=self.model,
+            optimizer=self.optimizer,
+            scales=self.scales,
+            run=self.identity,
+            defaults=defaults,
+        )
         if saved is None:
             return Progress()
         position = saved.pop("position")

@@ -102,6 +102,7 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
     """
 
     unit = "pictures"
+    optimizer: torch.optim.Optimizer
 
     def __init__(
         self,

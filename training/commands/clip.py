@@ -9,6 +9,8 @@ from dalle_lean.terminal import Device, StoredDtype, progress_bar, say
 from training.clip.recipe import ClipRecipe
 from training.commands.options import LearningRate, MaxMinutes, Out, Precision, Seed, Steps, TokenizerFile
 
+ALIKE = [",".join(fields) for fields in ClipRecipe.alike]
+
 
 def train_clip(
     data: Annotated[
@@ -43,7 +45,7 @@ def train_clip(
             help="Comma-separated fields of metadata.jsonl that agree within a group while others differ; repeat the "
             "option for several kinds of groups.",
         ),
-    ] = [",".join(fields) for fields in ClipRecipe.alike],  # noqa: B006 - Typer takes a list and leaves it as it is
+    ] = ALIKE,
     lr: LearningRate = ClipRecipe.lr,
     seed: Seed = ClipRecipe.seed,
     picture_side: Annotated[

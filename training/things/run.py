@@ -71,6 +71,7 @@ class ThingRun(TrainingRun[Tensor, MeasuredProgress]):
     alone, not on the process."""
 
     unit = "pictures"
+    optimizer: torch.optim.Optimizer
 
     def __init__(
         self,
