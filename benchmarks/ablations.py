@@ -68,7 +68,7 @@ def variant(name: str, samples: int = SAMPLES) -> Recipe:
     recipe = Recipe.from_dict(sections)
     steps = samples // recipe.data.batch_size
     schedule = dataclasses.replace(
-        recipe.schedule.lasting(steps),
+        recipe.schedule.with_steps(steps),
         warmup_steps=steps // 10,
         heldout_every=steps // len(MEASURED_AT),
         sample_every=0,

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from dalle_lean.ending import EXIT_CODE, Terminated
-from dalle_lean.terminal import error, explain, tell
+from dalle_lean.terminal import error, explain, show_log, tell
 
 # word: (where its function lives, one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -91,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run `dalle-lean` and exit: 0 for success, 130 for Ctrl+C, 143 for a SIGTERM that is handled, 2 for unknown
     options, else as `explain` says."""
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    show_log("training")
     word = next((argument for argument in arguments if not argument.startswith("-")), None)
     try:
         code = build_app(word)(arguments, standalone_mode=False)

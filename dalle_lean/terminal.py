@@ -1,6 +1,7 @@
 """What commands have in common: options, lines, mistakes and progress bars. Only command modules import it."""
 
 import importlib.metadata
+import logging
 import os
 import time
 import traceback
@@ -36,6 +37,21 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 def say(line: str) -> None:
     """A line on standard output."""
     out.print(line, markup=False)
+
+
+class SaidLines(logging.Handler):
+    """Shows what is logged as lines on standard output."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())
+
+
+def show_log(name: str) -> None:
+    """Show what this logger gets from now on, INFO and above."""
+    logger = logging.getLogger(name)
+    logger.setLevel(logging.INFO)
+    if not logger.handlers:
+        logger.addHandler(SaidLines())
 
 
 def warn(line: str) -> None:

@@ -27,7 +27,7 @@ from training.run.metrics import read_metrics
 from training.run.progress import TrainingDiverged
 from training.run.recipe import load_recipe
 from training.step.learner import Learner
-from training.trainer import Run, train
+from training.trainer import DalleRun, train
 
 
 @pytest.fixture
@@ -102,13 +102,17 @@ def test_a_finished_run_of_an_earlier_program_stays_finished(shards, recipe, tmp
 
 
 @pytest.mark.parametrize("killed_after", [4, 11])
-def test_a_damaged_shard_is_named_counted_and_killed_beside_as_any_other(shards, recipe, tmp_path, killed_after):
+def test_a_damaged_shard_is_named_counted_and_killed_beside_as_any_other(
+    shards, recipe, tmp_path, killed_after, caplog
+):
     data = relabelled(shards, tmp_path / "data")
     (data / "shard-00002.parquet").unlink()
     (data / "shard-00002.parquet").write_bytes((shards / "shard-00002.parquet").read_bytes()[:600])
-    notices, notes = [], []
-    train(data, tmp_path / "whole", recipe, on_notice=notices.append, on_progress=lambda *at: notes.append(at[2]))
-    assert all("shard-00002.parquet is damaged" in line for line in notices)
+    caplog.set_level("INFO", "training")
+    notes = []
+    train(data, tmp_path / "whole", recipe, on_progress=lambda *at: notes.append(at[2]))
+    assert caplog.messages
+    assert all("shard-00002.parquet is damaged" in line for line in caplog.messages)
     assert "damaged shards passed over" in notes[-1]
     counted = [
         line["damaged_shards"] for line in read_metrics(tmp_path / "whole" / METRICS) if "damaged_shards" in line
@@ -130,7 +134,7 @@ def test_a_kill_between_model_and_checkpoint_loses_nothing(shards, recipe, unint
             raise Killed
         save_checkpoint(out, progress=progress, **parts)
 
-    monkeypatch.setattr("training.trainer.save_checkpoint", killed_before_saving)
+    monkeypatch.setattr("training.run.loop.save_checkpoint", killed_before_saving)
     with pytest.raises(Killed):
         train(shards, tmp_path, recipe)
     monkeypatch.undo()
@@ -182,17 +186,18 @@ def test_sigterm_saves_the_step_it_comes_in_and_says_how_to_go_on(shards, tmp_pa
     assert saved_progress(tmp_path / "ended")["step"] == max(losses(tmp_path / "ended"))
 
 
-def test_control_c_saves_the_step_it_interrupts(shards, recipe, uninterrupted, tmp_path):
-    notices, before = [], signal.getsignal(signal.SIGINT)
+def test_control_c_saves_the_step_it_interrupts(shards, recipe, uninterrupted, tmp_path, caplog):
+    caplog.set_level("INFO", "training")
+    before = signal.getsignal(signal.SIGINT)
 
     def press():
         os.kill(os.getpid(), signal.SIGINT)
-        while not notices:  # it comes at once, before the step is saved
+        while not caplog.messages:  # it comes at once, before the step is saved
             assert saved_progress(tmp_path)["step"] == 3
 
     with pytest.raises(KeyboardInterrupt):
-        train(shards, tmp_path, recipe, on_progress=at_step(5, press), on_notice=notices.append)
-    assert notices == ["finishing this step, then saving ... (Ctrl+C again stops at once)"]
+        train(shards, tmp_path, recipe, on_progress=at_step(5, press))
+    assert caplog.messages == ["finishing this step, then saving ... (Ctrl+C again stops at once)"]
     assert saved_progress(tmp_path)["step"] == 5
     assert signal.getsignal(signal.SIGINT) is before
     train(shards, tmp_path, recipe)
@@ -205,14 +210,14 @@ def test_a_finished_run_stays_as_it_is(shards, recipe, uninterrupted):
     assert {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*")} == before
 
 
-def test_a_finished_run_says_so_without_reading_the_data_again(shards, recipe, tmp_path):
+def test_a_finished_run_says_so_without_reading_the_data_again(shards, recipe, tmp_path, caplog):
     train(relabelled(shards, tmp_path / "data"), tmp_path / "out", recipe)
     for shard in (tmp_path / "data").glob("*.parquet"):
         shard.unlink()
         shard.write_bytes(b"unreadable")
-    notices = []
-    assert train(tmp_path / "data", tmp_path / "out", recipe, on_notice=notices.append).step == 12
-    assert notices == ["already finished at step 12"]
+    caplog.set_level("INFO", "training")
+    assert train(tmp_path / "data", tmp_path / "out", recipe).step == 12
+    assert caplog.messages == ["already finished at step 12"]
 
 
 def test_another_run_is_refused_in_the_same_folder(shards, recipe, uninterrupted):
@@ -228,7 +233,7 @@ def spoil(run, steps):
 
 
 def test_steps_with_nan_gradients_are_skipped_counted_and_said(shards, recipe, tmp_path):
-    run = Run(shards, tmp_path, recipe)
+    run = DalleRun(shards, tmp_path, recipe)
     spoil(run, {4, 5, 9})
     notes = []
     run.go(lambda done, total, note: notes.append(note))
@@ -240,7 +245,7 @@ def test_steps_with_nan_gradients_are_skipped_counted_and_said(shards, recipe, t
 
 
 def test_a_skipped_step_changes_neither_weights_nor_statistics(shards, recipe, tmp_path):
-    run = Run(shards, tmp_path, recipe)
+    run = DalleRun(shards, tmp_path, recipe)
     batch, _ = next(run.batches())
     run.learner.step(batch, 0.01)
     before = [tensor.clone() for tensor in everything(run)]
@@ -257,7 +262,7 @@ def everything(run):
 
 def test_many_bad_steps_in_a_row_end_the_run_and_the_last_good_state_stays(shards, recipe, tmp_path):
     recipe = dataclasses.replace(recipe, optimizer=dataclasses.replace(recipe.optimizer, max_skipped_in_row=5))
-    run = Run(shards, tmp_path, recipe)
+    run = DalleRun(shards, tmp_path, recipe)
     spoil(run, range(5, 100))
     with pytest.raises(TrainingDiverged, match=r"5 steps in a row .* state of step 3"):
         run.go()
@@ -396,7 +401,7 @@ def test_a_model_that_will_have_no_vqgan_is_announced_in_one_line(shards, tmp_pa
 
 
 def test_a_run_can_start_from_a_model_folder(shards, recipe, uninterrupted, tmp_path):
-    run = Run(shards, tmp_path, recipe, init=uninterrupted / "model")
+    run = DalleRun(shards, tmp_path, recipe, init=uninterrupted / "model")
     for name, value in run.model.state_dict().items():
         assert torch.equal(value, weights(uninterrupted)[name]), name
     tokenizers = [json.loads((folder / "tokenizer.json").read_text()) for folder in (tmp_path, uninterrupted)]
@@ -408,7 +413,7 @@ def test_half_written_files_of_a_killed_process_are_removed(shards, recipe, tmp_
     (tmp_path / ".model.abc.tmp" / "model.safetensors").write_bytes(b"half")
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / ".state.pt.abc.tmp").write_bytes(b"half")
-    Run(shards, tmp_path, recipe)
+    DalleRun(shards, tmp_path, recipe)
     assert not [path for path in Path(tmp_path).rglob("*") if path.name.endswith(".tmp")]
 
 

@@ -16,7 +16,7 @@ from training.run.metrics import NAME as METRICS
 from training.run.metrics import read_metrics
 from training.run.progress import TrainingDiverged
 from training.run.recipe import load_recipe
-from training.trainer import Run, train
+from training.trainer import DalleRun, train
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_run_of_any_kind_goes_on_bit_for_bit_after_a_kill_and_after_control_c(
 
 
 def test_what_is_measured_and_saved_has_the_delayed_step(shards, recipe, tmp_path):
-    run = Run(shards, tmp_path, changed(recipe, CHANGES["delayed"]))
+    run = DalleRun(shards, tmp_path, changed(recipe, CHANGES["delayed"]))
     batch, _ = next(run.batches())
     before = [parameter.clone() for parameter in run.model.parameters()]
     run.learner.step(batch, 0.01)
@@ -93,7 +93,7 @@ def test_what_is_measured_and_saved_has_the_delayed_step(shards, recipe, tmp_pat
 
 
 def test_short_sequences_are_learnt_from_first_and_everything_is_measured(shards, recipe, tmp_path):
-    run = Run(shards, tmp_path, changed(recipe, CHANGES["length warm-up"]))
+    run = DalleRun(shards, tmp_path, changed(recipe, CHANGES["length warm-up"]))
     notes = []
     run.go(lambda done, total, note: notes.append(note))
     lines = [line for line in read_metrics(tmp_path / METRICS) if "loss" in line]
@@ -120,7 +120,7 @@ def learnt_from(run):
 
 
 def test_without_dropout_the_learner_gets_every_caption_as_it_was_read(shards, recipe, tmp_path):
-    run, other = Run(shards, tmp_path / "run", recipe), Run(shards, tmp_path / "other", recipe)
+    run, other = DalleRun(shards, tmp_path / "run", recipe), DalleRun(shards, tmp_path / "other", recipe)
     seen = learnt_from(run)
     run.go()
     read = [batch for batch, _ in other.batches()]
@@ -128,8 +128,8 @@ def test_without_dropout_the_learner_gets_every_caption_as_it_was_read(shards, r
 
 
 def test_dropped_captions_are_empty_in_the_batch_and_stay_what_they_are_where_it_is_measured(shards, recipe, tmp_path):
-    whole = Run(shards, tmp_path / "whole", recipe)
-    run = Run(shards, tmp_path / "run", changed(recipe, CHANGES["caption dropout"]))
+    whole = DalleRun(shards, tmp_path / "whole", recipe)
+    run = DalleRun(shards, tmp_path / "run", changed(recipe, CHANGES["caption dropout"]))
     read, seen = [batch for batch, _ in whole.batches()], learnt_from(run)
     run.go()
     empty = torch.stack([(batch.text_ids == 0).all(dim=1) for batch, _ in seen])
@@ -153,7 +153,7 @@ def empty_caption_nats(run):
 def test_a_model_learns_the_empty_caption_where_captions_are_dropped(shards, recipe, tmp_path):
     recipe = changed(recipe.override(steps=60), {"schedule": {"checkpoint_every": 0, "heldout_every": 0}})
     runs = [
-        Run(shards, tmp_path / str(share), changed(recipe, {"data": {"caption_dropout": share}}))
+        DalleRun(shards, tmp_path / str(share), changed(recipe, {"data": {"caption_dropout": share}}))
         for share in (0.0, 0.5)
     ]
     for run in runs:
@@ -164,7 +164,7 @@ def test_a_model_learns_the_empty_caption_where_captions_are_dropped(shards, rec
 
 
 def test_bfloat16_weights_stay_so_and_leave_a_model_folder_like_any_other(shards, recipe, tmp_path):
-    run = Run(shards, tmp_path, changed(recipe, CHANGES["bf16 weights"]))
+    run = DalleRun(shards, tmp_path, changed(recipe, CHANGES["bf16 weights"]))
     run.go()
     assert {parameter.dtype for parameter in run.model.parameters()} == {torch.bfloat16}
     masters = [state["master"].dtype for state in run.learner.optimizer.state.values()]
@@ -175,7 +175,7 @@ def test_bfloat16_weights_stay_so_and_leave_a_model_folder_like_any_other(shards
 
 
 def test_a_step_that_only_lowered_a_scale_is_counted_apart(shards, recipe, tmp_path):
-    run = Run(shards, tmp_path, changed(recipe, CHANGES["fp16"]))
+    run = DalleRun(shards, tmp_path, changed(recipe, CHANGES["fp16"]))
     run.model.scales.values[0] = 2.0**24
     run.model.layers[0].attention.scale.data.fill_(30.0)
     notes = []
@@ -190,7 +190,7 @@ def test_a_step_that_only_lowered_a_scale_is_counted_apart(shards, recipe, tmp_p
 
 def test_a_gradient_too_large_for_the_smallest_scale_ends_the_run(shards, recipe, tmp_path):
     recipe = changed(recipe, {**CHANGES["fp16"], "optimizer": {"max_skipped_in_row": 3}})
-    run = Run(shards, tmp_path, recipe)
+    run = DalleRun(shards, tmp_path, recipe)
     run.model.scales.values[:] = [1.0] * 6
     run.learner.weigh = lambda text_nats, image_nats: 1e12 * (text_nats + image_nats)
     with pytest.raises(TrainingDiverged, match=r"3 steps in a row .* lower learning rate"):

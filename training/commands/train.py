@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from dalle_lean.terminal import Device, progress_bar, say, warn
+from training.commands.options import MaxMinutes, Out, TokenizerFile
 
 
 def train(
@@ -15,14 +16,10 @@ def train(
             metavar="DATA", help="Folder of shards, as `preprocess` writes it, or the URL of one (https, s3, hf, ...)."
         ),
     ],
-    out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="Folder of the run; the same command continues what it holds.")
-    ],
+    out: Out,
     config: Annotated[str, typer.Option(help="Recipe: a name or a TOML file.")] = "emoji128",
     init: Annotated[Path | None, typer.Option(help="Model folder to start from, instead of new weights.")] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer.json; without it one is made from the captions.")
-    ] = None,
+    tokenizer: TokenizerFile = None,
     heldout: Annotated[
         str | None,
         typer.Option(help="Shards to measure on; without it a share of the data is kept for that."),
@@ -38,14 +35,12 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Optimizer steps; the warm-up keeps its share.", min=1)] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples in a step.", min=1)] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the first weights and the order of the data.", min=0)] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of initial weights and data order.", min=0)] = None,
     precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16 (autocast), or bf16-weights.")] = None,
-    max_minutes: Annotated[
-        float | None, typer.Option(help="Stop saved after so many minutes in all; the same command goes on.")
-    ] = None,
+    max_minutes: MaxMinutes = None,
     device: Device = "auto",
 ) -> None:
-    """Train the transformer on shards, on this machine. Options left out are the recipe's."""
+    """Train the transformer on shards, on this machine. Options default to the recipe's values."""
     from dalle_lean.devices import pick_device
     from training.data.catalog import find_shards
     from training.run.folder import run_folder
@@ -70,6 +65,5 @@ def train(
                 device=str(pick_device(device)),
                 max_minutes=max_minutes,
                 on_progress=on_progress,
-                on_notice=say,
             )
     say(end.end(recipe.schedule.total_steps, f"the model is in {out / 'model'}"))

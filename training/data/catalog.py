@@ -1,10 +1,10 @@
-"""Where the shards of a data set are, on this machine or another, and what their codes mean."""
+"""Where the shards of a data set are, local or remote, and what their codes mean."""
 
 import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ class Codes:
 
 @dataclass
 class Reading:
-    """What is being read at this moment, for whoever waits for it."""
+    """What is being read at the moment, for messages about a long wait."""
 
     path: str = "the list of shards"
 
@@ -51,8 +51,8 @@ class ShardSet:
         info: what the codes mean.
         fingerprint: SHA-256 that changes with the data.
         patience: with what is on another machine.
-        on_notice: told of damage, and of what is waited for.
-        reading: kept up to date by who reads.
+        on_notice: called with damage, and with what is waited for.
+        reading: kept up to date by the reader.
     """
 
     name: str
@@ -85,18 +85,19 @@ def find_shards(
     Args:
         source: URLs are fsspec's (https://..., s3://..., hf://datasets/OWNER/NAME). A data set of the hub may lack a
             `dataset.json`, as the published one does; then `datasets` finds its files.
-        codes: what the codes mean where no `dataset.json` says it.
+        codes: what the codes mean where there is no `dataset.json`.
 
-    Raises ValueError for what is no data set or does not say what its codes mean, Unreachable for a remote that fails.
+    Raises ValueError for what is no data set or does not define its codes, Unreachable for a remote that fails.
     """
     name, patience = str(source).rstrip("/"), patience or Patience()
+    paths: tuple[str, ...] | None = None
     if not is_url(name):
         info = read_dataset_info(source)
-        paths = tuple(str(Path(source) / shard.file) for shard in info.shards)
         fingerprint = sha256_file(Path(source) / "dataset.json")
     else:
         try:
             content = patience.insist(name, partial(read_file, f"{name}/dataset.json"), on_notice)
+            info = read_info(name, content)
         except FileNotFoundError:
             if codes is None or not name.startswith(HUB):
                 raise UserError(
@@ -104,14 +105,14 @@ def find_shards(
                     "are: --vqgan, and a recipe whose [model] has image_side and image_vocab_size"
                 ) from None
             paths = patience.insist(name, partial(published_files, name.removeprefix(HUB)), on_notice)
-            return undescribed(name, paths, codes, patience, on_notice)
-        info = read_info(name, content)
-        paths = tuple(f"{name}/{shard.file}" for shard in info.shards)
+            info = DatasetInfo(**asdict(codes), counts=Counts(), shards=())
+            content = "\n".join(paths).encode()
         fingerprint = hashlib.sha256(content).hexdigest()
+    rows: tuple[int | None, ...] = tuple(shard.rows for shard in info.shards)
     return ShardSet(
         name=name,
-        paths=paths,
-        rows=tuple(shard.rows for shard in info.shards),
+        paths=tuple(f"{name}/{shard.file}" for shard in info.shards) if paths is None else paths,
+        rows=rows if paths is None else (None,) * len(paths),
         info=info,
         fingerprint=fingerprint,
         patience=patience,
@@ -144,32 +145,12 @@ def read_info(name: str, content: bytes) -> DatasetInfo:
 
 
 def published_files(name: str) -> tuple[str, ...]:
-    """The files of a data set's training split as `datasets` resolves its name: URLs that hold their revision."""
+    """The files of a data set's training split as `datasets` resolves its name: URLs that include their revision."""
     try:
         builder = require("datasets", extra="training").load_dataset_builder(name)
     except ValueError as error:
         raise UserError(f"{HUB}{name}: {' '.join(str(error).split())}") from None
-    return tuple(str(path) for path in (builder.config.data_files or {}).get("train", ()))
-
-
-def undescribed(name: str, paths: tuple[str, ...], codes: Codes, patience: Patience, on_notice: OnNotice) -> ShardSet:
-    """A data set of which only the files and the meaning of the codes are known."""
+    paths = tuple(str(path) for path in (builder.config.data_files or {}).get("train", ()))
     if not paths or not all(path.endswith(".parquet") for path in paths):
-        raise UserError(f"{name}: its training split is not made of Parquet files")
-    info = DatasetInfo(
-        vqgan=codes.vqgan,
-        image_side=codes.image_side,
-        codebook_size=codes.codebook_size,
-        picture_side=codes.picture_side,
-        counts=Counts(),
-        shards=(),
-    )
-    return ShardSet(
-        name=name,
-        paths=paths,
-        rows=(None,) * len(paths),
-        info=info,
-        fingerprint=hashlib.sha256("\n".join(paths).encode()).hexdigest(),
-        patience=patience,
-        on_notice=on_notice,
-    )
+        raise UserError(f"{HUB}{name}: its training split is not made of Parquet files")
+    return paths

@@ -1,33 +1,29 @@
-"""Pictures with captions, and the batches a CLIP learns from.
+"""Folders of pictures, with captions or other labels, read whole.
 
-Shapes: N pictures, B pictures of a batch, S side in pixels.
+Shapes: N pictures, S side in pixels.
 """
 
 import hashlib
-import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from dalle_lean.errors import UserError
 from dalle_lean.images import files as pictures
 from dalle_lean.progress import OnProgress
 from training.data.pixels import Pixels, in_file, in_memory, stamp
-from training.data.remote_io import silent
-from training.run.progress import OnNotice
 
 CAPTION_FIELDS = ("text", "caption")
 
-Facts = dict[str, str]
-"""What a line says in some fields, each value as JSON; without the fields that the line lacks."""
+Attributes = dict[str, str]
+"""What a line of a listing says in some fields, each value as JSON; without the fields that the line lacks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +34,8 @@ class ImageTextPairs:
     captions: list[str]
     """Or other labels."""
     skipped: Counter[str] = field(default_factory=Counter)
-    """Lines of the listing that could not be used, counted by reason."""
-    facts: list[Facts] = field(default_factory=list)
+    """Pictures or lines of the listing that could not be used, counted by reason."""
+    attributes: list[Attributes] = field(default_factory=list)
     """What else their lines say; may be empty."""
 
     def __len__(self) -> int:
@@ -47,108 +43,34 @@ class ImageTextPairs:
 
     def take(self, rows: Sequence[int]) -> "ImageTextPairs":
         """The pictures of these rows."""
-        chosen = torch.tensor(rows, dtype=torch.int64)
         return replace(
             self,
-            pixels=self.pixels.take(chosen),
+            pixels=self.pixels.take(torch.tensor(rows, dtype=torch.int64)),
             captions=[self.captions[row] for row in rows],
-            facts=[self.facts[row] for row in rows if self.facts],
+            attributes=[self.attributes[row] for row in rows if self.attributes],
         )
 
+    def spread(self, most: int) -> "ImageTextPairs":
+        """At most this many, evenly from all."""
+        return self.take(range(0, len(self), math.ceil(len(self) / most)))
 
-def read_captioned(
-    folder: Path,
-    side: int,
-    on_progress: OnProgress | None = None,
-    *,
-    fields: Sequence[str] = (),
-    label_of: Callable[[dict[str, Any]], str] | None = None,
-    read: Callable[[Path, str, int], Tensor] | None = None,
-    store: Path | None = None,
-    on_notice: OnNotice = silent,
-) -> ImageTextPairs:
-    """Read a folder as `datasets`' ImageFolder has it: pictures, and metadata.jsonl with file_name and text or caption.
-
-    Pictures become side x side as `dalle_lean.images.files` makes them. A line that cannot be used
-    is counted under its reason; ValueError when none can.
-
-    Args:
-        fields: of the lines, kept as `facts`.
-        label_of: what a line says of its picture, and stands in `captions`; `caption_of` unless told.
-        read: (folder, file_name, side) -> uint8 [3, side, side]; `read_picture` unless told.
-        store: a file for the decoded pictures, in which a later call finds them; else they are in memory.
-        on_notice: told what the file takes.
-    """
-    label_of, read = label_of or caption_of, read or read_picture
-    listing = folder / "metadata.jsonl"
-    if not listing.is_file():
-        raise UserError(f"{folder} has no metadata.jsonl; give a folder of pictures with one line of JSON for each")
-    lines = [line for line in listing.read_bytes().split(b"\n") if line.strip()]
-
-    def fill(pixels: Tensor) -> dict[str, Any]:
-        used: list[int] = []
-        skipped: Counter[str] = Counter()
-        for number, line in enumerate(lines):
-            try:
-                entry = parse_line(line)
-                label_of(entry)
-                pixels[len(used)] = read(folder, entry["file_name"], side)
-                used.append(number)
-            except Unusable as reason:
-                skipped[str(reason)] += 1
-            if on_progress is not None and ((number + 1) % 500 == 0 or number + 1 == len(lines)):
-                on_progress(number + 1, len(lines), f"{skipped.total()} unusable" if skipped else "")
-        return {"used": used, "skipped": skipped}
-
-    if store is None:
-        pixels, said = in_memory(len(lines), side, fill)
-    else:
-        made_from = stamp(folder, names_in(lines), side, hashlib.sha256(b"\n".join(lines)).hexdigest())
-        pixels, said = in_file(store, made_from, len(lines), side, fill, on_notice)
-    entries = [parse_line(lines[number]) for number in said["used"]]
-    captions = [label_of(entry) for entry in entries]
-    skipped = Counter(said["skipped"])
-    if not captions:
-        raise UserError(f"{listing}: no line can be used: {dict(skipped) or 'it is empty'}")
-    facts = [facts_of(entry, fields) for entry in entries]
-    return ImageTextPairs(Pixels(pixels[: len(captions)]), captions, skipped, facts)
-
-
-def names_in(lines: Sequence[bytes]) -> Iterator[str]:
-    """The file_name of each line that has one."""
-    for line in lines:
-        try:
-            yield parse_line(line)["file_name"]
-        except Unusable:
-            continue
+    def digest(self) -> str:
+        """SHA-256 over pictures, captions and attributes."""
+        text = "\n".join(self.captions).encode("utf-8", "surrogatepass")
+        listed = json.dumps(self.attributes, sort_keys=True).encode() if any(self.attributes) else b""
+        return self.pixels.digest(text + listed)
 
 
 class Unusable(Exception):
     """A line of a listing is passed over; the message is the reason it is counted under."""
 
 
-def parse_line(line: bytes) -> dict[str, Any]:
-    """One line of metadata.jsonl, which has a file_name."""
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        raise Unusable("line is not JSON") from None
-    if not isinstance(entry, dict) or not isinstance(entry.get("file_name"), str):
-        raise Unusable("no file_name")
-    return entry
-
-
 def caption_of(entry: dict[str, Any]) -> str:
-    """The caption that a line tells."""
+    """The caption of a line."""
     caption = next((entry[name] for name in CAPTION_FIELDS if isinstance(entry.get(name), str)), "").strip()
     if not caption:
         raise Unusable("no caption")
     return caption
-
-
-def facts_of(entry: dict[str, Any], fields: Sequence[str]) -> Facts:
-    """What a line says in these fields."""
-    return {name: json.dumps(entry[name], sort_keys=True) for name in fields if name in entry}
 
 
 def read_picture(folder: Path, name: str, side: int) -> Tensor:
@@ -167,14 +89,124 @@ def read_picture(folder: Path, name: str, side: int) -> Tensor:
     return torch.tensor(square).permute(2, 0, 1)
 
 
-def digest(data: ImageTextPairs) -> str:
-    """SHA-256 over pictures, captions and facts."""
-    running = hashlib.sha256("\n".join(data.captions).encode("utf-8", "surrogatepass"))
-    if any(data.facts):
-        running.update(json.dumps(data.facts, sort_keys=True).encode())
-    for pixels in data.pixels.chunks():
-        running.update(pixels.numpy().data)
-    return running.hexdigest()
+def read_captioned(
+    folder: Path,
+    side: int,
+    on_progress: OnProgress | None = None,
+    *,
+    fields: Sequence[str] = (),
+    label_of: Callable[[dict[str, Any]], str] = caption_of,
+    read: Callable[[Path, str, int], Tensor] = read_picture,
+    store: Path | None = None,
+) -> ImageTextPairs:
+    """Read a folder as `datasets`' ImageFolder has it: pictures, and metadata.jsonl with file_name and text or caption.
+
+    Pictures become side x side as `dalle_lean.images.files` makes them. A line that cannot be used
+    is counted under its reason; ValueError when none can.
+
+    Args:
+        fields: of the lines, kept as `attributes`.
+        label_of: the label in a line, which stands in `captions`.
+        read: (folder, file_name, side) -> uint8 [3, side, side].
+        store: a file for the decoded pictures, in which a later call finds them; else they are in memory.
+    """
+    listing = folder / "metadata.jsonl"
+    if not listing.is_file():
+        raise UserError(f"{folder} has no metadata.jsonl; give a folder of pictures with one line of JSON for each")
+    lines = [line for line in listing.read_bytes().split(b"\n") if line.strip()]
+    data = read_lines(folder, lines, side, on_progress, fields, label_of, read, store)
+    if not len(data):
+        raise UserError(f"{listing}: no line can be used: {dict(data.skipped) or 'it is empty'}")
+    return data
+
+
+def read_pictures(
+    folder: Path,
+    side: int,
+    on_progress: OnProgress | None = None,
+    *,
+    store: Path | None = None,
+) -> ImageTextPairs:
+    """All pictures below a folder in the order of their names, their captions empty; ValueError when none can be read.
+
+    Arguments as `read_captioned`'s.
+    """
+    suffixes = pictures.PICTURE_SUFFIXES
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix.lower() in suffixes)
+    lines = [json.dumps({"file_name": name}).encode() for name in names]
+    data = read_lines(folder, lines, side, on_progress, (), lambda entry: "", read_picture, store)
+    if not len(data):
+        raise UserError(f"{folder}: no picture can be read: {dict(data.skipped) or 'there are none'}")
+    return data
+
+
+def read_lines(
+    folder: Path,
+    lines: Sequence[bytes],
+    side: int,
+    on_progress: OnProgress | None,
+    fields: Sequence[str],
+    label_of: Callable[[dict[str, Any]], str],
+    read: Callable[[Path, str, int], Tensor],
+    store: Path | None,
+) -> ImageTextPairs:
+    """The pictures of the lines of a listing; arguments as `read_captioned`'s."""
+
+    def fill(pixels: Tensor) -> dict[str, Any]:
+        used: list[int] = []
+        skipped: Counter[str] = Counter()
+        for number, line in enumerate(lines):
+            try:
+                entry = parse_line(line)
+                label_of(entry)
+                pixels[len(used)] = read(folder, entry["file_name"], side)
+                used.append(number)
+            except Unusable as reason:
+                skipped[str(reason)] += 1
+            if on_progress is not None and ((number + 1) % 500 == 0 or number + 1 == len(lines)):
+                on_progress(number + 1, len(lines), f"{skipped.total()} unusable" if skipped else "")
+        return {"used": used, "skipped": skipped}
+
+    if store is None:
+        pixels, report = in_memory(len(lines), side, fill)
+    else:
+        how = (label_of.__qualname__, read.__qualname__, hashlib.sha256(b"\n".join(lines)).hexdigest())
+        made_from = stamp(folder, names_in(lines), side, *how)
+        pixels, report = in_file(store, made_from, len(lines), side, fill)
+    entries = [parse_line(lines[number]) for number in report["used"]]
+    return ImageTextPairs(
+        Pixels(pixels[: len(entries)]),
+        captions=[label_of(entry) for entry in entries],
+        skipped=Counter(report["skipped"]),
+        attributes=[attributes_of(entry, fields) for entry in entries],
+    )
+
+
+def names_in(lines: Sequence[bytes]) -> list[str]:
+    """The file_name of each line that has one."""
+    names = []
+    for line in lines:
+        try:
+            names.append(parse_line(line)["file_name"])
+        except Unusable:
+            continue
+    return names
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """One line of metadata.jsonl, which has a file_name."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        raise Unusable("line is not JSON") from None
+    if not isinstance(entry, dict) or not isinstance(entry.get("file_name"), str):
+        raise Unusable("no file_name")
+    return entry
+
+
+def attributes_of(entry: dict[str, Any], fields: Sequence[str]) -> Attributes:
+    """What a line says in these fields."""
+    return {name: json.dumps(entry[name], sort_keys=True) for name in fields if name in entry}
 
 
 def hold_out(data: ImageTextPairs, share: float, seed: int) -> tuple[ImageTextPairs, ImageTextPairs]:
@@ -188,43 +220,3 @@ def hold_out(data: ImageTextPairs, share: float, seed: int) -> tuple[ImageTextPa
     for row, caption in enumerate(data.captions):
         rows[caption in chosen].append(row)
     return data.take(rows[False]), data.take(rows[True])
-
-
-def caption_key(caption: str) -> str:
-    """The same for captions that differ in capitals and spaces only."""
-    return " ".join(caption.lower().split())
-
-
-def distinct_batches(captions: Sequence[str], batch_size: int, seed: int) -> Iterator[list[int]]:
-    """Endless batches of rows, shuffled anew in each pass, none holding a caption twice.
-
-    Two pictures of one caption would count as each other's negatives. A row whose caption the batch has already goes
-    into the next one; the batches that a pass leaves unfilled are dropped.
-    """
-    keys = [caption_key(caption) for caption in captions]
-    if not 2 <= batch_size <= len(set(keys)):
-        raise UserError(f"batch_size={batch_size}: must be in 2..{len(set(keys))}, the number of different captions")
-    for epoch in itertools.count():
-        order = torch.randperm(len(keys), generator=torch.Generator().manual_seed(seed + epoch)).tolist()
-        unfilled: list[dict[str, int]] = []
-        for row in order:
-            batch = next((batch for batch in unfilled if keys[row] not in batch), None)
-            if batch is None:
-                unfilled.append(batch := {})
-            batch[keys[row]] = row
-            if len(batch) == batch_size:
-                unfilled.remove(batch)
-                yield list(batch.values())
-
-
-def jitter(pixels: Tensor, generator: torch.Generator, shift: float = 0.06, scale: float = 0.1) -> Tensor:
-    """Move each picture [B, 3, S, S] by up to `shift` of its side and scale it by up to 1 +- `scale`; edges go on.
-
-    No mirroring and no change of colour: captions speak of left, right and colours.
-    """
-    draws = torch.rand(len(pixels), 3, generator=generator) * 2 - 1
-    theta = torch.zeros(len(pixels), 2, 3)
-    theta[:, 0, 0] = theta[:, 1, 1] = 1 + scale * draws[:, 0]
-    theta[:, :, 2] = 2 * shift * draws[:, 1:]  # in grid units the side is 2
-    grid = F.affine_grid(theta, list(pixels.shape), align_corners=False)
-    return F.grid_sample(pixels, grid.to(pixels.device), padding_mode="border", align_corners=False)

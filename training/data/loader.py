@@ -12,10 +12,10 @@ from torch import Tensor
 from dalle_lean.errors import UserError
 from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet
+from training.data.heldout import is_heldout, key_hash, mixed
 from training.data.prefetch import prefetch
 from training.data.reader import DamagedShard, Rows, join, read_rows, whole_shard
 from training.data.sampler import Position, first_run, run_start, shard_groups, window_order
-from training.data.validation import is_heldout, key_hash, mixed
 
 WINDOWS_AHEAD, BATCHES_AHEAD = 1, 2
 
@@ -29,7 +29,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """The rows to train on and the order they come in; `training.data.sampler` tells how it is made.
+    """The rows to train on and the order they come in; see `training.data.sampler`.
 
     Args:
         shards: see `training.data.catalog.find_shards`.
@@ -37,7 +37,7 @@ class TrainingData:
         shuffle_buffer: rows shuffled together, and so held in memory.
         shuffle_shards: shards they come from.
         seed: of the order and the dropped captions.
-        identity: of a peer; each has an order of its own.
+        identity: of a peer; each has its own order.
         caption_dropout: share of the captions that are empty in the batches of a pass; see `drops`.
         part, parts: this reader gets part 0..parts-1 of the rows; see `split`.
     """
@@ -121,7 +121,7 @@ class TrainingData:
             position = Position(epoch=position.epoch + 1, skipped=position.skipped)
 
     def group_windows(self, group: list[int], position: Position) -> Iterator[tuple[Rows, Position]]:
-        """The windows that are left of a group of shards. The last one is empty: it tells what was lost on the way."""
+        """The windows that are left of a group of shards. The last one is empty: its position holds what was lost."""
         run = -(-self.shuffle_buffer // len(group))
         firsts = {
             number: first_run(run, self.shards.rows[number], self.order_seed, position.epoch, number)
@@ -188,10 +188,10 @@ class TrainingData:
         pin: bool = False,
         stop_waiting: Callable[[], bool] | None = None,
     ) -> Generator[tuple[Batch, Position], None, None]:
-        """The same batches, made in a thread before they are needed; a long wait for one is told.
+        """The same batches, prefetched by a thread; a long wait for one is reported.
 
         Args:
-            pin: put them where CUDA copies from while the host goes on.
+            pin: put them into pinned memory, from which CUDA copies asynchronously.
             stop_waiting: see `prefetch`.
         """
 
@@ -209,7 +209,7 @@ class TrainingData:
         return self.captions_of(self.shard_numbers)
 
     def mixed_captions(self) -> Iterator[str]:
-        """The captions trained on, in an order in which the first ones stand for all, however the data is sorted."""
+        """The captions trained on, in an order whose first ones are representative, however the data is sorted."""
         return self.captions_of(number for number in mixed(self.shards) if number in self.shard_numbers)
 
     def captions_of(self, numbers: Iterable[int]) -> Iterator[str]:

@@ -1,13 +1,14 @@
-"""Decoded pictures, in memory or in a file that is mapped into it: as many as the disk holds.
+"""Decoded pictures, in memory or in a memory-mapped file: as many as the disk holds.
 
 Shapes: N pictures, S side in pixels.
 """
 
 import hashlib
+import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from torch import Tensor
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write, read_json, write_json
 from dalle_lean.memory.plan_search import human_bytes
-from training.run.progress import OnNotice
+
+logger = logging.getLogger(__name__)
 
 CHUNK = 1024
 MOST_NOTE_BYTES = 2**30
 
 Fill = Callable[[Tensor], Any]
-"""Writes pictures [N, 3, S, S] into the tensor it gets; returns what is to be known of them, ready for JSON."""
+"""Writes pictures into a tensor [N, 3, S, S]; returns a report on them, ready for JSON."""
 
 
 class Pixels:
@@ -58,22 +60,24 @@ class Pixels:
         rows = self.rows.index_copy(0, places, len(self.stored) + torch.arange(len(others)))
         return Pixels(self.stored, rows, others)
 
-    def chunks(self) -> Iterator[Tensor]:
-        """All of them, some at a time."""
+    def digest(self, before: bytes = b"") -> str:
+        """SHA-256 over the bytes `before` and all pictures."""
+        running = hashlib.sha256(before)
         for start in range(0, len(self), CHUNK):
-            yield self[start : start + CHUNK]
+            running.update(self[start : start + CHUNK].numpy().data)
+        return running.hexdigest()
 
 
 def in_memory(count: int, side: int, fill: Fill) -> tuple[Tensor, Any]:
-    """uint8 [count, 3, side, side], filled, and what `fill` said."""
+    """uint8 [count, 3, side, side], filled, and the report of `fill`."""
     pixels = torch.empty(count, 3, side, side, dtype=torch.uint8)
     return pixels, fill(pixels)
 
 
-def in_file(path: Path, made_from: str, count: int, side: int, fill: Fill, on_notice: OnNotice) -> tuple[Tensor, Any]:
+def in_file(path: Path, made_from: str, count: int, side: int, fill: Fill) -> tuple[Tensor, Any]:
     """As `in_memory`, in the file `path`; what an earlier call left there is taken if it was `made_from` the same.
 
-    What `fill` says stands beside it as .json. ValueError, before anything is decoded, where the disk has no room.
+    The report of `fill` stands beside it as .json. ValueError, before anything is decoded, where the disk has no room.
     """
     if not count:
         return in_memory(count, side, fill)
@@ -90,15 +94,15 @@ def in_file(path: Path, made_from: str, count: int, side: int, fill: Fill, on_no
     room = f"{count:,} pictures of {side}x{side} pixels take {human_bytes(need)}, {human_bytes(free)} are free there"
     if need > free:
         raise UserError(f"{path}: {room}; make room, or name a folder on another disk")
-    on_notice(f"decoding into {path}: {room}")
+    logger.info(f"decoding into {path}: {room}")
     with atomic_write(path) as temporary:
         pixels = np.lib.format.open_memmap(temporary, "w+", np.uint8, shape)
         with open(temporary, "r+b") as file:  # a disk that is full later would end the process at a write to memory
             os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
-        said = fill(torch.from_numpy(pixels))
+        report = fill(torch.from_numpy(pixels))
         pixels.flush()
-    write_json(note, {"made_from": made_from, "said": said})
-    return torch.from_numpy(pixels), said
+    write_json(note, {"made_from": made_from, "said": report})
+    return torch.from_numpy(pixels), report
 
 
 def stamp(folder: Path, names: Iterable[str], *settings: object) -> str:

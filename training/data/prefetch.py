@@ -1,4 +1,4 @@
-"""Work done ahead of need by a thread, so that who needs it seldom waits, and never in silence."""
+"""Prefetching by a thread; long waits are reported."""
 
 import threading
 import time
@@ -22,9 +22,9 @@ def prefetch(
     """The same items in the same order, at most `ahead` of them made before they are asked for.
 
     Args:
-        items: iterated in a thread of its own, and closed there; what it raises is raised here.
-        on_wait: told every `notice_s` seconds for how many seconds an item has been waited for.
-        stop_waiting: ends the items early, where one is waited for and this says so.
+        items: iterated and closed in another thread; what it raises is raised here.
+        on_wait: called every `notice_s` seconds with the seconds that an item has been waited for.
+        stop_waiting: asked while an item is waited for; true ends the items early.
 
     Closing the generator, which dropping it does too, ends the thread.
     """

@@ -115,12 +115,12 @@ def read_keys(shards: ShardSet, index: int) -> Iterator[list[str]]:
 
 
 def whole_shard(shards: ShardSet, index: int, *, codes: bool = True) -> Iterator[Rows]:
-    """The rows of shard `index`, some at a time; where it is damaged that is told, and the rest of it passed over."""
+    """The rows of shard `index`, some at a time; damage is reported, and the rest of it passed over."""
     yield from undamaged(shards, read_rows(shards, index, 0, READ_ROWS, codes=codes))
 
 
 def undamaged(shards: ShardSet, parts: Iterator[T]) -> Iterator[T]:
-    """What of a shard is read before it turns out damaged, which is told."""
+    """What of a shard is read before it turns out damaged, which is reported."""
     try:
         yield from parts
     except DamagedShard as damage:

@@ -1,4 +1,4 @@
-"""Files on other machines: asked again with back-off, for a limited time, and never in silence."""
+"""Remote files: requests are retried with back-off for a limited time, and each retry is reported."""
 
 import io
 import threading
@@ -14,7 +14,7 @@ from dalle_lean.io.remote_errors import Refused, Unreachable, meaning, one_line,
 from training.run.progress import OnNotice
 
 T = TypeVar("T")
-# Asking again changes nothing.
+# Retrying changes nothing.
 PERMANENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, Refused, UserError)
 
 
@@ -29,7 +29,7 @@ class Patience:
     Args:
         timeout_s: one answer; a request that takes longer is dropped and made again.
         first_wait_s, longest_wait_s: the pause after a failure, doubled after each further one up to the longest.
-        give_up_s: so long after the first failure in a row, `Unreachable`.
+        give_up_s: from the first failure in a row to `Unreachable`.
     """
 
     timeout_s: float = 60.0
@@ -38,7 +38,7 @@ class Patience:
     give_up_s: float = 1800.0
 
     def insist(self, what: str, action: Callable[[], T], on_notice: OnNotice = silent) -> T:
-        """The value of `action` on the URL `what`, tried until it succeeds; each pause is told.
+        """The value of `action` on the URL `what`, retried until it succeeds; each pause is reported.
 
         Raises Unreachable, and at once what will not change: FileNotFoundError and its like, Refused, UserError.
         """
@@ -80,7 +80,7 @@ def within(timeout_s: float, action: Callable[[], T]) -> T:
 
 
 class RemoteFile(io.RawIOBase):
-    """A file at a URL that fsspec knows, for reading; every read is a request of its own, insisted on."""
+    """A file at a URL that fsspec knows, for reading; every read is one request, which is retried."""
 
     def __init__(self, url: str, patience: Patience, on_notice: OnNotice = silent):
         self.url, self.patience, self.on_notice = url, patience, on_notice
@@ -91,7 +91,7 @@ class RemoteFile(io.RawIOBase):
     def find_size(self) -> int:
         size = self.files.info(self.path)["size"]
         if size is None:
-            raise ValueError("its size is not told")
+            raise ValueError("its size is unknown")
         return int(size)
 
     def fetch(self, start: int, end: int) -> bytes:

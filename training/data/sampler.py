@@ -1,9 +1,9 @@
-"""The order a pass takes the rows of its shards in, found again from any place without reading what came before.
+"""The order in which a pass takes the rows of its shards, resumed anywhere without reading what came before.
 
 The shards of a pass are shuffled and taken in groups, read side by side. A window has the next run of rows of every
 shard of the group, shuffled together; where the first run of a shard ends differs from pass to pass, so that other rows
-meet. A place in the data is a few small numbers, and to go on from it no more is read again than one window (and what
-stands before it in its Parquet row groups).
+meet. A position is a few small numbers; to resume from it no more is read again than one window (and what precedes it
+in its Parquet row groups).
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """A place in the data: everything before it was given out, nothing after it."""
+    """A position in the data: everything before it was given out, nothing after it."""
 
     epoch: int = 0
     """Whole passes over the data."""
@@ -38,7 +38,7 @@ class Position:
         return cls(**{**content, "lost": tuple(content["lost"])})
 
     def after(self, samples: int) -> Self:
-        """The place after so many samples of this window."""
+        """The position after this many samples of this window."""
         return replace(self, sample=samples)
 
 

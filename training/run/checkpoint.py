@@ -1,4 +1,4 @@
-"""All that a killed run needs to go on as if nothing had happened, in one file that is old or new, never half."""
+"""Checkpoints: all that a killed run needs to resume exactly, in one file that is replaced atomically."""
 
 import json
 import pickle

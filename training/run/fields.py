@@ -45,6 +45,11 @@ def check_at_least(minimum: float, **values: float) -> None:
             raise UserError(f"{name} = {value}: must be a finite number of at least {minimum}")
 
 
+def check_fields(section: Any, minimum: float, *names: str) -> None:
+    """ValueError that names the first of these fields below `minimum`."""
+    check_at_least(minimum, **{name: getattr(section, name) for name in names})
+
+
 def check_one_of(allowed: tuple[str, ...], **values: str) -> None:
     """ValueError that names the first of `values` outside `allowed`."""
     for name, value in values.items():

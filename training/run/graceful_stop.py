@@ -19,7 +19,7 @@ NOTICES = {
 
 
 class TimeLimit:
-    """So many minutes from now, or (None) for ever; ValueError unless there are any."""
+    """This many minutes from now, or (None) never; ValueError unless above 0."""
 
     def __init__(self, minutes: float | None):
         if minutes is not None and not minutes > 0:
@@ -59,7 +59,7 @@ def interrupt_deferred(
     at_once: Callable[[], NoReturn] = raise_interrupt,
     on_terminate: Callable[[], None] = lambda: None,
 ) -> Iterator[Interruption]:
-    """Yield what tells whether Ctrl+C was pressed or SIGTERM came; the first of them is answered by a notice, Ctrl+C
+    """Yield whether Ctrl+C was pressed or SIGTERM came, to be called; the first signal is answered by a notice, Ctrl+C
     after it ends `at_once`. SIGTERM never does, since some send it twice; `on_terminate` is called for it.
 
     Elsewhere than in the main thread, where Python takes no signals, neither ever comes.
@@ -78,7 +78,7 @@ def interrupt_deferred(
             return
         interruption.signal = number
         if on_notice is not None:
-            # In a thread of its own: the signal may have stopped this one while it held what printing waits for.
+            # In another thread: the signal may have stopped this one while it held what printing waits for.
             threading.Thread(target=on_notice, args=(NOTICES[signal.Signals(number)],)).start()
 
     before = {number: signal.signal(number, take) for number in NOTICES}

@@ -17,7 +17,7 @@ class MetricsLog:
 
     Args:
         out: the run's folder.
-        step: the step the run goes on from; what an earlier, killed process wrote beyond it is removed.
+        step: the step the run resumes from; what an earlier, killed process wrote beyond it is removed.
     """
 
     def __init__(self, out: Path, step: int):
@@ -47,18 +47,18 @@ class MetricsLog:
 
 
 class Throughput:
-    """How much is done in a second, since it was last asked."""
+    """How much is done per second."""
 
     def __init__(self) -> None:
         self.done: Counter[str] = Counter()
         self.started = time.perf_counter()
 
     def count(self, **amounts: int) -> None:
-        """So much of each was done."""
+        """Add to what was done."""
         self.done.update(amounts)
 
     def per_second(self) -> dict[str, float]:
-        """The rates by name, such as "samples_per_s"; begins anew."""
+        """The rates by name, such as "samples_per_s", since the last call."""
         now = time.perf_counter()
         rates = {f"{name}_per_s": amount / (now - self.started) for name, amount in self.done.items()}
         self.done, self.started = Counter(), now

@@ -15,7 +15,7 @@ TOP_K = 64
 
 @torch.no_grad()
 def draw_codes(model: Dalle, text_ids: Tensor, generator: torch.Generator, top_k: int = TOP_K) -> Tensor:
-    """Sample pictures for captions [B, T] -> codes [B, I], the plain way: the whole sequence anew for each code.
+    """Sample pictures for captions [B, T] -> codes [B, I], the plain way: the whole sequence again for each code.
 
     Each code is drawn at temperature 1 among the `top_k` likeliest, with `generator` (of the CPU).
     """

@@ -1,4 +1,4 @@
-"""What every training counts and tells on its way."""
+"""What every training run counts and reports."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dalle_lean.errors import UserError
-from training.data.sampler import Position
 
 OnNotice = Callable[[str], None]
 """Called with a line that a person should read at once."""
@@ -57,7 +56,7 @@ class StepCount:
         return ", ".join(words)
 
     def end(self, total_steps: int, result: str) -> str:
-        """The last line of a command: a note, and what is there now, or that the same command goes on."""
+        """The last line of a command: a note and the result, or that the same command continues."""
         if self.step < total_steps:
             result = f"the time is up, and the same command goes on from here; so far {result}"
         return f"{self.note(total_steps)}; {result}"
@@ -67,40 +66,12 @@ class StepCount:
         return []
 
 
-@dataclass
-class Progress(StepCount):
-    """The numbers of a transformer's run that move."""
-
-    position: Position = field(default_factory=Position)
-    tokens: int = 0
-    """Positions learnt from."""
-    tokens_per_s: float = math.nan
-    sample_tokens: int = 0
-    """Positions of a sample, which grow with the length."""
-    heldout_image_bits: float = math.nan
-    """The last time it was measured."""
-    rescaled: int = 0
-    """Steps that changed nothing but a scale of float16 gradients."""
-
-    def findings(self) -> list[str]:
-        words = []
-        if math.isfinite(self.heldout_image_bits):
-            words.append(f"held-out {self.heldout_image_bits:.3f} bits/code")
-        if math.isfinite(self.tokens_per_s):
-            words.append(f"{self.tokens_per_s:,.0f} tokens/s, {self.sample_tokens} a sample")
-        if self.rescaled:
-            words.append(f"{self.rescaled} steps skipped (gradient scales lowered)")
-        if self.position.skipped:
-            words.append(f"{self.position.skipped} damaged shards passed over")
-        return words
-
-
 @dataclass(kw_only=True)
 class MeasuredProgress(StepCount):
-    """The numbers that move of a run that learns to tell pictures apart."""
+    """The numbers that move of a run that learns to rank captions or things."""
 
     among: Mapping[str, int]
-    """So many captions, or things, compete for the first place, by the name of what is measured."""
+    """How many captions, or things, are ranked, by the name of the measurement."""
     measured: dict[str, float] = field(default_factory=dict)
     """Shares in 0..1 of held-out pictures, the last time they were measured."""
     unusable: dict[str, int] = field(default_factory=dict)
@@ -110,4 +81,9 @@ class MeasuredProgress(StepCount):
         words = [
             f"{name.replace('_', ' ')} of {self.among[name]}: {share:.1%}" for name, share in self.measured.items()
         ]
-        return words + [f"passed over {count} ({reason})" for reason, count in self.unusable.items()]
+        return words + skipped_by_reason(self.unusable)
+
+
+def skipped_by_reason(counts: Mapping[str, int]) -> list[str]:
+    """What was passed over, as words for a note."""
+    return [f"passed over {count} ({reason})" for reason, count in counts.items()]

@@ -10,7 +10,7 @@ from dalle_lean import DalleConfig, MemoryPlan
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import parse, read_text
 from dalle_lean.memory.setup import OPTIMIZERS, PRECISIONS, TrainingSetup
-from training.run.fields import check_at_least, check_one_of, typed_section
+from training.run.fields import check_fields, check_one_of, typed_section
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 LAMB_ONLY = ("clamp_weight_norm", "bias_correction", "eight_bit", "block_size", "min_eight_bit_numel", "delayed")
@@ -40,7 +40,7 @@ class MemoryRecipe(MemoryPlan):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_one_of(tuple(PRECISIONS), precision=self.precision)
-        check_at_least(1, micro_batches=self.micro_batches)
+        check_fields(self, 1, "micro_batches")
 
     def activations_for(self, config: DalleConfig) -> str:
         """As MemoryPlan's; ValueError too where the precision does not go with it."""
@@ -59,10 +59,10 @@ class OptimizerRecipe:
 
     Args:
         name: "lamb"; "adamw" (torch's) and "adamw8bit" (bitsandbytes') take none of the fields after clip_norm.
-        max_skipped_in_row: so many non-finite steps in a row end the run.
-        clip_norm: the gradient's norm is cut to this.
-        delayed: the step runs beside the next forward and backward, whose gradient is taken at the weights before it.
-            Measuring, drawing and saving wait for it.
+        max_skipped_in_row: non-finite steps in a row that end the run.
+        clip_norm: the gradient is scaled down to this norm.
+        delayed: the step runs in parallel with the next forward and backward, whose gradient is taken at the weights
+            before it. Measuring, drawing and saving wait for it.
     """
 
     name: str = "lamb"
@@ -82,8 +82,8 @@ class OptimizerRecipe:
         check_one_of(OPTIMIZERS, name=self.name)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"betas = {list(self.betas)}: must be two numbers of at least 0 and below 1")
-        check_at_least(0, eps=self.eps, weight_decay=self.weight_decay, min_eight_bit_numel=self.min_eight_bit_numel)
-        check_at_least(1, block_size=self.block_size, max_skipped_in_row=self.max_skipped_in_row)
+        check_fields(self, 0, "eps", "weight_decay", "min_eight_bit_numel")
+        check_fields(self, 1, "block_size", "max_skipped_in_row")
         if not (self.clip_norm > 0 and self.clamp_weight_norm > 0):
             raise UserError(
                 f"clip_norm = {self.clip_norm}, clamp_weight_norm = {self.clamp_weight_norm}: must be above 0"
@@ -95,7 +95,7 @@ class OptimizerRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleRecipe:
-    """How long, how fast, what is looked at on the way; lengths in optimizer steps, an interval of 0 means never.
+    """Number of steps, learning rates and intervals, all in optimizer steps; an interval of 0 means never.
 
     Args:
         peak_lr: learning rate at the end of the warm-up.
@@ -117,11 +117,8 @@ class ScheduleRecipe:
     checkpoint_every: int = 500
 
     def __post_init__(self) -> None:
-        check_at_least(0, peak_lr=self.peak_lr, warmup_steps=self.warmup_steps)
-        check_at_least(1, total_steps=self.total_steps, log_every=self.log_every)
-        check_at_least(
-            0, heldout_every=self.heldout_every, sample_every=self.sample_every, checkpoint_every=self.checkpoint_every
-        )
+        check_fields(self, 0, "peak_lr", "warmup_steps", "heldout_every", "sample_every", "checkpoint_every")
+        check_fields(self, 1, "total_steps", "log_every")
         if self.warmup_steps > self.total_steps:
             raise UserError(f"warmup_steps = {self.warmup_steps}: more than total_steps = {self.total_steps}")
         ends = [until_step for until_step, _, _ in self.length_warmup]
@@ -137,8 +134,8 @@ class ScheduleRecipe:
                     f"1..{config.text_len} and image_side in 1..{config.image_side}"
                 )
 
-    def lasting(self, steps: int) -> Self:
-        """The same over another number of steps: what warms up keeps its share of them."""
+    def with_steps(self, steps: int) -> Self:
+        """The same over another number of steps; warm-ups keep their share of them."""
 
         def share(step: int) -> int:
             return round(step * steps / self.total_steps)
@@ -160,9 +157,9 @@ class DataRecipe:
         shuffle_buffer: samples held in memory to shuffle among.
         shuffle_shards: shards they come from, side by side.
         heldout_share: share of the rows, by the hash of their keys, kept for measuring where no held-out shards are.
-        heldout_samples: at most so many are measured.
-        caption_dropout: share of the captions, 0..1, in whose place the empty one is learnt, for classifier-free
-            guidance; what is held out keeps its captions.
+        heldout_samples: at most this many are measured.
+        caption_dropout: share of the captions, 0..1, that are replaced by the empty one, for classifier-free guidance;
+            held-out samples keep theirs.
         seed: of the order of the data, the first weights, the dropped captions and the drawn samples.
     """
 
@@ -176,14 +173,8 @@ class DataRecipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_at_least(
-            1,
-            batch_size=self.batch_size,
-            text_vocab_size=self.text_vocab_size,
-            shuffle_buffer=self.shuffle_buffer,
-            shuffle_shards=self.shuffle_shards,
-        )
-        check_at_least(0, heldout_samples=self.heldout_samples, seed=self.seed)
+        check_fields(self, 1, "batch_size", "text_vocab_size", "shuffle_buffer", "shuffle_shards")
+        check_fields(self, 0, "heldout_samples", "seed")
         if not 0 <= self.heldout_share < 1:
             raise UserError(f"heldout_share = {self.heldout_share}: must be at least 0 and below 1")
         if not 0 <= self.caption_dropout <= 1:
@@ -192,7 +183,7 @@ class DataRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A whole run. `model` holds fields of DalleConfig; those that the data and the tokenizer fix may be left out."""
+    """A whole run. `model` holds fields of DalleConfig; those that data and tokenizer determine may be left out."""
 
     model: dict[str, Any] = field(default_factory=dict)
     memory: MemoryRecipe = MemoryRecipe()
@@ -240,10 +231,10 @@ class Recipe:
         seed: int | None = None,
         precision: str | None = None,
     ) -> Self:
-        """The recipe with what is given put in its place; what warms up keeps its share of `steps`."""
+        """The recipe with the given values; warm-ups keep their share of `steps`."""
         schedule = self.schedule
         if steps is not None:
-            schedule = schedule.lasting(steps)
+            schedule = schedule.with_steps(steps)
         return dataclasses.replace(
             self,
             schedule=replace_given(schedule, peak_lr=lr),

@@ -14,7 +14,7 @@ from training.run.recipe import Recipe
 
 
 def new_config(recipe: Recipe, info: DatasetInfo, vocab_size: int) -> DalleConfig:
-    """The recipe's model for this data and so many ids; ValueError where it says otherwise."""
+    """The recipe's model for this data and vocabulary; ValueError where it says otherwise."""
     return recipe.model_config(
         image_side=info.image_side, image_vocab_size=info.codebook_size, text_vocab_size=vocab_size
     )
@@ -43,7 +43,7 @@ def bundled_vqgan(info: DatasetInfo) -> Path | None:
 
 
 def stated_codes(recipe: Recipe, vqgan: Path | None) -> Codes | None:
-    """What the codes of a data set that does not tell it itself are, where recipe and VQGAN say so."""
+    """What the codes of a data set without dataset.json mean, where recipe and VQGAN say so."""
     if vqgan is None or not {"image_side", "image_vocab_size"} <= set(recipe.model):
         return None
     made_by = VQGAN.load(vqgan)

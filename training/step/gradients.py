@@ -72,7 +72,7 @@ class GradientComputer:
         """The batch in parts of the size that is trained on at once, on the model's device."""
         size = self.micro_batch_size
         parts = zip(batch.text_ids.split(size), batch.image_codes.split(size), strict=True)
-        # Pinned batches are copied while the host goes on; others are waited for as ever.
+        # Pinned batches are copied asynchronously, others synchronously.
         return [Batch(*(part.to(self.device, non_blocking=True) for part in pair)) for pair in parts]
 
     def autocast(self) -> torch.autocast:

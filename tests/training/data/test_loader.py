@@ -13,10 +13,10 @@ from preprocessing.shards.files import open_stream
 from tests.preprocessing.shard_folders import PACKED_SHARD
 from tests.training.conftest import write_shards
 from training.data.catalog import find_shards
+from training.data.heldout import is_heldout
 from training.data.loader import TrainingData, collate
 from training.data.reader import whole_shard
 from training.data.sampler import Position
-from training.data.validation import is_heldout
 
 
 @pytest.fixture

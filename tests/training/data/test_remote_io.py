@@ -1,5 +1,6 @@
 """Shards on another machine: a web server on loopback whose faults are called by name."""
 
+import logging
 import os
 import re
 import signal
@@ -259,17 +260,18 @@ def test_a_remote_file_reads_as_a_local_one_does(tmp_path):
     assert file.read(5) == path.read_bytes()[10:15]
 
 
-def test_a_run_on_remote_shards_is_the_run_on_their_folder(server, shards, tmp_path):
+def test_a_run_on_remote_shards_is_the_run_on_their_folder(server, shards, tmp_path, caplog):
+    caplog.set_level("INFO", "training")
     recipe = load_recipe("tiny")
     train(shards, tmp_path / "local", recipe)
     server.faults.coming = [None] * 3 + ["refuse"]
-    notices = []
-    train(server.url, tmp_path / "remote", recipe, on_notice=notices.append)
+    train(server.url, tmp_path / "remote", recipe)
     assert losses(tmp_path / "remote") == losses(tmp_path / "local")
-    assert any("trying again" in line for line in notices)
+    assert any("trying again" in line for line in caplog.messages)
 
 
-def test_control_c_while_data_is_waited_for_saves_what_was_learnt(server, shards, tmp_path):
+def test_control_c_while_data_is_waited_for_saves_what_was_learnt(server, shards, tmp_path, caplog, monkeypatch):
+    caplog.set_level("INFO", "training")
     recipe = load_recipe("tiny").override(steps=30)
     train(shards, tmp_path / "whole", recipe)
     tries = []
@@ -277,13 +279,15 @@ def test_control_c_while_data_is_waited_for_saves_what_was_learnt(server, shards
     def away():
         server.faults.coming = ["refuse"] * 10_000
 
-    def on_notice(line):
-        tries.append("trying again" in line)
-        if tries.count(True) == 2:
-            os.kill(os.getpid(), signal.SIGINT)
+    class PressAtSecondTry(logging.Handler):
+        def emit(self, record):
+            tries.append("trying again" in record.getMessage())
+            if tries.count(True) == 2:
+                os.kill(os.getpid(), signal.SIGINT)
 
+    monkeypatch.setattr(logging.getLogger("training"), "handlers", [PressAtSecondTry()])
     with pytest.raises(KeyboardInterrupt):
-        train(server.url, tmp_path / "run", recipe, on_progress=at_step(3, away), on_notice=on_notice)
+        train(server.url, tmp_path / "run", recipe, on_progress=at_step(3, away))
     assert 3 <= saved_progress(tmp_path / "run")["step"] < 30
     server.faults.coming = []
     train(server.url, tmp_path / "run", recipe)

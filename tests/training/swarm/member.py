@@ -24,8 +24,8 @@ from hivemind.proto import averaging_pb2
 from dalle_lean.tokenizer import Tokenizer
 from tests.training.swarm.nursery import DIE
 from training.data.catalog import find_shards
+from training.data.heldout import heldout_rows
 from training.data.loader import Batch, collate
-from training.data.validation import heldout_rows
 from training.swarm.averaging import averagers
 from training.swarm.config import read_settings
 from training.swarm.host.checkpointer import Checkpointer

@@ -12,8 +12,8 @@ from torch import Tensor
 from dalle_lean import Dalle
 from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import find_shards
+from training.data.heldout import heldout_rows
 from training.data.loader import Batch, collate
-from training.data.validation import heldout_rows
 from training.run.progress import OnNotice
 from training.step.gradients import GradientComputer
 from training.swarm.averaging.averagers import tensors_sha256

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet
+from training.data.heldout import heldout_rows
 from training.data.loader import Batch, collate
 from training.data.remote_io import silent
 from training.data.sampler import Position
-from training.data.validation import heldout_rows
 from training.run.graceful_stop import Interruption, interrupt_deferred, raise_interrupt
 from training.run.progress import OnNotice
 from training.run.recipe import MemoryRecipe

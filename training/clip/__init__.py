@@ -1,0 +1,1 @@
+"""Training of a small CLIP: what ranks the pictures of a model."""

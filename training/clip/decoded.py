@@ -1,0 +1,56 @@
+"""Pictures as a VQGAN decodes them: a CLIP that scores drawn pictures has to know how they look.
+
+Shapes: N pictures, S side in pixels.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dalle_lean.images.vqgan import VQGAN
+from dalle_lean.io.files import sha256_file
+from dalle_lean.progress import OnProgress
+from training.clip.recipe import ClipRecipe
+from training.data.image_text import ImageTextPairs
+from training.data.pixels import Pixels, in_file
+
+
+def partly_decoded(
+    data: ImageTextPairs,
+    store: Path,
+    vqgan: Path,
+    recipe: ClipRecipe,
+    device: str,
+    on_progress: OnProgress | None,
+) -> ImageTextPairs:
+    """`data` with a share of its pictures, drawn by the seed, as the VQGAN decodes them; kept in the file `store`."""
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(recipe.seed))
+    rows = order[: round(recipe.decoded_share * len(data))]
+    made_from = f"{data.digest()} {sha256_file(vqgan / 'config.json')} {recipe.seed} {len(rows)}"
+
+    def fill(decoded: Tensor) -> None:
+        decode(VQGAN.load(vqgan).to(device), data.pixels.take(rows), decoded, device, on_progress)
+
+    decoded, _ = in_file(store, made_from, len(rows), recipe.picture_side, fill)
+    return replace(data, pixels=data.pixels.replaced(rows, decoded))
+
+
+@torch.no_grad()
+def decode(
+    vqgan: VQGAN,
+    pixels: Pixels,
+    decoded: Tensor,
+    device: str,
+    on_progress: OnProgress | None = None,
+    batch_size: int = 64,
+) -> None:
+    """Write pictures after encoding and decoding into `decoded`, uint8 [N, 3, S, S]."""
+    for start in range(0, len(pixels), batch_size):
+        part = slice(start, start + batch_size)
+        with torch.autocast(torch.device(device).type, torch.bfloat16):
+            images = vqgan.decode(vqgan.encode(pixels[part].to(device).float() / 255))
+        decoded[part] = (images.float() * 255).round().to("cpu", torch.uint8)
+        if on_progress is not None:
+            on_progress(min(part.stop, len(pixels)), len(pixels), "pictures through the VQGAN")

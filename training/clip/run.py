@@ -1,0 +1,225 @@
+"""Training of a small CLIP with its own vocabulary (arXiv 2103.00020); model and loss are open_clip's.
+
+OUT gets clip/ (a CLIP folder), checkpoint/, tokenizer.json, metrics.jsonl and tensorboard/. The pictures, as they were
+read, are in pictures.npy and heldout.npy; with a VQGAN a share of them, as it decodes them, is in decoded.npy.
+"""
+
+import math
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from dalle_lean.clip.architecture import build_clip, model_config
+from dalle_lean.clip.scorer import ClipScorer, right_caption_first
+from dalle_lean.images.vqgan import VQGAN
+from dalle_lean.io.files import sha256_file
+from dalle_lean.optim.lamb import parameter_groups
+from dalle_lean.progress import OnProgress
+from dalle_lean.require import require
+from dalle_lean.tokenizer import Tokenizer
+from training.clip.decoded import decode, partly_decoded
+from training.clip.hard_negatives import HardNegatives
+from training.clip.ranking_test import RankingTest, ranking_test
+from training.clip.recipe import ClipRecipe
+from training.data.augmentation import jitter
+from training.data.image_text import ImageTextPairs, hold_out, read_captioned
+from training.data.picture_batches import distinct_batches
+from training.run.checkpoint import load_checkpoint
+from training.run.folder import place_tokenizer
+from training.run.graceful_stop import TimeLimit
+from training.run.loop import TrainingRun
+from training.run.progress import MeasuredProgress
+from training.run.schedule import cosine_rate
+from training.step.guarded_step import guarded_step
+from training.step.precision import autocast
+
+PIXEL_MEAN = PIXEL_STD = (0.5, 0.5, 0.5)
+# Similarities are scaled by at most 100 (section 2.5 of the paper).
+LARGEST_LOGIT_SCALE = math.log(100)
+CAPTION_CHOICES = 50
+THING_CHOICES = 20
+AMONG = {
+    f"{view}{measurement}": count
+    for view in ("", "decoded_")
+    for measurement, count in (("right_caption_first", CAPTION_CHOICES), ("right_thing_first", THING_CHOICES))
+}
+
+
+def train_clip(
+    data: Path,
+    out: Path,
+    recipe: ClipRecipe,
+    *,
+    heldout: Path | None = None,
+    tokenizer: Path | None = None,
+    vqgan: Path | None = None,
+    save_dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    max_minutes: float | None = None,
+    on_progress: OnProgress | None = None,
+) -> MeasuredProgress:
+    """Train on the folder `data`, or continue the run that `out` holds exactly where its last checkpoint stood.
+
+    Args:
+        heldout: a folder to measure on; without it a share of the captions is left out of the training.
+        tokenizer: a tokenizer.json; without it one is made from the captions.
+        vqgan: a VQGAN folder; then a share of the pictures is shown as it decodes them, so that scores hold for
+            drawn pictures, which are a little blurred.
+        save_dtype: of the weights in OUT/clip.
+        max_minutes, on_progress, and what is raised: as `training.vqgan.run.train_vqgan`'s.
+    """
+    limit = TimeLimit(max_minutes)
+    train_set, heldout_set = read_sets(data, heldout, recipe, out, on_progress)
+    identity = {
+        "recipe": recipe.identity(),
+        "training pictures": train_set.digest(),
+        "tokenizer": sha256_file(tokenizer) if tokenizer else None,
+        "vqgan": sha256_file(vqgan / "config.json") if vqgan else None,
+    }
+    views = {"": heldout_set.pixels[:]}
+    if vqgan is not None:
+        views["decoded_"] = torch.empty_like(views[""])
+        decode(VQGAN.load(vqgan).to(device), heldout_set.pixels, views["decoded_"], device)
+        train_set = partly_decoded(train_set, out / "decoded.npy", vqgan, recipe, device, on_progress)
+    scorer = new_scorer(recipe, place_tokenizer(out, tokenizer, train_set.captions, recipe.vocab_size), device)
+    run = ClipRun(out, recipe, scorer, train_set, heldout_set, views, identity, save_dtype)
+    return run.go(on_progress, limit)
+
+
+class ClipRun(TrainingRun[list[int], MeasuredProgress]):
+    """A run in the state its folder holds; see `train_clip`. What step i does depends on recipe, data, weights and i
+    alone, not on the process.
+
+    Args:
+        views: of the held-out pictures, uint8 [N, 3, S, S], by the prefix of what is measured on them.
+    """
+
+    unit = "pictures"
+    optimizer: torch.optim.Optimizer
+
+    def __init__(
+        self,
+        out: Path,
+        recipe: ClipRecipe,
+        scorer: ClipScorer,
+        train_set: ImageTextPairs,
+        heldout: ImageTextPairs,
+        views: dict[str, Tensor],
+        identity: dict[str, Any],
+        save_dtype: torch.dtype,
+    ):
+        self.out, self.result, self.save_dtype = out, out / "clip" / "config.json", save_dtype
+        self.settings, self.recipe, self.identity = recipe, recipe, identity
+        self.scorer, self.data, self.heldout, self.views = scorer, train_set, heldout, views
+        self.model = scorer.model
+        scorer.model.visual.to(memory_format=torch.channels_last)  # for the convolutions' speed
+        groups = parameter_groups(self.model, recipe.weight_decay)
+        self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-6)
+        self.caption_ids = scorer.caption_ids(train_set.captions)
+        self.hard_negatives = HardNegatives(
+            train_set,
+            recipe.alike,
+            batch_size=recipe.batch_size,
+            share=recipe.hard_negative_share,
+            group_size=recipe.hard_group_size,
+            seed=recipe.seed,
+        )
+        self.clip_loss = require("open_clip", extra="training").ClipLoss()
+        self.ranking: RankingTest | None = None
+        if recipe.alike:
+            self.ranking = ranking_test(heldout, train_set, recipe.alike[0], THING_CHOICES, recipe.seed)
+        saved = load_checkpoint(out, model=self.model, optimizer=self.optimizer, run=identity)
+        self.progress = MeasuredProgress(**{**(saved or {"unusable": dict(train_set.skipped)}), "among": AMONG})
+
+    def batches(self, stopping: Callable[[], bool]) -> Generator[list[int], None, None]:
+        started = distinct_batches(self.data.captions, self.hard_negatives.seeds, self.recipe.seed)
+        for step, rows in islice(enumerate(started, start=1), self.progress.step, self.recipe.steps):
+            yield self.hard_negatives.batch(step, rows)
+
+    def step(self, step: int, batch: list[int]) -> dict[str, float]:
+        recipe, scorer = self.recipe, self.scorer
+        model: Any = scorer.model
+        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+        pixels = jitter(self.data.pixels[batch].float() / 255, generator)
+
+        def loss_of() -> Tensor:
+            with self.autocast():
+                images = model.encode_image(scorer.prepare(pixels).contiguous(memory_format=torch.channels_last))
+                texts = model.encode_text(self.caption_ids[batch].to(scorer.device))
+            images, texts = F.normalize(images.float(), dim=-1), F.normalize(texts.float(), dim=-1)
+            loss: Tensor = self.clip_loss(images, texts, model.logit_scale.exp())
+            return loss
+
+        lr = cosine_rate(step, peak=recipe.lr, warmup_share=recipe.warmup_share, total_steps=recipe.steps)
+        numbers = guarded_step(model, self.optimizer, loss_of, lr=lr, clip_grad_norm=recipe.clip_grad_norm)
+        with torch.no_grad():
+            model.logit_scale.clamp_(0, LARGEST_LOGIT_SCALE)
+        return numbers
+
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """The precision of the two towers; on a CPU with explicit attention weights."""
+        # Captions are short: the fused CPU kernel's backward makes the text tower take twice as long.
+        on_cpu = self.scorer.device.type == "cpu"
+        attention = sdpa_kernel(SDPBackend.MATH) if on_cpu else nullcontext()
+        with autocast(self.scorer.device.type, self.recipe.precision), attention:
+            yield
+
+    def evaluate(self) -> None:
+        if self.due(self.settings.heldout_every):
+            self.progress.measured = measure(self.scorer, self.views, self.heldout.captions, self.ranking)
+            self.metrics.write(self.progress.step, **self.progress.measured)
+
+    def write_result(self) -> None:
+        self.scorer.save(self.out / "clip", self.save_dtype)
+
+
+def new_scorer(recipe: ClipRecipe, tokenizer: Tokenizer, device: str) -> ClipScorer:
+    """A CLIP with new weights, the same for the same seed."""
+    architecture = recipe.architecture(tokenizer)
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.seed)
+        weights = build_clip(model_config(architecture)).state_dict()
+    return ClipScorer(
+        architecture, weights, tokenizer=tokenizer, image_mean=PIXEL_MEAN, image_std=PIXEL_STD, device=device
+    )
+
+
+def read_sets(
+    data: Path,
+    heldout: Path | None,
+    recipe: ClipRecipe,
+    out: Path,
+    on_progress: OnProgress | None,
+) -> tuple[ImageTextPairs, ImageTextPairs]:
+    """The pictures to train on, and those to measure on: of a folder, else of captions set aside; in files of `out`."""
+    side, fields = recipe.picture_side, recipe.fields
+    train_set = read_captioned(data, side, on_progress, fields=fields, store=out / "pictures.npy")
+    if heldout is None:
+        train_set, heldout_set = hold_out(train_set, recipe.heldout_share, recipe.seed)
+    else:
+        heldout_set = read_captioned(heldout, side, fields=fields, store=out / "heldout.npy")
+    return train_set, heldout_set.spread(recipe.heldout_pictures)
+
+
+def measure(
+    scorer: ClipScorer, views: dict[str, Tensor], captions: list[str], ranking: RankingTest | None
+) -> dict[str, float]:
+    """For each view of the held-out pictures, uint8 [N, 3, S, S], the share whose own caption comes first: of 50, and
+    of the ranking test's."""
+    texts = scorer.text_features(captions).cpu()
+    choices = None if ranking is None else scorer.text_features(ranking.captions).cpu()
+    measured = {}
+    for view, pixels in views.items():
+        pictures = scorer.image_features(pixels.float() / 255).cpu()
+        measured[f"{view}right_caption_first"] = right_caption_first(pictures, texts, captions, of=CAPTION_CHOICES)
+        if ranking is not None and choices is not None:
+            measured[f"{view}right_thing_first"] = ranking.accuracy(pictures, choices)
+    return measured

@@ -1,0 +1,20 @@
+"""Options that the commands which train have in common."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Out = Annotated[
+    Path, typer.Argument(metavar="OUT", help="Folder of the run; the same command continues what it holds.")
+]
+TokenizerFile = Annotated[
+    Path | None, typer.Option("--tokenizer", help="A tokenizer.json; without it one is made from the captions.")
+]
+Steps = Annotated[int, typer.Option(help="Optimizer steps in all.", min=1)]
+LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
+Seed = Annotated[int, typer.Option(help="Seed of the initial weights and the order of the data.", min=0)]
+Precision = Annotated[str, typer.Option(help="fp32 or bf16 (autocast).")]
+MaxMinutes = Annotated[
+    float | None, typer.Option(help="Stop and save after this many minutes; the same command continues.")
+]

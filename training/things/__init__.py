@@ -1,0 +1,1 @@
+"""Training of a classifier that names the thing in a picture."""

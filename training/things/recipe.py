@@ -1,0 +1,39 @@
+"""How a classifier of things is built and trained. Free of torch, for --help."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dalle_lean.errors import UserError
+from training.run.loop_settings import PictureRecipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThingRecipe(PictureRecipe):
+    """How a classifier is built and trained. The learning rate falls along half a cosine to 0 after its warm-up."""
+
+    LEAST: ClassVar[dict[str, int]] = {"batch_size": 2}
+
+    picture_side: int = 64
+    """Pixels."""
+    steps: int = 6000
+    batch_size: int = 64
+    lr: float = 2e-3
+    warmup_share: float = 0.05
+    """Of the steps."""
+    weight_decay: float = 0.05
+    """Not for biases and norms."""
+    label_smoothing: float = 0.1
+    clip_grad_norm: float = 5.0
+    log_every: int = 20
+    heldout_every: int = 500
+    checkpoint_every: int = 100
+
+    def __post_init__(self) -> None:
+        from dalle_lean.images.thing_classifier import SIDES
+
+        super().__post_init__()
+        for name in ("warmup_share", "label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"{name}={getattr(self, name)}: must be in 0..1")
+        if self.picture_side not in SIDES:
+            raise UserError(f"picture_side={self.picture_side}: must be in {SIDES[0]}..{SIDES[-1]}")

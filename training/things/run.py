@@ -1,0 +1,153 @@
+"""Training of a classifier of things, on drawings whose listing names what each shows.
+
+OUT gets classifier/ (a classifier folder), checkpoint/, metrics.jsonl and tensorboard/. The things, cut out of their
+pictures, are in pictures.npy and heldout.npy.
+"""
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from dalle_lean.errors import UserError
+from dalle_lean.images.thing_classifier import READ_SIDE, ThingClassifier, picture_of_thing
+from dalle_lean.optim.lamb import parameter_groups
+from dalle_lean.progress import OnProgress
+from training.data.augmentation import augment
+from training.data.image_text import ImageTextPairs, Unusable, read_captioned, read_picture
+from training.data.picture_batches import shuffled_batches
+from training.run.checkpoint import load_checkpoint
+from training.run.graceful_stop import TimeLimit
+from training.run.loop import TrainingRun
+from training.run.progress import MeasuredProgress
+from training.run.schedule import cosine_rate
+from training.step.guarded_step import guarded_step
+from training.step.precision import autocast
+from training.things.recipe import ThingRecipe
+
+
+def train_things(
+    data: Path,
+    out: Path,
+    recipe: ThingRecipe,
+    *,
+    heldout: Path | None = None,
+    device: str = "cpu",
+    max_minutes: float | None = None,
+    on_progress: OnProgress | None = None,
+) -> MeasuredProgress:
+    """Train on the lines of `data` that name one thing, or continue the run that `out` holds exactly where its last
+    checkpoint stood.
+
+    Args:
+        heldout: a folder to measure on, best drawings of other sets; without it nothing is measured.
+        max_minutes, on_progress, and what is raised: as `training.vqgan.run.train_vqgan`'s.
+    """
+    limit, side = TimeLimit(max_minutes), recipe.picture_side
+    train_set = read_things(data, side, on_progress, store=out / "pictures.npy")
+    names = sorted({*train_set.captions})
+    if len(names) < 2:
+        raise UserError(f"{data} shows only {names[0]!r}; at least two things are needed to tell them apart")
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.seed)
+        classifier = ThingClassifier(names, side, device)
+    heldout_set = None
+    if heldout is not None:
+        found = read_things(heldout, side, on_progress, store=out / "heldout.npy")
+        known = [row for row, thing in enumerate(found.captions) if thing in classifier.row_of]
+        if not known:
+            raise UserError(f"{heldout} shows none of the {len(classifier.things)} things that are learnt")
+        heldout_set = found.take(known).spread(recipe.heldout_pictures)
+    run = ThingRun(out, recipe, classifier, train_set, heldout_set)
+    return run.go(on_progress, limit)
+
+
+class ThingRun(TrainingRun[Tensor, MeasuredProgress]):
+    """A run in the state its folder holds; see `train_things`. What step i does depends on recipe, data, weights and i
+    alone, not on the process."""
+
+    unit = "pictures"
+    optimizer: torch.optim.Optimizer
+
+    def __init__(
+        self,
+        out: Path,
+        recipe: ThingRecipe,
+        classifier: ThingClassifier,
+        train_set: ImageTextPairs,
+        heldout: ImageTextPairs | None,
+    ):
+        self.out, self.result, self.settings = out, out / "classifier" / "config.json", recipe
+        self.recipe, self.classifier, self.heldout = recipe, classifier, heldout
+        self.pixels, self.labels = train_set.pixels, classifier.rows(train_set.captions)
+        self.model = classifier.model
+        self.optimizer = torch.optim.AdamW(parameter_groups(self.model, recipe.weight_decay))
+        self.identity = {"recipe": recipe.identity(), "training pictures": train_set.digest()}
+        saved = load_checkpoint(out, model=self.model, optimizer=self.optimizer, run=self.identity)
+        among = {"right_thing_first": len(classifier.things)}
+        self.progress = MeasuredProgress(**{**(saved or {"unusable": dict(train_set.skipped)}), "among": among})
+
+    def batches(self, stopping: Callable[[], bool]) -> Generator[Tensor, None, None]:
+        recipe, start = self.recipe, self.progress.step
+        return shuffled_batches(len(self.pixels), recipe.batch_size, recipe.seed, start=start, steps=recipe.steps)
+
+    def step(self, step: int, batch: Tensor) -> dict[str, float]:
+        recipe, device = self.recipe, self.classifier.device
+        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+        pixels = self.classifier.prepare(augment(self.pixels[batch].float(), generator))
+        labels = self.labels[batch].to(device)
+
+        def loss_of() -> Tensor:
+            with autocast(device.type, recipe.precision):
+                logits = self.model(pixels)
+            return F.cross_entropy(logits.float(), labels, label_smoothing=recipe.label_smoothing)
+
+        lr = cosine_rate(step, peak=recipe.lr, warmup_share=recipe.warmup_share, total_steps=recipe.steps)
+        return guarded_step(self.model, self.optimizer, loss_of, lr=lr, clip_grad_norm=recipe.clip_grad_norm)
+
+    def evaluate(self) -> None:
+        if self.heldout is not None and self.due(self.settings.heldout_every):
+            scores = self.classifier.scores_of_pixels(self.heldout.pixels[:])
+            hits = scores.argmax(dim=1).cpu() == self.classifier.rows(self.heldout.captions)
+            self.progress.measured = {"right_thing_first": hits.float().mean().item()}
+            self.metrics.write(self.progress.step, **self.progress.measured)
+
+    def write_result(self) -> None:
+        self.classifier.save(self.out / "classifier")
+
+
+def read_things(
+    folder: Path,
+    side: int,
+    on_progress: OnProgress | None = None,
+    *,
+    store: Path | None = None,
+) -> ImageTextPairs:
+    """The pictures of a folder that show one thing each, cut out at this side; as captions the names of the things.
+
+    Arguments as `read_captioned`'s.
+    """
+    return read_captioned(folder, side, on_progress, label_of=only_thing, read=read_thing, store=store)
+
+
+def only_thing(entry: dict[str, Any]) -> str:
+    """The only thing that a line of a listing names."""
+    things = entry.get("things")
+    if not isinstance(things, list) or not all(isinstance(thing, str) and thing.strip() for thing in things):
+        raise Unusable("no things named")
+    if len(things) != 1:
+        raise Unusable("not one thing alone")
+    thing: str = things[0].strip()
+    if not thing.isprintable():
+        raise Unusable("a name that cannot be printed")
+    return thing
+
+
+def read_thing(folder: Path, name: str, side: int) -> Tensor:
+    """The thing that stands on the ground of one picture: uint8 [3, side, side]."""
+    pixels = read_picture(folder, name, READ_SIDE).permute(1, 2, 0).numpy()
+    return picture_of_thing(Image.fromarray(pixels), side)

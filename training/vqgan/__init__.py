@@ -1,0 +1,1 @@
+"""Training of a VQGAN on a folder of pictures."""

@@ -1,0 +1,137 @@
+"""The steps in which a VQGAN learns (Esser et al. 2021, arXiv 2012.09841), without downloaded weights.
+
+Shapes: B pictures of a batch, S side in pixels.
+"""
+
+import math
+from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dalle_lean.errors import UserError
+from dalle_lean.images.vqgan import VQGAN
+from dalle_lean.require import require
+from training.run.schedule import learning_rate
+from training.step.guarded_step import snapshot
+from training.step.precision import autocast
+from training.vqgan.codebook import NearestLearner, codebook_learner
+from training.vqgan.recipe import CROPS_TRIED, VQGANRecipe
+
+
+class VQGANLearner(nn.Module):
+    """Everything that is trained. Step i depends on the recipe, the data and i alone, not on the process."""
+
+    def __init__(self, recipe: VQGANRecipe):
+        super().__init__()
+        self.recipe = recipe
+        with torch.random.fork_rng():
+            torch.manual_seed(recipe.seed)
+            self.vqgan = VQGAN(recipe.config)
+            self.discriminator = new_discriminator(recipe)
+        self.codebook = codebook_learner(self.vqgan.quantize)
+        self.weights = [parameter for parameter in self.vqgan.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.Adam(
+            [
+                {"params": self.weights, "betas": (0.9, 0.99)},
+                {"params": list(self.discriminator.parameters()), "betas": (0.5, 0.9)},
+            ],
+            lr=recipe.lr,
+            fused=True,
+        )
+
+    def start_from(self, first: VQGAN) -> None:
+        """Take the weights of another VQGAN; ValueError unless it differs in nothing but the side of its pictures."""
+        config = self.vqgan.config
+        wanted = asdict(replace(config, picture_side=first.config.picture_side))
+        found = asdict(first.config)
+        if different := [
+            f"{name}={found[name]} and not {wanted[name]}" for name in wanted if wanted[name] != found[name]
+        ]:
+            raise UserError(f"the VQGAN to begin with has {', '.join(different)}: leave that option out")
+        self.vqgan.load_state_dict(first.state_dict())
+        if isinstance(self.codebook, NearestLearner):
+            table = self.vqgan.quantize.table.clone()
+            vectors_per_step = self.recipe.batch_size * config.image_side**2
+            self.codebook.place(torch.arange(len(table), device=table.device), table, vectors_per_step)
+
+    def step(self, step: int, pixels: Tensor) -> dict[str, float]:
+        """Learn from pictures [B, 3, S, S] uint8 -> losses, and norms of gradients before clipping.
+
+        `step` counts from 1. Where one of the numbers is not finite, nothing is changed.
+        """
+        recipe = self.recipe
+        restore = snapshot(self)
+        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+        done = (step - 1) / recipe.steps
+        rate = learning_rate(step, peak=recipe.lr, warmup_steps=recipe.warmup_steps, total_steps=recipe.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        device = self.vqgan.quant_conv.weight.device
+        if recipe.crop_from is not None:
+            pixels = busiest_crops(pixels, recipe.config.picture_side, recipe.config.downscale, generator)
+        original = pixels.to(device).float() / 127.5 - 1
+        if recipe.flip:
+            mirrored = torch.rand(len(pixels), generator=generator) < 0.5
+            original[mirrored] = original[mirrored].flip(dims=[3])
+
+        with self.autocast():
+            z = self.vqgan.latents(original)
+        quantized, codebook_loss = self.codebook(z.float(), done, generator)
+        with self.autocast():
+            reconstruction = self.vqgan.pixels(quantized).float()
+
+        # Both losses reach the networks as one gradient on the pixels, where their norms can be weighed.
+        seen = reconstruction.detach().requires_grad_()
+        absolute, squared = F.l1_loss(seen, original), F.mse_loss(seen, original)
+        loss = absolute + recipe.squared_weight * squared
+        (pixel_gradient,) = torch.autograd.grad(loss, seen)
+        losses = {"loss": loss + codebook_loss, "absolute": absolute, "squared": squared, "codebook": codebook_loss}
+        self.optimizer.zero_grad()
+        if done >= recipe.discriminator_start:
+            with self.autocast():
+                (adversarial,) = torch.autograd.grad(-self.discriminator(seen).float().mean(), seen)
+                logits = self.discriminator(original).float(), self.discriminator(seen.detach()).float()
+            hinge = (F.relu(1 - logits[0]).mean() + F.relu(1 + logits[1]).mean()) / 2
+            hinge.backward()
+            scale = recipe.discriminator_weight * pixel_gradient.norm() / (adversarial.norm() + 1e-12)
+            pixel_gradient = pixel_gradient + scale * adversarial
+            losses["discriminator"] = hinge
+        torch.autograd.backward([reconstruction, codebook_loss], [pixel_gradient, None])
+        losses["grad_norm"] = nn.utils.clip_grad_norm_(self.weights, recipe.clip_grad_norm)
+        if "discriminator" in losses:
+            gradients = [weight.grad for weight in self.discriminator.parameters() if weight.grad is not None]
+            losses["discriminator_grad_norm"] = nn.utils.get_total_norm(gradients)
+        numbers = {name: value.item() for name, value in losses.items()}
+        if all(math.isfinite(number) for number in numbers.values()):
+            self.optimizer.step()
+        else:
+            restore()
+        return numbers
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """The precision of the networks; the codebook keeps float32."""
+        return autocast(self.vqgan.quant_conv.weight.device.type, self.recipe.precision)
+
+
+def busiest_crops(pixels: Tensor, side: int, step: int, generator: torch.Generator) -> Tensor:
+    """Of each picture [B, 3, S, S] the crop [B, 3, side, side] with the largest variance of CROPS_TRIED random ones,
+    whose corners are multiples of `step` pixels: plain grounds teach little."""
+    places = (pixels.shape[-1] - side) // step + 1
+    corners = step * torch.randint(places, (len(pixels), CROPS_TRIED, 2), generator=generator)
+    chosen = []
+    for picture, candidates in zip(pixels, corners.tolist(), strict=True):
+        crops = torch.stack([picture[:, top : top + side, left : left + side] for top, left in candidates])
+        chosen.append(crops[crops.float().flatten(1).var(dim=1).argmax()])
+    return torch.stack(chosen)
+
+
+def new_discriminator(recipe: VQGANRecipe) -> nn.Module:
+    """The patch discriminator of taming-transformers, with the weights it starts from."""
+    taming = require("taming.modules.discriminator.model", extra="training")
+    discriminator: nn.Module = taming.NLayerDiscriminator(
+        input_nc=3, ndf=recipe.discriminator_channels, n_layers=recipe.discriminator_layers
+    )
+    return discriminator.apply(taming.weights_init)

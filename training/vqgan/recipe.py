@@ -1,0 +1,68 @@
+"""How a VQGAN is built and trained. Free of torch, for --help."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dalle_lean.errors import UserError
+from training.run.loop_settings import PictureRecipe
+
+if TYPE_CHECKING:
+    from dalle_lean.images.vqgan import VQGANConfig
+
+EMOJI: dict[str, Any] = {
+    "quantizer": "vq",
+    "codebook_size": 1024,
+    "code_width": 16,
+    "z_channels": 64,
+    "channels": 32,
+    "channel_multipliers": (1, 1, 2, 4),
+    "num_res_blocks": 1,
+    "attention_resolutions": (),
+    "picture_side": 64,
+    "norm_groups": 8,
+}
+"""2.9 M weights for drawings of 64x64 pixels: 8x8 codes."""
+CROPS_TRIED = 4
+
+
+def emoji_config() -> "VQGANConfig":
+    """EMOJI as a config."""
+    from dalle_lean.images.vqgan import VQGANConfig
+
+    return VQGANConfig(**EMOJI)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VQGANRecipe(PictureRecipe):
+    """How a VQGAN is built and trained. The learning rate falls linearly to 0 after its warm-up."""
+
+    LEAST: ClassVar[dict[str, int]] = {"warmup_steps": 0}
+
+    config: "VQGANConfig" = field(default_factory=emoji_config)
+    steps: int = 10_000
+    batch_size: int = 16
+    lr: float = 1e-3
+    warmup_steps: int = 200
+    squared_weight: float = 1.0
+    """Of the mean squared error beside the mean absolute error, pixels in -1..1."""
+    discriminator_start: float = 0.6
+    """Share of the steps before the discriminator joins; 1 leaves it out."""
+    discriminator_weight: float = 0.1
+    """Norm of the adversarial gradient on the pixels, as a fraction of the reconstruction's."""
+    discriminator_channels: int = 32
+    discriminator_layers: int = 2
+    crop_from: int | None = None
+    """Side in pixels at which pictures are read to learn from crops of config.picture_side, the busiest of CROPS_TRIED;
+    None: whole pictures."""
+    flip: bool = False
+    """Mirror half of the pictures; not for captions that speak of left and right."""
+    log_every: int = 50
+    heldout_every: int = 500
+    checkpoint_every: int = 250
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.crop_from is not None and self.crop_from < self.config.picture_side:
+            raise UserError(f"crop_from={self.crop_from}: must be at least picture_side={self.config.picture_side}")
+        if not 0 <= self.discriminator_start <= 1:
+            raise UserError(f"discriminator_start={self.discriminator_start}: must be in 0..1")

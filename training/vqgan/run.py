@@ -1,0 +1,188 @@
+"""Training of a VQGAN on a folder of pictures (Esser et al. 2021, arXiv 2012.09841), without downloaded weights.
+
+OUT becomes a VQGAN folder; beside it stand checkpoint/, metrics.jsonl, tensorboard/, reconstructions/, and pictures.npy
+and heldout.npy, the pictures as they were read.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dalle_lean.images.codebook_usage import codebook_use
+from dalle_lean.images.vqgan import VQGAN
+from dalle_lean.progress import OnProgress
+from training.data.image_text import ImageTextPairs, read_pictures
+from training.data.picture_batches import shuffled_batches
+from training.run.checkpoint import load_checkpoint
+from training.run.graceful_stop import TimeLimit
+from training.run.loop import TrainingRun
+from training.run.previews import save_sheet
+from training.run.progress import StepCount, skipped_by_reason
+from training.step.precision import autocast
+from training.vqgan.learner import VQGANLearner
+from training.vqgan.recipe import VQGANRecipe
+
+HELD_OUT_ONE_IN = 50
+
+
+@dataclass
+class Progress(StepCount):
+    """The numbers of this run that move."""
+
+    psnr_db: float = math.nan
+    """On the held-out pictures, the last time it was measured."""
+    codes_used: float = math.nan
+    """Share of the codebook, on the same pictures."""
+    unusable: dict[str, int] = field(default_factory=dict)
+    """Files that could not be read as pictures, by reason."""
+
+    def findings(self) -> list[str]:
+        words = []
+        if math.isfinite(self.psnr_db):
+            words.append(f"PSNR {self.psnr_db:.2f} dB, {self.codes_used:.0%} of the codes used")
+        return words + skipped_by_reason(self.unusable)
+
+
+def train_vqgan(
+    data: Path,
+    out: Path,
+    recipe: VQGANRecipe,
+    *,
+    heldout: Path | None = None,
+    init_from: VQGAN | None = None,
+    save_dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    max_minutes: float | None = None,
+    on_progress: OnProgress | None = None,
+) -> Progress:
+    """Train on all pictures below `data`, or continue the run that `out` holds exactly where its checkpoint stood.
+
+    Args:
+        heldout: a folder to measure on; without it every 50th picture is left out of the training.
+        init_from: initial weights, of a VQGAN that differs in nothing but the side of its pictures.
+        save_dtype: to which the final weights are rounded; what they measure afterwards is the last line of metrics.
+        max_minutes: time limit, reading included; the run stops saved, with a result from its weights so far, and the
+            same call continues it.
+        on_progress: called with (done, total, note): pictures read, or decoded, then pictures trained on.
+
+    Raises:
+        TrainingDiverged: see LoopSettings.max_skipped_in_row; the last checkpoint stays as it was.
+        ValueError: the data or the run in `out` do not fit.
+        KeyboardInterrupt, Terminated: on Ctrl+C or SIGTERM, once the step is finished and saved.
+    """
+    limit = TimeLimit(max_minutes)
+    train_set, heldout_set = read_sets(data, heldout, recipe, out, on_progress)
+    learner = VQGANLearner(recipe).to(device)
+    if init_from is not None:
+        learner.start_from(init_from)
+    run = VQGANRun(out, learner, train_set, heldout_set, init_from, save_dtype)
+    return run.go(on_progress, limit)
+
+
+class VQGANRun(TrainingRun[Tensor, Progress]):
+    """A run in the state its folder holds; see `train_vqgan`."""
+
+    unit = "pictures"
+
+    def __init__(
+        self,
+        out: Path,
+        learner: VQGANLearner,
+        train_set: ImageTextPairs,
+        heldout_set: ImageTextPairs,
+        init_from: VQGAN | None,
+        save_dtype: torch.dtype,
+    ):
+        self.out, self.result, self.save_dtype = out, out / "config.json", save_dtype
+        self.learner = self.model = learner
+        self.optimizer, self.settings = learner.optimizer, learner.recipe
+        self.pixels, self.heldout = train_set.pixels, heldout_set.pixels
+        self.identity = {"recipe": learner.recipe.identity(), "pictures": self.pixels.digest()}
+        if init_from is not None:
+            self.identity["init_from"] = init_from.fingerprint()
+        saved = load_checkpoint(out, model=learner, optimizer=learner.optimizer, run=self.identity)
+        self.progress = Progress(**(saved or {}))
+        self.progress.unusable = dict(train_set.skipped + heldout_set.skipped)
+
+    def batches(self, stopping: Callable[[], bool]) -> Generator[Tensor, None, None]:
+        recipe = self.learner.recipe
+        return shuffled_batches(
+            len(self.pixels), recipe.batch_size, recipe.seed, start=self.progress.step, steps=recipe.steps
+        )
+
+    def step(self, step: int, batch: Tensor) -> dict[str, float]:
+        return self.learner.step(step, self.pixels[batch])
+
+    def evaluate(self) -> None:
+        if self.due(self.settings.heldout_every):
+            self.measure(self.learner.vqgan, f"step-{self.progress.step:06d}")
+
+    def write_result(self) -> None:
+        self.learner.vqgan.save(self.out, self.save_dtype)
+        device = self.learner.vqgan.quant_conv.weight.device
+        self.measure(VQGAN.load(self.out).to(device), "final")
+
+    def measure(self, vqgan: VQGAN, name: str) -> None:
+        """Write PSNR and codebook use of the held-out pictures to the metrics, and a sheet to reconstructions/."""
+        measured, shown = measure(vqgan, self.heldout[:], self.learner.recipe)
+        self.progress.psnr_db, self.progress.codes_used = measured["heldout_psnr_db"], measured["heldout_codes_used"]
+        self.metrics.write(self.progress.step, **measured)
+        save_sheet(self.out / "reconstructions" / f"{name}.png", shown)
+
+
+@torch.no_grad()
+def measure(
+    vqgan: VQGAN, pixels: Tensor, recipe: VQGANRecipe, batch_size: int = 64
+) -> tuple[dict[str, float], list[Tensor]]:
+    """PSNR (dB, of the mean squared error over all pictures, pixels in 0..1) and codebook use; and rows to look at."""
+    device = vqgan.quant_conv.weight.device
+    codes, squared_error = [], 0.0
+    shown: list[Tensor] = []
+    for chunk in pixels.split(batch_size):
+        original = chunk.to(device).float() / 255
+        with autocast(device.type, recipe.precision):
+            codes.append(vqgan.encode(original))
+            reconstruction = vqgan.decode(codes[-1]).float()
+        squared_error += float((reconstruction - original).double().square().sum())
+        if not shown:
+            shown = side_by_side(original, reconstruction)
+    use = codebook_use(torch.cat(codes), vqgan.config.codebook_size)
+    psnr_db = -10 * math.log10(max(squared_error / pixels.numel(), 1e-10))
+    return {
+        "heldout_psnr_db": psnr_db,
+        "heldout_codes_used": use.share,
+        "heldout_codes_perplexity": use.perplexity,
+    }, shown
+
+
+def side_by_side(originals: Tensor, reconstructions: Tensor, width: int = 16) -> list[Tensor]:
+    """Rows of `width` pictures: originals, their reconstructions below, and so on; a last short row is left out."""
+    if len(originals) < width:
+        return [originals, reconstructions]
+    whole = len(originals) - len(originals) % width
+    pairs = zip(originals[:whole].split(width), reconstructions[:whole].split(width), strict=True)
+    return [row for pair in pairs for row in pair]
+
+
+def read_sets(
+    data: Path,
+    heldout: Path | None,
+    recipe: VQGANRecipe,
+    out: Path,
+    on_progress: OnProgress | None,
+) -> tuple[ImageTextPairs, ImageTextPairs]:
+    """The pictures to train on, and those to measure on; in files of `out`."""
+    side = recipe.crop_from or recipe.config.picture_side
+    train_set = read_pictures(data, side, on_progress, store=out / "pictures.npy")
+    if heldout is not None:
+        heldout_set = read_pictures(heldout, side, on_progress, store=out / "heldout.npy")
+    else:
+        rows = range(len(train_set))
+        heldout_set = replace(train_set.take(rows[::HELD_OUT_ONE_IN]), skipped=Counter())
+        train_set = train_set.take([row for row in rows if row % HELD_OUT_ONE_IN])
+    return train_set, heldout_set.spread(recipe.heldout_pictures)
