@@ -16,7 +16,7 @@ from training.data.loader import Batch, collate
 from training.data.validation import heldout_rows
 from training.run.progress import OnNotice
 from training.step.gradients import GradientComputer
-from training.swarm.averaging.averagers import tensors_sha256
+from training.swarm.averaging.state_validation import tensors_sha256
 from training.swarm.config import SwarmSettings
 from training.swarm.host.checkpoints import Checkpoints
 from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer

@@ -11,7 +11,7 @@ from training.data.loader import Batch
 from training.data.remote_io import silent
 from training.run.progress import OnNotice
 from training.step.gradients import GradientComputer
-from training.swarm.averaging.state_validation import judge
+from training.swarm.averaging.state_validation import validate_state
 from training.swarm.config import SwarmSettings
 from training.swarm.host.checkpointer import go_on_from
 from training.swarm.optimizer.build import swarm_optimizer
@@ -81,7 +81,7 @@ def run_donor(
         if heldout is not None:
             few = Batch(*(tensor[:JUDGE_SAMPLES] for tensor in heldout))
             gradients = GradientComputer(model, settings.recipe.memory, micro_batch_size=1)
-            averager.judge = partial(judge, gradients, few, averager.main_parameters)
+            averager.validate = partial(validate_state, gradients, few, averager.main_parameters)
         seen = optimizer.local_epoch
         while not wait(DONOR_PAUSE_S):
             optimizer.step(batch_size=0)

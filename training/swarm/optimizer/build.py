@@ -15,8 +15,8 @@ from training.run.progress import OnNotice
 from training.run.recipe import LAMB_ONLY
 from training.run.schedule import learning_rate
 from training.swarm.averaging.aggregation import RULES
-from training.swarm.averaging.averagers import SwarmGradientAverager, SwarmPowerSGDAverager
 from training.swarm.averaging.compression import wire_compression
+from training.swarm.averaging.gradient_averager import SwarmGradientAverager, SwarmPowerSGDAverager
 from training.swarm.config import SwarmSettings
 from training.swarm.optimizer.diloco import DilocoOptimizer, PseudoGradientAverager, make_outer
 from training.swarm.optimizer.lamb import SwarmLamb
@@ -49,7 +49,7 @@ def swarm_optimizer(
     dht: hivemind.DHT,
     *,
     role: str = "trainer",
-    judge: Callable[[Sequence[Tensor]], None] | None = None,
+    validate: Callable[[Sequence[Tensor]], None] | None = None,
     on_download: Callable[[int, int, str], None] | None = None,
     on_notice: OnNotice = silent,
 ) -> SwarmOptimizer:
@@ -57,7 +57,7 @@ def swarm_optimizer(
 
     Args:
         role: "trainer"; "donor", which brings no samples and hands out states; "helper", which only reduces.
-        judge, on_download: see SwarmStateAverager.
+        validate, on_download: see SwarmStateAverager.
         on_notice: called when this peer is behind the others, and with how it goes on.
     """
     wire, timing, client_mode = settings.wire, settings.timing, dht.client_mode
@@ -73,10 +73,10 @@ def swarm_optimizer(
             "lr_of_epoch": partial(lr_of_epoch, settings),
             "last_epoch": settings.last_epoch,
             "donors": settings.swarm.donors,
-            "judge": judge,
+            "validate": validate,
             "on_download": on_download,
             "request_timeout": timing.request_timeout_s,
-            "largest_weight": 1.0,
+            "max_weight": 1.0,
         },
         dht=dht,
         run_id=settings.run_id,
@@ -112,7 +112,7 @@ def gradient_averager(settings: SwarmSettings) -> Callable[..., GradientAverager
     wire, timing = settings.wire, settings.timing
     options: dict[str, Any] = {
         "rule": RULES[wire.aggregation],
-        "largest_weight": float(settings.target_batch_size),
+        "max_weight": float(settings.target_batch_size),
         "request_timeout": timing.request_timeout_s,
     }
     if wire.mode == "diloco":

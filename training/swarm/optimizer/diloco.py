@@ -17,12 +17,12 @@ import torch
 from hivemind.optim.grad_averager import GradientAverager
 from torch import Tensor
 
-from training.swarm.averaging.averagers import GatedAverager, SaysEpoch
+from training.swarm.averaging.gradient_averager import SwarmGradientAverager
 from training.swarm.config import SwarmSettings
 from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
 
 
-class PseudoGradientAverager(GatedAverager, SaysEpoch):
+class PseudoGradientAverager(SwarmGradientAverager):
     """Averages how far the peers' parameters are from the agreed ones: agreed minus own."""
 
     agreed: Sequence[Tensor]

@@ -10,7 +10,10 @@ from hivemind.utils import get_dht_time
 from dalle_lean.errors import UserError
 from training.data.remote_io import silent
 from training.run.progress import OnNotice
-from training.swarm.averaging.averagers import StateRefused, SwarmStateAverager, epoch_of_group, has_succeeded
+from training.swarm.averaging.averagers import has_succeeded
+from training.swarm.averaging.gradient_averager import epoch_of_group
+from training.swarm.averaging.state_transfer import SwarmStateAverager
+from training.swarm.averaging.state_validation import StateRefused
 from training.swarm.optimizer.progress_tracker import FollowingTracker, SwarmTracker
 
 RETRY_PAUSE_S = 2.0
@@ -76,7 +79,7 @@ class SwarmOptimizer(hivemind.Optimizer):
 
     def _make_gradient_averager(self, factory: Any, **options: Any) -> Any:
         averager = super()._make_gradient_averager(factory, **options)
-        averager.epoch_now = lambda: None if self.auxiliary else self.local_epoch
+        averager.current_epoch = lambda: None if self.auxiliary else self.local_epoch
         return averager
 
     def _make_progress_tracker(self, target_batch_size: int, **options: Any) -> ProgressTracker:
@@ -142,10 +145,10 @@ class SwarmOptimizer(hivemind.Optimizer):
         if self.tracker.global_progress.num_peers > 1:
             self.solo_steps += 1
             self.was_lonely = True
-            self.state_averager.stale = self.state_averager.skips_round = True
-            self.state_averager.lacking += self.opt.held
+            self.state_averager.stale = self.state_averager.skip_next_round = True
+            self.state_averager.missed_steps += self.opt.held
         else:
-            self.state_averager.stale, self.state_averager.lacking = False, 0  # there are no newer ones
+            self.state_averager.mark_current()  # no other peer has newer weights
         self.grad_averager.notify_used_averaged_gradients()
 
     def _load_averaged_gradients_into_optimizer_(self) -> None:
@@ -200,11 +203,11 @@ class SwarmOptimizer(hivemind.Optimizer):
         attempts = min(LONE_CLAIM_ATTEMPTS, self.load_state_attempts) if lone else self.load_state_attempts
         for attempt in range(1, attempts + 1):
             # A donor may be about to take the step that the others have taken; soon it is not worth waiting for.
-            least_epoch = max(self.local_epoch, newest if attempt == 1 else newest - 1)
+            min_epoch = max(self.local_epoch, newest if attempt == 1 else newest - 1)
             if lone and attempt == attempts:
-                least_epoch = self.local_epoch + 1  # that of the others, if they are ahead, too
+                min_epoch = self.local_epoch + 1  # that of the others, if they are ahead, too
             try:
-                self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, least_epoch=least_epoch)
+                self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, min_epoch=min_epoch)
             except StateRefused as refusal:
                 if attempt == attempts and lone and self.may_leave_out_a_claim():
                     self.on_notice(
@@ -231,12 +234,12 @@ class SwarmOptimizer(hivemind.Optimizer):
         if self.tracker.doubt() > 0 or self.following:
             return True
         try:
-            self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, least_epoch=0, strangers=False)
+            self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, min_epoch=0, strangers=False)
         except StateRefused:
             return False
         return True
 
     def shutdown(self) -> None:
         """Leave the swarm; no more than an all-reduce that is under way is waited for."""
-        self.state_averager.abandon()
+        self.state_averager.stop_matchmaking()
         super().shutdown()

@@ -20,7 +20,7 @@ from training.data.validation import heldout_rows
 from training.run.graceful_stop import Interruption, interrupt_deferred, raise_interrupt
 from training.run.progress import OnNotice
 from training.run.recipe import MemoryRecipe
-from training.swarm.averaging.state_validation import judge
+from training.swarm.averaging.state_validation import validate_state
 from training.swarm.config import SwarmSettings
 from training.swarm.optimizer.build import swarm_optimizer
 from training.swarm.peer.data_parallel import RankCommand, Ranks
@@ -112,7 +112,12 @@ class Peer(GradientWorker):
         self.handed_on = 0
         """How often the model had got weights from the swarm when the other ranks got them."""
         self.optimizer = swarm_optimizer(
-            settings, self.model, dht, judge=self.judge, on_download=self.show_download, on_notice=self.on_notice
+            settings,
+            self.model,
+            dht,
+            validate=self.validate_state,
+            on_download=self.show_download,
+            on_notice=self.on_notice,
         )
 
     @property
@@ -120,10 +125,10 @@ class Peer(GradientWorker):
         """Whether the schedule is at its end."""
         return self.optimizer.local_epoch * self.settings.steps_per_epoch >= self.settings.total_steps
 
-    def judge(self, parameters: Sequence[Tensor]) -> None:
+    def validate_state(self, parameters: Sequence[Tensor]) -> None:
         """StateRefused where held-out samples say that these parameters are much worse than the present ones."""
         if self.heldout is not None:
-            judge(self.gradients, self.heldout, self.optimizer_parameters(), parameters)
+            validate_state(self.gradients, self.heldout, self.optimizer_parameters(), parameters)
 
     def optimizer_parameters(self) -> Sequence[Tensor]:
         """The model's parameters in the order of the averagers."""
@@ -222,11 +227,11 @@ class Peer(GradientWorker):
 
     def hand_on_weights(self, ranks: Ranks) -> None:
         """Let the other ranks have the weights, where they have changed since they were given out."""
-        applied = self.optimizer.state_averager.applied
-        if applied != self.handed_on:
+        times_applied = self.optimizer.state_averager.times_applied
+        if times_applied != self.handed_on:
             ranks.tell(RankCommand.TAKE_WEIGHTS)
             ranks.share(self.model)
-            self.handed_on = applied
+            self.handed_on = times_applied
 
     def tell(self) -> None:
         """Bring the numbers up to date and show them."""

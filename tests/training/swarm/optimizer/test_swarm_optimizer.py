@@ -11,7 +11,8 @@ from hivemind.utils import get_dht_time
 
 from tests.training.swarm.optimizer.test_progress_tracker import LAST, TARGET, record, said
 from training.data.remote_io import silent
-from training.swarm.averaging.averagers import StateRefused, SwarmStateAverager, check_epoch, tensors_sha256
+from training.swarm.averaging.state_transfer import SwarmStateAverager
+from training.swarm.averaging.state_validation import StateRefused, check_epoch, tensors_sha256
 from training.swarm.optimizer import swarm_optimizer as stepping
 from training.swarm.optimizer.progress_tracker import SwarmTracker
 from training.swarm.optimizer.swarm_optimizer import OutOfSync, SwarmOptimizer
@@ -57,11 +58,11 @@ def newcomer(dht, averager, monkeypatch):
     optimizer.on_notice = silent
     optimizer.answers = iter(())
 
-    def download(donor, timeout, least_epoch=0):
+    def download(donor, timeout, min_epoch=0):
         epoch = next(optimizer.answers) if donor == DONOR else None
         if epoch is None:
             raise StateRefused("does not answer")
-        check_epoch({"epoch": epoch}, least_epoch)
+        check_epoch({"epoch": epoch}, min_epoch)
         state = [torch.full((5,), float(epoch))]
         return {"epoch": epoch, "sha256": tensors_sha256(state)}, state
 
@@ -125,7 +126,7 @@ def test_the_runs_donors_are_asked_first_whatever_is_said_of_them(averager):
 def test_strangers_who_keep_a_peer_waiting_do_so_once(averager, monkeypatch):
     asked = []
 
-    def download(donor, timeout, least_epoch=0):
+    def download(donor, timeout, min_epoch=0):
         asked.append((donor == DONOR, timeout))
         time.sleep(timeout)
         raise StateRefused("took too long")
