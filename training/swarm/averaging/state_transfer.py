@@ -6,7 +6,7 @@ import multiprocessing as mp
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from typing import Any
 
@@ -39,20 +39,21 @@ class SwarmStateAverager(WeightAverager):
         lr_of_epoch: see WeightAverager.
         last_epoch: the end of the schedule; states of later steps are refused.
         donors: peer ids that are asked first.
-        validate: gets downloaded parameters in the order of `main_parameters`; raises StateRefused if they are bad.
-        on_download: called with bytes received, bytes in all and the donor while a state arrives.
     """
+
+    validate: Callable[[Sequence[Tensor]], None] | None = None
+    """Gets downloaded parameters in the order of `main_parameters`; raises StateRefused if they are bad."""
+    on_download: Callable[[int, int, str], None] = staticmethod(lambda *_: None)
+    """Called with bytes received, bytes in all and the donor while a state arrives."""
 
     def __init__(
         self,
         *,
         last_epoch: int,
         donors: Sequence[str] = (),
-        validate: Callable[[Sequence[Tensor]], None] | None = None,
-        on_download: Callable[[int, int, str], None] | None = None,
         **options: Any,
     ):
-        self.last_epoch, self.validate, self.on_download = last_epoch, validate, on_download
+        self.last_epoch = last_epoch
         self.donors = {PeerID.from_base58(donor) for donor in donors}
         self._received_bytes = mp.Value("q", 0)
         self.downloads = 0
@@ -62,14 +63,10 @@ class SwarmStateAverager(WeightAverager):
 
     def state_tensors(self) -> list[Tensor]:
         """Parameters, then the optimizer's statistics, in the same order for all peers."""
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        return [*(parameter.detach() for parameter in parameters), *self.statistics(parameters)]
-
-    def statistics(self, parameters: Sequence[Tensor]) -> Iterator[Tensor]:
-        """The tensors of the optimizer's state."""
-        for parameter in parameters:
-            state = self.optimizer.state.get(parameter, {})
-            yield from (state[name] for name in sorted(state) if isinstance(state[name], Tensor))
+        tensors = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        for state in [self.optimizer.state.get(parameter, {}) for parameter in tensors]:
+            tensors += [state[name] for name in sorted(state) if isinstance(state[name], Tensor)]
+        return [tensor.detach() for tensor in tensors]
 
     @property
     def version(self) -> tuple[int, int, int]:
@@ -169,12 +166,10 @@ class SwarmStateAverager(WeightAverager):
                 outcome = future.result(timeout=0.5)
                 break
             except TimeoutError:
-                if self.on_download is not None:
-                    self.on_download(min(self._received_bytes.value, total), total, donor.to_base58())
+                self.on_download(min(self._received_bytes.value, total), total, donor.to_base58())
         if isinstance(outcome, str):
             raise StateRefused(outcome)
-        if self.on_download is not None:
-            self.on_download(total, total, donor.to_base58())
+        self.on_download(total, total, donor.to_base58())
         metadata, tensors = outcome
         return metadata, tensors
 
