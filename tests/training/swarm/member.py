@@ -142,15 +142,14 @@ def give_state(spec: dict, settings, dht, diary: Diary, wait) -> None:
     def on_step(optimizer: SwarmOptimizer) -> None:
         epoch = optimizer.local_epoch
         diary.tell("step", epoch=epoch, sha=diary.keep(optimizer, epoch), parameters_of=epoch)
-        if checkpointer is not None:
-            checkpointer.look(epoch, optimizer, model)
 
     run_donor(
         settings,
         dht,
         wait,
-        on_step,
+        on_step=on_step,
         model=model,
+        checkpointer=checkpointer,
         heldout=measured_on(settings, Path(spec["run"])) if spec.get("judges") else None,
         on_notice=lambda text: diary.tell("notice", text=text),
     )
