@@ -217,8 +217,9 @@ class LiveLine:
         self.on_terminal = err.is_interactive and err.file.isatty()
 
     def text(self, width: int) -> str:
-        status = self.download or (self.peer and self.peer.status())
-        return "" if status is None else status.line(width)
+        if self.download is not None:
+            return self.download.line(width)
+        return "" if self.peer is None else self.peer.status().line(width)
 
     def render(self) -> Text:
         return Text(self.text(err.width - 1), no_wrap=True, overflow="crop")

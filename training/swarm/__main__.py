@@ -123,18 +123,15 @@ def be_donor(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], boo
         on_change=report,
         stopped=lambda: wait(0),
     )
-    finished = threading.Event()
 
     def on_round(optimizer: Any) -> None:
         step = optimizer.local_epoch * settings.steps_per_epoch
         status.update(step=step, trainers=optimizer.tracker.trainers, checkpoint=checkpointer.saved_step)
-        if step >= settings.total_steps:
-            finished.set()
 
     run_donor(
         settings,
         dht,
-        lambda seconds: finished.is_set() or wait(seconds),
+        wait,
         heldout=heldout,
         checkpointer=checkpointer,
         on_round=on_round,

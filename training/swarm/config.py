@@ -163,21 +163,28 @@ class SwarmSettings:
     @classmethod
     def from_dict(cls, sections: dict[str, Any]) -> Self:
         """Parse the sections; ValueError names an unknown section or key, a wrong type, or a value out of range."""
-        own: dict[str, Any] = {}
+        parsed: dict[str, Any] = {}
         for name, kind in {"swarm": SwarmSection, "wire": WireSection, "timing": TimingSection}.items():
             values = sections.get(name, {})
             if not isinstance(values, dict):
                 raise UserError(f"{name} = {values!r}: must be a section")
             try:
-                own[name] = typed_section(kind, values)
+                parsed[name] = typed_section(kind, values)
             except ValueError as error:
                 raise UserError(f"[{name}] {error}") from None
-        return cls(**own, recipe=Recipe.from_dict({name: part for name, part in sections.items() if name not in own}))
+        return cls(
+            **parsed, recipe=Recipe.from_dict({name: part for name, part in sections.items() if name not in parsed})
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The sections; `from_dict` takes them back."""
-        own = {name: dataclasses.asdict(getattr(self, name)) for name in ("swarm", "wire", "timing")}
-        return {**own, **self.recipe.to_dict()}
+        first = {name: dataclasses.asdict(getattr(self, name)) for name in ("swarm", "wire", "timing")}
+        return {**first, **self.recipe.to_dict()}
+
+    @property
+    def model(self) -> DalleConfig:
+        """The recipe's model, which is complete in a swarm.toml."""
+        return DalleConfig.from_dict(self.recipe.model)
 
     @property
     def total_steps(self) -> int:
@@ -214,7 +221,7 @@ class SwarmSettings:
         schedule = {name: recipe["schedule"][name] for name in SHARED_SCHEDULE}
         parts = {
             "protocol": self.swarm.protocol,
-            "model": DalleConfig.from_dict(recipe["model"]).to_dict(),
+            "model": self.model.to_dict(),
             "optimizer": recipe["optimizer"],
             "schedule": schedule,
             "batch size": recipe["data"]["batch_size"],

@@ -56,6 +56,8 @@ def run_donor(
 ) -> None:
     """Take every step with the others and hand out the state until `wait(seconds)` is true.
 
+    With a checkpointer it also ends with the schedule, once the final state is saved or `wait(seconds)` is true.
+
     Args:
         model: with the run's first weights, by default a new one.
         heldout: the first few of these samples validate the states of others; without them, all whole and finite
@@ -88,6 +90,8 @@ def run_donor(
                     checkpointer.poll(last_epoch * scale, optimizer, model)
                 on_step(optimizer)
             on_round(optimizer)
+            if checkpointer is not None and last_epoch * scale >= settings.total_steps:
+                break
         if checkpointer is not None:
             checkpointer.close(optimizer.local_epoch * scale, optimizer, model, wait)
     finally:

@@ -75,7 +75,7 @@ class Supervisor:
     @property
     def all_up(self) -> bool:
         """Whether all have started and take connections."""
-        return all(member.was_up for member in self.processes.values())
+        return all(peer.was_up for peer in self.processes.values())
 
     @property
     def finished(self) -> bool:
@@ -84,94 +84,94 @@ class Supervisor:
 
     def poll(self) -> None:
         """Reap, probe and start peers; returns at once."""
-        for member in self.processes.values():
-            self.reap(member)
+        for peer in self.processes.values():
+            self.reap(peer)
         self.probe()
-        for member in self.processes.values():
-            self.pass_on_notices(member)
-        for member in self.processes.values():
-            if member.process is not None or time.monotonic() < member.due_s or self.finished:
+        for peer in self.processes.values():
+            self.pass_on_notices(peer)
+        for peer in self.processes.values():
+            if peer.process is not None or time.monotonic() < peer.due_s or self.finished:
                 continue
-            if self.host_config.is_up(member.name):
-                self.wait_for_port(member)
+            if self.host_config.is_up(peer.name):
+                self.wait_for_port(peer)
             else:
-                self.start(member)
+                self.start(peer)
 
-    def wait_for_port(self, member: ManagedProcess) -> None:
+    def wait_for_port(self, peer: ManagedProcess) -> None:
         """Give the remains of a peer a moment; ValueError if another program holds its port from the start."""
-        if time.monotonic() - member.due_s < PORT_TIMEOUT_S or member.port_reported:
+        if time.monotonic() - peer.due_s < PORT_TIMEOUT_S or peer.port_reported:
             return
-        taken = f"port {self.host_config.ports[member.name]} of {member.name} is taken by another program"
+        taken = f"port {self.host_config.ports[peer.name]} of {peer.name} is taken by another program"
         if not self.was_ready:
             raise UserError(f"{taken}; end it, or choose others with --port")
-        self.on_notice(f"{taken}; end it, {member.name} starts as soon as it is free")
-        member.port_reported = True
+        self.on_notice(f"{taken}; end it, {peer.name} starts as soon as it is free")
+        peer.port_reported = True
 
-    def start(self, member: ManagedProcess) -> None:
+    def start(self, peer: ManagedProcess) -> None:
         """Start a peer's process."""
-        log = self.run_dir / "logs" / f"{member.name}.log"
+        log = self.run_dir / "logs" / f"{peer.name}.log"
         log.parent.mkdir(exist_ok=True)
         # -P: the current folder may hold a package named `training`.
-        command = [sys.executable, "-P", "-m", "training.swarm", member.name.partition("-")[0], str(self.run_dir)]
-        command += ["--name", member.name, "--device", self.device]
+        command = [sys.executable, "-P", "-m", "training.swarm", peer.name.partition("-")[0], str(self.run_dir)]
+        command += ["--name", peer.name, "--device", self.device]
         set_aside(log)
         with open(log, "ab") as output:  # until it writes the log itself
-            member.process = subprocess.Popen(
+            peer.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # Ctrl+C is for the supervisor
             )
-        member.started_s, member.was_up, member.failed_probes = time.monotonic(), False, 0
-        member.port_reported = False
+        peer.started_s, peer.was_up, peer.failed_probes = time.monotonic(), False, 0
+        peer.port_reported = False
 
-    def reap(self, member: ManagedProcess) -> None:
+    def reap(self, peer: ManagedProcess) -> None:
         """Schedule the restart of a peer that has ended."""
-        if member.process is None or member.process.poll() is None:
+        if peer.process is None or peer.process.poll() is None:
             return
-        code = member.process.returncode
-        member.process = None
-        self.pass_on_notices(member)
+        code = peer.process.returncode
+        peer.process = None
+        self.pass_on_notices(peer)
         if self.finished:
             return
-        if time.monotonic() - member.started_s > STABLE_AFTER_S:
-            member.pause_s = MIN_PAUSE_S
-        member.due_s = time.monotonic() + member.pause_s
+        if time.monotonic() - peer.started_s > STABLE_AFTER_S:
+            peer.pause_s = MIN_PAUSE_S
+        peer.due_s = time.monotonic() + peer.pause_s
         self.on_notice(
-            f"{member.name} ended ({how_it_ended(code)}); it starts again in {member.pause_s:.0f} s as the same peer, "
-            f"see {self.run_dir / 'logs' / member.name}.log"
+            f"{peer.name} ended ({how_it_ended(code)}); it starts again in {peer.pause_s:.0f} s as the same peer, "
+            f"see {self.run_dir / 'logs' / peer.name}.log"
         )
-        member.pause_s = min(2 * member.pause_s, MAX_PAUSE_S)
+        peer.pause_s = min(2 * peer.pause_s, MAX_PAUSE_S)
 
     def probe(self) -> None:
         """Find out which peers take connections; kill those that no longer do."""
-        waiting = any(member.process is not None and not member.was_up for member in self.processes.values())
+        waiting = any(peer.process is not None and not peer.was_up for peer in self.processes.values())
         if not waiting and time.monotonic() - self.probed_s < PROBE_INTERVAL_S:
             return
         self.probed_s = time.monotonic()
-        for member in self.processes.values():
-            if member.process is None:
+        for peer in self.processes.values():
+            if peer.process is None:
                 continue
-            if self.host_config.is_up(member.name):
-                member.was_up, member.failed_probes = True, 0
-            elif member.was_up:
-                member.failed_probes += 1
-            elif time.monotonic() - member.started_s > START_TIMEOUT_S:
-                member.failed_probes = MAX_FAILED_PROBES
-            if member.failed_probes >= MAX_FAILED_PROBES:
-                self.on_notice(f"{member.name} takes no connections; it is restarted")
-                member.process.kill()
+            if self.host_config.is_up(peer.name):
+                peer.was_up, peer.failed_probes = True, 0
+            elif peer.was_up:
+                peer.failed_probes += 1
+            elif time.monotonic() - peer.started_s > START_TIMEOUT_S:
+                peer.failed_probes = MAX_FAILED_PROBES
+            if peer.failed_probes >= MAX_FAILED_PROBES:
+                self.on_notice(f"{peer.name} takes no connections; it is restarted")
+                peer.process.kill()
         self.was_ready = self.was_ready or self.all_up
 
-    def pass_on_notices(self, member: ManagedProcess) -> None:
+    def pass_on_notices(self, peer: ManagedProcess) -> None:
         """Pass on a peer's new notices."""
-        status = read_status(self.run_dir, member.name)
+        status = read_status(self.run_dir, peer.name)
         pid, noticed, lines = status.get("pid", 0), status.get("noticed", 0), status.get("notices", [])
-        before = member.notices_read[1] if pid == member.notices_read[0] else 0
+        before = peer.notices_read[1] if pid == peer.notices_read[0] else 0
         for line in lines[max(0, len(lines) - (noticed - before)) :]:
-            self.on_notice(f"{member.name}: {line}")
-        member.notices_read = (pid, noticed)
+            self.on_notice(f"{peer.name}: {line}")
+        peer.notices_read = (pid, noticed)
 
     def stop(self) -> None:
         """End all peers cleanly within LEAVE_TIMEOUT_S, donors first, which save their state.
@@ -181,10 +181,10 @@ class Supervisor:
         try:
             self.end_gracefully()
         except BaseException:
-            for member in self.processes.values():
-                if member.process is not None:
-                    member.process.kill()
-                    member.process.wait()
+            for peer in self.processes.values():
+                if peer.process is not None:
+                    peer.process.kill()
+                    peer.process.wait()
             raise
 
     def end_gracefully(self) -> None:

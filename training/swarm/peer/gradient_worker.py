@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dalle_lean import Dalle, DalleConfig
+from dalle_lean import Dalle
 from dalle_lean.io.files import read_json, write_json
 from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet
@@ -54,6 +54,8 @@ class GradientWorker:
     ):
         self.settings, self.tokenizer, self.folder, self.ranks = settings, tokenizer, folder, ranks
         self.batch_size = batch_size
+        if ranks is not None:
+            identity, device = ranks.broadcast_text(identity), str(ranks.device)
         recipe = settings.recipe.data
         self.data = TrainingData(
             shards=shards,
@@ -61,11 +63,11 @@ class GradientWorker:
             shuffle_buffer=recipe.shuffle_buffer,
             shuffle_shards=recipe.shuffle_shards,
             seed=recipe.seed,
-            identity=identity if ranks is None else ranks.broadcast_text(identity),
+            identity=identity or "",
             caption_dropout=recipe.caption_dropout,
         )
         if ranks is not None:
-            self.data, device = self.data.split(ranks.rank, ranks.world), str(ranks.device)
+            self.data = self.data.split(ranks.rank, ranks.world)
         self.gradients = make_gradients(settings, memory or settings.recipe.memory, batch_size, device, ranks)
         self.rescaled = 0
         """Batches left out because they overflowed in float16; its scales are smaller now."""
@@ -151,4 +153,4 @@ def make_gradients(
 def build_model(settings: SwarmSettings) -> Dalle:
     """The run's model with its first weights, the same for every peer."""
     torch.manual_seed(settings.recipe.data.seed)
-    return Dalle(DalleConfig.from_dict(settings.recipe.model))
+    return Dalle(settings.model)

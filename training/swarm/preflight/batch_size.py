@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from dalle_lean import Dalle, DalleConfig
+from dalle_lean import Dalle
 from dalle_lean.free_memory import free_bytes, free_ram_bytes
 from dalle_lean.memory import TrainingSetup, cost_of, fastest_plan
 from dalle_lean.memory.plan_search import human_bytes
@@ -83,8 +83,7 @@ def free_memory(device: torch.device) -> Memory:
 
 def state_bytes(settings: SwarmSettings) -> int:
     """Size of the weights and optimizer statistics that a newcomer downloads."""
-    config = DalleConfig.from_dict(settings.recipe.model)
-    cost = cost_of(config, MemoryRecipe(offload_optimizer=True), setup_of(settings, "fp32", 1))
+    cost = cost_of(settings.model, MemoryRecipe(offload_optimizer=True), setup_of(settings, "fp32", 1))
     return 4 * cost.parameters + cost.host.optimizer_state
 
 
@@ -96,9 +95,8 @@ def setup_of(settings: SwarmSettings, precision: str, samples: int) -> TrainingS
 
 def memory_needed(settings: SwarmSettings, memory: MemoryRecipe, samples: int, device_type: str) -> Memory:
     """What `samples` at once take, including all that hivemind holds; `device_type` is "cuda" or "cpu"."""
-    config = DalleConfig.from_dict(settings.recipe.model)
     plan = dataclasses.replace(memory, offload_optimizer=True)
-    cost = cost_of(config, plan, setup_of(settings, memory.precision, samples))
+    cost = cost_of(settings.model, plan, setup_of(settings, memory.precision, samples))
     parameters = 4 * cost.parameters
     on_device = cost.peak_bytes + parameters  # hivemind accumulates gradients there
     ram = PROCESS_BYTES + HOST_COPIES * parameters + 2 * cost.host.optimizer_state
@@ -136,7 +134,7 @@ def plan_batch(
 
     ValueError if nothing fits; it says what is needed.
     """
-    config = DalleConfig.from_dict(settings.recipe.model)
+    config = settings.model
     precision = precision or usable_precision(settings.recipe.memory.precision, device)
     memory = dataclasses.replace(settings.recipe.memory, precision=precision, offload_optimizer=True, micro_batches=1)
     memory.activations_for(config)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from dalle_lean import DalleConfig
 from dalle_lean.memory.plan_search import human_bytes
 from training.data.catalog import Codes, ShardSet, find_shards
 from training.data.reader import READ_ROWS, DamagedShard, read_rows
@@ -162,13 +161,13 @@ def check_data(source: str, settings: SwarmSettings | None = None) -> tuple[Chec
 
 def codes_of(settings: SwarmSettings) -> Codes:
     """What the run's model says of the codes, for data sets without a description."""
-    config = DalleConfig.from_dict(settings.recipe.model)
+    config = settings.model
     return Codes(image_side=config.image_side, codebook_size=config.image_vocab_size, vqgan="", picture_side=0)
 
 
 def data_difference(shards: ShardSet, settings: SwarmSettings) -> str:
     """How these shards differ from the run's, in one sentence; empty if they do not."""
-    config, info = DalleConfig.from_dict(settings.recipe.model), shards.info
+    config, info = settings.model, shards.info
     fields = {
         "grid": ((info.image_side,) * 2, (config.image_side,) * 2),
         "codebook": (info.codebook_size, config.image_vocab_size),
