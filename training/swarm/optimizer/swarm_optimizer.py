@@ -211,7 +211,7 @@ class SwarmOptimizer(hivemind.Optimizer):
                     return
                 if attempt == attempts:
                     raise OutOfSync(
-                        f"{self.position}, and none of {attempt} attempts got the state ({refusal}); "
+                        f"{self.position}, and no state could be had in {attempt} attempts ({refusal}); "
                         "start it again later, it continues"
                     ) from None
                 self.on_notice(f"no state at attempt {attempt} of {attempts} ({refusal})")

@@ -181,9 +181,8 @@ def end_in_time(on_stop: Callable[[], None]) -> None:
 def end_at_once(on_stop: Callable[[], None], code: int = INTERRUPTED_CODE) -> NoReturn:
     """End this process and its descendants, even where it waits or a library would catch an exception."""
     end_children()
-    telling = threading.Thread(
-        target=on_stop, daemon=True
-    )  # the signal may have interrupted the owner of the terminal's lock
-    telling.start()
-    telling.join(ON_STOP_TIMEOUT_S)
+    # On a thread: the signal may have interrupted the owner of a lock that on_stop needs.
+    stopping = threading.Thread(target=on_stop, daemon=True)
+    stopping.start()
+    stopping.join(ON_STOP_TIMEOUT_S)
     os._exit(code)
