@@ -142,20 +142,28 @@ def fetch_run(dht: hivemind.DHT, address: str) -> RunFiles:
     """The files of the run that the helper at `address`, which `dht` was opened with, hands out.
 
     Raises:
-        Unanswered: not in time, too large, or not what it should be; says which.
+        Unanswered: no answer in time, or one that is too large or malformed; says which.
         ValueError: a swarm.toml that this version cannot read.
     """
-    text = read_file(dht, address, NAME)
-    settings = parse_settings(decode(text, address), f"the swarm.toml of {address}")
+    text = fetch_settings_text(dht, address)
+    settings = parse_settings(text, f"the swarm.toml of {address}")
     tokenizer = read_file(dht, address, TOKENIZER)
     if hashlib.sha256(tokenizer).hexdigest() != settings.swarm.tokenizer_fingerprint:
         raise Unanswered(f"{address} sent a tokenizer.json other than the one its swarm.toml names")
-    return RunFiles(settings, text.decode(), tokenizer)
+    return RunFiles(settings, text, tokenizer)
 
 
 def fetch_settings(dht: hivemind.DHT, address: str) -> SwarmSettings:
     """The run's current settings: a run rolled back to a checkpoint continues under another run id."""
-    return parse_settings(decode(read_file(dht, address, NAME), address), f"the swarm.toml of {address}")
+    return parse_settings(fetch_settings_text(dht, address), f"the swarm.toml of {address}")
+
+
+def fetch_settings_text(dht: hivemind.DHT, address: str) -> str:
+    """swarm.toml as the helper sends it."""
+    try:
+        return read_file(dht, address, NAME).decode()
+    except UnicodeDecodeError:
+        raise Unanswered(f"{address} sent a swarm.toml that is not UTF-8") from None
 
 
 def remote_time(dht: hivemind.DHT, address: str) -> float:
@@ -180,14 +188,6 @@ def first_answer(dht: hivemind.DHT | None, addresses: Sequence[str], ask: Callab
         except Unanswered:
             continue
     return None
-
-
-def decode(text: bytes, address: str) -> str:
-    """Decode UTF-8; Unanswered if it is not."""
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        raise Unanswered(f"{address} sent a swarm.toml that is not UTF-8") from None
 
 
 def read_file(dht: hivemind.DHT, address: str, name: str) -> bytes:
