@@ -12,8 +12,8 @@ MAX_BATCHES_PER_STEP = 100
 """No peer gathers this many target batches for one step: such a record is broken."""
 DOUBT_S = 600.0
 """How long lone claims are ignored after one that had no state behind it."""
-MIN_TRAINER_SPEED = 1e-3
-"""Samples per second; donors, who do not train, report none."""
+MIN_TRAINER_SAMPLES_PER_S = 1e-3
+"""Donors, who do not train, report less."""
 
 Records = dict[Any, LocalTrainingProgress]
 """What peers report, by their keys."""
@@ -50,7 +50,7 @@ class SwarmTracker(ProgressTracker):
         }
         progress = super()._parse_swarm_progress_data(listening)
         progress.num_clients = sum(record.client_mode for record in records.values())
-        self.trainers = sum(record.samples_per_second > MIN_TRAINER_SPEED for record in records.values())
+        self.trainers = sum(record.samples_per_second > MIN_TRAINER_SAMPLES_PER_S for record in records.values())
         return progress
 
     def records(self) -> Records:

@@ -26,8 +26,8 @@ from training.swarm.config import SwarmSettings
 REPORT_S = 3.0
 """Compute between two reports to the others: often enough to show progress, rarely enough to cost nothing."""
 MAX_REPORT_S = 10.0
-MIN_SPEEDUP = 0.9
-"""Twice the samples at once must take at most this share of the time per sample."""
+MAX_TIME_RATIO = 0.9
+"""Of the time per sample, to go on with twice the samples at once."""
 MIN_REPORTS_PER_STEP = 8
 """By one peer alone; with fewer, a step of the swarm would far exceed its batch size."""
 USABLE_SHARE = 0.9
@@ -193,7 +193,7 @@ def measure_batch(
             longer = seconds_of(gradients, 2 * samples)
         except torch.OutOfMemoryError:  # another program took what was free
             break
-        if longer > 2 * MIN_SPEEDUP * seconds:
+        if longer > 2 * MAX_TIME_RATIO * seconds:
             break
         samples, seconds = 2 * samples, longer
     parts = min(max(1, round(REPORT_S / seconds)), max(1, max_report_samples(settings, ranks) // samples))

@@ -31,7 +31,7 @@ from training.swarm.network.bootstrap_service import (
 )
 from training.swarm.network.dht import open_dht
 from training.swarm.observe.peer_metrics import check_user_name
-from training.swarm.optimizer.progress_tracker import MIN_TRAINER_SPEED, plausible_records, without_lone_claims
+from training.swarm.optimizer.progress_tracker import MIN_TRAINER_SAMPLES_PER_S, plausible_records, without_lone_claims
 from training.swarm.preflight.batch_size import BatchPlan, free_memory, plan_batch, state_bytes
 from training.swarm.preflight.checks import (
     OK,
@@ -246,7 +246,7 @@ def check_progress(metadata: Any, settings: SwarmSettings) -> Check:
     )
     believed = without_lone_claims(records, own_epoch=0, own_key=None).values()
     step = max((record.epoch for record in believed), default=0) * settings.steps_per_epoch
-    rates = [record.samples_per_second for record in believed if record.samples_per_second > MIN_TRAINER_SPEED]
+    rates = [record.samples_per_second for record in believed if record.samples_per_second > MIN_TRAINER_SAMPLES_PER_S]
     if not rates:
         known = f"nobody trains at this moment, the run is at step {step}" if step else "nobody trains yet"
         return Check("swarm", OK, f"a helper answers; {known}")
