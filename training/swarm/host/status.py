@@ -87,5 +87,5 @@ class RunStatus:
         if self.checkpoint is not None:
             words.append(f"checkpoint of step {self.checkpoint}" if self.checkpoint else "no checkpoint yet")
         if self.failed_saves:
-            words.append(f"{self.failed_saves} checkpoints could not be written")
+            words.append(f"{self.failed_saves} checkpoint{'s' * (self.failed_saves != 1)} could not be written")
         return ", ".join(words)
