@@ -1,6 +1,7 @@
 """The commands `dalle-lean host` and `dalle-lean rollback`."""
 
 import dataclasses
+import ipaddress
 import math
 import time
 from collections.abc import Sequence
@@ -12,30 +13,28 @@ import typer
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import Device, begin_loading, progress_bar, say, warn
 
-OF_ANY_HOST = ("run_dir", "port", "announce", "listen", "helper_of")
-OF_THIS_MACHINE = (*OF_ANY_HOST, "donors", "vqgan", "device")
-"""What may change while a run goes on."""
+HELPER_OPTIONS = ("run_dir", "port", "announce", "listen", "helper_of")
+MACHINE_OPTIONS = (*HELPER_OPTIONS, "donors", "vqgan", "device")
+"""These may change while a run exists."""
 
 
 def host(
     context: typer.Context,
     run_dir: Annotated[
-        Path, typer.Argument(metavar="RUN_DIR", help="Folder of the run; the same command continues what it holds.")
+        Path, typer.Argument(metavar="RUN_DIR", help="Folder of the run; the same command continues it.")
     ],
     data: Annotated[
         str | None,
-        typer.Option(
-            help="Shards, as `preprocess` writes them: folder or URL. Needed for a new run.", show_default=False
-        ),
+        typer.Option(help="Shards written by `preprocess`: folder or URL. Required for a new run.", show_default=False),
     ] = None,
     config: Annotated[str, typer.Option(help="Recipe: a name or a TOML file.")] = "together",
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer.json; without it one is made from the captions.")
+        Path | None, typer.Option(help="tokenizer.json to use. [default: trained on the captions]", show_default=False)
     ] = None,
     vqgan: Annotated[
         Path | None,
         typer.Option(
-            help="The VQGAN that made the codes, to complete the checkpoints' model folders. "
+            help="The VQGAN that made the codes; it goes into the checkpoints' model folders. "
             "[default: the bundled model's, if it made them]",
             show_default=False,
         ),
@@ -43,14 +42,14 @@ def host(
     name: Annotated[
         str | None,
         typer.Option(
-            help="Of the run: lower-case letters, digits, hyphens. [default: the folder's]", show_default=False
+            help="Name of the run: lower-case letters, digits, hyphens. [default: the folder's]", show_default=False
         ),
     ] = None,
     port: Annotated[
         int | None,
         typer.Option(
-            help="TCP port of the first helper; the others have the next ones; 0 takes free ones. "
-            "[default: 31337, or what the run had]",
+            help="TCP port of the first helper, with the next ones for the other peers; 0 picks free ports. "
+            "[default: 31337, or the run's previous ports]",
             show_default=False,
             min=0,
             max=65500,
@@ -58,49 +57,71 @@ def host(
     ] = None,
     announce: Annotated[
         str | None,
-        typer.Option(help="IPv4 address at which others reach this machine. [default: found out]", show_default=False),
+        typer.Option(help="IPv4 address at which others reach this machine. [default: detected]", show_default=False),
     ] = None,
     listen: Annotated[
-        str | None, typer.Option(help="IPv4 address to listen on. [default: 0.0.0.0, all]", show_default=False)
+        str | None, typer.Option(help="IPv4 address to listen on. [default: 0.0.0.0]", show_default=False)
     ] = None,
     helper_of: Annotated[
         list[str] | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Of a run that is hosted elsewhere: run one more helper for it here, and nothing else.",
+            help="Address of a run hosted elsewhere: only run one more helper for it here.",
         ),
     ] = None,
     donors: Annotated[
         int | None,
         typer.Option(
-            help="Peers that keep the state; two replace each other. [default: 1, or what the run had]",
+            help="Peers that keep the state; with two, either can fail. [default: 1, or the run's previous number]",
             show_default=False,
             min=1,
             max=8,
         ),
     ] = None,
-    min_peers: Annotated[int, typer.Option(help="Trainers that must be there before the first step.", min=1)] = 1,
+    min_peers: Annotated[int, typer.Option(help="Trainers required before the first step.", min=1)] = 1,
     mode: Annotated[
-        str, typer.Option(help="gradients, averaged at each step; or diloco, many own steps between, for slow links.")
+        str,
+        typer.Option(
+            help="gradients: average at each step; diloco: many local steps between averages, for slow links."
+        ),
     ] = "gradients",
-    compression: Annotated[str, typer.Option(help="Of what is averaged: 8bit, fp16 or fp32.")] = "8bit",
+    compression: Annotated[str, typer.Option(help="What averaged tensors are sent as: 8bit, fp16 or fp32.")] = "8bit",
     power_sgd_rank: Annotated[
-        int, typer.Option(help="Gradients as products of matrices of this rank; 0 is off.", min=0)
+        int, typer.Option(help="Send gradients as products of matrices of this rank (PowerSGD); 0 turns it off.", min=0)
     ] = 0,
     matchmaking_time: Annotated[
-        float, typer.Option(help="Seconds that peers take to find each other; 2 or 3 in one building.", min=0.5)
+        float, typer.Option(help="Seconds for peers to find each other; 2 or 3 is enough on a local network.", min=0.5)
     ] = 15.0,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps; the warm-up keeps its share.", min=1)] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples in a step, of all together.", min=1)] = None,
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the first weights and the order of the data.", min=0)] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help="Optimizer steps, with the warm-up in proportion. [default: the recipe's]", show_default=False, min=1
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Samples per step, of all peers together. [default: the recipe's]", show_default=False, min=1
+        ),
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Peak learning rate. [default: the recipe's]", show_default=False)
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Seed of the first weights and the order of the data. [default: the recipe's]",
+            show_default=False,
+            min=0,
+        ),
+    ] = None,
     device: Device = "cpu",
 ) -> None:
-    """Keep a run alive on this machine: two helpers that volunteers find, and a donor that keeps its state.
+    """Host a run on this machine: two helpers that volunteers connect to, and a donor that keeps the state.
 
-    With --helper-of it is one more helper of a run that another machine hosts. Prints what a volunteer needs. It
-    trains nothing itself: `dalle-lean join` does, here too. Ctrl+C ends it; the same command, or RUN_DIR alone, goes
-    on.
+    With --helper-of it is one more helper of a run that another machine hosts. Prints the command for volunteers. It
+    trains nothing itself: `dalle-lean join` does, also on this machine. Ctrl+C stops it; the same command, or RUN_DIR
+    alone, continues.
     """
     begin_loading()
     from dalle_lean.devices import pick_device
@@ -114,25 +135,20 @@ def host(
         require(module, extra="training")
     from training.swarm.config import NAME, TimingSection, WireSection
     from training.swarm.host.host_config import HostConfig
-    from training.swarm.host.run_setup import (
-        ListenOptions,
-        is_loopback,
-        is_private,
-        make_helper,
-        make_run,
-        stations_before,
-    )
+    from training.swarm.host.run_setup import ListenOptions, make_helper, make_run, previous_config
     from training.swarm.host.supervisor import host_run
     from training.swarm.network.dht import log_to, prepare_process
 
     place = ListenOptions(port=port, announce=announce, listen=listen, donors=donors)
-    helper_of = helper_of or list(stations_before(run_dir).helper_of)
-    if helper_of and (given := given_beside(context, OF_ANY_HOST)):
+    helper_of = helper_of or list(previous_config(run_dir).helper_of)
+    if helper_of and (given := given_beside(context, HELPER_OPTIONS)):
         raise UserError(
             f"--helper-of runs a helper of another host's run, which has its own settings: leave out {given}"
         )
-    if data is None and (run_dir / NAME).exists() and (given := given_beside(context, OF_THIS_MACHINE)):
-        raise UserError(f"without --data the run in {run_dir} goes on as it is: leave out {given}, or name its --data")
+    if data is None and (run_dir / NAME).exists() and (given := given_beside(context, MACHINE_OPTIONS)):
+        raise UserError(
+            f"without --data the run in {run_dir} continues unchanged: leave out {given}, or name its --data"
+        )
     recipe = load_recipe(config).override(steps=steps, batch_size=batch_size, lr=lr, seed=seed)
     if vqgan is None and data is not None and not is_url(data):
         vqgan = bundled_vqgan(find_shards(data, on_notice=warn).info)
@@ -161,18 +177,19 @@ def host(
                 on_notice=warn,
             )
         host_config = HostConfig.load(run_dir)
-        own = [host_config.address(run_dir, helper) for helper in host_config.helpers]
+        addresses = [host_config.address(run_dir, helper) for helper in host_config.helpers]
 
         def invite() -> None:
             ports = ", ".join(str(port) for port in host_config.ports.values())
-            say(f"the run {settings.swarm.name} waits for volunteers (TCP ports {ports}); any machine takes part with")
-            say(f"    dalle-lean join {' '.join([*own, *helper_of])}")
-            if is_loopback(host_config.announce):
-                warn(f"{host_config.announce} is this machine: no other one can take part; see --announce")
-            elif is_private(host_config.announce):
+            say(f"the run {settings.swarm.name} is ready for volunteers (TCP ports {ports}); any machine joins with")
+            say(f"    dalle-lean join {' '.join([*addresses, *helper_of])}")
+            announced = ipaddress.ip_address(host_config.announce)
+            if announced.is_loopback:
+                warn(f"{announced} is this machine's loopback: no other machine can join; see --announce")
+            elif not announced.is_global:
                 warn(
-                    f"{host_config.announce} is an address of the own network: for volunteers outside, forward the TCP "
-                    f"ports {ports} to this machine and give --announce the address that the Internet sees"
+                    f"{announced} is a private address: for volunteers outside your network, forward the TCP ports "
+                    f"{ports} to this machine and give --announce its public address"
                 )
             if not is_url(settings.swarm.data) and not helper_of:
                 warn(f"volunteers need a copy of {settings.swarm.data}, which they name with --data")
@@ -192,7 +209,7 @@ def host(
 
 
 def given_beside(context: typer.Context, known: Sequence[str]) -> str:
-    """The options on the command line that are none of `known`, with commas between; "" if there are none."""
+    """The options on the command line besides `known`, separated by commas."""
     return ", ".join(
         f"--{name.replace('_', '-')}"
         for name in context.params
@@ -204,7 +221,7 @@ def rollback(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run hosted on this machine.")],
     to: Annotated[int | None, typer.Option(help="Step to go back to.", show_default=False)] = None,
 ) -> None:
-    """Take a run back to one of its checkpoints; without --to they are listed. End `dalle-lean host` before."""
+    """Take a run back to one of its checkpoints, or list them without --to. Stop `dalle-lean host` first."""
     from training.run.folder import run_folder
     from training.swarm.config import read_settings
     from training.swarm.host.checkpoints import FOLDER, GIVEN_UP, list_checkpoints
@@ -224,6 +241,6 @@ def rollback(
         settings = take_back(run_dir, to, warn)
     say(
         f"the run is at step {to} again and goes on as {settings.swarm.name}: start it with dalle-lean host {run_dir}. "
-        f"Peers that are still in {before.swarm.name} are told and join again; later checkpoints are in "
+        f"Peers still in {before.swarm.name} are notified and join again; later checkpoints are in "
         f"{run_dir / FOLDER}/{GIVEN_UP}-{before.swarm.name}"
     )

@@ -5,7 +5,7 @@ import signal
 import textwrap
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.live import Live
@@ -15,27 +15,32 @@ from dalle_lean.errors import UserError
 from dalle_lean.terminal import LINE_INTERVAL_S, Device, begin_loading, err, error, out, say
 
 if TYPE_CHECKING:
+    from training.swarm.peer.join import Volunteer
+    from training.swarm.peer.status_line import Download
     from training.swarm.preflight.checks import Check
 
 Data = Annotated[
-    str | None, typer.Option(help="The run's shards: folder or URL. [default: where the run says]", show_default=False)
+    str | None, typer.Option(help="The run's shards: folder or URL. [default: the run's]", show_default=False)
 ]
 Folder = Annotated[
     Path | None,
     typer.Option(
-        help="Where this machine keeps its identity and its place in the data, to go on from. "
-        "[default: ~/.cache/dalle-lean/runs/RUN]",
+        help="Keeps this machine's identity and its place in the data. [default: ~/.cache/dalle-lean/runs/RUN]",
         show_default=False,
     ),
 ]
-Listen = Annotated[int | None, typer.Option(help="Take connections on this TCP port.", min=1, max=65535)]
-Client = Annotated[bool, typer.Option("--client", help="Take no connections. [default: whichever works]")]
+Listen = Annotated[
+    int | None,
+    typer.Option(help="Take connections on this TCP port. [default: a free one, if reachable]", min=1, max=65535),
+]
+Client = Annotated[bool, typer.Option("--client", help="Take no connections. [default: only if unreachable]")]
 Announce = Annotated[
     list[str] | None,
-    typer.Option(help="How others reach the port of --listen, as /ip4/ADDRESS/tcp/PORT, where it is forwarded."),
+    typer.Option(help="How others reach a forwarded --listen port, as /ip4/ADDRESS/tcp/PORT."),
 ]
 BatchSize = Annotated[
-    int | None, typer.Option(help="Samples between two reports. [default: measured]", min=1, show_default=False)
+    int | None,
+    typer.Option(help="Samples between two reports to the others. [default: measured]", min=1, show_default=False),
 ]
 Precision = Annotated[str | None, typer.Option(help="fp32, bf16 or fp16. [default: the run's]", show_default=False)]
 STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
@@ -58,10 +63,10 @@ def join(
     device: Device = "auto",
     precision: Precision = None,
     name: Annotated[
-        str | None, typer.Option(help="To be called by in the list of who gave how much.", show_default=False)
+        str | None, typer.Option(help="Display name on the leaderboard. [default: none]", show_default=False)
     ] = None,
 ) -> None:
-    """Take part in a run: check this machine, get the run's state, train. Ctrl+C leaves; the same command goes on.
+    """Join a run: check this machine, download the run's state, train. Ctrl+C leaves; the same command continues.
 
     Several GPUs are one peer: torchrun --standalone --nproc-per-node GPUS --no-python dalle-lean join ADDRESS
     """
@@ -72,33 +77,33 @@ def join(
     for module in ("hivemind", "psutil", "pyarrow"):
         require(module, extra="training")
     from training.swarm.network.dht import log_to, prepare_process
-    from training.swarm.peer.join import Volunteer, follow, measure, take_part
+    from training.swarm.peer.join import measure, take_part
+    from training.swarm.peer.rank_worker import follow
     from training.swarm.peer.status_line import summary
-    from training.swarm.preflight.survey import Options, survey
+    from training.swarm.preflight.survey import JoinOptions, survey
 
     prepare_process()
     log_to(None)
     if int(os.environ.get("LOCAL_RANK", 0)):
         return follow(pick_device(device).type)
-    options = Options(data, folder, listen, client, announce or (), batch_size, device, precision, name)
+    options = JoinOptions(data, folder, listen, client, announce or (), batch_size, device, precision, name)
     while True:
         found = survey(target, options, show)
         refuse(found.problems)
         say("measuring how fast this machine is ...")
-        fit = measure(found, options)
-        slow = "; slow for this model, but every sample counts" if fit.report_s > 60 else ""
+        plan = measure(found, options)
+        slow = "; slow for this model, but every sample counts" if plan.report_s > 60 else ""
         say(
-            f"{fit.samples_at_once / fit.seconds:.3g} samples/s: {fit.batch_size} samples between two reports, "
-            f"{fit.samples_at_once} at once{slow}"
+            f"{plan.samples_at_once / plan.seconds:.3g} samples/s: {plan.batch_size} samples between two reports, "
+            f"{plan.samples_at_once} at once{slow}"
         )
-        peers: list[Volunteer] = []
-        line = LiveLine(peers)
+        line = LiveLine()
         try:
             moved = take_part(
                 found,
                 options,
-                fit,
-                on_ready=peers.append,
+                plan,
+                on_ready=line.on_ready,
                 on_step=line.on_step,
                 on_download=line.on_download,
                 on_notice=line.on_notice,
@@ -106,8 +111,8 @@ def join(
             )
         finally:
             line.close()
-            if peers:
-                say(summary(peers[0].standing(), peers[0].folder))
+            if line.peer is not None:
+                say(summary(line.peer.status(), line.peer.folder))
         if moved is None:
             return None
         say(moved)
@@ -117,7 +122,7 @@ def join(
 def doctor(
     target: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ADDRESS_OR_FILE]", help="A run, to check this machine for it as `join` does."),
+        typer.Argument(metavar="[ADDRESS_OR_FILE]", help="Also check this machine for this run, as `join` does."),
     ] = None,
     data: Data = None,
     folder: Folder = None,
@@ -128,62 +133,54 @@ def doctor(
     device: Device = "auto",
     precision: Precision = None,
 ) -> None:
-    """Tell what works on this machine, and what to do about what does not; exit code 2 where there is a problem."""
+    """Check what works on this machine, and say how to fix what does not; exit code 2 if there is a problem."""
     begin_loading()
     from dalle_lean.devices import pick_device
-    from training.swarm.preflight.checks import (
-        PROBLEM,
-        check_data,
-        check_device,
-        check_disk,
-        check_versions,
-        installed_versions,
-    )
-    from training.swarm.preflight.self_test import check_bundled_model, check_memory_there, check_numba, check_torch
+    from training.swarm.preflight import checks, self_test
 
-    checks = []
+    found: list[Check] = []
 
-    def tell(check: "Check") -> None:
-        checks.append(check)
+    def report(check: "Check") -> None:
+        found.append(check)
         show(check)
 
-    versions = installed_versions()
-    where = pick_device(device)
-    together = versions["hivemind"] is not None
-    if together:
+    versions = checks.installed_versions()
+    has_hivemind = versions["hivemind"] is not None
+    torch_device = pick_device(device)
+    if has_hivemind:
         from training.swarm.network.dht import prepare_process
-        from training.swarm.preflight.self_test import check_hivemind, check_port
-        from training.swarm.preflight.survey import Options, port_is_free, survey
+        from training.swarm.preflight.survey import JoinOptions, survey
 
         prepare_process()
-    if not (target and together):
-        tell(check_versions(versions))
-        tell(check_device(where))
-    tell(check_torch(where))
-    tell(check_numba())
-    if together:
-        tell(check_hivemind())
-    tell(check_bundled_model())
-    if together and listen is not None:
-        tell(check_port(listen, port_is_free(listen)))
-    if target and together:
-        options = Options(data, folder, listen, client, announce or (), batch_size, device, precision)
-        checks += survey(target, options, show).checks
+    for_run = target if has_hivemind else None
+    if not for_run:
+        report(checks.check_versions(versions))
+        report(checks.check_device(torch_device))
+    report(self_test.check_torch(torch_device))
+    report(self_test.check_numba())
+    if has_hivemind:
+        report(self_test.check_hivemind())
+    report(self_test.check_bundled_model())
+    if has_hivemind and listen is not None:
+        report(self_test.check_port(listen))
+    if for_run:
+        survey(
+            for_run, JoinOptions(data, folder, listen, client, announce or (), batch_size, device, precision), report
+        )
     else:
-        tell(check_memory_there(where))
-        tell(check_disk(folder or Path.home() / ".cache" / "dalle-lean", 0))
+        report(self_test.check_free_memory(torch_device))
+        report(checks.check_disk(folder or Path.home() / ".cache" / "dalle-lean", 0))
         if data:
-            tell(check_data(data)[0])
-    found = [check for check in checks if check.level == PROBLEM]
-    noted = sum(check.level == "warning" for check in checks)
-    counts = f"{len(found)} problem{'s' * (len(found) != 1)}, {noted} warning{'s' * (noted != 1)}"
-    say(f"{len(checks)} checks: {counts if found or noted else 'all well'}")
-    if found:
+            report(checks.check_data(data)[0])
+    problems, warnings = (sum(check.level == level for check in found) for level in ("problem", "warning"))
+    counts = f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}"
+    say(f"{len(found)} checks: {counts if problems or warnings else 'all well'}")
+    if problems:
         raise typer.Exit(2)
 
 
 def show(check: "Check") -> None:
-    """A check's lines: its level and name, what was found, its cure."""
+    """Print a check: its level and name, what was found, its cure."""
     room = max(40, min(out.width, 120)) - 22
     found, *others = wrapped(check.found, room)
     text = Text.assemble((f"{check.level:<8}", STYLES[check.level]), f" {check.name:<12} {found}")
@@ -196,12 +193,12 @@ def show(check: "Check") -> None:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Lines; paths stay whole where they can."""
+    """Lines that do not break at hyphens, to keep paths whole."""
     return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
 
 
 def refuse(problems: "list[Check]") -> None:
-    """ValueError, in one sentence, where something keeps this machine out."""
+    """ValueError, in one sentence, if a problem keeps this machine out."""
     if problems:
         first = problems[0]
         more = f" ({len(problems) - 1} more above)" if len(problems) > 1 else ""
@@ -209,28 +206,29 @@ def refuse(problems: "list[Check]") -> None:
 
 
 class LiveLine:
-    """The line of a download, or of the standing, brought up to date twice a second; where nobody watches (a file, a
-    pipe) a plain one now and then."""
+    """The status of a download or of training, updated twice a second; off a terminal, a plain line now and then."""
 
-    def __init__(self, peers: list[Any]):
-        self.peers, self.began_s = peers, 0.0
-        self.download: Any = None
-        self.said_s = time.monotonic()
+    def __init__(self) -> None:
+        self.peer: Volunteer | None = None
+        self.download: Download | None = None
+        self.began_s = 0.0
+        self.printed_s = time.monotonic()
         self.live = Live(console=err, get_renderable=self.render, refresh_per_second=2)
-        self.watched = err.is_interactive and err.file.isatty()
+        self.on_terminal = err.is_interactive and err.file.isatty()
 
     def text(self, width: int) -> str:
         if self.download is not None:
-            line: str = self.download.line(width)
-            return line
-        standing: str = self.peers[0].standing().line(width) if self.peers else ""
-        return standing
+            return self.download.line(width)
+        return "" if self.peer is None else self.peer.status().line(width)
 
     def render(self) -> Text:
         return Text(self.text(err.width - 1), no_wrap=True, overflow="crop")
 
-    def on_step(self, *_: object) -> None:
-        """A batch is done; before the first one nothing is shown, and no thread is there to be forked."""
+    def on_ready(self, peer: "Volunteer") -> None:
+        self.peer = peer
+
+    def on_step(self) -> None:
+        """A batch is done. Nothing is shown before the first one: the display's thread must not be forked."""
         self.download = None
         self.refresh()
 
@@ -244,10 +242,10 @@ class LiveLine:
         self.refresh(at_once=received == total)
 
     def refresh(self, at_once: bool = False) -> None:
-        if self.watched and not self.live.is_started:
+        if self.on_terminal and not self.live.is_started:
             self.live.start()
-        elif not self.watched and (at_once or time.monotonic() - self.said_s >= LINE_INTERVAL_S):
-            self.said_s = time.monotonic()
+        elif not self.on_terminal and (at_once or time.monotonic() - self.printed_s >= LINE_INTERVAL_S):
+            self.printed_s = time.monotonic()
             err.print(self.text(120), markup=False)
 
     def on_notice(self, line: str) -> None:

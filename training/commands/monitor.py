@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from training.swarm.observe.peer_metrics import PeerRecords
 
 SHOWN_PEERS = 20
+COUNTER_LABELS = {
+    "dropped_batches": "batches dropped",
+    "dropped_tensors": "tensors dropped",
+    "skipped_steps": "steps skipped",
+    "solo_steps": "steps taken alone",
+    "resyncs": "downloads of the state",
+    "refused_records": "records refused",
+}
 
 
 def monitor(
@@ -30,15 +38,17 @@ def monitor(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the metrics; a later call goes on in it. [default: runs/monitor-NAME]"),
+        typer.Option(
+            help="Folder for the metrics; a later call continues them. [default: runs/monitor-NAME]", show_default=False
+        ),
     ] = None,
-    interval_s: Annotated[float, typer.Option(help="Seconds between two looks.", min=1.0)] = 10.0,
+    interval_s: Annotated[float, typer.Option(help="Seconds between two updates.", min=1.0)] = 10.0,
     wandb: Annotated[
-        str | None, typer.Option(metavar="PROJECT", help="Send the metrics to this project of Weights & Biases, too.")
+        str | None, typer.Option(metavar="PROJECT", help="Also send the metrics to this Weights & Biases project.")
     ] = None,
-    once: Annotated[bool, typer.Option(help="Look once, show it and end.")] = False,
+    once: Annotated[bool, typer.Option(help="Show the run once and exit.")] = False,
 ) -> None:
-    """Follow a run that others train: loss, peers, speed, time left, who gave how much.
+    """Watch a run that others train: loss, peers, speed, time left and the leaderboard.
 
     Writes metrics.jsonl, tensorboard/ and contributions.json. Takes no part in the run.
     """
@@ -51,8 +61,8 @@ def monitor(
     prepare_process()
     log_to(None)
     with ExitStack() as stack:
-        following = stack.enter_context(Monitor(source, warn))
-        run = first_name(following.settings.swarm.name)  # it gets another one each time it is taken back
+        watcher = stack.enter_context(Monitor(source, warn))
+        run = first_name(watcher.settings.swarm.name)  # each rollback gives it another
         out = out or Path("runs") / f"monitor-{run}"
         stack.enter_context(run_folder(out))
         board = Leaderboard(out / CONTRIBUTIONS, run)
@@ -63,10 +73,10 @@ def monitor(
             live = stack.enter_context(Live(console=terminal, auto_refresh=False))
         while True:
             started_s = time.monotonic()
-            records, overview = following.look()
+            records, overview = watcher.poll()
             board.update(records.by_peer)
             if overview is not None:
-                outputs.write(overview, following.settings.run_id)
+                outputs.write(overview, watcher.settings.run_id)
             if live is not None:
                 live.update(Group(Text(headline(overview)), table_of(board, records)), refresh=True)
             else:
@@ -80,7 +90,7 @@ def monitor(
 def headline(overview: Overview | None) -> str:
     """The run in a line."""
     if overview is None:
-        return "no trainer is heard of"
+        return "no trainers found"
     speed, word = overview.samples_per_s, "samples/s"
     if speed is None:
         speed, word = overview.reported_samples_per_s, "samples/s, as peers say"
@@ -92,19 +102,12 @@ def headline(overview: Overview | None) -> str:
     ]
     if overview.left_s is not None:
         parts.append(f"{duration(overview.left_s)} left")
-    troubles = {
-        "batches dropped": overview.dropped_batches,
-        "tensors dropped": overview.dropped_tensors,
-        "steps skipped": overview.skipped_steps,
-        "steps taken alone": overview.solo_steps,
-        "downloads of the state": overview.resyncs,
-        "records refused": overview.refused_records,
-    }
-    return " · ".join([*parts, *(f"{count} {what}" for what, count in troubles.items() if count)])
+    counts = ((overview.counters[name], label) for name, label in COUNTER_LABELS.items())
+    return " · ".join([*parts, *(f"{count} {label}" for count, label in counts if count)])
 
 
 def duration(seconds: float) -> str:
-    """In the two largest units, as 3 d 4 h."""
+    """In the two largest units, such as 3 d 4 h."""
     minutes = round(seconds / 60)
     if minutes < 60:
         return f"{minutes} min"
@@ -113,9 +116,9 @@ def duration(seconds: float) -> str:
 
 
 def table_of(board: Leaderboard, records: PeerRecords) -> Table:
-    """Who gave how much, by the peers' own count; those who are there first with their speed."""
+    """The leaderboard, by the peers' own count, with the speed of those that are present."""
     ranked = board.ranked()
-    whole = sum(peer.total_samples for _, peer in ranked) or 1
+    total = sum(peer.total_samples for _, peer in ranked) or 1
     table = Table("peer", "name", "samples", "share", "samples/s", "step", title="contributions, as peers count them")
     for peer_id, peer in ranked[:SHOWN_PEERS]:
         record = records.by_peer.get(peer_id)
@@ -123,7 +126,7 @@ def table_of(board: Leaderboard, records: PeerRecords) -> Table:
             short(peer_id),
             peer.user or "",
             f"{peer.total_samples:,}",
-            f"{peer.total_samples / whole:.1%}",
+            f"{peer.total_samples / total:.1%}",
             "away" if record is None else f"{record.samples_per_s:.1f}",
             "" if record is None else str(record.step),
         )
@@ -133,5 +136,5 @@ def table_of(board: Leaderboard, records: PeerRecords) -> Table:
 
 
 def short(peer_id: str) -> str:
-    """The end of a peer id: all begin alike."""
+    """The end of a peer id; they all begin alike."""
     return f"..{peer_id[-8:]}"

@@ -1,10 +1,9 @@
 """One peer as a process: `python -m training.swarm helper|donor RUN_DIR`. `dalle-lean host` starts these.
 
-What it says goes to RUN_DIR/logs/NAME.log, its numbers to RUN_DIR/status/NAME.json; SIGTERM or SIGINT ends it cleanly.
+Its log is RUN_DIR/logs/NAME.log, its numbers are in RUN_DIR/status/NAME.json; SIGTERM or SIGINT ends it cleanly.
 """
 
 import argparse
-import math
 import os
 import signal
 import sys
@@ -16,44 +15,8 @@ from typing import Any
 
 from dalle_lean.errors import UserError
 
-STATUS_INTERVAL_S = 2.0
-COMPANY_TIMEOUT_S = 90.0
+CONTACT_TIMEOUT_S = 90.0
 POLL_S = 0.3
-
-
-class Status:
-    """RUN_DIR/status/NAME.json, for who watches this process."""
-
-    def __init__(self, run_dir: Path, name: str):
-        self.path = run_dir / "status" / f"{name}.json"
-        self.content: dict[str, Any] = {"pid": os.getpid(), "notices": [], "noticed": 0}
-        self.lock, self.written_s = threading.Lock(), -math.inf
-
-    def tell(self, **changes: Any) -> None:
-        """Write at once what is new; on any thread."""
-        with self.lock:
-            self.write(changes)
-
-    def notice(self, line: str) -> None:
-        """Something that a person should know; on any thread."""
-        print(line, flush=True)
-        with self.lock:
-            noticed = self.content["noticed"] + 1
-            self.write({"notices": [*self.content["notices"], line][-20:], "noticed": noticed})
-
-    def write(self, changes: dict[str, Any]) -> None:
-        """While the lock is held."""
-        from dalle_lean.io.files import write_json
-
-        changed = {name: None if value != value else value for name, value in changes.items()}  # nan is no JSON
-        if changed.items() <= self.content.items() and time.monotonic() - self.written_s < STATUS_INTERVAL_S:
-            return
-        self.content |= changed
-        self.written_s = time.monotonic()
-        try:
-            write_json(self.path, self.content)
-        except OSError as error:  # a full disk is no reason to leave the others
-            print(f"{self.path} could not be written: {error}", flush=True)
 
 
 def main() -> None:
@@ -62,7 +25,7 @@ def main() -> None:
     parser.add_argument("role", choices=("helper", "donor"))
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--name", help="in host.json")
-    parser.add_argument("--device", default="cpu", help="where a donor measures")
+    parser.add_argument("--device", default="cpu", help="for a donor to measure on")
     arguments = parser.parse_args()
     run_dir, name = arguments.run_dir, arguments.name or f"{arguments.role}-0"
     (run_dir / "logs").mkdir(exist_ok=True)
@@ -71,131 +34,126 @@ def main() -> None:
     from training.swarm.network import dht as network
 
     network.prepare_process()
-    # Only now: the guard, too, is to end by SIGTERM.
+    # Only now: the process that ends orphans must itself end by SIGTERM.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     network.log_to(run_dir / "logs" / f"{name}.log", output=True)
+    from training.swarm.host.status import StatusFile
 
     def wait(seconds: float) -> bool:
-        ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # hivemind did that
+        ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # by hivemind
         if ignored and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, lambda *_: stop.set())
         return stop.wait(seconds) or os.getppid() != parent
 
-    status = Status(run_dir, name)
+    status = StatusFile(run_dir, name)
     try:
-        ROLES[arguments.role](run_dir, name, arguments, wait, status)
+        settings, dht = enter(run_dir, name)
+        try:
+            if arguments.role == "helper":
+                be_helper(run_dir, settings, dht, wait, status)
+            else:
+                be_donor(run_dir, settings, dht, wait, status, arguments.device)
+        finally:
+            dht.shutdown()
     except UserError as error:  # OutOfSync among them
         status.notice(str(error))
         sys.exit(2)
 
 
-def be_helper(run_dir: Path, name: str, _: Any, wait: Callable[[float], bool], status: Status) -> None:
+def be_helper(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], bool], status: Any) -> None:
     """Reduce, and hand newcomers the run's files."""
     from training.swarm.host.host_config import HostConfig
     from training.swarm.host.roles import run_helper
-    from training.swarm.network.bootstrap_service import RunWatch, offer_run
+    from training.swarm.network.bootstrap_service import offer_run
+    from training.swarm.network.run_watch import RunWatch
 
-    settings, dht = enter(run_dir, name)
+    # The host ends its own helpers with the run. A helper elsewhere goes on: any peer could claim that the run is over.
     helper_of = tuple(HostConfig.load(run_dir).helper_of)
-    # One that the host starts ends with the run. A helper elsewhere goes on: anybody can say that a run is at its end.
     watch = RunWatch(dht, settings, helper_of) if helper_of else None
-
-    def on_round(optimizer: Any) -> None:
-        status.tell(step=optimizer.tracker.global_epoch * settings.steps_per_epoch, trainers=trainers_of(optimizer))
 
     def has_moved() -> bool:
         return watch is not None and watch.moved is not None
 
     try:
         offer_run(dht, run_dir)
-        run_helper(settings, dht, lambda seconds: has_moved() or wait(seconds), on_round)
+        run_helper(
+            settings,
+            dht,
+            lambda seconds: has_moved() or wait(seconds),
+            lambda optimizer: status.update(
+                step=optimizer.tracker.global_epoch * settings.steps_per_epoch, trainers=optimizer.tracker.trainers
+            ),
+        )
         if has_moved():
-            status.notice("the run goes on with other settings; this helper takes them and goes on with it")
+            status.notice("the run goes on with other settings; this helper restarts with them")
     finally:
         if watch is not None:
             watch.close()
-        dht.shutdown()
 
 
-def be_donor(run_dir: Path, name: str, arguments: Any, wait: Callable[[float], bool], status: Status) -> None:
-    """Keep the state: go with the others from the newest checkpoint on."""
+def be_donor(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], bool], status: Any, device: str) -> None:
+    """Keep the state, starting from the newest checkpoint."""
     from training.swarm.host.checkpointer import Checkpointer, heldout_batch
     from training.swarm.host.checkpoints import Checkpoints
     from training.swarm.host.host_config import HostConfig
     from training.swarm.host.roles import run_donor
-    from training.swarm.peer.gradient_worker import build_model
 
-    settings, dht = enter(run_dir, name)
-    try:
-        host_config = HostConfig.load(run_dir)
-        checkpoints = Checkpoints(
-            run_dir,
-            settings,
-            vqgan=None if host_config.vqgan is None else Path(host_config.vqgan),
-            vqgan_fingerprint=host_config.vqgan_fingerprint,
-            on_notice=status.notice,
+    host_config = HostConfig.load(run_dir)
+    checkpoints = Checkpoints(
+        run_dir,
+        settings,
+        vqgan=None if host_config.vqgan is None else Path(host_config.vqgan),
+        vqgan_fingerprint=host_config.vqgan_fingerprint,
+        on_notice=status.notice,
+    )
+
+    def report() -> None:
+        status.update(
+            heldout_loss=checkpointer.heldout_loss, checkpoint=checkpointer.saved_step, failed_saves=checkpoints.failed
         )
-        heldout = heldout_batch(settings, run_dir / "tokenizer.json", status.notice, arguments.device)
-        checkpointer = Checkpointer(
-            settings,
-            checkpoints,
-            heldout,
-            device=arguments.device,
-            on_notice=status.notice,
-            on_change=lambda: status.tell(
-                heldout_loss=checkpointer.heldout_loss,
-                checkpoint=checkpointer.saved_step,
-                failed_saves=checkpoints.failed,
-            ),
-            stopped=lambda: wait(0),
-        )
-        model = build_model(settings)
-        found = checkpointer.restore(model)
-        scale = settings.steps_per_epoch
-        status.tell(step=found[0] if found else 0, checkpoint=checkpointer.saved_step)
 
-        def step_of(optimizer: Any) -> int:
-            step: int = optimizer.local_epoch * scale
-            return step
+    heldout = heldout_batch(settings, run_dir / "tokenizer.json", status.notice, device)
+    checkpointer = Checkpointer(
+        settings,
+        checkpoints,
+        heldout,
+        device=device,
+        on_notice=status.notice,
+        on_change=report,
+        stopped=lambda: wait(0),
+    )
 
-        def on_round(optimizer: Any) -> None:
-            status.tell(step=step_of(optimizer), trainers=trainers_of(optimizer))
-            if step_of(optimizer) >= settings.total_steps:
-                finished.set()
+    def on_round(optimizer: Any) -> None:
+        step = optimizer.local_epoch * settings.steps_per_epoch
+        status.update(step=step, trainers=optimizer.tracker.trainers, checkpoint=checkpointer.saved_step)
 
-        finished = threading.Event()
-        run_donor(
-            settings,
-            dht,
-            lambda seconds: finished.is_set() or wait(seconds),
-            lambda optimizer: checkpointer.look(step_of(optimizer), optimizer, model),
-            model=model,
-            heldout=heldout,
-            begin_with=None if found is None else (found[0] // scale, found[1]),
-            on_round=on_round,
-            on_leave=lambda optimizer: checkpointer.close(step_of(optimizer), optimizer, model, wait),
-            on_notice=status.notice,
-        )
-        status.tell(finished=checkpointer.is_finished)
-    finally:
-        dht.shutdown()
+    run_donor(
+        settings,
+        dht,
+        wait,
+        heldout=heldout,
+        checkpointer=checkpointer,
+        on_round=on_round,
+        on_notice=status.notice,
+    )
+    status.update(finished=checkpointer.is_finished)
 
 
 def enter(run_dir: Path, name: str) -> tuple[Any, Any]:
-    """The run's settings, and a node of the host's own at its fixed place."""
+    """The run's settings, and a DHT node with this peer's own identity and port."""
     from training.swarm.config import read_settings
     from training.swarm.host.host_config import HostConfig, identity_path
-    from training.swarm.host.run_setup import bring_up_to_date
+    from training.swarm.host.run_setup import update_run_files
     from training.swarm.network.dht import open_dht
     from training.swarm.observe.peer_metrics import protect_records
 
     host_config = HostConfig.load(run_dir)
     if host_config.helper_of:
-        bring_up_to_date(run_dir, host_config.helper_of)
+        update_run_files(run_dir, host_config.helper_of)
     port = host_config.ports[name]
     dht = open_dht(
-        host_config.helper_of or company(run_dir, host_config, name),
+        host_config.helper_of or contacts(run_dir, host_config, name),
         client_mode=False,
         listen=[f"/ip4/{host_config.listen}/tcp/{port}"],
         announce=[f"/ip4/{host_config.announce}/tcp/{port}"],
@@ -206,29 +164,21 @@ def enter(run_dir: Path, name: str) -> tuple[Any, Any]:
     return settings, dht
 
 
-def company(run_dir: Path, host_config: Any, name: str) -> list[str]:
-    """Addresses of the host's other peers that are there.
+def contacts(run_dir: Path, host_config: Any, name: str) -> list[str]:
+    """Addresses of the host's other peers that are up.
 
-    Only the first helper begins alone, so that there are never two networks of one run; the others wait for somebody.
+    Only the first helper may start alone, so that a run never has two networks; the others wait for a peer.
     """
     others = [other for other in host_config.ports if other != name]
-    present = [other for other in others if host_config.is_up(other)]
-    deadline = time.monotonic() + COMPANY_TIMEOUT_S
-    while not present and name != host_config.helpers[0]:
-        if time.monotonic() > deadline:
-            raise UserError(f"none of {', '.join(others)} takes connections; {name} does not begin alone")
-        time.sleep(POLL_S)
+    deadline = time.monotonic() + CONTACT_TIMEOUT_S
+    while True:
         present = [other for other in others if host_config.is_up(other)]
-    return [host_config.local_address(run_dir, other) for other in present]
+        if present or name == host_config.helpers[0]:
+            return [host_config.local_address(run_dir, other) for other in present]
+        if time.monotonic() > deadline:
+            raise UserError(f"none of {', '.join(others)} takes connections; {name} does not start alone")
+        time.sleep(POLL_S)
 
-
-def trainers_of(optimizer: Any) -> int:
-    """As this peer counts them."""
-    trainers: int = optimizer.tracker.trainers
-    return trainers
-
-
-ROLES: dict[str, Callable[..., None]] = {"helper": be_helper, "donor": be_donor}
 
 if __name__ == "__main__":
     main()

@@ -1,6 +1,6 @@
-"""What a run is for those who take part in it: swarm.toml. Nothing in it is secret.
+"""swarm.toml: what all peers of a run share. Nothing in it is secret.
 
-It holds a recipe's sections and, before them, [swarm], [wire] and [timing].
+It holds [swarm], [wire] and [timing], then a recipe's sections.
 """
 
 import dataclasses
@@ -18,10 +18,11 @@ from dalle_lean.io.files import atomic_write, parse, read_text
 from dalle_lean.require import require
 from training.run.fields import check_at_least, check_one_of, typed_section
 from training.run.recipe import MOST_RECIPE_BYTES, Recipe
+from training.run.schedule import learning_rate
 
 NAME = "swarm.toml"
 PROTOCOL = 1
-"""Peers of different protocols do not understand each other."""
+"""Peers with different protocols cannot work together."""
 MODES = ("gradients", "diloco")
 COMPRESSIONS = ("fp32", "fp16", "8bit")
 AGGREGATIONS = ("mean",)
@@ -30,17 +31,17 @@ SHARED_SCHEDULE = ("peak_lr", "warmup_steps", "total_steps", "length_warmup")
 
 @dataclass(frozen=True, kw_only=True)
 class SwarmSection:
-    """Which run it is.
+    """Identifies the run.
 
     Args:
         name: lower-case letters, digits and hyphens.
         protocol: see PROTOCOL.
-        addresses: of the listening helpers, as /ip4/.../tcp/PORT/p2p/PEER; a newcomer needs one of them.
-        donors: peer ids that are asked for the state first.
-        min_peers: so many trainers must be there before the first step.
-        data: where the shards are, a URL or a path; those who have a copy of their own name it with --data.
+        addresses: of the helpers, as /ip4/.../tcp/PORT/p2p/PEER; a newcomer needs one of them.
+        donors: peer ids to ask for the state first.
+        min_peers: trainers required before the first step.
+        data: URL or path of the shards; volunteers with a copy name it with --data.
         data_fingerprint: SHA-256 of the data's dataset.json.
-        tokenizer_fingerprint: SHA-256 of tokenizer.json, which the helpers hand out beside this file.
+        tokenizer_fingerprint: SHA-256 of tokenizer.json, which helpers hand out with this file.
     """
 
     name: str = "run"
@@ -67,14 +68,14 @@ class WireSection:
     """What peers send each other.
 
     Args:
-        mode: "gradients", averaged for each step of the whole batch; or "diloco" (Douillard et al. 2023, arXiv
-            2311.08105), where each peer takes `inner_steps` of its own and the way it went is averaged.
-        compression: of what is averaged; "8bit" is 8 bits for tensors of at least `min_eight_bit_numel` elements and
-            16 bits for the others, as in the paper's run.
-        power_sgd_rank: gradients as products of matrices of this rank (Vogels et al. 2019); 0 is off.
-        aggregation: the rule that makes one tensor of many; see training.swarm.averaging.aggregation.
-        average_state_every: weights are averaged every so many steps.
-        delayed: the optimizer's step runs beside the next gradients, which are taken at the weights before it.
+        mode: "gradients" averages gradients at each step; "diloco" (Douillard et al. 2023, arXiv 2311.08105) averages
+            weight changes after `inner_steps` local steps.
+        compression: of averaged tensors; "8bit" sends tensors of at least `min_eight_bit_numel` elements in 8 bits and
+            others in 16, as in the paper's run.
+        power_sgd_rank: send gradients as products of matrices of this rank (Vogels et al. 2019); 0 turns it off.
+        aggregation: the rule that reduces many tensors to one; see training.swarm.averaging.aggregation.
+        average_state_every: steps between averages of the weights.
+        delayed: the optimizer's step runs while the next gradients are computed, with the weights before the step.
         inner_steps, outer_lr, outer_momentum: of "diloco".
     """
 
@@ -97,7 +98,8 @@ class WireSection:
         check_at_least(1, average_state_every=self.average_state_every, inner_steps=self.inner_steps)
         if not (0 < self.outer_lr <= 2 and 0 <= self.outer_momentum < 1):
             raise UserError(
-                f"outer_lr = {self.outer_lr}, outer_momentum = {self.outer_momentum}: must be in 0..2 and 0..1"
+                f"outer_lr = {self.outer_lr}, outer_momentum = {self.outer_momentum}: "
+                "outer_lr must be in (0, 2], outer_momentum in [0, 1)"
             )
         if self.mode == "diloco" and self.power_sgd_rank:
             raise UserError(f"power_sgd_rank = {self.power_sgd_rank}: only with mode = 'gradients'")
@@ -109,12 +111,12 @@ class TimingSection:
 
     Args:
         matchmaking_time_s: to find a group; a step should take at least five times as long.
-        request_timeout_s: for an answer of a group's leader; less than matchmaking_time_s.
-        averaging_timeout_s: for a whole all-reduce, about twice what it takes.
-        next_chunk_timeout_s: without a byte from a peer, after which it counts as gone.
-        load_state_timeout_s: for one donor's state.
-        load_state_attempts: so often a peer that is behind asks for the state before it gives up.
-        progress_expiration_s: a peer that says nothing for so long is no longer counted.
+        request_timeout_s: for an answer from a group's leader; less than matchmaking_time_s.
+        averaging_timeout_s: for a whole all-reduce; about twice what it takes.
+        next_chunk_timeout_s: a peer that sends nothing for this long counts as gone.
+        load_state_timeout_s: to download the state from one donor.
+        load_state_attempts: downloads that a peer which is behind attempts before it gives up.
+        progress_expiration_s: a peer that reports nothing for this long no longer counts.
     """
 
     matchmaking_time_s: float = 15.0
@@ -160,52 +162,66 @@ class SwarmSettings:
 
     @classmethod
     def from_dict(cls, sections: dict[str, Any]) -> Self:
-        """ValueError for an unknown section or key, a wrong type, or a value out of range, by name."""
-        own: dict[str, Any] = {}
+        """Parse the sections; ValueError names an unknown section or key, a wrong type, or a value out of range."""
+        parsed: dict[str, Any] = {}
         for name, kind in {"swarm": SwarmSection, "wire": WireSection, "timing": TimingSection}.items():
             values = sections.get(name, {})
             if not isinstance(values, dict):
                 raise UserError(f"{name} = {values!r}: must be a section")
             try:
-                own[name] = typed_section(kind, values)
+                parsed[name] = typed_section(kind, values)
             except ValueError as error:
                 raise UserError(f"[{name}] {error}") from None
-        return cls(**own, recipe=Recipe.from_dict({name: part for name, part in sections.items() if name not in own}))
+        return cls(
+            **parsed, recipe=Recipe.from_dict({name: part for name, part in sections.items() if name not in parsed})
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The sections; `from_dict` takes them back."""
-        own = {name: dataclasses.asdict(getattr(self, name)) for name in ("swarm", "wire", "timing")}
-        return {**own, **self.recipe.to_dict()}
+        first = {name: dataclasses.asdict(getattr(self, name)) for name in ("swarm", "wire", "timing")}
+        return {**first, **self.recipe.to_dict()}
+
+    @property
+    def model(self) -> DalleConfig:
+        """The recipe's model, which is complete in a swarm.toml."""
+        return DalleConfig.from_dict(self.recipe.model)
 
     @property
     def total_steps(self) -> int:
-        """Of the schedule; in "diloco" mode a step of the swarm holds `inner_steps` of them."""
+        """Of the schedule; a "diloco" step of the swarm consists of `inner_steps` of them."""
         return self.recipe.schedule.total_steps
+
+    def learning_rate(self, step: int) -> float:
+        """Of a step of the schedule, from 1."""
+        schedule = self.recipe.schedule
+        return learning_rate(
+            step, peak=schedule.peak_lr, warmup_steps=schedule.warmup_steps, total_steps=schedule.total_steps
+        )
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of the schedule between two rounds of averaging."""
+        """Steps of the schedule per step of the swarm."""
         return self.wire.inner_steps if self.wire.mode == "diloco" else 1
 
     @property
     def last_epoch(self) -> int:
-        """The swarm's step that ends the schedule."""
+        """The step of the swarm that ends the schedule."""
         return -(-self.total_steps // self.steps_per_epoch)
 
     @property
     def target_batch_size(self) -> int:
-        """Samples of all peers together between two rounds of averaging."""
+        """Samples of all peers together per step of the swarm."""
         return self.recipe.data.batch_size * self.steps_per_epoch
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """What all peers must agree on, part by part: short hashes."""
+        """Short hashes of what all peers must agree on, by part."""
         recipe = self.recipe.to_dict()
-        # What only trades memory for time, and what is looked at on the way, is everybody's own.
+        # What trades memory for time, and intervals of logging, may differ between peers.
         schedule = {name: recipe["schedule"][name] for name in SHARED_SCHEDULE}
         parts = {
             "protocol": self.swarm.protocol,
-            "model": DalleConfig.from_dict(recipe["model"]).to_dict(),
+            "model": self.model.to_dict(),
             "optimizer": recipe["optimizer"],
             "schedule": schedule,
             "batch size": recipe["data"]["batch_size"],
@@ -220,11 +236,11 @@ class SwarmSettings:
 
     @property
     def run_id(self) -> str:
-        """The name under which peers find each other: only those that agree on everything do."""
+        """The name under which peers find each other: it hashes what they must agree on."""
         return f"{self.swarm.name}-{digest(self.fingerprints)}"
 
     def differences(self, other: "SwarmSettings") -> list[str]:
-        """The parts on which two peers would not agree."""
+        """The parts on which the settings disagree."""
         theirs = other.fingerprints
         return [name for name, value in self.fingerprints.items() if theirs[name] != value]
 
@@ -242,7 +258,7 @@ def write_settings(path: Path, settings: SwarmSettings) -> None:
 
 
 def parse_settings(text: str, name: str) -> SwarmSettings:
-    """The settings of a swarm.toml's text; ValueError names the file and what is wrong with it."""
+    """Parse the text of a swarm.toml; ValueError names the file and what is wrong with it."""
     try:
         return SwarmSettings.from_dict(parse(tomllib.loads, text, "it is not TOML"))
     except ValueError as error:
@@ -250,7 +266,7 @@ def parse_settings(text: str, name: str) -> SwarmSettings:
 
 
 def read_settings(path: Path) -> SwarmSettings:
-    """The settings of a swarm.toml, or of the folder that holds one; ValueError as `parse_settings`."""
+    """Read a swarm.toml, or the one in a folder; ValueError as `parse_settings`."""
     path = path / NAME if path.is_dir() else path
     try:
         text = read_text(path, MOST_RECIPE_BYTES)
@@ -260,7 +276,7 @@ def read_settings(path: Path) -> SwarmSettings:
 
 
 def for_toml(sections: dict[str, Any]) -> dict[str, Any]:
-    """TOML has no None: a model's field is left out then, elsewhere in a recipe 0 stands for it."""
+    """TOML has no None: the model's fields are left out, elsewhere in a recipe 0 means None."""
     model = {name: value for name, value in sections["model"].items() if value is not None}
     others = {
         section: {name: 0 if value is None else value for name, value in values.items()}

@@ -27,6 +27,8 @@ from training.data.catalog import find_shards
 from training.data.heldout import heldout_rows
 from training.data.loader import Batch, collate
 from training.swarm.averaging import averagers
+from training.swarm.averaging.state_transfer import SwarmStateAverager
+from training.swarm.averaging.state_validation import StateRefused, tensors_sha256
 from training.swarm.config import read_settings
 from training.swarm.host.checkpointer import Checkpointer
 from training.swarm.host.checkpoints import Checkpoints
@@ -140,15 +142,14 @@ def give_state(spec: dict, settings, dht, diary: Diary, wait) -> None:
     def on_step(optimizer: SwarmOptimizer) -> None:
         epoch = optimizer.local_epoch
         diary.tell("step", epoch=epoch, sha=diary.keep(optimizer, epoch), parameters_of=epoch)
-        if checkpointer is not None:
-            checkpointer.look(epoch, optimizer, model)
 
     run_donor(
         settings,
         dht,
         wait,
-        on_step,
+        on_step=on_step,
         model=model,
+        checkpointer=checkpointer,
         heldout=measured_on(settings, Path(spec["run"])) if spec.get("judges") else None,
         on_notice=lambda text: diary.tell("notice", text=text),
     )
@@ -213,7 +214,7 @@ class MeasuredPeer(Peer):
         def told_adopt(metadata, tensors) -> None:
             try:
                 adopt(metadata, tensors)
-            except averagers.StateRefused as refusal:
+            except StateRefused as refusal:
                 self.diary.tell("refused", reason=str(refusal))
                 raise
             self.adopted_epoch = metadata["epoch"]
@@ -284,7 +285,7 @@ def die() -> None:
 
 def upload_slowly() -> None:
     """Hand out states slowly, a piece in half a second: someone may be killed in the middle."""
-    hand_out = averagers.SwarmStateAverager.rpc_download_state
+    hand_out = SwarmStateAverager.rpc_download_state
 
     async def slowly(
         self, request: averaging_pb2.DownloadRequest, context: P2PContext
@@ -293,31 +294,31 @@ def upload_slowly() -> None:
             yield piece
             await asyncio.sleep(0.5)
 
-    averagers.SwarmStateAverager.rpc_download_state = slowly
+    SwarmStateAverager.rpc_download_state = slowly
 
 
 def hand_out_noise() -> None:
     """A state that is whole and finite, and says nothing of what was learnt."""
-    hand_out = averagers.SwarmStateAverager.get_current_state
+    hand_out = SwarmStateAverager.get_current_state
 
     def ruined(self):
         metadata, tensors, infos = hand_out(self)
         tensors = [torch.randn_like(tensor) if tensor.is_floating_point() else tensor for tensor in tensors]
-        return {**metadata, "sha256": averagers.tensors_sha256(tensors)}, tensors, infos
+        return {**metadata, "sha256": tensors_sha256(tensors)}, tensors, infos
 
-    averagers.SwarmStateAverager.get_current_state = ruined
+    SwarmStateAverager.get_current_state = ruined
 
 
 def send_nan_when_told() -> None:
     """Whatever is averaged, send nan instead while that is asked for: past the gates at home, as an attacker would."""
-    run = averagers.GatedAverager._run_allreduce_inplace_
+    run = averagers.FilteredAverager._run_allreduce_inplace_
 
     async def hostile(self, tensors, *arguments, **options):
         if shared.sends_nan.value:
             tensors = [torch.full_like(tensor, math.nan) for tensor in tensors]
         await run(self, tensors, *arguments, **options)
 
-    averagers.GatedAverager._run_allreduce_inplace_ = hostile
+    averagers.FilteredAverager._run_allreduce_inplace_ = hostile
 
 
 class WatchedRunner(averagers.RuleRunner):

@@ -18,7 +18,8 @@ from training.swarm.config import read_settings
 from training.swarm.network.dht import log_to, open_dht
 from training.swarm.network.orphan_reaper import guard_children
 from training.swarm.peer.data_parallel import open_ranks
-from training.swarm.peer.rank_worker import RankWorker
+from training.swarm.peer.gradient_worker import GradientWorker
+from training.swarm.peer.rank_worker import obey
 from training.swarm.peer.trainer import Peer
 
 
@@ -47,12 +48,12 @@ def main(folder: Path, steps: int) -> None:
         worker = ToldPeer(settings, dht, shards, tokenizer, **shared)
         worker.learnt = []
         worker.go()
-        told = {"peer": dht.peer_id.to_base58(), "learnt": worker.learnt, "samples": worker.done.samples}
+        told = {"peer": dht.peer_id.to_base58(), "learnt": worker.learnt, "samples": worker.metrics.samples}
         (folder / "rank0.json").write_text(json.dumps(told))
         dht.shutdown()
     else:
-        worker = RankWorker(settings, shards, tokenizer, **shared)
-        worker.go()
+        worker = GradientWorker(settings, shards, tokenizer, identity=None, **shared)
+        obey(worker, ranks)
     groups = parameter_groups(worker.model, 0.0)
     values = torch.cat([parameter.detach().flatten() for group in groups for parameter in group["params"]])
     np.save(folder / f"rank{ranks.rank}.npy", values.numpy())

@@ -55,12 +55,12 @@ def test_an_outer_step_that_is_not_finite_is_counted_and_not_taken(ways, bad):
 def test_what_is_averaged_is_the_way_from_the_agreed_weights(ways):
     own = [torch.nn.Parameter(way.clone()) for way in ways[0]]
     averager = PseudoGradientAverager(own, dht=None, prefix="test", client_mode=True, start=False)
-    averager.agreed = ways[1]
+    averager.shared = ways[1]
     averager.accumulate_grads_(4)
     averager.accumulate_grads_(0)
     averager.load_accumulators_into_averager_()
     with averager.get_tensors() as averaged:
-        for way, agreed, parameter in zip(averaged, averager.agreed, own, strict=True):
+        for way, agreed, parameter in zip(averaged, averager.shared, own, strict=True):
             assert torch.equal(way, agreed - parameter)
     assert averager.local_samples_accumulated == 4
     averager.reset_accumulated_grads_()

@@ -1,38 +1,74 @@
-"""Whether another peer's weights can be trusted: their loss on samples that nobody trains on."""
+"""Whether a downloaded state can be accepted: its step, its shape, its checksum, and its loss on held-out samples."""
 
+import hashlib
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from training.data.loader import Batch
 from training.step.gradients import GradientComputer
-from training.swarm.averaging.averagers import StateRefused
 
-WORST_RATIO = 1.2
-"""A downloaded state may be so much worse than one's own on held-out samples, chance included."""
+MAX_LOSS_RATIO = 1.2
+"""A downloaded state may have this many times the held-out loss of the current weights; the rest is chance."""
 
 
-def judge(gradients: GradientComputer, heldout: Batch, own: Sequence[Tensor], offered: Sequence[Tensor]) -> None:
-    """StateRefused where held-out samples say that the offered parameters are much worse than the present ones.
+class StateRefused(Exception):
+    """A donor's state is not accepted; the message says why."""
+
+
+def tensors_sha256(tensors: Sequence[Tensor]) -> str:
+    """Of the tensors' bytes, one tensor after the other."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def check_epoch(metadata: Any, min_epoch: int, last_epoch: float = math.inf) -> None:
+    """StateRefused unless the state names its step and the step lies in [min_epoch, last_epoch]."""
+    if not (isinstance(metadata, dict) and type(metadata.get("epoch")) is int and metadata["epoch"] >= 0):
+        raise StateRefused("does not say its step")
+    if metadata["epoch"] < min_epoch:
+        raise StateRefused(f"is of step {metadata['epoch']}, behind {min_epoch}")
+    if metadata["epoch"] > last_epoch:
+        raise StateRefused(f"is of step {metadata['epoch']}, and the schedule ends at {last_epoch}")
+
+
+def check_state(metadata: Any, tensors: Sequence[Tensor], own: Sequence[Tensor]) -> None:
+    """StateRefused unless the tensors have the shapes and types of `own`, arrived unchanged and are finite."""
+    check_epoch(metadata, 0)
+    if [(tensor.shape, tensor.dtype) for tensor in tensors] != [(tensor.shape, tensor.dtype) for tensor in own]:
+        raise StateRefused("is the state of another model")
+    if metadata.get("sha256") != tensors_sha256(tensors):
+        raise StateRefused("did not arrive as it was sent (checksum)")
+    if not all(torch.isfinite(tensor).all() for tensor in tensors if tensor.is_floating_point()):
+        raise StateRefused("has numbers that are not finite")
+
+
+def validate_state(
+    gradients: GradientComputer, heldout: Batch, current: Sequence[Tensor], offered: Sequence[Tensor]
+) -> None:
+    """StateRefused if the offered parameters do much worse on held-out samples than the current ones.
 
     Args:
-        own: the parameters of the model of `gradients`, in the order of `offered`; they are afterwards as before.
+        current: the parameters of the model of `gradients`, in the order of `offered`; unchanged afterwards.
     """
     before = gradients.measure(heldout)["heldout_loss"]
-    kept = [parameter.detach().clone() for parameter in own]
+    kept = [parameter.detach().clone() for parameter in current]
     try:
-        copy_all(own, offered)
+        copy_all(current, offered)
         after = gradients.measure(heldout)["heldout_loss"]
     finally:
-        copy_all(own, kept)
-    if not (after <= WORST_RATIO * before or (math.isfinite(after) and not math.isfinite(before))):
-        raise StateRefused(f"has a held-out loss of {after:.3g}, the present weights {before:.3g}")
+        copy_all(current, kept)
+    if not (after <= MAX_LOSS_RATIO * before or (math.isfinite(after) and not math.isfinite(before))):
+        raise StateRefused(f"has a held-out loss of {after:.3g}, the current weights {before:.3g}")
 
 
 @torch.no_grad()
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Each source into its target."""
+    """Copy each source into its target."""
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)

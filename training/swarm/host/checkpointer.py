@@ -1,4 +1,4 @@
-"""What a donor does beside its steps: held-out losses and checkpoints, on a thread, so that it misses no step."""
+"""Measures held-out losses and writes checkpoints on a thread, so that a donor misses no step."""
 
 import math
 import threading
@@ -16,29 +16,29 @@ from training.data.heldout import heldout_rows
 from training.data.loader import Batch, collate
 from training.run.progress import OnNotice
 from training.step.gradients import GradientComputer
-from training.swarm.averaging.averagers import tensors_sha256
+from training.swarm.averaging.state_validation import tensors_sha256
 from training.swarm.config import SwarmSettings
 from training.swarm.host.checkpoints import Checkpoints
 from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
 from training.swarm.peer.gradient_worker import build_model
 from training.swarm.preflight.checks import codes_of
 
-CPU_SAMPLES = 64
-"""Held-out samples at most where there is no GPU."""
+MAX_CPU_SAMPLES = 64
+"""Held-out samples without a GPU."""
 SAMPLES_AT_ONCE = 4
-"""Measured between two looks whether the end has come."""
+"""Measured between two calls of `stopped`."""
 RETRY_S = 30.0
 
 
 class Checkpointer:
-    """Looks after the state of a run.
+    """Saves and measures the state of a run.
 
     Args:
-        checkpoints: where it goes.
-        heldout: measured now and then; None where there is nothing.
-        on_notice: told what a person should know.
+        checkpoints: where to save.
+        heldout: samples to measure, if any.
+        on_notice: called with what a person should know.
         on_change: called when a number below has changed.
-        stopped: whether it is to end soon: it finishes what it writes, and measures no more. Asked on any thread.
+        stopped: whether to finish soon, without measuring; called on any thread.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class Checkpointer:
         *,
         device: str = "cpu",
         on_notice: OnNotice,
-        on_change: Callable[[], None],
+        on_change: Callable[[], None] = lambda: None,
         stopped: Callable[[], bool] = lambda: False,
     ):
         self.settings, self.checkpoints, self.heldout = settings, checkpoints, heldout
         self.on_notice, self.on_change, self.stopped = on_notice, on_change, stopped
         self.copy = GradientComputer(build_model(settings).to(device), settings.recipe.memory, micro_batch_size=1)
         self.statistics: list[Tensor] = []
-        self.work: threading.Thread | None = None
+        self.worker: threading.Thread | None = None
         self.heldout_loss = math.nan
         self.measured_step = 0
         self.saved_step = 0
@@ -68,57 +68,55 @@ class Checkpointer:
             self.saved_step = self.measured_step = found[0]
         return found
 
-    def look(self, step: int, optimizer: SwarmOptimizer, model: Dalle) -> None:
-        """Do what is due at this step; returns once it has a copy of the state."""
+    def poll(self, step: int, optimizer: SwarmOptimizer, model: Dalle) -> None:
+        """Start what is due at this step; returns once the state is copied."""
         is_due = self.checkpoints.is_due(step)
         if not is_due and not self.is_measuring_due(step):
             return
-        if self.is_busy:
+        if self.worker is not None and self.worker.is_alive():
             if is_due:
-                self.on_notice(f"the checkpoint before step {step} is still being written; this one is left out")
-                self.checkpoints.tried = step
+                self.on_notice(f"the checkpoint before step {step} is still being written; this one is skipped")
+                self.checkpoints.last_attempt = step
             return
         self.take_copy(optimizer, model)
-        self.work = threading.Thread(target=self.keep, args=(step, is_due), name="checkpointer", daemon=True)
-        self.work.start()
+        self.worker = threading.Thread(
+            target=self.measure_and_save, args=(step, is_due), name="checkpointer", daemon=True
+        )
+        self.worker.start()
 
     def is_measuring_due(self, step: int) -> bool:
-        """Whether the held-out loss is to be measured at this step."""
+        """Whether to measure the held-out loss at this step."""
         every = self.settings.recipe.schedule.heldout_every
         return self.heldout is not None and every > 0 and step // every > self.measured_step // every
 
-    @property
-    def is_busy(self) -> bool:
-        return self.work is not None and self.work.is_alive()
-
     @torch.no_grad()
     def take_copy(self, optimizer: SwarmOptimizer, model: Dalle) -> None:
-        """The state as it is now."""
+        """Copy the current state."""
         self.copy.model.load_state_dict(model.state_dict())
         averager = optimizer.state_averager
         self.statistics = [tensor.clone() for tensor in averager.state_tensors()[len(averager.main_parameters) :]]
 
-    def keep(self, step: int, save: bool) -> None:
-        """Measure the copy and write it; runs on the thread."""
+    def measure_and_save(self, step: int, save: bool) -> None:
+        """Measure the copy and save it; runs on the thread."""
         if self.heldout is not None:
             self.heldout_loss, self.measured_step = math.nan, step
-            with self.told(f"the held-out loss of step {step} was not measured"):
+            with self.reported(f"the held-out loss of step {step} was not measured"):
                 self.heldout_loss = self.measure(self.heldout)
                 self.on_change()
         if save:
-            with self.told(f"the state of step {step} was not kept"):
+            with self.reported(f"the state of step {step} was not saved"):
                 self.save(step, self.heldout_loss)
 
     @contextmanager
-    def told(self, what: str) -> Iterator[None]:
-        """Nobody would hear of an exception on the thread otherwise."""
+    def reported(self, what: str) -> Iterator[None]:
+        """Turn exceptions on the thread into notices."""
         try:
             yield
         except Exception as error:
             self.on_notice(f"{what}: {type(error).__name__}: {error}")
 
     def measure(self, heldout: Batch) -> float:
-        """The copy's loss; nan where the end came before it was known."""
+        """The copy's loss in nats; nan if stopped before it was known."""
         loss_sum = 0.0
         for part in zip(*(tensor.split(SAMPLES_AT_ONCE) for tensor in heldout), strict=True):
             if self.stopped():
@@ -128,7 +126,7 @@ class Checkpointer:
         return loss_sum / len(heldout.text_ids)
 
     def save(self, step: int, heldout_loss: float) -> None:
-        """Write the copy."""
+        """Save the copy."""
         if self.checkpoints.save(step, self.copy.model, self.statistics, heldout_loss):
             self.saved_step = step
         self.on_change()
@@ -136,32 +134,32 @@ class Checkpointer:
     def close(
         self, step: int, optimizer: SwarmOptimizer, model: Dalle, wait: Callable[[float], bool] = lambda _: True
     ) -> None:
-        """Write where the run stopped, so that it goes on from there.
+        """Save the state at which the run stops.
 
-        The run's last state is tried again until it is written or `wait(seconds)` is true.
+        Saving the run's final state is retried until it succeeds or `wait(seconds)` is true.
         """
-        if self.work is not None:
-            self.work.join()
+        if self.worker is not None:
+            self.worker.join()
         if step <= self.saved_step:
             return
         self.take_copy(optimizer, model)
-        if step < self.settings.total_steps:  # somebody waits for the end, and it is not measured again
+        if step < self.settings.total_steps:  # do not keep the user waiting for a measurement
             self.save(step, math.nan)
             return
-        self.keep(step, save=True)
+        self.measure_and_save(step, save=True)
         while not self.is_finished and not wait(RETRY_S):
             self.save(step, self.heldout_loss)
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run's last state is written."""
+        """Whether the run's final state is saved."""
         return self.saved_step >= self.settings.total_steps
 
 
 def heldout_batch(settings: SwarmSettings, tokenizer: Path, on_notice: OnNotice, device: str = "cpu") -> Batch | None:
-    """What is measured: the same samples for all. None where the data cannot be read from here, which is said."""
+    """The held-out samples, the same on all machines; None, with a notice, if the data cannot be read from here."""
     recipe = settings.recipe
-    count = recipe.data.heldout_samples if device != "cpu" else min(recipe.data.heldout_samples, CPU_SAMPLES)
+    count = recipe.data.heldout_samples if device != "cpu" else min(recipe.data.heldout_samples, MAX_CPU_SAMPLES)
     try:
         shards = find_shards(settings.swarm.data, codes=codes_of(settings), on_notice=on_notice)
         rows = heldout_rows(shards, recipe.data.heldout_share, count)
@@ -171,10 +169,10 @@ def heldout_batch(settings: SwarmSettings, tokenizer: Path, on_notice: OnNotice,
     return collate(rows, Tokenizer.from_file(tokenizer), recipe.model["text_len"]) if len(rows) else None
 
 
-def go_on_from(optimizer: SwarmOptimizer, epoch: int, statistics: list[Tensor]) -> None:
-    """Have the optimizer go on from this step of the swarm, with the weights it has and these statistics.
+def resume_from(optimizer: SwarmOptimizer, epoch: int, statistics: list[Tensor]) -> None:
+    """Continue at this step of the swarm with the current weights and these statistics.
 
-    StateRefused where they are not this optimizer's.
+    StateRefused if the statistics do not fit the optimizer.
     """
     averager = optimizer.state_averager
     own = averager.state_tensors()

@@ -1,4 +1,4 @@
-"""Several states of a run, each a folder that is whole or not there, and the way back to one of them.
+"""Saved states of a run, each a folder that is complete or absent, and the rollback to one of them.
 
 RUN_DIR/checkpoints/step-NNNNNN/ has model/ (a model folder), state.safetensors (the optimizer's statistics) and
 checkpoint.json, which names the step, the run and what the files hash to.
@@ -32,24 +32,23 @@ from training.swarm.config import SwarmSettings, read_settings, write_settings
 FOLDER = "checkpoints"
 META = "checkpoint.json"
 STATE = "state.safetensors"
-HASHED = ("model/config.json", "model/model.safetensors", STATE)
+HASHED_FILES = ("model/config.json", "model/model.safetensors", STATE)
 GIVEN_UP = "given-up"
 LOCK = ".checkpoints.lock"
-NEWEST = 5
-ONE_IN = 10
+KEPT_NEWEST = 5
+KEPT_ONE_IN = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """One of the states.
+    """One saved state.
 
     Args:
-        folder: of its files.
-        step: of the swarm.
+        step: of the schedule.
         run: the run id it was written under.
-        heldout_loss: in nats; nan where nothing was held out.
+        heldout_loss: in nats; nan if not measured.
         saved_at: seconds since 1970.
-        sha256: of its files.
+        sha256: by file.
     """
 
     folder: Path
@@ -60,17 +59,17 @@ class Checkpoint:
     sha256: dict[str, str]
 
     def check(self) -> None:
-        """ValueError unless all its files are what was written."""
-        for name in HASHED:
+        """ValueError unless all its files are as they were written."""
+        for name in HASHED_FILES:
             path = self.folder / name
             if not path.is_file():
                 raise UserError(f"{path} is missing")
             if sha256_file(path) != self.sha256[name]:
-                raise UserError(f"{path} is damaged: it is not what was written there")
+                raise UserError(f"{path} is damaged: its content has changed")
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """What checkpoint.json says; ValueError where it is not as this program writes it."""
+    """Read checkpoint.json; ValueError if it is malformed."""
     content = read_json(folder / META)
     try:
         loss = content["heldout_loss"]
@@ -80,42 +79,41 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             run=str(content["run"]),
             heldout_loss=math.nan if loss is None else float(loss),
             saved_at=float(content["saved_at"]),
-            sha256={name: str(content["sha256"][name]) for name in HASHED},
+            sha256={name: str(content["sha256"][name]) for name in HASHED_FILES},
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder / META} is no checkpoint's: {type(error).__name__} {error}") from None
+        raise UserError(f"{folder / META} is malformed: {type(error).__name__} {error}") from None
 
 
 def list_checkpoints(run_dir: Path, on_notice: OnNotice) -> list[Checkpoint]:
-    """All that are kept, by step; those that cannot be read are told of and left out."""
+    """All checkpoints by step; unreadable ones are reported and skipped."""
     found = []
     for folder in (run_dir / FOLDER).glob("step-*"):
         try:
             found.append(read_checkpoint(folder))
         except (ValueError, OSError) as error:
-            on_notice(f"left out: {error}")
+            on_notice(f"skipped: {error}")
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 
 def steps_to_keep(steps: Iterable[int], every: int) -> set[int]:
-    """Of checkpoints made every `every` steps: the newest NEWEST, of the older ones about one in ONE_IN."""
+    """Of checkpoints made every `every` steps: the newest KEPT_NEWEST and about one in KEPT_ONE_IN older ones."""
     ordered = sorted(steps)
-    span = max(1, every) * ONE_IN
+    span = max(1, every) * KEPT_ONE_IN
     first_of_span: dict[int, int] = {}
     for step in ordered:
         first_of_span.setdefault(step // span, step)
-    return {*ordered[-NEWEST:], *first_of_span.values()}
+    return {*ordered[-KEPT_NEWEST:], *first_of_span.values()}
 
 
 class Checkpoints:
-    """Where the donors of a machine write: one at a time, and none what another one has written.
+    """Where the donors of a machine save: one at a time, and each step once.
 
     Args:
-        run_dir: of the run.
-        settings: of the run; its schedule's `checkpoint_every` is the distance.
+        settings: of the run; its schedule's `checkpoint_every` is the interval in steps.
         vqgan: folder that goes into the model folders, so that `generate` can use them.
-        vqgan_fingerprint: of what made the codes.
-        on_notice: told what could not be written.
+        vqgan_fingerprint: of the VQGAN that made the codes.
+        on_notice: called with what could not be written.
     """
 
     def __init__(
@@ -131,64 +129,64 @@ class Checkpoints:
         self.vqgan, self.vqgan_fingerprint = vqgan, vqgan_fingerprint
         self.every = settings.recipe.schedule.checkpoint_every
         self.failed = 0
-        """So often one could not be written."""
+        """Checkpoints that could not be written."""
         self.root = run_dir / FOLDER
-        with self.alone():
+        with self.locked():
             for leftover in self.root.glob(".*.tmp"):
                 shutil.rmtree(leftover)
-        self.tried = 0
+        self.last_attempt = 0
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """While no other donor writes; the kernel ends the turn of one that is killed."""
+    def locked(self) -> Iterator[None]:
+        """Keep other donors from writing; the kernel releases the lock of one that is killed."""
         with open(self.run_dir / LOCK, "a", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def restore(self, model: Dalle) -> tuple[int, list[Tensor]] | None:
-        """Put the newest checkpoint that is sound into `model`; returns its step and the optimizer's statistics.
+        """Load the newest intact checkpoint into `model`; returns its step and the optimizer's statistics.
 
-        Damaged ones are told of. ValueError where the checkpoints are of another run.
+        Damaged ones are reported. ValueError if the checkpoints belong to another run.
         """
         for checkpoint in reversed(list_checkpoints(self.run_dir, self.on_notice)):
-            refuse_other_recipe(checkpoint, self.settings)
+            run_id = self.settings.run_id
+            if recipe_of(checkpoint.run) != recipe_of(run_id):
+                raise UserError(f"{checkpoint.folder} is of another run, {checkpoint.run}; this one is {run_id}")
             try:
                 statistics = load_checkpoint(checkpoint, model)
             except ValueError as error:
-                self.on_notice(f"passed over: {error}")
+                self.on_notice(f"skipped: {error}")
                 continue
-            self.tried = checkpoint.step
+            self.last_attempt = checkpoint.step
             return checkpoint.step, statistics
         return None
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is to be made at this step; a donor may have passed over the very one."""
+        """Whether a checkpoint is due at this step; a donor may skip the exact multiple."""
         if step >= self.settings.total_steps:
-            return self.tried < step
-        return self.every > 0 and step // self.every > self.tried // self.every
+            return self.last_attempt < step
+        return self.every > 0 and step // self.every > self.last_attempt // self.every
 
     def save(self, step: int, model: Dalle, statistics: Sequence[Tensor], heldout_loss: float) -> bool:
-        """Write a checkpoint and remove those that are not kept any more.
+        """Write a checkpoint and remove old ones.
 
-        A full disk is counted and said, and False is returned; what was written before stays.
+        A full disk is counted and reported, and returns False; earlier checkpoints stay.
         """
-        self.tried = step
+        self.last_attempt = step
         place = self.root / f"step-{step:06d}"
         try:
-            with self.alone():
-                if not is_sound(place):
+            with self.locked():
+                if not is_intact(place):
                     remove(place)
                     self.write(place, step, model, statistics, heldout_loss)
                 self.prune()
         except (OSError, SafetensorError) as error:
             self.failed += 1
-            self.on_notice(f"the checkpoint of step {step} could not be written ({error}); {self.what_then(step)}")
+            is_last = step >= self.settings.total_steps
+            consequence = "make room, it is tried again" if is_last else "training goes on"
+            self.on_notice(f"the checkpoint of step {step} could not be written ({error}); {consequence}")
             return False
         return True
-
-    def what_then(self, step: int) -> str:
-        """After one that could not be written."""
-        return "training goes on" if step < self.settings.total_steps else "make room, it is tried again"
 
     def write(self, place: Path, step: int, model: Dalle, statistics: Sequence[Tensor], heldout_loss: float) -> None:
         """All files into a hidden folder, then one rename."""
@@ -208,7 +206,7 @@ class Checkpoints:
                 "run": self.settings.run_id,
                 "heldout_loss": heldout_loss if math.isfinite(heldout_loss) else None,
                 "saved_at": time.time(),
-                "sha256": {name: sha256_file(fresh / name) for name in HASHED},
+                "sha256": {name: sha256_file(fresh / name) for name in HASHED_FILES},
             }
             write_json(fresh / META, content)
             fresh.chmod(0o755)
@@ -216,7 +214,7 @@ class Checkpoints:
             sync_folder(self.root)
 
     def prune(self) -> None:
-        """Remove what is not kept any more."""
+        """Remove checkpoints that are no longer kept."""
         kept = list_checkpoints(self.run_dir, self.on_notice)
         wanted = steps_to_keep([checkpoint.step for checkpoint in kept], self.every)
         for checkpoint in kept:
@@ -224,8 +222,8 @@ class Checkpoints:
                 remove(checkpoint.folder)
 
 
-def is_sound(folder: Path) -> bool:
-    """Whether there is a checkpoint whose files are all what was written."""
+def is_intact(folder: Path) -> bool:
+    """Whether the folder holds an intact checkpoint."""
     try:
         read_checkpoint(folder).check()
     except (ValueError, FileNotFoundError):
@@ -234,7 +232,7 @@ def is_sound(folder: Path) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Its name goes first: a folder that is half removed is no checkpoint."""
+    """Rename before deleting: a half-deleted folder is not a checkpoint."""
     if folder.exists():
         hidden = folder.with_name(f".{folder.name}.tmp")
         os.rename(folder, hidden)
@@ -242,9 +240,9 @@ def remove(folder: Path) -> None:
 
 
 def load_checkpoint(checkpoint: Checkpoint, model: Dalle) -> list[Tensor]:
-    """Put a checkpoint's weights into `model`; returns the optimizer's statistics.
+    """Load a checkpoint's weights into `model`; returns the optimizer's statistics.
 
-    Raises ValueError where it is damaged; `model` is not changed then.
+    Raises ValueError, with `model` unchanged, if it is damaged.
     """
     checkpoint.check()
     saved = load_model(checkpoint.folder / "model")
@@ -253,35 +251,29 @@ def load_checkpoint(checkpoint: Checkpoint, model: Dalle) -> list[Tensor]:
     return [statistics[name] for name in sorted(statistics)]
 
 
-def refuse_other_recipe(checkpoint: Checkpoint, settings: SwarmSettings) -> None:
-    """ValueError unless it is of this run, whatever name the run had then."""
-    if recipe_of(checkpoint.run) != recipe_of(settings.run_id):
-        raise UserError(f"{checkpoint.folder} is of another run, {checkpoint.run}; this one is {settings.run_id}")
-
-
 def recipe_of(run_id: str) -> str:
-    """The part of a run id that holds what all peers agree on, without the name."""
+    """The part of a run id that hashes what all peers agree on, without the name."""
     return run_id.rpartition("-")[2]
 
 
 def successor(name: str) -> str:
-    """The name under which a run goes on after it was taken back: emoji, emoji-back1, emoji-back2, ...
+    """The name of a run after a rollback: emoji, emoji-back1, emoji-back2, ...
 
-    Names are part of the run id, so that peers which have the state that was given up cannot talk the others over.
+    The name is part of the run id, which separates the run from peers that still have the discarded state.
     """
     match = re.fullmatch(r"(.*)-back([0-9]+)", name)
     return f"{match[1]}-back{int(match[2]) + 1}" if match else f"{name}-back1"
 
 
 def first_name(name: str) -> str:
-    """The name that a run was given, before it was ever taken back."""
+    """The name of a run before any rollback."""
     return re.sub(r"-back[0-9]+$", "", name)
 
 
 def rollback(run_dir: Path, step: int, on_notice: OnNotice = silent) -> SwarmSettings:
-    """Take the run back to its checkpoint of `step`; later ones are put aside, into checkpoints/given-up-NAME/.
+    """Take the run back to its checkpoint of `step`; later ones are moved to checkpoints/given-up-NAME/.
 
-    Returns the settings that it goes on with. Raises ValueError where there is no such checkpoint or it is damaged.
+    Returns the new settings. Raises ValueError if there is no such checkpoint or it is damaged.
     """
     settings = read_settings(run_dir)
     kept = list_checkpoints(run_dir, on_notice)
@@ -292,7 +284,7 @@ def rollback(run_dir: Path, step: int, on_notice: OnNotice = silent) -> SwarmSet
     chosen.check()
     swarm = dataclasses.replace(settings.swarm, name=successor(settings.swarm.name))
     aside = run_dir / FOLDER / f"{GIVEN_UP}-{settings.swarm.name}"
-    # These go first: killed in between, the same command finishes what was begun.
+    # Move these first: if killed in between, the same command completes the rollback.
     for checkpoint in kept:
         if checkpoint.step > step:
             aside.mkdir(exist_ok=True)

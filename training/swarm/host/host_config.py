@@ -1,4 +1,4 @@
-"""The host's own peers: what they are called, where they listen, and who they are."""
+"""The host's own peers: their names, addresses and identities."""
 
 import dataclasses
 import os
@@ -12,25 +12,24 @@ from hivemind.p2p import P2P, PeerID
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_json, write_json
+from training.swarm.network.addresses import EVERYWHERE, LOOPBACK
 
 NAME = "host.json"
 IDENTITIES = "identities"
-EVERYWHERE = "0.0.0.0"
-LOOPBACK = "127.0.0.1"
 CONNECT_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostConfig:
-    """What host.json holds; it concerns this machine alone.
+    """The content of host.json, which concerns this machine alone.
 
     Args:
-        ports: of each peer; the helpers come first.
-        listen: the address on this machine that all of them listen on.
-        announce: the address at which others reach it.
-        vqgan: folder of the VQGAN for the checkpoints' model folders.
-        vqgan_fingerprint: of the one that made the codes.
-        helper_of: addresses of a run that is hosted elsewhere, which has a helper here; none for a run of one's own.
+        ports: by peer; helpers first.
+        listen: the address that all of them listen on.
+        announce: the address at which others reach this machine.
+        vqgan: folder of the VQGAN that goes into the checkpoints' model folders.
+        vqgan_fingerprint: of the VQGAN that made the codes.
+        helper_of: addresses of the run that this machine runs a helper for; empty if it hosts the run.
     """
 
     ports: dict[str, int]
@@ -42,14 +41,14 @@ class HostConfig:
 
     @classmethod
     def load(cls, run_dir: Path) -> Self:
-        """ValueError where the folder was not made by `dalle-lean host`."""
+        """ValueError unless `dalle-lean host` made the folder."""
         path = run_dir / NAME
         if not path.is_file():
-            raise UserError(f"{path} is missing: {run_dir} is no folder of a run that is hosted here")
+            raise UserError(f"{path} is missing: {run_dir} is no folder of a run hosted here")
         try:
             return cls(**read_json(path))
         except TypeError as error:
-            raise UserError(f"{path} is not as this version writes it: {error}") from None
+            raise UserError(f"{path} is not what this version writes: {error}") from None
 
     def save(self, run_dir: Path) -> None:
         """Write host.json."""
@@ -65,15 +64,15 @@ class HostConfig:
 
     @property
     def leading(self) -> list[str]:
-        """Those whose word on the run counts: donors, or the helper of a run that is hosted elsewhere."""
+        """Those who know the run's progress: donors, or the helper of a run hosted elsewhere."""
         return self.donors or self.helpers
 
     def address(self, run_dir: Path, name: str) -> str:
-        """As others reach it."""
+        """How others reach it."""
         return f"/ip4/{self.announce}/tcp/{self.ports[name]}/p2p/{peer_id(run_dir, name)}"
 
     def local_address(self, run_dir: Path, name: str) -> str:
-        """As this machine's own peers reach it, whatever a router makes of the other."""
+        """How this machine's own peers reach it: a router may not loop the public address back."""
         return f"/ip4/{self.local_host}/tcp/{self.ports[name]}/p2p/{peer_id(run_dir, name)}"
 
     @property
@@ -95,7 +94,7 @@ def identity_path(run_dir: Path, name: str) -> Path:
 
 
 def make_identities(run_dir: Path, names: Iterable[str]) -> None:
-    """Private keys for those who have none; nobody else on this machine can read them."""
+    """Create missing private keys, readable by this user only."""
     (run_dir / IDENTITIES).mkdir(mode=0o700, exist_ok=True)
     for name in names:
         path = identity_path(run_dir, name)
@@ -109,14 +108,5 @@ def make_identities(run_dir: Path, names: Iterable[str]) -> None:
 
 
 def peer_id(run_dir: Path, name: str) -> str:
-    """What the network calls it."""
+    """Its peer id."""
     return str(PeerID.from_identity(identity_path(run_dir, name).read_bytes()).to_base58())
-
-
-def free_ports(count: int, host: str) -> list[int]:
-    """Ports that nobody listens on at this moment."""
-    sockets = [socket.create_server((host, 0)) for _ in range(count)]
-    ports = [taken.getsockname()[1] for taken in sockets]
-    for taken in sockets:
-        taken.close()
-    return ports

@@ -1,46 +1,43 @@
-"""The peers that keep a run alive without training: helpers reduce and are known addresses, donors keep the state."""
+"""The peers that keep a run alive without training: helpers reduce and have known addresses, donors keep the state."""
 
 from collections.abc import Callable
 from functools import partial
 
 import hivemind
-from torch import Tensor
 
 from dalle_lean import Dalle
 from training.data.loader import Batch
 from training.data.remote_io import silent
 from training.run.progress import OnNotice
 from training.step.gradients import GradientComputer
-from training.swarm.averaging.state_validation import judge
+from training.swarm.averaging.state_validation import validate_state
 from training.swarm.config import SwarmSettings
-from training.swarm.host.checkpointer import go_on_from
+from training.swarm.host.checkpointer import Checkpointer, resume_from
 from training.swarm.optimizer.build import swarm_optimizer
 from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
 from training.swarm.peer.gradient_worker import build_model
 
-JUDGE_SAMPLES = 8
-"""On a CPU, perhaps, and while the others go on."""
+VALIDATION_SAMPLES = 8
+"""Few: a donor may measure on a CPU, and the others go on meanwhile."""
 HELPER_PAUSE_S = 0.3
 DONOR_PAUSE_S = 0.2
 
+OnOptimizer = Callable[[SwarmOptimizer], None]
+
 
 def run_helper(
-    settings: SwarmSettings,
-    dht: hivemind.DHT,
-    wait: Callable[[float], bool],
-    on_round: Callable[[SwarmOptimizer], None] | None = None,
+    settings: SwarmSettings, dht: hivemind.DHT, wait: Callable[[float], bool], on_round: OnOptimizer = lambda _: None
 ) -> None:
-    """Take part in every all-reduce as a reducer that brings nothing itself, until `wait(seconds)` is true.
+    """Take part in every all-reduce as a reducer without data until `wait(seconds)` is true.
 
     Args:
-        on_round: called every now and then.
+        on_round: called after each wait.
     """
     optimizer = swarm_optimizer(settings, build_model(settings), dht, role="helper")
     try:
         while not wait(HELPER_PAUSE_S):
             optimizer.step()
-            if on_round is not None:
-                on_round(optimizer)
+            on_round(optimizer)
     finally:
         optimizer.shutdown()
 
@@ -49,49 +46,53 @@ def run_donor(
     settings: SwarmSettings,
     dht: hivemind.DHT,
     wait: Callable[[float], bool],
-    on_step: Callable[[SwarmOptimizer], None] | None = None,
     *,
     model: Dalle | None = None,
     heldout: Batch | None = None,
-    begin_with: tuple[int, list[Tensor]] | None = None,
-    on_round: Callable[[SwarmOptimizer], None] | None = None,
-    on_leave: Callable[[SwarmOptimizer], None] | None = None,
+    checkpointer: Checkpointer | None = None,
+    on_step: OnOptimizer = lambda _: None,
+    on_round: OnOptimizer = lambda _: None,
     on_notice: OnNotice = silent,
 ) -> None:
-    """Go every step with the others and hand out the state, until `wait(seconds)` is true.
+    """Take every step with the others and hand out the state until `wait(seconds)` is true.
+
+    With a checkpointer it also ends with the schedule, once the final state is saved or `wait(seconds)` is true.
 
     Args:
-        on_step: called after each step of the swarm; the model's weights are those of that step.
-        model: with the weights to begin with; without it the run's first.
-        heldout: by the first few of these samples the states of others are judged; without them all are taken that are
-            whole and finite.
-        begin_with: the step of the swarm that these weights are of, and the optimizer's statistics.
-        on_round: called every now and then.
-        on_leave: called at the end, before the others are left.
-        on_notice: called when this peer is behind the others, and with how it goes on.
+        model: with the run's first weights, by default a new one.
+        heldout: the first few of these samples validate the states of others; without them, all whole and finite
+            states are accepted.
+        checkpointer: restores the newest checkpoint, saves others, and saves the last state.
+        on_step: called after each step of the swarm, with that step's weights in the model.
+        on_round: called after each wait.
+        on_notice: called when this peer is behind the others, and with how it continues.
 
     Raises OutOfSync, StateRefused.
     """
-    model = model or build_model(settings)
+    model, scale = model or build_model(settings), settings.steps_per_epoch
+    restored = None if checkpointer is None else checkpointer.restore(model)
     optimizer = swarm_optimizer(settings, model, dht, role="donor", on_notice=on_notice)
     averager = optimizer.state_averager
     try:
-        if begin_with is not None:
-            go_on_from(optimizer, *begin_with)
+        if restored is not None:
+            step, statistics = restored
+            resume_from(optimizer, step // scale, statistics)
         if heldout is not None:
-            few = Batch(*(tensor[:JUDGE_SAMPLES] for tensor in heldout))
+            few = Batch(*(tensor[:VALIDATION_SAMPLES] for tensor in heldout))
             gradients = GradientComputer(model, settings.recipe.memory, micro_batch_size=1)
-            averager.judge = partial(judge, gradients, few, averager.main_parameters)
-        seen = optimizer.local_epoch
+            averager.validate = partial(validate_state, gradients, few, averager.main_parameters)
+        last_epoch = optimizer.local_epoch
         while not wait(DONOR_PAUSE_S):
             optimizer.step(batch_size=0)
-            if optimizer.local_epoch != seen:
-                seen = optimizer.local_epoch
-                if on_step is not None:
-                    on_step(optimizer)
-            if on_round is not None:
-                on_round(optimizer)
-        if on_leave is not None:
-            on_leave(optimizer)
+            if optimizer.local_epoch != last_epoch:
+                last_epoch = optimizer.local_epoch
+                if checkpointer is not None:
+                    checkpointer.poll(last_epoch * scale, optimizer, model)
+                on_step(optimizer)
+            on_round(optimizer)
+            if checkpointer is not None and last_epoch * scale >= settings.total_steps:
+                break
+        if checkpointer is not None:
+            checkpointer.close(optimizer.local_epoch * scale, optimizer, model, wait)
     finally:
         optimizer.shutdown()

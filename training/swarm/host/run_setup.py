@@ -1,11 +1,10 @@
-"""The folder of a hosted run: what goes into swarm.toml, and what must not change any more.
+"""The folder of a hosted run: what goes into swarm.toml, and what must not change later.
 
-RUN_DIR has swarm.toml and tokenizer.json, which everybody may have; vocabulary.json, which goes into the checkpoints'
-model folders; identities/ and host.json, which concern this machine; checkpoints/, logs/ and status/.
+RUN_DIR holds swarm.toml and tokenizer.json, which are public; vocabulary.json, which goes into the checkpoints' model
+folders; identities/ and host.json, which concern this machine only; checkpoints/, logs/ and status/.
 """
 
 import dataclasses
-import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,11 +29,11 @@ from training.swarm.config import (
     write_settings,
 )
 from training.swarm.host.checkpoints import first_name
-from training.swarm.host.host_config import EVERYWHERE, LOOPBACK, HostConfig, free_ports, make_identities, peer_id
 from training.swarm.host.host_config import NAME as HOST_JSON
-from training.swarm.network.bootstrap_service import fetch_run, outward_ip
+from training.swarm.host.host_config import HostConfig, make_identities, peer_id
+from training.swarm.network.addresses import EVERYWHERE, LOOPBACK, check_ip, free_ports, outward_ip
+from training.swarm.network.bootstrap_service import fetch_run, first_answer
 from training.swarm.network.dht import open_dht
-from training.swarm.preflight.survey import first_answer
 
 HELPERS = 2
 FIRST_PORT = 31337
@@ -42,15 +41,13 @@ FIRST_PORT = 31337
 
 @dataclass(frozen=True, kw_only=True)
 class ListenOptions:
-    """Where this machine listens.
+    """The host's peers, and where they listen; None keeps what the run had.
 
     Args:
-        port: of the first helper, the others have the next ones; 0 takes free ones. 0 and None keep the ports that the
-            run had, for those of its peers that had one.
-        announce: the address at which others reach this machine; None for the one its packets leave from.
+        port: of the first helper, with the next ones for the others; 0 picks free ports for peers without one.
+        announce: the address at which others reach this machine, by default the one its packets leave from.
         listen: the address to listen on.
-        donors: how many keep the state; a second one costs as much memory, and replaces the first one at once. None
-            keeps what the run had.
+        donors: how many keep the state; a second one doubles the memory and takes over at once if the first dies.
     """
 
     port: int | None = None
@@ -73,16 +70,16 @@ def make_run(
     place: ListenOptions | None = None,
     on_notice: OnNotice,
 ) -> SwarmSettings:
-    """Make the folder of a run, or bring the addresses of the one that is there up to date.
+    """Make the folder of a run, or update the addresses of an existing one.
 
     Args:
-        data: shards; None only for a run that is there, which then goes on as it is.
+        data: shards; None continues an existing run unchanged.
 
-    Raises ValueError where the run that is there has another recipe: it names what differs.
+    Raises ValueError if the existing run has another recipe; it names what differs.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     before = read_settings(run_dir) if (run_dir / NAME).exists() else None
-    made_by = None
+    vqgan_fingerprint = None
     if data is None:
         if before is None:
             raise UserError(f"{run_dir} holds no run yet: name the shards to train on with --data")
@@ -96,13 +93,13 @@ def make_run(
         )
         if vqgan is not None:
             matching_vqgan(vqgan, shards.info)
-        made_by = shards.info.vqgan
-    if before is not None and data is not None:
-        settings = continued(run_dir, before, settings, named=name is not None)
+        vqgan_fingerprint = shards.info.vqgan
+        if before is not None:
+            settings = continued(run_dir, before, settings, named=name is not None)
     place = place or ListenOptions()
-    donors = place.donors or len(stations_before(run_dir).donors) or 1
+    donors = place.donors or len(previous_config(run_dir).donors) or 1
     names = [f"helper-{number}" for number in range(HELPERS)] + [f"donor-{number}" for number in range(donors)]
-    host_config = make_stations(run_dir, names, place, vqgan=vqgan, made_by=made_by)
+    host_config = make_host_config(run_dir, names, place, vqgan=vqgan, vqgan_fingerprint=vqgan_fingerprint)
     swarm = dataclasses.replace(
         settings.swarm,
         addresses=tuple(host_config.address(run_dir, helper) for helper in host_config.helpers),
@@ -113,7 +110,7 @@ def make_run(
 
 
 def new_settings(run_dir: Path, data: str, shards: ShardSet, recipe: Recipe, tokenizer: Path | None) -> SwarmSettings:
-    """Settings with the recipe made complete, and the run's tokenizer.json and vocabulary.json in its folder."""
+    """Settings with the complete model; writes the run's tokenizer.json and vocabulary.json."""
     path = run_dir / "tokenizer.json"
     if path.exists() and tokenizer is not None and sha256_file(path) != sha256_file(tokenizer):
         raise UserError(f"{run_dir} holds a run with another tokenizer than {tokenizer}; give another folder")
@@ -146,7 +143,7 @@ def new_settings(run_dir: Path, data: str, shards: ShardSet, recipe: Recipe, tok
 
 
 def continued(run_dir: Path, before: SwarmSettings, now: SwarmSettings, *, named: bool) -> SwarmSettings:
-    """The settings of now under the name of before; ValueError where they are another run's."""
+    """The new settings under the previous name; ValueError if they are another run's."""
     differences = before.differences(now)
     if named and now.swarm.name != first_name(before.swarm.name):
         differences.append(f"name ({before.swarm.name})")
@@ -158,23 +155,23 @@ def continued(run_dir: Path, before: SwarmSettings, now: SwarmSettings, *, named
 
 
 def make_helper(run_dir: Path, addresses: Sequence[str], place: ListenOptions, on_notice: OnNotice) -> SwarmSettings:
-    """Make the folder of one more helper of the run at `addresses`, which is hosted elsewhere, or bring it up to date.
+    """Make or update the folder of one more helper of the run at `addresses`, which is hosted elsewhere.
 
-    Raises ValueError where nobody there hands out the run's files and they are not here yet.
+    Raises ValueError if nobody there hands out the run's files and the folder does not have them.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    if stations_before(run_dir).donors:
+    if previous_config(run_dir).donors:
         raise UserError(f"{run_dir} holds a run that is hosted here; give another folder for the helper of another run")
-    if not bring_up_to_date(run_dir, addresses):
+    if not update_run_files(run_dir, addresses):
         if not (run_dir / NAME).exists():
             raise UserError(f"no helper at {', '.join(addresses)} hands out the run's files; is the host up?")
-        on_notice(f"no helper at {', '.join(addresses)} answers; this one begins when one of them does")
-    make_stations(run_dir, ["helper-0"], place, helper_of=addresses)
+        on_notice(f"no helper at {', '.join(addresses)} answers; this one starts when one of them does")
+    make_host_config(run_dir, ["helper-0"], place, helper_of=addresses)
     return read_settings(run_dir)
 
 
-def bring_up_to_date(run_dir: Path, addresses: Sequence[str]) -> bool:
-    """Take the run's files from its helpers; False where none answers."""
+def update_run_files(run_dir: Path, addresses: Sequence[str]) -> bool:
+    """Fetch the run's files from its helpers; False if none answers."""
     try:
         dht = open_dht(addresses, client_mode=True)
     except ValueError:
@@ -189,22 +186,22 @@ def bring_up_to_date(run_dir: Path, addresses: Sequence[str]) -> bool:
     return True
 
 
-def stations_before(run_dir: Path) -> HostConfig:
-    """As they were; none in a fresh folder."""
+def previous_config(run_dir: Path) -> HostConfig:
+    """The saved host.json; one without peers in a new folder."""
     return HostConfig.load(run_dir) if (run_dir / HOST_JSON).exists() else HostConfig(ports={}, announce="")
 
 
-def make_stations(
+def make_host_config(
     run_dir: Path,
     names: Sequence[str],
     place: ListenOptions,
     *,
     vqgan: Path | None = None,
-    made_by: str | None = None,
+    vqgan_fingerprint: str | None = None,
     helper_of: Sequence[str] = (),
 ) -> HostConfig:
-    """Places and identities of the host's peers; what is not given stays as it was."""
-    before = stations_before(run_dir)
+    """Addresses and identities of the host's peers; what is not given stays as it was."""
+    before = previous_config(run_dir)
     listen = place.listen or before.listen
     ports = choose_ports(names, before.ports, place.port, LOOPBACK if listen == EVERYWHERE else listen)
     announce = place.announce or before.announce or outward_ip()
@@ -215,7 +212,7 @@ def make_stations(
         listen=listen,
         announce=announce,
         vqgan=before.vqgan if vqgan is None else str(vqgan.resolve()),
-        vqgan_fingerprint=made_by or before.vqgan_fingerprint,
+        vqgan_fingerprint=vqgan_fingerprint or before.vqgan_fingerprint,
         helper_of=helper_of,
     )
     make_identities(run_dir, names)
@@ -224,38 +221,19 @@ def make_stations(
 
 
 def choose_ports(names: Sequence[str], before: Mapping[str, int], port: int | None, host: str) -> dict[str, int]:
-    """A port for each name, see ListenOptions: volunteers hold the addresses, so those of `before` change only where
-    `port` names others."""
+    """A port for each name, see ListenOptions. Volunteers know the addresses: only `port` changes ports of `before`."""
     if port:
         return {name: port + number for number, name in enumerate(names)}
     known = {name: before[name] for name in names if name in before}
-    fresh = [name for name in names if name not in before]
+    new = [name for name in names if name not in before]
     if port == 0:
-        ports = free_ports(len(fresh), host)
+        ports = free_ports(len(new), host)
     else:
         first = max([FIRST_PORT - 1, *before.values()]) + 1
-        ports = list(range(first, first + len(fresh)))
-    return known | dict(zip(fresh, ports, strict=True))
-
-
-def check_ip(address: str) -> None:
-    """ValueError unless it is an IPv4 address."""
-    try:
-        ipaddress.IPv4Address(address)
-    except ValueError:
-        raise UserError(f"{address!r} is no IPv4 address such as 203.0.113.5") from None
-
-
-def is_loopback(address: str) -> bool:
-    """Whether it is this machine alone."""
-    return ipaddress.ip_address(address).is_loopback
-
-
-def is_private(address: str) -> bool:
-    """Whether it means nothing in the Internet."""
-    return not ipaddress.ip_address(address).is_global
+        ports = list(range(first, first + len(new)))
+    return known | dict(zip(new, ports, strict=True))
 
 
 def slug(run_dir: Path) -> str:
-    """A run's name from its folder's."""
+    """A run's name, made from its folder's."""
     return re.sub(r"[^a-z0-9]+", "-", run_dir.resolve().name.lower()).strip("-")[:56] or "run"

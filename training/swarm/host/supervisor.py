@@ -1,6 +1,5 @@
-"""The peers that keep a run alive, as processes, and who starts them again."""
+"""Runs the host's peers as processes and restarts them."""
 
-import math
 import signal
 import subprocess
 import sys
@@ -9,200 +8,194 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from dalle_lean.ending import Terminated
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import read_json
 from dalle_lean.progress import OnProgress
 from training.run.progress import OnNotice
 from training.swarm.config import SwarmSettings
 from training.swarm.host.host_config import HostConfig
+from training.swarm.host.status import RunStatus, read_status, status_path
+from training.swarm.network.orphan_reaper import guard_children
 from training.swarm.observe.log import set_aside
 
 POLL_S = 0.5
 STOP_POLL_S = 0.1
-PROBE_S = 5.0
-DEAD_PROBES = 3
-"""So many times in a row a peer takes no connection before it is started again."""
-LONGEST_PAUSE_S = 60.0
-SOUND_AFTER_S = 60.0
-"""Who has lived so long is started again at once."""
+PROBE_INTERVAL_S = 5.0
+MAX_FAILED_PROBES = 3
+"""In a row, before a peer is restarted."""
+MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
+"""Before a restart; doubled each time."""
+STABLE_AFTER_S = 60.0
+"""A peer that ran this long is restarted after MIN_PAUSE_S again."""
 START_TIMEOUT_S = 120.0
 PORT_TIMEOUT_S = 15.0
-"""So long what is left of a peer may hold its port."""
+"""How long the remains of a peer may hold its port."""
 LEAVE_TIMEOUT_S = 300.0
-"""For all of the host's peers together: a round of averaging, and a state that is written to a slow disk."""
-PATIENT_S = 3.0
-"""Longer than this nobody waits without being told what for."""
+"""For all of the host's peers together: a round of averaging, and a state written to a slow disk."""
+SILENT_WAIT_S = 3.0
+"""After this the user is told what the host waits for."""
 
 
 @dataclass
 class ManagedProcess:
-    """One of the host's peers, as its supervisor knows it."""
+    """One of the host's peers."""
 
     name: str
     process: subprocess.Popen[bytes] | None = None
     started_s: float = 0.0
     due_s: float = field(default_factory=time.monotonic)
     """When it may be started."""
-    pause_s: float = 1.0
+    pause_s: float = MIN_PAUSE_S
     was_up: bool = False
-    silent_probes: int = 0
-    told_of_port: bool = False
-    heard: tuple[int, int] = (0, 0)
+    failed_probes: int = 0
+    port_reported: bool = False
+    notices_read: tuple[int, int] = (0, 0)
     """Process id, and how many of its notices were passed on."""
 
 
 class Supervisor:
-    """Starts the host's peers, and again whatever of them ends.
+    """Starts the host's peers, and restarts those that end.
 
     Args:
         host_config: of the run.
-        device: where a donor measures.
-        on_notice: told what happens to them.
+        device: for donors to measure on.
+        on_notice: called with what happens to them.
     """
 
     def __init__(self, run_dir: Path, host_config: HostConfig, *, device: str = "cpu", on_notice: OnNotice):
         self.run_dir, self.host_config, self.device, self.on_notice = run_dir, host_config, device, on_notice
-        self.members = {name: ManagedProcess(name) for name in host_config.ports}
+        self.processes = {name: ManagedProcess(name) for name in host_config.ports}
         self.probed_s = 0.0
         self.was_ready = False
-        """Whether all of them were there at one time."""
+        """Whether all of them were up at one time."""
         for name in host_config.ports:
-            self.status_path(name).unlink(missing_ok=True)
+            status_path(run_dir, name).unlink(missing_ok=True)
 
     @property
     def all_up(self) -> bool:
-        """Whether all have been started and take connections."""
-        return all(member.was_up for member in self.members.values())
+        """Whether all have started and take connections."""
+        return all(peer.was_up for peer in self.processes.values())
 
     @property
     def finished(self) -> bool:
-        """Whether the run is at its end and its state is kept."""
-        return any(self.status(name).get("finished") for name in self.host_config.leading)
+        """Whether the run has ended and its state is saved."""
+        return any(read_status(self.run_dir, name).get("finished") for name in self.host_config.leading)
 
-    def status_path(self, name: str) -> Path:
-        return self.run_dir / "status" / f"{name}.json"
-
-    def status(self, name: str) -> dict[str, Any]:
-        """What a peer last said of itself."""
-        path = self.status_path(name)
-        content: dict[str, Any] = read_json(path) if path.exists() else {}
-        return content
-
-    def look(self) -> None:
-        """Do what is to be done now; returns at once."""
-        for member in self.members.values():
-            self.reap(member)
+    def poll(self) -> None:
+        """Reap, probe and start peers; returns at once."""
+        for peer in self.processes.values():
+            self.reap(peer)
         self.probe()
-        for member in self.members.values():
-            self.pass_on(member)
-        for member in self.members.values():
-            if member.process is not None or time.monotonic() < member.due_s or self.finished:
+        for peer in self.processes.values():
+            self.pass_on_notices(peer)
+        for peer in self.processes.values():
+            if peer.process is not None or time.monotonic() < peer.due_s or self.finished:
                 continue
-            if self.host_config.is_up(member.name):
-                self.wait_for_port(member)
+            if self.host_config.is_up(peer.name):
+                self.wait_for_port(peer)
             else:
-                self.start(member)
+                self.start(peer)
 
-    def wait_for_port(self, member: ManagedProcess) -> None:
-        """Give what is left of a peer a moment; ValueError where another program keeps its port from the beginning."""
-        if time.monotonic() - member.due_s < PORT_TIMEOUT_S or member.told_of_port:
+    def wait_for_port(self, peer: ManagedProcess) -> None:
+        """Give the remains of a peer a moment; ValueError if another program holds its port from the start."""
+        if time.monotonic() - peer.due_s < PORT_TIMEOUT_S or peer.port_reported:
             return
-        taken = f"port {self.host_config.ports[member.name]} of {member.name} is taken by another program"
+        taken = f"port {self.host_config.ports[peer.name]} of {peer.name} is taken by another program"
         if not self.was_ready:
             raise UserError(f"{taken}; end it, or choose others with --port")
-        self.on_notice(f"{taken}; end it, {member.name} starts as soon as it is free")
-        member.told_of_port = True
+        self.on_notice(f"{taken}; end it, {peer.name} starts as soon as it is free")
+        peer.port_reported = True
 
-    def start(self, member: ManagedProcess) -> None:
-        """Start a peer as a process."""
-        log = self.run_dir / "logs" / f"{member.name}.log"
+    def start(self, peer: ManagedProcess) -> None:
+        """Start a peer's process."""
+        log = self.run_dir / "logs" / f"{peer.name}.log"
         log.parent.mkdir(exist_ok=True)
-        # -P: the current folder may have a package `training`.
-        command = [sys.executable, "-P", "-m", "training.swarm", member.name.partition("-")[0], str(self.run_dir)]
-        command += ["--name", member.name, "--device", self.device]
+        # -P: the current folder may hold a package named `training`.
+        command = [sys.executable, "-P", "-m", "training.swarm", peer.name.partition("-")[0], str(self.run_dir)]
+        command += ["--name", peer.name, "--device", self.device]
         set_aside(log)
-        with open(log, "ab") as output:  # of what it says before it writes the log itself
-            member.process = subprocess.Popen(
+        with open(log, "ab") as output:  # until it writes the log itself
+            peer.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # Ctrl+C is for the supervisor
             )
-        member.started_s, member.was_up, member.silent_probes = time.monotonic(), False, 0
-        member.told_of_port = False
+        peer.started_s, peer.was_up, peer.failed_probes = time.monotonic(), False, 0
+        peer.port_reported = False
 
-    def reap(self, member: ManagedProcess) -> None:
-        """Take note of a peer that has ended, and when it is to be started again."""
-        if member.process is None or member.process.poll() is None:
+    def reap(self, peer: ManagedProcess) -> None:
+        """Schedule the restart of a peer that has ended."""
+        if peer.process is None or peer.process.poll() is None:
             return
-        code = member.process.returncode
-        member.process = None
-        self.pass_on(member)
+        code = peer.process.returncode
+        peer.process = None
+        self.pass_on_notices(peer)
         if self.finished:
             return
-        if time.monotonic() - member.started_s > SOUND_AFTER_S:
-            member.pause_s = 1.0
-        member.due_s = time.monotonic() + member.pause_s
+        if time.monotonic() - peer.started_s > STABLE_AFTER_S:
+            peer.pause_s = MIN_PAUSE_S
+        peer.due_s = time.monotonic() + peer.pause_s
         self.on_notice(
-            f"{member.name} ended ({how_it_ended(code)}); it starts again in {member.pause_s:.0f} s as the same peer, "
-            f"see {self.run_dir / 'logs' / member.name}.log"
+            f"{peer.name} ended ({how_it_ended(code)}); it starts again in {peer.pause_s:.0f} s as the same peer, "
+            f"see {self.run_dir / 'logs' / peer.name}.log"
         )
-        member.pause_s = min(2 * member.pause_s, LONGEST_PAUSE_S)
+        peer.pause_s = min(2 * peer.pause_s, MAX_PAUSE_S)
 
     def probe(self) -> None:
-        """Find out who takes connections; end who does so no more."""
-        waiting = any(member.process is not None and not member.was_up for member in self.members.values())
-        if not waiting and time.monotonic() - self.probed_s < PROBE_S:
+        """Find out which peers take connections; kill those that no longer do."""
+        waiting = any(peer.process is not None and not peer.was_up for peer in self.processes.values())
+        if not waiting and time.monotonic() - self.probed_s < PROBE_INTERVAL_S:
             return
         self.probed_s = time.monotonic()
-        for member in self.members.values():
-            if member.process is None:
+        for peer in self.processes.values():
+            if peer.process is None:
                 continue
-            if self.host_config.is_up(member.name):
-                member.was_up, member.silent_probes = True, 0
-            elif member.was_up:
-                member.silent_probes += 1
-            elif time.monotonic() - member.started_s > START_TIMEOUT_S:
-                member.silent_probes = DEAD_PROBES
-            if member.silent_probes >= DEAD_PROBES:
-                self.on_notice(f"{member.name} takes no connections; it is ended")
-                member.process.kill()
+            if self.host_config.is_up(peer.name):
+                peer.was_up, peer.failed_probes = True, 0
+            elif peer.was_up:
+                peer.failed_probes += 1
+            elif time.monotonic() - peer.started_s > START_TIMEOUT_S:
+                peer.failed_probes = MAX_FAILED_PROBES
+            if peer.failed_probes >= MAX_FAILED_PROBES:
+                self.on_notice(f"{peer.name} takes no connections; it is restarted")
+                peer.process.kill()
         self.was_ready = self.was_ready or self.all_up
 
-    def pass_on(self, member: ManagedProcess) -> None:
-        """Tell what a peer has said."""
-        status = self.status(member.name)
+    def pass_on_notices(self, peer: ManagedProcess) -> None:
+        """Pass on a peer's new notices."""
+        status = read_status(self.run_dir, peer.name)
         pid, noticed, lines = status.get("pid", 0), status.get("noticed", 0), status.get("notices", [])
-        before = member.heard[1] if pid == member.heard[0] else 0
+        before = peer.notices_read[1] if pid == peer.notices_read[0] else 0
         for line in lines[max(0, len(lines) - (noticed - before)) :]:
-            self.on_notice(f"{member.name}: {line}")
-        member.heard = (pid, noticed)
+            self.on_notice(f"{peer.name}: {line}")
+        peer.notices_read = (pid, noticed)
 
     def stop(self) -> None:
-        """End all peers cleanly in LEAVE_TIMEOUT_S at most, donors first, which save where they are; at once where
-        that is interrupted: they do not hear of Ctrl+C, and would go on writing to a run that nobody holds."""
+        """End all peers cleanly within LEAVE_TIMEOUT_S, donors first, which save their state.
+
+        An interruption kills them: Ctrl+C does not reach them, and they would go on writing to an unlocked run.
+        """
         try:
-            self.wait_for_all()
+            self.end_gracefully()
         except BaseException:
-            for member in self.members.values():
-                if member.process is not None:
-                    member.process.kill()
-                    member.process.wait()
+            for peer in self.processes.values():
+                if peer.process is not None:
+                    peer.process.kill()
+                    peer.process.wait()
             raise
 
-    def wait_for_all(self) -> None:
-        """As long as they take to leave, at most LEAVE_TIMEOUT_S."""
+    def end_gracefully(self) -> None:
+        """SIGTERM, then wait; kill what is left after LEAVE_TIMEOUT_S."""
         began_s = time.monotonic()
         duties = {"save and leave the others": self.host_config.donors, "leave the others": self.host_config.helpers}
         for duty, names in duties.items():
-            running = {name: process for name in names if (process := self.members[name].process) is not None}
+            running = {name: process for name in names if (process := self.processes[name].process) is not None}
             for process in running.values():
                 process.send_signal(signal.SIGTERM)
-            told = False
+            reported = False
             while left := [name for name, process in running.items() if process.poll() is None]:
                 waited_s = time.monotonic() - began_s
                 if waited_s > LEAVE_TIMEOUT_S:
@@ -210,68 +203,26 @@ class Supervisor:
                     for name in left:
                         running[name].kill()
                         running[name].wait()
-                elif waited_s > PATIENT_S and not told:
-                    told = True
+                elif waited_s > SILENT_WAIT_S and not reported:
+                    reported = True
                     self.on_notice(
                         f"waiting for {' and '.join(left)} to {duty}, "
                         f"{LEAVE_TIMEOUT_S:.0f} s at most (Ctrl+C again stops at once)"
                     )
                 time.sleep(STOP_POLL_S)
             for name in names:
-                self.pass_on(self.members[name])
-                self.members[name].process = None
+                self.pass_on_notices(self.processes[name])
+                self.processes[name].process = None
 
 
 def how_it_ended(code: int) -> str:
-    """A process' return code in words."""
+    """A process's return code in words."""
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunStatus:
-    """Where the run is, as its donors say.
-
-    A loss is nan before it is measured, a checkpoint 0 before it is written and None where another machine keeps them.
-    """
-
-    step: int = 0
-    trainers: int = 0
-    heldout_loss: float = math.nan
-    checkpoint: int | None = None
-    failed_saves: int = 0
-
-    @property
-    def note(self) -> str:
-        """A few words for a progress line."""
-        words = [f"{self.trainers} trainer{'s' * (self.trainers != 1)}"]
-        if math.isfinite(self.heldout_loss):
-            words.append(f"held-out loss {self.heldout_loss:.4g}")
-        if self.checkpoint is not None:
-            words.append(f"checkpoint of step {self.checkpoint}" if self.checkpoint else "no checkpoint yet")
-        if self.failed_saves:
-            words.append(f"{self.failed_saves} checkpoints could not be written")
-        return ", ".join(words)
-
-
-def run_status(supervisor: Supervisor) -> RunStatus:
-    """From the donor that is farthest."""
-    leading = supervisor.host_config.leading
-    said = max((supervisor.status(name) for name in leading), key=lambda status: status.get("step") or 0)
-    loss = said.get("heldout_loss")
-    return RunStatus(
-        step=said.get("step") or 0,
-        trainers=said.get("trainers") or 0,
-        heldout_loss=math.nan if loss is None else loss,
-        checkpoint=said.get("checkpoint"),
-        failed_saves=said.get("failed_saves") or 0,
-    )
 
 
 @contextmanager
 def supervised(run_dir: Path, *, device: str = "cpu", on_notice: OnNotice) -> Iterator[Supervisor]:
-    """A supervisor whose peers end with the block, and with this process however it ends."""
-    from training.swarm.network.orphan_reaper import guard_children
-
+    """A supervisor whose peers end with the block, and with this process even if it is killed."""
     guard = guard_children()
     before = signal.signal(signal.SIGTERM, terminate)
     try:
@@ -286,7 +237,7 @@ def supervised(run_dir: Path, *, device: str = "cpu", on_notice: OnNotice) -> It
 
 
 def terminate(*_: object) -> None:
-    """SIGTERM ends a host as Ctrl+C does: service managers send it."""
+    """SIGTERM, which service managers send, ends a host as Ctrl+C does."""
     raise Terminated
 
 
@@ -299,23 +250,23 @@ def host_run(
     on_progress: OnProgress,
     on_notice: OnNotice,
 ) -> RunStatus:
-    """Keep the run alive until its last step; returns how it ended.
+    """Keep the run alive until its last step; returns its final status.
 
     Args:
-        on_ready: called once all of the host's peers are there.
+        on_ready: called once all of the host's peers are up.
         on_progress: called with steps done, steps in all, and a note.
 
-    Raises KeyboardInterrupt upon Ctrl+C and Terminated upon SIGTERM, once all peers have left.
+    Raises KeyboardInterrupt upon Ctrl+C and Terminated upon SIGTERM, after all peers have left.
     """
     with supervised(run_dir, device=device, on_notice=on_notice) as supervisor:
         ready = False
         while not supervisor.finished:
-            supervisor.look()
+            supervisor.poll()
             if supervisor.all_up:
                 if not ready:
                     ready = True
                     on_ready()
-                seen = run_status(supervisor)
-                on_progress(seen.step, settings.total_steps, seen.note)
+                status = RunStatus.of_peers(run_dir, supervisor.host_config.leading)
+                on_progress(status.step, settings.total_steps, status.note)
             time.sleep(POLL_S)
-        return run_status(supervisor)
+        return RunStatus.of_peers(run_dir, supervisor.host_config.leading)

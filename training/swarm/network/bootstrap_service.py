@@ -1,20 +1,18 @@
-"""What helpers hand out to a newcomer that has nothing but an address: the run's files, the time, a call back.
+"""What helpers offer a newcomer that knows only an address: the run's files, the time, and a dial back.
 
-An address ends in its owner's peer id, and libp2p lets nobody else answer for it: who trusts the address can trust the
-swarm.toml that comes from it. Everything runs in the processes of the two DHT nodes.
+An address ends in its owner's peer id, and libp2p lets nobody else answer for it: a newcomer that trusts the address
+can trust the swarm.toml that it gets there. Everything runs in the processes of the two DHT nodes.
 """
 
 import asyncio
 import hashlib
 import json
-import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import hivemind
 from hivemind.dht.node import DHTNode
@@ -26,17 +24,19 @@ from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write
 from dalle_lean.tokenizer import MOST_TOKENIZER_BYTES
 from training.swarm.config import NAME, SwarmSettings, parse_settings
+from training.swarm.network.addresses import peer_of
 
 TOKENIZER = "tokenizer.json"
 LIMITS_BYTES = {NAME: 2**18, TOKENIZER: MOST_TOKENIZER_BYTES}
-"""A newcomer takes no more than this."""
+"""A newcomer accepts no more than this."""
 CHUNK_BYTES = 2**20
 """libp2p's daemon carries answers of up to 2 MiB."""
 CALL_TIMEOUT_S = 15.0
 DIAL_TIMEOUT_S = 3.0
-WATCH_INTERVAL_S = 20.0
 MAX_DIALS = 8
-"""Calls back at the same time."""
+"""At the same time."""
+
+T = TypeVar("T")
 
 
 class Unanswered(UserError):
@@ -45,7 +45,7 @@ class Unanswered(UserError):
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What a newcomer needs to know about a run."""
+    """What a newcomer needs of a run."""
 
     settings: SwarmSettings
     settings_text: str
@@ -54,21 +54,21 @@ class RunFiles:
     """tokenizer.json."""
 
     def write(self, folder: Path) -> None:
-        """Put both files into a folder."""
+        """Write both files into a folder."""
         for name, content in {NAME: self.settings_text.encode(), TOKENIZER: self.tokenizer}.items():
             with atomic_write(folder / name) as temporary:
                 temporary.write_bytes(content)
 
 
 class BootstrapService(ServicerBase):
-    """A helper's side. A request's `uid` says what is asked for, `metadata` is JSON."""
+    """A helper's side. A request's `uid` names a file, its `metadata` is JSON."""
 
     def __init__(self, p2p: P2P, files: dict[str, bytes]):
         self.p2p, self.files = p2p, files
         self.dials = asyncio.Semaphore(MAX_DIALS)
 
     async def rpc_read(self, request: runtime_pb2.ExpertRequest, _: P2PContext) -> runtime_pb2.ExpertResponse:
-        """A piece of the file `uid` from the byte that `metadata` says; empty behind its end."""
+        """A chunk of the file `uid` from byte `metadata` on; empty beyond its end."""
         start = json.loads(request.metadata)
         if request.uid not in self.files or type(start) is not int or start < 0:
             raise ValueError(f"no file {request.uid[:40]!r} from byte {start}")
@@ -81,7 +81,7 @@ class BootstrapService(ServicerBase):
     async def rpc_dial_back(
         self, request: runtime_pb2.ExpertRequest, context: P2PContext
     ) -> runtime_pb2.ExpertResponse:
-        """Whether the port that `metadata` says takes connections at the address the caller calls from."""
+        """Whether port `metadata` takes connections at the address the caller calls from."""
         port = json.loads(request.metadata)
         if type(port) is not int or not 1 <= port <= 65535:
             raise ValueError(f"no port {port!r}")
@@ -115,8 +115,8 @@ async def takes_connections(host: str, port: int, timeout_s: float = DIAL_TIMEOU
 
 
 def offer_run(dht: hivemind.DHT, folder: Path) -> None:
-    """Hand out the run's files in `folder`, as they are now, for as long as the node lives; ValueError where one is
-    larger than a newcomer would take."""
+    """Hand out the run's files in `folder`, as they are now, while the node lives; ValueError if one is larger than a
+    newcomer accepts."""
     for name, limit_bytes in LIMITS_BYTES.items():
         size_bytes = (folder / name).stat().st_size
         if size_bytes > limit_bytes:
@@ -125,13 +125,13 @@ def offer_run(dht: hivemind.DHT, folder: Path) -> None:
 
 
 async def serve(folder: Path, _: hivemind.DHT, node: DHTNode) -> None:
-    """Runs in the node's process, which reads the files itself: its pipe takes small things only."""
+    """Runs in the node's process, which reads the files itself: its pipe only takes small objects."""
     files = {name: (folder / name).read_bytes() for name in LIMITS_BYTES}
     await BootstrapService(node.p2p, files).add_p2p_handlers(node.p2p)
 
 
 def run_in_node(dht: hivemind.DHT, coroutine: Callable[..., Any]) -> Any:
-    """The result of `coroutine(dht, node)` in the node's process; Unanswered where that process is gone."""
+    """The result of `coroutine(dht, node)` in the node's process; Unanswered if that process is gone."""
     try:
         return dht.run_coroutine(coroutine, return_future=True).result(timeout=2 * CALL_TIMEOUT_S)
     except TimeoutError:
@@ -142,96 +142,56 @@ def fetch_run(dht: hivemind.DHT, address: str) -> RunFiles:
     """The files of the run that the helper at `address`, which `dht` was opened with, hands out.
 
     Raises:
-        Unanswered: not in time, too large, or not what it should be; says which.
+        Unanswered: no answer in time, or one that is too large or malformed; says which.
         ValueError: a swarm.toml that this version cannot read.
     """
-    text = read_file(dht, address, NAME)
-    settings = parse_settings(decode(text, address), f"the swarm.toml of {address}")
+    text = fetch_settings_text(dht, address)
+    settings = parse_settings(text, f"the swarm.toml of {address}")
     tokenizer = read_file(dht, address, TOKENIZER)
     if hashlib.sha256(tokenizer).hexdigest() != settings.swarm.tokenizer_fingerprint:
         raise Unanswered(f"{address} sent a tokenizer.json other than the one its swarm.toml names")
-    return RunFiles(settings, text.decode(), tokenizer)
+    return RunFiles(settings, text, tokenizer)
 
 
 def fetch_settings(dht: hivemind.DHT, address: str) -> SwarmSettings:
-    """The run's settings as they are now: a run that was taken back to a checkpoint goes on under another run id."""
-    return parse_settings(decode(read_file(dht, address, NAME), address), f"the swarm.toml of {address}")
+    """The run's current settings: a run rolled back to a checkpoint continues under another run id."""
+    return parse_settings(fetch_settings_text(dht, address), f"the swarm.toml of {address}")
+
+
+def fetch_settings_text(dht: hivemind.DHT, address: str) -> str:
+    """swarm.toml as the helper sends it."""
+    try:
+        return read_file(dht, address, NAME).decode()
+    except UnicodeDecodeError:
+        raise Unanswered(f"{address} sent a swarm.toml that is not UTF-8") from None
 
 
 def remote_time(dht: hivemind.DHT, address: str) -> float:
-    """What the helper's clock shows at this moment, in seconds since 1970, to half of the way there and back."""
+    """The helper's clock now, in seconds since 1970, to within half a round trip."""
     started = time.monotonic()
     shown = call(dht, address, "rpc_time")
     if type(shown) is not float or not 0 < shown < 2**40:
-        raise Unanswered(f"{address} does not tell the time")
+        raise Unanswered(f"{address} did not send a time")
     return shown + (time.monotonic() - started) / 2
 
 
 def is_reachable(dht: hivemind.DHT, address: str, port: int) -> bool:
-    """Whether the helper can make a TCP connection to `port` of this machine, where it sees this machine."""
+    """Whether the helper can connect to TCP `port` of this machine, at the address that it sees."""
     return call(dht, address, "rpc_dial_back", metadata=port) is True
 
 
-class RunWatch:
-    """Asks the helpers now and then whether the run still goes on as these settings say."""
-
-    def __init__(
-        self,
-        dht: hivemind.DHT,
-        settings: SwarmSettings,
-        addresses: Sequence[str] | None = None,
-        *,
-        interval_s: float = WATCH_INTERVAL_S,
-    ):
-        self.dht, self.settings, self.interval_s = dht, settings, interval_s
-        self.addresses = settings.swarm.addresses if addresses is None else addresses
-        self.moved: str | None = None
-        """A sentence, once the run goes on without peers like this one."""
-        self.closed = threading.Event()
-        self.thread = threading.Thread(target=self.watch, name="run watch", daemon=True)
-        self.thread.start()
-
-    def watch(self) -> None:
-        """Until the run has moved or nobody wants to know."""
-        while self.moved is None and not self.closed.wait(self.interval_s):
-            for address in self.addresses:
-                try:
-                    now = fetch_settings(self.dht, address)
-                except Unanswered:
-                    continue  # the other helper may know, and this one is asked again
-                except ValueError as error:
-                    self.moved = f"the run goes on with settings that this version cannot read: {error}"
-                    break
-                if now.run_id != self.settings.run_id:
-                    self.moved = how_it_moved(self.settings, now)
-                    break
-
-    def close(self) -> None:
-        """Ask no more; before the node is shut down. A question that is under way is not waited for."""
-        self.closed.set()
-
-
-def how_it_moved(before: SwarmSettings, now: SwarmSettings) -> str:
-    """What happened to a run, for those who were in it."""
-    changes = before.differences(now)
-    if changes:
-        return f"the run goes on with another {', '.join(changes)}; join it again with the same address"
-    return (
-        f"the run was taken back to an earlier step and goes on as {now.swarm.name}; join it again with the same "
-        "address, what came after that step is given up"
-    )
-
-
-def decode(text: bytes, address: str) -> str:
-    """UTF-8."""
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        raise Unanswered(f"{address} sent a swarm.toml that is no text") from None
+def first_answer(dht: hivemind.DHT | None, addresses: Sequence[str], ask: Callable[[hivemind.DHT, str], T]) -> T | None:
+    """`ask(dht, address)` of the first helper that answers; None if none does."""
+    for address in addresses if dht is not None else ():
+        try:
+            return ask(dht, address)
+        except Unanswered:
+            continue
+    return None
 
 
 def read_file(dht: hivemind.DHT, address: str, name: str) -> bytes:
-    """A file of the helper's, piece by piece."""
+    """Fetch one of the helper's files, chunk by chunk."""
     content = bytearray()
     while True:
         piece = call(dht, address, "rpc_read", uid=name, metadata=len(content), is_json=False)
@@ -245,7 +205,7 @@ def read_file(dht: hivemind.DHT, address: str, name: str) -> bytes:
 def call(
     dht: hivemind.DHT, address: str, method: str, *, uid: str = "", metadata: Any = None, is_json: bool = True
 ) -> Any:
-    """A helper's answer."""
+    """Call a helper; raises Unanswered unless it answers properly."""
     request = runtime_pb2.ExpertRequest(uid=uid, metadata=json.dumps(metadata).encode()).SerializeToString()
     answer = run_in_node(dht, partial(ask, peer_of(address), method, request))
     if isinstance(answer, str):
@@ -253,7 +213,7 @@ def call(
     try:
         return json.loads(answer) if is_json else answer
     except (ValueError, RecursionError):
-        raise Unanswered(f"{address} answered {method.removeprefix('rpc_')} with something else") from None
+        raise Unanswered(f"{address} answered {method.removeprefix('rpc_')} with something other than JSON") from None
 
 
 async def ask(peer: PeerID, method: str, request: bytes, _: hivemind.DHT, node: DHTNode) -> bytes | str:
@@ -266,23 +226,5 @@ async def ask(peer: PeerID, method: str, request: bytes, _: hivemind.DHT, node: 
         return content
     except TimeoutError:
         return f"nothing came in {CALL_TIMEOUT_S:.0f} s"
-    except Exception as error:  # whatever a helper may do wrong
+    except Exception as error:  # whatever a helper does wrong
         return f"{type(error).__name__}: {error}".splitlines()[0][:200]
-
-
-def peer_of(address: str) -> PeerID:
-    """The peer id at the end of an address; ValueError says what an address looks like."""
-    try:
-        return PeerID.from_base58(Multiaddr(address)["p2p"])
-    except Exception:  # the parsers raise whatever they stumble over
-        raise UserError(f"{address!r} is no address: it looks like /ip4/203.0.113.5/tcp/31337/p2p/Qm...") from None
-
-
-def outward_ip() -> str:
-    """This machine's address as seen in its own network: the one that packets to the Internet leave from."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing; TEST-NET-1 of RFC 5737
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"

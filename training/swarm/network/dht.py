@@ -1,4 +1,4 @@
-"""This machine's place in the network: its DHT node, its identity, and what they say."""
+"""This machine's DHT node, and the logs and signals of hivemind's processes."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ from hivemind.utils.logging import use_hivemind_log_handler
 
 from dalle_lean.errors import UserError
 from training.swarm.network.orphan_reaper import guard_children
-from training.swarm.network.reconnect import keep_in_touch
+from training.swarm.network.reconnect import reconnect_lost_peers
 from training.swarm.observe.log import BoundedFileHandler
 
 LOGGERS = ("hivemind", "asyncio", "py.warnings")
@@ -31,16 +31,16 @@ def open_dht(
     announce: Sequence[str] = (),
     identity: Path | None = None,
 ) -> hivemind.DHT:
-    """A node of the DHT.
+    """Start a node of the DHT.
 
     Args:
-        addresses: of peers that are there already; none for the first one.
+        addresses: of peers already in the network; none for the first one.
         client_mode: take no connections.
-        listen: where connections are taken, as /ip4/ADDRESS/tcp/PORT; port 0 is any free one.
-        announce: the same as others reach it, where that differs.
-        identity: file of the private key, made where it is missing; without it the identity lasts as long as the node.
+        listen: where to take connections, as /ip4/ADDRESS/tcp/PORT; port 0 is any free one.
+        announce: how others reach that, if it differs.
+        identity: file of the private key, created if missing; without it the identity lasts as long as the node.
 
-    Raises ValueError where none of `addresses` answers or the port is taken.
+    Raises ValueError if none of `addresses` answers or the port is taken.
     """
     try:
         dht = hivemind.DHT(
@@ -54,21 +54,23 @@ def open_dht(
             nat_port_map=False,
             start=True,
         )
-    except Exception as error:  # hivemind raises what its process met, of many kinds
+    except Exception as error:  # hivemind raises whatever its process met
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if addresses:
             where = ", ".join(addresses)
             if "failed to connect to bootstrap peers" in reason:
-                reason = "nobody answers there; is the host up, the address whole and its port open?"
+                reason = "nobody answers there; is the host up, the address complete and its port open?"
             raise UserError(f"no way into the swarm by {where}: {reason}") from None
         raise UserError(f"cannot listen on {', '.join(listen)}: {reason}") from None
-    keep_in_touch(dht, addresses)
+    reconnect_lost_peers(dht, addresses)
     return dht
 
 
 def log_to(path: Path | None, *, output: bool = False) -> None:
-    """What hivemind and its processes say goes to this file, which stays small, and to nobody's screen; None: nowhere.
-    It takes the place of what was said before. `output`: what this process prints goes there too."""
+    """Send the logs of hivemind and its processes to this size-limited file instead of the screen; None discards them.
+
+    A later call replaces the file. `output`: this process's stdout and stderr go there too.
+    """
     use_hivemind_log_handler("nowhere")
     logging.captureWarnings(True)
     handler: logging.Handler = logging.NullHandler() if path is None else BoundedFileHandler(path, output=output)
@@ -85,8 +87,8 @@ def log_to(path: Path | None, *, output: bool = False) -> None:
 
 
 def prepare_process() -> None:
-    """First of all, before hivemind forks: nothing that is started later outlives this process, or waits for threads
-    that a fork loses; what fails in hivemind's own threads and on its way out goes to the log."""
+    """Call before hivemind forks: no child outlives this process or waits for threads that a fork loses, and errors in
+    hivemind's threads and destructors go to the log."""
     os.register_at_fork(after_in_child=begin_child)
     threading.excepthook = log_failure
     sys.unraisablehook = log_failure
@@ -94,14 +96,14 @@ def prepare_process() -> None:
 
 
 def log_failure(failure: Any) -> None:
-    """A thread's last exception, or one that nobody could be given."""
-    about = (failure.exc_type, failure.exc_value, failure.exc_traceback)
-    logging.getLogger("hivemind").error("unexpected", exc_info=about)
+    """Log an exception that ended a thread or could not be raised."""
+    exc_info = (failure.exc_type, failure.exc_value, failure.exc_traceback)
+    logging.getLogger("hivemind").error("unexpected", exc_info=exc_info)
 
 
 def begin_child() -> None:
-    """A forked process ends by SIGTERM, whatever its parent does then; and it uses no thread of OpenMP: they are not
-    there, and its first sum would wait for them for ever."""
+    """In a forked process: end by SIGTERM whatever the parent's handler, and do not use OpenMP's threads: they do not
+    survive the fork, and the first operation would wait for them forever."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)

@@ -1,8 +1,9 @@
-"""Whatever happens to a process, what it has started does not outlive it: hivemind's processes, and p2pd."""
+"""Ends the processes that a process started, hivemind's and p2pd, should it die."""
 
 import os
 import time
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from multiprocessing import Process
@@ -15,7 +16,7 @@ MARK = "DALLE_LEAN_STARTED_BY"
 
 
 def guard_children() -> Process:
-    """Start a process that ends all others of this one, children's children too, should this one be killed."""
+    """Start a process that ends all descendants of this one should it be killed."""
     guard = Process(target=end_orphans, args=(os.getpid(), mark_of(os.getpid())), name="guard", daemon=True)
     guard.start()
     return guard
@@ -23,8 +24,8 @@ def guard_children() -> Process:
 
 @cache
 def mark_of(pid: int) -> str:
-    """What all that this process, `pid`, starts from now on carries: forks as an open file of this name, other programs
-    in their environment. Nothing that anybody else has started carries it."""
+    """A mark on everything that this process, `pid`, starts from now on: forks inherit an open file of this name, other
+    programs an environment variable."""
     mark = f"dalle-lean-{pid}-{uuid.uuid4().hex}"
     os.memfd_create(mark)  # open until the end
     os.environ[MARK] = mark
@@ -32,11 +33,11 @@ def mark_of(pid: int) -> str:
 
 
 def carries(process: psutil.Process, mark: str) -> bool:
-    """Whether a process, or the one that it was forked from, was marked so."""
+    """Whether a process, or the one it was forked from, has this mark."""
     with suppress(psutil.Error, OSError):
         if process.environ().get(MARK) == mark:
             return True
-    with suppress(OSError):  # not ours to look at, or gone
+    with suppress(OSError):  # not ours, or gone
         for file in Path(f"/proc/{process.pid}/fd").iterdir():
             with suppress(OSError):  # closed meanwhile
                 if mark in os.readlink(file):
@@ -45,8 +46,8 @@ def carries(process: psutil.Process, mark: str) -> bool:
 
 
 def end_orphans(parent: int, mark: str) -> None:
-    """Wait until the process `parent` is gone, then kill what it had started."""
-    os.setpgid(0, 0)  # Ctrl+C is for the others
+    """Wait until the process `parent` is gone, then kill what it started."""
+    os.setpgid(0, 0)  # Ctrl+C does not reach this process
     started: dict[int, psutil.Process] = {}
     while os.getppid() == parent:
         try:
@@ -55,41 +56,26 @@ def end_orphans(parent: int, mark: str) -> None:
             break
         time.sleep(WATCH_INTERVAL_S)
     end_all([process for process in started.values() if process.is_running()])
-    while found := marked(mark):  # started since the last look, or while the others were ended
+    while found := marked(mark):  # started meanwhile
         end_all(found)
         time.sleep(WATCH_INTERVAL_S)
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Those that carry it and live, but this one."""
+    """Running processes that carry the mark, except this one."""
     return [process for process in psutil.process_iter() if process.pid != os.getpid() and carries(process, mark)]
 
 
-def descendants(process: psutil.Process) -> list[psutil.Process]:
-    """What a process has started, and what those have."""
-    try:
-        found: list[psutil.Process] = process.children(recursive=True)
-        return found
-    except psutil.NoSuchProcess:
-        return []
+def end_all(processes: Iterable[psutil.Process]) -> None:
+    """Kill processes and their descendants, this one excepted."""
+    for process in processes:
+        end_children(process)
+        with suppress(psutil.NoSuchProcess):
+            if process.pid != os.getpid():
+                process.kill()
 
 
-def end_all(processes: list[psutil.Process]) -> None:
-    """Kill processes and what they have started."""
-    for process in [child for orphan in processes for child in [*descendants(orphan), orphan]]:
-        kill(process)
-
-
-def end_children() -> None:
-    """Kill what this process has started and what of it is left."""
-    for child in descendants(psutil.Process()):
-        kill(child)
-
-
-def kill(process: psutil.Process) -> None:
-    """End a process at once, unless it is gone or another one has its number now."""
-    try:
-        if process.pid != os.getpid():
-            process.kill()
-    except psutil.NoSuchProcess:
-        pass
+def end_children(process: psutil.Process | None = None) -> None:
+    """Kill the descendants of a process, by default of this one."""
+    with suppress(psutil.NoSuchProcess):
+        end_all((process or psutil.Process()).children())

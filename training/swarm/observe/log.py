@@ -1,4 +1,4 @@
-"""A log file that stays small, whoever writes it for however long."""
+"""A log file of limited size that several processes may write."""
 
 import fcntl
 import os
@@ -12,19 +12,19 @@ LOG_BYTES = 10_000_000
 
 
 def set_aside(log: Path, limit_bytes: int = LOG_BYTES) -> None:
-    """Move a log that has reached its limit to NAME.1, in the place of the one before."""
+    """Move a log that has reached its limit to NAME.1, replacing that."""
     if log.exists() and log.stat().st_size >= limit_bytes:
         os.replace(log, f"{log}.1")
 
 
 class BoundedFileHandler(WatchedFileHandler):
-    """Writes to a file, which is set aside as NAME.1 when it has `limit_bytes`, so that at most two of them are kept.
+    """Writes to a file that is moved to NAME.1 at `limit_bytes`, so that at most two files are kept.
 
-    Several processes may write the same file, such as those that hivemind forks: one of them sets it aside, the others
-    follow. logging's RotatingFileHandler would have each of them set aside what another one has just begun.
+    Several processes may write the same file, such as those that hivemind forks: one of them moves it, the others
+    follow. With logging's RotatingFileHandler each would move away what another has just begun.
 
     Args:
-        output: what this process and its libraries print goes to the file too, also after it was set aside.
+        output: this process's stdout and stderr go to the file too.
     """
 
     def __init__(self, path: Path, *, limit_bytes: int = LOG_BYTES, output: bool = False):
@@ -44,13 +44,13 @@ class BoundedFileHandler(WatchedFileHandler):
                 self.set_aside(self.stream.fileno())
         except OSError:
             self.handleError(record)
-        super().emit(record)  # opens the new file, whoever set the other one aside or closed it
+        super().emit(record)  # opens the new file if the old one was moved or closed
 
     def set_aside(self, opened: int) -> None:
-        """Move the file that is open as this descriptor, unless another process has done so meanwhile."""
+        """Move the file open as this descriptor, unless another process already has."""
         fcntl.lockf(opened, fcntl.LOCK_EX)
         try:
-            with suppress(FileNotFoundError):  # another one has, and not begun the new file yet
+            with suppress(FileNotFoundError):  # another process has, and the new file is not there yet
                 if os.path.samestat(self.path.stat(), os.fstat(opened)):
                     os.replace(self.path, f"{self.path}.1")
         finally:

@@ -1,4 +1,4 @@
-"""What a run does, from outside: the records of its peers, put together and kept."""
+"""A run seen from outside: the records of its peers, summarized and logged."""
 
 import statistics
 import time
@@ -22,16 +22,18 @@ from training.swarm.observe.peer_metrics import PeerRecord, PeerRecords, read_re
 CONTRIBUTIONS = "contributions.json"
 RUN = "run.json"
 PACE_STEPS = 20
-SILENT_LOOKS = 3
-"""After so many in which nobody was heard of, the run is looked for anew."""
+SILENT_POLLS = 3
+"""Polls without any trainer before the monitor reconnects."""
+COUNTERS = ("dropped_batches", "dropped_tensors", "skipped_steps", "solo_steps", "resyncs")
+"""Of a PeerRecord."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """A run at one moment; `step` and `total_steps` are of its schedule.
+    """A run at one moment; `step` and `total_steps` are the schedule's.
 
-    Medians and sums are over the trainers that are there. `samples_per_s` follows from the pace of the steps, and is
-    None before there were two; `reported_samples_per_s` is what the peers say.
+    Medians and sums are over the trainers present. `samples_per_s` follows from the pace of the steps, None before two
+    were seen; `reported_samples_per_s` is what the peers claim.
     """
 
     step: int
@@ -42,55 +44,50 @@ class Overview:
     samples_per_s: float | None
     reported_samples_per_s: float
     left_s: float | None
-    dropped_batches: int
-    dropped_tensors: int
-    skipped_steps: int
-    solo_steps: int
-    resyncs: int
-    refused_records: int
+    counters: dict[str, int]
+    """Sums of what each of COUNTERS counts, and `refused_records`."""
 
     def metrics(self) -> dict[str, float]:
-        """What is written down."""
-        return {name: value for name, value in asdict(self).items() if name not in SHOWN_ONLY and value is not None}
-
-
-SHOWN_ONLY = ("step", "total_steps", "left_s")
+        """The numbers for the logs."""
+        names = ("loss", "peers", "clients", "samples_per_s", "reported_samples_per_s")
+        known = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {**known, **self.counters}
 
 
 class StepPace:
-    """How fast steps follow each other, from the last ones that were seen."""
+    """Steps per second over the latest PACE_STEPS observed steps."""
 
     def __init__(self) -> None:
-        self.seen: deque[tuple[float, int]] = deque(maxlen=PACE_STEPS)
+        self.observed: deque[tuple[float, int]] = deque(maxlen=PACE_STEPS)
 
-    def note(self, step: int, now_s: float) -> None:
-        """The run is at `step`; where it went back, the pace begins anew."""
-        if self.seen and step < self.seen[-1][1]:
-            self.seen.clear()
-        if not self.seen or step > self.seen[-1][1]:
-            self.seen.append((now_s, step))
+    def observe(self, step: int, now_s: float) -> None:
+        """The run is at `step`; going back resets the pace."""
+        if self.observed and step < self.observed[-1][1]:
+            self.observed.clear()
+        if not self.observed or step > self.observed[-1][1]:
+            self.observed.append((now_s, step))
 
     @property
     def steps_per_s(self) -> float | None:
-        """None before two steps were seen."""
-        if len(self.seen) < 2:
+        """None before two steps were observed."""
+        if len(self.observed) < 2:
             return None
-        (first_s, first), (last_s, last) = self.seen[0], self.seen[-1]
+        (first_s, first), (last_s, last) = self.observed[0], self.observed[-1]
         return (last - first) / (last_s - first_s)
 
 
 @dataclass
 class Contributor:
-    """A peer's samples over all its starts."""
+    """A peer's samples over all its sessions."""
 
     user: str | None = None
     earlier_samples: int = 0
-    """Of the starts before the present one."""
+    """From sessions before the current one."""
     started: float = 0.0
     samples: int = 0
-    """Since `started`."""
+    """Since `started`, in the current session."""
     seen: float = 0.0
-    """When its last record was written."""
+    """When its latest record was written."""
 
     @property
     def total_samples(self) -> int:
@@ -98,9 +95,9 @@ class Contributor:
 
 
 class Leaderboard:
-    """Who gave how much, kept in OUT/contributions.json: it outlives the peers and the monitor.
+    """Samples by peer id in OUT/contributions.json, which outlives the peers and the monitor.
 
-    The numbers are the peers' own; a peer is known by its peer id. ValueError where the file is another run's.
+    The numbers are the peers' own claims. ValueError if the file belongs to another run.
     """
 
     def __init__(self, path: Path, run: str):
@@ -111,37 +108,37 @@ class Leaderboard:
         self.peers = {peer: Contributor(**content) for peer, content in saved["peers"].items()}
 
     def update(self, records: Mapping[str, PeerRecord]) -> None:
-        """Take in what peers say, and write it down where it is news."""
-        news = False
+        """Add what peers report, and write the file if anything changed."""
+        changed = False
         for peer, record in records.items():
             known = self.peers.get(peer, Contributor())
             if record.time > known.seen and (record.samples or peer in self.peers):
                 self.peers[peer] = credited(known, record)
-                news = True
-        if news:
+                changed = True
+        if changed:
             write_json(self.path, {"run": self.run, "peers": {name: asdict(peer) for name, peer in self.peers.items()}})
 
     def ranked(self) -> list[tuple[str, Contributor]]:
-        """Those who gave most first."""
+        """Most samples first."""
         return sorted(self.peers.items(), key=lambda item: -item[1].total_samples)
 
 
 def credited(known: Contributor, record: PeerRecord) -> Contributor:
-    """The peer with a newer record: a new start counts from zero, what was before it stays."""
-    again = record.started != known.started
+    """The peer with a newer record, whose samples count from zero if it starts a new session."""
+    restarted = record.started != known.started
     return Contributor(
         user=record.user,
-        earlier_samples=known.total_samples if again else known.earlier_samples,
+        earlier_samples=known.total_samples if restarted else known.earlier_samples,
         started=record.started,
-        samples=record.samples if again else max(known.samples, record.samples),
+        samples=record.samples if restarted else max(known.samples, record.samples),
         seen=record.time,
     )
 
 
 def summarize(records: PeerRecords, settings: SwarmSettings, steps_per_s: float | None) -> Overview | None:
-    """The run at this moment; None where no trainer is there.
+    """The run at this moment; None without trainers.
 
-    Where it is and its loss are medians over the trainers, that less than half of them cannot move by what they say.
+    Its step and loss are medians over the trainers, which less than half of them cannot move with false claims.
     """
     trainers = [record for record in records.by_peer.values() if record.role == "trainer"]
     if not trainers:
@@ -160,19 +157,17 @@ def summarize(records: PeerRecords, settings: SwarmSettings, steps_per_s: float 
         samples_per_s=None if steps_per_s is None else steps_per_s * batch_size,
         reported_samples_per_s=reported,
         left_s=max(0, settings.total_steps - step) / pace if pace else None,
-        dropped_batches=sum(record.dropped_batches for record in trainers),
-        dropped_tensors=sum(record.dropped_tensors for record in trainers),
-        skipped_steps=sum(record.skipped_steps for record in trainers),
-        solo_steps=sum(record.solo_steps for record in trainers),
-        resyncs=sum(record.resyncs for record in trainers),
-        refused_records=records.refused,
+        counters={
+            **{name: sum(getattr(record, name) for record in trainers) for name in COUNTERS},
+            "refused_records": records.refused,
+        },
     )
 
 
 class Outputs:
-    """OUT/metrics.jsonl, OUT/tensorboard/ and, where a project is named, Weights & Biases; one entry for each step.
+    """OUT/metrics.jsonl, OUT/tensorboard/ and, given a project, Weights & Biases; one entry per step.
 
-    A run that was taken back to a checkpoint goes on under another run id: then what was written beyond it is removed.
+    A run rolled back to a checkpoint gets another run id: entries beyond that checkpoint are then removed.
     """
 
     def __init__(self, out: Path, wandb_project: str | None = None):
@@ -184,7 +179,7 @@ class Outputs:
         self.log: MetricsLog | None = None
 
     def write(self, overview: Overview, run_id: str) -> None:
-        """Record the run at a step that it had not reached before."""
+        """Log the run unless its step is logged already."""
         if run_id != self.run_id:
             self.close()
             self.step = min(self.step, overview.step - 1)
@@ -202,7 +197,7 @@ class Outputs:
             self.wandb.log(overview.metrics(), step=overview.step)
 
     def close(self) -> None:
-        """Write out what is still held back."""
+        """Flush and close."""
         if self.log is not None:
             self.log.close()
             self.log = None
@@ -211,13 +206,13 @@ class Outputs:
 
 
 class Monitor:
-    """Follows a run as a node in client mode that takes no part in it.
+    """Follows a run as a node in client mode, without taking part.
 
     Args:
         source: an address of one of its helpers, or its swarm.toml.
-        on_notice: called with a line where something is worth saying.
+        on_notice: called with one line when something is wrong.
 
-    Raises ValueError where no helper answers.
+    Raises ValueError if no helper answers.
     """
 
     def __init__(self, source: str, on_notice: OnNotice):
@@ -227,16 +222,16 @@ class Monitor:
         if not self.addresses:
             raise UserError(f"{source} names no address of the run; give one, as `dalle-lean host` prints it")
         self.dht = open_dht(self.addresses, client_mode=True)
-        self.pace, self.silent_looks = StepPace(), 0
-        settings = self.newest_settings() or given
+        self.pace, self.silent_polls = StepPace(), 0
+        settings = self.fetch_settings() or given
         if settings is None:
             self.dht.shutdown()
-            raise UserError(f"{source} does not hand out the run's swarm.toml")
+            raise UserError(f"no helper of {source} hands out the run's swarm.toml")
         self.settings = settings
         self.addresses = tuple(dict.fromkeys((*self.addresses, *settings.swarm.addresses)))
 
-    def newest_settings(self) -> SwarmSettings | None:
-        """As a helper hands them out now; None where none does."""
+    def fetch_settings(self) -> SwarmSettings | None:
+        """From the first helper that answers; None if none does."""
         for address in self.addresses:
             try:
                 return fetch_settings(self.dht, address)
@@ -244,24 +239,24 @@ class Monitor:
                 self.on_notice(str(error))
         return None
 
-    def look(self) -> tuple[PeerRecords, Overview | None]:
-        """The records that are there, and what they say together; None where no trainer is heard of."""
+    def poll(self) -> tuple[PeerRecords, Overview | None]:
+        """The current records and their summary, which is None without trainers."""
         try:
             records = read_records(self.dht, self.settings.run_id)
         except TimeoutError:
             records = PeerRecords({}, 0)
         overview = summarize(records, self.settings, None)
         if overview is None:
-            self.silent_looks += 1
-            if self.silent_looks % SILENT_LOOKS == 0:
-                self.search_again()
+            self.silent_polls += 1
+            if self.silent_polls % SILENT_POLLS == 0:
+                self.reconnect()
             return records, None
-        self.silent_looks = 0
-        self.pace.note(overview.step, time.monotonic())
+        self.silent_polls = 0
+        self.pace.observe(overview.step, time.monotonic())
         return records, summarize(records, self.settings, self.pace.steps_per_s)
 
-    def search_again(self) -> None:
-        """Meet the run anew: its helpers may have been away, or it may have been taken back to a checkpoint."""
+    def reconnect(self) -> None:
+        """Find the run again: its helpers may have been away, or it may have been rolled back to a checkpoint."""
         try:
             fresh = open_dht(self.addresses, client_mode=True)
         except ValueError as error:
@@ -269,7 +264,7 @@ class Monitor:
             return
         self.dht.shutdown()
         self.dht = fresh
-        settings = self.newest_settings()
+        settings = self.fetch_settings()
         if settings is not None and settings.run_id != self.settings.run_id:
             self.on_notice(f"the run goes on as {settings.run_id}")
             self.settings, self.pace = settings, StepPace()

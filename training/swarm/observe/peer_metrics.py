@@ -1,18 +1,17 @@
-"""What a peer tells the run of itself: signed records in the DHT, that everybody can read and only their owner write.
+"""What peers publish about themselves: signed records in the DHT that everybody can read and only their owner write.
 
 A record is signed with the key of the peer's identity file, so its peer id follows from the signature's public key and
-outlives restarts. What it says is the peer's own word: only its form and its owner are checked.
+survives restarts. The content is the peer's own claim: only its form and its owner are checked.
 """
 
 import asyncio
+import math
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import hivemind
 import multihash
@@ -32,16 +31,11 @@ from pydantic.v1 import BaseModel, ConstrainedFloat, ConstrainedInt, Constrained
 
 from dalle_lean.errors import UserError
 
-if TYPE_CHECKING:
-    from training.swarm.peer.trainer import Contribution
-
-INTERVAL_S = 30.0
 EXPIRATION_S = 90.0
-"""A peer that says nothing for so long is gone."""
+"""A peer without a record for this long is gone."""
 MAX_CLOCK_ERROR_S = 30.0
 MAX_PEERS = 4096
 """Of one run; anybody can make up identities."""
-STORE_TIMEOUT_S = 20.0
 OWNER = re.compile(rb"\[owner:(ssh-rsa [A-Za-z0-9+/=]{100,2000})\]")
 
 
@@ -50,19 +44,19 @@ class Count(ConstrainedInt):
 
 
 class Measure(ConstrainedFloat):
-    """Finite, for infinity is above the limit and nan is nowhere."""
+    """Finite: infinity exceeds the limit, and nan fails every comparison."""
 
     strict, ge, le = True, 0.0, 1e15
 
 
 class UserName(ConstrainedStr):
-    """1 to 32 letters, digits, spaces and ". _ ' -": nothing that a terminal or a page would obey."""
+    """1 to 32 letters, digits, spaces and ". _ ' -": nothing that a terminal or a web page would interpret."""
 
     strict, regex = True, r"^[\w .'-]{1,32}\Z"
 
 
 def check_user_name(user: str) -> None:
-    """ValueError unless it can be shown."""
+    """ValueError unless it is a UserName."""
     if not re.match(UserName.regex, user):
         raise UserError(f"user name {user!r}: must be 1 to 32 letters, digits, spaces and . _ ' -")
 
@@ -72,25 +66,25 @@ class Version(ConstrainedStr):
 
 
 class OwnerKey(BytesWithPublicKey):
-    """The public key of a record's owner and nothing beside it: one record for each."""
+    """The public key of a record's owner and nothing else: one record per owner."""
 
     @classmethod
     def __get_validators__(cls) -> Iterator[Any]:
         yield from super().__get_validators__()
-        yield cls.check_alone
+        yield cls.check_only_key
 
     @classmethod
-    def check_alone(cls, value: bytes) -> bytes:
+    def check_only_key(cls, value: bytes) -> bytes:
         if not OWNER.fullmatch(value):
             raise ValueError("must be a public key")
         return value
 
 
 class PeerRecord(BaseModel):
-    """What one peer says of itself.
+    """What one peer publishes: its PeerMetrics, and who it is.
 
-    `loss` is in nats, None before the first step; `samples` and the counts are since `started`, `time` is of the
-    record, both in seconds of the swarm's clock.
+    `step` is in steps of the swarm, `loss` in nats, None before the first step. `samples` and the counters start at
+    `started`; `time` is when the record was written. Both are in seconds of the swarm's clock.
     """
 
     step: Count
@@ -110,20 +104,51 @@ class PeerRecord(BaseModel):
     time: Measure
 
 
+@dataclass
+class PeerMetrics:
+    """What a peer has done so far, for itself and for the run."""
+
+    epoch: int = 0
+    """Steps of the swarm."""
+    loss: float = math.nan
+    """Mean over this peer's samples since the previous step, in nats."""
+    samples: int = 0
+    samples_per_s: float = 0.0
+    dropped_batches: int = 0
+    """Their loss or gradient was not finite."""
+    dropped_tensors: int = 0
+    """Averages from others that were not finite."""
+    skipped_steps: int = 0
+    """Their averaged gradient was not finite."""
+    solo_steps: int = 0
+    """Steps that found no group although others are there: taken with this peer's gradients alone."""
+    rescaled: int = 0
+    """Batches left out because they overflowed in float16; its scales are smaller now."""
+    resyncs: int = 0
+    """Downloads of the state."""
+
+    def record_fields(self) -> dict[str, Any]:
+        """As fields of a PeerRecord."""
+        shared = {name: value for name, value in vars(self).items() if name in PeerRecord.__fields__}
+        loss, speed = float(self.loss), float(self.samples_per_s)
+        known = Measure.ge <= loss <= Measure.le
+        return {**shared, "step": self.epoch, "loss": loss if known else None, "samples_per_s": speed}
+
+
 class MetricsSchema(BaseModel):
     metrics: dict[OwnerKey, PeerRecord]
 
 
 @dataclass(frozen=True)
 class PeerRecords:
-    """What was found: by peer id; and how many records were not believed."""
+    """Valid records by peer id, and the number of refused ones."""
 
     by_peer: dict[str, PeerRecord]
     refused: int
 
 
 class IdentityKey(RSAPrivateKey):
-    """The key of a node's identity file, as hivemind writes it."""
+    """The private key in an identity file that hivemind wrote."""
 
     def __init__(self, identity: Path):
         saved = crypto_pb2.PrivateKey.FromString(identity.read_bytes())
@@ -131,8 +156,10 @@ class IdentityKey(RSAPrivateKey):
 
 
 class IdentitySigner(RecordValidatorBase):
-    """Signs what this node stores under its identity's public key; hivemind's RSASignatureValidator, which a node has
-    one of, signs with another key, and checks both."""
+    """Signs records under this node's identity key.
+
+    A node has one RSASignatureValidator of hivemind's, which signs with another key and verifies any.
+    """
 
     priority = RSASignatureValidator.priority
 
@@ -148,7 +175,7 @@ class IdentitySigner(RecordValidatorBase):
 
 
 def metrics_key(run_id: str) -> str:
-    """Where in the DHT the records of a run are."""
+    """The DHT key of a run's records."""
     return f"{run_id}_metrics"
 
 
@@ -158,111 +185,15 @@ def record_validators(run_id: str) -> list[RecordValidatorBase]:
 
 
 def protect_records(dht: hivemind.DHT, run_id: str) -> None:
-    """Have this node store no record of the run that is malformed or not signed by its owner.
+    """Make this node refuse records of the run that are malformed or not signed by their owner.
 
-    Every node that others can reach must be asked for this: it may be the one to keep the records.
+    Needed on every node that others can reach, as any of them may keep the records.
     """
     dht.add_validators(record_validators(run_id))
 
 
-class Publisher:
-    """Tells the others what this peer has done, at each step of the swarm and at least every `interval_s`.
-
-    It is what Peer's `on_step` takes. Everything slow happens on a thread of its own.
-
-    Args:
-        identity: the file that `dht` was opened with.
-        user: a name for the board of contributions; ValueError where it is not one (see UserName).
-    """
-
-    def __init__(
-        self,
-        dht: hivemind.DHT,
-        run_id: str,
-        *,
-        identity: Path,
-        user: str | None = None,
-        role: str = "trainer",
-        interval_s: float = INTERVAL_S,
-    ):
-        if user is not None:
-            check_user_name(user)
-        self.dht, self.key, self.interval_s = dht, metrics_key(run_id), interval_s
-        signer = IdentitySigner(IdentityKey(identity))
-        self.subkey: bytes = signer.inner.local_public_key
-        dht.add_validators([*record_validators(run_id), signer])
-        self.constant = {
-            "role": role,
-            "client_mode": dht.client_mode,
-            "version": version("dalle-lean"),
-            "user": user,
-            "started": float(get_dht_time()),
-        }
-        self.latest: dict[str, Any] | None = None
-        self.published = 0
-        self.failures = 0
-        """Records that no other peer took; the next one comes soon."""
-        self.due, self.closed = threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=self.keep_publishing, name="metrics", daemon=True)
-
-    def __call__(self, peer: object, contribution: "Contribution") -> None:
-        self.publish(contribution)
-
-    def publish(self, contribution: "Contribution") -> None:
-        """Take note of the numbers; returns at once. They go out when the step is a new one or it is time."""
-        before, self.latest = self.latest, {**self.constant, **numbers(contribution)}
-        if before is None:
-            self.thread.start()
-        if before is None or before["step"] != self.latest["step"]:
-            self.due.set()
-
-    def keep_publishing(self) -> None:
-        while not self.closed.is_set():
-            self.due.wait(self.interval_s)
-            self.due.clear()
-            if not self.closed.is_set():
-                self.store()
-
-    def store(self) -> None:
-        """One record, to those who keep it."""
-        now = get_dht_time()
-        try:
-            content = PeerRecord(**{**(self.latest or {}), "time": float(now)}).dict()
-            future = self.dht.store(self.key, content, now + EXPIRATION_S, subkey=self.subkey, return_future=True)
-            stored = future.result(timeout=STORE_TIMEOUT_S)
-        except Exception:  # of many kinds, and training goes on without metrics; it is counted
-            stored = False
-        if stored:
-            self.published += 1
-        else:
-            self.failures += 1
-
-    def close(self) -> None:
-        """Publish no more; call it before the DHT is shut down."""
-        self.closed.set()
-        self.due.set()
-        if self.thread.is_alive():
-            self.thread.join(timeout=STORE_TIMEOUT_S)
-
-
-def numbers(contribution: "Contribution") -> dict[str, Any]:
-    """A contribution in a record's fields; a loss that is not there yet is None."""
-    loss = float(contribution.loss)
-    return {
-        "step": contribution.epoch,
-        "loss": loss if Measure.ge <= loss <= Measure.le else None,
-        "samples": contribution.samples,
-        "samples_per_s": float(contribution.samples_per_s),
-        "dropped_batches": contribution.dropped_batches,
-        "dropped_tensors": contribution.dropped_tensors,
-        "skipped_steps": contribution.skipped_steps,
-        "solo_steps": contribution.solo_steps,
-        "resyncs": contribution.resyncs,
-    }
-
-
 def peer_id_of(owner: bytes) -> str:
-    """The peer id that belongs to a record's subkey (github.com/libp2p/specs, peer-ids)."""
+    """The peer id of a record's subkey (github.com/libp2p/specs, peer-ids)."""
     match = OWNER.fullmatch(owner)
     if match is None:
         raise ValueError("a record's owner must be a public key")
@@ -275,9 +206,9 @@ def peer_id_of(owner: bytes) -> str:
 
 
 def read_records(dht: hivemind.DHT, run_id: str, timeout_s: float = 60.0) -> PeerRecords:
-    """The records that are well-formed, signed by their owners and not out of date; the others are counted.
+    """The records that are well-formed, signed by their owners and current; the others are counted.
 
-    Each node that may keep them is asked, so one that keeps bad ones, or answers with forgeries, hides nothing.
+    Asks every node that may keep them, so a node with bad records or forgeries hides nothing.
     """
     future = dht.run_coroutine(partial(collect, run_id=run_id), return_future=True)
     found, refused = future.result(timeout=timeout_s)
@@ -285,7 +216,7 @@ def read_records(dht: hivemind.DHT, run_id: str, timeout_s: float = 60.0) -> Pee
 
 
 async def collect(_dht: hivemind.DHT, node: DHTNode, run_id: str) -> tuple[dict[bytes, dict[str, Any]], int]:
-    """In the node's process: the newest valid content by owner, and how many records were refused."""
+    """Runs in the node's process: the newest valid content by owner, and the number of refused records."""
     key = DHTID.generate(source=metrics_key(run_id))
     checks = CompositeValidator(record_validators(run_id))
     nearest = await node.find_nearest_nodes([key], k_nearest=2 * node.num_replicas, exclude_self=True)
@@ -306,7 +237,7 @@ async def collect(_dht: hivemind.DHT, node: DHTNode, run_id: str) -> tuple[dict[
 
 
 def records_of(key: DHTID, answers: list[Any]) -> Iterator[DHTRecord]:
-    """One by one; anything else than a dictionary of records counts as one record that nobody has signed."""
+    """One by one; anything but a dictionary of records counts as one unsigned record."""
     for answer in answers:
         if answer is None:
             continue
@@ -318,19 +249,14 @@ def records_of(key: DHTID, answers: list[Any]) -> Iterator[DHTRecord]:
 
 
 def checked(record: DHTRecord, checks: CompositeValidator) -> tuple[bytes | None, dict[str, Any]]:
-    """The record's owner and content; no owner where it is not to be believed."""
+    """The record's owner and content; no owner if it is invalid."""
+    max_expiration = float(get_dht_time()) + EXPIRATION_S + MAX_CLOCK_ERROR_S  # later, a dead peer would seem alive
     try:
-        good = checks.validate(record) and record.expiration_time <= time_limit()
-        if not good:
+        if not checks.validate(record) or record.expiration_time > max_expiration:
             return None, {}
         owner: bytes = DHTProtocol.serializer.loads(record.subkey)
         content: dict[str, Any] = DHTProtocol.serializer.loads(checks.strip_value(record))
         peer_id_of(owner)
-    except Exception:  # what a stranger wrote may break any parser
+    except Exception:  # a stranger's bytes may break any parser
         return None, {}
     return owner, content
-
-
-def time_limit() -> float:
-    """No honest record is valid for longer; a dead peer's would seem alive."""
-    return float(get_dht_time()) + EXPIRATION_S + MAX_CLOCK_ERROR_S

@@ -1,22 +1,20 @@
 """The optimizer that a run's settings name, for each role."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import hivemind
 from hivemind.optim.grad_averager import GradientAverager
-from torch import Tensor
 
 from dalle_lean import Dalle
 from dalle_lean.optim.lamb import parameter_groups
 from training.data.remote_io import silent
 from training.run.progress import OnNotice
 from training.run.recipe import LAMB_ONLY
-from training.run.schedule import learning_rate
 from training.swarm.averaging.aggregation import RULES
-from training.swarm.averaging.averagers import SwarmGradientAverager, SwarmPowerSGDAverager
 from training.swarm.averaging.compression import wire_compression
+from training.swarm.averaging.gradient_averager import SwarmGradientAverager, SwarmPowerSGDAverager
 from training.swarm.config import SwarmSettings
 from training.swarm.optimizer.diloco import DilocoOptimizer, PseudoGradientAverager, make_outer
 from training.swarm.optimizer.lamb import SwarmLamb
@@ -24,13 +22,10 @@ from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
 
 
 def lr_of_epoch(settings: SwarmSettings, epoch: int) -> float:
-    """The learning rate of the step after so many steps of the swarm; in "diloco" mode of the outer step."""
+    """The learning rate of the step after `epoch` steps of the swarm; in "diloco" mode the outer one."""
     if settings.wire.mode == "diloco":
         return settings.wire.outer_lr
-    schedule = settings.recipe.schedule
-    return learning_rate(
-        epoch + 1, peak=schedule.peak_lr, warmup_steps=schedule.warmup_steps, total_steps=schedule.total_steps
-    )
+    return settings.learning_rate(epoch + 1)
 
 
 def make_lamb(settings: SwarmSettings, groups: Any) -> SwarmLamb:
@@ -49,34 +44,29 @@ def swarm_optimizer(
     dht: hivemind.DHT,
     *,
     role: str = "trainer",
-    judge: Callable[[Sequence[Tensor]], None] | None = None,
-    on_download: Callable[[int, int, str], None] | None = None,
     on_notice: OnNotice = silent,
 ) -> SwarmOptimizer:
     """The optimizer of a peer over the parameters of `model`.
 
     Args:
-        role: "trainer"; "donor", which brings no samples and hands out states; "helper", which only reduces.
-        judge, on_download: see SwarmStateAverager.
-        on_notice: called when this peer is behind the others, and with how it goes on.
+        role: "trainer"; "donor", which hands out states and has no samples; "helper", which only reduces.
+        on_notice: called when this peer is behind the others, and with how it continues.
     """
     wire, timing, client_mode = settings.wire, settings.timing, dht.client_mode
     diloco = wire.mode == "diloco"
-    delayed = wire.delayed and role == "trainer" and not diloco  # a peer's own steps would be overwritten
+    delayed = wire.delayed and role == "trainer" and not diloco  # it would overwrite inner steps
     kind = DilocoOptimizer if diloco else SwarmOptimizer
     return kind(
         on_notice=on_notice,
-        following=role == "donor",
+        is_donor=role == "donor",
         load_state_attempts=timing.load_state_attempts,
         state_options={
             "rule": RULES[wire.aggregation],
             "lr_of_epoch": partial(lr_of_epoch, settings),
             "last_epoch": settings.last_epoch,
             "donors": settings.swarm.donors,
-            "judge": judge,
-            "on_download": on_download,
             "request_timeout": timing.request_timeout_s,
-            "largest_weight": 1.0,
+            "max_weight": 1.0,
         },
         dht=dht,
         run_id=settings.run_id,
@@ -100,7 +90,7 @@ def swarm_optimizer(
             "last_epoch": settings.last_epoch,
             "doubtful": role == "helper",
             "metadata_expiration": timing.progress_expiration_s,
-            # Who looks less often than it takes to find a group may not know of the others at its first step.
+            # A peer that looks less often than finding a group takes may not know of the others at its first step.
             "default_refresh_period": min(3.0, timing.matchmaking_time_s),
             "max_refresh_period": min(10.0, timing.matchmaking_time_s),
         },
@@ -108,11 +98,11 @@ def swarm_optimizer(
 
 
 def gradient_averager(settings: SwarmSettings) -> Callable[..., GradientAverager]:
-    """What makes the averager of gradients that the settings name."""
+    """The factory of the averager of gradients that the settings name."""
     wire, timing = settings.wire, settings.timing
     options: dict[str, Any] = {
         "rule": RULES[wire.aggregation],
-        "largest_weight": float(settings.target_batch_size),
+        "max_weight": float(settings.target_batch_size),
         "request_timeout": timing.request_timeout_s,
     }
     if wire.mode == "diloco":

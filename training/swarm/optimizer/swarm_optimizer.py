@@ -1,4 +1,4 @@
-"""hivemind.Optimizer with limits: where it would try for ever, or go on with wrong numbers, it says so."""
+"""hivemind.Optimizer with limits: it raises an error where hivemind's would retry forever or use wrong numbers."""
 
 import time
 from typing import Any
@@ -10,12 +10,15 @@ from hivemind.utils import get_dht_time
 from dalle_lean.errors import UserError
 from training.data.remote_io import silent
 from training.run.progress import OnNotice
-from training.swarm.averaging.averagers import StateRefused, SwarmStateAverager, epoch_of_group, has_succeeded
-from training.swarm.optimizer.progress_tracker import FollowingTracker, SwarmTracker
+from training.swarm.averaging.averagers import has_succeeded
+from training.swarm.averaging.gradient_averager import epoch_of_group
+from training.swarm.averaging.state_transfer import SwarmStateAverager
+from training.swarm.averaging.state_validation import StateRefused
+from training.swarm.optimizer.progress_tracker import DonorTracker, SwarmTracker
 
 RETRY_PAUSE_S = 2.0
 LONE_CLAIM_ATTEMPTS = 2
-"""So often the state is looked for of which one peer alone says that there is one."""
+"""To get a state that one peer alone claims to exist."""
 
 
 class OutOfSync(UserError):
@@ -23,13 +26,13 @@ class OutOfSync(UserError):
 
 
 class SwarmOptimizer(hivemind.Optimizer):
-    """A peer's side of the run's optimizer; see `swarm_optimizer`.
+    """A peer's side of the run's optimizer; made by training.swarm.optimizer.build.swarm_optimizer.
 
     Args:
-        following: brings no samples, but goes every step with the others: a donor of states.
+        is_donor: contributes no samples but takes every step with the others.
         load_state_attempts: see TimingSection.
         state_options: of SwarmStateAverager.
-        on_notice: called when the state of others is fetched.
+        on_notice: called when a state is downloaded.
     """
 
     scheduled_grads: Any
@@ -37,21 +40,21 @@ class SwarmOptimizer(hivemind.Optimizer):
     def __init__(
         self,
         *,
-        following: bool,
+        is_donor: bool,
         load_state_attempts: int,
         state_options: dict[str, Any],
         on_notice: OnNotice = silent,
         **options: Any,
     ):
-        self.following, self.load_state_attempts = following, load_state_attempts
+        self.is_donor, self.load_state_attempts = is_donor, load_state_attempts
         self.state_options, self.on_notice = state_options, on_notice
         self.resyncs = 0
         """Downloads of the state."""
         self.resyncs_in_row = 0
         """Without a step with the others in between."""
         self.solo_steps = 0
-        """Steps for which no average could be had although others are there: taken with this peer's own gradients."""
-        self.was_lonely = False
+        """Steps that found no group although others are there: taken with this peer's gradients alone."""
+        self.was_solo = False
         """Whether the last step was one of these."""
         super().__init__(**options)
 
@@ -76,11 +79,11 @@ class SwarmOptimizer(hivemind.Optimizer):
 
     def _make_gradient_averager(self, factory: Any, **options: Any) -> Any:
         averager = super()._make_gradient_averager(factory, **options)
-        averager.epoch_now = lambda: None if self.auxiliary else self.local_epoch
+        averager.current_epoch = lambda: None if self.auxiliary else self.local_epoch
         return averager
 
     def _make_progress_tracker(self, target_batch_size: int, **options: Any) -> ProgressTracker:
-        kind = FollowingTracker if self.following else SwarmTracker
+        kind = DonorTracker if self.is_donor else SwarmTracker
         return kind(
             dht=self.dht,
             prefix=self.run_id,
@@ -92,25 +95,25 @@ class SwarmOptimizer(hivemind.Optimizer):
         )
 
     def step(self, closure: Any = None, batch_size: int | None = None, grad_scaler: Any = None) -> Any:
-        """As hivemind's; what went wrong in a step in the background is raised here."""
+        """As hivemind's; also raises what went wrong in a background step."""
         if self.auxiliary and self.tracker.global_epoch > self.local_epoch:
-            self.go_on_at(self.tracker.global_epoch)  # a helper has no weights that could be behind
-        if self.was_lonely:
-            self.look_around()
+            self.jump_to(self.tracker.global_epoch)  # a helper has no weights that could be behind
+        if self.was_solo:
+            self.refresh_progress()
         loss = super().step(closure, batch_size, grad_scaler)
         if self.opt.failure is not None:
             raise self.opt.failure
         return loss
 
-    def look_around(self) -> None:
-        """After a step alone: know how far the others are before the next one, which hivemind then compares."""
-        self.was_lonely = False
+    def refresh_progress(self) -> None:
+        """After a solo step: find out how far the others are before hivemind compares."""
+        self.was_solo = False
         self.tracker.global_progress.next_fetch_time = get_dht_time()
         self.tracker.global_state_updated.set()
         self.tracker.fetched_global_progress_this_epoch.wait(self.matchmaking_time)
 
-    def go_on_at(self, epoch: int) -> None:
-        """Count from there, with the weights that are there."""
+    def jump_to(self, epoch: int) -> None:
+        """Count from `epoch`, keeping the weights."""
         with self.tracker.pause_updates():
             self.state_averager.local_epoch = epoch
             self.state_averager._update_scheduler()
@@ -120,8 +123,8 @@ class SwarmOptimizer(hivemind.Optimizer):
         if not self.auxiliary:
             self.state_averager.step(wait_for_delayed_updates=True)
             if self.tracker.global_epoch > self.local_epoch:
-                self.state_averager.stale = True  # the others have taken this step without this peer
-            # Without samples and without the others' there is no direction but the momentum's.
+                self.state_averager.stale = True  # the others took this step without this peer
+            # Without anybody's samples the only direction is the momentum's.
             self.opt.held = self.grad_averager.local_samples_accumulated == 0
         super()._update_global_epoch(grad_scaler)
         self.resyncs_in_row = 0
@@ -130,22 +133,22 @@ class SwarmOptimizer(hivemind.Optimizer):
         super()._average_gradients_and_load_into_optimizer(maybe_step_control)
         if maybe_step_control is None or not has_succeeded(maybe_step_control):
             return
-        # One that has counted a step too few would stay behind: it looks for others for a step that they have gone,
-        # and finds them when they look for the next one.
+        # A peer that is one step behind would stay so: it looks for a group for a step that the others have taken,
+        # and finds one when they look for the next.
         epoch = epoch_of_group(maybe_step_control.result().values(), self.local_epoch)
         if self.local_epoch < epoch < self.tracker.last_epoch:
             self.state_averager.skip_to(epoch)
 
     def _load_local_gradients_into_optimizer(self) -> None:
-        # hivemind would load the accumulators, which are empty by now. What is in the averager already are this peer's
-        # own gradients, where no average has taken their place.
+        # hivemind would load the accumulators, which are empty by now. The averager still holds this peer's gradients,
+        # as no average replaced them.
         if self.tracker.global_progress.num_peers > 1:
             self.solo_steps += 1
-            self.was_lonely = True
-            self.state_averager.stale = self.state_averager.skips_round = True
-            self.state_averager.lacking += self.opt.held
+            self.was_solo = True
+            self.state_averager.stale = self.state_averager.skip_next_round = True
+            self.state_averager.missed_steps += self.opt.held
         else:
-            self.state_averager.stale, self.state_averager.lacking = False, 0  # there are no newer ones
+            self.state_averager.mark_current()  # nobody has newer weights
         self.grad_averager.notify_used_averaged_gradients()
 
     def _load_averaged_gradients_into_optimizer_(self) -> None:
@@ -153,14 +156,14 @@ class SwarmOptimizer(hivemind.Optimizer):
         super()._load_averaged_gradients_into_optimizer_()
 
     def load_state_from_peers(self, **options: Any) -> None:
-        """As hivemind's, which would try for ever; OutOfSync after `load_state_attempts`, with how far behind it is.
+        """As hivemind's, which would retry forever; OutOfSync after `load_state_attempts`.
 
-        So many times in a row it may be behind again once it has the state.
+        That is also how often in a row this peer may be behind again once it has the state.
         """
         self.resyncs_in_row += 1
         if self.resyncs_in_row > self.load_state_attempts:
             raise OutOfSync(
-                f"{self.whereabouts}: fetching the state took longer than a step of the others, "
+                f"{self.position}: fetching the state took longer than a step of the others, "
                 f"{self.load_state_attempts} times in a row; a faster network is needed"
             )
         if self.scheduled_grads is not None and not self.scheduled_grads.done():
@@ -168,13 +171,15 @@ class SwarmOptimizer(hivemind.Optimizer):
             self.scheduled_grads = None
         self.state_averager.step(wait_for_delayed_updates=True)
         with self.tracker.pause_updates():
-            self.adopt_a_state()
-            if not self.is_synchronized_with_peers() and self.tracker.rests_on_one:
-                self.tracker.doubt()
+            self.download_state()
+            if not self.is_synchronized_with_peers() and self.tracker.relies_on_lone_claim:
+                self.tracker.doubt_lone_claims()
             if not self.is_synchronized_with_peers():
-                self.adopt_a_state()  # that of the others, now that a lone claim is left out
+                self.download_state()  # the others', now that the lone claim is ignored
             if self.local_epoch < self.tracker.global_epoch:
-                self.go_on_with_older_weights()  # the others have just gone on, or have no state but this one's
+                # The others have just moved on, or have no state but this one's: the next average brings their weights.
+                self.state_averager.skip_to(self.tracker.global_epoch)
+                self.state_averager._update_scheduler()
             self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=0)
             if self.grad_averager is not None:
                 self.grad_averager.reset_accumulated_grads_()
@@ -182,38 +187,31 @@ class SwarmOptimizer(hivemind.Optimizer):
                 self.state_averager.state_sharing_priority = self.local_epoch
 
     @property
-    def whereabouts(self) -> str:
-        """How far this peer is from the others."""
+    def position(self) -> str:
+        """How far this peer is from the others, in words."""
         return f"this peer is at step {self.local_epoch}, the swarm at {self.tracker.global_epoch}"
 
-    def go_on_with_older_weights(self) -> None:
-        """Count as the others do; the next average of the weights is theirs alone."""
-        self.state_averager.skip_to(self.tracker.global_epoch)
-        self.state_averager._update_scheduler()
-
-    def adopt_a_state(self) -> None:
-        """Take a donor's state, in as many attempts as are allowed; nothing where only this peer has one to give."""
-        if self.following and not self.state_averager.announced_donors():
+    def download_state(self) -> None:
+        """Adopt a donor's state within the allowed attempts; does nothing if this peer is the only donor."""
+        if self.is_donor and not self.state_averager.announced_donors():
             return
-        self.on_notice(f"{self.whereabouts}: fetching the state")
-        newest, lone = self.tracker.global_epoch, self.tracker.rests_on_one
+        self.on_notice(f"{self.position}: fetching the state")
+        newest, lone = self.tracker.global_epoch, self.tracker.relies_on_lone_claim
         attempts = min(LONE_CLAIM_ATTEMPTS, self.load_state_attempts) if lone else self.load_state_attempts
         for attempt in range(1, attempts + 1):
-            # A donor may be about to take the step that the others have taken; soon it is not worth waiting for.
-            least_epoch = max(self.local_epoch, newest if attempt == 1 else newest - 1)
+            # A donor may be about to take the newest step; after one attempt it is not worth waiting for.
+            min_epoch = max(self.local_epoch, newest if attempt == 1 else newest - 1)
             if lone and attempt == attempts:
-                least_epoch = self.local_epoch + 1  # that of the others, if they are ahead, too
+                min_epoch = self.local_epoch + 1  # the other peers', if they are ahead too
             try:
-                self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, least_epoch=least_epoch)
+                self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, min_epoch=min_epoch)
             except StateRefused as refusal:
-                if attempt == attempts and lone and self.may_leave_out_a_claim():
-                    self.on_notice(
-                        f"one peer alone claims step {newest}, and nobody has its state: left out ({refusal})"
-                    )
+                if attempt == attempts and lone and self.can_ignore_lone_claim():
+                    self.on_notice(f"only one peer claims step {newest}, and nobody has its state: ignored ({refusal})")
                     return
                 if attempt == attempts:
                     raise OutOfSync(
-                        f"{self.whereabouts}, and no state could be had in {attempt} attempts ({refusal}); "
+                        f"{self.position}, and no state could be had in {attempt} attempts ({refusal}); "
                         "start it again later, it continues"
                     ) from None
                 self.on_notice(f"no state at attempt {attempt} of {attempts} ({refusal})")
@@ -223,20 +221,20 @@ class SwarmOptimizer(hivemind.Optimizer):
                 self.on_notice(f"got the state of step {self.local_epoch}")
                 return
 
-    def may_leave_out_a_claim(self) -> bool:
-        """Whether the swarm is where it is without a lone claim, which is believed no more.
+    def can_ignore_lone_claim(self) -> bool:
+        """Ignore lone claims from now on; whether the swarm's step is known without them.
 
-        Newcomers are at step 0 in any run. That the run itself is there one of its donors must say.
+        Newcomers are at step 0 in any run; that the run itself is there must be confirmed by one of its donors.
         """
-        if self.tracker.doubt() > 0 or self.following:
+        if self.tracker.doubt_lone_claims() > 0 or self.is_donor:
             return True
         try:
-            self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, least_epoch=0, strangers=False)
+            self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, min_epoch=0, strangers=False)
         except StateRefused:
             return False
         return True
 
     def shutdown(self) -> None:
-        """Leave the swarm; no more than an all-reduce that is under way is waited for."""
-        self.state_averager.abandon()
+        """Leave the swarm; waits for no more than a running all-reduce."""
+        self.state_averager.stop_matchmaking()
         super().shutdown()

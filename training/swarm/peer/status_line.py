@@ -1,29 +1,28 @@
-"""What a volunteer sees: one line that is brought up to date."""
+"""What a volunteer sees: one line that is kept up to date."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dalle_lean.memory.plan_search import human_bytes
+from training.swarm.observe.peer_metrics import PeerMetrics
 
 FULL, EMPTY = "\u2588", "\u2591"
-WIDEST_BAR, NARROWEST_BAR = 30, 6
+MAX_BAR_COLUMNS, MIN_BAR_COLUMNS = 30, 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerStatus:
-    """Where the swarm is, and what this peer has to do with it.
+    """The swarm's progress, and this peer's part in it.
 
     Args:
-        step, total_steps: of the swarm.
-        samples, target: gathered for the next step by all peers, and needed.
-        left_s: until the next step, as the swarm expects; nan where nobody knows.
-        trainers: peers that bring samples, this one included.
+        step, total_steps: of the schedule.
+        samples, target: gathered by all peers for the next step, and needed.
+        left_s: until the next step, as the swarm expects; nan if unknown.
+        trainers: peers that contribute samples, including this one.
         samples_per_s: of this peer.
-        own_samples: that this peer brought since it joined.
-        own_share: of all that was brought since then, 0..1.
-        loss: of this peer's samples in the last step; nan before.
-        solo_steps: that this peer took with its own gradients although others are there.
+        own_share: of all samples since this peer joined, 0..1.
+        own: what this peer has done since it joined.
     """
 
     step: int = 0
@@ -33,13 +32,11 @@ class PeerStatus:
     left_s: float = math.nan
     trainers: int = 0
     samples_per_s: float = 0.0
-    own_samples: int = 0
     own_share: float = 0.0
-    loss: float = math.nan
-    solo_steps: int = 0
+    own: PeerMetrics = field(default_factory=PeerMetrics)
 
     def line(self, width: int) -> str:
-        """All of it, in at most `width` columns; what counts least is left out where it is narrow."""
+        """One line of at most `width` columns; a narrow one leaves out what matters least."""
         share = min(1.0, self.samples / self.target)
         left = "averaging" if share == 1 or self.left_s == 0 else f"{clock(self.left_s)} left"
         left = left if math.isfinite(self.left_s) or share == 1 else "so far"
@@ -47,27 +44,28 @@ class PeerStatus:
         gathered = f"{100 * share:.0f} % {left}"
         trainers = f"{self.trainers} trainer{'s' * (self.trainers != 1)}"
         rate = f"{self.samples_per_s:.3g} samples/s"
-        loss = f"loss {self.loss:.3g}" if math.isfinite(self.loss) else ""
+        loss = f"loss {self.own.loss:.3g}" if math.isfinite(self.own.loss) else ""
         mine = f"mine {100 * self.own_share:.0f} %"
-        long = f"gave {self.own_samples:,} samples, {100 * self.own_share:.0f} %"
-        alone = f"{self.solo_steps} step{'s' * (self.solo_steps != 1)} alone" if self.solo_steps else ""
+        long = f"gave {self.own.samples:,} samples, {100 * self.own_share:.0f} %"
+        solo = self.own.solo_steps
+        alone = f"{solo} step{'s' * (solo != 1)} alone" if solo else ""
         full = [trainers, rate, loss, alone]
         for words in ([*full, long], [*full, mine], [rate, loss, mine], [rate], []):
             tail = "  ".join(filter(None, [gathered, *words]))
             room = width - len(head) - len(tail) - 3
-            if room >= NARROWEST_BAR or not words:
+            if room >= MIN_BAR_COLUMNS or not words:
                 return f"{head} {bar(share, room)} {tail}"[:width]
         raise AssertionError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """How much of the state is here."""
+    """Progress of downloading the state."""
 
     received: int
     total: int
     seconds: float
-    """Since it began."""
+    """Since the start."""
     donor: str
 
     def line(self, width: int) -> str:
@@ -81,14 +79,14 @@ class Download:
 
 
 def bar(share: float, width: int) -> str:
-    """A bar of so many columns."""
-    width = max(0, min(width, WIDEST_BAR))
+    """A bar of at most `width` columns."""
+    width = max(0, min(width, MAX_BAR_COLUMNS))
     full = round(share * width)
     return FULL * full + EMPTY * (width - full)
 
 
 def clock(seconds: float) -> str:
-    """0:07, 1:02:03; ? where it is not known."""
+    """0:07, 1:02:03; ? if unknown."""
     if not 0 <= seconds < 360_000:
         return "?"
     minutes, rest = divmod(math.ceil(seconds), 60)
@@ -96,11 +94,11 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def summary(standing: PeerStatus, folder: Path) -> str:
-    """What is said at the end."""
-    if standing.step >= standing.total_steps:
-        return f"the run is finished at step {standing.step}; this machine gave {standing.own_samples:,} samples to it"
+def summary(status: PeerStatus, folder: Path) -> str:
+    """The last line."""
+    if status.step >= status.total_steps:
+        return f"the run is finished at step {status.step}; this machine gave {status.own.samples:,} samples to it"
     return (
-        f"left at step {standing.step} of {standing.total_steps}; this machine gave {standing.own_samples:,} samples. "
+        f"left at step {status.step} of {status.total_steps}; this machine gave {status.own.samples:,} samples. "
         f"The same command goes on from {folder}"
     )

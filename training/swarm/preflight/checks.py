@@ -1,7 +1,4 @@
-"""What must be right for a machine to take part in a run: small checks, each with what was found and its cure.
-
-All of them judge facts that were gathered before, so that any situation can be made up.
-"""
+"""What a machine needs to join a run: small checks, each with what was found and its cure."""
 
 import importlib.metadata
 import os
@@ -13,29 +10,28 @@ from pathlib import Path
 
 import torch
 
-from dalle_lean import DalleConfig
 from dalle_lean.memory.plan_search import human_bytes
 from training.data.catalog import Codes, ShardSet, find_shards
 from training.data.reader import READ_ROWS, DamagedShard, read_rows
 from training.data.remote_io import Patience
 from training.swarm.config import PROTOCOL, SwarmSettings
-from training.swarm.preflight.batch_size import Fit, Memory, describe
+from training.swarm.preflight.batch_size import BatchPlan, Memory, describe_memory
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 PACKAGES = ("torch", "hivemind", "numpy", "bitsandbytes", "pyarrow")
 TESTED_HIVEMIND = "1.1."
-CLOCK_LIMIT_S = 3.0
-"""hivemind takes no record that is further from the future than this."""
-CLOCK_NOTE_S = 1.0
+MAX_CLOCK_OFFSET_S = 3.0
+"""hivemind refuses records from further in the future."""
+NOTED_CLOCK_OFFSET_S = 1.0
 SPARE_DISK_BYTES = 200_000_000
-"""The log, the tokenizer, the place in the data; compiled kernels."""
+"""For the log, the tokenizer, the place in the data and compiled kernels."""
 SHORT_PATIENCE = Patience(timeout_s=20, give_up_s=20)
 INSTALL = "pip install 'dalle-lean[training]'"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One finding; `cure` says what to do about it, where it is not ok."""
+    """One finding; `cure` says what to do about it unless it is ok."""
 
     name: str
     level: str
@@ -47,7 +43,7 @@ class Check:
 
 
 def installed_versions() -> dict[str, str | None]:
-    """Of Python and the packages that training together needs; None for one that is missing."""
+    """Of Python and the packages that a swarm needs; None for a missing one."""
     found: dict[str, str | None] = {"Python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -63,7 +59,7 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def check_versions(versions: Mapping[str, str | None]) -> Check:
-    """Of what runs here; `versions` as from `installed_versions`."""
+    """Check the versions that `installed_versions` found."""
     found = ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
     found = f"{found}; protocol {PROTOCOL}"
     missing = [name for name, version in versions.items() if version is None]
@@ -85,7 +81,7 @@ def check_versions(versions: Mapping[str, str | None]) -> Check:
 
 
 def check_device(device: torch.device) -> Check:
-    """What it computes on."""
+    """Describe what this machine computes on."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -96,40 +92,42 @@ def check_device(device: torch.device) -> Check:
         return Check(
             "device",
             WARNING,
-            f"CPU with {cores} cores; an NVIDIA driver is here, but torch {torch.__version__} finds no GPU",
-            "run nvidia-smi: if it shows the GPU, install a torch that is built for its CUDA version",
+            f"CPU with {cores} cores; an NVIDIA driver is installed, but torch {torch.__version__} finds no GPU",
+            "run nvidia-smi: if it shows the GPU, install a torch built for its CUDA version",
         )
-    unused = "; a GPU is here, --device cuda takes it" if torch.cuda.is_available() else ", no CUDA device"
+    unused = (
+        "; this machine has a GPU, give --device cuda to use it" if torch.cuda.is_available() else ", no CUDA device"
+    )
     return Check("device", OK, f"CPU with {cores} cores{unused}")
 
 
-def check_memory(fit: Fit, there: Memory, device: torch.device) -> Check:
-    """Whether what a step needs is free."""
-    found = describe(fit, there, device)
-    if fit.need.ram_bytes > there.ram_bytes:
-        return Check("memory", PROBLEM, found, "end other programs, or take a machine (or container) with more RAM")
-    if fit.need.device_bytes > there.device_bytes:
+def check_memory(plan: BatchPlan, free: Memory, device: torch.device) -> Check:
+    """Whether the memory that a step needs is free."""
+    found = describe_memory(plan, free, device)
+    if plan.needed.ram_bytes > free.ram_bytes:
+        return Check("memory", PROBLEM, found, "end other programs, or use a machine (or container) with more RAM")
+    if plan.needed.device_bytes > free.device_bytes:
         return Check(
             "memory", PROBLEM, found, "end what else uses the GPU, or give a smaller --batch-size or --precision bf16"
         )
-    if fit.need.shared_bytes > there.shared_bytes:
-        needed = human_bytes(fit.need.shared_bytes)
+    if plan.needed.shared_bytes > free.shared_bytes:
+        needed = human_bytes(plan.needed.shared_bytes)
         return Check(
             "memory",
             PROBLEM,
-            f"{found}; {needed} of it shared, /dev/shm has only {human_bytes(there.shared_bytes)} left",
+            f"{found}; {needed} of it shared, /dev/shm has only {human_bytes(free.shared_bytes)} left",
             "give the container more shared memory: docker run --shm-size=8g, or --ipc=host",
         )
     return Check("memory", OK, found)
 
 
 def check_disk(folder: Path, needed_bytes: int) -> Check:
-    """Whether `folder`, which need not exist yet, can be written and has room."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not os.access(there, os.W_OK):
-        return Check("disk", PROBLEM, f"{there} cannot be written", "name a folder of your own with --folder")
+    """Whether `folder`, which need not exist yet, is writable and its disk has room."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        return Check("disk", PROBLEM, f"{existing} is not writable", "name another folder with --folder")
     needed_bytes += SPARE_DISK_BYTES
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(existing).free
     found = f"needs {human_bytes(needed_bytes)} of {human_bytes(free)} free in {folder}"
     if needed_bytes > free:
         return Check("disk", PROBLEM, found, "make room there, or name a folder on another disk with --folder")
@@ -137,7 +135,7 @@ def check_disk(folder: Path, needed_bytes: int) -> Check:
 
 
 def check_data(source: str, settings: SwarmSettings | None = None) -> tuple[Check, ShardSet | None]:
-    """Whether shards can be read at `source`, and whether they are the run's; the shards, unless there is a problem."""
+    """Whether `source` holds readable shards of the run; with the shards, unless there is a problem."""
     if not source:
         return Check("data", PROBLEM, "the run does not say where its data is", "name the shards with --data"), None
     codes = codes_of(settings) if settings is not None else None
@@ -162,49 +160,47 @@ def check_data(source: str, settings: SwarmSettings | None = None) -> tuple[Chec
 
 
 def codes_of(settings: SwarmSettings) -> Codes:
-    """What the codes of a data set that does not say it are: the run's model knows."""
-    config = DalleConfig.from_dict(settings.recipe.model)
+    """What the run's model says of the codes, for data sets without a description."""
+    config = settings.model
     return Codes(image_side=config.image_side, codebook_size=config.image_vocab_size, vqgan="", picture_side=0)
 
 
 def data_difference(shards: ShardSet, settings: SwarmSettings) -> str:
-    """One sentence that says how these shards differ from the run's; empty where they do not."""
-    config = DalleConfig.from_dict(settings.recipe.model)
-    theirs = {"grid": (config.image_side,) * 2, "codebook": config.image_vocab_size}
-    ours = {"grid": (shards.info.image_side,) * 2, "codebook": shards.info.codebook_size}
-    for name, value in theirs.items():
-        if ours[name] != value:
-            return f"{shards.name} is other data than the run's: {name} {ours[name]}, the run has {value}"
-    wanted = settings.swarm.data_fingerprint
-    if shards.fingerprint != wanted:
-        return (
-            f"{shards.name} is other data than the run's: its fingerprint is {shards.fingerprint[:12]}, the run has "
-            f"{wanted[:12]}"
-        )
+    """How these shards differ from the run's, in one sentence; empty if they do not."""
+    config, info = settings.model, shards.info
+    fields = {
+        "grid": ((info.image_side,) * 2, (config.image_side,) * 2),
+        "codebook": (info.codebook_size, config.image_vocab_size),
+        "fingerprint": (shards.fingerprint, settings.swarm.data_fingerprint),
+    }
+    for name, (ours, theirs) in fields.items():
+        if ours != theirs:
+            shown = f"{name} {str(ours)[:12]}, the run has {str(theirs)[:12]}"
+            return f"{shards.name} is other data than the run's: {shown}"
     return ""
 
 
 def check_clock(offset_s: float | None) -> Check:
-    """How far this clock is behind (above 0) or before a helper's; None where none told."""
+    """Check how far this clock is behind a helper's (negative: ahead); None if no helper told the time."""
     if offset_s is None:
-        return Check("clock", WARNING, "no helper told the time", "see to it that this machine's clock is right")
+        return Check("clock", WARNING, "no helper told the time", "make sure that this machine's clock is right")
     found = f"{abs(offset_s):.1f} s {'behind' if offset_s > 0 else 'ahead of'} the helper's"
-    cure = "set it by the network: sudo timedatectl set-ntp true (in a container: on the machine that runs it)"
-    if abs(offset_s) > CLOCK_LIMIT_S:
+    cure = "synchronize it: sudo timedatectl set-ntp true (in a container: on the machine that runs it)"
+    if abs(offset_s) > MAX_CLOCK_OFFSET_S:
         return Check("clock", PROBLEM, f"{found}; records of the swarm expire by the clock", cure)
-    return Check("clock", OK if abs(offset_s) <= CLOCK_NOTE_S else WARNING, found, cure)
+    return Check("clock", OK if abs(offset_s) <= NOTED_CLOCK_OFFSET_S else WARNING, found, cure)
 
 
-def check_reach(*, wanted: str, port: int, reachable: bool | None, announced: bool = False) -> Check:
-    """How the others reach this machine.
+def check_reach(*, mode: str, port: int, reachable: bool | None, announced: bool = False) -> Check:
+    """Check how the others reach this machine.
 
     Args:
-        wanted: "listen" or "client", as the user said; "auto".
-        port: that was listened on.
-        reachable: whether a helper came through to it; None where no helper could try.
-        announced: others are told another address, which no helper tries.
+        mode: "listen", "client" or "auto", see JoinOptions.
+        port: the one listened on.
+        reachable: whether a helper came through to it; None if no helper could try.
+        announced: others get another address, which no helper tries.
     """
-    if wanted == "client":
+    if mode == "client":
         return Check("reach", OK, "client mode, as asked for: this machine takes no connections")
     if reachable:
         return Check("reach", OK, f"listening: a helper came through to port {port}")
@@ -212,7 +208,7 @@ def check_reach(*, wanted: str, port: int, reachable: bool | None, announced: bo
         why, level = "no helper could try to reach this machine", WARNING
     else:
         why, level = f"a helper cannot reach this machine at port {port} (firewall, router)", PROBLEM
-    if wanted == "listen":
+    if mode == "listen":
         level = WARNING if announced else level
         cure = f"open TCP port {port} in the firewall and forward it in the router, or give --client"
         return Check("reach", level, why, cure)
@@ -220,19 +216,17 @@ def check_reach(*, wanted: str, port: int, reachable: bool | None, announced: bo
 
 
 def check_fingerprint(given: SwarmSettings, theirs: SwarmSettings | None, tokenizer_sha256: str) -> Check:
-    """Whether everything that all peers must agree on is the same here and with a helper (None: it did not say)."""
+    """Whether all that peers must agree on is the same here and at a helper (None: no answer)."""
     if tokenizer_sha256 != given.swarm.tokenizer_fingerprint:
         return Check(
             "fingerprint",
             PROBLEM,
             f"tokenizer.json is another one ({tokenizer_sha256[:12]}) than the run's "
             f"({given.swarm.tokenizer_fingerprint[:12]})",
-            "take the run's tokenizer.json, or join by the run's address, which brings it",
+            "use the run's tokenizer.json, or join by the run's address, which provides it",
         )
     if theirs is not None and theirs.run_id != given.run_id:
         parts = given.differences(theirs)
         differ = f"differs from the run's in: {', '.join(parts)}" if parts else f"is of the run {given.swarm.name!r}"
-        return Check(
-            "fingerprint", PROBLEM, f"swarm.toml {differ}", "take the run's swarm.toml, or join by its address"
-        )
+        return Check("fingerprint", PROBLEM, f"swarm.toml {differ}", "use the run's swarm.toml, or join by its address")
     return Check("fingerprint", OK, f"{given.run_id}: model, data, tokenizer, wire and schedule are the run's")

@@ -1,6 +1,5 @@
-"""What works on this machine, tried out, whatever run it may take part in."""
+"""What works on this machine, tried out, without regard to a run."""
 
-import os
 import tempfile
 from pathlib import Path
 
@@ -9,15 +8,15 @@ import torch
 from dalle_lean.errors import UserError
 from dalle_lean.io.model_folder import bundled_model
 from dalle_lean.memory.plan_search import human_bytes
-from training.swarm.preflight.batch_size import memory_there
+from training.swarm.preflight.batch_size import free_memory
 from training.swarm.preflight.checks import INSTALL, OK, PROBLEM, WARNING, Check
 
-LEAST_RAM_BYTES = 2_000_000_000
-"""A tiny model, and all that runs beside it."""
+MIN_RAM_BYTES = 2_000_000_000
+"""For a tiny model and hivemind's processes."""
 
 
 def check_torch(device: torch.device) -> Check:
-    """Whether products are computed, forward and backward, in each precision."""
+    """Whether a matrix product works, forward and backward, in each precision."""
     worked, failed = [], ""
     precisions = {
         "fp32": torch.float32,
@@ -36,17 +35,17 @@ def check_torch(device: torch.device) -> Check:
     found = f"{device} computes {', '.join(worked) or 'nothing'}{failed}"
     if "fp32" in worked:
         return Check("torch", OK if not failed else WARNING, found, "--precision fp32 works")
-    return Check("torch", PROBLEM, found, f"install torch anew, for this machine's driver: {INSTALL}")
+    return Check("torch", PROBLEM, found, f"reinstall torch for this machine's driver: {INSTALL}")
 
 
 def check_numba() -> Check:
-    """Whether the optimizer's compiled step is there."""
+    """Whether the optimizer's compiled step is free."""
     try:
         import dalle_lean.optim.lamb_numba  # noqa: F401
-    except Exception as error:  # a broken installation fails in any way
+    except Exception as error:  # a broken installation may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         return Check("numba", WARNING, f"{reason}; the optimizer's step is several times slower without it", INSTALL)
-    return Check("numba", OK, "the optimizer's compiled step is there")
+    return Check("numba", OK, "the optimizer's compiled step works")
 
 
 def check_hivemind() -> Check:
@@ -75,19 +74,21 @@ def check_bundled_model() -> Check:
     return Check("model", OK, f"the bundled one is in {folder}, {human_bytes(size)}")
 
 
-def check_port(port: int, is_free: bool) -> Check:
-    """Whether it can be listened on."""
-    if is_free:
-        return Check("port", OK, f"{port} is free; whether others get through, only a helper can tell")
+def check_port(port: int) -> Check:
+    """Whether this machine can listen on it."""
+    from training.swarm.network.addresses import port_is_free
+
+    if port_is_free(port):
+        return Check("port", OK, f"{port} is free; only a helper of a run can tell whether others get through")
     return Check("port", PROBLEM, f"another program listens on {port}", "end it, or name another port with --listen")
 
 
-def check_memory_there(device: torch.device) -> Check:
-    """What is free, where no run says what it needs."""
-    there = memory_there(device)
-    on_gpu = f"{human_bytes(there.device_bytes)} free on the GPU, " if device.type == "cuda" else ""
-    found = f"{on_gpu}{human_bytes(there.ram_bytes)} RAM free, {human_bytes(there.shared_bytes)} of it can be shared"
-    if min(there.ram_bytes, there.shared_bytes) < LEAST_RAM_BYTES:
+def check_free_memory(device: torch.device) -> Check:
+    """What is free, without a run that says what it needs."""
+    free = free_memory(device)
+    on_gpu = f"{human_bytes(free.device_bytes)} free on the GPU, " if device.type == "cuda" else ""
+    found = f"{on_gpu}{human_bytes(free.ram_bytes)} RAM free, {human_bytes(free.shared_bytes)} of it can be shared"
+    if min(free.ram_bytes, free.shared_bytes) < MIN_RAM_BYTES:
         return Check(
             "memory",
             WARNING,
@@ -95,12 +96,3 @@ def check_memory_there(device: torch.device) -> Check:
             "end other programs; in a container: docker run --shm-size=8g; a run says what it needs",
         )
     return Check("memory", OK, found)
-
-
-def check_processes() -> Check:
-    """Whether tensors can be shared between processes, as hivemind does."""
-    try:
-        torch.ones(1024).share_memory_()
-    except (RuntimeError, OSError) as error:
-        return Check("shared", PROBLEM, str(error).splitlines()[0], "give the container shared memory: --shm-size=8g")
-    return Check("shared", OK, f"tensors are shared between processes; {os.cpu_count()} CPUs")

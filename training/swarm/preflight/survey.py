@@ -1,16 +1,15 @@
-"""All checks of a machine for one run, in the order in which they are shown, before it takes part."""
+"""All checks of a machine for one run, in the order in which they are shown, before it joins."""
 
 import dataclasses
 import hashlib
 import math
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import hivemind
 import torch
@@ -21,18 +20,19 @@ from dalle_lean.errors import UserError
 from training.data.catalog import ShardSet
 from training.data.remote_io import Patience
 from training.swarm.config import NAME, SwarmSettings, read_settings
+from training.swarm.network.addresses import EVERYWHERE, free_ports, port_is_free
 from training.swarm.network.bootstrap_service import (
     TOKENIZER,
     RunFiles,
-    Unanswered,
     fetch_run,
+    first_answer,
     is_reachable,
     remote_time,
 )
 from training.swarm.network.dht import open_dht
 from training.swarm.observe.peer_metrics import check_user_name
-from training.swarm.optimizer.progress_tracker import SLOWEST_TRAINER, readable, without_lone_claims
-from training.swarm.preflight.batch_size import Fit, fit_memory, memory_there, state_bytes
+from training.swarm.optimizer.progress_tracker import MIN_TRAINER_SAMPLES_PER_S, plausible_records, without_lone_claims
+from training.swarm.preflight.batch_size import BatchPlan, free_memory, plan_batch, state_bytes
 from training.swarm.preflight.checks import (
     OK,
     PROBLEM,
@@ -48,22 +48,20 @@ from training.swarm.preflight.checks import (
     installed_versions,
 )
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
-class Options:
-    """What a volunteer may choose, in the order of the command line; None is what fits.
+class JoinOptions:
+    """A volunteer's choices, in the order of the command line; None picks what fits.
 
     Args:
-        data: the run's shards, where they are not to be taken from where the run says.
+        data: another place of the run's shards than the one the run names.
         folder: of this peer's identity and place in the data.
-        listen: port on which connections are taken.
-        client: take none.
-        announce: how others reach that port, as /ip4/ADDRESS/tcp/PORT, where it is not as helpers see it.
+        listen: port to take connections on.
+        client: take no connections.
+        announce: how others reach that port, as /ip4/ADDRESS/tcp/PORT, if helpers see another address.
         batch_size: samples between two reports to the others.
         device, precision: as for training alone.
-        user: a name for the list of who gave how much.
+        user: display name on the leaderboard.
     """
 
     data: str | None = None
@@ -85,24 +83,24 @@ class Options:
             check_user_name(self.user)
 
     @property
-    def wanted(self) -> str:
-        """ "client", "listen", or "auto": listening if a helper comes through."""
+    def reach(self) -> str:
+        """ "client", "listen", or "auto": listening if a helper gets through."""
         return "client" if self.client else "listen" if self.listen is not None else "auto"
 
 
 @dataclass(kw_only=True)
-class Findings:
-    """What the checks found, for taking part; what could not be found is missing."""
+class Survey:
+    """What joining needs; what could not be found out is None."""
 
     checks: list[Check] = field(default_factory=list)
     run: RunFiles | None = None
     addresses: tuple[str, ...] = ()
     folder: Path | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    fit: Fit | None = None
+    batch: BatchPlan | None = None
     shards: ShardSet | None = None
     port: int = 0
-    """Listened on; 0 in client mode."""
+    """To listen on; 0 in client mode."""
 
     @property
     def problems(self) -> list[Check]:
@@ -110,28 +108,28 @@ class Findings:
         return [check for check in self.checks if check.level == PROBLEM]
 
 
-def survey(targets: Sequence[str], options: Options, on_check: Callable[[Check], None]) -> Findings:
-    """All checks for the run that `targets` names, by addresses of its helpers or by its swarm.toml.
+def survey(targets: Sequence[str], options: JoinOptions, on_check: Callable[[Check], None]) -> Survey:
+    """Check this machine for the run that `targets` names: addresses of its helpers, or its swarm.toml.
 
     Args:
         on_check: gets each check as soon as it is made.
 
-    Raises ValueError where nobody says what the run is.
+    Raises ValueError if the run's files cannot be had, or the port is taken.
     """
-    found = Findings(addresses=addresses_of(targets))
+    found = Survey(addresses=addresses_of(targets))
 
-    def tell(check: Check) -> None:
+    def report(check: Check) -> None:
         found.checks.append(check)
         on_check(check)
 
-    tell(check_versions(installed_versions()))
+    report(check_versions(installed_versions()))
     found.device = pick_device(options.device)
-    tell(check_device(found.device))
+    report(check_device(found.device))
     if not found.addresses:
         found.run = read_files(Path(targets[0]))
         found.addresses = found.run.settings.swarm.addresses
-    port = 0 if options.client else options.listen or free_port()
-    with first_contact(found.addresses, options, port) as (dht, reason):
+    port = 0 if options.client else options.listen or free_ports(1)[0]
+    with temporary_node(found.addresses, options, port) as (dht, reason):
         theirs = first_answer(dht, found.addresses, fetch_run)
         found.run = found.run or theirs
         if found.run is None:
@@ -139,22 +137,21 @@ def survey(targets: Sequence[str], options: Options, on_check: Callable[[Check],
                 reason or f"no helper at {', '.join(targets)} hands out the run's files; ask its host for swarm.toml"
             )
         settings = found.run.settings
-        found.folder = options.folder or default_folder(settings.run_id)
-        check_place(found, settings, options, tell)
-        tell(check_helpers(dht, reason, settings))
-        tell(check_clock(clock_offset_s(dht, found.addresses)))
+        check_resources(found, settings, options, report)
+        report(check_helpers(dht, reason, settings))
+        report(check_clock(first_answer(dht, found.addresses, lambda node, at: remote_time(node, at) - time.time())))
         reachable = None
         if not options.client:
-            reachable = first_answer(dht, found.addresses, lambda node, address: is_reachable(node, address, port))
-        tell(check_reach(wanted=options.wanted, port=port, reachable=reachable, announced=bool(options.announce)))
-        found.port = port if options.wanted == "listen" or reachable else 0
+            reachable = first_answer(dht, found.addresses, lambda node, at: is_reachable(node, at, port))
+        report(check_reach(mode=options.reach, port=port, reachable=reachable, announced=bool(options.announce)))
+        found.port = port if options.reach == "listen" or reachable else 0
         sha256 = hashlib.sha256(found.run.tokenizer).hexdigest()
-        tell(check_fingerprint(settings, theirs.settings if theirs else None, sha256))
+        report(check_fingerprint(settings, theirs.settings if theirs else None, sha256))
     return found
 
 
 def addresses_of(targets: Sequence[str]) -> tuple[str, ...]:
-    """The targets, if they are addresses of helpers; none, if there is one that is a file. Else ValueError."""
+    """The targets if all are addresses, () for one file; ValueError otherwise."""
     addresses = [target for target in targets if "/p2p/" in target]
     if len(addresses) not in (0, len(targets)) or (not addresses and len(targets) != 1):
         raise UserError(f"{' '.join(targets)}: give one swarm.toml, or addresses of one run (/ip4/.../tcp/.../p2p/...)")
@@ -162,7 +159,7 @@ def addresses_of(targets: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_files(path: Path) -> RunFiles:
-    """A run's files, by its swarm.toml or the folder of it; ValueError where one is missing or malformed."""
+    """A run's files, by its swarm.toml or that file's folder; ValueError if one is missing or malformed."""
     path = path / NAME if path.is_dir() else path
     settings, tokenizer = read_settings(path), path.with_name(TOKENIZER)
     if not tokenizer.is_file():
@@ -171,39 +168,21 @@ def read_files(path: Path) -> RunFiles:
 
 
 def default_folder(run_id: str) -> Path:
-    """Where this machine remembers its part in a run."""
+    """Where this machine keeps its identity and place in the data."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "dalle-lean" / "runs" / run_id
 
 
 def ranks_here() -> int:
-    """Processes that torchrun has started for this peer."""
+    """Processes that torchrun started for this peer."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
-def free_port() -> int:
-    """A TCP port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("0.0.0.0", 0))
-        return int(probe.getsockname()[1])
-
-
-def port_is_free(port: int) -> bool:
-    """Whether it can be listened on."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("0.0.0.0", port))
-        except OSError:
-            return False
-        return True
-
-
 @contextmanager
-def first_contact(addresses: Sequence[str], options: Options, port: int) -> Iterator[tuple[hivemind.DHT | None, str]]:
-    """A node without an identity, for a first look; without one where no address answers, and why.
+def temporary_node(addresses: Sequence[str], options: JoinOptions, port: int) -> Iterator[tuple[Any, str]]:
+    """A DHT node without an identity, and ""; or None and the reason if no address answers.
 
-    ValueError where the port is taken.
+    ValueError if the port is taken.
     """
     if port and not port_is_free(port):
         raise UserError(f"--listen {port}: another program listens there; end it or name another port")
@@ -223,66 +202,53 @@ def first_contact(addresses: Sequence[str], options: Options, port: int) -> Iter
 
 def listen_on(port: int) -> tuple[str, ...]:
     """All interfaces."""
-    return (f"/ip4/0.0.0.0/tcp/{port}",)
+    return (f"/ip4/{EVERYWHERE}/tcp/{port}",)
 
 
-def first_answer(dht: hivemind.DHT | None, addresses: Sequence[str], ask: Callable[[hivemind.DHT, str], T]) -> T | None:
-    """Of the first helper that answers; None where none does."""
-    for address in addresses if dht is not None else ():
-        try:
-            return ask(dht, address)
-        except Unanswered:
-            continue
-    return None
-
-
-def check_place(found: Findings, settings: SwarmSettings, options: Options, tell: Callable[[Check], None]) -> None:
-    """Memory, disk and data."""
-    assert found.folder is not None
-    there = memory_there(found.device)
+def check_resources(
+    found: Survey, settings: SwarmSettings, options: JoinOptions, report: Callable[[Check], None]
+) -> None:
+    """Check memory, disk and data."""
+    free = free_memory(found.device)
     try:
-        found.fit = fit_memory(
+        found.batch = plan_batch(
             settings,
             found.device,
-            there,
+            free,
             precision=options.precision,
             batch_size=options.batch_size,
             ranks=ranks_here(),
         )
-        tell(check_memory(found.fit, there, found.device))
+        report(check_memory(found.batch, free, found.device))
     except ValueError as error:
-        cure = "give --precision bf16 on a GPU that has it, end what else uses its memory, or take --device cpu"
-        tell(Check("memory", PROBLEM, str(error), cure))
-    tell(check_disk(found.folder, state_bytes(settings)))
+        cure = "give --precision bf16 on a GPU that has it, end what else uses its memory, or give --device cpu"
+        report(Check("memory", PROBLEM, str(error), cure))
+    found.folder = options.folder or default_folder(settings.run_id)
+    report(check_disk(found.folder, state_bytes(settings)))
     check, shards = check_data(options.data or settings.swarm.data, settings)
     found.shards = shards and dataclasses.replace(shards, patience=Patience())
-    tell(check)
+    report(check)
 
 
 def check_helpers(dht: hivemind.DHT | None, reason: str, settings: SwarmSettings) -> Check:
-    """Who is there."""
+    """Whether a helper answers, and what the swarm is doing."""
     if dht is None:
-        return Check("swarm", PROBLEM, reason, "see that this machine is online, or ask the host for an address of now")
-    dht.add_validators([RSASignatureValidator()])  # it takes the signatures off
+        return Check("swarm", PROBLEM, reason, "check that this machine is online, or ask the host for its address")
+    dht.add_validators([RSASignatureValidator()])  # it strips the signatures
     entry = dht.get(f"{settings.run_id}_progress", latest=True)
     return check_progress(None if entry is None else entry.value, settings)
 
 
-def check_progress(said: Any, settings: SwarmSettings) -> Check:
-    """How far the run is by what its peers say, as hivemind's tracker stores it; what one alone claims is left out."""
-    records = readable(
-        said, last_epoch=settings.last_epoch, target_batch_size=settings.target_batch_size, oldest=-math.inf
+def check_progress(metadata: Any, settings: SwarmSettings) -> Check:
+    """The run's step and speed by the records of hivemind's tracker; a step that one peer alone claims is ignored."""
+    records = plausible_records(
+        metadata, last_epoch=settings.last_epoch, target_batch_size=settings.target_batch_size, min_time=-math.inf
     )
     believed = without_lone_claims(records, own_epoch=0, own_key=None).values()
     step = max((record.epoch for record in believed), default=0) * settings.steps_per_epoch
-    rates = [record.samples_per_second for record in believed if record.samples_per_second > SLOWEST_TRAINER]
+    rates = [record.samples_per_second for record in believed if record.samples_per_second > MIN_TRAINER_SAMPLES_PER_S]
     if not rates:
         known = f"nobody trains at this moment, the run is at step {step}" if step else "nobody trains yet"
         return Check("swarm", OK, f"a helper answers; {known}")
     count = f"{len(rates)} trainer{'s' * (len(rates) > 1)}"
     return Check("swarm", OK, f"{count} at step {step} of {settings.total_steps}, {sum(rates):,.3g} samples/s together")
-
-
-def clock_offset_s(dht: hivemind.DHT | None, addresses: Sequence[str]) -> float | None:
-    """How far this machine's clock is behind the first helper's that answers."""
-    return first_answer(dht, addresses, lambda node, address: remote_time(node, address) - time.time())

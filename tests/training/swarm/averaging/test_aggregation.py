@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from training.swarm.averaging.aggregation import LARGEST, FiniteMean
-from training.swarm.averaging.averagers import OUTDATED_WEIGHT
+from training.swarm.averaging.aggregation import MAX_MAGNITUDE, FiniteMean
+from training.swarm.averaging.state_averager import STALE_WEIGHT
 
 NAN, INF = math.nan, math.inf
 WEIGHTS = (3.0, 1.0, 4.0)
@@ -43,7 +43,7 @@ def test_finite_parts_become_the_weighted_mean(parts):
         torch.testing.assert_close(got, plain_mean(parts, WEIGHTS))
 
 
-@pytest.mark.parametrize("bad", [NAN, INF, -INF, 1e30, -2 * LARGEST])
+@pytest.mark.parametrize("bad", [NAN, INF, -INF, 1e30, -2 * MAX_MAGNITUDE])
 def test_one_bad_number_costs_its_sender_that_part_alone(parts, bad):
     sent = parts.clone()
     sent[1, 0, 7] = bad
@@ -63,20 +63,20 @@ def test_a_sender_of_weight_zero_gets_the_mean_of_the_others(parts):
         torch.testing.assert_close(got, plain_mean(parts[[0, 2]], (3.0, 4.0)))
 
 
-def test_outdated_weights_count_for_nothing_beside_others_and_equally_among_themselves(parts):
-    for got in reduce(parts, (1.0, OUTDATED_WEIGHT, 1.0)):
+def test_stale_weights_count_for_nothing_beside_others_and_equally_among_themselves(parts):
+    for got in reduce(parts, (1.0, STALE_WEIGHT, 1.0)):
         torch.testing.assert_close(got, plain_mean(parts[[0, 2]], (1.0, 1.0)), rtol=0, atol=1e-5)
-    for got in reduce(parts, (OUTDATED_WEIGHT,) * 3):
+    for got in reduce(parts, (STALE_WEIGHT,) * 3):
         torch.testing.assert_close(got, parts.mean(0))
 
 
 def test_no_sender_counts_for_more_than_the_largest_weight(parts):
-    for got in reduce(parts, (3.0, 1e9, 4.0), largest_weight=8.0):
+    for got in reduce(parts, (3.0, 1e9, 4.0), max_weight=8.0):
         torch.testing.assert_close(got, plain_mean(parts, (3.0, 8.0, 4.0)))
 
 
 def test_a_sender_that_is_left_out_counts_for_nothing(parts):
-    for got in reduce(parts, WEIGHTS, left_out=[2]):
+    for got in reduce(parts, WEIGHTS, excluded=[2]):
         torch.testing.assert_close(got, plain_mean(parts[:2], (3.0, 1.0)))
 
 

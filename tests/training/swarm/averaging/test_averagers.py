@@ -1,31 +1,28 @@
 """What a peer brings to an average, and what it takes from others."""
 
+import asyncio
 import math
+import time
 from functools import partial
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
+from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.compression import CompressionInfo, deserialize_torch_tensor
 from hivemind.p2p import PeerID
 from hivemind.utils import MPFuture, MSGPackSerializer, get_dht_time
 
-from training.swarm.averaging.averagers import (
-    OUTDATED,
-    OUTDATED_WEIGHT,
-    StateRefused,
-    SwarmGradientAverager,
-    SwarmPowerSGDAverager,
-    SwarmStateAverager,
-    check_epoch,
-    check_state,
-    epoch_of_group,
-    out_of_step,
-    tensors_sha256,
-)
+from training.swarm.averaging.averagers import LOOKUP_INTERVAL_S, ThrottledKeyManager
 from training.swarm.averaging.compression import wire_compression
+from training.swarm.averaging.gradient_averager import SwarmGradientAverager, SwarmPowerSGDAverager, epoch_of_group
+from training.swarm.averaging.state_averager import STALE_EPOCH, STALE_WEIGHT, out_of_step
+from training.swarm.averaging.state_transfer import SwarmStateAverager
+from training.swarm.averaging.state_validation import StateRefused, check_epoch, check_state, tensors_sha256
 from training.swarm.config import WireSection
 
 
@@ -147,29 +144,29 @@ def group(*said, modes=None):
     return peers, GroupInfo(b"group", peers, gathered)
 
 
-def left_out(*said, **options):
+def excluded(*said, **options):
     peers, info = group(*said, **options)
     return sorted(peers.index(peer) for peer in out_of_step(info))
 
 
 def test_weights_of_another_step_than_most_are_not_averaged():
-    assert left_out(7, 7, 6) == [2]
-    assert left_out(7, 7, 7) == []
-    assert left_out(3, 7) == [0]
+    assert excluded(7, 7, 6) == [2]
+    assert excluded(7, 7, 7) == []
+    assert excluded(3, 7) == [0]
 
 
-def test_weights_that_are_said_to_be_outdated_count_only_where_all_are():
-    assert left_out(7, OUTDATED, OUTDATED) == [1, 2]
-    assert left_out(OUTDATED, OUTDATED) == []
+def test_weights_that_are_reported_stale_count_only_where_all_are():
+    assert excluded(7, STALE_EPOCH, STALE_EPOCH) == [1, 2]
+    assert excluded(STALE_EPOCH, STALE_EPOCH) == []
 
 
 def test_one_liar_does_not_leave_out_the_others():
-    assert left_out(7, 7, 10**9) == [2]
+    assert excluded(7, 7, 10**9) == [2]
 
 
 @pytest.mark.parametrize("rubbish", [b"\xc1", "seven", None, 7.0])
 def test_weights_of_no_known_step_are_not_averaged(rubbish):
-    assert left_out(7, 7, rubbish) == [2]
+    assert excluded(7, 7, rubbish) == [2]
 
 
 @pytest.mark.parametrize(
@@ -221,15 +218,15 @@ def round_of(state_averager, fails=False):
     return control
 
 
-def test_weights_that_became_outdated_after_their_round_was_found_count_for_nothing_in_it(state_averager):
+def test_weights_that_became_stale_after_their_round_was_found_count_for_nothing_in_it(state_averager):
     assert round_of(state_averager).weight == 1.0
     state_averager.skip_to(3)
-    assert round_of(state_averager, fails=True).weight == OUTDATED_WEIGHT
-    assert round_of(state_averager).weight == OUTDATED_WEIGHT
+    assert round_of(state_averager, fails=True).weight == STALE_WEIGHT
+    assert round_of(state_averager).weight == STALE_WEIGHT
     assert round_of(state_averager).weight == 1.0
 
 
-def test_outdated_weights_whose_round_found_nobody_count_for_nothing_in_the_next_one(state_averager, monkeypatch):
+def test_stale_weights_whose_round_found_nobody_count_for_nothing_in_the_next_one(state_averager, monkeypatch):
     failed, next_one = (
         StepControl(get_dht_time(), get_dht_time() + 9, allow_retries=False, weight=1.0, data_for_gather=b"")
         for _ in range(2)
@@ -242,7 +239,7 @@ def test_outdated_weights_whose_round_found_nobody_count_for_nothing_in_the_next
     monkeypatch.setattr(state_averager, "schedule_step", lambda **_: next_one)
     state_averager.skip_to(3)
     state_averager._do(None, False, False, True, failed, None, True, timeout=5.0)
-    assert next_one.weight == OUTDATED_WEIGHT
+    assert next_one.weight == STALE_WEIGHT
     assert not state_averager.stale
 
 
@@ -271,5 +268,42 @@ def test_a_state_of_the_same_step_that_was_taken_from_others_is_handed_out_in_pl
 
 def test_helpers_have_no_step_that_counts():
     assert (
-        left_out(7, 7, 0, modes=[AveragingMode.NODE.value, AveragingMode.CLIENT.value, AveragingMode.AUX.value]) == []
+        excluded(7, 7, 0, modes=[AveragingMode.NODE.value, AveragingMode.CLIENT.value, AveragingMode.AUX.value]) == []
     )
+
+
+class EmptyDHT:
+    """Answers at once, with nothing."""
+
+    peer_id = None
+
+    def __init__(self):
+        self.asked_s = []
+
+    async def answer(self):
+        self.asked_s.append(time.monotonic())
+
+    def get(self, _key, **_options):
+        return self.answer()
+
+
+def test_the_others_are_looked_for_a_few_times_a_second_however_fast_the_answer():
+    dht = EmptyDHT()
+    keys = ThrottledKeyManager(dht, "run", "", None)
+
+    async def look() -> None:
+        for _ in range(4):
+            assert await keys.get_averagers(keys.current_key, only_active=True) == []
+
+    asyncio.run(look())
+    waits = [later - earlier for earlier, later in pairwise(dht.asked_s)]
+    assert len(waits) == 3
+    assert min(waits) >= 0.95 * LOOKUP_INTERVAL_S
+
+
+def test_an_averagers_matchmaking_is_throttled():
+    averager = resting(SwarmGradientAverager, [torch.nn.Parameter(torch.zeros(5))])
+    averager._matchmaking = SimpleNamespace(group_key_manager=GroupKeyManager(EmptyDHT(), "run", "01", 2))
+    throttled = averager._matchmaking.group_key_manager
+    assert isinstance(throttled, ThrottledKeyManager)
+    assert (throttled.prefix, throttled.group_bits, throttled.target_group_size) == ("run", "01", 2)

@@ -6,8 +6,7 @@ import torch
 from tests.training.swarm.harness import TIMING, Swarm
 from training.data.loader import Batch
 from training.step.gradients import GradientComputer
-from training.swarm.averaging.averagers import StateRefused
-from training.swarm.averaging.state_validation import judge
+from training.swarm.averaging.state_validation import StateRefused, validate_state
 from training.swarm.peer.gradient_worker import build_model
 
 
@@ -25,7 +24,7 @@ def judged(tmp_path, nursery):
 def test_parameters_as_good_as_the_present_ones_are_taken(judged):
     gradients, heldout = judged
     own = list(gradients.model.parameters())
-    judge(gradients, heldout, own, [parameter.detach() + 1e-4 for parameter in own])
+    validate_state(gradients, heldout, own, [parameter.detach() + 1e-4 for parameter in own])
 
 
 def test_ruined_parameters_are_refused_and_the_present_ones_stay(judged):
@@ -33,7 +32,7 @@ def test_ruined_parameters_are_refused_and_the_present_ones_stay(judged):
     own = list(gradients.model.parameters())
     before = [parameter.detach().clone() for parameter in own]
     with pytest.raises(StateRefused, match="held-out loss"):
-        judge(gradients, heldout, own, [torch.randn_like(parameter) for parameter in own])
+        validate_state(gradients, heldout, own, [torch.randn_like(parameter) for parameter in own])
     assert all(torch.equal(now, then) for now, then in zip(own, before, strict=True))
 
 
@@ -43,7 +42,7 @@ def test_any_parameters_are_better_than_those_that_are_not_finite(judged):
     offered = [parameter.detach().clone() for parameter in own]
     with torch.no_grad():
         own[0].fill_(torch.nan)
-    judge(gradients, heldout, own, offered)
+    validate_state(gradients, heldout, own, offered)
 
 
 @pytest.mark.slow

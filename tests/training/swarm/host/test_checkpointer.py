@@ -42,9 +42,9 @@ def run(tmp_path, settings):
     return tmp_path
 
 
-def make_keeper(run, settings, heldout, notices, **options):
+def make_checkpointer(run, settings, heldout, notices, **options):
     checkpoints = Checkpoints(run, settings, on_notice=notices.append)
-    return Checkpointer(settings, checkpoints, heldout, on_notice=notices.append, on_change=lambda: None, **options)
+    return Checkpointer(settings, checkpoints, heldout, on_notice=notices.append, **options)
 
 
 def test_a_run_is_finished_only_once_its_last_state_is_written(run, settings):
@@ -58,7 +58,7 @@ def test_a_run_is_finished_only_once_its_last_state_is_written(run, settings):
             (run / "checkpoints").unlink()
         return False
 
-    checkpointer = make_keeper(run, settings, None, notices)
+    checkpointer = make_checkpointer(run, settings, None, notices)
     checkpointer.close(STEPS, WITHOUT_STATISTICS, build_model(settings), wait)
     assert checkpointer.is_finished
     assert [checkpoint.step for checkpoint in list_checkpoints(run, pytest.fail)] == [STEPS]
@@ -68,21 +68,21 @@ def test_a_run_is_finished_only_once_its_last_state_is_written(run, settings):
 
 def test_who_ends_the_donor_does_not_wait_for_a_disk_that_stays_full(run, settings):
     (run / "checkpoints").write_text("in the way")
-    checkpointer = make_keeper(run, settings, None, [])
+    checkpointer = make_checkpointer(run, settings, None, [])
     checkpointer.close(STEPS, WITHOUT_STATISTICS, build_model(settings), lambda _: True)
     assert not checkpointer.is_finished
 
 
 def test_the_held_out_loss_is_the_mean_over_all_samples_at_once(run, settings, heldout):
-    checkpointer = make_keeper(run, settings, heldout, [])
+    checkpointer = make_checkpointer(run, settings, heldout, [])
     whole = checkpointer.copy.measure(heldout)["heldout_loss"]
     assert checkpointer.measure(heldout) == pytest.approx(whole, rel=1e-6)
 
 
 def test_a_donor_that_is_to_end_measures_no_more_but_writes_its_state(run, settings, heldout):
     looks = iter([False, True])
-    checkpointer = make_keeper(run, settings, heldout, [], stopped=lambda: next(looks))
-    checkpointer.keep(STEPS // 2, save=True)
+    checkpointer = make_checkpointer(run, settings, heldout, [], stopped=lambda: next(looks))
+    checkpointer.measure_and_save(STEPS // 2, save=True)
     [checkpoint] = list_checkpoints(run, pytest.fail)
     assert math.isnan(checkpoint.heldout_loss)
     checkpoint.check()
@@ -90,9 +90,9 @@ def test_a_donor_that_is_to_end_measures_no_more_but_writes_its_state(run, setti
 
 def test_a_state_whose_loss_cannot_be_measured_is_written_all_the_same(run, settings, heldout, monkeypatch):
     notices = []
-    checkpointer = make_keeper(run, settings, heldout, notices)
+    checkpointer = make_checkpointer(run, settings, heldout, notices)
     monkeypatch.setattr(checkpointer.copy, "measure", lambda _: 1 / 0)
-    checkpointer.keep(STEPS // 2, save=True)
+    checkpointer.measure_and_save(STEPS // 2, save=True)
     [checkpoint] = list_checkpoints(run, pytest.fail)
     assert math.isnan(checkpoint.heldout_loss)
     [notice] = notices

@@ -126,8 +126,8 @@ def test_what_is_kept_grows_slowly_and_has_the_newest(made):
     ("tried", "step", "due"),
     [(0, 9, False), (0, 10, True), (10, 19, False), (10, 21, True), (990, 995, True), (995, 995, False)],
 )
-def test_one_is_due_every_so_many_steps_even_where_the_very_step_was_passed_over(checkpoints, tried, step, due):
-    checkpoints.tried = tried
+def test_a_checkpoint_is_due_at_each_interval_even_where_the_exact_step_was_skipped(checkpoints, tried, step, due):
+    checkpoints.last_attempt = tried
     assert checkpoints.is_due(step) is due
 
 
@@ -165,7 +165,7 @@ def test_of_two_donors_one_writes_a_checkpoint_and_the_other_leaves_it_and_its_h
 ):
     writing = run / "checkpoints/.step-000010.half.tmp"
     writing.mkdir(parents=True)
-    with checkpoints.alone():
+    with checkpoints.locked():
         second = threading.Thread(target=lambda: made.append(Checkpoints(run, settings, on_notice=pytest.fail)))
         made = []
         second.start()

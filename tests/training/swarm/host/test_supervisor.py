@@ -22,17 +22,17 @@ from tests.foreign import foreign_folder
 from tests.training.conftest import write_shards
 from tests.training.swarm.nursery import is_alive
 from training.run.recipe import load_recipe
-from training.swarm.__main__ import Status
 from training.swarm.config import TimingSection, WireSection, read_settings, write_settings
 from training.swarm.host import supervisor as host
 from training.swarm.host.checkpoints import Checkpoints, list_checkpoints
 from training.swarm.host.host_config import HostConfig, identity_path
 from training.swarm.host.run_setup import ListenOptions, choose_ports, make_helper, make_run, slug
+from training.swarm.host.status import StatusFile
 from training.swarm.host.supervisor import Supervisor
+from training.swarm.network.addresses import free_ports
 from training.swarm.network.bootstrap_service import fetch_run, offer_run
 from training.swarm.network.dht import open_dht
 from training.swarm.peer.gradient_worker import build_model
-from training.swarm.preflight.survey import free_port
 
 TIMING = TimingSection(
     matchmaking_time_s=2,
@@ -173,32 +173,32 @@ def supervisor(shards, tmp_path):
 
 
 def test_each_notice_of_a_peer_is_passed_on_once_however_many_there_are(supervisor):
-    status = Status(supervisor.run_dir, "helper-0")
+    status = StatusFile(supervisor.run_dir, "helper-0")
     for number in range(50):
         status.notice(str(number))
-        supervisor.pass_on(supervisor.members["helper-0"])
+        supervisor.pass_on_notices(supervisor.processes["helper-0"])
     assert supervisor.notices == [f"helper-0: {number}" for number in range(50)]
 
 
 def test_the_notices_of_a_peer_that_was_started_again_are_new_ones(supervisor):
-    member = supervisor.members["helper-0"]
-    Status(supervisor.run_dir, "helper-0").notice("begins")
-    supervisor.pass_on(member)
-    again = Status(supervisor.run_dir, "helper-0")
+    member = supervisor.processes["helper-0"]
+    StatusFile(supervisor.run_dir, "helper-0").notice("begins")
+    supervisor.pass_on_notices(member)
+    again = StatusFile(supervisor.run_dir, "helper-0")
     again.content["pid"] += 1
     again.notice("begins")
-    supervisor.pass_on(member)
+    supervisor.pass_on_notices(member)
     assert supervisor.notices == 2 * ["helper-0: begins"]
 
 
 def test_a_port_that_is_taken_while_peers_start_ends_the_host_in_one_sentence(supervisor):
     port = supervisor.host_config.ports["helper-0"]
-    member = supervisor.members["helper-0"]
+    member = supervisor.processes["helper-0"]
     with socket.create_server(("127.0.0.1", port)):
         supervisor.wait_for_port(member)  # what an ended host has left may hold it for a moment
         member.due_s -= 2 * host.PORT_TIMEOUT_S
         with pytest.raises(ValueError, match=rf"port {port} of helper-0 is taken"):
-            supervisor.look()
+            supervisor.poll()
 
 
 def test_a_port_that_is_taken_later_is_told_of_once_and_the_others_live_on(supervisor, monkeypatch):
@@ -206,22 +206,22 @@ def test_a_port_that_is_taken_later_is_told_of_once_and_the_others_live_on(super
     monkeypatch.setattr(supervisor, "start", lambda member: started.append(member.name))
     supervisor.was_ready = True
     with socket.create_server(("127.0.0.1", supervisor.host_config.ports["helper-0"])):
-        supervisor.look()
+        supervisor.poll()
         assert supervisor.notices == []
-        supervisor.members["helper-0"].due_s -= 2 * host.PORT_TIMEOUT_S
+        supervisor.processes["helper-0"].due_s -= 2 * host.PORT_TIMEOUT_S
         for _ in range(3):
-            supervisor.look()
+            supervisor.poll()
     [notice] = supervisor.notices
     assert "helper-0 starts as soon as it is free" in notice
     assert set(started) == {"helper-1", "donor-0"}
-    supervisor.look()
+    supervisor.poll()
     assert "helper-0" in started
 
 
 @pytest.mark.swarm
 def test_a_peer_runs_no_code_of_the_current_folder(supervisor, monkeypatch, tmp_path):
     monkeypatch.chdir(foreign_folder(tmp_path))
-    member = supervisor.members["helper-0"]
+    member = supervisor.processes["helper-0"]
     supervisor.start(member)
     try:
         until("a port", lambda: supervisor.host_config.is_up("helper-0") or member.process.poll() is not None)
@@ -243,9 +243,9 @@ def sleeper(code):
 
 
 def test_a_donor_that_saves_is_waited_for_and_that_is_said(supervisor, monkeypatch):
-    monkeypatch.setattr(host, "PATIENT_S", 0.2)
+    monkeypatch.setattr(host, "SILENT_WAIT_S", 0.2)
     saves = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(3), sys.exit(7)))"
-    process = supervisor.members["donor-0"].process = sleeper(saves)
+    process = supervisor.processes["donor-0"].process = sleeper(saves)
     supervisor.stop()
     assert process.returncode == 7
     [notice] = supervisor.notices
@@ -255,14 +255,14 @@ def test_a_donor_that_saves_is_waited_for_and_that_is_said(supervisor, monkeypat
 def test_a_peer_that_does_not_end_is_killed_in_the_end(supervisor, monkeypatch):
     monkeypatch.setattr(host, "LEAVE_TIMEOUT_S", 0.3)
     process = sleeper(DEAF)
-    supervisor.members["helper-1"].process = process
+    supervisor.processes["helper-1"].process = process
     supervisor.stop()
     assert process.returncode == -signal.SIGKILL
     assert supervisor.notices == ["helper-1 did not end in 0 s; killed"]
 
 
 def test_the_second_ctrl_c_ends_a_donor_that_is_waited_for_at_once(supervisor, monkeypatch):
-    process = supervisor.members["donor-0"].process = sleeper(DEAF)
+    process = supervisor.processes["donor-0"].process = sleeper(DEAF)
     monkeypatch.setattr(host, "STOP_POLL_S", None)  # the wait for it fails, as it does upon a signal
     with pytest.raises(TypeError):
         supervisor.stop()
@@ -277,7 +277,7 @@ def test_all_is_as_before_where_a_host_cannot_begin(tmp_path):
 
 
 def test_no_notice_is_lost_where_two_threads_give_theirs(tmp_path):
-    status = Status(tmp_path, "donor-0")
+    status = StatusFile(tmp_path, "donor-0")
     (tmp_path / "status").mkdir()
     threads = [threading.Thread(target=lambda: [status.notice("x") for _ in range(100)]) for _ in range(4)]
     for thread in threads:
@@ -483,7 +483,11 @@ def test_the_folder_of_a_hosted_run_is_not_made_one_of_a_helper(shards, tmp_path
 @pytest.mark.swarm
 def test_one_more_helper_elsewhere_lets_newcomers_in_and_goes_back_with_the_run(shards, tmp_path):
     settings = make(tmp_path / "run", shards)
-    place = {"client_mode": False, "listen": [f"/ip4/127.0.0.1/tcp/{free_port()}"], "identity": tmp_path / "identity"}
+    place = {
+        "client_mode": False,
+        "listen": [f"/ip4/127.0.0.1/tcp/{free_ports(1)[0]}"],
+        "identity": tmp_path / "identity",
+    }
     node = open_dht([], **place)
     offer_run(node, tmp_path / "run")
     address = str(node.get_visible_maddrs()[0])

@@ -10,9 +10,9 @@ import pytest
 from dalle_lean.io.files import sha256_file
 from training.swarm.config import SwarmSection, SwarmSettings, write_settings
 from training.swarm.network import bootstrap_service as offer
+from training.swarm.network.addresses import peer_of
 from training.swarm.network.bootstrap_service import (
     BootstrapService,
-    RunWatch,
     Unanswered,
     fetch_run,
     fetch_settings,
@@ -21,6 +21,7 @@ from training.swarm.network.bootstrap_service import (
     remote_time,
 )
 from training.swarm.network.dht import open_dht
+from training.swarm.network.run_watch import RunWatch
 
 pytestmark = pytest.mark.swarm
 LISTEN = ["/ip4/127.0.0.1/tcp/0"]
@@ -128,7 +129,7 @@ def test_a_helper_without_a_run_is_said(helper, newcomer, address):
 @pytest.mark.parametrize("address", ["", "example.org:31337", "/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/1/p2p/0"])
 def test_what_is_no_address_is_told_what_one_looks_like(address):
     with pytest.raises(ValueError, match="looks like /ip4"):
-        offer.peer_of(address)
+        peer_of(address)
 
 
 def test_who_is_in_a_run_that_is_taken_back_is_told_once(run, settings, helper, newcomer, address):

@@ -10,7 +10,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 from tests.training.swarm.harness import wait_for
-from training.swarm.network import reconnect as touch
+from training.swarm.network import reconnect
 from training.swarm.network.dht import open_dht
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -28,7 +28,7 @@ async def known(_dht, node):
 
 @pytest.fixture
 def nodes(monkeypatch):
-    monkeypatch.setattr(touch, "TOUCH_S", 0.5)
+    monkeypatch.setattr(reconnect, "PING_INTERVAL_S", 0.5)
     opened = [open_dht([], client_mode=False, listen=LOOPBACK)]
     addresses = [str(address) for address in opened[0].get_visible_maddrs()]
     opened += [open_dht(addresses, client_mode=False, listen=LOOPBACK) for _ in range(2)]
@@ -48,22 +48,22 @@ def test_nodes_that_have_forgotten_each_other_meet_again(nodes):
 
 
 def test_answers_that_break_the_parser_end_no_calls(monkeypatch):
-    monkeypatch.setattr(touch, "TOUCH_S", 0.0)
-    helpers, calls = {PeerID(bytes([number]) * 32) for number in range(2 * touch.MOST_CALLS)}, []
+    monkeypatch.setattr(reconnect, "PING_INTERVAL_S", 0.0)
+    helpers, calls = {PeerID(bytes([number]) * 32) for number in range(2 * reconnect.MAX_PINGS)}, []
 
     async def call_ping(peer):
         calls.append(peer)
         raise AssertionError("an id that is too long")
 
     protocol = SimpleNamespace(routing_table=SimpleNamespace(uid_to_peer_id={}), call_ping=call_ping)
-    calling = touch.call_the_lost(SimpleNamespace(protocol=protocol, peer_id=None), helpers)
+    calling = reconnect.ping_lost_peers(SimpleNamespace(protocol=protocol, peer_id=None), helpers)
     with contextlib.suppress(TimeoutError):
         asyncio.run(asyncio.wait_for(calling, 0.5))
     assert set(calls[: len(helpers)]) == set(calls[len(helpers) : 2 * len(helpers)]) == helpers
 
 
 def test_a_node_looks_around_more_than_once_after_an_answer(monkeypatch):
-    monkeypatch.setattr(touch, "TOUCH_S", 0.0)
+    monkeypatch.setattr(reconnect, "PING_INTERVAL_S", 0.0)
     helper, table, looks = PeerID(b"h" * 32), {}, []
 
     async def call_ping(peer):
@@ -82,16 +82,16 @@ def test_a_node_looks_around_more_than_once_after_an_answer(monkeypatch):
         node_id=None,
     )
     with contextlib.suppress(TimeoutError):
-        asyncio.run(asyncio.wait_for(touch.call_the_lost(node, {helper}), 0.5))
+        asyncio.run(asyncio.wait_for(reconnect.ping_lost_peers(node, {helper}), 0.5))
     assert len(table) == 1
-    assert len(looks) == touch.LOOKS
+    assert len(looks) == reconnect.SEARCHES
 
 
 def test_lost_peers_are_remembered_before_those_that_are_there_until_they_have_been_silent_for_long():
-    present = [f"present {number}" for number in range(touch.MOST_REMEMBERED)]
-    lost = {"lost": 3, "back": 3, "dead": touch.MOST_UNANSWERED}
-    kept = touch.remembered(lost, [*present, "back"])
-    assert len(kept) == touch.MOST_REMEMBERED
+    present = [f"present {number}" for number in range(reconnect.MAX_REMEMBERED)]
+    lost = {"lost": 3, "back": 3, "dead": reconnect.MAX_UNANSWERED}
+    kept = reconnect.remembered(lost, [*present, "back"])
+    assert len(kept) == reconnect.MAX_REMEMBERED
     assert kept["lost"] == 3
     assert "dead" not in kept
-    assert touch.remembered(lost, ["back"]) == {"lost": 3, "back": 0}
+    assert reconnect.remembered(lost, ["back"]) == {"lost": 3, "back": 0}

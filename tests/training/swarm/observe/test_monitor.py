@@ -27,15 +27,15 @@ from training.swarm.network.bootstrap_service import offer_run
 from training.swarm.network.dht import open_dht
 from training.swarm.observe.monitor import (
     CONTRIBUTIONS,
-    SILENT_LOOKS,
+    SILENT_POLLS,
     Leaderboard,
     Monitor,
     Outputs,
     StepPace,
     summarize,
 )
-from training.swarm.observe.peer_metrics import PeerRecord, PeerRecords, Publisher, protect_records
-from training.swarm.peer.trainer import Contribution
+from training.swarm.observe.peer_metrics import PeerMetrics, PeerRecord, PeerRecords, protect_records
+from training.swarm.observe.publisher import Publisher
 
 RECIPE = load_recipe("tiny")
 SETTINGS = SwarmSettings(
@@ -105,7 +105,8 @@ def test_only_trainers_count_and_one_without_a_loss_has_none():
 
 def test_what_was_dropped_is_added_up():
     seen = overview(record(dropped_batches=2), record(dropped_batches=1, skipped_steps=4, solo_steps=5), refused=3)
-    assert (seen.dropped_batches, seen.skipped_steps, seen.solo_steps, seen.refused_records) == (3, 4, 5, 3)
+    dropped = {"dropped_batches": 3, "dropped_tensors": 0, "skipped_steps": 4, "solo_steps": 5, "resyncs": 0}
+    assert seen.counters == {**dropped, "refused_records": 3}
     assert "3 batches dropped · 4 steps skipped · 5 steps taken alone · 3 records refused" in headline(seen)
 
 
@@ -113,10 +114,10 @@ def test_the_pace_is_that_of_the_last_steps():
     pace = StepPace()
     assert pace.steps_per_s is None
     for step in range(100):
-        pace.note(step, 10.0 * step if step < 50 else 500.0 + 2.0 * (step - 50))
-        pace.note(step, 1e6)  # looks in between change nothing
+        pace.observe(step, 10.0 * step if step < 50 else 500.0 + 2.0 * (step - 50))
+        pace.observe(step, 1e6)  # looks in between change nothing
     assert pace.steps_per_s == pytest.approx(0.5)
-    pace.note(20, 700.0)
+    pace.observe(20, 700.0)
     assert pace.steps_per_s is None  # the run went back
 
 
@@ -223,7 +224,7 @@ def published(identity, address, settings, samples=100):
     node = open_dht([address], client_mode=True, identity=identity)
     peer = Publisher(node, settings.run_id, identity=identity, user=identity.name)
     try:
-        peer.publish(Contribution(epoch=7, loss=1.5, samples=samples, samples_per_s=8.0))
+        peer.publish(PeerMetrics(epoch=7, loss=1.5, samples=samples, samples_per_s=8.0))
         while not peer.published:
             time.sleep(0.02)
         yield
@@ -269,15 +270,15 @@ def test_a_monitor_finds_a_run_again_whose_helper_was_away_and_that_was_taken_ba
     with ExitStack() as stack:
         helper, address = start_helper(tmp_path, SETTINGS, "/ip4/127.0.0.1/tcp/0")
         monitor = stack.enter_context(Monitor(address, notices.append))
-        assert monitor.look()[1] is None
+        assert monitor.poll()[1] is None
         helper.shutdown()
-        assert monitor.look()[1] is None
+        assert monitor.poll()[1] is None
         later = replace(SETTINGS, swarm=replace(SETTINGS.swarm, data_fingerprint="another"))
         helper, again = start_helper(tmp_path, later, address.split("/p2p/")[0])
         stack.callback(helper.shutdown)
         assert again == address
         stack.enter_context(published(tmp_path / "peer", address, later))
-        found = [monitor.look()[1] for _ in range(SILENT_LOOKS)]
+        found = [monitor.poll()[1] for _ in range(SILENT_POLLS)]
     assert found[-1].step == 7
     assert f"the run goes on as {later.run_id}" in notices
 

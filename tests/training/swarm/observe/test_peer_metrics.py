@@ -20,22 +20,21 @@ from training.swarm.observe.peer_metrics import (
     EXPIRATION_S,
     IdentityKey,
     IdentitySigner,
+    PeerMetrics,
     PeerRecord,
-    Publisher,
     metrics_key,
-    numbers,
     peer_id_of,
     protect_records,
     read_records,
     record_validators,
 )
-from training.swarm.peer.trainer import Contribution
+from training.swarm.observe.publisher import Publisher
 
 pytestmark = pytest.mark.swarm
 RUN = "records-test"
-DONE = Contribution(epoch=3, loss=2.5, samples=96, samples_per_s=8.0, resyncs=1, solo_steps=2)
+DONE = PeerMetrics(epoch=3, loss=2.5, samples=96, samples_per_s=8.0, resyncs=1, solo_steps=2)
 CONTENT = {
-    **numbers(DONE),
+    **DONE.record_fields(),
     "role": "trainer",
     "client_mode": False,
     "version": "0.1.0",
@@ -135,7 +134,7 @@ def test_publishing_never_waits_for_the_network(nodes, tmp_path):
     try:
         started = time.perf_counter()
         for step in range(100):
-            publisher.publish(Contribution(epoch=step, loss=1.0))
+            publisher.publish(PeerMetrics(epoch=step, loss=1.0))
         assert time.perf_counter() - started < 1.0
     finally:
         os.kill(node.pid, signal.SIGCONT)
@@ -144,7 +143,7 @@ def test_publishing_never_waits_for_the_network(nodes, tmp_path):
 
 
 def test_a_peer_that_has_no_loss_yet_says_so():
-    assert numbers(Contribution())["loss"] is None
+    assert PeerMetrics().record_fields()["loss"] is None
 
 
 def test_a_user_name_that_a_terminal_would_obey_is_refused(nodes, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from hivemind.utils import get_dht_time
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from training.swarm.optimizer.progress_tracker import MOST_TARGETS, SwarmTracker
+from training.swarm.optimizer.progress_tracker import MAX_BATCHES_PER_STEP, SwarmTracker
 
 TARGET = 128
 LAST = 1000
@@ -76,7 +76,9 @@ def test_rubbish_in_place_of_all_records_leaves_this_peer_alone(tracker_at):
 
 
 def test_a_step_does_not_come_sooner_than_the_samples_of_a_step_may(tracker_at):
-    progress = said(tracker_at(7), record(7, samples_accumulated=MOST_TARGETS * TARGET, samples_per_second=1e300))
+    progress = said(
+        tracker_at(7), record(7, samples_accumulated=MAX_BATCHES_PER_STEP * TARGET, samples_per_second=1e300)
+    )
     assert progress.samples_accumulated <= TARGET + 10
     started = get_dht_time()
     progress = said(tracker_at(7), record(7, samples_accumulated=0, samples_per_second=1e300))
@@ -137,10 +139,10 @@ def test_the_swarm_is_where_its_first_peer_is(tracker_at, own, others, swarm):
 def test_what_one_peer_alone_says_is_left_out_once_it_is_doubted(tracker_at, own, others, lone, without):
     tracker = tracker_at(own)
     said(tracker, *map(record, others))
-    assert tracker.rests_on_one == lone
-    assert tracker.doubt() == tracker.global_epoch == without
+    assert tracker.relies_on_lone_claim == lone
+    assert tracker.doubt_lone_claims() == tracker.global_epoch == without
     assert said(tracker, *map(record, others)).epoch == without
-    assert not tracker.rests_on_one
+    assert not tracker.relies_on_lone_claim
     tracker.doubtful_until = get_dht_time() - 1
     assert said(tracker, *map(record, others)).epoch == max(own, *others)
 

@@ -11,7 +11,8 @@ from hivemind.utils import get_dht_time
 
 from tests.training.swarm.optimizer.test_progress_tracker import LAST, TARGET, record, said
 from training.data.remote_io import silent
-from training.swarm.averaging.averagers import StateRefused, SwarmStateAverager, check_epoch, tensors_sha256
+from training.swarm.averaging.state_transfer import SwarmStateAverager
+from training.swarm.averaging.state_validation import StateRefused, check_epoch, tensors_sha256
 from training.swarm.optimizer import swarm_optimizer as stepping
 from training.swarm.optimizer.progress_tracker import SwarmTracker
 from training.swarm.optimizer.swarm_optimizer import OutOfSync, SwarmOptimizer
@@ -50,18 +51,18 @@ def newcomer(dht, averager, monkeypatch):
     optimizer = SwarmOptimizer.__new__(SwarmOptimizer)
     optimizer.tracker = SwarmTracker(dht, "test", TARGET, client_mode=False, last_epoch=LAST, start=False)
     optimizer.state_averager = averager
-    optimizer.following, optimizer.client_mode = False, True
+    optimizer.is_donor, optimizer.client_mode = False, True
     optimizer.grad_averager = optimizer.scheduled_grads = None
     optimizer.load_state_attempts, optimizer.load_state_timeout = 5, 10.0
     optimizer.resyncs = optimizer.resyncs_in_row = 0
     optimizer.on_notice = silent
     optimizer.answers = iter(())
 
-    def download(donor, timeout, least_epoch=0):
+    def download(donor, timeout, min_epoch=0):
         epoch = next(optimizer.answers) if donor == DONOR else None
         if epoch is None:
             raise StateRefused("does not answer")
-        check_epoch({"epoch": epoch}, least_epoch)
+        check_epoch({"epoch": epoch}, min_epoch)
         state = [torch.full((5,), float(epoch))]
         return {"epoch": epoch, "sha256": tensors_sha256(state)}, state
 
@@ -92,12 +93,12 @@ def test_a_claim_at_the_beginning_of_a_run_is_left_out_once_its_donor_says_that_
     newcomer.answers = repeat(0)
     newcomer.load_state_from_peers()
     assert newcomer.local_epoch == newcomer.tracker.global_epoch == 0
-    assert not newcomer.tracker.rests_on_one
+    assert not newcomer.tracker.relies_on_lone_claim
 
 
 def test_a_donor_at_the_beginning_of_a_run_leaves_out_a_claim_that_has_no_state(newcomer):
     said(newcomer.tracker, record(0), record(LAST))
-    newcomer.following, newcomer.answers = True, repeat(None)
+    newcomer.is_donor, newcomer.answers = True, repeat(None)
     newcomer.load_state_from_peers()
     assert newcomer.local_epoch == newcomer.tracker.global_epoch == 0
 
@@ -105,7 +106,7 @@ def test_a_donor_at_the_beginning_of_a_run_leaves_out_a_claim_that_has_no_state(
 def test_a_donor_that_alone_has_a_state_goes_on_with_the_others(newcomer, monkeypatch):
     monkeypatch.setattr(newcomer.state_averager, "announced_donors", dict)
     said(newcomer.tracker, record(40), record(40))
-    newcomer.following = True
+    newcomer.is_donor = True
     newcomer.load_state_from_peers()
     assert newcomer.local_epoch == 40
     assert newcomer.state_averager.stale
@@ -125,7 +126,7 @@ def test_the_runs_donors_are_asked_first_whatever_is_said_of_them(averager):
 def test_strangers_who_keep_a_peer_waiting_do_so_once(averager, monkeypatch):
     asked = []
 
-    def download(donor, timeout, least_epoch=0):
+    def download(donor, timeout, min_epoch=0):
         asked.append((donor == DONOR, timeout))
         time.sleep(timeout)
         raise StateRefused("took too long")

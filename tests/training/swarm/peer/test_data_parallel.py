@@ -74,7 +74,7 @@ def learn_alone(settings, folder, peer, learnt):
         parts = [next(stream)[0] for stream in streams]
         union = type(parts[0])(*(torch.cat(pair) for pair in zip(*parts, strict=True)))
         one.learn_from(union, step)
-        if not one.takes_own_steps:
+        if not one.has_inner_steps:
             for group in lamb.param_groups:
                 group["lr"] = lr_of_epoch(settings, step - 1)
             lamb.step()

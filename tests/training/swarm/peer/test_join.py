@@ -16,9 +16,9 @@ from tests.training.conftest import write_shards
 from tests.training.swarm.harness import Swarm, wait_for
 from tests.training.swarm.nursery import is_alive, processes_of, send
 from training.data.sampler import Position
+from training.swarm.network.addresses import free_ports
 from training.swarm.network.bootstrap_service import offer_run
 from training.swarm.network.dht import open_dht
-from training.swarm.preflight.survey import free_port
 
 pytestmark = pytest.mark.swarm
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
@@ -196,7 +196,7 @@ def test_two_processes_of_torchrun_are_one_peer(swarm, tmp_path):
 @pytest.mark.slow
 def test_two_processes_of_torchrun_join_again_where_the_run_was_taken_back(tmp_path, nursery):
     with Swarm(tmp_path / "swarm", nursery=nursery, batch_size=64) as swarm:
-        place = {"listen": [f"/ip4/127.0.0.1/tcp/{free_port()}"], "identity": tmp_path / "helper"}
+        place = {"listen": [f"/ip4/127.0.0.1/tcp/{free_ports(1)[0]}"], "identity": tmp_path / "helper"}
         node = open_dht([], client_mode=False, **place)
         offer_run(node, swarm.folder)
         address = str(node.get_visible_maddrs()[0])

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from training.swarm.observe.peer_metrics import PeerMetrics
 from training.swarm.peer.status_line import Download, PeerStatus, clock
 
 BUSY = PeerStatus(
@@ -15,16 +16,15 @@ BUSY = PeerStatus(
     left_s=83.2,
     trainers=17,
     samples_per_s=3.21,
-    own_samples=123456,
     own_share=0.124,
-    loss=6.1234,
+    own=PeerMetrics(samples=123456, loss=6.1234),
 )
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 120, 200])
 def test_the_line_never_is_wider_than_the_screen(width):
-    for standing in (BUSY, PeerStatus()):
-        assert len(standing.line(width)) <= width
+    for status in (BUSY, PeerStatus()):
+        assert len(status.line(width)) <= width
 
 
 def test_a_wide_screen_shows_all_of_it():
@@ -49,7 +49,7 @@ def test_a_screen_of_80_columns_shows_what_counts():
 
 
 def test_steps_taken_alone_are_told():
-    assert "2 steps alone" in replace(BUSY, solo_steps=2).line(140)
+    assert "2 steps alone" in replace(BUSY, own=replace(BUSY.own, solo_steps=2)).line(140)
     assert "alone" not in BUSY.line(140)
 
 

@@ -10,7 +10,14 @@ from training.run.recipe import Recipe, load_recipe
 from training.swarm.config import SwarmSettings, WireSection
 from training.swarm.optimizer.build import make_lamb
 from training.swarm.peer.gradient_worker import build_model
-from training.swarm.preflight.batch_size import FREE_SHARE, Memory, fit_memory, measured, need_of, state_bytes
+from training.swarm.preflight.batch_size import (
+    USABLE_SHARE,
+    Memory,
+    measure_batch,
+    memory_needed,
+    plan_batch,
+    state_bytes,
+)
 
 CPU = torch.device("cpu")
 RAM = 10**12
@@ -31,73 +38,75 @@ def there(ram_bytes):
 
 
 def test_what_is_chosen_fits_and_more_would_not(settings):
-    least = need_of(settings, settings.recipe.memory, 1, "cpu").device_bytes
+    least = memory_needed(settings, settings.recipe.memory, 1, "cpu").device_bytes
     for factor in (1.2, 1.5, 2.0):
-        ram = int(factor * least / FREE_SHARE)
-        fit = fit_memory(settings, CPU, there(ram))
-        assert fit.need.ram_bytes <= FREE_SHARE * ram
-        more = need_of(settings, fit.memory, fit.samples_at_once + 1, "cpu").ram_bytes
-        assert more > FREE_SHARE * ram or fit.samples_at_once == settings.target_batch_size // 8
+        ram = int(factor * least / USABLE_SHARE)
+        plan = plan_batch(settings, CPU, there(ram))
+        assert plan.needed.ram_bytes <= USABLE_SHARE * ram
+        more = memory_needed(settings, plan.memory, plan.samples_at_once + 1, "cpu").ram_bytes
+        assert more > USABLE_SHARE * ram or plan.samples_at_once == settings.target_batch_size // 8
 
 
 def test_one_peer_never_reports_most_of_a_step_at_once(settings):
-    assert fit_memory(settings, CPU, there(RAM)).batch_size == 256 // 8
+    assert plan_batch(settings, CPU, there(RAM)).batch_size == 256 // 8
 
 
 def test_where_the_recipes_plan_does_not_fit_a_leaner_one_does(settings):
     greedy = dataclasses.replace(settings.recipe.memory, activations="keep", loss_tokens=None, samples=None)
     greedy_settings = dataclasses.replace(settings, recipe=dataclasses.replace(settings.recipe, memory=greedy))
-    needed = need_of(greedy_settings, greedy, 1, "cpu").device_bytes
-    fit = fit_memory(greedy_settings, CPU, there(int(0.99 * needed / FREE_SHARE)))
-    assert fit.memory.activations != "keep" or fit.memory.loss_tokens is not None
-    assert fit.need.device_bytes < needed
+    needed = memory_needed(greedy_settings, greedy, 1, "cpu").device_bytes
+    plan = plan_batch(greedy_settings, CPU, there(int(0.99 * needed / USABLE_SHARE)))
+    assert plan.memory.activations != "keep" or plan.memory.loss_tokens is not None
+    assert plan.needed.device_bytes < needed
 
 
 def test_a_model_that_does_not_fit_at_all_is_refused(settings):
     with pytest.raises(ValueError, match="needs at least"):
-        fit_memory(settings, CPU, there(10**9))
+        plan_batch(settings, CPU, there(10**9))
 
 
 def test_a_chosen_batch_is_computed_in_parts_that_fit(settings):
-    least = need_of(settings, settings.recipe.memory, 1, "cpu").device_bytes
-    fit = fit_memory(settings, CPU, there(int(1.2 * least / FREE_SHARE)), batch_size=1000)
-    assert fit.batch_size == 1000
-    assert fit.samples_at_once == -(-1000 // fit.memory.micro_batches)
-    assert fit.need.ram_bytes <= FREE_SHARE * 1.2 * least / FREE_SHARE
+    least = memory_needed(settings, settings.recipe.memory, 1, "cpu").device_bytes
+    plan = plan_batch(settings, CPU, there(int(1.2 * least / USABLE_SHARE)), batch_size=1000)
+    assert plan.batch_size == 1000
+    assert plan.samples_at_once == -(-1000 // plan.memory.micro_batches)
+    assert plan.needed.ram_bytes <= USABLE_SHARE * 1.2 * least / USABLE_SHARE
 
 
 def test_in_diloco_mode_a_step_of_ones_own_has_the_recipes_batch(settings):
     diloco = dataclasses.replace(settings, wire=WireSection(mode="diloco", inner_steps=4))
-    assert fit_memory(diloco, CPU, there(RAM)).batch_size == 256
+    assert plan_batch(diloco, CPU, there(RAM)).batch_size == 256
 
 
 @pytest.mark.parametrize(
     ("seconds_a_sample", "report_s"), [(0.001, (0.02, 0.06)), (0.25, (1, 10)), (2.0, (1, 10)), (30.0, (30, 30))]
 )
 def test_a_report_takes_seconds_whatever_the_machine(settings, seconds_a_sample, report_s):
-    fit = fit_memory(settings, CPU, there(RAM))
-    fit = measured(settings, fit, build_model(settings), seconds_of=lambda _, samples: samples * seconds_a_sample)
-    assert report_s[0] <= fit.report_s <= report_s[1]
-    assert fit.batch_size == fit.samples_at_once * fit.memory.micro_batches <= 256 // 8
+    plan = plan_batch(settings, CPU, there(RAM))
+    plan = measure_batch(
+        settings, plan, build_model(settings), seconds_of=lambda _, samples: samples * seconds_a_sample
+    )
+    assert report_s[0] <= plan.report_s <= report_s[1]
+    assert plan.batch_size == plan.samples_at_once * plan.memory.micro_batches <= 256 // 8
 
 
 def test_more_samples_at_once_are_taken_only_where_they_are_faster(settings):
-    fit = fit_memory(settings, CPU, there(RAM))
+    plan = plan_batch(settings, CPU, there(RAM))
 
     def seconds_of(_, samples):
         return 0.2 + 0.01 * samples if samples <= 8 else samples * 1.0
 
-    fit = measured(settings, fit, build_model(settings), seconds_of=seconds_of)
-    assert fit.samples_at_once == 8
+    plan = measure_batch(settings, plan, build_model(settings), seconds_of=seconds_of)
+    assert plan.samples_at_once == 8
 
 
 def test_it_is_measured_on_the_real_model(settings):
     tiny = dataclasses.replace(
         settings, recipe=dataclasses.replace(settings.recipe, model={**settings.recipe.model, "num_layers": 2})
     )
-    fit = measured(tiny, fit_memory(tiny, CPU, there(RAM), batch_size=2), build_model(tiny), chosen=True)
-    assert 0 < fit.seconds < 60
-    assert fit.batch_size == 2
+    plan = measure_batch(tiny, plan_batch(tiny, CPU, there(RAM), batch_size=2), build_model(tiny), fixed=True)
+    assert 0 < plan.seconds < 60
+    assert plan.batch_size == 2
 
 
 def test_the_state_is_as_large_as_the_optimizers(settings):

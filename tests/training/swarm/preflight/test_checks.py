@@ -12,7 +12,7 @@ from preprocessing.shards.files import read_dataset_info
 from tests.training.conftest import write_shards
 from training.run.recipe import Recipe
 from training.swarm.config import SwarmSection, SwarmSettings, WireSection, write_settings
-from training.swarm.preflight.batch_size import Memory, fit_memory, memory_there
+from training.swarm.preflight.batch_size import Memory, free_memory, plan_batch
 from training.swarm.preflight.checks import (
     OK,
     PROBLEM,
@@ -28,7 +28,7 @@ from training.swarm.preflight.checks import (
     installed_versions,
 )
 from training.swarm.preflight.self_test import check_bundled_model, check_numba, check_port, check_torch
-from training.swarm.preflight.survey import Options, addresses_of, port_is_free, read_files, survey
+from training.swarm.preflight.survey import JoinOptions, addresses_of, read_files, survey
 
 CPU = torch.device("cpu")
 GOOD = {"Python": "3.12.1", "torch": "2.12.0+cu128", "hivemind": "1.1.12", "numpy": "2.3.5"}
@@ -82,9 +82,9 @@ def test_the_device_is_named():
     ],
 )
 def test_memory_that_is_missing_is_a_problem(settings, there, cure):
-    fit = fit_memory(settings, CPU, memory_there(CPU))
-    assert check_memory(fit, memory_there(CPU), CPU).level == OK
-    check = check_memory(fit, there, CPU)
+    plan = plan_batch(settings, CPU, free_memory(CPU))
+    assert check_memory(plan, free_memory(CPU), CPU).level == OK
+    check = check_memory(plan, there, CPU)
     assert check.level == PROBLEM
     assert cure in check.cure
 
@@ -146,7 +146,7 @@ def test_a_clock_that_is_wrong_is_told_from_one_that_is_right(offset_s, level):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "reachable", "level", "word"),
+    ("mode", "reachable", "level", "word"),
     [
         ("client", None, OK, "client mode, as asked for"),
         ("auto", True, OK, "listening"),
@@ -157,8 +157,8 @@ def test_a_clock_that_is_wrong_is_told_from_one_that_is_right(offset_s, level):
         ("listen", None, WARNING, "no helper could try"),
     ],
 )
-def test_it_is_told_how_others_reach_this_machine_and_why(wanted, reachable, level, word):
-    check = check_reach(wanted=wanted, port=31337, reachable=reachable)
+def test_it_is_told_how_others_reach_this_machine_and_why(mode, reachable, level, word):
+    check = check_reach(mode=mode, port=31337, reachable=reachable)
     assert check.level == level
     assert word in check.found
     if level != OK:
@@ -183,8 +183,8 @@ def test_a_port_that_is_taken_is_a_problem():
         taken.bind(("0.0.0.0", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert check_port(port, port_is_free(port)).level == PROBLEM
-    assert check_port(port, port_is_free(port)).level == OK
+        assert check_port(port).level == PROBLEM
+    assert check_port(port).level == OK
 
 
 def test_what_works_here_works():
@@ -206,7 +206,7 @@ def test_a_target_is_addresses_or_one_file(tmp_path):
 def test_options_that_exclude_each_other_are_refused():
     for options in ({"client": True, "listen": 31337}, {"announce": ("/ip4/203.0.113.5/tcp/31337",)}):
         with pytest.raises(ValueError, match="--announce"):
-            Options(**options)
+            JoinOptions(**options)
 
 
 def test_a_port_of_ones_own_that_is_taken_is_refused_before_all_else(settings, tmp_path):
@@ -217,13 +217,13 @@ def test_a_port_of_ones_own_that_is_taken_is_refused_before_all_else(settings, t
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"--listen {port}: another program listens there"):
-            survey([str(tmp_path)], Options(listen=port), lambda check: None)
+            survey([str(tmp_path)], JoinOptions(listen=port), lambda check: None)
 
 
 def test_a_run_without_a_helper_that_answers_is_a_problem_and_the_rest_is_still_checked(settings, tmp_path):
     write_settings(tmp_path / "swarm.toml", settings)
     (tmp_path / "tokenizer.json").write_text("{}")
-    found = survey([str(tmp_path)], Options(folder=tmp_path / "folder"), lambda check: None)
+    found = survey([str(tmp_path)], JoinOptions(folder=tmp_path / "folder"), lambda check: None)
     names = [check.name for check in found.checks]
     assert names == ["versions", "device", "memory", "disk", "data", "swarm", "clock", "reach", "fingerprint"]
     assert [check.name for check in found.problems] == ["swarm", "fingerprint"]

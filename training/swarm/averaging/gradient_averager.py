@@ -1,0 +1,66 @@
+"""Gradients, averaged over all samples of all peers."""
+
+from collections.abc import Callable, Iterable
+from statistics import median_low
+from typing import Any
+
+import torch
+from hivemind.averaging.control import StepControl
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.optim.grad_averager import GradientAverager
+from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
+
+from training.swarm.averaging.averagers import FilteredAverager
+
+
+class SwarmGradientAverager(FilteredAverager, GradientAverager):
+    """Batches of any size become the mean over their samples; a batch of 0 samples adds nothing.
+
+    Each peer tells its group which step it has reached, see `epoch_of_group`.
+    """
+
+    current_epoch: Callable[[], int | None]
+    """Set after construction; None for peers whose step does not count."""
+
+    def schedule_step(self, scheduled_time: float | None = None, **options: Any) -> StepControl:
+        return super().schedule_step(scheduled_time, gather=self.current_epoch(), **options)
+
+    def accumulate_grads_(self, batch_size: int) -> None:
+        if batch_size:
+            super().accumulate_grads_(batch_size)
+
+    @torch.no_grad()
+    def load_accumulators_into_averager_(self) -> None:
+        # hivemind divides by the number of batches, which is the mean only if all are as large as the first.
+        samples, unit = self.local_samples_accumulated, self._anchor_batch_size
+        with self.get_tensors() as averaged:
+            for accumulated, target in zip(self._grad_accumulators(), averaged, strict=True):
+                target.copy_(accumulated).mul_(unit / samples if samples else 0.0)
+
+
+class SwarmPowerSGDAverager(SwarmGradientAverager, PowerSGDGradientAverager):
+    """Sends gradients as products of thin matrices (Vogels et al. 2019, arXiv 1905.13727)."""
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        # The same thin matrices for all, as in algorithm 1 of the paper; hivemind draws different ones for each peer.
+        generator = torch.Generator().manual_seed(0)
+        for matrix in self._qs:
+            matrix.copy_(torch.rand(matrix.shape, generator=generator))
+
+    async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **options: Any) -> Any:
+        # A peer without samples has no compression error; hivemind would record the others' whole gradients as its own.
+        no_samples = options.get("weight") == 0
+        errors = [matrix.clone() for matrix in self._ms] if no_samples else self._ms
+        gathered = await super()._aggregate_with_group(group_info, min_vector_size, **options)
+        if no_samples:
+            for matrix, before in zip(self._ms, errors, strict=True):
+                matrix.copy_(before)
+        return gathered
+
+
+def epoch_of_group(reported: Iterable[Any], own: int) -> int:
+    """The latest step that members of a group report; reports more than one ahead of the median are ignored."""
+    epochs = [epoch for epoch in reported if type(epoch) is int and epoch >= 0]
+    median = median_low(epochs or [own])  # of two, nobody knows who is right
+    return max([own, *(epoch for epoch in epochs if epoch <= median + 1)])

@@ -1,0 +1,233 @@
+"""The state that newcomers download: weights and optimizer statistics, nothing else."""
+
+import asyncio
+import math
+import multiprocessing as mp
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
+from typing import Any
+
+import torch
+from hivemind.compression import CompressionInfo, deserialize_torch_tensor
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2
+from hivemind.utils import MPFuture
+from hivemind.utils.asyncio import aiter_with_timeout
+from hivemind.utils.streaming import combine_from_streaming
+from hivemind.utils.timed_storage import ValueWithExpiration
+from torch import Tensor
+
+from training.swarm.averaging.state_averager import WeightAverager
+from training.swarm.averaging.state_validation import StateRefused, check_epoch, check_state, tensors_sha256
+
+STATE_SLACK_BYTES = 2**20
+"""A state on the wire may be this much larger than its tensors: metadata and framing."""
+WEIGHTS_POLL_S = 0.05
+MAX_DONORS = 8
+"""Asked per attempt: anybody can announce a state."""
+PROCESS_GRACE_S = 30.0
+"""Wait this much longer than a download may take for the process that downloads."""
+
+
+class SwarmStateAverager(WeightAverager):
+    """Averages weights, hands out the state, and downloads it from others.
+
+    Args:
+        lr_of_epoch: see WeightAverager.
+        last_epoch: the end of the schedule; states of later steps are refused.
+        donors: peer ids that are asked first.
+    """
+
+    validate: Callable[[Sequence[Tensor]], None] | None = None
+    """Gets downloaded parameters in the order of `main_parameters`; raises StateRefused if they are bad."""
+    on_download: Callable[[int, int, str], None] = staticmethod(lambda *_: None)
+    """Called with bytes received, bytes in all and the donor while a state arrives."""
+
+    def __init__(
+        self,
+        *,
+        last_epoch: int,
+        donors: Sequence[str] = (),
+        **options: Any,
+    ):
+        self.last_epoch = last_epoch
+        self.donors = {PeerID.from_base58(donor) for donor in donors}
+        self._received_bytes = mp.Value("q", 0)
+        self.downloads = 0
+        self._snapshot: tuple[tuple[int, int, int], dict[str, Any], list[Tensor]] | None = None
+        self._snapshot_lock = threading.Lock()
+        super().__init__(**options)
+
+    def state_tensors(self) -> list[Tensor]:
+        """Parameters, then the optimizer's statistics, in the same order for all peers."""
+        tensors = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        for state in [self.optimizer.state.get(parameter, {}) for parameter in tensors]:
+            tensors += [state[name] for name in sorted(state) if isinstance(state[name], Tensor)]
+        return [tensor.detach() for tensor in tensors]
+
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """Changes whenever the weights do."""
+        return self.weights_epoch, self.missed_steps, self.downloads
+
+    @torch.no_grad()
+    def get_current_state(self) -> tuple[dict[str, Any], list[Tensor], list[CompressionInfo]]:
+        """For a newcomer: (metadata with the epoch and the SHA-256 of the tensors, tensors, their compression info).
+
+        One copy per epoch, as the weights may change while they are sent. The epoch is that of the weights, without
+        steps that were only counted.
+        """
+        with self._snapshot_lock:
+            self.await_weights()
+            if self._snapshot is None or self._snapshot[0] != self.version:
+                self._snapshot = None  # frees its memory before the next copy
+                with self.lock_optimizer, self.lock_averaged_tensors:
+                    tensors = [tensor.cpu().clone() for tensor in self.state_tensors()]
+                    version = self.version
+                epoch, missed_steps, _ = version
+                metadata = {"epoch": max(0, epoch - missed_steps), "sha256": tensors_sha256(tensors)}
+                self._snapshot = version, metadata, tensors
+            _, metadata, tensors = self._snapshot
+        return metadata, tensors, [CompressionInfo.from_tensor(tensor, key=i) for i, tensor in enumerate(tensors)]
+
+    def await_weights(self) -> None:
+        """Wait for a step that is counted to reach the weights, for as long as an all-reduce may take."""
+        deadline = time.monotonic() + (self._allreduce_timeout or math.inf)
+        while self.weights_epoch != self.local_epoch and time.monotonic() < deadline:
+            time.sleep(WEIGHTS_POLL_S)
+        wait(list(self.pending_updates), max(0.0, deadline - time.monotonic()))
+
+    def announced_donors(self) -> dict[PeerID, float]:
+        """Other peers that are announced as donors, and of which epoch; anybody can announce anybody."""
+        found = self.dht.get(f"{self.prefix}.all_averagers", latest=True)
+        entries = found.value if found is not None and isinstance(found.value, dict) else {}
+        return {
+            PeerID(peer): float(entry.value)
+            for peer, entry in entries.items()
+            if isinstance(peer, bytes) and isinstance(entry, ValueWithExpiration)
+            if isinstance(entry.value, float | int) and math.isfinite(entry.value)
+            if peer != self.peer_id.to_bytes()
+        }
+
+    def known_donors(self) -> list[PeerID]:
+        """Whom to ask for a state: the run's own donors first, whatever is announced, then the newest."""
+        announced = self.announced_donors()
+        donors = list(announced.keys() | self.donors - {self.peer_id})
+        random.shuffle(donors)
+        donors.sort(key=lambda donor: (donor in self.donors, announced.get(donor, -1.0)), reverse=True)
+        return donors[:MAX_DONORS]
+
+    def load_state_from_peers(
+        self, timeout: float | None = None, min_epoch: int | None = None, *, strangers: bool = True, **_: Any
+    ) -> None:
+        """Adopt the first good state.
+
+        Args:
+            timeout: seconds for each of the run's donors, and for all others together, who may be made up.
+            min_epoch: earlier states are not downloaded; by default this peer's own step.
+            strangers: also ask peers other than the run's donors.
+
+        Raises StateRefused if none is good; it says what was wrong with each.
+        """
+        min_epoch = self.local_epoch if min_epoch is None else min_epoch
+        refusals, left_s = [], math.inf if timeout is None else timeout
+        for donor in self.known_donors():
+            named, began_s = donor in self.donors, time.monotonic()
+            if not named and not (strangers and left_s > 0):
+                continue
+            try:
+                self.adopt(*self.download(donor, timeout if named else left_s, min_epoch))
+                return
+            except StateRefused as refusal:
+                refusals.append(f"{donor.to_base58()[-8:]}: {refusal}")
+            left_s -= 0.0 if named else time.monotonic() - began_s
+        raise StateRefused("; ".join(refusals) or "nobody hands out a state")
+
+    def download(self, donor: PeerID, timeout: float | None, min_epoch: int = 0) -> tuple[dict[str, Any], list[Tensor]]:
+        """A donor's metadata and tensors, unchecked."""
+        total, future = sum(tensor.nbytes for tensor in self.state_tensors()), MPFuture()
+        self._received_bytes.value = 0
+        request = {
+            "donor": donor,
+            "limit_bytes": total + total // 100 + STATE_SLACK_BYTES,
+            "min_epoch": min_epoch,
+            "timeout": timeout,
+            "future": future,
+        }
+        self._outer_pipe.send(("_download_state", [], request))
+        deadline = time.monotonic() + (math.inf if timeout is None else timeout + PROCESS_GRACE_S)
+        while True:
+            if time.monotonic() > deadline or not self.is_alive():
+                raise StateRefused("the process that downloads does not answer")
+            try:
+                outcome = future.result(timeout=0.5)
+                break
+            except TimeoutError:
+                self.on_download(min(self._received_bytes.value, total), total, donor.to_base58())
+        if isinstance(outcome, str):
+            raise StateRefused(outcome)
+        self.on_download(total, total, donor.to_base58())
+        metadata, tensors = outcome
+        return metadata, tensors
+
+    async def _download_state(
+        self, donor: PeerID, limit_bytes: int, min_epoch: int, timeout: float | None, future: MPFuture
+    ) -> None:
+        """Runs in the averager's process; the future gets (metadata, tensors) or an error message."""
+        try:
+            future.set_result(await asyncio.wait_for(self._receive_state(donor, limit_bytes, min_epoch), timeout))
+        except TimeoutError:
+            future.set_result(f"took longer than {timeout:.0f} s")
+        except StateRefused as refusal:
+            future.set_result(str(refusal))
+        except Exception as error:  # whatever a peer does wrong, the next one is asked
+            future.set_result(f"{type(error).__name__}: {error}".splitlines()[0][:200])
+
+    async def _receive_state(
+        self, donor: PeerID, limit_bytes: int, min_epoch: int
+    ) -> tuple[dict[str, Any], list[Tensor]]:
+        stub = self.get_stub(self._p2p, donor, namespace=self.prefix)
+        stream = await stub.rpc_download_state(averaging_pb2.DownloadRequest())
+        metadata: Any = None
+        parts: list[Any] = []
+        tensors: list[Tensor] = []
+        # A donor in the middle of an all-reduce sends nothing until that ends.
+        async for message in aiter_with_timeout(stream, timeout=self._allreduce_timeout):
+            if message.metadata and metadata is None:
+                metadata = self.serializer.loads(message.metadata)
+                check_epoch(metadata, min_epoch, self.last_epoch)
+            if message.tensor_part.dtype and parts:  # the first part of the next tensor
+                tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
+                parts = []
+            parts.append(message.tensor_part)
+            self._received_bytes.value += message.ByteSize()
+            if self._received_bytes.value > limit_bytes:
+                raise StateRefused(f"sent more than the {limit_bytes} bytes of a state")
+        if parts:
+            tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
+        if metadata is None:
+            raise StateRefused("has no state to hand out")
+        return metadata, tensors
+
+    @torch.no_grad()
+    def adopt(self, metadata: Any, tensors: Sequence[Tensor]) -> None:
+        """Continue from a donor's state; StateRefused, with nothing changed, unless it is whole, finite and good."""
+        own = self.state_tensors()
+        check_epoch(metadata, self.local_epoch, self.last_epoch)
+        check_state(metadata, tensors, own)
+        if self.validate is not None:
+            self.validate(tensors[: len(self.main_parameters)])
+        with self.lock_optimizer, self.lock_averaged_tensors:
+            for tensor, received in zip(own, tensors, strict=True):
+                tensor.copy_(received)
+            self.downloads += 1
+        if self.offload_optimizer:
+            self._apply_optimizer_parameters_()
+        if not self.reuse_tensors:
+            self._load_local_tensors_into_averager_()
+        self.local_epoch = metadata["epoch"]
+        self.mark_current()
+        self._update_scheduler()

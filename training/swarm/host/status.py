@@ -1,0 +1,91 @@
+"""RUN_DIR/status/NAME.json: what each of the host's peers reports to the process that supervises it."""
+
+import math
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dalle_lean.io.files import read_json, write_json
+
+STATUS_INTERVAL_S = 2.0
+KEPT_NOTICES = 20
+
+
+def status_path(run_dir: Path, name: str) -> Path:
+    return run_dir / "status" / f"{name}.json"
+
+
+def read_status(run_dir: Path, name: str) -> dict[str, Any]:
+    """What a peer last reported; empty before it has."""
+    path = status_path(run_dir, name)
+    content: dict[str, Any] = read_json(path) if path.exists() else {}
+    return content
+
+
+class StatusFile:
+    """Written by the peer itself, on any of its threads."""
+
+    def __init__(self, run_dir: Path, name: str):
+        self.path = status_path(run_dir, name)
+        self.content: dict[str, Any] = {"pid": os.getpid(), "notices": [], "noticed": 0}
+        self.lock, self.written_s = threading.Lock(), -math.inf
+
+    def update(self, **changes: Any) -> None:
+        """Write changes at once, and at least every STATUS_INTERVAL_S."""
+        with self.lock:
+            self.write(changes)
+
+    def notice(self, line: str) -> None:
+        """Report something that a person should know."""
+        print(line, flush=True)
+        with self.lock:
+            notices = [*self.content["notices"], line][-KEPT_NOTICES:]
+            self.write({"notices": notices, "noticed": self.content["noticed"] + 1})
+
+    def write(self, changes: dict[str, Any]) -> None:
+        """The lock must be held."""
+        changes = {name: None if value != value else value for name, value in changes.items()}  # JSON has no nan
+        if changes.items() <= self.content.items() and time.monotonic() - self.written_s < STATUS_INTERVAL_S:
+            return
+        self.content |= changes
+        self.written_s = time.monotonic()
+        try:
+            write_json(self.path, self.content)
+        except OSError as error:  # a full disk must not end the peer
+            print(f"{self.path} could not be written: {error}", flush=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """A run's progress by its donors' reports.
+
+    The loss is None before it is measured; the checkpoint 0 before one is written, None if another machine keeps them.
+    """
+
+    step: int = 0
+    trainers: int = 0
+    heldout_loss: float | None = None
+    checkpoint: int | None = None
+    failed_saves: int = 0
+
+    @classmethod
+    def of_peers(cls, run_dir: Path, names: list[str]) -> "RunStatus":
+        """By the most advanced of these peers."""
+        reports = [read_status(run_dir, name) for name in names]
+        leader = max(reports, key=lambda report: report.get("step") or 0)
+        return cls(**{name: leader[name] for name in cls.__dataclass_fields__ if leader.get(name) is not None})
+
+    @property
+    def note(self) -> str:
+        """A few words for a progress line."""
+        words = [f"{self.trainers} trainer{'s' * (self.trainers != 1)}"]
+        if self.heldout_loss is not None:
+            words.append(f"held-out loss {self.heldout_loss:.4g}")
+        if self.checkpoint is not None:
+            words.append(f"checkpoint of step {self.checkpoint}" if self.checkpoint else "no checkpoint yet")
+        if self.failed_saves:
+            words.append(f"{self.failed_saves} checkpoint{'s' * (self.failed_saves != 1)} could not be written")
+        return ", ".join(words)

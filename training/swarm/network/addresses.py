@@ -1,0 +1,56 @@
+"""Addresses and ports of this machine, and what the addresses of others look like."""
+
+import ipaddress
+import socket
+
+from hivemind.p2p import PeerID
+from hivemind.utils.multiaddr import Multiaddr
+
+from dalle_lean.errors import UserError
+
+EVERYWHERE = "0.0.0.0"
+LOOPBACK = "127.0.0.1"
+
+
+def peer_of(address: str) -> PeerID:
+    """The peer id at the end of an address; ValueError says what an address looks like."""
+    try:
+        return PeerID.from_base58(Multiaddr(address)["p2p"])
+    except Exception:  # the parsers raise all kinds of errors
+        raise UserError(f"{address!r} is not an address: it looks like /ip4/203.0.113.5/tcp/31337/p2p/Qm...") from None
+
+
+def check_ip(address: str) -> None:
+    """ValueError unless it is an IPv4 address."""
+    try:
+        ipaddress.IPv4Address(address)
+    except ValueError:
+        raise UserError(f"{address!r} is not an IPv4 address such as 203.0.113.5") from None
+
+
+def outward_ip() -> str:
+    """This machine's address in its own network: the one that packets to the Internet leave from."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing; TEST-NET-1 of RFC 5737
+            return str(probe.getsockname()[0])
+        except OSError:
+            return LOOPBACK
+
+
+def free_ports(count: int, host: str = EVERYWHERE) -> list[int]:
+    """TCP ports that nobody listens on at the moment."""
+    sockets = [socket.create_server((host, 0)) for _ in range(count)]
+    ports = [taken.getsockname()[1] for taken in sockets]
+    for taken in sockets:
+        taken.close()
+    return ports
+
+
+def port_is_free(port: int) -> bool:
+    """Whether this machine can listen on it."""
+    try:
+        socket.create_server((EVERYWHERE, port)).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,98 @@
+"""Publishes a peer's metrics while it trains."""
+
+import threading
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import hivemind
+from hivemind.utils import get_dht_time
+
+from training.swarm.observe.peer_metrics import (
+    EXPIRATION_S,
+    IdentityKey,
+    IdentitySigner,
+    PeerMetrics,
+    PeerRecord,
+    check_user_name,
+    metrics_key,
+    record_validators,
+)
+
+INTERVAL_S = 30.0
+STORE_TIMEOUT_S = 20.0
+
+
+class Publisher:
+    """Publishes this peer's metrics at each step of the swarm and at least every `interval_s`, on its own thread.
+
+    Args:
+        identity: the file that `dht` was opened with.
+        user: display name on the leaderboard; ValueError unless it is a UserName.
+    """
+
+    def __init__(
+        self,
+        dht: hivemind.DHT,
+        run_id: str,
+        *,
+        identity: Path,
+        user: str | None = None,
+        role: str = "trainer",
+        interval_s: float = INTERVAL_S,
+    ):
+        if user is not None:
+            check_user_name(user)
+        self.dht, self.key, self.interval_s = dht, metrics_key(run_id), interval_s
+        signer = IdentitySigner(IdentityKey(identity))
+        self.subkey: bytes = signer.inner.local_public_key
+        dht.add_validators([*record_validators(run_id), signer])
+        self.constant = {
+            "role": role,
+            "client_mode": dht.client_mode,
+            "version": version("dalle-lean"),
+            "user": user,
+            "started": float(get_dht_time()),
+        }
+        self.latest: dict[str, Any] | None = None
+        self.published = 0
+        self.failures = 0
+        """Records that no other peer accepted."""
+        self.due, self.closed = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self.keep_publishing, name="metrics", daemon=True)
+
+    def publish(self, metrics: PeerMetrics) -> None:
+        """Note the numbers and return at once; they are sent when the step is a new one or it is time."""
+        before, self.latest = self.latest, {**self.constant, **metrics.record_fields()}
+        if before is None:
+            self.thread.start()
+        if before is None or before["step"] != self.latest["step"]:
+            self.due.set()
+
+    def keep_publishing(self) -> None:
+        while not self.closed.is_set():
+            self.due.wait(self.interval_s)
+            self.due.clear()
+            if not self.closed.is_set():
+                self.store()
+
+    def store(self) -> None:
+        """Store one record in the DHT."""
+        now = get_dht_time()
+        try:
+            content = PeerRecord(**{**(self.latest or {}), "time": float(now)}).dict()
+            future = self.dht.store(self.key, content, now + EXPIRATION_S, subkey=self.subkey, return_future=True)
+            stored = future.result(timeout=STORE_TIMEOUT_S)
+        except Exception:  # of whatever kind: training goes on without metrics, and it is counted
+            stored = False
+        if stored:
+            self.published += 1
+        else:
+            self.failures += 1
+
+    def close(self) -> None:
+        """Stop publishing; call it before the DHT is shut down."""
+        self.closed.set()
+        self.due.set()
+        if self.thread.is_alive():
+            self.thread.join(timeout=STORE_TIMEOUT_S)
