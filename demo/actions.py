@@ -16,7 +16,7 @@ from demo.download import write_pictures
 from demo.form import FormValues, first_rows, new_seed, read_request
 from demo.service.drawing_service import Done, DrawingService
 from demo.service.scheduler import Busy
-from inference.generator import Request
+from inference.request import Request
 
 Update = dict[Any, Any]
 

@@ -13,7 +13,6 @@ from demo.form import FormValues, default_rows, default_settings, read_request
 from demo.service.drawing_service import Done, DrawingService, Queued, Running
 from demo.service.scheduler import Busy
 from inference.gallery import codes_sha256
-from inference.generator import describe
 
 
 def add_endpoint(service: DrawingService, parts: Parts) -> None:
@@ -82,7 +81,7 @@ def drawn_facts(service: DrawingService, event: Done) -> dict[str, Any]:
     return {
         "state": "drawn",
         "prompt": event.request.prompt,
-        "settings": describe(service.generator, event.request.settings, event.request.start),
+        "settings": service.generator.describe(event.request.settings, event.request.start),
         "unknown_words": service.generator.unknown_words(event.request.prompt),
         "seconds": event.seconds,
         "pictures": [

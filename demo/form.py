@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dalle_lean.errors import UserError
 from demo.service.drawing_service import HIGHEST_GUIDANCE, LOWEST_GUIDANCE, DrawingService
-from inference.generator import Request, Settings, check_prompt
+from inference.request import Request, Settings, check_prompt
 
 LONGEST_PROMPT = 1000  # characters
 MOST_IMAGES = 128

@@ -11,7 +11,8 @@ from dalle_lean.vocabulary import enumerated, named
 from demo.service.drawing_service import PREVIEWS, Done, DrawingService, Queued, Running
 from demo.service.latency_model import PAPER_NUM_IMAGES, PATIENCE_S
 from demo.service.scheduler import Busy
-from inference.generator import DEFAULT_BEST, Generator, Picture
+from inference.generator import Generator
+from inference.request import DEFAULT_BEST, Picture
 
 QUOTES = ("“", "”")
 EMPTY = "Your pictures will grow here."

@@ -5,7 +5,7 @@ Shapes: N pictures, I codes in a picture, H x W pixels.
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN, VQGANConfig
 from inference.batching import is_out_of_memory
+from inference.request import Picture
 from inference.scorer import Scorer
 
 DECODE_BUDGET_BYTES = 2**31
@@ -109,6 +110,16 @@ def collect(batches: Iterable[Ranked]) -> tuple[list[Image.Image], list[float] |
         if not math.isfinite(score):
             raise UserError(f"the scorer gave picture {index} the score {score}; it must be a finite number")
     return images, scores
+
+
+def best_pictures(
+    codes: Tensor, images: Sequence[Image.Image], scores: Sequence[float] | None, count: int
+) -> list[Picture]:
+    """The `count` pictures of codes [N, I] with the highest scores, best first; without scores the first ones."""
+    order = sorted(range(len(images)), key=lambda index: (-scores[index] if scores else 0.0, index))
+    return [
+        Picture(images[index], scores[index] if scores else None, index, codes[index].cpu()) for index in order[:count]
+    ]
 
 
 def to_bytes(pixels: Tensor) -> Tensor:

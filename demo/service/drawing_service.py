@@ -17,7 +17,8 @@ from dalle_lean.images.files import UnusablePicture, square_pixels
 from demo.service.latency_model import LatencyModel, measure, wait_for_device
 from demo.service.scheduler import Place, Scheduler
 from demo.upload import NO_PICTURE, open_upload
-from inference.generator import Generator, Picture, Progress, Request, Settings
+from inference.generator import Generator
+from inference.request import Picture, Progress, Request
 
 AT_ONCE = 3
 WAITING = 20
@@ -92,10 +93,6 @@ class DrawingService:
         """What the last one took."""
         self.latency = self.scheduler.run(lambda: measure(generator, at_once)) if latency is None else latency
 
-    def num_drawn(self, settings: Settings) -> int:
-        """Without a CLIP only those are drawn that are shown."""
-        return settings.num_best if self.generator.scorer is None else settings.num_images
-
     @property
     def guidance(self) -> float:
         """The model's own, as far as the page goes."""
@@ -116,7 +113,7 @@ class DrawingService:
             Busy: the line is full.
         """
         guided = request.settings.guidance != 1
-        with self.scheduler.place(self.latency.seconds(self.num_drawn(request.settings), guided)) as place:
+        with self.scheduler.place(self.latency.seconds(self.generator.num_drawn(request.settings), guided)) as place:
             while not place.wait(0):
                 yield Queued(place.line, place.forecast()[0])
                 place.wait(LINE_INTERVAL_S)
@@ -124,7 +121,7 @@ class DrawingService:
 
     def _draw_served(self, request: Request, place: Place) -> Iterator[DrawingEvent]:
         settings = request.settings
-        num_images, guided = self.num_drawn(settings), settings.guidance != 1
+        num_images, guided = self.generator.num_drawn(settings), settings.guidance != 1
         started_s, previewed_s, painting_s = time.monotonic(), 0.0, 0.0
         rows_before = None
         steps = self.generator.draw(request.prompt, settings, self.latency.batch_size(), start=request.start)

@@ -6,7 +6,8 @@ from typing import Any, cast
 
 from dalle_lean.free_memory import free_bytes
 from inference.batching import LARGEST_BATCH, SHARE_OF_FREE_MEMORY, picture_bytes
-from inference.generator import Generator, Progress, Settings
+from inference.generator import Generator
+from inference.request import Progress, Settings
 
 PAPER_NUM_IMAGES = 128
 COUNTS = (4, 8, 16, 32, 64, PAPER_NUM_IMAGES)

@@ -65,7 +65,8 @@ def generate(
     """Draw pictures of each PROMPT and keep the best few."""
     from dalle_lean.vocabulary import enumerated, named
     from inference.gallery import prompt_folder, write_gallery
-    from inference.generator import Generator, Request, Settings, check_prompt, describe
+    from inference.generator import Generator
+    from inference.request import Request, Settings, check_prompt
 
     for prompt in prompts:
         check_prompt(prompt)
@@ -101,7 +102,7 @@ def generate(
             if progress.pictures is not None:
                 index = progress.request
                 prompt, folder = prompts[index], prompt_folder(out, prompts, index)
-                facts = describe(generator, settings, codes)
+                facts = generator.describe(settings, codes)
                 write_gallery(folder, prompt, progress.pictures, facts, generator.unknown_words(prompt))
                 written[index] = f"{len(progress.pictures)} pictures of {prompt!r} are in {folder}"
     for index in sorted(written):

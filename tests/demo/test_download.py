@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from demo.download import write_pictures
-from inference.generator import Request, Settings
+from inference.request import Request, Settings
 
 
 def draw(service, start=None):

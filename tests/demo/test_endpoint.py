@@ -12,7 +12,7 @@ from PIL import Image
 from demo.service.drawing_service import DrawingService
 from inference import Generator
 from inference.gallery import codes_sha256
-from inference.generator import Settings, describe
+from inference.request import Settings
 from tests.demo.conftest import served
 
 GUIDE = Path(__file__).parents[2] / "docs" / "page.md"
@@ -38,7 +38,7 @@ def test_the_endpoint_draws_what_the_generator_draws(client, generator):
 def test_what_is_left_out_is_the_pages_default(client, generator):
     _, facts = client.predict("a red heart", num_images=6, api_name="/draw")
     expected = {"num_images": 6, "best": 4, "top_k": 64, "top_p": 0.75, "temperature": 1.0, "guidance": 1.0, "seed": 0}
-    assert facts["settings"] == describe(generator, Settings(**expected))
+    assert facts["settings"] == generator.describe(Settings(**expected))
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from dalle_lean.clip.scorer import ClipScorer
 from dalle_lean.io.files import sha256_file
 from dalle_lean.io.model_folder import hashed_parts, pack_model
 from inference import Generator
-from inference.generator import Request, Settings
 from inference.ranking import collect, decode_and_score
+from inference.request import Request, Settings
 from inference.sampling.sampler import sample_codes
 from tests.inference.tiny_model import CODEBOOK_SIZE, TEXT_LEN, tiny_dalle
 from tests.tiny import tiny_vqgan
