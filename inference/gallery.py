@@ -18,11 +18,12 @@ from PIL.PngImagePlugin import PngInfo
 
 from dalle_lean.draw.text_wrap import wrapped
 from dalle_lean.io.files import atomic_write, read_json, write_json
-from inference.generator import Picture
+from inference.request import Picture
 
 TILE_SIDE = 256
 MARGIN = 16
-CAPTION_HEIGHT = 24
+HEADING_HEIGHT = 26
+LINE_HEIGHT = 16
 COLUMNS = 4
 SLUG_LENGTH = 48
 
@@ -102,7 +103,7 @@ def prompt_metadata(prompt: str, settings: Mapping[str, Any]) -> dict[str, str]:
     """What all pictures of a prompt share: the prompt, its seed, all settings as JSON, the model where it has a hash.
 
     Args:
-        settings: as `inference.generator.describe` gives them.
+        settings: as `Generator.describe` gives them.
     """
     metadata = {
         "Software": "dalle_lean",
@@ -152,25 +153,37 @@ def enlarged(image: Image.Image, side: int = TILE_SIDE) -> Image.Image:
 
 
 def contact_sheet(prompt: str, pictures: Sequence[Picture]) -> Image.Image:
-    """All pictures on one white sheet, the prompt above, each one's place, index and score below it."""
-    tiles = [enlarged(picture.image) for picture in pictures]
-    side = max((max(tile.size) for tile in tiles), default=TILE_SIDE)
+    """All pictures on one sheet, the prompt above, each one's index and score below it."""
+    return tile_sheet([picture.image for picture in pictures], [picture_caption(p) for p in pictures], heading=prompt)
+
+
+def tile_sheet(
+    pictures: Sequence[Image.Image],
+    captions: Sequence[str],
+    side: int = TILE_SIDE,
+    caption_lines: int = 1,
+    heading: str = "",
+) -> Image.Image:
+    """A white sheet with rows of four pictures at `side` pixels or more, each caption cut to `caption_lines`."""
+    tiles = [enlarged(picture, side) for picture in pictures]
+    side = max((max(tile.size) for tile in tiles), default=side)
     columns = max(1, min(COLUMNS, len(tiles)))
     rows = -(-len(tiles) // columns)
-    cell_width, cell_height = side + MARGIN, side + CAPTION_HEIGHT + MARGIN
-    heading_font, caption_font = ImageFont.load_default(20), ImageFont.load_default(14)
+    cell_width, cell_height = side + MARGIN, side + caption_lines * LINE_HEIGHT + MARGIN
+    heading_font, font = ImageFont.load_default(20), ImageFont.load_default(13)
     width = MARGIN + columns * cell_width
-    heading = wrapped(prompt, heading_font, width - 2 * MARGIN)
-    top = MARGIN + 26 * len(heading) + MARGIN // 2
+    lines = wrapped(heading, heading_font, width - 2 * MARGIN) if heading else []
+    top = MARGIN + HEADING_HEIGHT * len(lines)
     sheet = Image.new("RGB", (width, top + rows * cell_height), "white")
     draw = ImageDraw.Draw(sheet)
-    for line, text in enumerate(heading):
-        draw.text((MARGIN, MARGIN + 26 * line), text, fill="black", font=heading_font)
-    for place, (tile, picture) in enumerate(zip(tiles, pictures, strict=True)):
-        left = MARGIN + (place % columns) * cell_width
-        upper = top + (place // columns) * cell_height
+    for row, text in enumerate(lines):
+        draw.text((MARGIN, MARGIN + HEADING_HEIGHT * row), text, fill="black", font=heading_font)
+    for place, (tile, caption) in enumerate(zip(tiles, captions, strict=True)):
+        left = MARGIN + place % columns * cell_width
+        upper = top + place // columns * cell_height
         sheet.paste(tile, (left, upper))
-        draw.text((left, upper + side + 4), picture_caption(picture), fill="#555555", font=caption_font)
+        for row, text in enumerate(wrapped(caption, font, side)[:caption_lines]):
+            draw.text((left, upper + side + 3 + LINE_HEIGHT * row), text, fill="#333333", font=font)
     return sheet
 
 
