@@ -15,7 +15,7 @@ from torch import Tensor
 from dalle_lean.errors import UserError
 from dalle_lean.images.files import UnusablePicture, square_pixels
 from demo.service.latency_model import LatencyModel, measure, wait_for_device
-from demo.service.scheduler import Place, Scheduler
+from demo.service.scheduler import Scheduler, Ticket
 from demo.upload import NO_PICTURE, open_upload
 from inference.generator import Generator
 from inference.request import Picture, Progress, Request
@@ -107,19 +107,20 @@ class DrawingService:
         return self.latency.affordable(self.guidance != 1)
 
     def draw(self, request: Request) -> Iterator[DrawingEvent]:
-        """Draw a request when its turn comes. Close the iterator to cancel: its place is free at once.
+        """Draw a request when its turn comes. Close the iterator to cancel: its place in line is free at once.
 
         Raises:
             Busy: the line is full.
         """
         guided = request.settings.guidance != 1
-        with self.scheduler.place(self.latency.seconds(self.generator.num_drawn(request.settings), guided)) as place:
-            while not place.wait(0):
-                yield Queued(place.line, place.forecast()[0])
-                place.wait(LINE_INTERVAL_S)
-            yield from self._draw_served(request, place)
+        left_s = self.latency.seconds(self.generator.num_drawn(request.settings), guided)
+        with self.scheduler.ticket(left_s) as ticket:
+            while not ticket.wait(0):
+                yield Queued(ticket.line, ticket.forecast()[0])
+                ticket.wait(LINE_INTERVAL_S)
+            yield from self._draw_served(request, ticket)
 
-    def _draw_served(self, request: Request, place: Place) -> Iterator[DrawingEvent]:
+    def _draw_served(self, request: Request, ticket: Ticket) -> Iterator[DrawingEvent]:
         settings = request.settings
         num_images, guided = self.generator.num_drawn(settings), settings.guidance != 1
         started_s, previewed_s, painting_s = time.monotonic(), 0.0, 0.0
@@ -135,7 +136,7 @@ class DrawingService:
                 share = progress.done / progress.total
                 if codes is None:
                     painting_s += step.seconds
-                    place.left_s = max(0.0, num_images * self.latency.picture_s - painting_s)
+                    ticket.left_s = max(0.0, num_images * self.latency.picture_s - painting_s)
                 else:
                     # A batch's first row also reads the prompt; the others tell how fast this machine is.
                     if rows_before is not None and codes.shape[1] > rows_before:
@@ -143,13 +144,13 @@ class DrawingService:
                     rows_before = codes.shape[1]
                     painting_left_s = num_images * self.latency.picture_s
                     drawing_s = self.latency.seconds(num_images, guided) - painting_left_s
-                    place.left_s = (1 - share) * drawing_s + painting_left_s
+                    ticket.left_s = (1 - share) * drawing_s + painting_left_s
                 if progress.pictures is not None:
                     self.latency.learn_painting(num_images, painting_s)
                     yield Done(request, progress.pictures, time.monotonic() - started_s)
                     return
                 others = min(len(self.scheduler), self.scheduler.at_once) - 1
-                yield Running(progress.note, share, place.forecast()[1], others, step.previews)
+                yield Running(progress.note, share, ticket.forecast()[1], others, step.previews)
         finally:
             self.scheduler.run(cast(Any, steps).close)
 
@@ -165,8 +166,8 @@ class DrawingService:
 
         One at a time is decoded and has turns beside those of the drawings, so that no flood of them keeps a drawing.
         """
-        with self.uploads.place(self.upload_s) as place:
-            place.wait()
+        with self.uploads.ticket(self.upload_s) as ticket:
+            ticket.wait()
             started_s = time.monotonic()
             try:
                 pixels = square_pixels(open_upload(upload), self.generator.picture_side)
