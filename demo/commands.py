@@ -30,6 +30,9 @@ def demo(
 ) -> None:
     """Serve the prompt page until Ctrl+C."""
     from dalle_lean.io.model_folder import find_model
+    from dalle_lean.require import require
+
+    require("gradio", extra="demo")
     from demo import progress_views as views
     from demo.server import free_port, read_auth, read_card, read_root_path, serve
     from demo.service.drawing_service import DrawingService

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
+
 from dalle_lean.errors import UserError
 from demo import progress_views as views
 from demo.actions import Parts
@@ -17,7 +19,6 @@ from inference.gallery import codes_sha256
 
 def add_endpoint(service: DrawingService, parts: Parts) -> None:
     """Add /draw to the page that is being built; docs/page.md says what it takes and gives."""
-    import gradio as gr
 
     def draw(
         prompt: str,

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
+
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_text
 from demo.page import build_page
@@ -120,8 +122,6 @@ def serve(
 
 def theme() -> Any:
     """Gradio's own, with the machine's fonts."""
-    import gradio as gr
-
     return gr.themes.Default(
         primary_hue="indigo", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
     )
