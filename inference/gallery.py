@@ -1,6 +1,6 @@
-"""What `dalle-lean generate` leaves in a folder: numbered PNGs, a contact sheet and results.json.
+"""The folder that `dalle-lean generate` writes: numbered PNGs, a contact sheet and results.json.
 
-A PNG says itself how to draw it again, in its text chunks.
+The text chunks of a PNG say how to draw it again.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ def write_gallery(
     Each file is written atomically, results.json last; pictures of an earlier, longer gallery there are removed.
 
     Args:
-        unknown_words: of the prompt, as `Generator.unknown_words` gives them; None is not known.
+        unknown_words: as `Generator.unknown_words` gives them.
     """
     folder = Path(folder)
     earlier = pictures_of(folder)
@@ -67,13 +67,7 @@ def write_gallery(
             "settings": settings,
             "unknown_words": unknown_words,
             "pictures": [
-                {
-                    "file": name,
-                    "index": picture.index,
-                    "score": picture.score,
-                    "codes_sha256": codes_sha256(picture.codes),
-                }
-                for name, picture in zip(names, pictures, strict=True)
+                {"file": name, **picture_facts(picture)} for name, picture in zip(names, pictures, strict=True)
             ],
         },
     )
@@ -99,8 +93,13 @@ def codes_sha256(codes: torch.Tensor) -> str:
     return hashlib.sha256(codes.cpu().numpy().astype("<i4").tobytes()).hexdigest()
 
 
+def picture_facts(picture: Picture) -> dict[str, Any]:
+    """One picture's index, score and codes, for results.json."""
+    return {"index": picture.index, "score": picture.score, "codes_sha256": codes_sha256(picture.codes)}
+
+
 def prompt_metadata(prompt: str, settings: Mapping[str, Any]) -> dict[str, str]:
-    """What all pictures of a prompt share: the prompt, its seed, all settings as JSON, the model where it has a hash.
+    """What all pictures of a prompt share: the prompt, its seed, all settings as JSON, the model's hash if it has one.
 
     Args:
         settings: as `Generator.describe` gives them.
@@ -117,7 +116,7 @@ def prompt_metadata(prompt: str, settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def picture_metadata(picture: Picture) -> dict[str, str]:
-    """What is one picture's own: its index and, where it was ranked, its score."""
+    """What differs between the pictures of a prompt: index and, where it was ranked, score."""
     score = {} if picture.score is None else {"score": f"{picture.score:.6f}"}
     return {"index": str(picture.index), **score}
 
@@ -130,7 +129,7 @@ def png_bytes(image: Image.Image, metadata: Mapping[str, str]) -> bytes:
     """
     chunks = PngInfo()
     for key, value in metadata.items():
-        # NUL would end the text. Lone surrogates stand for bytes of a command line that were no UTF-8.
+        # NUL would end the text. Lone surrogates stand for bytes of a command line that were not UTF-8.
         readable = re.sub("[\0\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", value)
         chunks.add_itxt(key, readable)
     file = io.BytesIO()
