@@ -25,15 +25,18 @@ CANDIDATES = 200
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierAccuracy:
-    """How often the right thing comes first, of all prompts about one thing: on grounds, in colours, of sizes."""
+    """How often the right thing comes first, of all prompts about one thing: on grounds, in colours, of sizes.
 
-    by_best_of: dict[int, Proportion]
+    Its fields are those of report.json.
+    """
+
+    best_of: dict[int, Proportion]
     """By the number of pictures that the best was chosen from."""
     on_drawings: Proportion
     """Of the real drawings: what the classifier itself can do."""
     on_reconstructions: Proportion
     """Of the real drawings through the tokenizer: the most that a model of its codes can reach."""
-    candidates: int
+    compete: int
     """Things that compete."""
     different_things: int
     """Several prompts may be about the same."""
@@ -43,7 +46,7 @@ class ClassifierAccuracy:
 
 
 def check_classifier(questions: Iterable[Question], classifier: ThingClassifier) -> None:
-    """ValueError where the classifier knows no thing that is asked for."""
+    """ValueError where no question is about a thing that the classifier knows."""
     if not any(len(question.things) == 1 and question.things[0] in classifier.row_of for question in questions):
         raise UserError(
             "no prompt is about one thing that the classifier knows; train it on drawings of the things that the "
@@ -74,10 +77,10 @@ def classify(
 
     drawings = read_pixels([question.drawing for question, _ in known], vqgan.config.picture_side)
     return ClassifierAccuracy(
-        by_best_of={count: accuracy([samples.best_of[count] for _, samples in known]) for count in known[0][1].best_of},
+        best_of={count: accuracy([samples.best_of[count] for _, samples in known]) for count in known[0][1].best_of},
         on_drawings=accuracy(to_pictures(drawings)),
         on_reconstructions=accuracy(to_pictures(reconstruct(vqgan, drawings)[2])),
-        candidates=min(CANDIDATES, len(classifier.things)),
+        compete=min(CANDIDATES, len(classifier.things)),
         different_things=len({*names}),
         left_out=len(asked) - len(known),
         classifier_sha256=classifier.sha256,

@@ -1,8 +1,9 @@
-"""What a CLIP says of the pictures: best one that neither ranked them nor learnt from the same drawings."""
+"""What a CLIP says of the pictures, preferably one that neither ranked them nor was trained on the same drawings."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -21,7 +22,7 @@ BATCH = 64
 
 
 def make_judge(spec: str, device: torch.device) -> ClipScorer:
-    """The CLIP that a user names as `make_scorer` takes it; ValueError where it is none."""
+    """The CLIP that a user names, as for `make_scorer`; ValueError for another scorer."""
     judge = make_scorer(spec, None, device, role="judge")
     if not isinstance(judge, ClipScorer):
         raise UserError(
@@ -37,6 +38,10 @@ class Neighbour:
 
     path: Path
     similarity: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """For report.json."""
+        return {"file": self.path.name, "similarity": self.similarity}
 
 
 @dataclass(frozen=True, kw_only=True)

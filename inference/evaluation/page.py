@@ -96,7 +96,7 @@ def ranking_curves(evaluation: Evaluation) -> Iterator[str]:
     accuracies = evaluation.curve or evaluation.attributes
     curves = {ATTRIBUTES[name].title: accuracy.by_best_of for name, accuracy in accuracies.items()}
     if (classified := evaluation.classifier) is not None:
-        curves[f"right thing first of {classified.candidates}"] = classified.by_best_of
+        curves[f"right thing first of {classified.compete}"] = classified.best_of
     if (clip := evaluation.clip) is not None:
         curves[f"right caption first of {clip.candidates}"] = clip.by_best_of
     if not curves:

@@ -1,14 +1,13 @@
 """An evaluation as a folder: report.html for people, report.json for programs, pictures.png to show around."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from dalle_lean.io.files import atomic_write, write_json
-from inference.evaluation.classification import ClassifierAccuracy
-from inference.evaluation.clip_metrics import ClipMetrics, Neighbour
+from inference.evaluation.clip_metrics import Neighbour
 from inference.evaluation.distribution_metrics import Distances
 from inference.evaluation.page import page
 from inference.evaluation.questions import ATTRIBUTES, num_subjects
@@ -54,7 +53,7 @@ def measures(evaluation: Evaluation) -> list[tuple[str, str]]:
         ]
     if (classified := evaluation.classifier) is not None:
         found += [
-            (f"right thing first of {classified.candidates}, best of {most}", str(classified.by_best_of[most])),
+            (f"right thing first of {classified.compete}, best of {most}", str(classified.best_of[most])),
             ("the same classifier on the real drawings", str(classified.on_drawings)),
             ("the same on the tokenizer's reconstructions of them", str(classified.on_reconstructions)),
         ]
@@ -91,71 +90,57 @@ def distance_rows(name: str, distances: Distances) -> list[tuple[str, str]]:
 
 def to_json(evaluation: Evaluation) -> dict[str, Any]:
     """The content of report.json."""
-    classified, clip, inception = evaluation.classifier, evaluation.clip, evaluation.inception
-    return {
+    clip = evaluation.clip
+    content = {
         "model_sha256": evaluation.model_sha256,
         "best_of": evaluation.settings.num_images,
-        "settings": asdict(evaluation.settings),
-        "sizes": asdict(evaluation.config),
+        "settings": evaluation.settings,
+        "sizes": evaluation.config,
         "ranker": evaluation.ranker,
         "caption_dropout": evaluation.caption_dropout,
-        "tokenizer": asdict(evaluation.reconstruction),
-        "bits_per_code": asdict(evaluation.bits),
+        "tokenizer": evaluation.reconstruction,
+        "bits_per_code": evaluation.bits,
         "attributes": {
             name: {
-                "best_of": proportions(accuracy.by_best_of),
-                "on_drawings": evaluation.on_drawings[name].to_dict(),
-                "commonest_answer": accuracy.commonest_answer.to_dict(),
+                "best_of": accuracy.by_best_of,
+                "on_drawings": evaluation.on_drawings[name],
+                "commonest_answer": accuracy.commonest_answer,
                 "different_subjects": num_subjects(accuracy.questions),
             }
             for name, accuracy in evaluation.attributes.items()
         },
-        "curve": {name: proportions(accuracy.by_best_of) for name, accuracy in evaluation.curve.items()},
-        "right_thing_first": None if classified is None else classifier_json(classified),
-        "judged": None if clip is None else clip_json(clip),
-        "frechet_inception_distance": None if inception is None else asdict(inception),
-        "claims": [comparison.to_dict() for comparison in evaluation.comparisons],
+        "curve": {name: accuracy.by_best_of for name, accuracy in evaluation.curve.items()},
+        "right_thing_first": evaluation.classifier,
+        "judged": clip
+        and {
+            "judge": clip.judge,
+            "right_caption_first": {
+                "among": clip.candidates,
+                "best_of": clip.by_best_of,
+                "on_drawings": clip.on_drawings,
+            },
+            "kernel_distance": clip.distances,
+            "nearest_training_picture": {
+                "drawn": clip.neighbours,
+                "held_out_drawings": clip.drawings_neighbours,
+            },
+        },
+        "frechet_inception_distance": evaluation.inception,
+        "claims": evaluation.comparisons,
         "grid": [
-            {**setting._asdict(), **{name: Proportion.of(hits).to_dict() for name, hits in found.items()}}
+            {**setting._asdict(), **{name: Proportion.of(hits) for name, hits in found.items()}}
             for setting, found in evaluation.grid.items()
         ],
     }
+    return {name: plain(value) for name, value in content.items()}
 
 
-def classifier_json(classified: ClassifierAccuracy) -> dict[str, Any]:
-    """Part of report.json."""
-    return {
-        "best_of": proportions(classified.by_best_of),
-        "on_drawings": classified.on_drawings.to_dict(),
-        "on_reconstructions": classified.on_reconstructions.to_dict(),
-        "compete": classified.candidates,
-        "different_things": classified.different_things,
-        "left_out": classified.left_out,
-        "classifier_sha256": classified.classifier_sha256,
-    }
-
-
-def clip_json(clip: ClipMetrics) -> dict[str, Any]:
-    """Part of report.json."""
-
-    def neighbours(found: Sequence[Neighbour]) -> list[dict[str, Any]]:
-        return [{"file": each.path.name, "similarity": each.similarity} for each in found]
-
-    return {
-        "judge": clip.judge,
-        "right_caption_first": {
-            "among": clip.candidates,
-            "best_of": proportions(clip.by_best_of),
-            "on_drawings": clip.on_drawings.to_dict(),
-        },
-        "kernel_distance": asdict(clip.distances),
-        "nearest_training_picture": {
-            "drawn": neighbours(clip.neighbours),
-            "held_out_drawings": neighbours(clip.drawings_neighbours),
-        },
-    }
-
-
-def proportions(by_best_of: Mapping[int, Proportion]) -> dict[int, Any]:
-    """Each as a dict."""
-    return {count: proportion.to_dict() for count, proportion in by_best_of.items()}
+def plain(value: Any) -> Any:
+    """Dataclasses and what they hold as JSON takes it."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value

@@ -70,16 +70,16 @@ def test_the_right_thing_is_counted_of_pictures_and_of_real_drawings(tmp_path):
     questions = [question(thing, tmp_path) for thing in ("strawberry", "frog", "whale")]
     answered = {"ground": AttributeAccuracy(questions, [drawn("red"), drawn("red"), drawn("blue")])}
     found = classify(ByColour(), Keeps(), answered)
-    assert found.by_best_of == {1: Proportion(2, 3)}
+    assert found.best_of == {1: Proportion(2, 3)}
     assert found.on_drawings == found.on_reconstructions == Proportion(3, 3)
-    assert (found.candidates, found.different_things, found.left_out) == (4, 3, 0)
+    assert (found.compete, found.different_things, found.left_out) == (4, 3, 0)
 
 
 def test_a_prompt_counts_once_and_pairs_and_unknown_things_do_not(tmp_path):
     one, unknown, pair = question("frog", tmp_path), question("dragon", tmp_path), question("whale", tmp_path, "owl")
     asked = AttributeAccuracy([one, unknown, pair], [drawn("green")] * 3)
     found = classify(ByColour(), Keeps(), {"ground": asked, "size": AttributeAccuracy([one], [drawn("red")])})
-    assert found.by_best_of == {1: Proportion(1, 1)}
+    assert found.best_of == {1: Proportion(1, 1)}
     assert found.left_out == 1
 
 
