@@ -180,12 +180,13 @@ class Actions:
         """The gallery and the buttons below it."""
         parts = self.parts
         paths = write_pictures(self.service.generator, drawn, folder)
-        captions = [views.caption(picture, drawn.request.settings.seed) for picture in drawn.pictures]
         return {
             parts.status: views.finished(drawn, self.remarks(drawn.request)),
             # Emptied, not hidden: what is sent to a part that is just appearing may be lost.
             parts.stage: "",
-            parts.gallery: gr.Gallery(list(zip(paths, captions, strict=True)), visible=True, selected_index=None),
+            parts.gallery: gr.Gallery(
+                list(zip(paths, views.captions(drawn), strict=True)), visible=True, selected_index=None
+            ),
             parts.actions: gr.Row(visible=True),
             parts.drawn: drawn,
             **self.act_on(drawn, 0, paths),

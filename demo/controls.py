@@ -13,7 +13,7 @@ from demo.service.drawing_service import HIGHEST_GUIDANCE, LOWEST_GUIDANCE, Draw
 
 @dataclass(frozen=True)
 class Controls:
-    """What a visitor sets, and what stands beside it."""
+    """What a visitor sets, and what explains it."""
 
     inputs: dict[str, Any]
     """The fields of `demo.form.FormValues`, in their order."""

@@ -1,4 +1,4 @@
-"""The PNG files that somebody takes home; each says itself how to draw it again."""
+"""The PNG files to download; each says in itself how to draw it again."""
 
 from pathlib import Path
 

@@ -22,7 +22,7 @@ EXAMPLES = (
     "a small green apple in the top right corner on a pink ground",
     "an astronaut riding a horse",
 )
-"""What the bundled model does well, and last what is beyond it."""
+"""What the bundled model does well; the last is beyond it."""
 KEEP_S = 3600
 
 
@@ -31,14 +31,14 @@ def build_page(service: DrawingService, card: str = "", api: bool = True) -> Any
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # otherwise Gradio asks other hosts for its latest version
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(KEEP_S, KEEP_S)) as page:
         parts, examples = add_parts(service, card=bool(card))
-        # First, so that it gets the name: Gradio names every listener.
+        # First, so that it gets the name /draw: Gradio names every listener.
         if api:
             add_endpoint(service, parts)
         connect(page, parts, examples, Actions(service, parts, EXAMPLES))
     if card:
         with page.route("Model card", "card", show_in_navbar=False):
             gr.Markdown(card, elem_id="card")
-    # The service serves and queues; Gradio only carries.
+    # The service schedules; Gradio only carries.
     page.queue(default_concurrency_limit=None)
     return page
 

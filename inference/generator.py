@@ -75,7 +75,7 @@ class Generator:
 
         Raises:
             ValueError: a part is missing or altered, or is not the one the transformer was trained with; a precision
-                or scorer that cannot be had.
+                or scorer that does not work here.
         """
         path, where = find_model(None if folder is None else str(folder)), pick_device(device)
         content = check_parts(path)
@@ -172,12 +172,12 @@ class Generator:
     def draw_all(self, requests: Sequence[Request], batch_size: int | None = None) -> Iterator[Progress]:
         """Draw step by step: a Progress for each row of codes, and one with the pictures of each finished request.
 
-        Pictures of several requests are drawn together where they are as many of each. A picture does not depend on
-        what is drawn beside it; on a CPU in fp32 or bf16 exactly so, unless heads have fewer than 8 channels.
+        Pictures of several requests share a batch where each has equally many. A picture does not depend on the
+        others in its batch; on a CPU in fp32 or bf16 exactly so, unless heads have fewer than 8 channels.
         Close the iterator to cancel: nothing is kept.
 
         Args:
-            batch_size: pictures at once; None chooses by the free memory. Where memory runs out, half as many.
+            batch_size: pictures at once; None chooses by the free memory. Halved where memory runs out.
         """
         config, decoder = self.model.config, self.decoder
         for request in requests:

@@ -24,7 +24,7 @@ AT_ONCE = 3
 WAITING = 20
 UPLOADS_WAITING = 3
 FIRST_UPLOAD_S = 1.0
-# Those who wait are told this often how the line moves; unfinished pictures are shown at most this often.
+# How often the place in line is updated, and at most how often unfinished pictures are shown.
 LINE_INTERVAL_S = 0.5
 PREVIEW_INTERVAL_S = 0.3
 PREVIEWS = 4
@@ -53,18 +53,18 @@ class Running:
     others: int
     """Prompts that are drawn at the same time."""
     previews: list[Image.Image] = field(default_factory=list)
-    """The first few of those being drawn, transparent where not drawn yet; empty: as before."""
+    """The first few pictures, transparent where not drawn yet; empty: unchanged."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """Done."""
+    """Drawn and ranked."""
 
     request: Request
     pictures: list[Picture]
     """Best first."""
     seconds: float
-    """Since it came out of the line."""
+    """Since it left the line."""
 
 
 DrawingEvent = Queued | Running | Done
@@ -72,7 +72,7 @@ DrawingEvent = Queued | Running | Done
 
 @dataclass(frozen=True)
 class Step:
-    """What happened in one turn."""
+    """One turn."""
 
     progress: Progress
     seconds: float
@@ -95,15 +95,15 @@ class DrawingService:
 
     @property
     def guidance(self) -> float:
-        """The model's own, as far as the page goes."""
+        """The model's default, within the page's range."""
         return min(max(self.generator.guidance, LOWEST_GUIDANCE), HIGHEST_GUIDANCE)
 
     def seconds(self, num_images: int, guidance: float | None = None) -> float:
-        """Of a prompt when nobody else draws; without `guidance` with the model's own."""
+        """Of a prompt when nobody else draws; `guidance` None is the model's default."""
         return self.latency.seconds(num_images, (self.guidance if guidance is None else guidance) != 1)
 
     def affordable(self) -> int:
-        """How many candidates are set by default."""
+        """The default number of candidates."""
         return self.latency.affordable(self.guidance != 1)
 
     def draw(self, request: Request) -> Iterator[DrawingEvent]:
@@ -138,7 +138,7 @@ class DrawingService:
                     painting_s += step.seconds
                     ticket.left_s = max(0.0, num_images * self.latency.picture_s - painting_s)
                 else:
-                    # A batch's first row also reads the prompt; the others tell how fast this machine is.
+                    # A batch's first row also reads the prompt; the others show how fast this machine is.
                     if rows_before is not None and codes.shape[1] > rows_before:
                         self.latency.learn_row(len(codes), step.seconds, guided)
                     rows_before = codes.shape[1]
@@ -164,7 +164,7 @@ class DrawingService:
     def read_upload(self, upload: bytes) -> Tensor:
         """The codes [I] of an uploaded picture; ValueError for what is no picture, Busy where many are being read.
 
-        One at a time is decoded and has turns beside those of the drawings, so that no flood of them keeps a drawing.
+        One upload at a time takes turns with the drawings, so that a flood of them does not hold up a drawing.
         """
         with self.uploads.ticket(self.upload_s) as ticket:
             ticket.wait()
@@ -178,5 +178,5 @@ class DrawingService:
             return codes
 
     def preview(self, codes: Tensor) -> Image.Image:
-        """How much of a picture [m codes] is given, transparent below."""
+        """The part of a picture that its first codes [m] draw, transparent below."""
         return self.scheduler.run(lambda: self.generator.preview(codes[None]))[0]

@@ -1,7 +1,7 @@
 """People who share one machine: who is served, who waits, and whose turn it is. Knows nothing of drawing.
 
-Two jobs at once on one processor are slower than one after the other, so those who are served take short turns, all on
-one thread: torch keeps caches and memory for each thread that computes.
+Two jobs at once on one processor are slower than one after the other, so those who are served take short turns on one
+thread; torch keeps caches and memory for each thread that computes.
 """
 
 import threading

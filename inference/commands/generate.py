@@ -21,45 +21,47 @@ def generate(
     ],
     out: Annotated[Path, typer.Option(help="Folder for the pictures, contact_sheet.png and results.json.")],
     model: Annotated[
-        str | None, typer.Option(help="Model folder or hub id. Default: $DALLE_LEAN_MODEL, else the bundled model.")
+        str | None,
+        typer.Option(help="Model folder or hub id.", show_default="$DALLE_LEAN_MODEL, else the bundled model"),
     ] = None,
     num_images: Annotated[int, typer.Option(help="Pictures drawn for each prompt.")] = 128,
     best: Annotated[
         int | None,
-        typer.Option(help="How many to keep, by CLIP score. Default: 4, or all where fewer are drawn."),
+        typer.Option(help="How many to keep, by their score.", show_default="4, or all where fewer are drawn"),
     ] = None,
     top_k: Annotated[int, typer.Option(help="Draw each code from the k most likely ones; 0 is off.")] = 256,
-    top_p: Annotated[float, typer.Option(help="Draw each code from the likeliest with this mass; 1 is off.")] = 0.75,
+    top_p: Annotated[
+        float, typer.Option(help="Draw each code from the most likely ones that make up this probability; 1 is off.")
+    ] = 0.75,
     temperature: Annotated[
-        float, typer.Option(help="Above 1 wilder, below 1 tamer; 0 takes the likeliest code.")
+        float, typer.Option(help="Above 1 wilder, below 1 tamer; 0 always takes the most likely code.")
     ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Picture i of a seed is the same for any batch size.")] = 0,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same pictures, with any batch size.")] = 0,
     guidance: Annotated[
         float | None,
         typer.Option(
-            help="Above 1 closer to the prompt, for models trained with caption dropout; 1 is off. "
-            "[default: the model's own]",
-            show_default=False,
+            help="Above 1 keeps closer to the prompt, for models trained with caption dropout; 1 is off.",
+            show_default="the model's own",
         ),
     ] = None,
-    start: Annotated[
-        Path | None, typer.Option(help="A picture whose upper rows are kept; the rest is drawn below them.")
-    ] = None,
+    start: Annotated[Path | None, typer.Option(help="A picture whose upper rows are kept; the rest is drawn.")] = None,
     start_rows: Annotated[
-        int | None, typer.Option(help="Rows of codes kept of --start. Default: the upper half.", min=1)
+        int | None, typer.Option(help="Rows of codes kept of --start.", show_default="the upper half", min=1)
     ] = None,
     scorer: Annotated[
         str,
         typer.Option(
             help="What ranks the pictures: clip (the model's own), none, ARCHITECTURE:FILE, ARCHITECTURE:TAG, "
-            "hf-hub:OWNER/NAME, or a class of yours, MODULE:CLASS."
+            "hf-hub:OWNER/NAME, or your own class, MODULE:CLASS."
         ),
     ] = "clip",
     precision: Annotated[
         str | None,
-        typer.Option(help="fp32, bf16, fp16 (GPU) or int8 (CPU). Default: fp32 on a CPU, bf16 on a GPU."),
+        typer.Option(help="fp32, bf16, fp16 (GPU) or int8 (CPU).", show_default="fp32 on a CPU, bf16 on a GPU"),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Pictures drawn at once. Default: by the free memory.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Pictures drawn at once.", show_default="by the free memory")
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Draw pictures of each PROMPT and keep the best few."""

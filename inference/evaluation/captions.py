@@ -29,7 +29,7 @@ FACTS = ("ground", "paint", "size", "place", "held_out")
 
 
 def read_lines(folder: Path) -> list[Line]:
-    """The lines of an ImageFolder's metadata.jsonl; ValueError where there is none or it is broken."""
+    """The lines of an ImageFolder's metadata.jsonl; ValueError where it is missing or broken."""
     listing = folder / "metadata.jsonl"
     if not listing.is_file():
         raise UserError(

@@ -83,8 +83,8 @@ def deviations(features: Tensor) -> Tensor:
 def nearest(features: Tensor, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     """The most similar of many pictures, whose features come in batches [M, E], for each of [N, E].
 
-    Returns their rows [N], counted over all batches, and cosine similarities [N]; the first of equals. -1 and -inf
-    where there are none.
+    Returns their rows [N], counted over all batches, and cosine similarities [N]; the first of equals. Without
+    batches, -1 and -inf.
     """
     rows = torch.full((len(features),), -1)
     similarities = torch.full((len(features),), -torch.inf)

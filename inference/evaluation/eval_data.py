@@ -28,7 +28,7 @@ class EvalData:
     real: list[int]
     """Rows of `heldout` that could be in `to_draw`: what is drawn is compared with these."""
     floor: list[int]
-    """Others such, whose reconstructions are compared."""
+    """Rows of other such lines, whose reconstructions are compared."""
     train: list[Line]
     train_pixels: Tensor
     """uint8 [N, 3, S, S]."""

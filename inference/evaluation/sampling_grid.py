@@ -52,7 +52,7 @@ def measure_grid(sampler: PromptSampler, questions: Mapping[str, list[Question]]
 
 
 def compare_settings(grid: Mapping[SamplingSetting, Mapping[str, Sequence[bool]]]) -> list[Comparison]:
-    """Filters against drawing from all codes, guidance against none, and top-p beside guidance."""
+    """Filters against drawing from all codes, guidance against none, and top-p under guidance."""
     hits = {setting: [hit for found in by_name.values() for hit in found] for setting, by_name in grid.items()}
     pairs = [(FREE, UNGUIDED[1]), (FREE, UNGUIDED[2]), (FREE, PAPER), *((PAPER, guided) for guided in GUIDED)]
     pairs.append((GUIDED_TOP_K, GUIDED[0]))

@@ -33,8 +33,9 @@ def test_the_last_view_has_the_best(service):
 
 
 def test_a_caption_tells_score_number_and_seed(service):
-    (picture, *_) = service.generator("a red heart", num_images=6, best=2, seed=1)
-    assert views.caption(picture, 1) == f"score {picture.score:.3f} · no. {picture.index}\nseed 1"
+    *_, last = ask(service)
+    first, _ = last["drawn"].pictures
+    assert views.captions(last["drawn"])[0] == f"score {first.score:.3f} · no. {first.index}\nseed 1"
 
 
 def test_an_empty_prompt_is_answered_with_a_sentence(service):
