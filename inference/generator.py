@@ -155,21 +155,15 @@ class Generator:
     ) -> list[Picture]:
         """As a call, with the settings in one object and no warning of a cut prompt (see `excess_tokens`)."""
         pictures = None
-        for progress in self.draw(prompt, settings, batch_size):
+        for progress in self.draw([Request(prompt, settings)], batch_size):
             if on_progress is not None:
                 on_progress(progress.done, progress.total, progress.note)
             pictures = progress.pictures
         assert pictures is not None
         return pictures
 
-    def draw(
-        self, prompt: str, settings: Settings, batch_size: int | None = None, *, start: Tensor | None = None
-    ) -> Iterator[Progress]:
-        """`draw_all` for one request."""
-        return self.draw_all([Request(prompt, settings, start)], batch_size)
-
     @torch.inference_mode()
-    def draw_all(self, requests: Sequence[Request], batch_size: int | None = None) -> Iterator[Progress]:
+    def draw(self, requests: Sequence[Request], batch_size: int | None = None) -> Iterator[Progress]:
         """Draw step by step: a Progress for each row of codes, and one with the pictures of each finished request.
 
         Pictures of several requests share a batch where each has equally many. A picture does not depend on the

@@ -121,11 +121,10 @@ class DrawingService:
             yield from self._draw_served(request, ticket)
 
     def _draw_served(self, request: Request, ticket: Ticket) -> Iterator[DrawingEvent]:
-        settings = request.settings
-        num_images, guided = self.generator.num_drawn(settings), settings.guidance != 1
+        num_images, guided = self.generator.num_drawn(request.settings), request.settings.guidance != 1
         started_s, previewed_s, painting_s = time.monotonic(), 0.0, 0.0
         rows_before = None
-        steps = self.generator.draw(request.prompt, settings, self.latency.batch_size(), start=request.start)
+        steps = self.generator.draw([request], self.latency.batch_size())
         try:
             while True:
                 preview_due = time.monotonic() - previewed_s >= PREVIEW_INTERVAL_S

@@ -8,7 +8,7 @@ import numpy as np
 
 from inference.batching import default_batch_size
 from inference.generator import Generator
-from inference.request import Progress, Settings
+from inference.request import Progress, Request, Settings
 
 PAPER_NUM_IMAGES = 128
 COUNTS = (4, 8, 16, 32, 64, PAPER_NUM_IMAGES)
@@ -87,8 +87,8 @@ def measure(generator: Generator, at_once: int = 1) -> LatencyModel:
 
 def time_row(generator: Generator, batch: int) -> float:
     """Seconds for the second row of codes; the first one also warms up."""
-    settings = Settings(num_images=batch, best=batch)
-    with closing(cast(Any, generator.draw("a picture", settings, batch))) as drawing:
+    request = Request("a picture", Settings(num_images=batch, best=batch))
+    with closing(cast(Any, generator.draw([request], batch))) as drawing:
         wait_for_device(next(drawing))
         started_s = time.perf_counter()
         wait_for_device(next(drawing))
@@ -98,7 +98,7 @@ def time_row(generator: Generator, batch: int) -> float:
 def time_painting(generator: Generator, num_images: int = 16) -> float:
     """Seconds for painting and ranking one picture."""
     started_s = 0.0
-    for progress in generator.draw("a picture", Settings(num_images=num_images, best=num_images)):
+    for progress in generator.draw([Request("a picture", Settings(num_images=num_images, best=num_images))]):
         if progress.codes is not None:
             started_s = time.perf_counter()
     return (time.perf_counter() - started_s) / num_images

@@ -99,7 +99,7 @@ def generate(
     name = repr(prompts[0][:40]) if len(prompts) == 1 else f"{len(prompts)} prompts"
     written = {}
     with progress_bar(f"drawing {name}", "codes") as on_progress:
-        for progress in generator.draw_all([Request(prompt, settings, codes) for prompt in prompts], batch_size):
+        for progress in generator.draw([Request(prompt, settings, codes) for prompt in prompts], batch_size):
             on_progress(progress.done, progress.total, progress.note)
             if progress.pictures is not None:
                 index = progress.request
