@@ -15,7 +15,6 @@ from torch import Tensor
 from benchmarks.roofline import now
 from dalle_lean.images.vqgan import VQGAN
 from inference.ranking import decode_and_score
-from inference.sampling.cuda_graphs import make_cache
 from inference.sampling.decoder import Decoder
 from inference.sampling.filtering import filter_logits, sample
 from inference.sampling.kv_cache import KVCache
@@ -112,7 +111,7 @@ def choices_after(decoder: Decoder, text_ids: Tensor, codes: Tensor) -> Tensor:
     """What this decoder would draw at every place after another's codes [R, I], with the same noise: [R, I]."""
     config, prompts = decoder.config, read_prompts(decoder, text_ids)
     batch = len(codes) // len(text_ids)
-    cache = make_cache(decoder, prompts, len(codes))
+    cache = KVCache(decoder, prompts, len(codes))
     asked = rows(batch) * len(text_ids)
     noise = GumbelNoise(
         [row.sampling.seed for row in asked],

@@ -17,7 +17,7 @@ from dalle_lean import Dalle
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.model_folder import bundled_model
 from inference import Generator
-from inference.generator import Settings
+from inference.request import Settings
 from preprocessing.encoding.encode import preprocess
 from preprocessing.sources import open_source
 from training.data.loader import Batch

@@ -1,1 +1,1 @@
-"""What a person looks at."""
+"""The prompt page."""

@@ -1,24 +1,32 @@
 """What happens when something on the page is pressed: updates of its parts, by part."""
 
+import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, cast
+
+import gradio as gr
 
 from dalle_lean.errors import UserError
+from dalle_lean.vocabulary import content_words
 from demo import progress_views as views
-from demo.answer import answer
 from demo.controls import Controls
 from demo.download import write_pictures
 from demo.form import FormValues, first_rows, new_seed, read_request
-from demo.service.drawing_service import Done, DrawingService
+from demo.service.drawing_service import Done, DrawingEvent, DrawingService, Queued
 from demo.service.scheduler import Busy
-from inference.generator import Request
+from inference.request import Request
+
+EXAMPLES_NAMED = 3
 
 Update = dict[Any, Any]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,9 @@ class Parts:
     stop: Any
     status: Any
     unknown: Any
+    """What the model has not learnt to draw."""
     stage: Any
+    """Stands in the pictures' place until there are some."""
     gallery: Any
     actions: Any
     download: Any
@@ -38,27 +48,32 @@ class Parts:
     keep: Any
     controls: Controls
     drawn: Any
-    """This visitor's last Drawn."""
+    """This visitor's last Done."""
     chosen: Any
-    """The place among its pictures that the buttons mean."""
+    """The place among its pictures that the buttons act on."""
 
 
 class Actions:
-    """The page's behaviour, for one service and one set of components."""
+    """The page's behaviour, for one service and one set of components.
+
+    examples: prompts, some of which are named where the model knows no word of the visitor's.
+    """
 
     def __init__(self, service: DrawingService, parts: Parts, examples: Sequence[str] = ()):
         self.service, self.parts, self.examples = service, parts, examples
         self.stops: dict[str, Event] = {}
-        """By visitor, while something is being drawn for one."""
+        """By open tab, while something is being drawn for it."""
 
-    def draw(self, visitor: str, prompt: str, fresh: bool, *controls: Any) -> Iterator[Update]:
+    def draw(self, tab: gr.Request, prompt: str, fresh: bool, *controls: Any) -> Iterator[Update]:
         """`controls`: the fields of FormValues; `fresh` takes a new seed."""
         values = FormValues(*controls)
         if fresh:
             values = replace(values, seed=new_seed())
-        yield from self.show(visitor, partial(read_request, self.service, prompt, values), values.seed)
+        yield from self.show(tab, partial(read_request, self.service, prompt, values), values.seed)
 
-    def draw_more(self, visitor: str, prompt: str, drawn: Done | None, chosen: int, *controls: Any) -> Iterator[Update]:
+    def draw_more(
+        self, tab: gr.Request, prompt: str, drawn: Done | None, chosen: int, *controls: Any
+    ) -> Iterator[Update]:
         """New pictures with the upper rows of the chosen one."""
         values = replace(FormValues(*controls), upload=None, seed=new_seed())
 
@@ -68,74 +83,130 @@ class Actions:
             request = read_request(self.service, prompt, values)
             return replace(request, start=first_rows(self.service, drawn.pictures[chosen].codes, values.rows))
 
-        yield from self.show(visitor, read, values.seed)
+        yield from self.show(tab, read, values.seed)
 
-    def open(self, visitor: str, asked: dict[str, str], fresh: bool, *controls: Any) -> Iterator[Update]:
+    def open(self, tab: gr.Request, fresh: bool, *controls: Any) -> Iterator[Update]:
         """A page opened as /?prompt=a+red+heart&seed=3 draws it at once."""
+        asked = dict(tab.query_params)
         if "prompt" not in asked:
-            yield {self.parts.chosen: 0}
+            yield gr.skip()
             return
         values = FormValues(*controls)
         if asked.get("seed", "").isdecimal():
             fresh, values = False, replace(values, seed=int(asked["seed"]))
-        for update in self.draw(visitor, asked["prompt"], fresh, *vars(values).values()):
+        for update in self.draw(tab, asked["prompt"], fresh, *vars(values).values()):
             yield {self.parts.prompt: asked["prompt"], **update}
 
-    def show(self, visitor: str, read: Callable[[], Request], seed: int) -> Iterator[Update]:
-        """Every state of the page until the pictures are there. It replaces what is being drawn for this visitor."""
-        import gradio as gr
-
-        parts = self.parts
-        update: Update = {
+    def show(self, tab: gr.Request, read: Callable[[], Request], seed: int) -> Iterator[Update]:
+        """Every state of the page until the pictures are there. It replaces what is being drawn for this tab."""
+        parts, key = self.parts, str(tab.session_hash)
+        first: Update = {
             parts.stop: gr.Button(interactive=True),
             parts.gallery: gr.Gallery(visible=False),
             parts.actions: gr.Row(visible=False),
-            parts.controls.seed: seed,
+            parts.controls.inputs["seed"]: seed,
         }
-        if visitor in self.stops:
-            self.stops[visitor].set()
-        stop = self.stops[visitor] = Event()
+        if key in self.stops:
+            self.stops[key].set()
+        stop = self.stops[key] = Event()
         try:
-            for view in answer(self.service, read, stop, self.examples):
-                if self.stops.get(visitor) is not stop:
+            for update in self.answer(read, stop):
+                if self.stops.get(key) is not stop:
                     return
-                update[parts.status] = view.status
-                if view.unknown is not None:
-                    update[parts.unknown] = view.unknown
-                if view.stage is not None:
-                    update[parts.stage] = view.stage
-                if view.drawn is None:
-                    yield update
-                else:
-                    # Gradio keeps its own copies, so these files are needed for a moment only.
-                    with tempfile.TemporaryDirectory() as folder:
-                        yield {**update, **self.pictures(view.drawn, Path(folder))}
-                update = {}
+                yield {**first, **update}
+                first = {}
             yield {parts.stop: gr.Button(interactive=False)}
         finally:
-            if self.stops.get(visitor) is stop:
-                del self.stops[visitor]
+            if self.stops.get(key) is stop:
+                del self.stops[key]
+
+    def answer(self, read: Callable[[], Request], stop: Event) -> Iterator[Update]:
+        """Draw a request; a mistake or a failure is an update too.
+
+        Set `stop`, or close the iterator, to cancel: everything is freed at the end of the row being drawn.
+        """
+        parts = self.parts
+        try:
+            request = read()
+            yield {
+                parts.status: views.line("Reading the prompt."),
+                parts.stage: views.growing_stage([], self.service.generator.num_drawn(request.settings)),
+                parts.unknown: self.unknown_words(request.prompt),
+            }
+            with closing(cast(Any, self.service.draw(request))) as events:
+                for event in events:
+                    if isinstance(event, Done):
+                        # Gradio keeps its own copies, so these files are needed for a moment only.
+                        with tempfile.TemporaryDirectory() as folder:
+                            yield self.pictures(event, Path(folder))
+                    elif stop.is_set():
+                        yield self.ended(views.line(views.STOPPED))
+                        return
+                    else:
+                        yield self.progress(request, event)
+        except Busy as busy:
+            yield self.ended(views.busy(busy))
+        except UserError as mistake:
+            yield self.ended(views.failure(str(mistake)))
+        except Exception:  # whatever it was, the page goes on and says so
+            log.exception("drawing failed")
+            yield self.ended(views.failure(views.BROKEN))
+
+    def ended(self, status: str) -> Update:
+        """No pictures."""
+        return {self.parts.status: status, self.parts.stage: views.empty_stage(), self.parts.unknown: ""}
+
+    def unknown_words(self, prompt: str) -> str:
+        """What of the prompt the model has not learnt; where that is all of it, which examples it knows."""
+        generator = self.service.generator
+        words = generator.unknown_words(prompt) or []
+        if words != content_words(prompt):
+            return views.unknown(words)
+        known = [example for example in self.examples if not generator.unknown_words(example)]
+        return views.unknown(words, known[:EXAMPLES_NAMED])
+
+    def progress(self, request: Request, event: DrawingEvent) -> Update:
+        """In line, or being drawn."""
+        if isinstance(event, Queued):
+            return {self.parts.status: views.waiting(event)}
+        assert not isinstance(event, Done)
+        update = {self.parts.status: views.drawing(event)}
+        if event.previews:
+            num_images = self.service.generator.num_drawn(request.settings)
+            update[self.parts.stage] = views.growing_stage(event.previews, num_images)
+        return update
 
     def pictures(self, drawn: Done, folder: Path) -> Update:
         """The gallery and the buttons below it."""
-        import gradio as gr
-
         parts = self.parts
         paths = write_pictures(self.service.generator, drawn, folder)
-        captions = [views.caption(picture, drawn.request.settings.seed) for picture in drawn.pictures]
         return {
+            parts.status: views.finished(drawn, self.remarks(drawn.request)),
             # Emptied, not hidden: what is sent to a part that is just appearing may be lost.
             parts.stage: "",
-            parts.gallery: gr.Gallery(list(zip(paths, captions, strict=True)), visible=True, selected_index=None),
+            parts.gallery: gr.Gallery(
+                list(zip(paths, views.captions(drawn), strict=True)), visible=True, selected_index=None
+            ),
             parts.actions: gr.Row(visible=True),
             parts.drawn: drawn,
-            **self.mean(drawn, 0, paths),
+            **self.act_on(drawn, 0, paths),
         }
 
-    def mean(self, drawn: Done, place: int, paths: list[Path]) -> Update:
-        """The buttons speak of the picture at this place."""
-        import gradio as gr
+    def remarks(self, request: Request) -> str:
+        """What of the request was not drawn as asked, in sentences."""
+        generator, said = self.service.generator, []
+        if excess := generator.excess_tokens(request.prompt):
+            limit = generator.model.config.text_len
+            said.append(
+                f"The prompt is longer than the {limit} tokens this model reads; its last {excess} were left out."
+            )
+        if request.start is not None:
+            side = generator.model.config.image_side
+            said.append(f"The upper {len(request.start) // side} of {side} rows were given.")
+        return " ".join(said)
 
+    def act_on(self, drawn: Done, place: int, paths: list[Path]) -> Update:
+        """The buttons act on the picture at this place."""
         number = drawn.pictures[place].index
         return {
             self.parts.chosen: place,
@@ -143,32 +214,30 @@ class Actions:
             self.parts.more: gr.Button(f"More like no. {number}"),
         }
 
-    def stop(self, visitor: str) -> Update:
-        """The drawing notices at the end of its row."""
-        import gradio as gr
-
-        stop = self.stops.get(visitor)
-        if stop is None:
-            return {self.parts.chosen: 0}
-        stop.set()
-        return {self.parts.status: views.line(views.STOPPING), self.parts.stop: gr.Button(interactive=False)}
-
-    def choose(self, place: Any, drawn: Done | None) -> Iterator[Update]:
-        """The buttons mean the picture that was clicked."""
+    def choose(self, event: gr.SelectData, drawn: Done | None) -> Iterator[Update]:
+        """A picture was clicked."""
+        place = event.index
         if drawn is None or not isinstance(place, int) or not 0 <= place < len(drawn.pictures):
-            yield {self.parts.chosen: 0}
+            yield gr.skip()
             return
         with tempfile.TemporaryDirectory() as folder:
-            yield self.mean(drawn, place, write_pictures(self.service.generator, drawn, Path(folder)))
+            yield self.act_on(drawn, place, write_pictures(self.service.generator, drawn, Path(folder)))
+
+    def stop(self, tab: gr.Request) -> Update:
+        """The drawing notices at the end of its row."""
+        stop = self.stops.get(str(tab.session_hash))
+        if stop is None:
+            return gr.skip()
+        stop.set()
+        return {self.parts.status: views.line(views.STOPPING), self.parts.stop: gr.Button(interactive=False)}
 
     def keep_seed(self, drawn: Done | None) -> Update:
         """The next drawings use the seed of these."""
         if drawn is None:
-            return {self.parts.chosen: 0}
-        seed = drawn.request.settings.seed
+            return gr.skip()
+        seed, controls = drawn.request.settings.seed, self.parts.controls
         said = f"Seed {seed} is kept: the same prompt and settings draw the same pictures again."
-        controls = self.parts.controls
-        return {controls.seed: seed, controls.new_seed: False, self.parts.status: views.line(said)}
+        return {controls.inputs["seed"]: seed, controls.new_seed: False, self.parts.status: views.line(said)}
 
     def look_at_upload(self, upload: bytes | None, rows: int) -> str:
         """The part of it that is kept, or what is wrong with it."""
@@ -183,6 +252,6 @@ class Actions:
         return views.given_stage(image, rows, of=self.service.generator.model.config.image_side)
 
     def estimate(self, num_images: int, best: int, guidance: float) -> str:
-        """How long it takes with these settings."""
+        """How long drawing takes with these settings."""
         ranked = self.service.generator.scorer is not None
         return views.estimate(self.service, num_images if ranked else best, guidance)

@@ -9,10 +9,11 @@ from dalle_lean.terminal import Device, say, warn
 
 def demo(
     model: Annotated[
-        str | None, typer.Option(help="Model folder or hub id. Default: $DALLE_LEAN_MODEL, else the bundled model.")
+        str | None,
+        typer.Option(help="Model folder or hub id.", show_default="$DALLE_LEAN_MODEL, else the bundled model"),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="TCP port; taken, the next free one is used.", min=1, max=65535)] = 7860,
+    port: Annotated[int, typer.Option(help="TCP port; the next free one if it is taken.", min=1, max=65535)] = 7860,
     device: Device = "auto",
     share: Annotated[bool, typer.Option(help="Ask gradio.live for a public address (needs the network).")] = False,
     auth: Annotated[
@@ -20,7 +21,7 @@ def demo(
         typer.Option(
             metavar="USER:PASSWORD",
             envvar="DALLE_LEAN_AUTH",
-            help="Ask visitors for these; better given in the environment, where other users cannot read it.",
+            help="Ask visitors for these; safer in the environment, where other users cannot read them.",
         ),
     ] = None,
     root_path: Annotated[
@@ -30,6 +31,9 @@ def demo(
 ) -> None:
     """Serve the prompt page until Ctrl+C."""
     from dalle_lean.io.model_folder import find_model
+    from dalle_lean.require import require
+
+    require("gradio", extra="demo")
     from demo import progress_views as views
     from demo.server import free_port, read_auth, read_card, read_root_path, serve
     from demo.service.drawing_service import DrawingService
@@ -55,7 +59,7 @@ def demo(
     )
     say(f"the prompt page is at {server.local_url} (Ctrl+C ends it)")
     if server.share_url:
-        say(f"for everybody, for a week: {server.share_url}")
+        say(f"public for a week: {server.share_url}")
     elif share:
         warn("gradio.live gave no public address; is there a network?")
     server.block_thread()

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
+
 from dalle_lean.errors import UserError
 from demo import progress_views as views
 from demo.actions import Parts
@@ -12,13 +14,11 @@ from demo.download import write_pictures
 from demo.form import FormValues, default_rows, default_settings, read_request
 from demo.service.drawing_service import Done, DrawingService, Queued, Running
 from demo.service.scheduler import Busy
-from inference.gallery import codes_sha256
-from inference.generator import describe
+from inference.gallery import picture_facts
 
 
 def add_endpoint(service: DrawingService, parts: Parts) -> None:
     """Add /draw to the page that is being built; docs/page.md says what it takes and gives."""
-    import gradio as gr
 
     def draw(
         prompt: str,
@@ -41,8 +41,7 @@ def add_endpoint(service: DrawingService, parts: Parts) -> None:
                 if isinstance(event, Done):
                     with tempfile.TemporaryDirectory() as folder:
                         paths = write_pictures(service.generator, event, Path(folder))
-                        captions = [views.caption(picture, seed) for picture in event.pictures]
-                        yield list(zip(paths, captions, strict=True)), drawn_facts(service, event)
+                        yield list(zip(paths, views.captions(event), strict=True)), drawn_facts(service, event)
                 else:
                     yield [], progress_facts(event)
         except Busy as busy:
@@ -52,7 +51,7 @@ def add_endpoint(service: DrawingService, parts: Parts) -> None:
 
     facts = gr.JSON(visible=False)
     trigger = gr.Button(visible=False)
-    # Not the page's controls: Gradio refuses what is outside theirs with a traceback and without its name.
+    # Not the page's controls: Gradio refuses values outside their range with a traceback that does not name them.
     defaults = {**default_settings(service), "best": None, "seed": 0}
     numbers = [gr.Number(value, label=name, visible=False) for name, value in defaults.items()]
     trigger.click(
@@ -71,22 +70,19 @@ def add_endpoint(service: DrawingService, parts: Parts) -> None:
 
 
 def progress_facts(event: Queued | Running) -> dict[str, Any]:
-    """How far it is: place in line or share drawn, and the seconds left."""
+    """Place in line or share drawn, and the seconds left."""
     if isinstance(event, Queued):
         return {"state": "waiting", "line": event.line, "seconds": event.seconds}
     return {"state": "drawing", "share": event.share, "seconds": event.seconds}
 
 
 def drawn_facts(service: DrawingService, event: Done) -> dict[str, Any]:
-    """As results.json of `dalle-lean generate`, without file names."""
+    """As in results.json of `dalle-lean generate`, without file names."""
     return {
         "state": "drawn",
         "prompt": event.request.prompt,
-        "settings": describe(service.generator, event.request.settings, event.request.start),
+        "settings": service.generator.describe(event.request.settings, event.request.start),
         "unknown_words": service.generator.unknown_words(event.request.prompt),
         "seconds": event.seconds,
-        "pictures": [
-            {"index": picture.index, "score": picture.score, "codes_sha256": codes_sha256(picture.codes)}
-            for picture in event.pictures
-        ],
+        "pictures": [picture_facts(picture) for picture in event.pictures],
     }

@@ -1,4 +1,4 @@
-"""What somebody typed and chose, made a request; used by the page and by its endpoint."""
+"""What a visitor typed and chose, as a request; for the page and its endpoint."""
 
 import secrets
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dalle_lean.errors import UserError
 from demo.service.drawing_service import HIGHEST_GUIDANCE, LOWEST_GUIDANCE, DrawingService
-from inference.generator import Request, Settings, check_prompt
+from inference.request import Request, Settings, check_prompt
 
 LONGEST_PROMPT = 1000  # characters
 MOST_IMAGES = 128
@@ -19,7 +19,7 @@ LARGEST_SEED = 2**31
 
 @dataclass(frozen=True)
 class FormValues:
-    """What the controls say, in their order on the page; not checked yet."""
+    """The values of the controls, in their order on the page; not checked yet."""
 
     num_images: int
     best: int | None
@@ -36,8 +36,8 @@ class FormValues:
 
 
 def read_request(service: DrawingService, prompt: str, values: FormValues) -> Request:
-    """ValueError, in a sentence, for an empty or endless prompt, a setting that cannot be, an upload that is no
-    picture."""
+    """The request; ValueError, in a sentence, for an empty or endless prompt, a setting out of range, or an upload that
+    is not a picture."""
     check_prompt(prompt)
     if len(prompt) > LONGEST_PROMPT:
         raise UserError(f"the prompt has {len(prompt)} characters; say it in {LONGEST_PROMPT}")
@@ -78,22 +78,23 @@ def first_rows(service: DrawingService, codes: Tensor, rows: int) -> Tensor:
 
 
 def default_rows(service: DrawingService) -> int:
-    """How much is kept by default: the upper half."""
+    """Rows kept by default: the upper half."""
     return int(service.generator.model.config.image_side) // 2
 
 
 def new_seed() -> int:
-    """One that nobody can guess from the last."""
+    """One that cannot be guessed from the last."""
     return secrets.randbelow(LARGEST_SEED)
 
 
 def default_settings(service: DrawingService) -> dict[str, Any]:
-    """The paper's, as far as this machine and this model go."""
+    """The paper's, within the limits of this machine and this model."""
+    paper = Settings()
     return {
         "num_images": service.affordable(),
-        "best": 4,
-        "top_k": min(256, service.generator.model.config.image_vocab_size),
-        "top_p": 0.75,
-        "temperature": 1.0,
+        "best": paper.num_best,
+        "top_k": min(paper.top_k, service.generator.model.config.image_vocab_size),
+        "top_p": paper.top_p,
+        "temperature": paper.temperature,
         "guidance": service.guidance,
     }

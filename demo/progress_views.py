@@ -11,7 +11,8 @@ from dalle_lean.vocabulary import enumerated, named
 from demo.service.drawing_service import PREVIEWS, Done, DrawingService, Queued, Running
 from demo.service.latency_model import PAPER_NUM_IMAGES, PATIENCE_S
 from demo.service.scheduler import Busy
-from inference.generator import DEFAULT_BEST, Generator, Picture
+from inference.generator import Generator
+from inference.request import DEFAULT_BEST
 
 QUOTES = ("“", "”")
 EMPTY = "Your pictures will grow here."
@@ -30,29 +31,29 @@ def explanation(generator: Generator) -> str:
 
 def welcome(service: DrawingService, num_images: int) -> str:
     """The first line of the page."""
-    return line(f"Say in a few words what to draw, then press Enter. {estimate(service, num_images)}")
+    return line(f"Describe in a few words what to draw, then press Enter. {estimate(service, num_images)}")
 
 
 def estimate(service: DrawingService, num_images: int, guidance: float | None = None) -> str:
-    """How long a prompt takes when nobody else draws, in a sentence."""
-    what = "1 picture takes" if num_images == 1 else f"{num_images} {candidates(service.generator)} take"
-    spent = duration(service.seconds(num_images, guidance))
-    return f"{what} about {spent} on this {device_name(service.generator)}."
+    """How long a prompt takes when nobody else draws."""
+    generator = service.generator
+    plural = "candidates" if generator.scorer else "pictures"  # none are left out where nothing ranks them
+    what = "1 picture takes" if num_images == 1 else f"{num_images} {plural} take"
+    device = "GPU" if generator.device.type == "cuda" else "CPU"
+    return f"{what} about {duration(service.seconds(num_images, guidance))} on this {device}."
 
 
 def advice(service: DrawingService) -> str:
-    """Why so many candidates are set."""
-    affordable, paper_s = service.affordable(), service.seconds(PAPER_NUM_IMAGES)
+    """Why this is the default number of candidates."""
+    chosen, affordable = "The best are chosen from this many", service.affordable()
     if affordable == PAPER_NUM_IMAGES:
-        return f"The best are chosen among so many; {PAPER_NUM_IMAGES} as in the paper"
-    return (
-        f"The best are chosen among so many. The paper draws {PAPER_NUM_IMAGES}, which would take about "
-        f"{duration(paper_s)} here, so {affordable} are set"
-    )
+        return f"{chosen}; {PAPER_NUM_IMAGES} as in the paper"
+    paper = duration(service.seconds(PAPER_NUM_IMAGES))
+    return f"{chosen}. The paper draws {PAPER_NUM_IMAGES}, which would take about {paper} here, so {affordable} are set"
 
 
 def default_count(service: DrawingService) -> str:
-    """How many are drawn where nothing else is said, how long that takes and why so many, for the terminal."""
+    """For the terminal: how many pictures are drawn by default, how long that takes, and why."""
     if service.generator.scorer is None:
         return f"by default {DEFAULT_BEST} pictures, about {duration(service.seconds(DEFAULT_BEST))}"
     affordable = service.affordable()
@@ -98,17 +99,18 @@ def finished(event: Done, note: str = "") -> str:
     return line(f"{shown}, drawn in {event.seconds:.1f} s. {note}".strip())
 
 
-def caption(picture: Picture, seed: int) -> str:
-    """What is below a picture."""
-    score = "" if picture.score is None else f"score {picture.score:.3f} · "
-    return f"{score}no. {picture.index}\nseed {seed}"
+def captions(event: Done) -> list[str]:
+    """What is below each picture."""
+    scores = ["" if picture.score is None else f"score {picture.score:.3f} · " for picture in event.pictures]
+    seed = event.request.settings.seed
+    return [f"{score}no. {picture.index}\nseed {seed}" for score, picture in zip(scores, event.pictures, strict=True)]
 
 
 def unknown(words: Sequence[str], known: Sequence[str] | None = None) -> str:
-    """What the model has not learnt, nothing where there are no such words.
+    """Which words the model has not learnt; empty where there are none.
 
     Args:
-        known: where it knows no word of the prompt, prompts that it does know.
+        known: prompts that it does know, where it knows no word of this one.
     """
     if not words:
         return ""
@@ -122,7 +124,7 @@ def unknown(words: Sequence[str], known: Sequence[str] | None = None) -> str:
 
 
 def busy(error: Busy) -> str:
-    """The page is full."""
+    """The line is full."""
     sentence = (
         f"The page is busy: {error.served} drawing, {error.waiting} waiting. "
         f"Please try again in about {duration(error.seconds)}."
@@ -131,14 +133,9 @@ def busy(error: Busy) -> str:
 
 
 def failure(message: str) -> str:
-    """A mistake as a sentence."""
-    return line(sentence(message), kind="status mistake")
-
-
-def sentence(message: str) -> str:
-    """With a capital and a full stop."""
+    """What went wrong, as a sentence."""
     message = message[:1].upper() + message[1:]
-    return message if message.endswith((".", "!", "?")) else message + "."
+    return line(message if message.endswith((".", "!", "?")) else message + ".", kind="status mistake")
 
 
 def line(text: str, kind: str = "status") -> str:
@@ -170,7 +167,7 @@ def given_stage(image: Image.Image, rows: int, of: int) -> str:
 
 
 def picture_tag(image: Image.Image, words: str) -> str:
-    """The picture within the page itself, so that no file has to be written for it."""
+    """The picture inside the page itself, without a file."""
     file = io.BytesIO()
     image.save(file, format="WEBP", quality=85)
     data = base64.b64encode(file.getvalue()).decode()
@@ -189,17 +186,8 @@ def facts(generator: Generator) -> str:
     )
 
 
-def candidates(generator: Generator) -> str:
-    """What those that are drawn are called: only where they are ranked are some left out."""
-    return "pictures" if generator.scorer is None else "candidates"
-
-
-def device_name(generator: Generator) -> str:
-    return "GPU" if generator.device.type == "cuda" else "CPU"
-
-
 def duration(seconds: float) -> str:
-    """ "4 s", "3 min", "2 h": as exactly as an estimate is known."""
+    """ "4 s", "3 min", "2 h": no more exact than an estimate is."""
     if seconds < 100:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 6000 else f"{round(seconds / 3600)} h"

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
+
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_text
 from demo.page import build_page
@@ -14,9 +16,9 @@ from demo.service.drawing_service import DrawingService
 from demo.upload import MAX_UPLOAD_BYTES
 
 PORTS_TRIED = 20
-# Those who wait hold a thread each.
+# Each waiting visitor holds one.
 THREADS = 64
-# What each visitor drew last is kept so that "More like this" works.
+# Each visitor's last pictures are kept for "More like this".
 VISITORS_KEPT = 500
 STYLE = Path(__file__).with_name("page.css")
 ESCAPE_STOPS = """() => document.addEventListener("keydown", event => {
@@ -25,7 +27,7 @@ ESCAPE_STOPS = """() => document.addEventListener("keydown", event => {
 
 
 def free_port(host: str, first: int, tries: int = PORTS_TRIED) -> int:
-    """The first port from `first` on that nobody listens on; OSError in one sentence where there is none."""
+    """The first free port from `first` on; OSError, in one sentence, where none of `tries` is free."""
     last = min(first + tries - 1, 65535)
     for port in range(first, last + 1):
         try:
@@ -41,7 +43,7 @@ def free_port(host: str, first: int, tries: int = PORTS_TRIED) -> int:
 
 
 def read_auth(auth: str | None) -> tuple[str, str] | None:
-    """USER:PASSWORD in two; ValueError without either."""
+    """USER:PASSWORD split in two; ValueError where one is missing."""
     if auth is None:
         return None
     user, colon, password = auth.partition(":")
@@ -51,7 +53,7 @@ def read_auth(auth: str | None) -> tuple[str, str] | None:
 
 
 def read_root_path(path: str | None) -> str | None:
-    """With one slash before it and none after it, as Gradio needs it; a whole http(s) address keeps its start."""
+    """With a leading slash and no trailing one, as Gradio needs it; an http(s) address keeps its beginning."""
     if path is None:
         return None
     path = path.rstrip("/")
@@ -61,10 +63,7 @@ def read_root_path(path: str | None) -> str | None:
 
 
 def read_card(folder: Path) -> str:
-    """The model card of a folder as Markdown, without the hub's metadata block and what lies beside it.
-
-    Empty where there is none.
-    """
+    """The model card of a folder as Markdown, without metadata and links to local files; empty without a card."""
     path = folder / "README.md"
     text = read_text(path) if path.is_file() else ""
     text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)
@@ -83,7 +82,7 @@ def serve(
     root_path: str | None = None,
     api: bool = True,
 ) -> Any:
-    """Start the page in threads of its own and return it; `block_thread()` waits, `close()` ends it.
+    """Start the page in background threads and return it; `block_thread()` waits, `close()` ends it.
 
     Args:
         port: must be free, see `free_port`.
@@ -120,8 +119,6 @@ def serve(
 
 def theme() -> Any:
     """Gradio's own, with the machine's fonts."""
-    import gradio as gr
-
     return gr.themes.Default(
         primary_hue="indigo", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
     )

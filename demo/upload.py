@@ -10,7 +10,7 @@ NO_PICTURE = "the file is not a picture that can be read; take a PNG, JPEG, WebP
 
 
 def open_upload(upload: bytes) -> Image.Image:
-    """The picture in a file's bytes, its header read; ValueError, in a sentence for the page, where there is none."""
+    """The picture in a file's bytes, its header read; ValueError, in a sentence for the page, for anything else."""
     if len(upload) > MAX_UPLOAD_BYTES:
         raise UserError(f"the file has {len(upload) / 2**20:.0f} MiB; a picture may have {MAX_UPLOAD_BYTES // 2**20}")
     try:

@@ -1,5 +1,6 @@
 """Prompt -> codes -> pixels -> CLIP scores -> the best few."""
 
-from inference.generator import Generator, Picture
+from inference.generator import Generator
+from inference.request import Picture
 
 __all__ = ["Generator", "Picture"]

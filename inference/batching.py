@@ -24,23 +24,23 @@ class Part(NamedTuple):
 
 
 Batch = list[Part]
-"""As many pictures of each part."""
+"""Parts with equally many pictures."""
 
 
 class Kind(NamedTuple):
     """What pictures must have in common to be drawn together."""
 
     guided: bool
-    """Then each picture takes two rows."""
+    """A guided picture takes two rows."""
     num_given: int
-    """Codes that are given, not drawn."""
+    """Codes that come with the request."""
 
 
 def plan_batches(counts: Sequence[int], kinds: Sequence[Kind], batch_size: int) -> list[Batch]:
     """Batches that draw counts[i] pictures of request i, in no more rows than `batch_size` pictures of one prompt take.
 
-    Pictures of several requests come together where they are as many of each and of the same kind; the rows of each
-    are whole groups.
+    Pictures of several requests share a batch where each has equally many of the same kind; the rows of each are
+    padded to whole groups.
     """
     batches: list[Batch] = []
     open_batches: dict[tuple[int, Kind], Batch] = {}
@@ -58,7 +58,7 @@ def plan_batches(counts: Sequence[int], kinds: Sequence[Kind], batch_size: int) 
 
 
 def whole_groups(rows: int) -> int:
-    """Rows as attention has them, in whole groups."""
+    """Rows rounded up to whole groups, as attention computes them."""
     return -(-rows // ROW_GROUP) * ROW_GROUP
 
 
@@ -81,14 +81,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def picture_bytes(config: DalleConfig, dtype: torch.dtype) -> int:
-    """What decoding remembers of one picture: keys and values in `dtype`, inputs of token shift in float32."""
+    """What decoding keeps of one picture: keys and values in `dtype`, inputs of token shift in float32."""
     cells = sum(window_of(config, kind).cells for kind in config.layer_kinds)
     kept = 2 * cells * config.num_heads * config.head_size * dtype.itemsize
     shifted = config.num_layers * config.image_side * config.hidden_size * 4 if config.token_shift else 0
     return kept + shifted
 
 
-def default_batch_size(config: DalleConfig, dtype: torch.dtype, device: torch.device) -> int:
-    """As many pictures as half of the free memory remembers, 8 to 128, in whole groups of rows."""
-    fitting = int(free_bytes(device) * SHARE_OF_FREE_MEMORY) // picture_bytes(config, dtype)
+def default_batch_size(config: DalleConfig, dtype: torch.dtype, device: torch.device, prompts: int = 1) -> int:
+    """Pictures of each of `prompts` that fit into half of the free memory together, 8 to 128, in groups of 8 rows."""
+    fitting = int(free_bytes(device) * SHARE_OF_FREE_MEMORY / prompts) // picture_bytes(config, dtype)
     return max(ROW_GROUP, min(LARGEST_BATCH, fitting // ROW_GROUP * ROW_GROUP))

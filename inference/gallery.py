@@ -1,6 +1,6 @@
-"""What `dalle-lean generate` leaves in a folder: numbered PNGs, a contact sheet and results.json.
+"""The folder that `dalle-lean generate` writes: numbered PNGs, a contact sheet and results.json.
 
-A PNG says itself how to draw it again, in its text chunks.
+The text chunks of a PNG say how to draw it again.
 """
 
 import hashlib
@@ -18,11 +18,12 @@ from PIL.PngImagePlugin import PngInfo
 
 from dalle_lean.draw.text_wrap import wrapped
 from dalle_lean.io.files import atomic_write, read_json, write_json
-from inference.generator import Picture
+from inference.request import Picture
 
 TILE_SIDE = 256
 MARGIN = 16
-CAPTION_HEIGHT = 24
+HEADING_HEIGHT = 26
+LINE_HEIGHT = 16
 COLUMNS = 4
 SLUG_LENGTH = 48
 
@@ -51,7 +52,7 @@ def write_gallery(
     Each file is written atomically, results.json last; pictures of an earlier, longer gallery there are removed.
 
     Args:
-        unknown_words: of the prompt, as `Generator.unknown_words` gives them; None is not known.
+        unknown_words: as `Generator.unknown_words` gives them.
     """
     folder = Path(folder)
     earlier = pictures_of(folder)
@@ -66,13 +67,7 @@ def write_gallery(
             "settings": settings,
             "unknown_words": unknown_words,
             "pictures": [
-                {
-                    "file": name,
-                    "index": picture.index,
-                    "score": picture.score,
-                    "codes_sha256": codes_sha256(picture.codes),
-                }
-                for name, picture in zip(names, pictures, strict=True)
+                {"file": name, **picture_facts(picture)} for name, picture in zip(names, pictures, strict=True)
             ],
         },
     )
@@ -98,11 +93,16 @@ def codes_sha256(codes: torch.Tensor) -> str:
     return hashlib.sha256(codes.cpu().numpy().astype("<i4").tobytes()).hexdigest()
 
 
+def picture_facts(picture: Picture) -> dict[str, Any]:
+    """One picture's index, score and codes, for results.json."""
+    return {"index": picture.index, "score": picture.score, "codes_sha256": codes_sha256(picture.codes)}
+
+
 def prompt_metadata(prompt: str, settings: Mapping[str, Any]) -> dict[str, str]:
-    """What all pictures of a prompt share: the prompt, its seed, all settings as JSON, the model where it has a hash.
+    """What all pictures of a prompt share: the prompt, its seed, all settings as JSON, the model's hash if it has one.
 
     Args:
-        settings: as `inference.generator.describe` gives them.
+        settings: as `Generator.describe` gives them.
     """
     metadata = {
         "Software": "dalle_lean",
@@ -116,7 +116,7 @@ def prompt_metadata(prompt: str, settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def picture_metadata(picture: Picture) -> dict[str, str]:
-    """What is one picture's own: its index and, where it was ranked, its score."""
+    """What differs between the pictures of a prompt: index and, where it was ranked, score."""
     score = {} if picture.score is None else {"score": f"{picture.score:.6f}"}
     return {"index": str(picture.index), **score}
 
@@ -129,7 +129,7 @@ def png_bytes(image: Image.Image, metadata: Mapping[str, str]) -> bytes:
     """
     chunks = PngInfo()
     for key, value in metadata.items():
-        # NUL would end the text. Lone surrogates stand for bytes of a command line that were no UTF-8.
+        # NUL would end the text. Lone surrogates stand for bytes of a command line that were not UTF-8.
         readable = re.sub("[\0\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", value)
         chunks.add_itxt(key, readable)
     file = io.BytesIO()
@@ -152,25 +152,37 @@ def enlarged(image: Image.Image, side: int = TILE_SIDE) -> Image.Image:
 
 
 def contact_sheet(prompt: str, pictures: Sequence[Picture]) -> Image.Image:
-    """All pictures on one white sheet, the prompt above, each one's place, index and score below it."""
-    tiles = [enlarged(picture.image) for picture in pictures]
-    side = max((max(tile.size) for tile in tiles), default=TILE_SIDE)
+    """All pictures on one sheet, the prompt above, each one's index and score below it."""
+    return tile_sheet([picture.image for picture in pictures], [picture_caption(p) for p in pictures], heading=prompt)
+
+
+def tile_sheet(
+    pictures: Sequence[Image.Image],
+    captions: Sequence[str],
+    side: int = TILE_SIDE,
+    caption_lines: int = 1,
+    heading: str = "",
+) -> Image.Image:
+    """A white sheet with rows of four pictures at `side` pixels or more, each caption cut to `caption_lines`."""
+    tiles = [enlarged(picture, side) for picture in pictures]
+    side = max((max(tile.size) for tile in tiles), default=side)
     columns = max(1, min(COLUMNS, len(tiles)))
     rows = -(-len(tiles) // columns)
-    cell_width, cell_height = side + MARGIN, side + CAPTION_HEIGHT + MARGIN
-    heading_font, caption_font = ImageFont.load_default(20), ImageFont.load_default(14)
+    cell_width, cell_height = side + MARGIN, side + caption_lines * LINE_HEIGHT + MARGIN
+    heading_font, font = ImageFont.load_default(20), ImageFont.load_default(13)
     width = MARGIN + columns * cell_width
-    heading = wrapped(prompt, heading_font, width - 2 * MARGIN)
-    top = MARGIN + 26 * len(heading) + MARGIN // 2
+    lines = wrapped(heading, heading_font, width - 2 * MARGIN) if heading else []
+    top = MARGIN + HEADING_HEIGHT * len(lines)
     sheet = Image.new("RGB", (width, top + rows * cell_height), "white")
     draw = ImageDraw.Draw(sheet)
-    for line, text in enumerate(heading):
-        draw.text((MARGIN, MARGIN + 26 * line), text, fill="black", font=heading_font)
-    for place, (tile, picture) in enumerate(zip(tiles, pictures, strict=True)):
-        left = MARGIN + (place % columns) * cell_width
-        upper = top + (place // columns) * cell_height
+    for row, text in enumerate(lines):
+        draw.text((MARGIN, MARGIN + HEADING_HEIGHT * row), text, fill="black", font=heading_font)
+    for place, (tile, caption) in enumerate(zip(tiles, captions, strict=True)):
+        left = MARGIN + place % columns * cell_width
+        upper = top + place // columns * cell_height
         sheet.paste(tile, (left, upper))
-        draw.text((left, upper + side + 4), picture_caption(picture), fill="#555555", font=caption_font)
+        for row, text in enumerate(wrapped(caption, font, side)[:caption_lines]):
+            draw.text((left, upper + side + 3 + LINE_HEIGHT * row), text, fill="#333333", font=font)
     return sheet
 
 

@@ -1,11 +1,11 @@
 """Generator: a prompt in, the best few pictures out.
 
-N pictures, I codes in a picture, T text length.
+n pictures, m codes given, I codes in a picture, R rows.
 """
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,85 +21,17 @@ from dalle_lean.images.files import square_pixels
 from dalle_lean.images.vqgan import VQGAN, read_description
 from dalle_lean.io.model_folder import check_parts, find_model, read_model
 from dalle_lean.model.config import DalleConfig
-from dalle_lean.model.dalle import Dalle, check_ids
+from dalle_lean.model.dalle import Dalle
 from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vocabulary import Vocabulary
 from inference.batching import Batch, Kind, default_batch_size, halve, is_out_of_memory, plan_batches
-from inference.ranking import collect, decode_and_score
+from inference.ranking import best_pictures, collect, decode_and_score
+from inference.request import Picture, Progress, Request, Settings
 from inference.sampling.decoder import Decoder
 from inference.sampling.packed_linear import Precision
-from inference.sampling.prefill import Prompts, read_prompts
-from inference.sampling.sampler import Row, Sampling, sample_codes
+from inference.sampling.prefill import read_prompts
+from inference.sampling.sampler import Row, sample_codes
 from inference.scorer import Scorer, make_scorer
-
-DEFAULT_BEST = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings(Sampling):
-    """What to draw for a prompt; the defaults are the paper's. ValueError outside the ranges."""
-
-    num_images: int = 128
-    best: int | None = None
-    """How many to keep; None is 4, or all where fewer are drawn."""
-
-    def __post_init__(self) -> None:
-        for name in ("num_images", "best", "top_k", "seed"):
-            optional = name == "best" and self.best is None
-            if not (optional or isinstance(getattr(self, name), int)):
-                raise UserError(f"{name}={getattr(self, name)}: it must be a whole number")
-        for name in ("top_p", "temperature", "guidance"):
-            if not isinstance(getattr(self, name), int | float):
-                raise UserError(f"{name}={getattr(self, name)}: it must be a number")
-        for name, value in (("num_images", self.num_images), ("best", self.num_best)):
-            if value < 1:
-                raise UserError(f"{name}={value}: it must be at least 1")
-        if self.num_best > self.num_images:
-            raise UserError(f"best={self.best} is more than num_images={self.num_images}; draw more or show fewer")
-        super().__post_init__()
-
-    @property
-    def num_best(self) -> int:
-        """How many pictures are kept."""
-        return min(DEFAULT_BEST, self.num_images) if self.best is None else self.best
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt and what to draw for it."""
-
-    prompt: str
-    settings: Settings
-    start: Tensor | None = None
-    """The first codes [m] of every picture, m < I, as `Generator.read_picture` gives them; the rest is drawn."""
-
-
-@dataclass(frozen=True)
-class Picture:
-    """One picture of a prompt."""
-
-    image: Image.Image
-    score: float | None
-    """The scorer's; None where nothing ranked the pictures."""
-    index: int
-    """Its number among the pictures drawn: with prompt, settings and seed it names the picture."""
-    codes: Tensor
-    """[I] int64, raster order."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far the drawing is, in codes of all requests."""
-
-    done: int
-    total: int
-    note: str = ""
-    pictures: list[Picture] | None = None
-    """The best of one request, once they are all drawn and ranked."""
-    codes: Tensor | None = None
-    """[n, m], the first m codes of the n pictures being drawn, where they are all of one request."""
-    request: int = 0
-    """Number of the request that `pictures` or `codes` belong to."""
 
 
 class Generator:
@@ -120,11 +52,11 @@ class Generator:
         self.device = model.output.weight.device
         self.model_sha256: str | None = None
         self.caption_dropout: float | None = None
-        """Share of the captions in whose place it learnt the empty one, which guidance needs; None is not known."""
+        """Share of captions left empty in training, which guidance needs; None is unknown."""
         self.guidance = 1.0
-        """What it draws with unless told otherwise; 1 is off."""
+        """The default; 1 is off."""
         self.vocabulary: Vocabulary | None = None
-        """The words of its training captions; None is not known."""
+        """The words of its training captions; None is unknown."""
 
     @classmethod
     def from_folder(
@@ -143,7 +75,7 @@ class Generator:
 
         Raises:
             ValueError: a part is missing or altered, or is not the one the transformer was trained with; a precision
-                or scorer that cannot be had.
+                or scorer that does not work here.
         """
         path, where = find_model(None if folder is None else str(folder)), pick_device(device)
         content = check_parts(path)
@@ -221,42 +153,34 @@ class Generator:
         batch_size: int | None = None,
         on_progress: Callable[[int, int, str], None] | None = None,
     ) -> list[Picture]:
-        """As a call, with the settings in one object; telling of a cut prompt is up to the caller (`excess_tokens`)."""
+        """As a call, with the settings in one object and no warning of a cut prompt (see `excess_tokens`)."""
         pictures = None
-        for progress in self.draw(prompt, settings, batch_size):
+        for progress in self.draw([Request(prompt, settings)], batch_size):
             if on_progress is not None:
                 on_progress(progress.done, progress.total, progress.note)
             pictures = progress.pictures
         assert pictures is not None
         return pictures
 
-    def draw(
-        self, prompt: str, settings: Settings, batch_size: int | None = None, *, start: Tensor | None = None
-    ) -> Iterator[Progress]:
-        """`draw_all` for one request."""
-        return self.draw_all([Request(prompt, settings, start)], batch_size)
-
     @torch.inference_mode()
-    def draw_all(self, requests: Sequence[Request], batch_size: int | None = None) -> Iterator[Progress]:
+    def draw(self, requests: Sequence[Request], batch_size: int | None = None) -> Iterator[Progress]:
         """Draw step by step: a Progress for each row of codes, and one with the pictures of each finished request.
 
-        Pictures of several requests are drawn together where they are as many of each. A picture does not depend on
-        what is drawn beside it; on a CPU in fp32 or bf16 exactly so, unless heads have fewer than 8 channels.
+        Pictures of several requests share a batch where each has equally many. A picture does not depend on the
+        others in its batch; on a CPU in fp32 or bf16 exactly so, unless heads have fewer than 8 channels.
         Close the iterator to cancel: nothing is kept.
 
         Args:
-            batch_size: pictures at once; None chooses by the free memory. Where memory runs out, half as many.
+            batch_size: pictures at once; None chooses by the free memory. Halved where memory runs out.
         """
-        for asked in requests:
-            check_prompt(asked.prompt)
-            if asked.start is not None:
-                check_start(asked.start, self.model.config)
         config, decoder = self.model.config, self.decoder
+        for request in requests:
+            request.check(config)
         if batch_size is None:
             batch_size = default_batch_size(config, decoder.dtype, decoder.device)
         elif batch_size < 1:
             raise UserError(f"batch_size={batch_size}: it must be at least 1")
-        counts = [r.settings.num_best if self.scorer is None else r.settings.num_images for r in requests]
+        counts = [self.num_drawn(request.settings) for request in requests]
         kinds = [Kind(r.settings.guidance != 1, 0 if r.start is None else len(r.start)) for r in requests]
         waiting = plan_batches(counts, kinds, batch_size)
         # Of each request, the codes of its parts by their first picture; parts need not come in order.
@@ -269,46 +193,40 @@ class Generator:
             try:
                 for codes in self._draw_batch(requests, batch):
                     if codes.shape[1] % config.image_side == 0:
-                        request, shown = batch[0].request, codes if len(batch) == 1 else None
+                        number, shown = batch[0].request, codes if len(batch) == 1 else None
                         drawn_now = len(codes) * (codes.shape[1] - given)
-                        yield Progress(done + drawn_now, total, "drawing", codes=shown, request=request)
+                        yield Progress(done + drawn_now, total, "drawing", codes=shown, request=number)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 waiting = halve(batch) + waiting
                 continue
             done += len(codes) * (codes.shape[1] - given)
-            for part, part_codes in zip(batch, codes.chunk(len(batch)), strict=True):
-                parts = drawn[part.request]
-                parts[part.pictures.start] = part_codes
-                if sum(map(len, parts.values())) == counts[part.request]:
-                    all_codes, note = torch.cat([parts[first] for first in sorted(parts)]), self._finishing
-                    ranked = []
-                    for decoded in decode_and_score(all_codes, requests[part.request].prompt, self.vqgan, self.scorer):
-                        yield Progress(done, total, note, request=part.request)
+            for (number, pictures), part_codes in zip(batch, codes.chunk(len(batch)), strict=True):
+                parts = drawn[number]
+                parts[pictures.start] = part_codes
+                if sum(map(len, parts.values())) == counts[number]:
+                    all_codes, ranked = torch.cat([parts[first] for first in sorted(parts)]), []
+                    note = "painting" if self.scorer is None else "ranking"
+                    for decoded in decode_and_score(all_codes, requests[number].prompt, self.vqgan, self.scorer):
+                        yield Progress(done, total, note, request=number)
                         ranked.append(decoded)
-                    pictures = best_pictures(all_codes, *collect(ranked), requests[part.request].settings.num_best)
-                    yield Progress(done, total, "done", pictures, request=part.request)
+                    best = best_pictures(all_codes, *collect(ranked), requests[number].settings.num_best)
+                    yield Progress(done, total, "done", best, request=number)
 
     def _draw_batch(self, requests: Sequence[Request], batch: Batch) -> Iterator[Tensor]:
         """The codes so far of all pictures of a batch, [R, n]."""
         asked = [requests[part.request] for part in batch]
-        rows = [
-            Row(picture, request.settings)
-            for part, request in zip(batch, asked, strict=True)
-            for picture in part.pictures
-        ]
-        return sample_codes(self.decoder, self._read(asked), rows)
-
-    def _read(self, asked: Sequence[Request]) -> Prompts:
         text_ids = self.tokenizer.encode([request.prompt for request in asked], self.model.config.text_len)
         starts = [request.start.to(self.device) for request in asked if request.start is not None]
         codes = torch.stack(starts) if len(starts) == len(asked) else None
-        return read_prompts(self.decoder, text_ids, codes, guided=asked[0].settings.guidance != 1)
+        prompts = read_prompts(self.decoder, text_ids, codes, guided=asked[0].settings.guidance != 1)
+        rows = [Row(picture, requests[part.request].settings) for part in batch for picture in part.pictures]
+        return sample_codes(self.decoder, prompts, rows)
 
-    @property
-    def _finishing(self) -> str:
-        return "painting" if self.scorer is None else "ranking"
+    def num_drawn(self, settings: Settings) -> int:
+        """How many pictures are drawn: without a scorer, only those that are kept."""
+        return settings.num_best if self.scorer is None else settings.num_images
 
     def read_picture(self, image: Image.Image) -> Tensor:
         """The codes [I] of the centre square of a picture; ValueError for broken data."""
@@ -316,27 +234,23 @@ class Generator:
 
     def read_pixels(self, pixels: NDArray[np.uint8]) -> Tensor:
         """The codes [I] of the pixels [side, side, 3] of a picture, whose side is `picture_side`."""
-        images = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].to(self.device) / 255
-        codes: Tensor = self.vqgan.encode(images)[0]
-        return codes
+        return self.vqgan.encode(torch.tensor(pixels).permute(2, 0, 1)[None].to(self.device) / 255)[0]
 
     def preview(self, codes: Tensor) -> list[Image.Image]:
         """Unfinished pictures from their first codes [n, m]: whole rows that are drawn, transparent below."""
         side, scale = self.model.config.image_side, self.vqgan.config.downscale
         rows = codes.shape[1] // side
+        if rows == 0:
+            return []
         # The decoder looks past the edge of what is drawn; repeating the last row disturbs it least.
-        whole = torch.cat(
-            [codes[:, : rows * side], *[codes[:, (rows - 1) * side : rows * side]] * (side - rows)], dim=1
-        )
+        drawn = codes[:, : rows * side].unflatten(1, (rows, side))
+        whole = drawn[:, torch.arange(side).clamp(max=rows - 1)].flatten(1)
         pictures = []
-        for image in self._decode(whole) if rows else []:
-            drawn = Image.new("RGBA", image.size)
-            drawn.paste(image.crop((0, 0, image.width, rows * scale)))
-            pictures.append(drawn)
+        for image in collect(decode_and_score(whole, "", self.vqgan))[0]:
+            preview = Image.new("RGBA", image.size)
+            preview.paste(image.crop((0, 0, image.width, rows * scale)))
+            pictures.append(preview)
         return pictures
-
-    def _decode(self, codes: Tensor) -> list[Image.Image]:
-        return collect(decode_and_score(codes, "", self.vqgan))[0]
 
     def excess_tokens(self, prompt: str) -> int:
         """How many of the prompt's tokens this model has no room for; they are cut off."""
@@ -345,27 +259,25 @@ class Generator:
     def unknown_words(self, prompt: str) -> list[str] | None:
         """The words of a prompt that training never showed, in its order, each once.
 
-        None where the model folder has no vocabulary.json, and so does not tell.
+        None where the model folder has no vocabulary.json.
         """
         return None if self.vocabulary is None else self.vocabulary.unknown(prompt)
+
+    def describe(self, settings: Settings, start: Tensor | None = None) -> dict[str, Any]:
+        """What fixes the pictures besides the prompt, ready for JSON."""
+        return {
+            **asdict(settings),
+            **({} if start is None else {"start": start.tolist()}),
+            "best": settings.num_best,
+            "precision": self.decoder.precision,
+            "scorer": None if self.scorer is None else self.scorer.name,
+            "model_sha256": self.model_sha256,
+        }
 
     @property
     def picture_side(self) -> int:
         """Width and height of a picture in pixels."""
         return self.model.config.image_side * self.vqgan.config.downscale
-
-
-def check_prompt(prompt: str) -> None:
-    """ValueError for a prompt with nothing in it."""
-    if not prompt.strip():
-        raise UserError("the prompt is empty; say in a few words what to draw")
-
-
-def check_start(start: Tensor, config: DalleConfig) -> None:
-    """ValueError unless `start` is [m] codes of the model, fewer than a picture has."""
-    if start.dim() != 1 or len(start) >= config.image_len:
-        raise ValueError(f"start has shape {list(start.shape)}; it must be [m] with m < {config.image_len} codes")
-    check_ids("start", start[None], config.image_vocab_size)
 
 
 def check_fit(config: DalleConfig, tokenizer: Tokenizer, vqgan: VQGAN) -> None:
@@ -380,27 +292,3 @@ def check_fit(config: DalleConfig, tokenizer: Tokenizer, vqgan: VQGAN) -> None:
             f"the VQGAN has {vqgan.config.codebook_size} codes, the transformer {config.image_vocab_size}: "
             "it is not the one the transformer was trained with"
         )
-
-
-def best_pictures(
-    codes_NI: Tensor, images: Sequence[Image.Image], scores: Sequence[float] | None, count: int
-) -> list[Picture]:
-    """The `count` pictures with the highest scores, best first; without scores the first ones."""
-    order = sorted(range(len(images)), key=lambda index: (-scores[index] if scores else 0.0, index))
-    return [
-        Picture(images[index], scores[index] if scores else None, index, codes_NI[index].cpu())
-        for index in order[:count]
-    ]
-
-
-def describe(generator: Generator, settings: Settings, start: Tensor | None = None) -> dict[str, Any]:
-    """What fixes the pictures besides the prompt, ready for JSON."""
-    given = {} if start is None else {"start": start.tolist()}
-    return {
-        **asdict(settings),
-        **given,
-        "best": settings.num_best,
-        "precision": generator.decoder.precision,
-        "scorer": None if generator.scorer is None else generator.scorer.name,
-        "model_sha256": generator.model_sha256,
-    }

@@ -5,7 +5,7 @@ Shapes: N pictures, I codes in a picture, H x W pixels.
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,16 +16,17 @@ from torch.nn.functional import pad
 from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN, VQGANConfig
 from inference.batching import is_out_of_memory
+from inference.request import Picture
 from inference.scorer import Scorer
 
 DECODE_BUDGET_BYTES = 2**31
-# Convolutions round differently for other numbers of pictures. The model and its picture's size choose this number, and
-# a batch that is not full is filled up: so picture i is the same, however many are drawn.
+# Convolutions round differently for other numbers of pictures. So this number depends on the model and its picture size
+# alone, and the last batch is padded: picture i is the same, however many are drawn.
 DECODE_BATCH = 8
 
 
 class Ranked(NamedTuple):
-    """Some of the pictures, in the order of their codes, on the device; there may still be work to do on them."""
+    """Some of the pictures, in the order of their codes, on the device, which may still be computing them."""
 
     pixels: Tensor
     """[n, H, W, 3] uint8."""
@@ -45,7 +46,7 @@ def decode_and_score(
         batch: None is `decode_batch_size`.
 
     Raises:
-        ValueError: codes that are none of this VQGAN's, scores of a wrong shape, or not even one picture fits.
+        ValueError: codes that this VQGAN does not have, scores of a wrong shape, or not even one picture fits.
     """
     side = vqgan.check_codes(codes)
     size = decode_batch_size(vqgan.config, side) if batch is None else batch
@@ -54,7 +55,7 @@ def decode_and_score(
     codes, start = codes.to(vqgan.quantize.table.device), 0
     # Nothing in the loop waits for a CUDA device, so the next decoding is queued while it still scores. On the CPU they
     # take turns: with a thread for scoring, two cores took 10 % longer with the bundled CLIP and 18 % less with a
-    # ViT-S-32 (128 pictures), too little for asking that every scorer be safe beside another thread.
+    # ViT-S-32 (128 pictures), not enough to require that every scorer be thread-safe.
     while start < len(codes):
         ranked = try_batch(codes[start : start + size], prompt, vqgan, scorer, size)
         if ranked is not None:
@@ -81,7 +82,7 @@ def try_batch(codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer | None, s
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        return None  # and only now the tensors that the error held are let go
+        return None  # only here are the tensors that the error held released
 
 
 def checked_scores(scorer: Scorer, pixels: Tensor, prompt: str) -> Tensor:
@@ -111,6 +112,16 @@ def collect(batches: Iterable[Ranked]) -> tuple[list[Image.Image], list[float] |
     return images, scores
 
 
+def best_pictures(
+    codes: Tensor, images: Sequence[Image.Image], scores: Sequence[float] | None, count: int
+) -> list[Picture]:
+    """The `count` pictures of codes [N, I] with the highest scores, best first; without scores the first ones."""
+    order = sorted(range(len(images)), key=lambda index: (-scores[index] if scores else 0.0, index))
+    return [
+        Picture(images[index], scores[index] if scores else None, index, codes[index].cpu()) for index in order[:count]
+    ]
+
+
 def to_bytes(pixels: Tensor) -> Tensor:
     """[N, 3, H, W] in 0..1 -> [N, H, W, 3] uint8."""
     return (pixels * 255).round().to(torch.uint8).permute(0, 2, 3, 1)
@@ -127,7 +138,7 @@ def decode_batch_size(config: VQGANConfig, side: int, budget_bytes: int = DECODE
 def decode_bytes(config: VQGANConfig, side: int) -> int:
     """Bytes of tensors at the fullest moment of decoding one picture of side x side codes, in float32.
 
-    What convolutions take for themselves comes on top; it differs from library to library.
+    Convolution workspaces come on top; they differ between libraries.
     """
     last_level = len(config.channel_multipliers) - 1
     most, width = 0, config.channels * config.channel_multipliers[-1]
@@ -135,7 +146,7 @@ def decode_bytes(config: VQGANConfig, side: int) -> int:
     built_side = config.image_side
     for level in range(last_level, -1, -1):
         places, out_width = side * side, config.channels * config.channel_multipliers[level]
-        # A block at x * sigmoid(x): its input beside norm, sigmoid and product, before and after its width changes.
+        # A block at x * sigmoid(x) holds its input, norm, sigmoid and product, before and after its width changes.
         most = max(most, 4 * places * width, places * (width + 3 * out_width))
         if level == last_level or built_side in config.attention_resolutions:
             # Input, norm, query, key and value, and twice the weights of each place for each.

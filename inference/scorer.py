@@ -36,7 +36,7 @@ SPECS = "clip, none, ARCHITECTURE:FILE, ARCHITECTURE:PRETRAINED_TAG, hf-hub:OWNE
 
 @runtime_checkable
 class Scorer(Protocol):
-    """What ranks pictures. A class of one's own is called with the torch.device on which it will get its pictures."""
+    """What ranks pictures. A user's class is called with the torch.device that its pictures will be on."""
 
     name: str
     """What people read beside a score."""
@@ -44,8 +44,8 @@ class Scorer(Protocol):
     def score(self, pixels: Tensor, prompt: str) -> Tensor:
         """Pictures [N, 3, H, W], float32 in 0..1 on the device -> scores [N] there, finite, higher is better.
 
-        A picture's score must not depend on the others: which come together, and what fills up the last batch, says
-        nothing. On CUDA, decoding goes on meanwhile for as long as nothing here waits (`.item()`, `.cpu()`).
+        A picture's score must not depend on the others in the batch, which is padded with arbitrary ones. On CUDA,
+        decoding continues in the meantime as long as nothing here waits for the device (`.item()`, `.cpu()`).
         """
         ...
 
@@ -53,18 +53,18 @@ class Scorer(Protocol):
 def make_scorer(
     spec: str, clip_folder: Path | None, device: torch.device, *, role: str = "scorer", checked: bool = False
 ) -> Scorer | None:
-    """The scorer that a person asked for; None is no ranking.
+    """The scorer that a user names; None ranks nothing.
 
     Args:
-        spec: "clip", the CLIP of `clip_folder`, None where there is none; "none"; "ViT-B-32:/path/weights.pt", any
-            architecture that open_clip holds whole with a file of weights (safetensors, or read weights-only);
-            "ViT-B-32:laion2b_s34b_b79k" or "hf-hub:OWNER/NAME", fetched by open_clip, so with the network unless it is
-            in its cache; "my_scorers:Darkest", a class called with `device`; the path of a CLIP folder.
-        role: what a complaint calls it.
-        checked: the files in `clip_folder` were compared with their hashes already.
+        spec: "clip", the CLIP of `clip_folder`, or None without one; "none"; "ViT-B-32:/path/weights.pt", any
+            architecture that open_clip has in full, with a file of weights (safetensors, or read weights-only);
+            "ViT-B-32:laion2b_s34b_b79k" or "hf-hub:OWNER/NAME", fetched by open_clip unless it is in its cache;
+            "my_scorers:Darkest", a class called with `device`; the path of a CLIP folder.
+        role: its name in error messages.
+        checked: the files in `clip_folder` already match their hashes.
 
     Raises:
-        ValueError: there is no such scorer, it cannot be had, or it is none; says what to do.
+        ValueError: the scorer does not exist, cannot be loaded, or is not a scorer; the message says what to do.
     """
     if spec == "none":
         return None
@@ -97,13 +97,13 @@ def names_a_class(module: str, attribute: str) -> bool:
 
 
 def own_scorer(module: str, attribute: str, device: torch.device) -> Scorer:
-    """A user's class, called with the device; whatever goes wrong in it is a ValueError that says so."""
+    """A user's class, called with the device; ValueError for whatever goes wrong in it."""
     try:
         scorer_class = getattr(importlib.import_module(module), attribute)
         scorer = scorer_class(device)
     except ModuleNotFoundError as error:
         raise UserError(f"no module {error.name}; install it, or name its folder in PYTHONPATH") from error
-    except Exception as error:  # it is a stranger's code
+    except Exception as error:  # the user's code may raise anything
         raise UserError(f"{type(error).__name__}: {error}") from error
     if not isinstance(scorer, Scorer) or not isinstance(scorer.name, str):
         raise UserError(f"{attribute} is no scorer: it needs a name (str) and score(pixels, prompt)")
@@ -111,7 +111,7 @@ def own_scorer(module: str, attribute: str, device: torch.device) -> Scorer:
 
 
 def folder_clip(folder: Path, device: torch.device) -> ClipScorer:
-    """A CLIP folder, called by the end of its path: the last name alone is mostly "clip"."""
+    """A CLIP folder, named by the last two parts of its path, as the last one alone is mostly "clip"."""
     clip = ClipScorer.load(folder, device)
     clip.name = f"CLIP {'/'.join(folder.resolve().parts[-2:])}"
     return clip
@@ -125,7 +125,7 @@ def named_clip(architecture: str, weights: str, device: torch.device) -> ClipSco
     name = f"CLIP {architecture} ({Path(weights).name})"
     if Path(weights).is_file():
         published = [preprocessing(open_clip.get_pretrained_cfg(architecture, tag)) for tag in tags]
-        # A file does not say how its pictures were prepared. Mostly, that goes with the architecture.
+        # A file does not say how its pictures were prepared; usually that depends on the architecture.
         usual = published[0] if published and all(each == published[0] for each in published) else preprocessing({})
         return ClipScorer(architecture, weights, **usual, name=name, device=device)
     if not open_clip.is_pretrained_cfg(architecture, weights):
@@ -151,17 +151,17 @@ def hub_clip(address: str, device: torch.device) -> ClipScorer:
 
 
 def whole(architecture: Architecture) -> dict[str, Any]:
-    """The model config; ValueError, before any weights are fetched, where open_clip does not hold all of it."""
+    """The model config; ValueError, before any weights are fetched, where open_clip does not have it in full."""
     config = model_config(architecture)
     caption_encoder(config, None)
     return config
 
 
 def fetched(download: Any, *arguments: Any, **options: Any) -> Path:
-    """The file that one of open_clip's downloads leaves; ValueError where it does not come."""
+    """The file that one of open_clip's downloads leaves; ValueError where the download fails."""
     try:
         return Path(download(*arguments, **options))
-    except Exception as error:  # the network's, the hub's and the disk's, all of them
+    except Exception as error:  # from the network, the hub or the disk
         reason = " ".join(str(error).split())
         raise UserError(
             f"it cannot be fetched ({type(error).__name__}: {reason}); look at its name and the network, "
@@ -172,7 +172,7 @@ def fetched(download: Any, *arguments: Any, **options: Any) -> Path:
 def preprocessing(published: Mapping[str, Any]) -> dict[str, Any]:
     """open_clip's description of how pictures are prepared, as ClipScorer takes it.
 
-    Its resize_mode says nothing here: it tells only what becomes of pictures that are not square.
+    Its resize_mode does not matter here: it concerns only pictures that are not square.
     """
     interpolation = published.get("interpolation") or "bicubic"
     return {

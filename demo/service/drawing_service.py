@@ -15,15 +15,16 @@ from torch import Tensor
 from dalle_lean.errors import UserError
 from dalle_lean.images.files import UnusablePicture, square_pixels
 from demo.service.latency_model import LatencyModel, measure, wait_for_device
-from demo.service.scheduler import Place, Scheduler
+from demo.service.scheduler import Scheduler, Ticket
 from demo.upload import NO_PICTURE, open_upload
-from inference.generator import Generator, Picture, Progress, Request, Settings
+from inference.generator import Generator
+from inference.request import Picture, Progress, Request
 
 AT_ONCE = 3
 WAITING = 20
 UPLOADS_WAITING = 3
 FIRST_UPLOAD_S = 1.0
-# Those who wait are told this often how the line moves; unfinished pictures are shown at most this often.
+# How often the place in line is updated, and at most how often unfinished pictures are shown.
 LINE_INTERVAL_S = 0.5
 PREVIEW_INTERVAL_S = 0.3
 PREVIEWS = 4
@@ -52,18 +53,18 @@ class Running:
     others: int
     """Prompts that are drawn at the same time."""
     previews: list[Image.Image] = field(default_factory=list)
-    """The first few of those being drawn, transparent where not drawn yet; empty: as before."""
+    """The first few pictures, transparent where not drawn yet; empty: unchanged."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """Done."""
+    """Drawn and ranked."""
 
     request: Request
     pictures: list[Picture]
     """Best first."""
     seconds: float
-    """Since it came out of the line."""
+    """Since it left the line."""
 
 
 DrawingEvent = Queued | Running | Done
@@ -71,7 +72,7 @@ DrawingEvent = Queued | Running | Done
 
 @dataclass(frozen=True)
 class Step:
-    """What happened in one turn."""
+    """One turn."""
 
     progress: Progress
     seconds: float
@@ -92,42 +93,38 @@ class DrawingService:
         """What the last one took."""
         self.latency = self.scheduler.run(lambda: measure(generator, at_once)) if latency is None else latency
 
-    def num_drawn(self, settings: Settings) -> int:
-        """Without a CLIP only those are drawn that are shown."""
-        return settings.num_best if self.generator.scorer is None else settings.num_images
-
     @property
     def guidance(self) -> float:
-        """The model's own, as far as the page goes."""
+        """The model's default, within the page's range."""
         return min(max(self.generator.guidance, LOWEST_GUIDANCE), HIGHEST_GUIDANCE)
 
     def seconds(self, num_images: int, guidance: float | None = None) -> float:
-        """Of a prompt when nobody else draws; without `guidance` with the model's own."""
+        """Of a prompt when nobody else draws; `guidance` None is the model's default."""
         return self.latency.seconds(num_images, (self.guidance if guidance is None else guidance) != 1)
 
     def affordable(self) -> int:
-        """How many candidates are set by default."""
+        """The default number of candidates."""
         return self.latency.affordable(self.guidance != 1)
 
     def draw(self, request: Request) -> Iterator[DrawingEvent]:
-        """Draw a request when its turn comes. Close the iterator to cancel: its place is free at once.
+        """Draw a request when its turn comes. Close the iterator to cancel: its place in line is free at once.
 
         Raises:
             Busy: the line is full.
         """
         guided = request.settings.guidance != 1
-        with self.scheduler.place(self.latency.seconds(self.num_drawn(request.settings), guided)) as place:
-            while not place.wait(0):
-                yield Queued(place.line, place.forecast()[0])
-                place.wait(LINE_INTERVAL_S)
-            yield from self._draw_served(request, place)
+        left_s = self.latency.seconds(self.generator.num_drawn(request.settings), guided)
+        with self.scheduler.ticket(left_s) as ticket:
+            while not ticket.wait(0):
+                yield Queued(ticket.line, ticket.forecast()[0])
+                ticket.wait(LINE_INTERVAL_S)
+            yield from self._draw_served(request, ticket)
 
-    def _draw_served(self, request: Request, place: Place) -> Iterator[DrawingEvent]:
-        settings = request.settings
-        num_images, guided = self.num_drawn(settings), settings.guidance != 1
+    def _draw_served(self, request: Request, ticket: Ticket) -> Iterator[DrawingEvent]:
+        num_images, guided = self.generator.num_drawn(request.settings), request.settings.guidance != 1
         started_s, previewed_s, painting_s = time.monotonic(), 0.0, 0.0
         rows_before = None
-        steps = self.generator.draw(request.prompt, settings, self.latency.batch_size(), start=request.start)
+        steps = self.generator.draw([request], self.latency.batch_size())
         try:
             while True:
                 preview_due = time.monotonic() - previewed_s >= PREVIEW_INTERVAL_S
@@ -138,21 +135,21 @@ class DrawingService:
                 share = progress.done / progress.total
                 if codes is None:
                     painting_s += step.seconds
-                    place.left_s = max(0.0, num_images * self.latency.picture_s - painting_s)
+                    ticket.left_s = max(0.0, num_images * self.latency.picture_s - painting_s)
                 else:
-                    # A batch's first row also reads the prompt; the others tell how fast this machine is.
+                    # A batch's first row also reads the prompt; the others show how fast this machine is.
                     if rows_before is not None and codes.shape[1] > rows_before:
                         self.latency.learn_row(len(codes), step.seconds, guided)
                     rows_before = codes.shape[1]
                     painting_left_s = num_images * self.latency.picture_s
                     drawing_s = self.latency.seconds(num_images, guided) - painting_left_s
-                    place.left_s = (1 - share) * drawing_s + painting_left_s
+                    ticket.left_s = (1 - share) * drawing_s + painting_left_s
                 if progress.pictures is not None:
                     self.latency.learn_painting(num_images, painting_s)
                     yield Done(request, progress.pictures, time.monotonic() - started_s)
                     return
                 others = min(len(self.scheduler), self.scheduler.at_once) - 1
-                yield Running(progress.note, share, place.forecast()[1], others, step.previews)
+                yield Running(progress.note, share, ticket.forecast()[1], others, step.previews)
         finally:
             self.scheduler.run(cast(Any, steps).close)
 
@@ -166,10 +163,10 @@ class DrawingService:
     def read_upload(self, upload: bytes) -> Tensor:
         """The codes [I] of an uploaded picture; ValueError for what is no picture, Busy where many are being read.
 
-        One at a time is decoded and has turns beside those of the drawings, so that no flood of them keeps a drawing.
+        One upload at a time takes turns with the drawings, so that a flood of them does not hold up a drawing.
         """
-        with self.uploads.place(self.upload_s) as place:
-            place.wait()
+        with self.uploads.ticket(self.upload_s) as ticket:
+            ticket.wait()
             started_s = time.monotonic()
             try:
                 pixels = square_pixels(open_upload(upload), self.generator.picture_side)
@@ -180,5 +177,5 @@ class DrawingService:
             return codes
 
     def preview(self, codes: Tensor) -> Image.Image:
-        """How much of a picture [m codes] is given, transparent below."""
+        """The part of a picture that its first codes [m] draw, transparent below."""
         return self.scheduler.run(lambda: self.generator.preview(codes[None]))[0]

@@ -1,17 +1,19 @@
-"""How long drawing takes on this machine: measured at the start, then learned from everything that is drawn."""
+"""How long drawing takes on this machine: measured at the start, then learned from every drawing."""
 
 import time
 from contextlib import closing
 from typing import Any, cast
 
-from dalle_lean.free_memory import free_bytes
-from inference.batching import LARGEST_BATCH, SHARE_OF_FREE_MEMORY, picture_bytes
-from inference.generator import Generator, Progress, Settings
+import numpy as np
+
+from inference.batching import default_batch_size
+from inference.generator import Generator
+from inference.request import Progress, Request, Settings
 
 PAPER_NUM_IMAGES = 128
 COUNTS = (4, 8, 16, 32, 64, PAPER_NUM_IMAGES)
 PATIENCE_S = 20.0
-"""As long as one prompt may take by default when nobody else draws."""
+"""The most that one prompt may take by default when nobody else draws."""
 LONGEST_TURN_S = 2.0
 SMALL_BATCH = 8
 # How much the newest measurement counts against those before it.
@@ -28,32 +30,25 @@ class LatencyModel:
         self.rows, self.row_s, self.picture_s, self.largest_batch = rows, dict(row_s), picture_s, largest_batch
 
     def learn_row(self, batch: int, seconds: float, guided: bool = False) -> None:
-        """A row of codes of `batch` pictures took so long."""
+        """A row of codes of `batch` pictures took `seconds`."""
         if guided:
             seconds /= 2
         before = self.row_s.get(batch, seconds)
         self.row_s[batch] = before + NEWEST * (seconds - before)
 
     def learn_painting(self, num_images: int, seconds: float) -> None:
-        """Painting and ranking so many pictures took so long."""
+        """Painting and ranking `num_images` pictures took `seconds`."""
         self.picture_s += NEWEST * (seconds / num_images - self.picture_s)
 
     def seconds_per_row(self, batch: int) -> float:
-        """For a batch that was never drawn, between what smaller and larger ones took; in proportion beyond them."""
-        smaller = max((known for known in self.row_s if known <= batch), default=None)
-        larger = min((known for known in self.row_s if known >= batch), default=None)
-        if smaller is None:
-            assert larger is not None
-            return self.row_s[larger]
-        if larger is None:
-            return self.row_s[smaller] * batch / smaller
-        if smaller == larger:
-            return self.row_s[batch]
-        share = (batch - smaller) / (larger - smaller)
-        return self.row_s[smaller] + share * (self.row_s[larger] - self.row_s[smaller])
+        """Interpolated between the batch sizes measured; above them in proportion, below them as the smallest."""
+        sizes = sorted(self.row_s)
+        if batch > sizes[-1]:
+            return self.row_s[sizes[-1]] * batch / sizes[-1]
+        return float(np.interp(batch, sizes, [self.row_s[size] for size in sizes]))
 
     def batch_size(self) -> int:
-        """As many pictures together as keep a turn short: 8 to `largest_batch`."""
+        """The largest batch that keeps a turn short: 8 to `largest_batch`."""
         batch = SMALL_BATCH
         while batch * 2 <= self.largest_batch and self.seconds_per_row(batch * 2) <= LONGEST_TURN_S:
             batch *= 2
@@ -72,12 +67,12 @@ class LatencyModel:
 
 
 def measure(generator: Generator, at_once: int = 1) -> LatencyModel:
-    """Draw a little, which also warms the machine up: about 2 s with the bundled model, four rows of codes with any.
+    """Draw a little, which also warms up the machine: about 2 s with the bundled model, four rows of codes with any.
 
     `at_once`: prompts that share the memory.
     """
-    config = generator.model.config
-    largest = largest_batch(generator, at_once)
+    config, decoder = generator.model.config, generator.decoder
+    largest = default_batch_size(config, decoder.dtype, decoder.device, at_once)
     row_s: dict[int, float] = {}
     for batch in (SMALL_BATCH, largest):
         # What is slow with 8 pictures is not tried with many.
@@ -90,17 +85,10 @@ def measure(generator: Generator, at_once: int = 1) -> LatencyModel:
     return latency
 
 
-def largest_batch(generator: Generator, at_once: int) -> int:
-    """Pictures of each of `at_once` prompts that the free memory has room for, 8 to 128."""
-    budget_bytes = free_bytes(generator.device) * SHARE_OF_FREE_MEMORY / at_once
-    fitting = int(budget_bytes // picture_bytes(generator.model.config, generator.decoder.dtype))
-    return max(SMALL_BATCH, min(LARGEST_BATCH, fitting // SMALL_BATCH * SMALL_BATCH))
-
-
 def time_row(generator: Generator, batch: int) -> float:
     """Seconds for the second row of codes; the first one also warms up."""
-    settings = Settings(num_images=batch, best=batch)
-    with closing(cast(Any, generator.draw("a picture", settings, batch))) as drawing:
+    request = Request("a picture", Settings(num_images=batch, best=batch))
+    with closing(cast(Any, generator.draw([request], batch))) as drawing:
         wait_for_device(next(drawing))
         started_s = time.perf_counter()
         wait_for_device(next(drawing))
@@ -110,14 +98,14 @@ def time_row(generator: Generator, batch: int) -> float:
 def time_painting(generator: Generator, num_images: int = 16) -> float:
     """Seconds for painting and ranking one picture."""
     started_s = 0.0
-    for progress in generator.draw("a picture", Settings(num_images=num_images, best=num_images)):
+    for progress in generator.draw([Request("a picture", Settings(num_images=num_images, best=num_images))]):
         if progress.codes is not None:
             started_s = time.perf_counter()
     return (time.perf_counter() - started_s) / num_images
 
 
 def wait_for_device(progress: Progress) -> Progress:
-    """The same, when a GPU has really computed it."""
+    """The same progress, once a GPU has really computed it."""
     if progress.codes is not None:
         progress.codes[0, -1].item()
     return progress

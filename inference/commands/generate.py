@@ -21,51 +21,54 @@ def generate(
     ],
     out: Annotated[Path, typer.Option(help="Folder for the pictures, contact_sheet.png and results.json.")],
     model: Annotated[
-        str | None, typer.Option(help="Model folder or hub id. Default: $DALLE_LEAN_MODEL, else the bundled model.")
+        str | None,
+        typer.Option(help="Model folder or hub id.", show_default="$DALLE_LEAN_MODEL, else the bundled model"),
     ] = None,
     num_images: Annotated[int, typer.Option(help="Pictures drawn for each prompt.")] = 128,
     best: Annotated[
         int | None,
-        typer.Option(help="How many to keep, by CLIP score. Default: 4, or all where fewer are drawn."),
+        typer.Option(help="How many to keep, by their score.", show_default="4, or all where fewer are drawn"),
     ] = None,
     top_k: Annotated[int, typer.Option(help="Draw each code from the k most likely ones; 0 is off.")] = 256,
-    top_p: Annotated[float, typer.Option(help="Draw each code from the likeliest with this mass; 1 is off.")] = 0.75,
+    top_p: Annotated[
+        float, typer.Option(help="Draw each code from the most likely ones that make up this probability; 1 is off.")
+    ] = 0.75,
     temperature: Annotated[
-        float, typer.Option(help="Above 1 wilder, below 1 tamer; 0 takes the likeliest code.")
+        float, typer.Option(help="Above 1 wilder, below 1 tamer; 0 always takes the most likely code.")
     ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Picture i of a seed is the same for any batch size.")] = 0,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same pictures, with any batch size.")] = 0,
     guidance: Annotated[
         float | None,
         typer.Option(
-            help="Above 1 closer to the prompt, for models trained with caption dropout; 1 is off. "
-            "[default: the model's own]",
-            show_default=False,
+            help="Above 1 keeps closer to the prompt, for models trained with caption dropout; 1 is off.",
+            show_default="the model's own",
         ),
     ] = None,
-    start: Annotated[
-        Path | None, typer.Option(help="A picture whose upper rows are kept; the rest is drawn below them.")
-    ] = None,
+    start: Annotated[Path | None, typer.Option(help="A picture whose upper rows are kept; the rest is drawn.")] = None,
     start_rows: Annotated[
-        int | None, typer.Option(help="Rows of codes kept of --start. Default: the upper half.", min=1)
+        int | None, typer.Option(help="Rows of codes kept of --start.", show_default="the upper half", min=1)
     ] = None,
     scorer: Annotated[
         str,
         typer.Option(
             help="What ranks the pictures: clip (the model's own), none, ARCHITECTURE:FILE, ARCHITECTURE:TAG, "
-            "hf-hub:OWNER/NAME, or a class of yours, MODULE:CLASS."
+            "hf-hub:OWNER/NAME, or your own class, MODULE:CLASS."
         ),
     ] = "clip",
     precision: Annotated[
         str | None,
-        typer.Option(help="fp32, bf16, fp16 (GPU) or int8 (CPU). Default: fp32 on a CPU, bf16 on a GPU."),
+        typer.Option(help="fp32, bf16, fp16 (GPU) or int8 (CPU).", show_default="fp32 on a CPU, bf16 on a GPU"),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Pictures drawn at once. Default: by the free memory.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Pictures drawn at once.", show_default="by the free memory")
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Draw pictures of each PROMPT and keep the best few."""
     from dalle_lean.vocabulary import enumerated, named
     from inference.gallery import prompt_folder, write_gallery
-    from inference.generator import Generator, Request, Settings, check_prompt, describe
+    from inference.generator import Generator
+    from inference.request import Request, Settings, check_prompt
 
     for prompt in prompts:
         check_prompt(prompt)
@@ -96,12 +99,12 @@ def generate(
     name = repr(prompts[0][:40]) if len(prompts) == 1 else f"{len(prompts)} prompts"
     written = {}
     with progress_bar(f"drawing {name}", "codes") as on_progress:
-        for progress in generator.draw_all([Request(prompt, settings, codes) for prompt in prompts], batch_size):
+        for progress in generator.draw([Request(prompt, settings, codes) for prompt in prompts], batch_size):
             on_progress(progress.done, progress.total, progress.note)
             if progress.pictures is not None:
                 index = progress.request
                 prompt, folder = prompts[index], prompt_folder(out, prompts, index)
-                facts = describe(generator, settings, codes)
+                facts = generator.describe(settings, codes)
                 write_gallery(folder, prompt, progress.pictures, facts, generator.unknown_words(prompt))
                 written[index] = f"{len(progress.pictures)} pictures of {prompt!r} are in {folder}"
     for index in sorted(written):

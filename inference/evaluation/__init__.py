@@ -1,1 +1,1 @@
-"""How well a model draws what it is asked for: questions with exact answers, and judges that the model never met."""
+"""How well a model draws what a prompt asks for: questions with exact answers, and judges it was not trained with."""

@@ -1,11 +1,11 @@
-"""How well a model foretells the codes of pictures it never saw, in bits per image code.
+"""How well a model predicts the codes of pictures it never saw, in bits per image code.
 
 Shapes: N pictures, T text length, I codes in a picture, C codebook size.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,22 +18,18 @@ BATCH = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bits:
-    """Mean bits of a held-out image code; the less, the better."""
+class BitsPerCode:
+    """Mean bits of a held-out image code; lower is better."""
 
     model: float
     strangers_caption: float
-    """Under the caption of another picture, and another caption than its own where there is one to give."""
+    """Under a different caption, that of another picture, wherever there is one."""
     no_caption: float
     """Under an empty caption; says little of a model that was trained without caption dropout."""
     counts: float
-    """A model that knows how often each code comes."""
+    """Of a model that knows only how often each code occurs."""
     counts_by_place: float
-    """The same for each place in the picture, mixed with `counts` where little was seen there."""
-
-    def to_dict(self) -> dict[str, float]:
-        """For a report."""
-        return asdict(self)
+    """Of one that knows it for each place in the picture, mixed with `counts` where little was seen there."""
 
 
 @torch.inference_mode()
@@ -44,29 +40,29 @@ def measure_bits(
     train_codes: Tensor,
     on_batch: Callable[[int], None] = lambda done: None,
     seed: int = 0,
-) -> Bits:
+) -> BitsPerCode:
     """Of held-out captions and codes [N, I]; the count models learn from `train_codes` [M, I].
 
-    seed: of whose caption each picture has as a stranger's.
+    seed: chooses the other picture whose caption each one gets.
     """
     text_ids = generator.tokenizer.encode(captions, generator.model.config.text_len)
     strangers = text_ids[deranged(text_ids, torch.Generator().manual_seed(seed))]
-    nothing = torch.zeros_like(text_ids)  # what caption dropout and guidance put in a caption's place
+    empty = torch.zeros_like(text_ids)  # as in caption dropout and guidance
     size = generator.vqgan.config.codebook_size
     by_place = np.stack([np.bincount(column, minlength=size) for column in train_codes.numpy().T])
     everywhere = smoothed(by_place.sum(axis=0)[None], np.full(size, 1 / size))
-    return Bits(
+    return BitsPerCode(
         model=model_bits(generator, text_ids, codes, on_batch),
         strangers_caption=model_bits(generator, strangers, codes, on_batch),
-        no_caption=model_bits(generator, nothing, codes, on_batch),
+        no_caption=model_bits(generator, empty, codes, on_batch),
         counts=count_bits(np.tile(everywhere, (len(by_place), 1)), codes.numpy()),
         counts_by_place=count_bits(smoothed(by_place, everywhere[0]), codes.numpy()),
     )
 
 
 def deranged(text_ids: Tensor, generator: torch.Generator) -> Tensor:
-    """Each row of [N, T] once, in an order [N] where as few as possible meet a row equal to themselves: none, unless
-    more than half of the rows are equal."""
+    """A permutation [N] of the rows [N, T] that puts as few as possible in the place of an equal row: none, unless more
+    than half of the rows are equal."""
     kind = text_ids.unique(dim=0, return_inverse=True)[1]
     kinds = int(kind.max()) + 1
     rows = torch.randperm(len(kind), generator=generator)
@@ -91,11 +87,10 @@ def model_bits(
 
 
 def smoothed(counts: NDArray[np.int64], prior: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Probabilities [I, C] of counts [I, C] after as many imagined codes of probabilities `prior` [C] as there are
-    different ones, C."""
+    """Probabilities [I, C] of counts [I, C], with C pseudo-counts distributed as `prior` [C]."""
     size = len(prior)
-    found: NDArray[np.float64] = (counts + size * prior) / (counts.sum(axis=1, keepdims=True) + size)
-    return found
+    probabilities: NDArray[np.float64] = (counts + size * prior) / (counts.sum(axis=1, keepdims=True) + size)
+    return probabilities
 
 
 def count_bits(probabilities: NDArray[np.float64], codes: NDArray[np.int64]) -> float:

@@ -1,4 +1,7 @@
-"""A folder of captioned drawings as `make data` writes it. It may come from anyone: nothing outside it is opened."""
+"""A folder of captioned drawings as `make data` writes it. It may come from anyone: nothing outside it is opened.
+
+Shapes: N pictures, S side in pixels.
+"""
 
 import json
 import random
@@ -21,12 +24,12 @@ Line = dict[str, Any]
 T = TypeVar("T")
 
 MOST_LISTING_BYTES = 2**30
-TOLD = ("ground", "paint", "size", "place", "held_out")
-"""Facts that a line with a kind tells: text, or null where its caption does not."""
+FACTS = ("ground", "paint", "size", "place", "held_out")
+"""What a line with a kind says of its picture: text, or null where the caption does not mention it."""
 
 
 def read_lines(folder: Path) -> list[Line]:
-    """The lines of an ImageFolder's metadata.jsonl; ValueError where there is none or it is broken."""
+    """The lines of an ImageFolder's metadata.jsonl; ValueError where it is missing or broken."""
     listing = folder / "metadata.jsonl"
     if not listing.is_file():
         raise UserError(
@@ -53,14 +56,14 @@ def problem_of(line: Any) -> str | None:
     things = line.get("things")
     if not (isinstance(things, list) and things and all(isinstance(thing, str) and thing.strip() for thing in things)):
         return "things must be a list of names"
-    wrong = [name for name in TOLD if name not in line or not isinstance(line[name], str | None)]
+    wrong = [name for name in FACTS if name not in line or not isinstance(line[name], str | None)]
     if wrong or not isinstance(line.get("kind"), str):
         return f"{(*wrong, 'kind')[0]} must be text, or null where the caption does not tell it"
     return None
 
 
 def drawing_path(folder: Path, line: Mapping[str, Any]) -> Path:
-    """Where a line's picture lies; ValueError where its name leads out of the folder."""
+    """The file of a line's picture; ValueError where its name leads out of the folder."""
     path: Path = folder / line["file_name"]
     if not lies_in(folder, path):
         raise UserError(f"{folder / 'metadata.jsonl'}: file_name {line['file_name']!r} leads out of the folder")
@@ -81,28 +84,30 @@ def open_pixels(path: Path, side: int | None = None) -> NDArray[np.uint8]:
 
 
 def open_drawing(path: Path) -> Image.Image:
-    """The same as a picture."""
+    """The same as a PIL picture, at its own size."""
     return Image.fromarray(open_pixels(path))
 
 
-def read_pixels(folder: Path, lines: Sequence[Mapping[str, Any]], side: int) -> Tensor:
-    """uint8 [N, 3, S, S] of the pictures of these lines; ValueError for one that is missing or broken."""
-    pictures = torch.empty(len(lines), 3, side, side, dtype=torch.uint8)
-    for row, line in enumerate(lines):
-        pictures[row] = torch.tensor(open_pixels(drawing_path(folder, line), side)).permute(2, 0, 1)
+def read_pixels(paths: Sequence[Path], side: int) -> Tensor:
+    """uint8 [N, 3, S, S] of the pictures in these files; ValueError for one that is missing or broken."""
+    pictures = torch.empty(len(paths), 3, side, side, dtype=torch.uint8)
+    for row, path in enumerate(paths):
+        pictures[row] = torch.tensor(open_pixels(path, side)).permute(2, 0, 1)
     return pictures
 
 
 def sample(items: Sequence[T], count: int, seed: str) -> list[T]:
-    """At most `count` of the items in random order, so that its first few are a sample too."""
+    """At most `count` of the items in random order; its first few are a sample too."""
     order = list(items)
     random.Random(seed).shuffle(order)
     return order[:count]
 
 
-def of_the_same_kinds(lines: Sequence[Line], like: Sequence[Line]) -> list[int]:
-    """Rows of `lines`, as many as possible, among which each kind has the share that it has in `like`; kinds that one
-    of them lacks are left out, and where they have none in common all rows are taken."""
+def match_kinds(lines: Sequence[Line], like: Sequence[Line]) -> list[int]:
+    """As many rows of `lines` as possible, with the kinds in the proportions of `like`.
+
+    Kinds that either lacks are left out; without a common kind, all rows are taken.
+    """
     rows = defaultdict(list)
     for row, line in enumerate(lines):
         rows[line.get("kind")].append(row)

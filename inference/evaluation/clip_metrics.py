@@ -1,4 +1,4 @@
-"""What a CLIP says of the pictures: best one that neither ranked them nor learnt from the same drawings."""
+"""What a CLIP says of the pictures, preferably one that neither ranked them nor was trained on the same drawings."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from torch import Tensor
 
 from dalle_lean.clip.scorer import ClipScorer, right_caption_first
 from dalle_lean.errors import UserError
-from inference.evaluation.attribute_accuracy import Answer
 from inference.evaluation.captions import open_drawing
 from inference.evaluation.distribution_metrics import Distances, kernel_distance, nearest
-from inference.evaluation.proportions import Share
-from inference.scorer import make_scorer
+from inference.evaluation.prompt_sampling import Samples
+from inference.evaluation.stats import Proportion
+from inference.scorer import Scorer, make_scorer
 
-CAPTIONS_COMPETE = 50
+CANDIDATES = 50
 BATCH = 64
 
 
 def make_judge(spec: str, device: torch.device) -> ClipScorer:
-    """The CLIP that a person asked for, named as a scorer; ValueError where it is none."""
+    """The CLIP that a user names, as for `make_scorer`; ValueError for another scorer."""
     judge = make_scorer(spec, None, device, role="judge")
     if not isinstance(judge, ClipScorer):
         raise UserError(
@@ -33,106 +33,96 @@ def make_judge(spec: str, device: torch.device) -> ClipScorer:
 
 
 @dataclass(frozen=True)
-class Copy:
+class Neighbour:
     """The training picture nearest to another, and the cosine similarity of their features."""
 
     path: Path
     similarity: float
 
     def to_dict(self) -> dict[str, Any]:
-        """For a report."""
+        """For report.json."""
         return {"file": self.path.name, "similarity": self.similarity}
 
 
-@dataclass(frozen=True)
-class Judged:
-    """Shares of pictures that a CLIP finds right, by the number of which the best was chosen."""
+@dataclass(frozen=True, kw_only=True)
+class ClipMetrics:
+    """What a CLIP finds in the pictures of held-out captions."""
 
     judge: str
-    texts: list[str]
-    answers: list[Answer]
-    captions: dict[int, Share]
-    """The right caption comes first of `captions_compete`."""
-    captions_on_drawings: Share
-    captions_compete: int
+    captions: list[str]
+    samples: list[Samples]
+    by_best_of: dict[int, Proportion]
+    """How often the right caption comes first, by the number of pictures that the best was chosen from."""
+    on_drawings: Proportion
+    """The same of the real drawings."""
+    candidates: int
+    """Captions that compete."""
     distances: Distances
-    copies: list[Copy]
-    """Of each answer's best picture; empty where none was looked for."""
-    copies_of_drawings: list[Copy]
-    """The same of held-out drawings: how like training pictures those are that cannot be copied."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """For a report."""
-        return {
-            "judge": self.judge,
-            "right_caption_first": {
-                "among": self.captions_compete,
-                "best_of": {str(count): found.to_dict() for count, found in self.captions.items()},
-                "on_drawings": self.captions_on_drawings.to_dict(),
-            },
-            "kernel_distance": self.distances.to_dict(),
-            "nearest_training_picture": {
-                "drawn": [copy.to_dict() for copy in self.copies],
-                "held_out_drawings": [copy.to_dict() for copy in self.copies_of_drawings],
-            },
-        }
+    neighbours: list[Neighbour]
+    """Of each prompt's best picture; empty where none was searched."""
+    drawings_neighbours: list[Neighbour]
+    """Of held-out drawings, which cannot have been copied."""
 
 
-def judge_all(
+def measure_clip(
     clip: ClipScorer,
     name: str,
-    texts: Sequence[str],
-    answers: Sequence[Answer],
+    captions: Sequence[str],
+    samples: Sequence[Samples],
     *,
-    best_of: Sequence[int],
     drawings: Sequence[Path],
     sets: Mapping[str, Tensor],
-    among: Sequence[Path] = (),
-    on_looked: Callable[[int], None] = lambda done: None,
-) -> Judged:
-    """Ask a CLIP.
+    training: Sequence[Path] = (),
+    on_batch: Callable[[int], None] = lambda done: None,
+) -> ClipMetrics:
+    """Compare pictures with captions, drawings and training pictures.
 
     Args:
-        texts: captions that were drawn; `answers` are what was drawn, `drawings` the real ones.
-        sets: uint8 [N, 3, S, S] each, to compare, as in `Distances`.
-        among: files of training pictures, of which the nearest are looked for.
-        on_looked: called with how many of these were looked at.
+        drawings: the real ones of the captions.
+        sets: the pictures to compare, uint8 [N, 3, S, S] each, named as in `Distances`.
+        training: files of training pictures, among which the nearest are searched.
+        on_batch: called with how many of these were looked at.
     """
-    text_features = clip.text_features(texts)
+    text_features = clip.text_features(captions)
 
-    def seen(pictures: Sequence[Image.Image]) -> Tensor:
+    def features_of(pictures: Sequence[Image.Image]) -> Tensor:
         return clip.image_features([picture.convert("RGB") for picture in pictures])
 
-    def caption_first(features: Tensor) -> Share:
-        found = right_caption_first(features, text_features, texts, of=CAPTIONS_COMPETE)
-        return Share(round(found * len(texts)), len(texts))
+    def accuracy(pictures: Sequence[Image.Image]) -> Proportion:
+        share = right_caption_first(features_of(pictures), text_features, captions, of=CANDIDATES)
+        return Proportion(round(share * len(captions)), len(captions))
 
-    best = {count: seen([answer.by_count[count] for answer in answers]) for count in best_of}
+    def training_features() -> Iterator[Tensor]:
+        for start in range(0, len(training), BATCH):
+            paths = training[start : start + BATCH]
+            yield features_of([open_drawing(path) for path in paths])
+            on_batch(len(paths))
+
     features = {
-        name: torch.cat([clip.image_features(batch.float() / 255) for batch in found.split(BATCH)])
-        for name, found in sets.items()
+        name: torch.cat([clip.image_features(batch.float() / 255) for batch in pixels.split(BATCH)])
+        for name, pixels in sets.items()
     }
-
-    def looked_at() -> Iterator[Tensor]:
-        for start in range(0, len(among), BATCH):
-            paths = among[start : start + BATCH]
-            yield seen([open_drawing(path) for path in paths])
-            on_looked(len(paths))
-
-    rows, similarities = nearest(torch.cat([features["drawn"], features["real"]]), looked_at())
-    copies = [
-        Copy(among[row], similarity)
-        for row, similarity in zip(rows.tolist(), similarities.tolist(), strict=True)
-        if row >= 0
+    found = nearest(torch.cat([features["drawn"], features["real"]]), training_features())
+    rows, similarities = (part.tolist() for part in found)
+    neighbours = [
+        Neighbour(training[row], similarity) for row, similarity in zip(rows, similarities, strict=True) if row >= 0
     ]
-    return Judged(
-        name,
-        list(texts),
-        list(answers),
-        {count: caption_first(found) for count, found in best.items()},
-        caption_first(seen([open_drawing(path) for path in drawings])),
-        min(CAPTIONS_COMPETE, len({*texts})),
-        Distances.between(features, kernel_distance),
-        copies[: len(answers)],
-        copies[len(answers) :],
+    return ClipMetrics(
+        judge=name,
+        captions=list(captions),
+        samples=list(samples),
+        by_best_of={count: accuracy([each.best_of[count] for each in samples]) for count in samples[0].best_of},
+        on_drawings=accuracy([open_drawing(path) for path in drawings]),
+        candidates=min(CANDIDATES, len({*captions})),
+        distances=Distances.between(features, kernel_distance),
+        neighbours=neighbours[: len(samples)],
+        drawings_neighbours=neighbours[len(samples) :],
     )
+
+
+def same_clip(clip: ClipScorer, scorer: Scorer | None) -> bool:
+    """Whether a scorer is this CLIP, by its weights."""
+    if not isinstance(scorer, ClipScorer):
+        return False
+    first, second = clip.model.state_dict(), scorer.model.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)

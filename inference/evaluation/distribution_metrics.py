@@ -1,11 +1,11 @@
-"""What a CLIP that did not rank the pictures sees in them: how like real drawings, and whether copied.
+"""How like real drawings pictures are, and which training picture is nearest, by a network's features.
 
 Shapes: N and M pictures, E features of length 1.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -15,20 +15,20 @@ from dalle_lean.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Distances:
-    """To held-out drawings."""
+    """Between held-out drawings, "real", and other sets of pictures."""
 
     drawn: float
-    """Of the pictures that the model drew for held-out captions."""
+    """Pictures that the model drew for held-out captions."""
     floor: float
-    """Of what the tokenizer makes of other held-out drawings: no picture of codes can be expected to be nearer."""
+    """Other held-out drawings through the tokenizer: pictures made of codes cannot be expected to be nearer."""
     trained: float
-    """Of training pictures."""
+    """Training pictures."""
     pictures: dict[str, int]
-    """How many of each, and of the held-out drawings, "real"."""
+    """The number of pictures in each set, and in "real"."""
 
     @classmethod
     def between(cls, features: Mapping[str, Tensor], measure: Callable[[Tensor, Tensor], float]) -> Self:
-        """Of features [N, E] of each of the sets of pictures; ValueError for a set of fewer than 2."""
+        """From the features [N, E] of each set of pictures; ValueError for a set of fewer than 2."""
         pictures = {name: len(found) for name, found in features.items()}
         if min(pictures.values()) < 2:
             raise UserError(f"pictures to compare: {pictures}; at least 2 of each are needed")
@@ -38,14 +38,10 @@ class Distances:
             **{name: measure(found, real) for name, found in features.items() if name != "real"},
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """For a report."""
-        return dict(vars(self))
-
 
 def kernel_distance(first: Tensor, second: Tensor) -> float:
-    """Squared maximum mean discrepancy of two sets of features [N, E] and [M, E], N and M at least 2; 0 where they are
-    drawn from one distribution, on average, and so sometimes a little below.
+    """Squared maximum mean discrepancy of two sets of features [N, E] and [M, E], N and M at least 2; for sets from one
+    distribution 0 on average, and so sometimes a little below.
 
     The unbiased estimate with the cubic kernel of the kernel inception distance (Binkowski et al. 2018,
     arXiv 1801.01401), of features with a mean square of 1.
@@ -65,7 +61,7 @@ def kernel_distance(first: Tensor, second: Tensor) -> float:
 
 def frechet_distance(first: Tensor, second: Tensor) -> float:
     """Squared Frechet distance of the normal distributions with the means and covariances of features [N, E] and
-    [M, E], N and M at least 2: |m1 - m2|^2 + tr(S1 + S2 - 2 sqrt(S1 S2)). The fewer rows, the more it is too large.
+    [M, E], N and M at least 2: |m1 - m2|^2 + tr(S1 + S2 - 2 sqrt(S1 S2)). With few rows it is too large.
 
     With S1 = A^T A and S2 = B^T B the eigenvalues of S1 S2 are those of (A B^T)(A B^T)^T, so the trace of its root is
     the sum of the singular values of A B^T: no root of a matrix, and no larger one than the rows need.
@@ -87,8 +83,8 @@ def deviations(features: Tensor) -> Tensor:
 def nearest(features: Tensor, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     """The most similar of many pictures, whose features come in batches [M, E], for each of [N, E].
 
-    Returns their rows [N], counted over all batches, and cosine similarities [N]; the first of equals. -1 and -inf
-    where there are none.
+    Returns their rows [N], counted over all batches, and cosine similarities [N]; the first of equals. Without
+    batches, -1 and -inf.
     """
     rows = torch.full((len(features),), -1)
     similarities = torch.full((len(features),), -torch.inf)

@@ -1,4 +1,4 @@
-"""What of a folder of drawings an evaluation looks at.
+"""The drawings that an evaluation looks at, chosen from a folder.
 
 Shapes: N pictures, S side in pixels.
 """
@@ -10,59 +10,62 @@ from torch import Tensor
 
 from dalle_lean.errors import UserError
 from inference.evaluation.captions import Line, drawing_path, read_lines, read_pixels, sample
-from inference.evaluation.results import Sizes
+from inference.evaluation.results import EvalConfig
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Material:
+class EvalData:
     """Held-out drawings and training pictures, chosen by a seed."""
 
-    chosen: list[Line]
-    """Held-out ones of known things, each with a caption of its own, which training never saw: to draw."""
+    to_draw: list[Line]
+    """Held-out lines of known things, with different captions that training never saw."""
     drawings: list[Path]
     """Their files."""
-    lines: list[Line]
-    """Held-out ones of all kinds."""
-    pixels: Tensor
-    """uint8 [N, 3, S, S] of them."""
+    heldout: list[Line]
+    """Held-out lines of all kinds."""
+    heldout_pixels: Tensor
+    """uint8 [N, 3, S, S]."""
     real: list[int]
-    """Rows of them with captions that could be chosen: to compare with what is drawn."""
+    """Rows of `heldout` that could be in `to_draw`: what is drawn is compared with these."""
     floor: list[int]
-    """Others such, whose reconstructions are compared."""
-    train_lines: list[Line]
+    """Rows of other such lines, whose reconstructions are compared."""
+    train: list[Line]
     train_pixels: Tensor
-    """uint8 [N, 3, S, S] of them."""
-    looked_through: list[Path]
-    """Training pictures, among which the nearest to a drawn one is looked for."""
+    """uint8 [N, 3, S, S]."""
+    neighbours: list[Path]
+    """Training pictures, among which the nearest to a drawn one is searched."""
 
 
-def choose_material(data: Path, sizes: Sizes, seed: int, side: int) -> Material:
-    """From a folder that has train/ and heldout/, as `make data` writes it; ValueError where it is none such, or holds
-    too little."""
-    heldout, train = (read_lines(data / part) for part in ("heldout", "train"))
-    seen = {line["text"] for line in train}
-    # Of things that training never saw, and of captions that it did, nothing is drawn.
-    fair = [line for line in heldout if line.get("held_out") != "concept" and line["text"] not in seen]
-    chosen = sample(list({line["text"]: line for line in fair}.values()), sizes.captions, f"{seed}/captions")
-    lines = sample(heldout, sizes.pictures, f"{seed}/pictures")
+def choose_data(folder: Path, config: EvalConfig, seed: int, side: int) -> EvalData:
+    """From a folder with train/ and heldout/, as `make data` writes it, pictures at `side` pixels; ValueError for any
+    other folder, and for one with too little in it."""
+    heldout, train = (read_lines(folder / part) for part in ("heldout", "train"))
+    trained_captions = {line["text"] for line in train}
+    # Not fair to ask: things that training never saw, and captions that it did see.
+    fair = [line for line in heldout if line.get("held_out") != "concept" and line["text"] not in trained_captions]
+    to_draw = sample(list({line["text"]: line for line in fair}.values()), config.captions, f"{seed}/captions")
+    lines = sample(heldout, config.pictures, f"{seed}/pictures")
     files = {line["file_name"] for line in fair}
     rows = [row for row, line in enumerate(lines) if line["file_name"] in files]
     real, floor = rows[::2], rows[1::2]
-    if len(chosen) < 2 or len(floor) < 2:
+    if len(to_draw) < 2 or len(floor) < 2:
         raise UserError(
-            f"{data / 'heldout'}: {len(chosen)} captions to draw and {len(rows)} pictures to compare with them that "
+            f"{folder / 'heldout'}: {len(to_draw)} captions to draw and {len(rows)} pictures to compare with them that "
             "training never saw, of known things; at least 2 and 4 are needed"
         )
-    train_lines = sample(train, sizes.train_pictures, f"{seed}/train")
-    looked = sample(train, sizes.nearest_among, f"{seed}/nearest")
-    return Material(
-        chosen=chosen,
-        drawings=[drawing_path(data / "heldout", line) for line in chosen],
-        lines=lines,
-        pixels=read_pixels(data / "heldout", lines, side),
+
+    def paths(part: str, lines: list[Line]) -> list[Path]:
+        return [drawing_path(folder / part, line) for line in lines]
+
+    train_lines = sample(train, config.train_pictures, f"{seed}/train")
+    return EvalData(
+        to_draw=to_draw,
+        drawings=paths("heldout", to_draw),
+        heldout=lines,
+        heldout_pixels=read_pixels(paths("heldout", lines), side),
         real=real,
         floor=floor,
-        train_lines=train_lines,
-        train_pixels=read_pixels(data / "train", train_lines, side),
-        looked_through=[drawing_path(data / "train", line) for line in looked],
+        train=train_lines,
+        train_pixels=read_pixels(paths("train", train_lines), side),
+        neighbours=paths("train", sample(train, config.nearest_among, f"{seed}/nearest")),
     )

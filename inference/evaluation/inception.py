@@ -1,4 +1,4 @@
-"""The features in which the Frechet inception distance of publications is measured.
+"""The features in which published Frechet inception distances are measured.
 
 Shapes: N pictures, S side in pixels.
 """
@@ -19,8 +19,8 @@ BATCH = 16
 
 
 class Inception:
-    """The Inception network of Heusel et al. 2017 (arXiv 1706.08500) as torch-fidelity builds it, which enlarges
-    pictures as TensorFlow 1 did.
+    """The Inception network of Heusel et al. 2017 (arXiv 1706.08500) as torch-fidelity builds it, with TensorFlow 1's
+    enlarging of pictures.
 
     Args:
         weights: the published file pt_inception-2015-12-05-6726825d.pth; it is read weights-only.
@@ -54,10 +54,10 @@ class Inception:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The finite tensors by their names of a file that torch wrote; ValueError for any other."""
+    """The tensors, by name, of a file that torch wrote; ValueError for any other, and where one is not finite."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever strange bytes lead to
+    except Exception as error:  # torch.load raises many kinds
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path} cannot be read as the weights {WEIGHTS}: {reason}") from None
     tensors = dict(content) if isinstance(content, dict) else {}

@@ -1,12 +1,21 @@
-"""The report as one HTML page that needs nothing else: tables, pictures inside."""
+"""An evaluation as one HTML page that needs nothing else: tables, plots and pictures inside."""
 
 import base64
 import html
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from PIL import Image
 
+from dalle_lean.draw.svg_plot import plot
+from inference.evaluation.captions import open_drawing
+from inference.evaluation.questions import ATTRIBUTES, num_subjects
+from inference.evaluation.results import Evaluation
+from inference.evaluation.stats import SIGNIFICANT, Proportion
+
+SHOWN = 12
+"""Pictures of each attribute, and of the captions."""
 STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
@@ -20,14 +29,135 @@ svg { max-width: 100%; height: auto; }
 """
 
 
-def page(title: str, parts: Sequence[str]) -> str:
-    """The whole document."""
+def page(title: str, evaluation: Evaluation, measures: Sequence[tuple[str, str]]) -> str:
+    """The whole document; `measures` are (measure, value)."""
+    parts = [
+        *summary(evaluation, measures),
+        *what_helps(evaluation),
+        *ranking_curves(evaluation),
+        *sampling_table(evaluation),
+        *attribute_pictures(evaluation),
+        *caption_pictures(evaluation),
+    ]
     return (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">\n'
         f"<title>{html.escape(title)}</title><style>{STYLE}</style>\n<h1>{html.escape(title)}</h1>\n"
         + "\n".join(parts)
         + "\n</html>\n"
     )
+
+
+def summary(evaluation: Evaluation, measures: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """How it was measured, and all figures."""
+    settings, classified = evaluation.settings, evaluation.classifier
+    yield paragraph(
+        "Prompts that training never saw: things on grounds, in colours and beside things with which they were never "
+        "shown. Proportions come with their 95 % confidence interval (Wilson). "
+        f"Codes were drawn with top-k {settings.top_k}, top-p {settings.top_p:g}, guidance {settings.guidance:g}, "
+        f"seed {settings.seed}. "
+        + (
+            "Nothing ranked the pictures: one was drawn of each prompt."
+            if evaluation.ranker is None
+            else f"Of {settings.num_images} pictures of each prompt {evaluation.ranker} chose the best."
+        )
+    )
+    yield table(("measure", "value"), measures)
+    if evaluation.clip is not None:
+        yield paragraph(f"Captions and kernel distances are judged by {evaluation.clip.judge}.")
+    if classified is not None:
+        yield paragraph(
+            f"Things are judged by a classifier, in {classified.on_drawings.trials} prompts about "
+            f"{classified.different_things} different things, on grounds, in colours and of sizes; "
+            f"{classified.left_out} prompts about things that it does not know are left out."
+        )
+    if evaluation.inception is not None:
+        yield paragraph(
+            "The Frechet distance of few pictures is too large: compare it only for equal numbers of pictures. "
+            "Published distances use 10,000 and more."
+        )
+
+
+def what_helps(evaluation: Evaluation) -> Iterator[str]:
+    """The verdicts."""
+    if not evaluation.comparisons:
+        return
+    yield heading("What helps")
+    yield from (paragraph(str(comparison)) for comparison in evaluation.comparisons)
+    yield paragraph(
+        f"A claim is decided where p is below {SIGNIFICANT:g}: exact sign tests on the same prompts, with p adjusted "
+        "for the number of claims (Holm)."
+    )
+
+
+def ranking_curves(evaluation: Evaluation) -> Iterator[str]:
+    """What is right, by the number of pictures that the best was chosen from."""
+    if evaluation.ranker is None:
+        return
+    accuracies = evaluation.curve or evaluation.attributes
+    curves = {ATTRIBUTES[name].title: accuracy.by_best_of for name, accuracy in accuracies.items()}
+    if (classified := evaluation.classifier) is not None:
+        curves[f"right thing first of {classified.compete}"] = classified.best_of
+    if (clip := evaluation.clip) is not None:
+        curves[f"right caption first of {clip.candidates}"] = clip.by_best_of
+    if not curves:
+        return
+    counts = sorted({count for curve in curves.values() for count in curve})
+    yield heading("How much choosing helps")
+    yield plot(
+        {name: [(count, found.value) for count, found in curve.items()] for name, curve in curves.items()},
+        across="pictures to choose the best from",
+        up="share right",
+        up_range=(0, 1),
+        up_text="{:.0%}".format,
+        logarithmic=True,
+    )
+    yield table(
+        ("best of", *map(str, counts)),
+        [(name, *(curve.get(count, "") for count in counts)) for name, curve in curves.items()],
+    )
+
+
+def sampling_table(evaluation: Evaluation) -> Iterator[str]:
+    """What is right, by the sampling setting."""
+    if not evaluation.grid:
+        return
+    names = list(next(iter(evaluation.grid.values())))
+    yield heading("How codes are drawn")
+    yield table(
+        ("codes", *(ATTRIBUTES[name].title for name in names)),
+        [(setting, *(Proportion.of(found[name]) for name in names)) for setting, found in evaluation.grid.items()],
+    )
+    if evaluation.caption_dropout is None:
+        yield paragraph(
+            "Guidance is left out: the model folder does not tell whether the model learnt without captions."
+        )
+    elif not evaluation.caption_dropout:
+        yield paragraph("Guidance is left out: the model always learnt with captions.")
+
+
+def attribute_pictures(evaluation: Evaluation) -> Iterator[str]:
+    """The best pictures of the first questions of each attribute, right and wrong."""
+    for name, accuracy in evaluation.attributes.items():
+        yield heading(ATTRIBUTES[name].title)
+        yield paragraph(
+            f"{len(accuracy.questions)} prompts about {num_subjects(accuracy.questions)} different things or pairs."
+        )
+        for question, samples in islice(zip(accuracy.questions, accuracy.samples, strict=True), SHOWN):
+            best = samples.best_of[evaluation.settings.num_images]
+            yield figure(best, question.prompt, question.is_right(best))
+
+
+def caption_pictures(evaluation: Evaluation) -> Iterator[str]:
+    """The best pictures of the first captions, each beside the nearest training picture."""
+    clip = evaluation.clip
+    if clip is None:
+        return
+    beside = ", each with the training picture that is most like what was drawn" if clip.neighbours else ""
+    yield heading(f"Captions{beside}")
+    for row, (caption, samples) in enumerate(islice(zip(clip.captions, clip.samples, strict=True), SHOWN)):
+        yield figure(samples.best_of[evaluation.settings.num_images], caption)
+        for neighbour in clip.neighbours[row : row + 1]:
+            yield figure(open_drawing(neighbour.path), f"nearest, {neighbour.similarity:.2f} alike")
 
 
 def heading(text: str) -> str:

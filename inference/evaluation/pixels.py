@@ -15,9 +15,9 @@ COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown"
 SMALL, BIG = 0.45, 0.65
 """Longer side of a thing as a share of the picture's, between which it is neither small nor big."""
 LEAST_SHARE = 0.005
-"""So few pixels of a colour, of all, are an edge or a blur and no thing."""
+"""A smaller share of the pixels is an edge or a blur of a colour, not a thing."""
 BITS = 5
-"""Of a channel that the table of colour names tells apart."""
+"""Bits of each channel that index the table of colour names."""
 
 
 def ground_colour(picture: Image.Image) -> str:
@@ -33,8 +33,8 @@ def thing_colour(picture: Image.Image) -> str | None:
 
 
 def thing_size(picture: Image.Image) -> str | None:
-    """ "small", "big" or None for between and for nothing, by the longer side of the box around what stands on the
-    ground."""
+    """ "small" or "big", by the longer side of the box around what stands on the ground; None between them, and where
+    nothing does."""
     mask = thing_mask(pixels(picture))
     spans = [extent(mask, axis) for axis in (0, 1)]
     share = max((end - start) / length for (start, end), length in zip(spans, mask.shape, strict=True))
@@ -44,7 +44,7 @@ def thing_size(picture: Image.Image) -> str | None:
 
 
 def colour_centre(picture: Image.Image, colour: str) -> tuple[float, float] | None:
-    """Mean place (across, down), 0..1, of the pixels of this colour that are no ground; None where they are too few."""
+    """Mean place (across, down), 0..1, of the pixels of this colour off the ground; None where there are too few."""
     rgb = pixels(picture)
     found = thing_mask(rgb) & (name_table()[tuple((rgb.astype(int) >> (8 - BITS)).transpose(2, 0, 1))] == colour)
     if found.mean() < LEAST_SHARE:

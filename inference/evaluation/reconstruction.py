@@ -5,7 +5,7 @@ Shapes: N pictures, S side in pixels, I codes in a picture.
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,11 +31,7 @@ class Reconstruction:
     codes_used: float
     """Share of the codebook that occurs, 0..1."""
     perplexity: float
-    """exp of the entropy: how many codes it would be if all were used alike."""
-
-    def to_dict(self) -> dict[str, float]:
-        """For a report."""
-        return asdict(self)
+    """exp of the entropy: the number of codes if all were used equally often."""
 
 
 @torch.inference_mode()

@@ -1,12 +1,15 @@
-"""Ways of drawing codes that are tried on the same prompts."""
+"""Sampling settings compared on the same prompts."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from inference.evaluation.significance import Claim, compare
+from inference.evaluation.attribute_accuracy import measure_attributes
+from inference.evaluation.prompt_sampling import PromptSampler
+from inference.evaluation.questions import Question
+from inference.evaluation.stats import Comparison, compare
 
 
-class Way(NamedTuple):
+class SamplingSetting(NamedTuple):
     """How codes are drawn; the defaults are off."""
 
     top_k: int = 0
@@ -15,26 +18,42 @@ class Way(NamedTuple):
     guidance: float = 1.0
 
     def __str__(self) -> str:
-        kept = [f"{name.replace('_', '-')} {value:g}" for name, value in self._asdict().items() if value not in (0, 1)]
-        return ", ".join(kept) or "all codes"
+        on = [f"{name.replace('_', '-')} {value:g}" for name, value in self._asdict().items() if value not in (0, 1)]
+        return ", ".join(on) or "all codes"
 
 
-FREE, PAPER = Way(), Way(256, 0.75)
-GRID = (FREE, Way(256), Way(0, 0.75), PAPER, Way(256, 0.75, 0.7), Way(64, 0.5))
+Grid = dict[SamplingSetting, dict[str, list[bool]]]
+"""For each setting and attribute, whether each question is right."""
+
+FREE, PAPER = SamplingSetting(), SamplingSetting(256, 0.75)
+UNGUIDED = (
+    *(FREE, SamplingSetting(256), SamplingSetting(0, 0.75)),
+    *(PAPER, SamplingSetting(256, 0.75, 0.7), SamplingSetting(64, 0.5)),
+)
 GUIDED = (PAPER._replace(guidance=2.0), PAPER._replace(guidance=4.0))
-GUIDED_TOP_K = Way(256, guidance=2.0)
+GUIDED_TOP_K = SamplingSetting(256, guidance=2.0)
 GRID_PICTURES = 4
-"""Of which the best answers, in the grid."""
+"""Of which the best counts."""
 
 
-def ways_to_try(caption_dropout: float | None) -> tuple[Way, ...]:
-    """The grid; guidance only where the model learnt without a share of the captions."""
-    return (*GRID, *GUIDED, GUIDED_TOP_K) if caption_dropout else GRID
+def settings_to_try(caption_dropout: float | None) -> tuple[SamplingSetting, ...]:
+    """Guidance only for a model that was trained with caption dropout."""
+    return (*UNGUIDED, *GUIDED, GUIDED_TOP_K) if caption_dropout else UNGUIDED
 
 
-def claims_of_ways(grid: Mapping[Way, Mapping[str, Sequence[bool]]]) -> list[Claim]:
-    """That ways of drawing help: against drawing from all codes, guidance against none, and top-p beside guidance."""
-    hits = {way: [hit for found in by_name.values() for hit in found] for way, by_name in grid.items()}
-    ways = [(FREE, GRID[1]), (FREE, GRID[2]), (FREE, PAPER), *((PAPER, way) for way in GUIDED)]
-    ways.append((GUIDED_TOP_K, GUIDED[0]))
-    return [compare(f"{way} does better than {base}", hits[way], hits[base]) for base, way in ways if way in hits]
+def measure_grid(sampler: PromptSampler, questions: Mapping[str, list[Question]]) -> Grid:
+    """Ask the same questions with each setting; nothing without questions."""
+    pictures = min(GRID_PICTURES, sampler.settings.num_images)
+    grid: Grid = {}
+    for setting in settings_to_try(sampler.generator.caption_dropout) if questions else ():
+        found = measure_attributes(sampler, questions, f"{setting}: questions", (pictures,), **setting._asdict())
+        grid[setting] = {name: accuracy.hits(pictures) for name, accuracy in found.items()}
+    return grid
+
+
+def compare_settings(grid: Mapping[SamplingSetting, Mapping[str, Sequence[bool]]]) -> list[Comparison]:
+    """Filters against drawing from all codes, guidance against none, and top-p under guidance."""
+    hits = {setting: [hit for found in by_name.values() for hit in found] for setting, by_name in grid.items()}
+    pairs = [(FREE, UNGUIDED[1]), (FREE, UNGUIDED[2]), (FREE, PAPER), *((PAPER, guided) for guided in GUIDED)]
+    pairs.append((GUIDED_TOP_K, GUIDED[0]))
+    return [compare(f"{new} does better than {base}", hits[new], hits[base]) for base, new in pairs if new in hits]

@@ -31,7 +31,7 @@ def filter_logits(
     The order is that of the paper's inference (Borzunov et al. 2022, arXiv 2207.03481); temperature comes after.
 
     Args:
-        largest_k: the largest of top_k where it is known, 0 if any is off; saves sorting the others.
+        largest_k: the largest of top_k if known, 0 if any is off; saves sorting the rest.
     """
     batch, codes = logits_BC.shape
     top_k_B1 = torch.as_tensor(top_k, device=logits_BC.device).expand(batch)[:, None]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from inference.sampling.cuda_graphs import StepGraphs
 from inference.sampling.decoder import BranchWeights, Decoder, LayerWeights, normalise
 from inference.sampling.kv_layout import window_of
 from inference.sampling.packed_linear import ROW_GROUP
@@ -78,6 +79,7 @@ class KVCache:
         self.text_keys = [keys.flatten(0, 1).transpose(1, 2) for keys in prompts.keys]
         self.text_values = [values.flatten(0, 1) for values in prompts.values]
         self.views: dict[int, list[LayerViews]] = {}
+        self.graphs = StepGraphs(batch, device) if device.type == "cuda" else None
         self._load(prompts)
 
     @property
@@ -92,7 +94,8 @@ class KVCache:
         assert self.codes_read < self.config.image_len - 1, "nothing follows the last code"
         row, column = divmod(self.codes_read, self.config.image_side)
         place = torch.full((1,), self.codes_read, device=self.decoder.device)  # without waiting for the device
-        logits = self.step(codes.expand(self.batch), column, row, place)
+        arguments = codes.expand(self.batch), column, row, place
+        logits = self.graphs.run(self.step, *arguments) if self.graphs else self.step(*arguments)
         self.codes_read += 1
         return logits[: self.pictures]
 

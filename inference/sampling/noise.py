@@ -16,7 +16,7 @@ MASK_32 = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
-# Hashes at once: enough to hide the cost of starting an operation, few enough to stay in a core's cache.
+# Hashes at once: enough to hide the cost of launching an operation, few enough for a core's cache.
 COUNTERS_AT_ONCE = 2**15
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -1,4 +1,4 @@
-"""Projections made ready for sampling: a layer's weights, converted and packed once for many small products.
+"""Projections for sampling: a layer's weights, converted and packed once for many small products.
 
 R rows.
 """

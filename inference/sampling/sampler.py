@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from dalle_lean.io.model_folder import check_guidance
-from inference.sampling.cuda_graphs import make_cache
 from inference.sampling.decoder import Decoder
 from inference.sampling.filtering import check_sampling, filter_logits, sample
+from inference.sampling.kv_cache import KVCache
 from inference.sampling.noise import GumbelNoise, check_seed
 from inference.sampling.prefill import Prompts
 
@@ -24,7 +24,7 @@ class Sampling:
     top_k: int = 256
     """Only the k most likely codes; 0 is off."""
     top_p: float = 0.75
-    """Only the likeliest codes with this mass, 0..1; 1 is off."""
+    """Only the most likely codes that make up this probability, 0..1; 1 is off."""
     temperature: float = 1.0
     """0 takes the most likely code each time."""
     seed: int = 0
@@ -62,7 +62,7 @@ def sample_codes(decoder: Decoder, prompts: Prompts, rows: Sequence[Row]) -> Ite
     guided = prompts.guided
     assert guided or bool((guidance == 1).all()), "guidance needs the empty captions"
     copies = 2 if guided else 1
-    cache = make_cache(decoder, prompts, copies * len(rows))
+    cache = KVCache(decoder, prompts, copies * len(rows))
     settings = [
         torch.tensor([getattr(row.sampling, name) for row in rows], device=device)
         for name in ("top_k", "top_p", "temperature")

@@ -4,10 +4,13 @@ import copy
 import os
 import socket
 from contextlib import contextmanager
+from dataclasses import fields
 
 import pytest
 
 from dalle_lean.vocabulary import FEWEST, Vocabulary
+from demo.actions import Actions, Parts
+from demo.controls import Controls
 from demo.server import free_port, serve
 from demo.service.drawing_service import DrawingService
 from demo.service.latency_model import LatencyModel
@@ -47,6 +50,13 @@ def service(generator, latency):
 @pytest.fixture
 def knowing_studio(knowing, latency):
     return DrawingService(knowing, latency, at_once=2, waiting=1)
+
+
+def named_actions(service, examples=()):
+    """The page's actions, whose updates go by the names of its parts."""
+    names = [field.name for field in fields(Parts)]
+    parts = {name: name for name in names} | {"controls": Controls({"seed": "seed"}, "new_seed", "estimate", "given")}
+    return Actions(service, Parts(**parts), examples)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from demo.download import write_pictures
-from inference.generator import Request, Settings
+from inference.request import Request, Settings
 
 
 def draw(service, start=None):
@@ -23,7 +23,7 @@ def redrawn(service, path):
     assert settings.pop("model_sha256") == service.generator.model_sha256
     assert (settings.pop("precision"), settings.pop("scorer")) == ("fp32", "CLIP")
     start = torch.tensor(settings.pop("start")) if "start" in settings else None
-    *_, last = service.generator.draw(text["prompt"], Settings(**settings), start=start)
+    *_, last = service.generator.draw([Request(text["prompt"], Settings(**settings), start)])
     return next(picture for picture in last.pictures if picture.index == int(text["index"]))
 
 

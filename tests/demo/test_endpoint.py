@@ -12,7 +12,7 @@ from PIL import Image
 from demo.service.drawing_service import DrawingService
 from inference import Generator
 from inference.gallery import codes_sha256
-from inference.generator import Settings, describe
+from inference.request import Settings
 from tests.demo.conftest import served
 
 GUIDE = Path(__file__).parents[2] / "docs" / "page.md"
@@ -38,7 +38,7 @@ def test_the_endpoint_draws_what_the_generator_draws(client, generator):
 def test_what_is_left_out_is_the_pages_default(client, generator):
     _, facts = client.predict("a red heart", num_images=6, api_name="/draw")
     expected = {"num_images": 6, "best": 4, "top_k": 64, "top_p": 0.75, "temperature": 1.0, "guidance": 1.0, "seed": 0}
-    assert facts["settings"] == describe(generator, Settings(**expected))
+    assert facts["settings"] == generator.describe(Settings(**expected))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_rows_that_cannot_be_kept_are_an_error_that_says_so(client, tmp_path, ca
 
 def test_a_full_page_says_busy(generator, latency):
     service = DrawingService(generator, latency, at_once=1, waiting=0)
-    with served(service) as url, service.scheduler.place(30.0):
+    with served(service) as url, service.scheduler.ticket(30.0):
         client = Client(url, verbose=False, analytics_enabled=False)
         with pytest.raises(AppError, match="busy: try again in 30 s"):
             client.predict("a car", num_images=6, api_name="/draw")

@@ -9,12 +9,11 @@ from threading import Event
 import pytest
 from PIL import Image
 
-from demo.actions import Actions
-from demo.answer import answer
 from demo.form import FormValues, read_request
 from demo.service.drawing_service import UPLOADS_WAITING
 from demo.service.scheduler import Busy
 from demo.upload import MAX_UPLOAD_BYTES, open_upload
+from tests.demo.conftest import named_actions
 
 
 def encoded(image, kind):
@@ -62,15 +61,15 @@ def test_a_flood_of_uploads_is_told_busy_and_drawings_keep_their_turns(service):
 
 def test_who_uploads_to_a_busy_page_reads_the_sentence_of_those_who_draw(service):
     upload = encoded(Image.new("RGB", (64, 64), "red"), "PNG")
-    actions = Actions(service, parts=None)
+    actions = named_actions(service)
     assert "busy" not in actions.look_at_upload(upload, 2)
     with ExitStack() as others:
         for _ in range(1 + UPLOADS_WAITING):
-            others.enter_context(service.uploads.place(7.0))
+            others.enter_context(service.uploads.ticket(7.0))
         assert "The page is busy" in actions.look_at_upload(upload, 2)
         values = FormValues(2, 2, 0, 1.0, 1.0, 1.0, 3, upload=upload, rows=2)
-        *_, last = answer(service, lambda: read_request(service, "a red heart", values), Event())
-        assert "The page is busy: 1 drawing, 3 waiting. Please try again in about 7 s" in last.status
+        *_, last = actions.answer(lambda: read_request(service, "a red heart", values), Event())
+        assert "The page is busy: 1 drawing, 3 waiting. Please try again in about 7 s" in last["status"]
 
 
 def test_a_picture_cut_short_is_refused_when_it_is_read(service):

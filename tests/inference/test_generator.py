@@ -14,8 +14,8 @@ from dalle_lean.clip.scorer import ClipScorer
 from dalle_lean.io.files import sha256_file
 from dalle_lean.io.model_folder import hashed_parts, pack_model
 from inference import Generator
-from inference.generator import Request, Settings
 from inference.ranking import collect, decode_and_score
+from inference.request import Request, Settings
 from inference.sampling.sampler import sample_codes
 from tests.inference.tiny_model import CODEBOOK_SIZE, TEXT_LEN, tiny_dalle
 from tests.tiny import tiny_vqgan
@@ -238,7 +238,7 @@ def test_prompts_drawn_together_give_what_each_gives_alone(generator, batch_size
         for seed, count in enumerate(counts)
     ]
     requests = [Request(prompt, setting) for prompt, setting in zip(PROMPTS, settings, strict=True)]
-    together = by_request(generator.draw_all(requests, batch_size))
+    together = by_request(generator.draw(requests, batch_size))
     assert sorted(together) == [0, 1, 2]
     for index, (prompt, setting) in enumerate(zip(PROMPTS, settings, strict=True)):
         alone = generator.run(prompt, setting)
@@ -249,7 +249,7 @@ def test_prompts_drawn_together_give_what_each_gives_alone(generator, batch_size
 
 def test_a_picture_is_completed_from_its_upper_part(generator):
     codes = generator("a house", **SETTINGS)[0].codes
-    *_, last = generator.draw("a car", Settings(num_images=3, seed=8, top_k=0), start=codes[:8])
+    *_, last = generator.draw([Request("a car", Settings(num_images=3, seed=8, top_k=0), codes[:8])])
     assert all(torch.equal(picture.codes[:8], codes[:8]) for picture in last.pictures)
     assert len({tuple(picture.codes.tolist()) for picture in last.pictures}) == 3
 
@@ -260,18 +260,18 @@ def test_a_picture_is_completed_from_its_upper_part(generator):
 )
 def test_a_start_that_cannot_be_is_refused(generator, start):
     with pytest.raises(ValueError, match="start has"):
-        next(generator.draw("a car", Settings(num_images=1), start=start))
+        next(generator.draw([Request("a car", Settings(num_images=1), start)]))
 
 
 def test_an_empty_start_is_none(generator):
     settings = Settings(num_images=2)
     requests = [Request("a car", settings, torch.zeros(0, dtype=torch.long)), Request("a house", settings)]
-    together = by_request(generator.draw_all(requests))
+    together = by_request(generator.draw(requests))
     assert pixels(together[0]) == pixels(generator.run("a car", settings))
 
 
 def test_progress_does_not_count_given_codes(generator):
-    steps = list(generator.draw("a car", Settings(num_images=3), start=torch.zeros(8, dtype=torch.long)))
+    steps = list(generator.draw([Request("a car", Settings(num_images=3), torch.zeros(8, dtype=torch.long))]))
     assert {step.total for step in steps} == {3 * 8}
     assert [step.done for step in steps if step.note == "drawing"] == [3 * 4, 3 * 8]
 

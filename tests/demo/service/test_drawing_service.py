@@ -12,7 +12,8 @@ from PIL import Image
 from demo.form import FormValues, first_rows, read_request
 from demo.service.drawing_service import Done, DrawingService, Queued, Running
 from demo.service.scheduler import Busy
-from inference.generator import Generator, Request, Settings
+from inference.generator import Generator
+from inference.request import Request, Settings
 
 WISH = FormValues(6, 2, 0, 1.0, 1.0, 1.0, 3)
 

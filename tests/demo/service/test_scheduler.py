@@ -12,16 +12,16 @@ from demo.service.scheduler import Busy, Scheduler, forecast
 def test_the_first_few_are_served_and_the_others_wait_in_their_order():
     scheduler = Scheduler(at_once=2, waiting=3)
     with ExitStack() as stack:
-        places = [stack.enter_context(scheduler.place()) for _ in range(5)]
-        assert [place.line for place in places] == [0, 0, 1, 2, 3]
-        assert [place.wait(0) for place in places] == [True, True, False, False, False]
+        tickets = [stack.enter_context(scheduler.ticket()) for _ in range(5)]
+        assert [ticket.line for ticket in tickets] == [0, 0, 1, 2, 3]
+        assert [ticket.wait(0) for ticket in tickets] == [True, True, False, False, False]
 
 
 def test_who_leaves_lets_the_next_one_in():
     scheduler = Scheduler(at_once=1, waiting=2)
     with ExitStack() as stack:
-        with scheduler.place():
-            second, third = (stack.enter_context(scheduler.place()) for _ in range(2))
+        with scheduler.ticket():
+            second, third = (stack.enter_context(scheduler.ticket()) for _ in range(2))
             assert not second.wait(0)
         assert second.wait(0)
         assert third.line == 1
@@ -29,18 +29,18 @@ def test_who_leaves_lets_the_next_one_in():
 
 def test_a_failure_frees_the_place():
     scheduler = Scheduler(at_once=1, waiting=0)
-    with pytest.raises(RuntimeError), scheduler.place():
+    with pytest.raises(RuntimeError), scheduler.ticket():
         raise RuntimeError
-    with scheduler.place() as place:
-        assert place.wait(0)
+    with scheduler.ticket() as ticket:
+        assert ticket.wait(0)
 
 
 def test_a_full_line_says_when_there_will_be_room():
     scheduler = Scheduler(at_once=2, waiting=1)
     with ExitStack() as stack:
         for left_s in (10.0, 4.0, 7.0):
-            stack.enter_context(scheduler.place(left_s))
-        with pytest.raises(Busy) as busy, scheduler.place():
+            stack.enter_context(scheduler.ticket(left_s))
+        with pytest.raises(Busy) as busy, scheduler.ticket():
             pass
         assert (busy.value.served, busy.value.waiting) == (2, 1)
         assert busy.value.seconds == 8.0  # the shorter of two that share the machine
@@ -99,8 +99,8 @@ def test_turns_alternate_so_that_a_short_job_does_not_wait_for_a_long_one():
 def test_waiting_ends_as_soon_as_there_is_room():
     scheduler = Scheduler(at_once=1, waiting=1)
     with ExitStack() as first:
-        first.enter_context(scheduler.place())
-        with scheduler.place() as second:
+        first.enter_context(scheduler.ticket())
+        with scheduler.ticket() as second:
             threading.Timer(0.05, first.pop_all().close).start()
             assert second.wait(10)
 

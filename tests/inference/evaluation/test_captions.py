@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from inference.evaluation.captions import drawing_path, of_the_same_kinds, open_pixels, read_lines, read_pixels, sample
+from inference.evaluation.captions import drawing_path, match_kinds, open_pixels, read_lines, read_pixels, sample
 from tests.inference.evaluation.drawings import line
 
 GOOD = {"file_name": "a.png", **line("a ball")}
@@ -58,7 +58,7 @@ def test_pictures_are_read_at_the_side_that_is_asked_for(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     assert (open_pixels(tmp_path / "a.png") == pixels).all()
-    assert read_pixels(tmp_path, [GOOD, GOOD], 8).shape == (2, 3, 8, 8)
+    assert read_pixels([tmp_path / "a.png"] * 2, 8).shape == (2, 3, 8, 8)
 
 
 def test_the_first_few_of_a_sample_are_a_sample():
@@ -71,6 +71,6 @@ def test_the_first_few_of_a_sample_are_a_sample():
 def test_kinds_are_chosen_in_the_same_shares():
     lines = [{"kind": kind} for kind in "aaaaaabbc"]
     like = [{"kind": kind} for kind in "aabbb"]
-    assert [lines[row]["kind"] for row in of_the_same_kinds(lines, like)] == ["a", "b", "b"]
-    assert of_the_same_kinds([{}, {}], [{}]) == [0, 1]
-    assert of_the_same_kinds(lines, [{"kind": "d"}]) == list(range(9))
+    assert [lines[row]["kind"] for row in match_kinds(lines, like)] == ["a", "b", "b"]
+    assert match_kinds([{}, {}], [{}]) == [0, 1]
+    assert match_kinds(lines, [{"kind": "d"}]) == list(range(9))

@@ -9,12 +9,13 @@ from PIL import Image
 
 from dalle_lean.cli import main
 from dalle_lean.images.thing_classifier import ThingClassifier
-from inference.evaluation.attribute_accuracy import Answer, Attributes
-from inference.evaluation.classification import comes_first, recognise, rivals
+from inference.evaluation.attribute_accuracy import AttributeAccuracy
+from inference.evaluation.classification import classify, comes_first, rivals
 from inference.evaluation.evaluate import evaluate
-from inference.evaluation.proportions import Share
+from inference.evaluation.prompt_sampling import Samples
 from inference.evaluation.questions import Question
-from inference.evaluation.results import Sizes
+from inference.evaluation.results import EvalConfig
+from inference.evaluation.stats import Proportion
 from inference.generator import Generator
 from tests.inference.evaluation.drawings import discs, write_data
 
@@ -62,34 +63,30 @@ def question(thing, folder, *others):
 
 def drawn(colour):
     picture = discs("white", (colour, 0.3, 0.4))
-    return Answer({1: picture}, (picture,), (picture,))
-
-
-def attribute(questions, answers):
-    return Attributes(questions, answers, {}, Share(0, 1), Share(0, 1))
+    return Samples({1: picture}, (picture,), (picture,))
 
 
 def test_the_right_thing_is_counted_of_pictures_and_of_real_drawings(tmp_path):
     questions = [question(thing, tmp_path) for thing in ("strawberry", "frog", "whale")]
-    answered = {"ground": attribute(questions, [drawn("red"), drawn("red"), drawn("blue")])}
-    found = recognise(ByColour(), Keeps(), answered, [1])
-    assert found.by_best_of == {1: Share(2, 3)}
-    assert found.on_drawings == found.on_reconstructions == Share(3, 3)
+    answered = {"ground": AttributeAccuracy(questions, [drawn("red"), drawn("red"), drawn("blue")])}
+    found = classify(ByColour(), Keeps(), answered)
+    assert found.best_of == {1: Proportion(2, 3)}
+    assert found.on_drawings == found.on_reconstructions == Proportion(3, 3)
     assert (found.compete, found.different_things, found.left_out) == (4, 3, 0)
 
 
 def test_a_prompt_counts_once_and_pairs_and_unknown_things_do_not(tmp_path):
     one, unknown, pair = question("frog", tmp_path), question("dragon", tmp_path), question("whale", tmp_path, "owl")
-    asked = attribute([one, unknown, pair], [drawn("green")] * 3)
-    found = recognise(ByColour(), Keeps(), {"ground": asked, "size": attribute([one], [drawn("red")])}, [1])
-    assert found.by_best_of == {1: Share(1, 1)}
+    asked = AttributeAccuracy([one, unknown, pair], [drawn("green")] * 3)
+    found = classify(ByColour(), Keeps(), {"ground": asked, "size": AttributeAccuracy([one], [drawn("red")])})
+    assert found.best_of == {1: Proportion(1, 1)}
     assert found.left_out == 1
 
 
 def test_a_classifier_of_none_of_the_things_is_refused_before_anything_is_drawn(generator_that_must_not_draw, tmp_path):
     data = write_data(tmp_path / "emoji")
     with pytest.raises(ValueError, match="no prompt is about one thing that the classifier knows"):
-        evaluate(generator_that_must_not_draw, data, Sizes(captions=4, pictures=8), classifier=ByColour())
+        evaluate(generator_that_must_not_draw, data, EvalConfig(captions=4, pictures=8), classifier=ByColour())
 
 
 def test_199_others_compete_and_the_seed_chooses_them():

@@ -9,17 +9,17 @@ import torch
 from PIL import Image, ImageOps
 
 from dalle_lean.cli import main
-from inference.evaluation.attribute_accuracy import Asker, answer, seed_of
-from inference.evaluation.clip_metrics import make_judge
-from inference.evaluation.evaluate import evaluate, is_ranker
+from inference.evaluation.clip_metrics import make_judge, same_clip
+from inference.evaluation.evaluate import evaluate
+from inference.evaluation.prompt_sampling import PromptSampler, Samples, prompt_seed
 from inference.evaluation.questions import ATTRIBUTES
-from inference.evaluation.report import write_report
-from inference.evaluation.results import Sizes
-from inference.evaluation.sheet import LINE_HEIGHT, LINES, SIDE, captioned_sheet
-from inference.gallery import MARGIN
-from inference.generator import Picture, Settings
+from inference.evaluation.report import SHEET_CAPTION_LINES, SHEET_TILE_SIDE, write_report
+from inference.evaluation.results import EvalConfig
+from inference.gallery import LINE_HEIGHT, MARGIN, tile_sheet
+from inference.request import Picture, Settings
 from tests.inference.evaluation.drawings import HELDOUT, line, write_data
 
+SIDE, LINES = SHEET_TILE_SIDE, SHEET_CAPTION_LINES
 FEW = "--best-of 1,2 --curve 1,3 --questions 2 --captions 4 --pictures 9 --grid 1 --device cpu"
 
 
@@ -88,14 +88,14 @@ def test_the_page_needs_nothing_but_itself(report):
 
 def test_the_pictures_of_the_captions_are_on_a_sheet_of_their_own(report):
     with Image.open(report / "pictures.png") as sheet:
-        assert sheet.size == captioned_sheet([Image.new("RGB", (32, 32))] * 4, ["a"] * 4).size
+        assert sheet.size == tile_sheet([Image.new("RGB", (32, 32))] * 4, ["a"] * 4, SIDE, LINES).size
         first = sheet.crop((MARGIN, MARGIN, MARGIN + SIDE, MARGIN + SIDE))
     assert first.getextrema() != ((255, 255),) * 3
 
 
 def test_captions_stand_below_their_pictures_in_rows_of_four():
     red, blue = (Image.new("RGB", (8, 8), colour) for colour in ("red", "blue"))
-    sheet = captioned_sheet([red, red, red, red, blue], ["", "", "", "", "a blue square " * 9])
+    sheet = tile_sheet([red, red, red, red, blue], ["", "", "", "", "a blue square " * 9], SIDE, LINES)
     cell = (SIDE + MARGIN, SIDE + LINES * LINE_HEIGHT + MARGIN)
     assert sheet.getpixel((MARGIN + 3 * cell[0], MARGIN)) == (255, 0, 0)
     assert sheet.getpixel((MARGIN, MARGIN + cell[1])) == (0, 0, 255)
@@ -120,43 +120,43 @@ def test_only_captions_of_known_things_that_training_never_saw_are_drawn(generat
     data = write_data(tmp_path / "emoji")
     with (data / "heldout" / "metadata.jsonl").open("a") as listing:
         listing.write(json.dumps({"file_name": "0.png", **line("a red ball", "drawing")}) + "\n")
-    few = Sizes(best_of=(1,), curve_questions=0, grid_questions=0, questions=1, captions=20, pictures=20)
-    drawn = evaluate(generator, data, few).judged.texts
+    few = EvalConfig(best_of=(1,), curve_questions=0, grid_questions=0, questions=1, captions=20, pictures=20)
+    drawn = evaluate(generator, data, few).clip.captions
     assert sorted(drawn) == sorted(facts["text"] for facts, _ in HELDOUT if facts["held_out"] != "concept")
     assert "a red ball" not in drawn
 
 
 def test_every_prompt_has_noise_of_its_own(generator):
     settings = Settings(num_images=1)
-    seeds = {seed_of(seed, prompt) for seed in (0, 1) for prompt in ("a red circle", "a blue circle")}
+    seeds = {prompt_seed(seed, prompt) for seed in (0, 1) for prompt in ("a red circle", "a blue circle")}
     assert len(seeds) == 4
-    first, again = (Asker(generator).draw(["a red circle"], "", settings, (1,))[0].by_count[1] for _ in range(2))
-    expected = generator.run("a red circle", replace(settings, seed=seed_of(0, "a red circle")))[0].image
+    first, again = (PromptSampler(generator).draw(["a red circle"], "", (1,))[0].best_of[1] for _ in range(2))
+    expected = generator.run("a red circle", replace(settings, seed=prompt_seed(0, "a red circle")))[0].image
     assert first.tobytes() == again.tobytes() == expected.tobytes()
 
 
 def test_the_ranker_is_known_by_its_weights_whatever_its_name(generator, model_folder):
     same = make_judge(str(model_folder / "clip"), torch.device("cpu"))
-    assert is_ranker(same, generator)
+    assert same_clip(same, generator.scorer)
     with torch.no_grad():
         next(same.model.parameters()).add_(1)
-    assert not is_ranker(same, generator)
+    assert not same_clip(same, generator.scorer)
 
 
 def test_the_best_of_a_few_is_the_best_ranked_of_the_first(generator):
-    seed = seed_of(0, "a red circle")
+    seed = prompt_seed(0, "a red circle")
     pictures = generator.run("a red circle", Settings(num_images=4, best=4, seed=seed))
-    (answered,) = Asker(generator).draw(["a red circle"], "", Settings(num_images=4, best=4), (1, 3, 4))
+    (answered,) = PromptSampler(generator).draw(["a red circle"], "", (1, 3, 4))
     best_of_3 = max((picture for picture in pictures if picture.index < 3), key=lambda picture: picture.score)
     first = next(picture for picture in pictures if picture.index == 0)
     for count, expected in ((1, first), (3, best_of_3), (4, pictures[0])):
-        assert answered.by_count[count].tobytes() == expected.image.tobytes()
+        assert answered.best_of[count].tobytes() == expected.image.tobytes()
 
 
 def test_of_many_pictures_only_the_few_are_kept_that_are_looked_at():
     ranked = [Picture(f"picture {index}", score=float(index), index=index, codes=None) for index in range(127, -1, -1)]
-    answered = answer(ranked, (1, 4, 16, 64, 128))
-    assert answered.by_count == {count: f"picture {count - 1}" for count in (1, 4, 16, 64, 128)}
+    answered = Samples.select(ranked, (1, 4, 16, 64, 128))
+    assert answered.best_of == {count: f"picture {count - 1}" for count in (1, 4, 16, 64, 128)}
     assert answered.first == ("picture 0", "picture 1", "picture 2", "picture 3")
     assert answered.best == ("picture 127", "picture 126", "picture 125", "picture 124")
 
@@ -172,7 +172,7 @@ class Brightness:
 @pytest.fixture(scope="module")
 def without_clip(generator_without_clip, data, tmp_path_factory):
     """The evaluation and its page."""
-    sizes = Sizes(best_of=(1, 2), questions=1, captions=2, pictures=9, grid_questions=0)
+    sizes = EvalConfig(best_of=(1, 2), questions=1, captions=2, pictures=9, grid_questions=0)
     found, out = evaluate(generator_without_clip, data, sizes, inception=Brightness()), tmp_path_factory.mktemp("out")
     write_report(out, found, "Evaluation")
     return found, (out / "report.html").read_text()
@@ -180,9 +180,9 @@ def without_clip(generator_without_clip, data, tmp_path_factory):
 
 def test_a_model_without_a_clip_shows_its_first_picture(without_clip):
     found, content = without_clip
-    assert (found.ranker, found.judged, found.settings.num_images) == (None, None, 1)
+    assert (found.ranker, found.clip, found.settings.num_images) == (None, None, 1)
     assert all(set(attribute.by_best_of) == {1} for attribute in found.attributes.values())
-    assert found.claims == []
+    assert found.comparisons == []
     assert "Nothing ranked the pictures: one was drawn of each prompt." in content
     assert "<svg" not in content
 
@@ -196,29 +196,29 @@ def test_the_frechet_distances_are_of_as_many_pictures_of_each(without_clip):
 
 def test_guidance_is_in_the_report_where_the_model_learnt_without_captions(generator, data, tmp_path, monkeypatch):
     monkeypatch.setattr(generator, "caption_dropout", 0.1)
-    few = Sizes(best_of=(1,), curve_questions=0, questions=1, captions=2, pictures=9, grid_questions=1)
+    few = EvalConfig(best_of=(1,), curve_questions=0, questions=1, captions=2, pictures=9, grid_questions=1)
     found = evaluate(generator, data, few)
     write_report(tmp_path, found, "Evaluation")
-    assert [way.guidance for way in found.grid] == [1, 1, 1, 1, 1, 1, 2, 4, 2]
+    assert [setting.guidance for setting in found.grid] == [1, 1, 1, 1, 1, 1, 2, 4, 2]
     assert "Guidance is left out" not in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("sizes", [{"captions": 1}, {"pictures": 3}, {"grid_questions": -1}, {"curve_questions": -1}])
 def test_too_few_to_measure_are_refused(sizes):
     with pytest.raises(ValueError, match="must be at least"):
-        Sizes(**sizes)
+        EvalConfig(**sizes)
 
 
 @pytest.mark.parametrize("counts", [(), (0,), (4, 1), (2, 2)])
 def test_numbers_of_pictures_that_make_no_curve_are_refused(counts):
     for name in ("best_of", "curve"):
         with pytest.raises(ValueError, match=name):
-            Sizes(**{name: counts})
+            EvalConfig(**{name: counts})
 
 
 def test_too_few_drawings_of_known_things_are_told_before_anything_is_drawn(generator, data):
     with pytest.raises(ValueError, match=r"at least 2 and 4 are needed"):
-        evaluate(generator, data, Sizes(pictures=4, captions=2, train_pictures=2), seed=3)
+        evaluate(generator, data, EvalConfig(pictures=4, captions=2, train_pictures=2), seed=3)
 
 
 def test_a_file_in_the_reports_place_is_one_line(model_folder, data, tmp_path, capsys):

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from inference.evaluation.bits_per_code import count_bits, deranged, measure_bits, smoothed
-from inference.evaluation.proportions import Share
 from inference.evaluation.reconstruction import encode, reconstruct, ssim
 
 
@@ -138,11 +137,3 @@ def test_count_models_of_a_generator_are_of_the_training_codes(generator):
     expected = -(math.log2(one) + (config.image_len - 1) * math.log2(zero)) / config.image_len
     assert bits.counts == pytest.approx(expected)
     assert bits.counts_by_place < bits.counts
-
-
-def test_a_share_stands_with_its_confidence():
-    assert str(Share(9, 10)) == "90 % (9/10; 60 to 98)"
-    assert str(Share(0, 0)) == "no prompts"
-    low, high = Share(10, 10).interval
-    assert 0.7 < low < 0.75
-    assert high == 1

@@ -3,7 +3,8 @@
 import pytest
 from PIL import Image
 
-from inference.evaluation.questions import choose_questions, commonest, right, right_on_drawings, subjects
+from inference.evaluation.attribute_accuracy import AttributeAccuracy, accuracy_on_drawings
+from inference.evaluation.questions import choose_questions, num_subjects
 from tests.inference.evaluation.drawings import discs, write_data
 
 
@@ -30,7 +31,10 @@ def test_each_attribute_is_asked_where_the_caption_tells_it(asked):
 
 
 def test_the_commonest_answer_and_the_different_subjects_are_counted(asked):
-    assert {name: (commonest(questions), subjects(questions)) for name, questions in asked.items()} == {
+    assert {
+        name: (AttributeAccuracy(questions, []).commonest_answer.hits, num_subjects(questions))
+        for name, questions in asked.items()
+    } == {
         "ground": (2, 1),
         "paint": (1, 1),
         "size": (1, 1),
@@ -40,15 +44,15 @@ def test_the_commonest_answer_and_the_different_subjects_are_counted(asked):
 
 def test_the_real_drawings_are_right(asked):
     for questions in asked.values():
-        assert right_on_drawings(questions) == len(questions)
+        assert accuracy_on_drawings(questions).value == 1
 
 
 def test_a_wrong_picture_is_wrong(asked):
     swapped = discs("white", ("blue", 0.25, 0.4), ("red", 0.75, 0.4))
     red_left = next(question for question in asked["side"] if question.expected == "left of")
     assert not red_left.is_right(swapped)
-    assert right(asked["size"], [discs("blue", ("red", 0.5, 0.55))] * 2) == 0
-    assert right(asked["paint"], [Image.new("RGB", (64, 64), "white")]) == 0
+    assert not any(question.is_right(discs("blue", ("red", 0.5, 0.55))) for question in asked["size"])
+    assert not any(question.is_right(Image.new("RGB", (64, 64), "white")) for question in asked["paint"])
 
 
 def test_no_more_questions_are_chosen_than_asked_for_and_always_the_same(asked, tmp_path):

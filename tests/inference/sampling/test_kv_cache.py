@@ -6,7 +6,6 @@ import torch
 from benchmarks.allocations import allocated
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.errors import UserError
-from inference.sampling.cuda_graphs import make_cache
 from inference.sampling.decoder import Decoder
 from inference.sampling.kv_cache import KVCache
 from inference.sampling.kv_layout import window_mask, windows_bytes
@@ -159,7 +158,7 @@ def test_graphs_give_what_a_cpu_gives(kind):
     expected = cached(Decoder(model), text, codes)
     decoder = Decoder(model.cuda(), "fp32")
     prompts = read_prompts(decoder, text)
-    cache = make_cache(decoder, prompts, 8)
+    cache = KVCache(decoder, prompts, 8)
     steps = [cache.read(codes[:, place].cuda()).cpu() for place in range(model.config.image_len - 1)]
     torch.testing.assert_close(torch.stack(steps, dim=1), expected[:, 1:], atol=1e-3, rtol=0)
 

@@ -1,9 +1,9 @@
-"""Claims are decided by the same prompts with and without."""
+"""Proportions have intervals, and claims are decided by the same prompts with and without."""
 
 import pytest
 
-from inference.evaluation.sampling_grid import FREE, PAPER, Way, claims_of_ways, ways_to_try
-from inference.evaluation.significance import compare, decide_together, sign_test
+from inference.evaluation.sampling_grid import FREE, PAPER, SamplingSetting, compare_settings, settings_to_try
+from inference.evaluation.stats import Proportion, compare, holm, sign_test
 
 
 @pytest.mark.parametrize(
@@ -47,22 +47,31 @@ def test_a_claim_among_others_needs_more_to_be_decided():
     strong, weak, none = ([1] * hits + [0] * (10 - hits) for hits in (9, 6, 0))
     alone = [compare("it helps", found, [0] * 10) for found in (weak, strong, none)]
     assert [claim.verdict for claim in alone] == ["confirmed", "confirmed", "not decided"]
-    together = decide_together(alone)
+    together = holm(alone)
     assert [claim.p_value for claim in together] == pytest.approx([2 * 2 / 64, 3 * 2 / 512, 1])
     assert [claim.verdict for claim in together] == ["not decided", "confirmed", "not decided"]
 
 
 def test_guidance_is_tried_where_it_was_learnt():
-    assert [way.guidance for way in ways_to_try(0.1)] == [1] * 6 + [2, 4, 2]
-    assert ways_to_try(0.0) == ways_to_try(None) == ways_to_try(0.1)[:6]
+    assert [setting.guidance for setting in settings_to_try(0.1)] == [1] * 6 + [2, 4, 2]
+    assert settings_to_try(0.0) == settings_to_try(None) == settings_to_try(0.1)[:6]
 
 
-def test_ways_are_claimed_to_do_better_than_all_codes_and_guidance_than_none():
+def test_settings_are_compared_with_all_codes_and_guidance_with_none():
     guided = PAPER._replace(guidance=4.0)
-    hits = {way: {"ground": [way != FREE] * 4, "size": [way == guided] * 2} for way in (FREE, Way(256), PAPER, guided)}
-    told = [(claim.text, claim.prompts, claim.better) for claim in claims_of_ways(hits)]
+    tried = (FREE, SamplingSetting(256), PAPER, guided)
+    hits = {setting: {"ground": [setting != FREE] * 4, "size": [setting == guided] * 2} for setting in tried}
+    told = [(claim.text, claim.prompts, claim.better) for claim in compare_settings(hits)]
     assert told == [
         ("top-k 256 does better than all codes", 6, 4),
         ("top-k 256, top-p 0.75 does better than all codes", 6, 4),
         ("top-k 256, top-p 0.75, guidance 4 does better than top-k 256, top-p 0.75", 6, 2),
     ]
+
+
+def test_a_proportion_comes_with_its_confidence_interval():
+    assert str(Proportion(9, 10)) == "90 % (9/10; 60 to 98)"
+    assert str(Proportion(0, 0)) == "no prompts"
+    low, high = Proportion(10, 10).interval
+    assert 0.7 < low < 0.75
+    assert high == 1

@@ -6,37 +6,43 @@ from threading import Event
 import pytest
 
 from demo import progress_views as views
-from demo.answer import answer
 from demo.form import FormValues, default_settings, read_request
 from demo.service.drawing_service import DrawingService, Queued, Running
 from demo.service.latency_model import LatencyModel
 from demo.service.scheduler import Busy
 from inference.generator import Generator
+from tests.demo.conftest import named_actions
 
 WISH = FormValues(6, 2, 0, 1.0, 1.0, 1.0, 1)
 
 
+def answer(service, prompt, values=WISH, stop=None, examples=()):
+    """The updates of the page."""
+    return named_actions(service, examples).answer(lambda: read_request(service, prompt, values), stop or Event())
+
+
 def ask(service, prompt="a red heart", values=WISH):
-    return answer(service, lambda: read_request(service, prompt, values), Event())
+    return answer(service, prompt, values)
 
 
 def test_the_last_view_has_the_best(service):
     *_, last = ask(service)
     expected = service.generator("a red heart", num_images=6, best=2, top_k=0, top_p=1.0, seed=1)
-    assert [picture.index for picture in last.drawn.pictures] == [picture.index for picture in expected]
-    assert "The 2 best of 6, best first" in last.status
+    assert [picture.index for picture in last["drawn"].pictures] == [picture.index for picture in expected]
+    assert "The 2 best of 6, best first" in last["status"]
 
 
 def test_a_caption_tells_score_number_and_seed(service):
-    (picture, *_) = service.generator("a red heart", num_images=6, best=2, seed=1)
-    assert views.caption(picture, 1) == f"score {picture.score:.3f} · no. {picture.index}\nseed 1"
+    *_, last = ask(service)
+    first, _ = last["drawn"].pictures
+    assert views.captions(last["drawn"])[0] == f"score {first.score:.3f} · no. {first.index}\nseed 1"
 
 
 def test_an_empty_prompt_is_answered_with_a_sentence(service):
     (only,) = ask(service, "  ")
-    assert "The prompt is empty; say in a few words what to draw." in only.status
-    assert "mistake" in only.status
-    assert "grow here" in only.stage
+    assert "The prompt is empty; say in a few words what to draw." in only["status"]
+    assert "mistake" in only["status"]
+    assert "grow here" in only["stage"]
 
 
 EXAMPLES = ("a red heart", "a smiling astronaut", "a blue circle on a white ground", "a house", "a car")
@@ -44,10 +50,10 @@ EXAMPLES = ("a red heart", "a smiling astronaut", "a blue circle on a white grou
 
 def sentence_of(service, prompt):
     """What the first view says of the words; none after it takes that back, and there are pictures."""
-    first, *others, last = answer(service, lambda: read_request(service, prompt, WISH), Event(), EXAMPLES)
-    assert {view.unknown for view in (*others, last)} == {None}
-    assert len(last.drawn.pictures) == 2
-    return first.unknown
+    first, *others, last = answer(service, prompt, examples=EXAMPLES)
+    assert not any("unknown" in update for update in (*others, last))
+    assert len(last["drawn"].pictures) == 2
+    return first["unknown"]
 
 
 KNOWN = "I know nothing in this prompt; I do know “a red heart”, “a blue circle on a white ground” and “a house”."
@@ -85,8 +91,8 @@ def test_a_model_without_a_vocabulary_says_nothing(service):
 
 
 def test_where_no_example_is_known_none_is_named(knowing_studio):
-    first = next(answer(knowing_studio, lambda: read_request(knowing_studio, "zeppelin", WISH), Event(), ["a yacht"]))
-    assert "I know nothing in this prompt.</div>" in first.unknown
+    first = next(answer(knowing_studio, "zeppelin", examples=["a yacht"]))
+    assert "I know nothing in this prompt.</div>" in first["unknown"]
 
 
 def test_what_is_said_of_words_is_text_and_never_markup():
@@ -98,13 +104,13 @@ def test_what_is_said_of_words_is_text_and_never_markup():
 @pytest.mark.parametrize("prompt", ["  ", "a zeppelin " * 200])
 def test_without_pictures_nothing_is_said_of_the_words(knowing_studio, prompt):
     (only,) = ask(knowing_studio, prompt)
-    assert "mistake" in only.status
-    assert only.unknown == ""
+    assert "mistake" in only["status"]
+    assert only["unknown"] == ""
 
 
 def test_a_prompt_of_2000_characters_is_answered_with_a_sentence(service):
     (only,) = ask(service, "zeppelin " * 222 + "ab")
-    assert "The prompt has 2000 characters; say it in 1000." in only.status
+    assert "The prompt has 2000 characters; say it in 1000." in only["status"]
 
 
 @pytest.mark.parametrize(
@@ -117,20 +123,20 @@ def test_a_prompt_of_2000_characters_is_answered_with_a_sentence(service):
 )
 def test_a_setting_that_cannot_be_is_answered_with_a_sentence(service, values, said):
     (only,) = ask(service, values=values)
-    assert said in only.status
-    assert only.drawn is None
+    assert said in only["status"]
+    assert "drawn" not in only
 
 
 def test_an_over_long_prompt_is_drawn_and_the_cut_is_said(service):
     prompt = "a red heart on a white ground beside a green book and two black cats in a house"
     *_, last = ask(service, prompt)
-    assert f"its last {service.generator.excess_tokens(prompt)} were left out" in last.status
-    assert len(last.drawn.pictures) == 2
+    assert f"its last {service.generator.excess_tokens(prompt)} were left out" in last["status"]
+    assert len(last["drawn"].pictures) == 2
 
 
 def test_the_growing_pictures_are_on_the_page(service, monkeypatch):
     monkeypatch.setattr("demo.service.drawing_service.PREVIEW_INTERVAL_S", 0.0)
-    stages = [view.stage for view in ask(service) if view.stage and "data:image/webp" in view.stage]
+    stages = [update["stage"] for update in ask(service) if "data:image/webp" in update.get("stage", "")]
     assert len(stages) == 4
     assert all("4 of the 6 that are drawn" in stage for stage in stages)
 
@@ -145,8 +151,8 @@ def test_a_failure_while_drawing_is_answered_with_a_sentence(generator, latency,
 
     service = DrawingService(Generator(generator.model, generator.tokenizer, generator.vqgan, Broken()), latency)
     *_, last = ask(service)
-    assert "Drawing failed on this machine" in last.status
-    assert "inside" not in last.status
+    assert "Drawing failed on this machine" in last["status"]
+    assert "inside" not in last["status"]
     assert "details" in caplog.text
 
 
@@ -155,8 +161,8 @@ def test_a_full_page_is_answered_kindly(generator, latency):
     with closing(ask(service)) as first:
         next(first), next(first)
         *_, last = ask(service)
-        assert "The page is busy: 1 drawing, 0 waiting. Please try again in about" in last.status
-        assert "mistake" not in last.status
+        assert "The page is busy: 1 drawing, 0 waiting. Please try again in about" in last["status"]
+        assert "mistake" not in last["status"]
 
 
 def test_a_cancelled_answer_ends_and_frees_its_place(service):
@@ -171,13 +177,13 @@ def test_a_cancelled_answer_ends_and_frees_its_place(service):
 
 def test_a_stopped_answer_says_so_and_frees_its_place(service):
     stop = Event()
-    answering = answer(service, lambda: read_request(service, "a red heart", WISH), stop)
+    answering = answer(service, "a red heart", stop=stop)
     next(answering), next(answering)
     stop.set()
     (last,) = answering
-    assert "Stopped." in last.status
-    assert last.unknown == ""
-    assert "grow here" in last.stage
+    assert "Stopped." in last["status"]
+    assert last["unknown"] == ""
+    assert "grow here" in last["stage"]
     assert len(service.scheduler) == 0
 
 

@@ -1,0 +1,99 @@
+"""What is asked of a generator, and what it gives back.
+
+I codes in a picture.
+"""
+
+from dataclasses import dataclass
+
+from PIL import Image
+from torch import Tensor
+
+from dalle_lean.errors import UserError
+from dalle_lean.model.config import DalleConfig
+from dalle_lean.model.dalle import check_ids
+from inference.sampling.sampler import Sampling
+
+DEFAULT_BEST = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Sampling):
+    """What to draw for a prompt; the defaults are the paper's. ValueError outside the ranges."""
+
+    num_images: int = 128
+    best: int | None = None
+    """How many to keep; None is 4, or all where fewer are drawn."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_images", "best", "top_k", "seed"):
+            optional = name == "best" and self.best is None
+            if not (optional or isinstance(getattr(self, name), int)):
+                raise UserError(f"{name}={getattr(self, name)}: it must be a whole number")
+        for name in ("top_p", "temperature", "guidance"):
+            if not isinstance(getattr(self, name), int | float):
+                raise UserError(f"{name}={getattr(self, name)}: it must be a number")
+        for name, value in (("num_images", self.num_images), ("best", self.num_best)):
+            if value < 1:
+                raise UserError(f"{name}={value}: it must be at least 1")
+        if self.num_best > self.num_images:
+            raise UserError(f"best={self.best} is more than num_images={self.num_images}; draw more or show fewer")
+        super().__post_init__()
+
+    @property
+    def num_best(self) -> int:
+        """How many pictures are kept."""
+        return min(DEFAULT_BEST, self.num_images) if self.best is None else self.best
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and what to draw for it."""
+
+    prompt: str
+    settings: Settings
+    start: Tensor | None = None
+    """The first codes [m] of every picture, m < I, as `Generator.read_picture` gives them; the rest is drawn."""
+
+    def check(self, config: DalleConfig) -> None:
+        """ValueError for an empty prompt, and a start that is not [m] codes of the model, m < I."""
+        check_prompt(self.prompt)
+        if self.start is None:
+            return
+        if self.start.dim() != 1 or len(self.start) >= config.image_len:
+            shape = list(self.start.shape)
+            raise ValueError(f"start has shape {shape}; it must be [m] with m < {config.image_len} codes")
+        check_ids("start", self.start[None], config.image_vocab_size)
+
+
+def check_prompt(prompt: str) -> None:
+    """ValueError for a prompt with nothing in it."""
+    if not prompt.strip():
+        raise UserError("the prompt is empty; say in a few words what to draw")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture of a prompt."""
+
+    image: Image.Image
+    score: float | None
+    """The scorer's; None where nothing ranked the pictures."""
+    index: int
+    """Its number among the pictures drawn: with prompt, settings and seed it names the picture."""
+    codes: Tensor
+    """[I] int64, raster order."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the drawing is, in codes of all requests."""
+
+    done: int
+    total: int
+    note: str = ""
+    pictures: list[Picture] | None = None
+    """The best of one request, once they are all drawn and ranked."""
+    codes: Tensor | None = None
+    """[n, m], the first m codes of the n pictures being drawn, where they all belong to one request."""
+    request: int = 0
+    """Number of the request that `pictures` or `codes` belong to."""
