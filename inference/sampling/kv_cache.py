@@ -101,7 +101,7 @@ class KVCache:
         decoder = self.decoder
         a, b = decoder.streams(decoder.embed(codes, place))
         turn = decoder.turns.index_select(0, place).view(3, 1, 1, 1, -1)
-        masks = {kind: mask.index_select(0, place) for kind, mask in decoder.masks.items()}
+        biases = {kind: bias.index_select(0, place) for kind, bias in decoder.score_biases.items()}
         for index, (layer, views) in enumerate(zip(decoder.layers, self._views(column), strict=True)):
             window = self.windows[layer.kind]
             self._project(layer, self._enter(b, layer.attention, views, 0), turn)
@@ -110,7 +110,7 @@ class KVCache:
                 views.here.index_copy_(4, slot, self.key_value.unsqueeze(4).to(views.here.dtype))
             else:
                 views.here.select(4, row % window.rows).copy_(self.key_value)
-            layer.attention.add(a, layer.out(self._attend(index, views, masks[layer.kind])))
+            layer.attention.add(a, layer.out(self._attend(index, views, biases[layer.kind])))
             layer.feed_forward.add(b, layer.feed(self._enter(a, layer.feed_forward, views, 1)))
         return decoder.logits(a, b)
 
@@ -134,12 +134,12 @@ class KVCache:
         if self.query.dtype != torch.float32:
             self.query.copy_(self.qkv[0])
 
-    def _attend(self, layer: int, views: LayerViews, mask: Tensor) -> Tensor:
+    def _attend(self, layer: int, views: LayerViews, bias: Tensor) -> Tensor:
         """One softmax over the prompt's keys, shared by its pictures, and the cells of each picture -> [R, H * d]."""
         text_keys, text_values = self.text_keys[layer], self.text_values[layer]
         num_text, flat = text_keys.shape[2], len(self.code_query)
         on_text = torch.bmm(self.text_query, text_keys)  # [H * N, r, P]
-        on_codes = torch.baddbmm(mask, self.code_query, views.keys)  # [H * N * r, 1, n]
+        on_codes = torch.baddbmm(bias, self.code_query, views.keys)  # [H * N * r, 1, n]
         scores = torch.cat([on_text.view(flat, 1, num_text), on_codes], dim=2)
         weights = scores.softmax(dim=2, dtype=torch.float32).to(scores.dtype)
         on_text, on_codes = weights.split([num_text, on_codes.shape[2]], dim=2)

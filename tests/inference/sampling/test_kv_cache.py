@@ -9,7 +9,7 @@ from dalle_lean.errors import UserError
 from inference.sampling.cuda_graphs import make_cache
 from inference.sampling.decoder import Decoder
 from inference.sampling.kv_cache import KVCache
-from inference.sampling.kv_layout import window_mask, windows_bytes
+from inference.sampling.kv_layout import biases_bytes, score_bias
 from inference.sampling.prefill import read_prompts
 
 TINY = {
@@ -222,13 +222,13 @@ def test_a_precision_that_cannot_be_is_refused(precision, message):
 
 
 def test_pictures_too_large_for_the_memory_are_refused_with_both_figures():
-    config = DalleConfig(**TINY | {"image_side": 1024})
+    config = DalleConfig(**TINY | {"image_side": 1024, "attention_pattern": ("full",), "last_attention": "full"})
     with pytest.raises(UserError, match=r"image_side=1024: to draw pictures of 1,048,576 codes takes .* TB before"):
         Decoder(Dalle(config))
 
 
 @pytest.mark.parametrize("kind", ["row", "column", "conv", "full"])
-def test_what_masks_take_is_foretold(kind):
+def test_what_score_biases_take_is_foretold(kind):
     config = DalleConfig(**TINY | {"image_side": 32, "attention_pattern": (kind,), "last_attention": kind})
-    taken, _, _ = allocated(lambda: window_mask(config, kind, torch.device("cpu"), torch.float32))
-    assert taken <= windows_bytes(config, torch.float32) < 1.5 * taken
+    taken, _, _ = allocated(lambda: score_bias(config, kind, torch.device("cpu"), torch.float32))
+    assert taken <= biases_bytes(config, torch.float32) < 1.5 * taken
