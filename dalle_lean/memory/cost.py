@@ -7,7 +7,7 @@ from typing import Any
 
 from dalle_lean.memory.flops import Flop, forward_flop, step_flop
 from dalle_lean.memory.parameters import parameter_sizes
-from dalle_lean.memory.peak_memory import Moment, moments
+from dalle_lean.memory.peak_memory import PeakPoint, peak_points
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.memory_plan import MemoryPlan
@@ -87,11 +87,11 @@ def cost_of(config: DalleConfig, plan: MemoryPlan, setup: TrainingSetup) -> Cost
     """
     sizes = parameter_sizes(config)
     forward, step = forward_flop(config, setup.batch), step_flop(config, setup.batch, plan)
-    return cost_at_worst(sizes, forward, step, list(moments(config, plan, setup)), plan, setup)
+    return cost_at_worst(sizes, forward, step, list(peak_points(config, plan, setup)), plan, setup)
 
 
 def cost_at_worst(
-    sizes: Sequence[int], forward: Flop, step: Flop, at: Sequence[Moment], plan: MemoryPlan, setup: TrainingSetup
+    sizes: Sequence[int], forward: Flop, step: Flop, at: Sequence[PeakPoint], plan: MemoryPlan, setup: TrainingSetup
 ) -> Cost:
     """The cost of a model with parameter tensors of these sizes, at the moment when the device holds the most."""
     host, resident = standing_bytes(sizes, plan, setup)

@@ -50,7 +50,7 @@ def step_flop(config: DalleConfig, batch: int, plan: MemoryPlan) -> Flop:
 
     projections: 3 forwards where they are kept, 4 where they are not (5 if sparse: their own backward runs them again).
     attention: 3 where it is kept, else 4; kernels that never hold its weights make scores again, half a forward more.
-    output: 3, in pieces 4.
+    output: 3, in chunks 4.
     """
     forward = forward_flop(config, batch)
     activations = plan.activations_for(config)

@@ -12,7 +12,7 @@ from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.memory_plan import ACTIVATIONS, MemoryPlan
 
 LOSS_TOKENS = (512, 128, 32)
-PIECES = ((8, 1024), (4, 256), (1, 64))
+CHUNK_SIZES = ((8, 1024), (4, 256), (1, 64))
 """Heads and tokens at once."""
 LAUNCH_TOKENS = 8
 """A product of few rows takes about as long as one of so many more."""
@@ -21,22 +21,22 @@ OFFLOAD_SHARE = 0.01
 
 
 def candidates(config: DalleConfig) -> list[MemoryPlan]:
-    """The plans that are tried: ever leaner activations, then pieces, then gradients in place; with and without
+    """The plans that are tried: ever leaner activations, then chunks, then gradients in place; with and without
     offload."""
     *kept, leanest = ACTIVATIONS[config.reversible]
     plans = [MemoryPlan(activations=name, loss_tokens=None) for name in (*kept, leanest)]
     plans += [dataclasses.replace(plan, loss_tokens=LOSS_TOKENS[0]) for plan in plans]
     one_sample = MemoryPlan(activations=leanest, loss_tokens=LOSS_TOKENS[0], samples=1)
     plans.append(one_sample)
-    for loss_tokens, (heads, tokens) in zip(LOSS_TOKENS, PIECES, strict=True):
-        pieces = dataclasses.replace(one_sample, attention_heads=heads, feed_forward_tokens=tokens)
-        plans.append(dataclasses.replace(pieces, loss_tokens=loss_tokens))
+    for loss_tokens, (heads, tokens) in zip(LOSS_TOKENS, CHUNK_SIZES, strict=True):
+        chunks = dataclasses.replace(one_sample, attention_heads=heads, feed_forward_tokens=tokens)
+        plans.append(dataclasses.replace(chunks, loss_tokens=loss_tokens))
     plans += [dataclasses.replace(plan, grads_in_place=True) for plan in plans]
     return [dataclasses.replace(plan, offload_optimizer=offload) for offload in (False, True) for plan in plans]
 
 
 def effort(config: DalleConfig, plan: MemoryPlan, setup: TrainingSetup) -> float:
-    """FLOP of a step, recomputation included, with what small pieces and the way to the host add; it orders plans."""
+    """FLOP of a step, recomputation included, with what small chunks and the way to the host add; it orders plans."""
     flop = step_flop(config, setup.batch, plan)
     tokens = config.sequence_len * setup.batch
     at_once, groups = tokens, 1.0

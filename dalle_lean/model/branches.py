@@ -1,4 +1,4 @@
-"""The two branches of a layer, as functions of the stream and as the pieces that lean backward computes them in.
+"""The two branches of a layer, as functions of the stream and as the chunks that lean backward computes them in.
 
 B batch, b samples at once, S positions, D hidden size, H heads.
 """
@@ -38,39 +38,40 @@ class SequenceContext:
 class LayerBranch:
     """LayerNorm, token shift, a module that layers share, LayerScale."""
 
-    def __init__(self, own: BranchParameters, module: nn.Module, context: SequenceContext):
-        self.own, self.module, self.context = own, module, context
-        self.entry: list[nn.Parameter] = list(own.norm.parameters())
-        self.exit: list[nn.Parameter] = [own.scale, *([] if own.norm_out is None else own.norm_out.parameters())]
-        self.parameters: list[nn.Parameter] = [*own.parameters(), *module.parameters()]
+    def __init__(self, branch: BranchParameters, module: nn.Module, context: SequenceContext):
+        self.branch, self.module, self.context = branch, module, context
+        self.input_parameters: list[nn.Parameter] = list(branch.norm.parameters())
+        norm_out = [] if branch.norm_out is None else list(branch.norm_out.parameters())
+        self.output_parameters: list[nn.Parameter] = [branch.scale, *norm_out]
+        self.parameters: list[nn.Parameter] = [*branch.parameters(), *module.parameters()]
 
-    def enter(self, x: Tensor, weights: ComputeWeights) -> Tensor:
+    def prepare(self, x: Tensor, weights: ComputeWeights) -> Tensor:
         """The stream [b, S, D] -> what the module reads, in the dtype of the computation."""
-        h = self.own.enter(x)
+        h = self.branch.normalise_input(x)
         return self.context.shift(h if weights.dtype is None else h.to(weights.dtype)).contiguous()
 
-    def leave(self, x: Tensor) -> Tensor:
+    def finish(self, x: Tensor) -> Tensor:
         """What the module gives -> what is added to the stream."""
-        return self.own.leave(x, self.context.dtype)
+        return self.branch.scale_output(x, self.context.dtype)
 
 
 class AttentionBranch(LayerBranch):
-    """The attention of one layer; its pieces are groups of heads."""
+    """The attention of one layer; its chunks are groups of heads."""
 
     module: Attention
 
-    def __init__(self, own: BranchParameters, module: Attention, context: SequenceContext, kind: str):
-        super().__init__(own, module, context)
+    def __init__(self, branch: BranchParameters, module: Attention, context: SequenceContext, kind: str):
+        super().__init__(branch, module, context)
         self.kind = kind
 
     def run(self, x: Tensor, weights: ComputeWeights) -> Tensor:
         """What the branch adds to the stream x [B, S, D], as a whole."""
-        return self._attend(self.enter(x, weights), weights)
+        return self._attend(self.prepare(x, weights), weights)
 
-    def pieces(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
+    def chunks(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
         """Groups of heads; all at once where a norm follows or the projections are not dense."""
         del shape
-        divisible = self.own.norm_out is None and isinstance(self.module.qkv, nn.Linear)
+        divisible = self.branch.norm_out is None and isinstance(self.module.qkv, nn.Linear)
         if plan.attention_heads is None or not divisible:
             yield Chunk(lambda x: x, self._attend)
             return
@@ -80,25 +81,25 @@ class AttentionBranch(LayerBranch):
     def _attend(self, h: Tensor, weights: ComputeWeights, heads: slice | None = None) -> Tensor:
         query, key, value = self.module.project(h, self.context.table, weights, heads)
         outputs = attend(query, key, value, self.kind, self.context.layout)
-        return self.leave(self.module.merge(outputs, weights, heads))
+        return self.finish(self.module.merge(outputs, weights, heads))
 
 
 class FeedForwardBranch(LayerBranch):
-    """The feed-forward of one layer; its pieces are ranges of tokens."""
+    """The feed-forward of one layer; its chunks are ranges of tokens."""
 
     module: FeedForward
 
     def run(self, x: Tensor, weights: ComputeWeights) -> Tensor:
         """What the branch adds to the stream x [B, S, D], as a whole."""
-        return self._feed(self.enter(x, weights), weights)
+        return self._feed(self.prepare(x, weights), weights)
 
-    def pieces(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
+    def chunks(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
         """Ranges of tokens."""
         for tokens in ranges(shape[0] * shape[1], plan.feed_forward_tokens):
             yield Chunk(partial(_tokens, tokens=tokens), self._feed)
 
     def _feed(self, h: Tensor, weights: ComputeWeights) -> Tensor:
-        return self.leave(self.module(h, weights))
+        return self.finish(self.module(h, weights))
 
 
 def _tokens(x: Tensor, tokens: slice) -> Tensor:

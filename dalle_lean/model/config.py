@@ -120,7 +120,7 @@ class DalleConfig:
         if self.rotary and self.head_size < 6:
             raise UserError(f"head_size={self.head_size}: rotary needs at least 6, two channels for each of three axes")
         if self.rotary and self.head_size % 2:
-            raise UserError(f"head_size={self.head_size}: rotary turns channels in pairs, it needs an even number")
+            raise UserError(f"head_size={self.head_size}: rotary rotates pairs of channels, it needs an even number")
         self._check_sharing()
 
     def _check_sharing(self) -> None:

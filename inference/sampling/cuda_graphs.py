@@ -13,7 +13,7 @@ from inference.sampling.prefill import Prompts
 
 
 class GraphedCache(KVCache):
-    """A PictureCache on a CUDA device that replays its steps."""
+    """A KVCache on a CUDA device that replays its steps."""
 
     def __init__(self, decoder: Decoder, prompts: Prompts, batch: int):
         super().__init__(decoder, prompts, batch)
@@ -27,7 +27,7 @@ class GraphedCache(KVCache):
         self.met: set[int] = set()
 
     def step(self, codes: Tensor, column: int, row: int | Tensor, place: Tensor) -> Tensor:
-        """As in PictureCache; the logits are overwritten by the next step."""
+        """As in KVCache; the logits are overwritten by the next step."""
         self.codes.copy_(codes)
         self.place.copy_(place)
         self.row.fill_(row)
@@ -50,6 +50,6 @@ class GraphedCache(KVCache):
 
 
 def make_cache(decoder: Decoder, prompts: Prompts, batch: int) -> KVCache:
-    """The kind of PictureCache that suits the decoder's device."""
+    """The kind of KVCache that suits the decoder's device."""
     kind = GraphedCache if decoder.device.type == "cuda" else KVCache
     return kind(decoder, prompts, batch)

@@ -1,6 +1,6 @@
 """A model's weights made ready for sampling.
 
-R rows, D hidden size, C codebook. Residual streams, norms, rotary turns, softmax and logits are float32 in every
+R rows, D hidden size, C codebook. Residual streams, norms, rotations, softmax and logits are float32 in every
 precision; scores of queries and keys come out of their product in the precision's dtype.
 """
 
@@ -85,7 +85,7 @@ class Decoder:
         self.norm = float_norm(model.norm)
         kinds = dict.fromkeys(self.config.layer_kinds)
         self.score_biases = {kind: score_bias(self.config, kind, self.device, self.dtype) for kind in kinds}
-        self.turns = rotary_turns(self.config, self.device)
+        self.rotations = rotations(self.config, self.device)
         self.output = pack(code_output(model), precision)
 
     def embed(self, codes: Tensor, place: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ def normalise(x: Tensor, norm: Norm) -> Tensor:
     return torch.layer_norm(x, [x.shape[-1]], *norm)
 
 
-def rotary_turns(config: DalleConfig, device: torch.device) -> Tensor:
+def rotations(config: DalleConfig, device: torch.device) -> Tensor:
     """What queries, keys and values are multiplied with at each place: [I, 3, d / 2] complex, or [I, 3, 1].
 
     The queries' factor holds the scaling of the scores.

@@ -68,7 +68,9 @@ def cached(decoder, text, codes, given=0, guided=False):
     codes = codes.repeat(2 if guided else 1, 1)
     cache = KVCache(decoder, prompts, len(codes))
     first = prompts.logits.repeat_interleave(len(codes) // prompts.count, dim=0)
-    return torch.stack([first, *(cache.read(codes[:, place]) for place in range(given, codes.shape[1] - 1))], dim=1)
+    return torch.stack(
+        [first, *(cache.decode_step(codes[:, place]) for place in range(given, codes.shape[1] - 1))], dim=1
+    )
 
 
 def inputs(config, batch, captions=1):
@@ -160,7 +162,7 @@ def test_graphs_give_what_a_cpu_gives(kind):
     decoder = Decoder(model.cuda(), "fp32")
     prompts = read_prompts(decoder, text)
     cache = make_cache(decoder, prompts, 8)
-    steps = [cache.read(codes[:, place].cuda()).cpu() for place in range(model.config.image_len - 1)]
+    steps = [cache.decode_step(codes[:, place].cuda()).cpu() for place in range(model.config.image_len - 1)]
     torch.testing.assert_close(torch.stack(steps, dim=1), expected[:, 1:], atol=1e-3, rtol=0)
 
 
@@ -170,7 +172,7 @@ def test_a_step_sees_nothing_of_what_comes_later():
     decoder = Decoder(model)
     cache = KVCache(decoder, read_prompts(decoder, text), batch=2)
     for place in range(12):
-        logits = cache.read(codes[:, place])
+        logits = cache.decode_step(codes[:, place])
         with torch.no_grad():
             expected = model(text.expand(2, -1), codes[:, : place + 1])[:, -1, model.config.num_text_tokens :]
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
@@ -202,7 +204,7 @@ def test_reading_leaves_nothing_allocated():
 
     def read_the_rest():
         while cache.codes_read < decoder.config.image_len - 1:
-            cache.read(codes[:, cache.codes_read])
+            cache.decode_step(codes[:, cache.codes_read])
 
     _, left, _ = allocated(read_the_rest)
     assert left == 0
