@@ -3,9 +3,10 @@
 B batch, b samples at once, S positions, D hidden size, H heads.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,7 @@ from dalle_lean.model.attention import Layout, attend
 from dalle_lean.model.compute_weights import ComputeWeights
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.layers import Attention, BranchParameters, FeedForward
-from dalle_lean.model.memory_plan import MemoryPlan
-from dalle_lean.model.recompute import Chunk, ranges
+from dalle_lean.model.memory_plan import MemoryPlan, ranges
 from dalle_lean.model.token_shift import token_shift
 
 
@@ -35,8 +35,20 @@ class SequenceContext:
         return token_shift(x, self.layout.num_text, self.layout.side) if self.config.token_shift else x
 
 
+class Chunk(NamedTuple):
+    """Part of a branch."""
+
+    view: Callable[[Tensor], Tensor]
+    """The part of a contiguous [b, S, D] that it reads and adds to."""
+    run: Callable[[Tensor, ComputeWeights], Tensor]
+    """Its part of `prepare`'s result -> what it adds to the stream."""
+
+
 class LayerBranch:
-    """LayerNorm, token shift, a module that layers share, LayerScale."""
+    """LayerNorm, token shift, a module that layers share, LayerScale.
+
+    input_parameters are those of `prepare`; output_parameters those behind the projections, which every chunk uses.
+    """
 
     def __init__(self, branch: BranchParameters, module: nn.Module, context: SequenceContext):
         self.branch, self.module, self.context = branch, module, context
@@ -46,13 +58,21 @@ class LayerBranch:
         self.parameters: list[nn.Parameter] = [*branch.parameters(), *module.parameters()]
 
     def prepare(self, x: Tensor, weights: ComputeWeights) -> Tensor:
-        """The stream [b, S, D] -> what the module reads, in the dtype of the computation."""
+        """The stream [b, S, D] -> the module's input [b, S, D] in the dtype of the computation, contiguous."""
         h = self.branch.normalise_input(x)
         return self.context.shift(h if weights.dtype is None else h.to(weights.dtype)).contiguous()
 
-    def finish(self, x: Tensor) -> Tensor:
-        """What the module gives -> what is added to the stream."""
-        return self.branch.scale_output(x, self.context.dtype)
+    def run(self, x: Tensor, weights: ComputeWeights) -> Tensor:
+        """What the whole branch adds to the stream x [B, S, D], [B, S, D]."""
+        return self.inner(self.prepare(x, weights), weights)
+
+    def inner(self, h: Tensor, weights: ComputeWeights) -> Tensor:
+        """What `prepare` gives -> what is added to the stream, or a chunk of both."""
+        raise NotImplementedError
+
+    def chunks(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
+        """The chunks of a [b, S, D] under the plan; the branch is their sum."""
+        raise NotImplementedError
 
 
 class AttentionBranch(LayerBranch):
@@ -64,24 +84,20 @@ class AttentionBranch(LayerBranch):
         super().__init__(branch, module, context)
         self.kind = kind
 
-    def run(self, x: Tensor, weights: ComputeWeights) -> Tensor:
-        """What the branch adds to the stream x [B, S, D], as a whole."""
-        return self._attend(self.prepare(x, weights), weights)
-
     def chunks(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
         """Groups of heads; all at once where a norm follows or the projections are not dense."""
         del shape
         divisible = self.branch.norm_out is None and isinstance(self.module.qkv, nn.Linear)
         if plan.attention_heads is None or not divisible:
-            yield Chunk(lambda x: x, self._attend)
+            yield Chunk(lambda x: x, self.inner)
             return
         for heads in ranges(self.module.num_heads, plan.attention_heads):
-            yield Chunk(lambda x: x, partial(self._attend, heads=heads))
+            yield Chunk(lambda x: x, partial(self.inner, heads=heads))
 
-    def _attend(self, h: Tensor, weights: ComputeWeights, heads: slice | None = None) -> Tensor:
+    def inner(self, h: Tensor, weights: ComputeWeights, heads: slice | None = None) -> Tensor:
         query, key, value = self.module.project(h, self.context.table, weights, heads)
         outputs = attend(query, key, value, self.kind, self.context.layout)
-        return self.finish(self.module.merge(outputs, weights, heads))
+        return self.branch.scale_output(self.module.merge(outputs, weights, heads), self.context.dtype)
 
 
 class FeedForwardBranch(LayerBranch):
@@ -89,17 +105,13 @@ class FeedForwardBranch(LayerBranch):
 
     module: FeedForward
 
-    def run(self, x: Tensor, weights: ComputeWeights) -> Tensor:
-        """What the branch adds to the stream x [B, S, D], as a whole."""
-        return self._feed(self.prepare(x, weights), weights)
-
     def chunks(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
         """Ranges of tokens."""
         for tokens in ranges(shape[0] * shape[1], plan.feed_forward_tokens):
-            yield Chunk(partial(_tokens, tokens=tokens), self._feed)
+            yield Chunk(partial(_tokens, tokens=tokens), self.inner)
 
-    def _feed(self, h: Tensor, weights: ComputeWeights) -> Tensor:
-        return self.finish(self.module(h, weights))
+    def inner(self, h: Tensor, weights: ComputeWeights) -> Tensor:
+        return self.branch.scale_output(self.module(h, weights), self.context.dtype)
 
 
 def _tokens(x: Tensor, tokens: slice) -> Tensor:

@@ -43,6 +43,14 @@ class GradientBuffers:
         return [None if b is None else b.to(p.dtype) for p, b in zip(parameters, buffers, strict=True)]
 
 
+def add_product(buffer: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
+    """buffer += factor * left @ right, without a temporary where the dtypes agree."""
+    if buffer.dtype == left.dtype:
+        buffer.addmm_(left, right, alpha=factor)
+    else:
+        buffer.add_(left @ right, alpha=factor)
+
+
 class ComputeWeights:
     """The parameters in the dtype that a pass computes in.
 
@@ -152,8 +160,8 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         rows, inputs = grad.flatten(0, -2), x.flatten(0, -2)
         if ctx.weight_grad is not None:
-            if ctx.weight_grad.dtype == rows.dtype and ctx.weights.overflow is None:
-                ctx.weight_grad.addmm_(rows.t(), inputs, alpha=1 / ctx.weights.grad_scale)
+            if ctx.weights.overflow is None:
+                add_product(ctx.weight_grad, rows.t(), inputs, 1 / ctx.weights.grad_scale)
             else:
                 ctx.weights.add(ctx.weight_grad, rows.t() @ inputs)
         if ctx.bias_grad is not None:

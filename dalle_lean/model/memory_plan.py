@@ -1,6 +1,6 @@
 """MemoryPlan: what trades memory for time and never changes the result beyond rounding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -92,3 +92,9 @@ class MemoryPlan:
             return torch.promote_types(weights, torch.float32)
         dtype: torch.dtype = getattr(torch, self.residual_dtype)
         return dtype
+
+
+def ranges(count: int, size: int | None) -> Iterator[slice]:
+    """0..count in slices of `size`; None is all at once."""
+    for start in range(0, count, size or count):
+        yield slice(start, min(start + (size or count), count))

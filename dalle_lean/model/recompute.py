@@ -7,45 +7,19 @@ exists at any moment grows neither with the batch nor with the width of the feed
 B batch, b samples at once, S positions, D hidden size.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from dalle_lean.model.branches import Chunk, LayerBranch
 from dalle_lean.model.compute_weights import ComputeWeights
 from dalle_lean.model.memory_plan import MemoryPlan
 
 
-class Chunk(NamedTuple):
-    """Part of a branch."""
-
-    view: Callable[[Tensor], Tensor]
-    """The part of a contiguous [b, S, D] that it reads and adds to."""
-    run: Callable[[Tensor, ComputeWeights], Tensor]
-    """Its part of `prepare`'s result -> what it adds to the stream."""
-
-
-class ChunkedBranch(Protocol):
-    """What this file needs to know of a branch."""
-
-    input_parameters: list[nn.Parameter]
-    """Parameters of `prepare`."""
-    output_parameters: list[nn.Parameter]
-    """Parameters behind the projections, which every chunk uses."""
-
-    def prepare(self, x: Tensor, weights: ComputeWeights) -> Tensor:
-        """[b, S, D] of the stream -> [b, S, D] in the dtype of the computation, contiguous."""
-        ...
-
-    def chunks(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
-        """The chunks of a [b, S, D]."""
-        ...
-
-
 @torch.no_grad()
 def forward_branch(
-    branch: ChunkedBranch, source: Tensor, target: Tensor, weights: ComputeWeights, plan: MemoryPlan
+    branch: LayerBranch, source: Tensor, target: Tensor, weights: ComputeWeights, plan: MemoryPlan
 ) -> None:
     """target += branch(source), both contiguous [B, S, D]."""
     for x, out in zip(samples(source, plan), samples(target, plan), strict=True):
@@ -56,7 +30,7 @@ def forward_branch(
 
 @torch.no_grad()
 def backward_branch(
-    branch: ChunkedBranch,
+    branch: LayerBranch,
     source: Tensor,
     target: Tensor | None,
     grad_source: Tensor,
@@ -114,9 +88,3 @@ def _backward(
 def samples(x: Tensor, plan: MemoryPlan) -> tuple[Tensor, ...]:
     """x [B, S, D] in views of as many samples as the plan takes at once."""
     return x.split(plan.samples or len(x))
-
-
-def ranges(count: int, size: int | None) -> Iterator[slice]:
-    """0..count in slices of `size`; None is all at once."""
-    for start in range(0, count, size or count):
-        yield slice(start, min(start + (size or count), count))
