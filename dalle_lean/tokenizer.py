@@ -13,7 +13,7 @@ import torch
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 
-from dalle_lean.errors import UserError
+from dalle_lean.errors import UserError, is_whole
 from dalle_lean.io.files import atomic_write, parse, read_bytes
 from dalle_lean.tokenizer_parts import check_parts
 
@@ -41,7 +41,7 @@ class Tokenizer:
             raise UserError("the tokenizer's vocabulary is empty")
         # One past the largest id: a vocabulary may have holes, and every id must fit the model's table.
         self.vocab_size = max(vocabulary.values()) + 1
-        if isinstance(padding_id, bool) or not isinstance(padding_id, int) or not 0 <= padding_id < self.vocab_size:
+        if not is_whole(padding_id, 0, self.vocab_size - 1):
             raise UserError(f"padding id {padding_id!r} is outside the vocabulary 0..{self.vocab_size - 1}")
         self.padding_id = padding_id
         self._backend = backend

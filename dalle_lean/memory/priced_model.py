@@ -26,7 +26,7 @@ class PricedModel:
 
     @property
     def tokens(self) -> int:
-        """Of a sample."""
+        """Positions of a sample."""
         return self.model.sequence_len if isinstance(self.model, DalleConfig) else self.model.tokens
 
     def changed(self, *, tokens: int | None, shared_blocks: int | None) -> "PricedModel":
@@ -38,12 +38,12 @@ class PricedModel:
         return dataclasses.replace(self, model=dataclasses.replace(self.model, **wanted)) if wanted else self
 
     def cost(self, plan: MemoryPlan, setup: TrainingSetup) -> Cost:
-        """Of one step."""
+        """The cost of one step."""
         if isinstance(self.model, DalleConfig):
             return cost_of(self.model, plan, setup)
         return shape_cost(self.model, plan, setup)
 
 
 def of_preset(name: str) -> PricedModel:
-    """A published transformer, which autograd keeps the activations of."""
+    """A published transformer, with all activations kept."""
     return PricedModel(name, PRESETS[name], MemoryPlan(activations="keep", loss_tokens=None))

@@ -1,4 +1,4 @@
-"""What the calculator answers, as lines for people and as a dictionary for programs."""
+"""The calculator's report, as lines for people and as a dictionary for programs."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""The cost of training a transformer that is known by its shape, as one writes it in plain PyTorch.
+"""The cost of training a transformer known by its shape and written in plain PyTorch.
 
 That is: torch's fused attention, no dropout, autograd; of a MemoryPlan its activations "keep" or "checkpoint" (one
 checkpoint a layer), master weights and offload count. B batch, S tokens of a sample, D hidden size, A = heads x head
@@ -44,7 +44,7 @@ def shape_forward_flop(shape: TransformerShape, batch: int) -> Flop:
 
 
 def shape_peak_points(shape: TransformerShape, setup: TrainingSetup, activations: str) -> list[PeakPoint]:
-    """Forward's end, the loss's backward, the last layer's, the embedding's."""
+    """End of forward; backward of the loss, of the last layer and of the embedding."""
     tokens = setup.batch * shape.tokens
     stream = tokens * shape.hidden * setup.weight_bytes
     again = activations == "checkpoint"

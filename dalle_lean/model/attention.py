@@ -70,14 +70,12 @@ def attend_image(
     """
     num_codes, num_text, side = query.shape[2], text[0].shape[2], layout.side
     lines = to_lines(query, kind, side)  # [B, H, f, f, d]
-    window_keys, window_values = (
-        to_windows(to_lines(x, kind, side), kind, layout.config) for x in codes
-    )  # [B, H, f, w, d]
+    keys, values = (to_windows(to_lines(x, kind, side), kind, layout.config) for x in codes)  # [B, H, f, w, d]
     to_text = lines.flatten(2, 3) @ text[0].transpose(-1, -2)
-    to_codes = torch.where(layout.window_masks[kind], lines @ window_keys.transpose(-1, -2), -torch.inf)
+    to_codes = torch.where(layout.window_masks[kind], lines @ keys.transpose(-1, -2), -torch.inf)
     weights = softmax(torch.cat([to_text.unflatten(2, (side, side)), to_codes], dim=-1))
     on_text, on_codes = weights[..., :num_text], weights[..., num_text:]
-    out = (on_text.flatten(2, 3) @ text[1]).unflatten(2, (side, side)) + on_codes @ window_values
+    out = (on_text.flatten(2, 3) @ text[1]).unflatten(2, (side, side)) + on_codes @ values
     if kind == "column":
         out = out.transpose(2, 3)
     return out.flatten(2, 3)[:, :, :num_codes]
