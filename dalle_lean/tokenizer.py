@@ -1,4 +1,4 @@
-"""Captions -> token ids: a thin cover over the `tokenizers` package that owns the padding id."""
+"""Captions -> token ids: a thin wrapper around the `tokenizers` package that owns the padding id."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,9 +21,9 @@ from dalle_lean.tokenizer_parts import check_parts
 SPECIAL_TOKENS = ("<unused>", "<pad>", "<unk>")
 DEFAULT_PADDING_ID = 1
 MOST_CHARACTERS = 2**16
-"""Of a caption; no text is as long as any that a model reads."""
+"""Of a caption; no model reads as many."""
 MOST_TOKENIZER_BYTES = 2**25
-"""The largest that are published have about so many."""
+"""About the size of the largest published ones."""
 # Every byte has a token of its own, so that no caption is ever unknown.
 SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256
 

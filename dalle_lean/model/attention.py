@@ -110,7 +110,7 @@ def rows_above(config: DalleConfig) -> int:
     return config.conv_kernel // 2 if config.conv_window == "centred" else config.conv_kernel - 1
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 @torch.inference_mode(False)  # what is cached must serve training as well
 def window_mask(config: DalleConfig, kind: str, side: int, device: torch.device) -> Tensor:
     """Which keys of its line's window each query attends to, [f, f, w]."""

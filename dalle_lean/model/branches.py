@@ -1,4 +1,4 @@
-"""The two branches of a layer, as functions of the stream and as the chunks that lean backward computes them in.
+"""The two branches of a layer, as functions of the stream and as the chunks that backward recomputes.
 
 B batch, b samples at once, S positions, D hidden size, H heads.
 """
@@ -21,7 +21,7 @@ from dalle_lean.model.token_shift import token_shift
 
 @dataclass(frozen=True)
 class SequenceContext:
-    """What branches need to know of the positions they run over."""
+    """What branches need to know about the positions they run over."""
 
     config: DalleConfig
     layout: Layout

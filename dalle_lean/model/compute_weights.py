@@ -1,4 +1,4 @@
-"""Weights as one pass over the model sees them, and where their gradients go."""
+"""The weights of one pass over the model in its compute dtype, and the buffers for their gradients."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -85,14 +85,14 @@ class ComputeWeights:
         buffer.add_(self.finite(grad), alpha=1 / self.grad_scale)
 
     def finite(self, grad: Tensor) -> Tensor:
-        """The gradient, or where overflow is looked for: with zeros for what is not finite, which is noted."""
+        """The gradient; where overflow is watched for, non-finite entries are noted and become zeros."""
         if self.overflow is None:
             return grad
         self.overflow.logical_or_(~grad.isfinite().all())
         return grad.nan_to_num(0.0, 0.0, 0.0)
 
     def cast(self, parameter: Tensor) -> Tensor:
-        """The parameter in the pass's dtype, converted once for all layers that share it."""
+        """The parameter in the compute dtype, converted once for all layers that share it."""
         if self.dtype is None or parameter.dtype == self.dtype:
             return parameter
         if id(parameter) not in self._cast:

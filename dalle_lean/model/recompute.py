@@ -1,4 +1,4 @@
-"""One branch of one layer, computed again in backward a chunk at a time.
+"""One branch of one layer, recomputed in backward a chunk at a time.
 
 A branch is value(x) = the sum of chunk(prepare(x)) over its chunks: ranges of tokens of a feed-forward, groups of heads
 of an attention. `prepare` (LayerNorm, token shift) runs over a few samples, each chunk over part of those, so that what
