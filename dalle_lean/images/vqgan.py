@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dalle_lean.errors import UserError, is_whole
-from dalle_lean.io.files import read_format, write_json
+from dalle_lean.io.files import read_json, write_json
 from dalle_lean.io.safetensors_io import load_strictly, read_weights, save_weights
 from dalle_lean.require import require
 
@@ -273,8 +273,9 @@ class VQGAN(nn.Module):
 def read_description(folder: str | Path) -> dict[str, Any]:
     """The fields of a VQGAN folder's config.json and the fingerprint of its weights, which `VQGAN.load` has checked."""
     path = Path(folder) / "config.json"
-    description = read_format(path, FORMAT)
-    del description["format"]
+    description = read_json(path)
+    if not isinstance(description, dict) or description.pop("format", None) != FORMAT:
+        raise UserError(f"{path}: not a VQGAN of format {FORMAT}")
     if not isinstance(description.get("fingerprint"), str):
         raise UserError(f"{path}: the fingerprint of the weights is missing")
     return description
