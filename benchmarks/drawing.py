@@ -32,7 +32,7 @@ class Drawing(NamedTuple):
     prefill: float
     """Reading the prompt."""
     steps: float
-    """Reading all codes but the last, PictureCache.read."""
+    """Reading all codes but the last, KVCache.decode_step."""
     sampling: float
     """The rest: making the cache, filter, noise and choice."""
     cache_bytes: int
@@ -52,7 +52,7 @@ class Painting(NamedTuple):
 
 @dataclass
 class Reads:
-    """What was seen of PictureCache.read."""
+    """What was seen of KVCache.decode_step."""
 
     seconds: float = 0.0
     cache: KVCache | None = None
@@ -78,8 +78,8 @@ def rows(batch: int) -> list[Row]:
 
 @contextmanager
 def timed_reads(device: torch.device) -> Iterator[Reads]:
-    """Every PictureCache.read inside is timed."""
-    reads, read = Reads(), KVCache.read
+    """Every KVCache.decode_step inside is timed."""
+    reads, read = Reads(), KVCache.decode_step
 
     def timed(cache: KVCache, codes: Tensor) -> Tensor:
         started = now(device)
@@ -88,11 +88,11 @@ def timed_reads(device: torch.device) -> Iterator[Reads]:
         reads.cache = cache
         return logits
 
-    KVCache.read = timed  # type: ignore[method-assign, assignment]
+    KVCache.decode_step = timed  # type: ignore[method-assign, assignment]
     try:
         yield reads
     finally:
-        KVCache.read = read  # type: ignore[method-assign]
+        KVCache.decode_step = read  # type: ignore[method-assign]
 
 
 def paint(codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer) -> Painting:
@@ -125,5 +125,5 @@ def choices_after(decoder: Decoder, text_ids: Tensor, codes: Tensor) -> Tensor:
         allowed = filter_logits(logits, sampling.top_k, sampling.top_p)
         chosen[:, step] = sample(allowed, noise.at(step), sampling.temperature)
         if step + 1 < config.image_len:
-            logits = cache.read(codes[:, step])
+            logits = cache.decode_step(codes[:, step])
     return chosen

@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo.commands:demo", "Open the prompt page in a browser."),
     "train-vqgan": ("training.commands.vqgan:train_vqgan", "Train a small VQGAN on a folder of pictures."),
     "train-clip": ("training.commands.clip:train_clip", "Train a small CLIP on pictures with captions."),
-    "train-things": ("training.commands.things:train_things", "Train a classifier that tells which thing is drawn."),
+    "train-things": ("training.commands.things:train_things", "Train a classifier that names the thing in a picture."),
     "pack": ("dalle_lean.commands:pack", "The parts of a model -> one model folder."),
     "calculator": (
         "training.commands.calculator:calculator",

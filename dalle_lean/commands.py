@@ -21,7 +21,7 @@ def pack(
     guidance: Annotated[
         float | None,
         typer.Option(
-            help="With which the model draws unless told otherwise; 1 is off. [default: MODEL's]",
+            help="Default guidance of the model; 1 is off. [default: MODEL's]",
             show_default=False,
             min=0,
         ),

@@ -5,5 +5,5 @@ EXIT_CODE = 143
 
 
 class Terminated(BaseException):
-    """SIGTERM has come, and what was finished is saved. No Exception, as KeyboardInterrupt is none: only who ends the
+    """SIGTERM arrived and finished work is saved. Not an Exception, like KeyboardInterrupt: only the code that ends the
     process catches it."""

@@ -1,4 +1,4 @@
-"""How much memory can be taken now."""
+"""How much memory is free now."""
 
 import os
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def free_ram_bytes(control_groups: Path | None = None, own_groups: Path = OWN_GR
 
 
 def free_on_machine() -> int:
-    """As the kernel estimates it; half of all RAM where it does not."""
+    """The kernel's estimate; half of all RAM where there is none."""
     if MEMINFO.exists():
         for line in MEMINFO.read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -59,7 +59,7 @@ def free_in_groups(control_groups: Path, own_groups: Path) -> Iterator[int]:
 
 
 def reclaimable_bytes(group: Path) -> int:
-    """Of what a group uses, copies of files that the kernel drops before it kills anyone."""
+    """The part of a group's usage that is page cache, which the kernel reclaims before it kills a process."""
     try:
         stat = dict(line.split(" ", 1) for line in (group / "memory.stat").read_text().splitlines())
         return int(stat.get("total_inactive_file") or stat.get("inactive_file") or 0)

@@ -1,4 +1,4 @@
-"""What commands have in common: options, lines, mistakes and progress bars. Only command modules import it."""
+"""What commands share: options, lines, error messages and progress bars. Only command modules import it."""
 
 import importlib.metadata
 import logging
@@ -60,20 +60,20 @@ def warn(line: str) -> None:
 
 
 def error(line: str) -> None:
-    """The one line that tells a mistake, on standard error."""
+    """The one-line error message, on standard error."""
     err.print(f"error: {line}", style="red", markup=False)
 
 
 def tell(line: str) -> None:
-    """A line on standard error that is no mistake."""
+    """A line on standard error that is not an error."""
     err.print(line, markup=False)
 
 
 def explain(failure: Exception) -> int:
-    """Say on standard error why the program ends; returns its exit code.
+    """Print why the program ends to standard error; returns its exit code.
 
-    What the user can mend is one line and 2: a UserError, files that cannot be read or written, memory that is not
-    there. Anything else is a bug: its traceback, and 1. With DALLE_LEAN_TRACEBACK in the environment it is raised.
+    What the user can mend is one line and 2: a UserError, files that cannot be read or written, lack of memory.
+    Anything else is a bug: its traceback, and 1. With DALLE_LEAN_TRACEBACK in the environment it is raised.
     """
     if os.environ.get("DALLE_LEAN_TRACEBACK"):
         raise failure
@@ -105,14 +105,14 @@ def begin_loading() -> None:
 
 
 LINE_INTERVAL_S = 10.0
-# Rich forgets older steps when it tells the rate; a large model's step takes minutes.
+# The period over which Rich averages the rate; a large model's step takes minutes.
 RATE_PERIOD_S = 300.0
 SLOW_RATE = 0.5
-"""Pieces per second below which the seconds for one say more."""
+"""Items per second below which seconds per item are shown instead."""
 
 
 class RateColumn(ProgressColumn):
-    """Finished pieces per second."""
+    """Finished items per second."""
 
     def __init__(self, unit: str):
         super().__init__(Column(no_wrap=True))
@@ -129,7 +129,7 @@ class RateColumn(ProgressColumn):
 def progress_bar(description: str, unit: str) -> Iterator[OnProgress]:
     """A bar with the count, the rate in `unit`/s and the time left; yields the callback that moves it.
 
-    Where nobody watches (a file, a pipe) it is a plain line every 10 s and one at the end.
+    Where the output is no terminal it is a plain line every 10 s and one at the end.
     """
     watched = err.is_interactive and err.file.isatty()
     # Only the bar may become narrower: what does not fit is cut, so that the bar never takes a second line.

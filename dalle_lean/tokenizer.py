@@ -1,4 +1,4 @@
-"""Captions -> token ids: a thin cover over the `tokenizers` package that owns the padding id."""
+"""Captions -> token ids: a thin wrapper around the `tokenizers` package that owns the padding id."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ import torch
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 
-from dalle_lean.errors import UserError
+from dalle_lean.errors import UserError, is_whole
 from dalle_lean.io.files import atomic_write, parse, read_bytes
 from dalle_lean.tokenizer_parts import check_parts
 
@@ -21,9 +21,9 @@ from dalle_lean.tokenizer_parts import check_parts
 SPECIAL_TOKENS = ("<unused>", "<pad>", "<unk>")
 DEFAULT_PADDING_ID = 1
 MOST_CHARACTERS = 2**16
-"""Of a caption; no text is as long as any that a model reads."""
+"""Of a caption; no model reads as many."""
 MOST_TOKENIZER_BYTES = 2**25
-"""The largest that are published have about so many."""
+"""About the size of the largest published ones."""
 # Every byte has a token of its own, so that no caption is ever unknown.
 SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256
 
@@ -41,7 +41,7 @@ class Tokenizer:
             raise UserError("the tokenizer's vocabulary is empty")
         # One past the largest id: a vocabulary may have holes, and every id must fit the model's table.
         self.vocab_size = max(vocabulary.values()) + 1
-        if isinstance(padding_id, bool) or not isinstance(padding_id, int) or not 0 <= padding_id < self.vocab_size:
+        if not is_whole(padding_id, 0, self.vocab_size - 1):
             raise UserError(f"padding id {padding_id!r} is outside the vocabulary 0..{self.vocab_size - 1}")
         self.padding_id = padding_id
         self._backend = backend

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Self, TypeGuard
+from typing import Self
 
-from dalle_lean.errors import UserError
-from dalle_lean.io.files import read_json, write_json
+from dalle_lean.errors import UserError, is_whole
+from dalle_lean.io.files import read_format, write_json
 
 FORMAT = "dalle_lean_vocabulary/1"
 FEWEST = 5
@@ -83,16 +83,14 @@ class Vocabulary:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a vocabulary.json; ValueError for anything else, or for one above the limits of this file."""
-        content = read_json(path, LARGEST_BYTES)
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise UserError(f"{path} is not of the format {FORMAT}")
+        content = read_format(path, FORMAT, LARGEST_BYTES)
         words, captions = content.get("words"), content.get("captions")
-        if not is_count(captions):
+        if not is_whole(captions, 0, LARGEST_COUNT):
             raise UserError(f"{path}: captions must be a whole number from 0")
         if not isinstance(words, dict) or len(words) > MOST_WORDS:
             raise UserError(f"{path}: words must be an object of at most {MOST_WORDS} words")
         for word, number in words.items():
-            if not 1 <= len(word) <= LONGEST_WORD or not is_count(number):
+            if not 1 <= len(word) <= LONGEST_WORD or not is_whole(number, 0, LARGEST_COUNT):
                 raise UserError(
                     f"{path}: {word[:LONGEST_NAMED]!r} must have 1 to {LONGEST_WORD} characters and a whole number"
                 )
@@ -109,11 +107,6 @@ class Vocabulary:
     def unknown(self, prompt: str) -> list[str]:
         """The words of a prompt that the model has not learnt, in its order, each once; never function words."""
         return [word for word in content_words(prompt) if not self.knows(word)]
-
-
-def is_count(value: object) -> TypeGuard[int]:
-    """Whether it is a whole number that counts something."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_COUNT
 
 
 def content_words(prompt: str) -> list[str]:

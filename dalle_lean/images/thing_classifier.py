@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dalle_lean.errors import UserError
+from dalle_lean.errors import UserError, is_whole
 from dalle_lean.images.ground import cut_out
-from dalle_lean.io.files import read_json, sha256_file, write_json
+from dalle_lean.io.files import read_format, sha256_file, write_json
 from dalle_lean.io.safetensors_io import load_strictly, read_weights, refuse_infinite, save_weights
 from dalle_lean.require import require
 
@@ -119,14 +119,12 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"{folder} is not the folder of a classifier: it has no config.json; train-things writes OUT/classifier"
         )
-    config = read_json(path)
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise UserError(f"{path} is not of the format {FORMAT}")
+    config = read_format(path, FORMAT)
     if wrong := {"format", "things", "picture_side", "sha256"} ^ set(config):
         raise UserError(f"{path}: unknown or missing fields {sorted(wrong)}")
     things, side = config["things"], config["picture_side"]
     if not isinstance(things, list) or not all(isinstance(thing, str) for thing in things):
         raise UserError(f"{path}: things must be a list of names")
-    if not isinstance(side, int) or isinstance(side, bool):
+    if not is_whole(side, smallest=0):
         raise UserError(f"{path}: picture_side={side!r}: must be a number of pixels")
     return config

@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from dalle_lean.errors import UserError
+from dalle_lean.errors import UserError, is_whole
 from dalle_lean.io.files import read_json, write_json
 from dalle_lean.io.safetensors_io import load_strictly, read_weights, save_weights
 from dalle_lean.require import require
@@ -63,13 +63,13 @@ class VQGANConfig:
     def __post_init__(self) -> None:
         for name, largest in (("channel_multipliers", LARGEST_MULTIPLIER), ("attention_resolutions", 8192)):
             values = getattr(self, name)
-            if not isinstance(values, list | tuple) or not all(is_size(value, largest) for value in values):
+            if not isinstance(values, list | tuple) or not all(is_whole(value, 1, largest) for value in values):
                 raise UserError(f"{name}={values!r}: must be a list of whole numbers in 1..{largest}")
             object.__setattr__(self, name, tuple(values))
         if self.quantizer not in ("gumbel", "vq"):
             raise UserError(f"quantizer={self.quantizer!r}: must be 'gumbel' or 'vq'")
         for name, largest in LARGEST.items():
-            if not is_size(value := getattr(self, name), largest):
+            if not is_whole(value := getattr(self, name), 1, largest):
                 raise UserError(f"{name}={value!r}: must be a whole number in 1..{largest}")
         if not 1 <= len(self.channel_multipliers) <= 10:
             raise UserError(f"channel_multipliers={self.channel_multipliers}: must be 1 to 10 of them")
@@ -104,10 +104,6 @@ class VQGANConfig:
         if wrong := known ^ set(content):
             raise UserError(f"VQGAN config: unknown or missing fields {sorted(wrong)}")
         return cls(**content)
-
-
-def is_size(value: Any, largest: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= largest
 
 
 class GumbelQuantizer(nn.Module):

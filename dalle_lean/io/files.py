@@ -116,6 +116,14 @@ def read_json(path: str | Path, limit_bytes: int = MOST_BYTES) -> Any:
     return parse(json.loads, read_text(path, limit_bytes), f"{path} is not JSON")
 
 
+def read_format(path: str | Path, expected: str, limit_bytes: int = MOST_BYTES) -> dict[str, Any]:
+    """Read a JSON object whose "format" is `expected`; anything else is a UserError that names the file."""
+    content = read_json(path, limit_bytes)
+    if not isinstance(content, dict) or content.get("format") != expected:
+        raise UserError(f"{path} is not of the format {expected}")
+    return content
+
+
 def parse(loads: Callable[[str], Any], text: str, complaint: str) -> Any:
     """`loads(text)`; UserError with the complaint and why, also where it is nested deeper than what we read ever is.
 

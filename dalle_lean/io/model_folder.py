@@ -1,4 +1,4 @@
-"""Model folders: all that `generate` needs in one place, every part named with its hash.
+"""Model folders: everything that `generate` needs, each part listed with its hash.
 
 config.json, model.safetensors and, where given, tokenizer.json, vocabulary.json, vqgan/, clip/ and a card README.md.
 """
@@ -64,8 +64,8 @@ def save_model(
         vqgan, clip: folders of these parts to copy.
         card: text of README.md.
         vqgan_fingerprint: the VQGAN on whose codes the model was trained; `generate` refuses another one.
-        caption_dropout: share of the captions in whose place the model learnt the empty one; None is not known.
-        guidance: classifier-free guidance with which the model draws unless told otherwise; 1 is off.
+        caption_dropout: share of the training captions that were replaced by the empty one; None if unknown.
+        guidance: default classifier-free guidance of the model; 1 is off.
         dtype: of the stored floating-point weights; None: as the model has them.
     """
     folder = Path(folder)
@@ -191,7 +191,7 @@ def pack_model(
 
 
 def check_parts(folder: str | Path) -> dict[str, Any]:
-    """The content of config.json, after every part's SHA-256 was compared with the one it was saved with."""
+    """The content of config.json, after comparing every part's SHA-256 with the recorded one."""
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise DamagedFolder(f"{folder} is not a model folder: it has no config.json")
@@ -229,7 +229,7 @@ def check_parts(folder: str | Path) -> dict[str, Any]:
 
 
 def check_sizes(folder: Path, parts: Iterable[str], config: DalleConfig) -> None:
-    """ValueError for a part that is larger than it can be: nothing is read for minutes only to be refused."""
+    """ValueError for a part that is larger than it can be, before minutes are spent on hashing it."""
     for path in (folder / name for name in parts):
         if path.suffix == ".json":
             limit_bytes = MOST_TOKENIZER_BYTES if path.name == "tokenizer.json" else MOST_BYTES

@@ -7,7 +7,7 @@ from typing import Any
 
 from dalle_lean.memory.flops import Flop, forward_flop, step_flop
 from dalle_lean.memory.parameters import parameter_sizes
-from dalle_lean.memory.peak_memory import Moment, moments
+from dalle_lean.memory.peak_memory import PeakPoint, peak_points
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.memory_plan import MemoryPlan
@@ -25,19 +25,19 @@ class Bytes:
     weights: int = 0
     gradients: int = 0
     gradient_buffers: int = 0
-    """Gradients that backward adds up before it hands them over."""
+    """Gradients that backward accumulates before it hands them over."""
     master_weights: int = 0
     optimizer_state: int = 0
     activations: int = 0
-    """Kept for backward; the residual streams and their gradients while it runs."""
+    """Saved for backward; during backward also the residual streams and their gradients."""
     layer: int = 0
-    """The most inside of one layer's backward."""
+    """Peak bytes of one branch's backward."""
     logits: int = 0
     """Logits, their softmax and gradient."""
     copies: int = 0
     """Low-precision copies of weights, the rotary table."""
     transfer: int = 0
-    """Weight and gradient of one tensor on the way to an optimizer on the host."""
+    """Float32 weights and gradients on their way to LAMB."""
 
     @property
     def total(self) -> int:
@@ -51,25 +51,25 @@ class Bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """A training step's cost."""
+    """The cost of a training step."""
 
     parameters: int
     forward: Flop
     step: Flop
     moment: str
-    """When the device holds the most."""
+    """The part of the step in which device memory peaks."""
     device: Bytes
-    """At that moment."""
+    """Bytes by kind at that peak."""
     host: Bytes
-    """What is offloaded; all zero where the host is the device."""
+    """What is offloaded; zeros where the host is the device."""
 
     @property
     def peak_bytes(self) -> int:
-        """The most on the device."""
+        """Peak bytes on the device."""
         return self.device.total
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it with the sums, ready for JSON."""
+        """All fields and their sums, ready for JSON."""
         sums = {
             "forward_flop": self.forward.total,
             "step_flop": self.step.total,
@@ -82,18 +82,18 @@ class Cost:
 def cost_of(config: DalleConfig, plan: MemoryPlan, setup: TrainingSetup) -> Cost:
     """The cost of one forward and backward, with weights, gradients and optimizer in place.
 
-    Gradients are taken to exist before (accumulated, or zeroed). Not in it: the device's context and kernels' own
+    Gradients are assumed to exist already (accumulated, or zeroed). Not included: the device's context, kernels'
     workspaces, fragmentation, the batch's ids.
     """
     sizes = parameter_sizes(config)
     forward, step = forward_flop(config, setup.batch), step_flop(config, setup.batch, plan)
-    return cost_at_worst(sizes, forward, step, list(moments(config, plan, setup)), plan, setup)
+    return cost_at_worst(sizes, forward, step, list(peak_points(config, plan, setup)), plan, setup)
 
 
 def cost_at_worst(
-    sizes: Sequence[int], forward: Flop, step: Flop, at: Sequence[Moment], plan: MemoryPlan, setup: TrainingSetup
+    sizes: Sequence[int], forward: Flop, step: Flop, at: Sequence[PeakPoint], plan: MemoryPlan, setup: TrainingSetup
 ) -> Cost:
-    """The cost of a model with parameter tensors of these sizes, at the moment when the device holds the most."""
+    """The cost of a model with parameter tensors of these sizes, at the point where device memory peaks."""
     host, resident = standing_bytes(sizes, plan, setup)
     filled = [(m.name, dataclasses.replace(resident, **{kind: getattr(m, kind) for kind in KINDS})) for m in at]
     name, device = max(filled, key=lambda named: named[1].total)
@@ -101,7 +101,7 @@ def cost_at_worst(
 
 
 def standing_bytes(sizes: Sequence[int], plan: MemoryPlan, setup: TrainingSetup) -> tuple[Bytes, Bytes]:
-    """What stays through all steps: (on the host, on the device); LAMB's part is on the host where it is offloaded."""
+    """Bytes that persist from step to step, (host, device); LAMB's are the host's where it is offloaded."""
     own = Bytes(
         optimizer_state=optimizer_state_bytes(sizes, setup),
         master_weights=master_bytes(sizes, plan, setup),

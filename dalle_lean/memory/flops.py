@@ -1,4 +1,4 @@
-"""How much arithmetic a DALL-E's training step is: multiplications and additions of its matrix products.
+"""FLOP of a DALL-E's training step: multiplications and additions of its matrix products.
 
 B batch, S positions, P text positions, f side of the grid, D hidden size, H heads, d head size.
 """
@@ -50,7 +50,7 @@ def step_flop(config: DalleConfig, batch: int, plan: MemoryPlan) -> Flop:
 
     projections: 3 forwards where they are kept, 4 where they are not (5 if sparse: their own backward runs them again).
     attention: 3 where it is kept, else 4; kernels that never hold its weights make scores again, half a forward more.
-    output: 3, in pieces 4.
+    output: 3, in chunks 4.
     """
     forward = forward_flop(config, batch)
     activations = plan.activations_for(config)
@@ -78,7 +78,7 @@ def attention_pairs(config: DalleConfig, kind: str) -> int:
 
 
 def window(config: DalleConfig, kind: str) -> int:
-    """Codes that a line of queries meets: its own, and those of the rows above that a convolution reaches."""
+    """Codes in the window of one line of queries: its own line, and the rows above that a convolution reaches."""
     if kind != "conv":
         return config.image_side
     above = config.conv_kernel // 2 if config.conv_window == "centred" else config.conv_kernel - 1

@@ -1,4 +1,4 @@
-"""What the operations of a branch allocate: results, what they keep for backward, temporaries. All in bytes.
+"""Bytes that the operations of a branch allocate: results, what they save for backward, temporaries.
 
 b samples at once, S positions, P text positions, f side of the grid, D hidden size, A = heads at once x head size,
 U outputs of the feed-forward's first layer, I inputs of its second, n tokens at once.
@@ -14,26 +14,26 @@ from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.memory_plan import MemoryPlan
 
 STATISTIC_BYTES = 8
-"""Mean and inverse deviation of a token in a LayerNorm."""
+"""Of a LayerNorm's mean and inverse standard deviation of one token."""
 
 
 @dataclass(frozen=True)
 class NumberBytes:
-    """Bytes of one number."""
+    """Bytes of one number, by what it is."""
 
     weight: int
     compute: int
-    """What projections and attention compute with."""
+    """In projections and attention."""
     stream: int
-    """Of the residual streams."""
+    """In the residual streams."""
     buffer: int
-    """Of what hand-written backward passes add gradients to: at least float32."""
+    """In the buffers that hand-written backward passes add gradients to: at least float32."""
     mixed: int
-    """Of a number of `compute` while it is added to a wider one: a CPU converts it first, a GPU on the way."""
+    """In the copy that a CPU makes of a `compute` number to add it to a wider buffer; 0 on a GPU."""
 
     @classmethod
     def of(cls, plan: MemoryPlan, setup: TrainingSetup) -> "NumberBytes":
-        """What a plan and a setup say."""
+        """The sizes under a plan and a setup."""
         stream = DTYPE_BYTES[plan.residual_dtype] if plan.residual_dtype else max(4, setup.weight_bytes)
         buffer = max(4, setup.weight_bytes)
         mixed = buffer if setup.device == "cpu" and setup.compute_bytes != buffer else 0
@@ -54,50 +54,47 @@ class NumberBytes:
 class Op:
     """One operation of a chain."""
 
-    out: int
-    """Its result; the gradient that arrives is as large."""
-    keeps: int = 0
-    """What it keeps for backward, its input included."""
-    work: int = 0
-    """The most that it needs besides in forward."""
-    back: int = 0
-    """The most that it needs besides in backward."""
+    output_bytes: int
+    """Its result; the incoming gradient is as large."""
+    saved_bytes: int = 0
+    """What it saves for backward, its input included."""
+    forward_temp_bytes: int = 0
+    """Peak temporaries in forward."""
+    backward_temp_bytes: int = 0
+    """Peak temporaries in backward."""
 
 
-Chain = Sequence[Op]
+def saved_bytes(chain: Sequence[Op]) -> int:
+    """Bytes that a chain has saved for backward after its forward."""
+    return sum(op.saved_bytes for op in chain)
 
 
-def kept(chain: Chain) -> int:
-    """What a chain has kept when it has run."""
-    return sum(op.keeps for op in chain)
-
-
-def forward_peak(chain: Chain) -> int:
-    """The most at any operation: what those before keep, input, result and temporaries."""
+def forward_peak(chain: Sequence[Op]) -> int:
+    """Peak bytes of a chain's forward: what earlier operations saved, and the input, result and temporaries of one."""
     peaks, before, entering = [0], 0, 0
     for op in chain:
-        peaks.append(before + max(entering, op.keeps) + op.out + op.work)
-        before, entering = before + op.keeps, op.out
+        peaks.append(before + max(entering, op.saved_bytes) + op.output_bytes + op.forward_temp_bytes)
+        before, entering = before + op.saved_bytes, op.output_bytes
     return max(peaks)
 
 
-def backward_peak(chain: Chain, entering: int) -> int:
-    """The most at any operation: what it and those before keep, both its gradients and temporaries.
+def backward_peak(chain: Sequence[Op], entering: int) -> int:
+    """Peak bytes of a chain's backward: what an operation and earlier ones saved, its two gradients and temporaries.
 
     entering: bytes of the chain's input.
     """
     peaks, before = [0], 0
-    grads_in = [entering, *(op.out for op in chain[:-1])] if chain else []
+    grads_in = [entering, *(op.output_bytes for op in chain[:-1])] if chain else []
     for op, grad_in in zip(chain, grads_in, strict=True):
-        before += op.keeps
-        peaks.append(before + op.out + grad_in + op.back)
+        before += op.saved_bytes
+        peaks.append(before + op.output_bytes + grad_in + op.backward_temp_bytes)
     return max(peaks)
 
 
-def enter_chain(config: DalleConfig, number: NumberBytes, tokens: int) -> list[Op]:
-    """LayerNorm of the stream [n, D], which keeps it; conversion; token shift."""
+def input_chain(config: DalleConfig, number: NumberBytes, tokens: int) -> list[Op]:
+    """LayerNorm of the stream [n, D], which saves it; conversion; token shift."""
     width = tokens * config.hidden_size
-    chain = [Op(width * number.stream, keeps=width * number.stream + tokens * STATISTIC_BYTES)]
+    chain = [Op(width * number.stream, saved_bytes=width * number.stream + tokens * STATISTIC_BYTES)]
     if number.compute != number.stream:
         chain.append(Op(width * number.compute))
     if config.token_shift:
@@ -105,20 +102,20 @@ def enter_chain(config: DalleConfig, number: NumberBytes, tokens: int) -> list[O
     return chain
 
 
-def leave_chain(config: DalleConfig, number: NumberBytes, tokens: int) -> list[Op]:
-    """Conversion of the branch's output [n, D]; LayerNorm in a sandwich; LayerScale, which keeps its input."""
+def output_chain(config: DalleConfig, number: NumberBytes, tokens: int) -> list[Op]:
+    """Conversion of the branch's output [n, D]; sandwich LayerNorm; LayerScale, which saves its input."""
     width = tokens * config.hidden_size * number.stream
     chain = [Op(width)] if number.compute != number.stream else []
     if config.sandwich_norm:
-        chain.append(Op(width, keeps=width + tokens * STATISTIC_BYTES))
-    return [*chain, Op(width, keeps=width, back=width)]
+        chain.append(Op(width, saved_bytes=width + tokens * STATISTIC_BYTES))
+    return [*chain, Op(width, saved_bytes=width, backward_temp_bytes=width)]
 
 
 def project_op(config: DalleConfig, number: NumberBytes, name: str, tokens: int, share: float, lean: bool) -> Op:
-    """A projection of n tokens, which keeps its input; `share` of it where heads come in groups.
+    """A projection of n tokens, which saves its input; `share` is the part of it that a group of heads uses.
 
-    In backward the weight's gradient, which lean goes to its buffer directly where both have one type. PixelFly adds
-    reordered inputs and products: two in forward, three in backward, lean also the result of running it again.
+    Backward makes the weight's gradient; a lean one adds it to its buffer directly where the types agree. PixelFly adds
+    reordered inputs and products: two in forward, three in backward; a lean backward also its recomputed result.
     """
     in_features, out_features, _ = projection_shapes(config)[name]
     elements = round(share * sum(projection_sizes(config, in_features, out_features, bias=False)))
@@ -128,26 +125,34 @@ def project_op(config: DalleConfig, number: NumberBytes, name: str, tokens: int,
         out_features = round(out_features * share)
     inputs, outputs = (tokens * features * number.compute for features in (in_features, out_features))
     if config.pixelfly_rank is not None:
-        keeps = inputs * (1 if in_features <= out_features else 2)
-        return Op(outputs, keeps=keeps, work=2 * outputs, back=(3 + lean) * max(inputs, outputs))
+        saved = inputs * (1 if in_features <= out_features else 2)
+        return Op(
+            outputs,
+            saved_bytes=saved,
+            forward_temp_bytes=2 * outputs,
+            backward_temp_bytes=(3 + lean) * max(inputs, outputs),
+        )
     grad = elements * (number.compute + number.mixed)
-    return Op(outputs, keeps=inputs, back=0 if lean and number.compute == number.buffer else grad)
+    return Op(outputs, saved_bytes=inputs, backward_temp_bytes=0 if lean and number.compute == number.buffer else grad)
 
 
 def feed_forward_chain(config: DalleConfig, number: NumberBytes, tokens: int, lean: bool) -> list[Op]:
     """up, activation, down over n tokens.
 
-    Gated, the activation keeps values and gates; GEGLU needs two of its results in backward, the others keep one more.
+    A gated activation saves values and gates; GEGLU's backward makes two temporaries of its result's size, the others
+    save one more.
     """
     inner = tokens * config.ffn_multiplier * config.hidden_size * number.compute
     squared = config.ffn_activation == "relu_squared"
     if config.ffn_gated and config.ffn_activation == "gelu":
-        activation = Op(inner, keeps=2 * inner, back=2 * inner)
+        activation = Op(inner, saved_bytes=2 * inner, backward_temp_bytes=2 * inner)
     elif config.ffn_gated:
-        activation = Op(inner, keeps=3 * inner + inner * squared)
+        activation = Op(inner, saved_bytes=3 * inner + inner * squared)
     else:
-        # relu keeps its result, which the next layer keeps as well.
-        activation = Op(inner, keeps=0 if config.ffn_activation == "relu" else inner, back=2 * inner * squared)
+        # ReLU saves its result, which the next layer saves as well.
+        activation = Op(
+            inner, saved_bytes=0 if config.ffn_activation == "relu" else inner, backward_temp_bytes=2 * inner * squared
+        )
     up, down = (project_op(config, number, name, tokens, 1, lean) for name in ("up", "down"))
     return [up, activation, down]
 
@@ -155,7 +160,7 @@ def feed_forward_chain(config: DalleConfig, number: NumberBytes, tokens: int, le
 def attention_chain(
     config: DalleConfig, number: NumberBytes, kind: str, samples: int, heads: int, lean: bool
 ) -> list[Op]:
-    """qkv, rotation, the attention of that kind, out; over some samples and heads."""
+    """qkv, rotation, attention of the given kind, out; over some samples and heads."""
     tokens, share = samples * config.sequence_len, heads / config.num_heads
     values = tokens * heads * config.head_size * number.compute  # bytes of the queries; as many of keys and of values
     chain = [project_op(config, number, "qkv", tokens, share, lean)]
@@ -163,9 +168,9 @@ def attention_chain(
         chain.append(Op(3 * values))  # three projections are stacked
     if config.rotary:
         pairs = round(3 * values / number.compute * number.wide * rotated_share(config))
-        turned = pairs if number.compute == number.wide else 2 * pairs
-        chain.append(Op(3 * values, work=turned, back=turned))
-    # Taking queries, keys and values apart copies nothing, but their gradients are stacked.
+        rotated = pairs if number.compute == number.wide else 2 * pairs
+        chain.append(Op(3 * values, forward_temp_bytes=rotated, backward_temp_bytes=rotated))
+    # Splitting into queries, keys and values copies nothing, but their gradients are stacked.
     chain.append(Op(3 * values))
     out = project_op(config, number, "out", tokens, share, lean)
     if kind == "full":
@@ -174,24 +179,23 @@ def attention_chain(
 
 
 def rotated_share(config: DalleConfig) -> float:
-    """Of a head's channels: three blocks of pairs."""
+    """Share of a head's channels that are rotated: three blocks of pairs."""
     return 6 * (config.head_size // 3 // 2) / config.head_size
 
 
 def full_op(config: DalleConfig, number: NumberBytes, samples: int, heads: int) -> Op:
-    """Attention that never holds its weights: keeps queries, keys, values, its result and a sum for each query."""
+    """Fused attention: saves queries, keys, values, its result and a log-sum-exp for each query."""
     rows = samples * heads * config.sequence_len
     values = rows * config.head_size * number.compute
-    return Op(values, keeps=4 * values + rows * number.wide)
+    return Op(values, saved_bytes=4 * values + rows * number.wide)
 
 
 def window_chain(config: DalleConfig, number: NumberBytes, kind: str, samples: int, heads: int) -> list[Op]:
-    """Text over text, then codes over the text and their window; from scaled queries to the heads' results.
+    """Text over text, then codes over the text and their windows; from scaled queries to the heads' results.
 
-    X scores of codes, K codes of all heads, W codes of all windows, T scores of the text. The text keeps queries,
-    scaled ones, keys and values; the codes keep their part of them, W of keys and of values; both keep their softmax,
-    twice where it is converted. The most besides in forward: 2 X, or X and three results; in backward: 3 X, or those of
-    the window with the gradients of its lines and keys.
+    With X scores of codes, W codes of all windows: the text saves queries, scaled queries, keys and values; the codes
+    save their part of them and 2 W; both save their softmax, twice where it is converted. Peak temporaries of forward:
+    2 X, or X and three results; of backward: 3 X, or the window's scores with the gradients of its lines and keys.
     """
     text, side, size = config.num_text_positions, config.image_side, config.head_size
     each = samples * heads * number.compute
@@ -200,15 +204,20 @@ def window_chain(config: DalleConfig, number: NumberBytes, kind: str, samples: i
     codes = each * side**2 * size
     windows = codes * window(config, kind) // side
     softmax = (number.wide + number.compute * (number.compute < number.wide)) // number.compute
-    # Not rotated, they are views of qkv, of which products keep copies of the text.
+    # Without rotation they are views of qkv, and products save copies of the text's part.
     whole = 4 * values if config.rotary else 3 * text_values
-    # Columns lie across: what products read of them is copied once more, queries twice.
+    # Columns are strided: products copy what they read of them once more, queries twice.
     across = kind == "column"
-    keeps = (1 + across) * codes + 2 * windows + softmax * scores
-    work = max(2 * scores, scores + (6 if across else 3) * codes + text_values) - values
-    back = max(3 * scores, each * side**2 * window(config, kind) + codes + windows)
+    saved = (1 + across) * codes + 2 * windows + softmax * scores
+    forward_temp = max(2 * scores, scores + (6 if across else 3) * codes + text_values) - values
+    backward_temp = max(3 * scores, each * side**2 * window(config, kind) + codes + windows)
     text_back = text_scores // number.compute * (2 * number.wide - number.compute * (number.compute < number.wide))
     return [
-        Op(text_values, keeps=whole + softmax * text_scores, work=2 * text_scores, back=text_back + 3 * codes),
-        Op(values, keeps=keeps, work=max(0, work), back=back),
+        Op(
+            text_values,
+            saved_bytes=whole + softmax * text_scores,
+            forward_temp_bytes=2 * text_scores,
+            backward_temp_bytes=text_back + 3 * codes,
+        ),
+        Op(values, saved_bytes=saved, forward_temp_bytes=max(0, forward_temp), backward_temp_bytes=backward_temp),
     ]

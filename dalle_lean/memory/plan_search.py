@@ -12,31 +12,30 @@ from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.memory_plan import ACTIVATIONS, MemoryPlan
 
 LOSS_TOKENS = (512, 128, 32)
-PIECES = ((8, 1024), (4, 256), (1, 64))
-"""Heads and tokens at once."""
+CHUNK_SIZES = ((8, 1024), (4, 256), (1, 64))
+"""(heads, tokens) at once."""
 LAUNCH_TOKENS = 8
-"""A product of few rows takes about as long as one of so many more."""
+"""Rows that the launch of a matrix product costs the time of."""
 OFFLOAD_SHARE = 0.01
-"""What the optimizer's way over the host is taken to cost, as a share of the step."""
+"""Assumed cost of offloading the optimizer to the host, as a share of the step."""
 
 
 def candidates(config: DalleConfig) -> list[MemoryPlan]:
-    """The plans that are tried: ever leaner activations, then pieces, then gradients in place; with and without
-    offload."""
+    """The plans that are tried: ever leaner activations, chunks, gradients in place; with and without offload."""
     *kept, leanest = ACTIVATIONS[config.reversible]
     plans = [MemoryPlan(activations=name, loss_tokens=None) for name in (*kept, leanest)]
     plans += [dataclasses.replace(plan, loss_tokens=LOSS_TOKENS[0]) for plan in plans]
     one_sample = MemoryPlan(activations=leanest, loss_tokens=LOSS_TOKENS[0], samples=1)
     plans.append(one_sample)
-    for loss_tokens, (heads, tokens) in zip(LOSS_TOKENS, PIECES, strict=True):
-        pieces = dataclasses.replace(one_sample, attention_heads=heads, feed_forward_tokens=tokens)
-        plans.append(dataclasses.replace(pieces, loss_tokens=loss_tokens))
+    for loss_tokens, (heads, tokens) in zip(LOSS_TOKENS, CHUNK_SIZES, strict=True):
+        chunks = dataclasses.replace(one_sample, attention_heads=heads, feed_forward_tokens=tokens)
+        plans.append(dataclasses.replace(chunks, loss_tokens=loss_tokens))
     plans += [dataclasses.replace(plan, grads_in_place=True) for plan in plans]
     return [dataclasses.replace(plan, offload_optimizer=offload) for offload in (False, True) for plan in plans]
 
 
 def effort(config: DalleConfig, plan: MemoryPlan, setup: TrainingSetup) -> float:
-    """FLOP of a step, recomputation included, with what small pieces and the way to the host add; it orders plans."""
+    """FLOP of a step, recomputation included, plus the overhead of small chunks and offloading; ranks plans."""
     flop = step_flop(config, setup.batch, plan)
     tokens = config.sequence_len * setup.batch
     at_once, groups = tokens, 1.0
@@ -54,7 +53,7 @@ def fastest_plan(config: DalleConfig, setup: TrainingSetup, budget_bytes: float)
     """The plan of least effort among `candidates` whose peak on the device is at most `budget_bytes`.
 
     Raises:
-        ValueError: none fits; tells the least that is needed, and the batch that would fit.
+        ValueError: none fits; says how much the leanest needs and which batch would fit.
     """
     plans = sorted(candidates(config), key=lambda plan: effort(config, plan, setup))
     if setup.compute_dtype == "float16":  # its gradient scales need branches that are computed again
@@ -82,7 +81,7 @@ def plan_for_budget(config: DalleConfig, batch: int, budget_bytes: float, **setu
         setup: other fields of TrainingSetup: types, optimizer, device.
 
     Raises:
-        ValueError: none fits; tells the least that is needed, and the batch that would fit.
+        ValueError: none fits; says how much the leanest needs and which batch would fit.
     """
     return fastest_plan(config, TrainingSetup(batch=batch, **setup), budget_bytes)
 
@@ -91,7 +90,7 @@ MemoryPlan.for_budget = staticmethod(plan_for_budget)
 
 
 def largest_batch(peak_of: Callable[[int], int], budget_bytes: float) -> int:
-    """The largest batch whose peak fits, 0 if none does; `peak_of` must not fall with the batch."""
+    """The largest batch whose peak fits, 0 if none does; `peak_of` must be monotonic in the batch."""
     if peak_of(1) > budget_bytes:
         return 0
     fits, too_large = 1, 2

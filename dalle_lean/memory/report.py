@@ -1,4 +1,4 @@
-"""What the calculator answers, as lines for people and as a dictionary for programs."""
+"""The calculator's report, as lines for people and as a dictionary for programs."""
 
 import dataclasses
 from typing import Any
@@ -6,17 +6,17 @@ from typing import Any
 from dalle_lean.errors import UserError
 from dalle_lean.memory.cost import Cost
 from dalle_lean.memory.plan_search import describe, fastest_plan, human_bytes, largest_batch, parse_bytes, parse_plan
+from dalle_lean.memory.priced_model import PricedModel
 from dalle_lean.memory.setup import TrainingSetup
-from dalle_lean.memory.subjects import Subject
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.memory_plan import MemoryPlan
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
-    """A subject's cost, and what the budget allows."""
+class CostReport:
+    """A model's cost, and what the budget allows."""
 
-    subject: Subject
+    priced: PricedModel
     plan: MemoryPlan
     setup: TrainingSetup
     cost: Cost
@@ -33,9 +33,9 @@ class Answer:
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON; bytes, FLOP and seconds."""
         return {
-            "model": self.subject.name,
-            "tokens": self.subject.tokens,
-            "precision": self.subject.precision,
+            "model": self.priced.name,
+            "tokens": self.priced.tokens,
+            "precision": self.priced.precision,
             "plan": dataclasses.asdict(self.plan),
             "setup": dataclasses.asdict(self.setup),
             **self.cost.to_dict(),
@@ -45,15 +45,15 @@ class Answer:
         }
 
 
-def answer(
-    subject: Subject,
+def report_cost(
+    priced: PricedModel,
     *,
     setup: TrainingSetup,
     plan: str | None = None,
     budget: str | None = None,
     tflops: float | None = None,
-) -> Answer:
-    """The cost under `plan`; without one, under the fastest that fits `budget`, or under the subject's own.
+) -> CostReport:
+    """The cost under `plan`; without one, under the fastest that fits `budget`, or under the model's own.
 
     Raises:
         ValueError: a malformed plan or budget, a plan that the model cannot have, a budget that no plan fits.
@@ -61,42 +61,42 @@ def answer(
     if tflops is not None and not 0 < tflops < float("inf"):
         raise UserError(f"--tflops {tflops}: must be a finite number above 0")
     budget_bytes = None if budget is None else parse_bytes(budget)
-    chosen = subject.plan if plan is None else parse_plan(plan)
+    chosen = priced.plan if plan is None else parse_plan(plan)
     if plan is None and budget_bytes is not None:
-        chosen = plan_within(subject, chosen, setup, budget_bytes)
+        chosen = plan_within(priced, chosen, setup, budget_bytes)
     if not setup.is_lamb:  # the only one with these
         chosen = dataclasses.replace(chosen, offload_optimizer=False, master_weights=False)
 
     def peak_of(batch: int) -> int:
-        return subject.cost(chosen, dataclasses.replace(setup, batch=batch)).peak_bytes
+        return priced.cost(chosen, dataclasses.replace(setup, batch=batch)).peak_bytes
 
     most = None if budget_bytes is None else largest_batch(peak_of, budget_bytes)
-    return Answer(subject, chosen, setup, subject.cost(chosen, setup), budget_bytes, most, tflops)
+    return CostReport(priced, chosen, setup, priced.cost(chosen, setup), budget_bytes, most, tflops)
 
 
-def plan_within(subject: Subject, own: MemoryPlan, setup: TrainingSetup, budget_bytes: float) -> MemoryPlan:
+def plan_within(priced: PricedModel, own: MemoryPlan, setup: TrainingSetup, budget_bytes: float) -> MemoryPlan:
     """The fastest plan that fits; a published transformer has its own, or one with checkpoints."""
-    if isinstance(subject.model, DalleConfig):
-        return fastest_plan(subject.model, setup, budget_bytes)
+    if isinstance(priced.model, DalleConfig):
+        return fastest_plan(priced.model, setup, budget_bytes)
     plans = [own, dataclasses.replace(own, activations="checkpoint")]
-    peaks = [subject.cost(plan, setup).peak_bytes for plan in plans]
+    peaks = [priced.cost(plan, setup).peak_bytes for plan in plans]
     for plan, peak in zip(plans, peaks, strict=True):
         if peak <= budget_bytes:
             return plan
     raise UserError(
-        f"{subject.name} at batch {setup.batch} needs at least {human_bytes(min(peaks))} of the "
+        f"{priced.name} at batch {setup.batch} needs at least {human_bytes(min(peaks))} of the "
         f"{human_bytes(budget_bytes)} allowed: take a smaller --batch, fewer --tokens or --precision bf16-weights"
     )
 
 
-def lines_of(found: Answer) -> list[str]:
+def report_lines(report: CostReport) -> list[str]:
     """A table of bytes by kind, then arithmetic, time and the largest batch."""
-    cost, setup = found.cost, found.setup
+    cost, setup = report.cost, report.setup
     offloaded = cost.host.total > 0
     columns = {"device": cost.device.by_kind(), **({"host": cost.host.by_kind()} if offloaded else {})}
     lines = [
-        f"{found.subject.name}: {cost.parameters:,} parameters, {found.subject.tokens} tokens a sample",
-        f"batch {setup.batch}, {found.subject.precision}, {setup.optimizer}, plan {describe(found.plan)}",
+        f"{report.priced.name}: {cost.parameters:,} parameters, {report.priced.tokens} tokens a sample",
+        f"batch {setup.batch}, {report.priced.precision}, {setup.optimizer}, plan {describe(report.plan)}",
         "",
         row("", *columns),
     ]
@@ -108,10 +108,10 @@ def lines_of(found: Answer) -> list[str]:
     lines += [row("sum at the peak", *(human_bytes(total) for total in totals)), ""]
     lines.append(f"the peak is in: {cost.moment}")
     lines.append(f"forward {human_flop(cost.forward.total)}, forward and backward {human_flop(cost.step.total)}")
-    if found.seconds is not None:
-        lines.append(f"a step takes {found.seconds:.3g} s at {found.tflops:g} TFLOP/s")
-    if found.budget_bytes is not None:
-        lines.append(f"largest batch in {human_bytes(found.budget_bytes)} with this plan: {found.largest_batch}")
+    if report.seconds is not None:
+        lines.append(f"a step takes {report.seconds:.3g} s at {report.tflops:g} TFLOP/s")
+    if report.budget_bytes is not None:
+        lines.append(f"largest batch in {human_bytes(report.budget_bytes)} with this plan: {report.largest_batch}")
     return lines
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Self
 
-from dalle_lean.errors import UserError
+from dalle_lean.errors import UserError, is_whole
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 OPTIMIZERS = ("lamb", "adamw", "adamw8bit")
@@ -48,7 +48,7 @@ class TrainingSetup:
     device: str = "cuda"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.batch, int) or isinstance(self.batch, bool) or self.batch < 1:
+        if not is_whole(self.batch):
             raise UserError(f"batch={self.batch!r}: must be a whole number of at least 1")
         for name, allowed in (("optimizer", STATISTICS), ("device", DEVICES), ("weight_dtype", tuple(DTYPE_BYTES))):
             if getattr(self, name) not in allowed:
@@ -58,7 +58,7 @@ class TrainingSetup:
 
     @classmethod
     def of_precision(cls, precision: str, **fields: Any) -> Self:
-        """With the types that a name of `PRECISIONS` stands for."""
+        """A setup with the dtypes of one of `PRECISIONS`."""
         if precision not in PRECISIONS:
             raise UserError(f"precision={precision!r}: must be one of {', '.join(PRECISIONS)}")
         weight_dtype, compute_dtype = PRECISIONS[precision]

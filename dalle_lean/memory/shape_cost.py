@@ -1,4 +1,4 @@
-"""The cost of training a transformer that is known by its shape, as one writes it in plain PyTorch.
+"""The cost of training a transformer known by its shape and written in plain PyTorch.
 
 That is: torch's fused attention, no dropout, autograd; of a MemoryPlan its activations "keep" or "checkpoint" (one
 checkpoint a layer), master weights and offload count. B batch, S tokens of a sample, D hidden size, A = heads x head
@@ -8,8 +8,8 @@ size, F inner width, V vocabulary.
 from dalle_lean.errors import UserError
 from dalle_lean.memory.cost import Cost, cost_at_worst
 from dalle_lean.memory.flops import Flop
-from dalle_lean.memory.operations import STATISTIC_BYTES, Op, backward_peak, kept
-from dalle_lean.memory.peak_memory import Moment
+from dalle_lean.memory.operations import STATISTIC_BYTES, Op, backward_peak, saved_bytes
+from dalle_lean.memory.peak_memory import PeakPoint
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.memory.shapes import TransformerShape, attention_sizes, feed_forward_sizes, shape_parameter_sizes
 from dalle_lean.model.memory_plan import MemoryPlan
@@ -27,7 +27,7 @@ def shape_cost(shape: TransformerShape, plan: MemoryPlan, setup: TrainingSetup) 
     again = activations == "checkpoint"
     last = 2.0 * setup.batch * shape.tokens * shape.hidden * shape.ffn * shape.layers * shape.stacks
     step = Flop((3 + again) * forward.projections - again * last, (3 + again) * forward.attention, 3 * forward.output)
-    at = shape_moments(shape, setup, activations)
+    at = shape_peak_points(shape, setup, activations)
     return cost_at_worst(shape_parameter_sizes(shape), forward, step, at, plan, setup)
 
 
@@ -43,14 +43,14 @@ def shape_forward_flop(shape: TransformerShape, batch: int) -> Flop:
     )
 
 
-def shape_moments(shape: TransformerShape, setup: TrainingSetup, activations: str) -> list[Moment]:
-    """Forward's end, the loss's backward, the last layer's, the embedding's."""
+def shape_peak_points(shape: TransformerShape, setup: TrainingSetup, activations: str) -> list[PeakPoint]:
+    """End of forward; backward of the loss, of the last layer and of the embedding."""
     tokens = setup.batch * shape.tokens
     stream = tokens * shape.hidden * setup.weight_bytes
     again = activations == "checkpoint"
     chains = [layer_chain(shape, setup, crossing=stack > 0) for stack in range(shape.stacks)]
-    layers_kept = shape.layers * sum(stream if again else kept(chain) for chain in chains)
-    last_kept = 0 if again else kept(chains[-1])
+    layers_kept = shape.layers * sum(stream if again else saved_bytes(chain) for chain in chains)
+    last_kept = 0 if again else saved_bytes(chains[-1])
     end = tokens * STATISTIC_BYTES + stream * shape.final_norm + tokens * shape.hidden * setup.compute_bytes
 
     table = shape.vocabulary * shape.hidden
@@ -68,26 +68,26 @@ def shape_moments(shape: TransformerShape, setup: TrainingSetup, activations: st
     tied = setup.weight_bytes * table if shape.tied else 0
     return [
         # Logits, in at least float32 as well, and log-probabilities; then these and two gradients.
-        Moment(
+        PeakPoint(
             name="forward",
             activations=layers_kept + end,
             logits=logits * (2 * wide + (setup.compute_bytes if setup.compute_bytes < wide else 0)),
             copies=all_copies,
         ),
-        Moment(
+        PeakPoint(
             name="loss",
             activations=layers_kept + end,
             logits=3 * logits * wide,
             copies=copies + converted * table,
         ),
-        Moment(
+        PeakPoint(
             name="layer",
             gradient_buffers=tied + shared,
             activations=layers_kept - last_kept + stream,
             layer=backward_peak(chains[-1], stream),
             copies=copies or converted * block // shape.stacks,
         ),
-        Moment(name="embedding", gradient_buffers=tied + setup.weight_bytes * table, activations=stream),
+        PeakPoint(name="embedding", gradient_buffers=tied + setup.weight_bytes * table, activations=stream),
     ]
 
 
@@ -98,19 +98,19 @@ def layer_chain(shape: TransformerShape, setup: TrainingSetup, crossing: bool) -
     heads, inner = tokens * shape.heads * shape.head_size * number, tokens * shape.ffn * number
     attention, feed_forward = attention_sizes(shape)[0] * number, feed_forward_sizes(shape)[0] * number
     enter = [
-        Op(stream, keeps=stream + tokens * STATISTIC_BYTES),
+        Op(stream, saved_bytes=stream + tokens * STATISTIC_BYTES),
         *([Op(hidden)] if number != setup.weight_bytes else []),
     ]
     attend = [
-        Op(3 * heads, keeps=hidden, back=3 * attention),
-        Op(heads, keeps=4 * heads + 4 * tokens * shape.heads),
-        Op(hidden, back=attention),
+        Op(3 * heads, saved_bytes=hidden, backward_temp_bytes=3 * attention),
+        Op(heads, saved_bytes=4 * heads + 4 * tokens * shape.heads),
+        Op(hidden, backward_temp_bytes=attention),
     ]
     parallel = shape.norms == 1
     feed = [
-        Op(inner, keeps=0 if parallel else hidden, back=feed_forward),
-        Op(inner, keeps=0 if shape.activation == "relu" else inner),
-        Op(hidden, keeps=inner, back=feed_forward),
+        Op(inner, saved_bytes=0 if parallel else hidden, backward_temp_bytes=feed_forward),
+        Op(inner, saved_bytes=0 if shape.activation == "relu" else inner),
+        Op(hidden, saved_bytes=inner, backward_temp_bytes=feed_forward),
     ]
     leave = [Op(stream)]
     if parallel:

@@ -1,30 +1,33 @@
 """Causal attention in which an image query touches the text and its few codes only.
 
 The grid of codes is cut into lines, and each line of queries meets one window of keys: its row, its column, or the rows
-that a convolution window reaches. Text queries see the text before them. What `masks.py` says for every pair, this
-computes without the [S, S] weights of the pairs that are not seen.
+that a convolution reaches. Text queries meet the text. Within these, `masks.py` says which pairs attend; scores of all
+other pairs are never computed.
 
 B batch, H heads, S positions, d head size, P text positions, f side of the grid, w keys in a window.
 """
+
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from dalle_lean.model.config import DalleConfig
+from dalle_lean.model.masks import code_sees_code, text_mask
 
 
 class Layout:
     """What positions stand for: `num_text` of text (with `<bos>`), then codes of a grid of `side` columns.
 
-    Holds the masks that layers of the config share; True is what a query does not see.
+    Holds the masks that layers of the config share; True = may attend.
     """
 
     def __init__(self, config: DalleConfig, num_text: int, side: int, device: torch.device | str = "cpu"):
         self.config, self.num_text, self.side = config, num_text, side
-        self.future = torch.ones(num_text, num_text, dtype=torch.bool, device=device).triu(1)
+        self.text_mask = text_mask(num_text, device)
         kinds = set(config.layer_kinds) - {"full"}
-        self.unseen = {kind: ~window_mask(kind, side, config, device) for kind in kinds}
+        self.window_masks = {kind: window_mask(config, kind, side, torch.device(device)) for kind in kinds}
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, kind: str, layout: Layout) -> Tensor:
@@ -53,8 +56,8 @@ def split(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
 def attend_text(query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> Tensor:
     """Causal attention; scaled query, key and value [B, H, P, d]."""
     length = query.shape[2]
-    future = layout.future[:length, :length]
-    return softmax((query @ key.transpose(-1, -2)).masked_fill(future, -torch.inf)) @ value
+    mask = layout.text_mask[:length, :length]
+    return softmax(torch.where(mask, query @ key.transpose(-1, -2), -torch.inf)) @ value
 
 
 def attend_image(
@@ -67,15 +70,12 @@ def attend_image(
     """
     num_codes, num_text, side = query.shape[2], text[0].shape[2], layout.side
     lines = to_lines(query, kind, side)  # [B, H, f, f, d]
-    window_keys, window_values = (
-        to_windows(to_lines(x, kind, side), kind, layout.config) for x in codes
-    )  # [B, H, f, w, d]
-    unseen = layout.unseen[kind]  # [f, f, w]
+    keys, values = (to_windows(to_lines(x, kind, side), kind, layout.config) for x in codes)  # [B, H, f, w, d]
     to_text = lines.flatten(2, 3) @ text[0].transpose(-1, -2)
-    to_codes = (lines @ window_keys.transpose(-1, -2)).masked_fill(unseen, -torch.inf)
+    to_codes = torch.where(layout.window_masks[kind], lines @ keys.transpose(-1, -2), -torch.inf)
     weights = softmax(torch.cat([to_text.unflatten(2, (side, side)), to_codes], dim=-1))
     on_text, on_codes = weights[..., :num_text], weights[..., num_text:]
-    out = (on_text.flatten(2, 3) @ text[1]).unflatten(2, (side, side)) + on_codes @ window_values
+    out = (on_text.flatten(2, 3) @ text[1]).unflatten(2, (side, side)) + on_codes @ values
     if kind == "column":
         out = out.transpose(2, 3)
     return out.flatten(2, 3)[:, :, :num_codes]
@@ -110,18 +110,11 @@ def rows_above(config: DalleConfig) -> int:
     return config.conv_kernel // 2 if config.conv_window == "centred" else config.conv_kernel - 1
 
 
-def window_mask(kind: str, side: int, config: DalleConfig, device: torch.device | str) -> Tensor:
-    """Which keys of its window each query sees, [f, f, w]; the same pairs as in `masks.py`."""
-    place = torch.arange(side, device=device)
-    if kind != "conv":
-        return (place[None, :] <= place[:, None]).expand(side, side, side)
-    above = rows_above(config)
-    key_row = place[:, None] + torch.arange(-above, 1, device=device)  # [f, rows]
-    left = place[:, None] - place[None, :]  # [f, f], how far the key's column is to the left of the query's
-    reach = config.conv_kernel // 2
-    if config.conv_window == "centred":
-        in_row_above, in_own_row = left.abs() <= reach, (left >= 0) & (left <= reach)
-    else:
-        in_row_above = in_own_row = (left >= 0) & (left < config.conv_kernel)
-    by_row = torch.stack([in_row_above] * above + [in_own_row], dim=1)  # [f, rows, f]
-    return (by_row[None] & (key_row >= 0)[:, None, :, None]).flatten(2)
+@lru_cache(maxsize=16)
+@torch.inference_mode(False)  # what is cached must serve training as well
+def window_mask(config: DalleConfig, kind: str, side: int, device: torch.device) -> Tensor:
+    """Which keys of its line's window each query attends to, [f, f, w]."""
+    numbers = torch.arange(1, side * side + 1, device=device)  # of codes, from 1: 0 is what pads the windows
+    lines = to_lines(numbers[None, None, :, None], kind, side)
+    keys = to_windows(lines, kind, config).transpose(3, 4)  # [1, 1, f, 1, w]
+    return code_sees_code(config, kind, side, lines - 1, keys - 1)[0, 0]

@@ -1,11 +1,12 @@
-"""The two branches of a layer, as functions of the stream and as the pieces that lean backward computes them in.
+"""The two branches of a layer, as functions of the stream and as the chunks that backward recomputes.
 
 B batch, b samples at once, S positions, D hidden size, H heads.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +15,13 @@ from dalle_lean.model.attention import Layout, attend
 from dalle_lean.model.compute_weights import ComputeWeights
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.layers import Attention, BranchParameters, FeedForward
-from dalle_lean.model.memory_plan import MemoryPlan
-from dalle_lean.model.recompute import Chunk, ranges
+from dalle_lean.model.memory_plan import MemoryPlan, ranges
 from dalle_lean.model.token_shift import token_shift
 
 
 @dataclass(frozen=True)
 class SequenceContext:
-    """What branches need to know of the positions they run over."""
+    """What branches need to know about the positions they run over."""
 
     config: DalleConfig
     layout: Layout
@@ -35,70 +35,83 @@ class SequenceContext:
         return token_shift(x, self.layout.num_text, self.layout.side) if self.config.token_shift else x
 
 
+class Chunk(NamedTuple):
+    """Part of a branch."""
+
+    view: Callable[[Tensor], Tensor]
+    """The part of a contiguous [b, S, D] that it reads and adds to."""
+    run: Callable[[Tensor, ComputeWeights], Tensor]
+    """Its part of `prepare`'s result -> what it adds to the stream."""
+
+
 class LayerBranch:
-    """LayerNorm, token shift, a module that layers share, LayerScale."""
+    """LayerNorm, token shift, a module that layers share, LayerScale.
 
-    def __init__(self, own: BranchParameters, module: nn.Module, context: SequenceContext):
-        self.own, self.module, self.context = own, module, context
-        self.entry: list[nn.Parameter] = list(own.norm.parameters())
-        self.exit: list[nn.Parameter] = [own.scale, *([] if own.norm_out is None else own.norm_out.parameters())]
-        self.parameters: list[nn.Parameter] = [*own.parameters(), *module.parameters()]
+    input_parameters are those of `prepare`; output_parameters those behind the projections, which every chunk uses.
+    """
 
-    def enter(self, x: Tensor, weights: ComputeWeights) -> Tensor:
-        """The stream [b, S, D] -> what the module reads, in the dtype of the computation."""
-        h = self.own.enter(x)
+    def __init__(self, branch: BranchParameters, module: nn.Module, context: SequenceContext):
+        self.branch, self.module, self.context = branch, module, context
+        self.input_parameters: list[nn.Parameter] = list(branch.norm.parameters())
+        norm_out = [] if branch.norm_out is None else list(branch.norm_out.parameters())
+        self.output_parameters: list[nn.Parameter] = [branch.scale, *norm_out]
+        self.parameters: list[nn.Parameter] = [*branch.parameters(), *module.parameters()]
+
+    def prepare(self, x: Tensor, weights: ComputeWeights) -> Tensor:
+        """The stream [b, S, D] -> the module's input [b, S, D] in the dtype of the computation, contiguous."""
+        h = self.branch.normalise_input(x)
         return self.context.shift(h if weights.dtype is None else h.to(weights.dtype)).contiguous()
 
-    def leave(self, x: Tensor) -> Tensor:
-        """What the module gives -> what is added to the stream."""
-        return self.own.leave(x, self.context.dtype)
+    def run(self, x: Tensor, weights: ComputeWeights) -> Tensor:
+        """What the whole branch adds to the stream x [B, S, D], [B, S, D]."""
+        return self.inner(self.prepare(x, weights), weights)
+
+    def inner(self, h: Tensor, weights: ComputeWeights) -> Tensor:
+        """What `prepare` gives -> what is added to the stream, or a chunk of both."""
+        raise NotImplementedError
+
+    def chunks(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
+        """The chunks of a [b, S, D] under the plan; the branch is their sum."""
+        raise NotImplementedError
 
 
 class AttentionBranch(LayerBranch):
-    """The attention of one layer; its pieces are groups of heads."""
+    """The attention of one layer; its chunks are groups of heads."""
 
     module: Attention
 
-    def __init__(self, own: BranchParameters, module: Attention, context: SequenceContext, kind: str):
-        super().__init__(own, module, context)
+    def __init__(self, branch: BranchParameters, module: Attention, context: SequenceContext, kind: str):
+        super().__init__(branch, module, context)
         self.kind = kind
 
-    def run(self, x: Tensor, weights: ComputeWeights) -> Tensor:
-        """What the branch adds to the stream x [B, S, D], as a whole."""
-        return self._attend(self.enter(x, weights), weights)
-
-    def pieces(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
+    def chunks(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
         """Groups of heads; all at once where a norm follows or the projections are not dense."""
         del shape
-        divisible = self.own.norm_out is None and isinstance(self.module.qkv, nn.Linear)
+        divisible = self.branch.norm_out is None and isinstance(self.module.qkv, nn.Linear)
         if plan.attention_heads is None or not divisible:
-            yield Chunk(lambda x: x, self._attend)
+            yield Chunk(lambda x: x, self.inner)
             return
         for heads in ranges(self.module.num_heads, plan.attention_heads):
-            yield Chunk(lambda x: x, partial(self._attend, heads=heads))
+            yield Chunk(lambda x: x, partial(self.inner, heads=heads))
 
-    def _attend(self, h: Tensor, weights: ComputeWeights, heads: slice | None = None) -> Tensor:
+    def inner(self, h: Tensor, weights: ComputeWeights, heads: slice | None = None) -> Tensor:
         query, key, value = self.module.project(h, self.context.table, weights, heads)
         outputs = attend(query, key, value, self.kind, self.context.layout)
-        return self.leave(self.module.merge(outputs, weights, heads))
+        return self.branch.scale_output(self.module.merge(outputs, weights, heads), self.context.dtype)
 
 
 class FeedForwardBranch(LayerBranch):
-    """The feed-forward of one layer; its pieces are ranges of tokens."""
+    """The feed-forward of one layer; its chunks are ranges of tokens."""
 
     module: FeedForward
 
-    def run(self, x: Tensor, weights: ComputeWeights) -> Tensor:
-        """What the branch adds to the stream x [B, S, D], as a whole."""
-        return self._feed(self.enter(x, weights), weights)
-
-    def pieces(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
+    def chunks(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
         """Ranges of tokens."""
         for tokens in ranges(shape[0] * shape[1], plan.feed_forward_tokens):
-            yield Chunk(partial(_tokens, tokens=tokens), self._feed)
+            yield Chunk(partial(_tokens, tokens=tokens), self.inner)
 
-    def _feed(self, h: Tensor, weights: ComputeWeights) -> Tensor:
-        return self.leave(self.module(h, weights))
+    def inner(self, h: Tensor, weights: ComputeWeights) -> Tensor:
+        return self.branch.scale_output(self.module(h, weights), self.context.dtype)
 
 
 def _tokens(x: Tensor, tokens: slice) -> Tensor:

@@ -1,4 +1,4 @@
-"""Weights as one pass over the model sees them, and where their gradients go."""
+"""The weights of one pass over the model in its compute dtype, and the buffers for their gradients."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +43,14 @@ class GradientBuffers:
         return [None if b is None else b.to(p.dtype) for p, b in zip(parameters, buffers, strict=True)]
 
 
+def add_product(buffer: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
+    """buffer += factor * left @ right, without a temporary where the dtypes agree."""
+    if buffer.dtype == left.dtype:
+        buffer.addmm_(left, right, alpha=factor)
+    else:
+        buffer.add_(left @ right, alpha=factor)
+
+
 class ComputeWeights:
     """The parameters in the dtype that a pass computes in.
 
@@ -77,14 +85,14 @@ class ComputeWeights:
         buffer.add_(self.finite(grad), alpha=1 / self.grad_scale)
 
     def finite(self, grad: Tensor) -> Tensor:
-        """The gradient, or where overflow is looked for: with zeros for what is not finite, which is noted."""
+        """The gradient; where overflow is watched for, non-finite entries are noted and become zeros."""
         if self.overflow is None:
             return grad
         self.overflow.logical_or_(~grad.isfinite().all())
         return grad.nan_to_num(0.0, 0.0, 0.0)
 
     def cast(self, parameter: Tensor) -> Tensor:
-        """The parameter in the pass's dtype, converted once for all layers that share it."""
+        """The parameter in the compute dtype, converted once for all layers that share it."""
         if self.dtype is None or parameter.dtype == self.dtype:
             return parameter
         if id(parameter) not in self._cast:
@@ -152,8 +160,8 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         rows, inputs = grad.flatten(0, -2), x.flatten(0, -2)
         if ctx.weight_grad is not None:
-            if ctx.weight_grad.dtype == rows.dtype and ctx.weights.overflow is None:
-                ctx.weight_grad.addmm_(rows.t(), inputs, alpha=1 / ctx.weights.grad_scale)
+            if ctx.weights.overflow is None:
+                add_product(ctx.weight_grad, rows.t(), inputs, 1 / ctx.weights.grad_scale)
             else:
                 ctx.weights.add(ctx.weight_grad, rows.t() @ inputs)
         if ctx.bias_grad is not None:

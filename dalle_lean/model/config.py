@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from dalle_lean.errors import UserError
+from dalle_lean.errors import UserError, is_whole
 
 ATTENTION_KINDS = ("row", "column", "conv", "full")
 CONV_WINDOWS = ("centred", "corner")
@@ -91,8 +91,7 @@ class DalleConfig:
 
     def __post_init__(self) -> None:
         for name, largest in LARGEST.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
+            if not is_whole(value := getattr(self, name), 1, largest):
                 raise UserError(f"{name}={value!r}: must be a whole number in 1..{largest}")
         for name in ("tie_embeddings", "token_shift", "rotary", "reversible", "sandwich_norm", "ffn_gated"):
             if not isinstance(getattr(self, name), bool):
@@ -106,13 +105,12 @@ class DalleConfig:
         for kind in (*self.attention_pattern, *([self.last_attention] if self.last_attention is not None else [])):
             if kind not in ATTENTION_KINDS:
                 raise UserError(f"attention kind {kind!r}: must be one of {', '.join(ATTENTION_KINDS)}")
-        if self.ffn_activation not in FFN_ACTIVATIONS:
-            raise UserError(f"ffn_activation={self.ffn_activation!r}: must be one of {', '.join(FFN_ACTIVATIONS)}")
+        for name, allowed in (("ffn_activation", FFN_ACTIVATIONS), ("conv_window", CONV_WINDOWS)):
+            if (choice := getattr(self, name)) not in allowed:
+                raise UserError(f"{name}={choice!r}: must be one of {', '.join(allowed)}")
         rank = self.pixelfly_rank
-        if rank is not None and (not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank <= 2**16):
+        if rank is not None and not is_whole(rank, 0, 2**16):
             raise UserError(f"pixelfly_rank={rank!r}: must be a whole number in 0..{2**16}, or None for dense")
-        if self.conv_window not in CONV_WINDOWS:
-            raise UserError(f"conv_window={self.conv_window!r}: must be one of {', '.join(CONV_WINDOWS)}")
         if self.conv_kernel % 2 == 0:
             raise UserError(f"conv_kernel={self.conv_kernel}: must be odd, the window has a centre")
         if self.token_shift and self.hidden_size % 4:
@@ -120,7 +118,7 @@ class DalleConfig:
         if self.rotary and self.head_size < 6:
             raise UserError(f"head_size={self.head_size}: rotary needs at least 6, two channels for each of three axes")
         if self.rotary and self.head_size % 2:
-            raise UserError(f"head_size={self.head_size}: rotary turns channels in pairs, it needs an even number")
+            raise UserError(f"head_size={self.head_size}: rotary rotates pairs of channels, it needs an even number")
         self._check_sharing()
 
     def _check_sharing(self) -> None:
@@ -130,7 +128,7 @@ class DalleConfig:
                 raise UserError(f"shared_blocks={shared}: a tuple names a block of at least 0 for each layer")
             if set(shared) != set(range(max(shared) + 1)):
                 raise UserError(f"shared_blocks={shared}: blocks must be numbered from 0 without gaps")
-        elif shared is not None and (not isinstance(shared, int) or isinstance(shared, bool) or shared < 1):
+        elif shared is not None and not is_whole(shared):
             raise UserError(f"shared_blocks={shared!r}: must be a number of at least 1, a tuple or None")
         kind_of_block: dict[int, str] = {}
         for layer, (block, kind) in enumerate(zip(self.layer_blocks, self.layer_kinds, strict=True)):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dalle_lean.model.attention import Layout
-from dalle_lean.model.branches import AttentionBranch, FeedForwardBranch, SequenceContext
+from dalle_lean.model.branches import AttentionBranch, FeedForwardBranch, LayerBranch, SequenceContext
 from dalle_lean.model.compute_weights import ComputeWeights
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.grad_scales import BranchScales
@@ -21,7 +21,6 @@ from dalle_lean.model.memory_plan import MemoryPlan
 from dalle_lean.model.rope import rotary_angles, rotary_table
 from dalle_lean.model.stack import (
     Stack,
-    StackBranch,
     run_recomputing,
     run_reversible_keeping,
     run_selective,
@@ -209,7 +208,7 @@ class Dalle(nn.Module):
 
     def stack(self, context: SequenceContext) -> Stack:
         """The branches of all layers over the given positions."""
-        stack: list[tuple[StackBranch, StackBranch]] = []
+        stack: list[tuple[LayerBranch, LayerBranch]] = []
         for index, (layer, kind) in enumerate(zip(self.layers, self.config.layer_kinds, strict=True)):
             assert isinstance(layer, Layer)
             block = self.block(index)

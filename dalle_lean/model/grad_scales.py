@@ -42,7 +42,7 @@ class BranchScales:
         return weights.scaled(self.values[branch], self._overflow[branch])
 
     def update(self) -> bool:
-        """After backward: adapt the scales. False where a gradient was not finite: leave the step out then."""
+        """Adapt the scales after backward. False where a gradient was not finite: skip the step then."""
         overflowed = self._overflow.tolist()
         self._overflow.zero_()
         for branch, too_large in enumerate(overflowed):

@@ -135,11 +135,11 @@ class BranchParameters(nn.Module):
         self.norm_out = nn.LayerNorm(config.hidden_size, **factory) if config.sandwich_norm else None
         self.scale = nn.Parameter(torch.full((config.hidden_size,), initial_scale(layer), **factory))
 
-    def enter(self, x: Tensor) -> Tensor:
+    def normalise_input(self, x: Tensor) -> Tensor:
         """The stream [B, S, D], normalised in its own dtype."""
         return normalise(self.norm, x)
 
-    def leave(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+    def scale_output(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """What the branch adds to its stream of `dtype`, from the inner module's output; [B, S, D]."""
         x = x.to(dtype)
         return self.scale.to(dtype) * (x if self.norm_out is None else normalise(self.norm_out, x))

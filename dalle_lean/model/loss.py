@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy, embedding, linear
 
-from dalle_lean.model.compute_weights import IN_PLACE_DTYPES, GradientBuffers
-from dalle_lean.model.memory_plan import MemoryPlan
-from dalle_lean.model.recompute import ranges
+from dalle_lean.model.compute_weights import IN_PLACE_DTYPES, GradientBuffers, add_product
+from dalle_lean.model.memory_plan import MemoryPlan, ranges
 
 
 class Section(NamedTuple):
@@ -43,10 +42,8 @@ def section_losses(
         return out
     losses = []
     for section in sections:
-        logits = linear(
-            hidden[:, section.positions].to(dtype), weight[section.rows].to(dtype), bias[section.rows].to(dtype)
-        )
-        losses.append(cross_entropy(widen(logits).flatten(0, 1), section.targets.flatten()))
+        logits = _logits(hidden[:, section.positions], weight[section.rows].to(dtype), bias[section.rows].to(dtype))
+        losses.append(cross_entropy(logits.flatten(0, 1), section.targets.flatten()))
     return torch.stack(losses)
 
 
@@ -68,9 +65,10 @@ class _SectionLosses(torch.autograd.Function):
         ctx.weight, ctx.bias, ctx.sections, ctx.dtype, ctx.plan = weight, bias, sections, dtype, plan
         losses = []
         for section in sections:
-            rows = _Rows(weight, bias, section, dtype)
+            rows = weight[section.rows].to(dtype), bias[section.rows].to(dtype)
             nats = [
-                cross_entropy(rows.logits(h), targets, reduction="sum") for h, targets in _chunks(hidden, section, plan)
+                cross_entropy(_logits(h, *rows), targets, reduction="sum")
+                for h, targets in _chunks(hidden, section, plan)
             ]
             losses.append(torch.stack(nats).sum() / section.targets.numel())
         return torch.stack(losses)
@@ -83,33 +81,28 @@ class _SectionLosses(torch.autograd.Function):
         weight_grad, bias_grad = gradients.of(weight), gradients.of(bias)
         grad_hidden = torch.zeros_like(hidden)
         for section, weight_of_loss in zip(ctx.sections, grad.tolist(), strict=True):
-            rows = _Rows(weight, bias, section, ctx.dtype)
+            rows = weight[section.rows].to(ctx.dtype), bias[section.rows].to(ctx.dtype)
             factor = weight_of_loss / section.targets.numel()
             grads = _chunks(grad_hidden, section, ctx.plan)
             for (h, targets), (grad_h, _) in zip(_chunks(hidden, section, ctx.plan), grads, strict=True):
                 # The factor comes last: the entries before are at most 1, which float16 holds.
-                grad_logits = rows.logits(h)
+                grad_logits = _logits(h, *rows)
                 grad_logits.sub_(grad_logits.logsumexp(dim=-1, keepdim=True)).exp_()
                 grad_logits[torch.arange(len(targets), device=targets.device), targets] -= 1
                 narrow = grad_logits.to(ctx.dtype)
-                grad_h.add_(narrow @ rows.weight, alpha=factor)
+                grad_h.add_(narrow @ rows[0], alpha=factor)
                 if weight_grad is not None:
-                    _add_product(weight_grad[section.rows], narrow.t(), h.to(ctx.dtype), factor)
+                    add_product(weight_grad[section.rows], narrow.t(), h.to(ctx.dtype), factor)
                 if bias_grad is not None:
                     bias_grad[section.rows].add_(grad_logits.sum(0), alpha=factor)
                 del grad_logits, narrow  # before the next ones are made
         return grad_hidden, *gradients.hand_over([weight, bias]), None, None, None
 
 
-class _Rows:
-    """The output layer's rows of one section in the dtype of the computation."""
-
-    def __init__(self, weight: Tensor, bias: Tensor, section: Section, dtype: torch.dtype):
-        self.weight, self.bias = weight[section.rows].to(dtype), bias[section.rows].to(dtype)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [tokens, D] -> [tokens, v]."""
-        return widen(linear(hidden.to(self.weight.dtype), self.weight, self.bias))
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """hidden [..., D] -> [..., v], multiplied in the dtype of the section's rows, then at least float32."""
+    logits = linear(hidden.to(weight.dtype), weight, bias)
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _chunks(hidden: Tensor, section: Section, plan: MemoryPlan) -> Iterator[tuple[Tensor, Tensor]]:
@@ -117,19 +110,6 @@ def _chunks(hidden: Tensor, section: Section, plan: MemoryPlan) -> Iterator[tupl
     for sample, targets in zip(hidden[:, section.positions], section.targets, strict=True):
         for tokens in ranges(len(targets), plan.loss_tokens):
             yield sample[tokens], targets[tokens]
-
-
-def _add_product(buffer: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
-    """buffer += factor * left @ right."""
-    if buffer.dtype == left.dtype:
-        buffer.addmm_(left, right, alpha=factor)
-    else:
-        buffer.add_(left @ right, alpha=factor)
-
-
-def widen(x: Tensor) -> Tensor:
-    """At least float32."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def embed(ids: Tensor, weight: Tensor, plan: MemoryPlan) -> Tensor:

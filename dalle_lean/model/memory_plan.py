@@ -1,10 +1,10 @@
 """MemoryPlan: what trades memory for time and never changes the result beyond rounding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dalle_lean.errors import UserError
+from dalle_lean.errors import UserError, is_whole
 from dalle_lean.model.config import DalleConfig
 
 if TYPE_CHECKING:  # the calculator must not wait for torch
@@ -55,7 +55,7 @@ class MemoryPlan:
     master_weights: bool = False
 
     for_budget: ClassVar[Callable[..., "MemoryPlan"]]
-    """The fastest plan that fits: `dalle_lean.memory.plan_search.plan_for_budget`, which stands above and sets it."""
+    """The fastest plan that fits: set by `dalle_lean.memory.plan_search`, which imports this module."""
 
     def __post_init__(self) -> None:
         known = tuple(dict.fromkeys((*ACTIVATIONS[False], *ACTIVATIONS[True])))
@@ -63,7 +63,7 @@ class MemoryPlan:
             raise UserError(f"activations={self.activations!r}: must be one of {', '.join(known)}")
         for name in CHUNKS:
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            if value is not None and not is_whole(value):
                 raise UserError(f"{name}={value!r}: must be a whole number of at least 1, or None for all at once")
         if self.residual_dtype is not None and self.residual_dtype not in RESIDUAL_DTYPES:
             raise UserError(f"residual_dtype={self.residual_dtype!r}: must be one of {', '.join(RESIDUAL_DTYPES)}")
@@ -92,3 +92,9 @@ class MemoryPlan:
             return torch.promote_types(weights, torch.float32)
         dtype: torch.dtype = getattr(torch, self.residual_dtype)
         return dtype
+
+
+def ranges(count: int, size: int | None) -> Iterator[slice]:
+    """0..count in slices of `size`; None is all at once."""
+    for start in range(0, count, size or count):
+        yield slice(start, min(start + (size or count), count))

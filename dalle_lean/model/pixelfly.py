@@ -141,22 +141,3 @@ class PixelFly(nn.Module):
             pairs = torch.bmm(x, blocks).unflatten(0, (-1, 2, stride))
             out += pairs.flip(1).flatten(0, 2)
         return out.unflatten(2, (repeat_out, self.block_size)).permute(1, 2, 0, 3).reshape(-1, self.out_features)
-
-    def dense_weight(self) -> Tensor:
-        """The weight of the `nn.Linear` that computes the same, [out, in]."""
-        n, repeat_in, repeat_out, strides = self.pattern
-        index = torch.arange(n, device=self.blocks.device)
-        grid = self.blocks.new_zeros(n, n, *self.blocks.shape[2:])  # [output block, input block, r b, R b]
-        for stride, blocks in zip(strides, self.blocks, strict=True):
-            grid[index ^ stride, index] = blocks
-        grid = grid.unflatten(3, (repeat_out, -1)).unflatten(2, (repeat_in, -1))
-        weight = grid.permute(4, 0, 5, 2, 1, 3).reshape(self.out_features, self.in_features)
-        if self.low_rank_in is not None and self.low_rank_out is not None:
-            weight = weight + self.low_rank_out @ self.low_rank_in
-        return weight
-
-    def extra_repr(self) -> str:
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, block_size={self.block_size}, "
-            f"butterfly_size={self.butterfly_size}, rank={self.rank}, bias={self.bias is not None}"
-        )

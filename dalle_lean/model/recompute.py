@@ -1,62 +1,36 @@
-"""One branch of one layer, computed again in backward a piece at a time.
+"""One branch of one layer, recomputed in backward a chunk at a time.
 
-A branch is value(x) = the sum of piece(enter(x)) over its pieces: ranges of tokens of a feed-forward, groups of heads
-of an attention. `enter` (LayerNorm, token shift) runs over a few samples, each piece over part of those, so that what
+A branch is value(x) = the sum of chunk(prepare(x)) over its chunks: ranges of tokens of a feed-forward, groups of heads
+of an attention. `prepare` (LayerNorm, token shift) runs over a few samples, each chunk over part of those, so that what
 exists at any moment grows neither with the batch nor with the width of the feed-forward.
 
 B batch, b samples at once, S positions, D hidden size.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from dalle_lean.model.branches import Chunk, LayerBranch
 from dalle_lean.model.compute_weights import ComputeWeights
 from dalle_lean.model.memory_plan import MemoryPlan
 
 
-class Chunk(NamedTuple):
-    """Part of a branch."""
-
-    view: Callable[[Tensor], Tensor]
-    """The part of a contiguous [b, S, D] that it reads and adds to."""
-    run: Callable[[Tensor, ComputeWeights], Tensor]
-    """Its part of `enter`'s result -> what it adds to the stream."""
-
-
-class ChunkedBranch(Protocol):
-    """What this file needs to know of a branch."""
-
-    entry: list[nn.Parameter]
-    """Parameters of `enter`."""
-    exit: list[nn.Parameter]
-    """Parameters behind the projections, which every piece uses."""
-
-    def enter(self, x: Tensor, weights: ComputeWeights) -> Tensor:
-        """[b, S, D] of the stream -> [b, S, D] in the dtype of the computation, contiguous."""
-        ...
-
-    def pieces(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
-        """The pieces of a [b, S, D]."""
-        ...
-
-
 @torch.no_grad()
 def forward_branch(
-    branch: ChunkedBranch, source: Tensor, target: Tensor, weights: ComputeWeights, plan: MemoryPlan
+    branch: LayerBranch, source: Tensor, target: Tensor, weights: ComputeWeights, plan: MemoryPlan
 ) -> None:
     """target += branch(source), both contiguous [B, S, D]."""
     for x, out in zip(samples(source, plan), samples(target, plan), strict=True):
-        h = branch.enter(x, weights)
-        for piece in branch.pieces(h.shape, plan):
-            piece.view(out).add_(piece.run(piece.view(h), weights))
+        h = branch.prepare(x, weights)
+        for chunk in branch.chunks(h.shape, plan):
+            chunk.view(out).add_(chunk.run(chunk.view(h), weights))
 
 
 @torch.no_grad()
 def backward_branch(
-    branch: ChunkedBranch,
+    branch: LayerBranch,
     source: Tensor,
     target: Tensor | None,
     grad_source: Tensor,
@@ -74,25 +48,25 @@ def backward_branch(
     for x, out, (grad_x, grad_out) in zip(xs, outs, grads, strict=True):
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
-            h = branch.enter(leaf, weights)
+            h = branch.prepare(leaf, weights)
         grad_h = torch.zeros_like(h)
-        for piece in branch.pieces(h.shape, plan):
-            grad_piece = _backward_chunk(piece, h, out, grad_out, branch.exit, weights)
-            piece.view(grad_h).add_(grad_piece)
-        grad_leaf = _backward(h, leaf, branch.entry, grad_h, weights)
+        for chunk in branch.chunks(h.shape, plan):
+            grad_chunk = _backward_chunk(chunk, h, out, grad_out, branch.output_parameters, weights)
+            chunk.view(grad_h).add_(grad_chunk)
+        grad_leaf = _backward(h, leaf, branch.input_parameters, grad_h, weights)
         grad_x.add_(weights.finite(grad_leaf), alpha=1 / weights.grad_scale)
 
 
 def _backward_chunk(
-    piece: Chunk, h: Tensor, out: Tensor | None, grad_out: Tensor, parameters: Sequence[Tensor], weights: ComputeWeights
+    chunk: Chunk, h: Tensor, out: Tensor | None, grad_out: Tensor, parameters: Sequence[Tensor], weights: ComputeWeights
 ) -> Tensor:
-    """Take the piece's value from `out`; returns the gradient of its part of h."""
+    """Take the chunk's value from `out`; returns the gradient of its part of h."""
     with torch.enable_grad():
-        leaf = piece.view(h.detach()).requires_grad_()
-        value = piece.run(leaf, weights)
+        leaf = chunk.view(h.detach()).requires_grad_()
+        value = chunk.run(leaf, weights)
     if out is not None:
-        piece.view(out).sub_(value.detach())
-    grad = piece.view(grad_out).to(value.dtype)
+        chunk.view(out).sub_(value.detach())
+    grad = chunk.view(grad_out).to(value.dtype)
     if weights.grad_scale != 1:
         grad = grad * weights.grad_scale
     return _backward(value, leaf, parameters, grad, weights)
@@ -114,9 +88,3 @@ def _backward(
 def samples(x: Tensor, plan: MemoryPlan) -> tuple[Tensor, ...]:
     """x [B, S, D] in views of as many samples as the plan takes at once."""
     return x.split(plan.samples or len(x))
-
-
-def ranges(count: int, size: int | None) -> Iterator[slice]:
-    """0..count in slices of `size`; None is all at once."""
-    for start in range(0, count, size or count):
-        yield slice(start, min(start + (size or count), count))

@@ -50,31 +50,31 @@ def rotary_table(angles: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Turn each adjacent pair of channels by its position's angle; x [..., S, d], table [2, S, 3 n]."""
-    turned: Tensor = _Rotation.apply(x, table)
-    return turned
+    """Rotate each adjacent pair of channels by its position's angle; x [..., S, d], table [2, S, 3 n]."""
+    rotated: Tensor = _Rotation.apply(x, table)
+    return rotated
 
 
 class _Rotation(torch.autograd.Function):
-    """Pairs as complex numbers, written once; the gradient is turned back."""
+    """Pairs as complex numbers, written once; the gradient is rotated back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, table: Tensor) -> Tensor:
         ctx.save_for_backward(table)
-        return _turn(x, torch.complex(table[0], table[1]))
+        return _rotate_pairs(x, torch.complex(table[0], table[1]))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         (table,) = ctx.saved_tensors
-        return _turn(grad, torch.complex(table[0], -table[1])), None
+        return _rotate_pairs(grad, torch.complex(table[0], -table[1])), None
 
 
-def _turn(x: Tensor, turn: Tensor) -> Tensor:
-    """x [..., S, d] times the unit numbers `turn` [S, 3 n], in their precision."""
-    channels = 2 * turn.shape[-1]
+def _rotate_pairs(x: Tensor, rotation: Tensor) -> Tensor:
+    """x [..., S, d] times the unit numbers `rotation` [S, 3 n], in their precision."""
+    channels = 2 * rotation.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     out[..., channels:] = x[..., channels:]
-    pairs = torch.view_as_complex(x[..., :channels].to(turn.real.dtype).unflatten(-1, (-1, 2)))
-    out[..., :channels] = torch.view_as_real(pairs * turn).flatten(-2)
+    pairs = torch.view_as_complex(x[..., :channels].to(rotation.real.dtype).unflatten(-1, (-1, 2)))
+    out[..., :channels] = torch.view_as_real(pairs * rotation).flatten(-2)
     return out

@@ -5,33 +5,24 @@ B batch, S positions, D hidden size. A stack is a list of (attention, feed-forwa
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from dalle_lean.model.branches import LayerBranch
 from dalle_lean.model.compute_weights import ComputeWeights, GradientBuffers
 from dalle_lean.model.grad_scales import BranchScales
 from dalle_lean.model.memory_plan import MemoryPlan
-from dalle_lean.model.recompute import ChunkedBranch, backward_branch, forward_branch
+from dalle_lean.model.recompute import backward_branch, forward_branch
 
 Run = Callable[[Tensor], Tensor]
 """A branch as a function, [B, S, D] -> [B, S, D]."""
 
 
-class StackBranch(ChunkedBranch, Protocol):
-    """A branch that can also be run as a whole, and tells all of its parameters."""
-
-    parameters: list[nn.Parameter]
-
-    def run(self, x: Tensor, weights: ComputeWeights) -> Tensor:
-        """What it adds to the stream x, [B, S, D]."""
-        ...
-
-
-Stack = Sequence[tuple[StackBranch, StackBranch]]
+Stack = Sequence[tuple[LayerBranch, LayerBranch]]
 
 
 def run_sequential(x: Tensor, stack: Sequence[tuple[Run, Run]]) -> Tensor:
@@ -70,7 +61,7 @@ def run_reversible_keeping(x: Tensor, stack: Sequence[tuple[Run, Run]]) -> Tenso
 def run_recomputing(
     x: Tensor, stack: Stack, plan: MemoryPlan, dtype: torch.dtype, reversible: bool, scales: BranchScales | None = None
 ) -> Tensor:
-    """`run_sequential` or `run_reversible_keeping` with branches computed in pieces: once in forward, again in
+    """`run_sequential` or `run_reversible_keeping` with branches computed in chunks: once in forward, again in
     backward. Branches draw no random numbers.
 
     Backward finds the input of each branch kept or, reversible, rebuilds it from its output: then nothing is kept.
@@ -99,7 +90,7 @@ class _Pass:
     """What the two functions below share. Parameters are inputs of them, so that they get gradients even where x
     needs none."""
 
-    branches: list[StackBranch]
+    branches: list[LayerBranch]
     plan: MemoryPlan
     dtype: torch.dtype
     scales: BranchScales | None

@@ -25,7 +25,7 @@ from dalle_lean.require import require
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Two optimizer groups: matrices decay; vectors (biases, LayerNorm and LayerScale weights) do not.
 
-    A tied parameter stands once.
+    A tied parameter is listed once.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in parameters if parameter.squeeze().ndim >= 2]
@@ -186,7 +186,7 @@ class Lamb(torch.optim.Optimizer):
         return {**super().__getstate__(), **own}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's; a parameter that stands twice in the group (tied) is updated once."""
+        """As torch's; a parameter listed twice in the group (tied) is updated once."""
         params = param_group["params"]
         if not isinstance(params, Tensor):
             param_group["params"] = list(dict.fromkeys(params))

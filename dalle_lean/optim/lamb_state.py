@@ -1,4 +1,4 @@
-"""What LAMB keeps of a parameter between steps: is it whole, and is its master copy up to date."""
+"""LAMB's state of a parameter between steps: its checks, and its float32 master copy."""
 
 from typing import Any
 

@@ -15,7 +15,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.optim.quantize8 import dequantize, quantize, zero_code
 
 CHUNK_SIZE_PER_THREAD = 2**15
-"""Elements of a thread on the CPU: their temporaries stay in its cache, which makes the step several times faster."""
+"""Elements of one CPU thread: their temporaries stay in its cache, which makes the step several times faster."""
 DEVICE_CHUNK_SIZE = 2**24
 """Enough to keep a GPU busy, with temporaries of a few hundred MB."""
 

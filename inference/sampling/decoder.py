@@ -1,6 +1,6 @@
 """A model's weights made ready for sampling.
 
-R rows, D hidden size, C codebook. Residual streams, norms, rotary turns, softmax and logits are float32 in every
+R rows, D hidden size, C codebook. Residual streams, norms, rotations, softmax and logits are float32 in every
 precision; scores of queries and keys come out of their product in the precision's dtype.
 """
 
@@ -17,7 +17,7 @@ from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.dalle import Dalle
 from dalle_lean.model.layers import Attention, BranchParameters, FeedForward, Layer
 from dalle_lean.model.rope import rotary_angles
-from inference.sampling.kv_layout import window_mask, windows_bytes
+from inference.sampling.kv_layout import biases_bytes, score_bias
 from inference.sampling.packed_linear import Precision, Projection, check_precision, compute_dtype, pack
 
 Norm = tuple[Tensor, Tensor, float]
@@ -84,8 +84,8 @@ class Decoder:
             self.layers.append(LayerWeights(kind, attention, qkv, out, feed_forward, up, down, ffn))
         self.norm = float_norm(model.norm)
         kinds = dict.fromkeys(self.config.layer_kinds)
-        self.masks = {kind: window_mask(self.config, kind, self.device, self.dtype) for kind in kinds}
-        self.turns = rotary_turns(self.config, self.device)
+        self.score_biases = {kind: score_bias(self.config, kind, self.device, self.dtype) for kind in kinds}
+        self.rotations = rotations(self.config, self.device)
         self.output = pack(code_output(model), precision)
 
     def embed(self, codes: Tensor, place: Tensor) -> Tensor:
@@ -107,8 +107,8 @@ class Decoder:
 
 
 def refuse_lack_of_memory(config: DalleConfig, dtype: torch.dtype) -> None:
-    """ValueError, with both figures, where the masks of pictures of this size do not fit into the RAM that is free."""
-    need, free = windows_bytes(config, dtype), free_ram_bytes()
+    """ValueError, with both figures, where pictures of this size need more RAM for their score biases than is free."""
+    need, free = biases_bytes(config, dtype), free_ram_bytes()
     if need > free:
         raise UserError(
             f"image_side={config.image_side}: to draw pictures of {config.image_len:,} codes takes {human_bytes(need)} "
@@ -143,7 +143,7 @@ def normalise(x: Tensor, norm: Norm) -> Tensor:
     return torch.layer_norm(x, [x.shape[-1]], *norm)
 
 
-def rotary_turns(config: DalleConfig, device: torch.device) -> Tensor:
+def rotations(config: DalleConfig, device: torch.device) -> Tensor:
     """What queries, keys and values are multiplied with at each place: [I, 3, d / 2] complex, or [I, 3, 1].
 
     The queries' factor holds the scaling of the scores.

@@ -89,7 +89,7 @@ class KVCache:
         return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
     @torch.inference_mode()
-    def read(self, codes: Tensor) -> Tensor:
+    def decode_step(self, codes: Tensor) -> Tensor:
         """Read the next code [R] of each picture -> float32 logits [R, C] of the code after it."""
         assert self.codes_read < self.config.image_len - 1, "nothing follows the last code"
         row, column = divmod(self.codes_read, self.config.image_side)
@@ -100,20 +100,20 @@ class KVCache:
         return logits[: self.pictures]
 
     def step(self, codes: Tensor, column: int, row: int | Tensor, place: Tensor) -> Tensor:
-        """`read` at a given place [1]. With `row` [1] as a tensor too, the same operations serve all rows."""
+        """`decode_step` at a given place [1]. With `row` [1] as a tensor too, the same operations serve all rows."""
         decoder = self.decoder
         a, b = decoder.streams(decoder.embed(codes, place))
-        turn = decoder.turns.index_select(0, place).view(3, 1, 1, 1, -1)
-        masks = {kind: mask.index_select(0, place) for kind, mask in decoder.masks.items()}
+        rotation = decoder.rotations.index_select(0, place).view(3, 1, 1, 1, -1)
+        biases = {kind: bias.index_select(0, place) for kind, bias in decoder.score_biases.items()}
         for index, (layer, views) in enumerate(zip(decoder.layers, self._views(column), strict=True)):
             window = self.windows[layer.kind]
-            self._project(layer, self._enter(b, layer.attention, views, 0), turn)
+            self._project(layer, self._enter(b, layer.attention, views, 0), rotation)
             if isinstance(row, Tensor):
                 slot = row % window.rows
                 views.here.index_copy_(4, slot, self.key_value.unsqueeze(4).to(views.here.dtype))
             else:
                 views.here.select(4, row % window.rows).copy_(self.key_value)
-            layer.attention.add(a, layer.out(self._attend(index, views, masks[layer.kind])))
+            layer.attention.add(a, layer.out(self._attend(index, views, biases[layer.kind])))
             layer.feed_forward.add(b, layer.feed(self._enter(a, layer.feed_forward, views, 1)))
         return decoder.logits(a, b)
 
@@ -126,23 +126,23 @@ class KVCache:
             views.handed_on[branch].copy_(handed_on)
         return h.to(self.decoder.dtype)
 
-    def _project(self, layer: LayerWeights, x: Tensor, turn: Tensor) -> None:
-        """Fill `qkv` from the input [R, D] of attention: turned, queries scaled."""
+    def _project(self, layer: LayerWeights, x: Tensor, rotation: Tensor) -> None:
+        """Fill `qkv` from the input [R, D] of attention: rotated, queries scaled."""
         count, heads = self.prompts.count, self.config.num_heads
         if self.config.rotary:
-            projected = torch.view_as_complex(layer.qkv(x).float().view(count, -1, 3, heads, turn.shape[-1], 2))
+            projected = torch.view_as_complex(layer.qkv(x).float().view(count, -1, 3, heads, rotation.shape[-1], 2))
         else:
             projected = layer.qkv(x).float().view(count, -1, 3, heads, self.config.head_size)
-        torch.mul(projected.permute(2, 3, 0, 1, 4), turn, out=self.target)
+        torch.mul(projected.permute(2, 3, 0, 1, 4), rotation, out=self.target)
         if self.query.dtype != torch.float32:
             self.query.copy_(self.qkv[0])
 
-    def _attend(self, layer: int, views: LayerViews, mask: Tensor) -> Tensor:
+    def _attend(self, layer: int, views: LayerViews, bias: Tensor) -> Tensor:
         """One softmax over the prompt's keys, shared by its pictures, and the cells of each picture -> [R, H * d]."""
         text_keys, text_values = self.text_keys[layer], self.text_values[layer]
         num_text, flat = text_keys.shape[2], len(self.code_query)
         on_text = torch.bmm(self.text_query, text_keys)  # [H * N, r, P]
-        on_codes = torch.baddbmm(mask, self.code_query, views.keys)  # [H * N * r, 1, n]
+        on_codes = torch.baddbmm(bias, self.code_query, views.keys)  # [H * N * r, 1, n]
         scores = torch.cat([on_text.view(flat, 1, num_text), on_codes], dim=2)
         weights = scores.softmax(dim=2, dtype=torch.float32).to(scores.dtype)
         on_text, on_codes = weights.split([num_text, on_codes.shape[2]], dim=2)
@@ -177,10 +177,10 @@ class KVCache:
         """Go on from the codes that came with the prompts."""
         side, num_codes = self.config.image_side, prompts.num_codes
         per_prompt = self.batch // prompts.count
-        for index, code_keys in enumerate(prompts.code_keys):
+        for index, code_kv in enumerate(prompts.code_kv):
             window = self.windows[self.config.layer_kinds[index]]
             for first in range(0, num_codes, side):
-                line = code_keys[:, :, :, first : first + side].unsqueeze(3)  # [2, H, N, 1, columns, d]
+                line = code_kv[:, :, :, first : first + side].unsqueeze(3)  # [2, H, N, 1, columns, d]
                 columns = slice(window.left, window.left + line.shape[4])
                 self.cells[index][:, :, :, :, columns, first // side % window.rows] = line
         if self.config.token_shift:

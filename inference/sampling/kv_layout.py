@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dalle_lean.model.attention import rows_above
 from dalle_lean.model.config import DalleConfig
-from dalle_lean.model.masks import attention_mask
+from dalle_lean.model.masks import code_sees_code
 
 
 @dataclass(frozen=True)
@@ -69,22 +69,19 @@ def window_places(window: Window, side: int) -> Tensor:
     return torch.where(is_code, key_row * side + key_column, -1).flatten(1)
 
 
-def window_mask(config: DalleConfig, kind: str, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """What is added to the scores of the cells that a query reads: [I, n], 0 for seen keys, -inf for others."""
+def score_bias(config: DalleConfig, kind: str, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores of the cells that a query reads: [I, n], 0 where it may attend, else -inf."""
     places = window_places(window_of(config, kind), config.image_side)
-    start = config.num_text_positions
-    is_seen = attention_mask(config, kind)[start:, start:].gather(1, places.clamp(min=0)) & (places >= 0)
-    return torch.zeros(places.shape, dtype=dtype).masked_fill(~is_seen, -torch.inf).to(device)
+    mask = code_sees_code(config, kind, config.image_side, torch.arange(config.image_len)[:, None], places)
+    return torch.zeros(places.shape, dtype=dtype).masked_fill(~mask, -torch.inf).to(device)
 
 
-def windows_bytes(config: DalleConfig, dtype: torch.dtype) -> int:
-    """About the most that making all masks takes in RAM: [I, n] of each kind, and of one kind the masks [S, S] and
-    the places [I, n] that it comes from."""
-    pairs, kept, most = (config.num_text_positions + config.image_len) ** 2, 0, 0
+def biases_bytes(config: DalleConfig, dtype: torch.dtype) -> int:
+    """About the most RAM that making all biases takes: those of each kind, and what one kind's are made from."""
+    kept, most = 0, 0
     for kind in dict.fromkeys(config.layer_kinds):
         window = window_of(config, kind)
-        read = config.image_len * window.span * window.rows
-        kept += read * dtype.itemsize
-        # Distances of rows and columns are int64, as places are; all else is boolean.
-        most = max(most, pairs * (18 if kind == "conv" else 6) + read * 24)
+        pairs = config.image_len * window.span * window.rows
+        kept += pairs * dtype.itemsize
+        most = max(most, pairs * 36)  # places, rows and columns are int64
     return kept + most

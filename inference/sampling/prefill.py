@@ -24,7 +24,7 @@ class Prompts:
     """For each layer, [H, N, P, d]; shared by all pictures of a prompt."""
     values: list[Tensor]
     """For each layer, [H, N, P, d]."""
-    code_keys: list[Tensor]
+    code_kv: list[Tensor]
     """For each layer, [2, H, N, m, d]: keys and values of the codes given."""
     code_inputs: list[Tensor]
     """For each branch, [N, m, D / 2]: the channels that token shift hands on, where the model has it."""
@@ -43,7 +43,7 @@ class Prompts:
     @property
     def num_codes(self) -> int:
         """m."""
-        return self.code_keys[0].shape[3]
+        return self.code_kv[0].shape[3]
 
 
 @torch.inference_mode()
@@ -62,11 +62,11 @@ def read_prompts(decoder: Decoder, text_ids: Tensor, codes: Tensor | None = None
     # Products of other sizes round differently: read one by one, a prompt is the same beside any others.
     together = 1 if decoder.device.type == "cpu" else len(text_ids)
     parts = [_read(decoder, *part) for part in zip(text_ids.split(together), codes.split(together), strict=True)]
-    keys, values, code_keys, code_inputs, logits = zip(*parts, strict=True)
+    keys, values, code_kv, code_inputs, logits = zip(*parts, strict=True)
     return Prompts(
         joined(keys, dim=1),
         joined(values, dim=1),
-        joined(code_keys, dim=2),
+        joined(code_kv, dim=2),
         joined(code_inputs, dim=0),
         codes,
         torch.cat(logits),
@@ -88,7 +88,7 @@ def _read(
     context = decoder.model.context(a.shape[1], a.dtype, a.device)
     keys: list[Tensor] = []
     values: list[Tensor] = []
-    code_keys: list[Tensor] = []
+    code_kv: list[Tensor] = []
     code_inputs: list[Tensor] = []
     num_text = config.num_text_positions
 
@@ -101,18 +101,18 @@ def _read(
 
     for index, layer in enumerate(decoder.layers):
         qkv = layer.qkv(enter(b, layer.attention.norm))
-        query, key, value = turn(decoder, qkv, len(a), context.table)  # [N, H, S, d]
+        query, key, value = rotated_qkv(decoder, qkv, len(a), context.table)  # [N, H, S, d]
         keys.append(key[:, :, :num_text].transpose(0, 1).contiguous())
         values.append(value[:, :, :num_text].transpose(0, 1).contiguous())
-        code_keys.append(torch.stack([key, value])[:, :, :, num_text:].transpose(1, 2).contiguous())
+        code_kv.append(torch.stack([key, value])[:, :, :, num_text:].transpose(1, 2).contiguous())
         seen = attend(query, key, value, config.layer_kinds[index], context.layout)
         layer.attention.add(a, layer.out(seen.transpose(1, 2).flatten(0, 1).flatten(1)).view(a.shape))
         layer.feed_forward.add(b, layer.feed(enter(a, layer.feed_forward.norm)).view(b.shape))
-    return keys, values, code_keys, code_inputs, decoder.logits(a[:, -1], b[:, -1])
+    return keys, values, code_kv, code_inputs, decoder.logits(a[:, -1], b[:, -1])
 
 
-def turn(decoder: Decoder, qkv: Tensor, batch: int, table: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Projected rows [N * S, 3 * H * d] -> turned queries, keys and values, [N, H, S, d] each."""
+def rotated_qkv(decoder: Decoder, qkv: Tensor, batch: int, table: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Projected rows [N * S, 3 * H * d] -> rotated queries, keys and values, [N, H, S, d] each."""
     heads = qkv.view(batch, -1, 3, decoder.config.num_heads, decoder.config.head_size).permute(2, 0, 3, 1, 4)
     query, key, value = (heads if table is None else rotate(heads, table)).unbind(0)
     return query, key, value

@@ -83,4 +83,4 @@ def sample_codes(decoder: Decoder, prompts: Prompts, rows: Sequence[Row]) -> Ite
         codes[:, step] = sample(filter_logits(logits, top_k, top_p, largest_k), noise.at(step), temperature)
         yield codes[:, : step + 1]
         if step + 1 < config.image_len:
-            logits = cache.read(codes[:, step].repeat(copies))
+            logits = cache.decode_step(codes[:, step].repeat(copies))

@@ -47,11 +47,11 @@ def turn(drawing_s, reference_s, batch=8):
 
 
 def test_what_is_timed_is_what_people_get(subject):
-    decoder, read = subject.decoders["fp32"], KVCache.read
+    decoder, read = subject.decoders["fp32"], KVCache.decode_step
     drawing = draw(decoder, TEXT, 3)
     *_, codes = sample_codes(decoder, read_prompts(decoder, TEXT), rows(3) * 2)
     assert torch.equal(drawing.codes, codes)
-    assert KVCache.read is read, "and nothing is timed any more"
+    assert KVCache.decode_step is read, "and nothing is timed any more"
     assert min(drawing.prefill, drawing.steps, drawing.sampling) > 0
     assert drawing.cache_bytes == KVCache(decoder, read_prompts(decoder, TEXT), 6).num_bytes
 

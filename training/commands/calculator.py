@@ -49,12 +49,12 @@ def calculator(
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON, in bytes and FLOP.")] = False,
 ) -> None:
     """Tell what a training step costs: parameters, memory by kind on device and host, arithmetic."""
-    from dalle_lean.memory.report import answer, lines_of
+    from dalle_lean.memory.report import report_cost, report_lines
     from training.run.subjects import find_subject
 
     subject = find_subject(model, precision=precision, optimizer=optimizer, plan=plan)
     subject = subject.changed(tokens=tokens, shared_blocks=shared_blocks)
     setup = dataclasses.replace(subject.setup, batch=subject.setup.batch if batch is None else batch, device=device)
-    found = answer(subject, setup=setup, plan=plan, budget=budget, tflops=tflops)
-    for line in [json_format.dumps(found.to_dict())] if json else lines_of(found):
+    report = report_cost(subject, setup=setup, plan=plan, budget=budget, tflops=tflops)
+    for line in [json_format.dumps(report.to_dict())] if json else report_lines(report):
         say(line)

@@ -8,9 +8,9 @@ from dalle_lean import DalleConfig, MemoryPlan
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_json
 from dalle_lean.memory.plan_search import parse_plan
+from dalle_lean.memory.priced_model import PricedModel, of_preset
 from dalle_lean.memory.published_models import PRESETS
 from dalle_lean.memory.setup import TrainingSetup
-from dalle_lean.memory.subjects import Subject, of_preset
 from training.run.recipe import DataRecipe, MemoryRecipe, OptimizerRecipe, Recipe, load_recipe, recipe_names
 
 PLAIN = MemoryRecipe(grads_in_place=False, master_weights=False)
@@ -19,7 +19,7 @@ PLAIN = MemoryRecipe(grads_in_place=False, master_weights=False)
 
 def find_subject(
     name: str, *, precision: str | None = None, optimizer: str | None = None, plan: str | None = None
-) -> Subject:
+) -> PricedModel:
     """By the name of a recipe or preset, a TOML file, or a model folder, with what is given in place of its own.
 
     ValueError says what there is, and what is wrong with a recipe as `train` would say it.
@@ -54,7 +54,7 @@ def optimizer_of(optimizer: str | None, own: OptimizerRecipe) -> OptimizerRecipe
     return OptimizerRecipe(name=optimizer)
 
 
-def of_recipe(name: str, recipe: Recipe) -> Subject:
+def of_recipe(name: str, recipe: Recipe) -> PricedModel:
     """One micro-batch of a recipe; the size of pictures and codebook, where it leaves them to the data, is the
     paper's."""
     paper = DalleConfig.paper()
@@ -65,7 +65,7 @@ def of_recipe(name: str, recipe: Recipe) -> Subject:
     )
     names = [spec.name for spec in dataclasses.fields(MemoryPlan)]
     plan = MemoryPlan(**{name: getattr(recipe.memory, name) for name in names})
-    return Subject(name, config, plan, recipe.training_setup(), recipe.memory.precision)
+    return PricedModel(name, config, plan, recipe.training_setup(), recipe.memory.precision)
 
 
 def recipe_of_folder(folder: Path) -> Recipe:

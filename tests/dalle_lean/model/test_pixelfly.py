@@ -21,6 +21,18 @@ def layer_of(sizes, block_size=2, **options):
     return PixelFly(**sizes, block_size=block_size, **options)
 
 
+def dense_weight(layer):
+    """The weight of the linear layer that computes the same, [out, in]."""
+    n, repeat_in, repeat_out, strides = layer.pattern
+    index = torch.arange(n)
+    grid = layer.blocks.new_zeros(n, n, *layer.blocks.shape[2:])  # [output block, input block, r b, R b]
+    for stride, blocks in zip(strides, layer.blocks, strict=True):
+        grid[index ^ stride, index] = blocks
+    grid = grid.unflatten(3, (repeat_out, -1)).unflatten(2, (repeat_in, -1))
+    weight = grid.permute(4, 0, 5, 2, 1, 3).reshape(layer.out_features, layer.in_features)
+    return weight if layer.low_rank_in is None else weight + layer.low_rank_out @ layer.low_rank_in
+
+
 def kept_bytes(run):
     """Size of all storages that autograd keeps for backward."""
     storages = {}
@@ -40,7 +52,7 @@ def test_it_is_the_linear_layer_of_its_dense_weight(sizes, lead):
     layer = layer_of(sizes, dtype=torch.float64)
     x = torch.randn(*lead, sizes["in_features"], dtype=torch.float64, requires_grad=True)
     wanted = [x, *layer.parameters()]
-    fast, slow = layer(x), linear(x, layer.dense_weight(), layer.bias)
+    fast, slow = layer(x), linear(x, dense_weight(layer), layer.bias)
     torch.testing.assert_close(fast, slow, rtol=0, atol=1e-13)
     grad = torch.randn_like(fast)
     for ours, theirs in zip(
@@ -64,7 +76,7 @@ def test_a_block_sees_itself_and_the_blocks_whose_number_differs_in_one_of_the_l
     layer = layer_of({**sizes, "rank": 0})
     n = min(layer.in_features, layer.out_features) // 2
     bits = layer.butterfly_size.bit_length() - 1
-    for i, rows in enumerate(layer.dense_weight().split(2, dim=0)):
+    for i, rows in enumerate(dense_weight(layer).split(2, dim=0)):
         for j, block in enumerate(rows.split(2, dim=1)):
             sees = (i - j) % n == 0 or any((i % n) ^ (j % n) == 2**bit for bit in range(bits))
             assert (block != 0).all() if sees else (block == 0).all()
@@ -108,7 +120,7 @@ def test_backward_keeps_the_input_once_however_many_blocks_it_meets():
 def test_under_autocast_it_computes_in_bfloat16_and_keeps_the_input_once_in_bfloat16():
     layer = layer_of({"in_features": 64, "out_features": 128, "butterfly_size": 32, "rank": 8})
     x = torch.randn(1000, 64, requires_grad=True)
-    exact = linear(x, layer.dense_weight(), layer.bias)
+    exact = linear(x, dense_weight(layer), layer.bias)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         kept, out = kept_bytes(lambda: layer(x))
     assert out.dtype == torch.bfloat16

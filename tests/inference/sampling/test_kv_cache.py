@@ -8,7 +8,7 @@ from dalle_lean import Dalle, DalleConfig
 from dalle_lean.errors import UserError
 from inference.sampling.decoder import Decoder
 from inference.sampling.kv_cache import KVCache
-from inference.sampling.kv_layout import window_mask, windows_bytes
+from inference.sampling.kv_layout import biases_bytes, score_bias
 from inference.sampling.prefill import read_prompts
 
 TINY = {
@@ -67,7 +67,9 @@ def cached(decoder, text, codes, given=0, guided=False):
     codes = codes.repeat(2 if guided else 1, 1)
     cache = KVCache(decoder, prompts, len(codes))
     first = prompts.logits.repeat_interleave(len(codes) // prompts.count, dim=0)
-    return torch.stack([first, *(cache.read(codes[:, place]) for place in range(given, codes.shape[1] - 1))], dim=1)
+    return torch.stack(
+        [first, *(cache.decode_step(codes[:, place]) for place in range(given, codes.shape[1] - 1))], dim=1
+    )
 
 
 def inputs(config, batch, captions=1):
@@ -159,7 +161,7 @@ def test_graphs_give_what_a_cpu_gives(kind):
     decoder = Decoder(model.cuda(), "fp32")
     prompts = read_prompts(decoder, text)
     cache = KVCache(decoder, prompts, 8)
-    steps = [cache.read(codes[:, place].cuda()).cpu() for place in range(model.config.image_len - 1)]
+    steps = [cache.decode_step(codes[:, place].cuda()).cpu() for place in range(model.config.image_len - 1)]
     torch.testing.assert_close(torch.stack(steps, dim=1), expected[:, 1:], atol=1e-3, rtol=0)
 
 
@@ -169,7 +171,7 @@ def test_a_step_sees_nothing_of_what_comes_later():
     decoder = Decoder(model)
     cache = KVCache(decoder, read_prompts(decoder, text), batch=2)
     for place in range(12):
-        logits = cache.read(codes[:, place])
+        logits = cache.decode_step(codes[:, place])
         with torch.no_grad():
             expected = model(text.expand(2, -1), codes[:, : place + 1])[:, -1, model.config.num_text_tokens :]
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
@@ -201,7 +203,7 @@ def test_reading_leaves_nothing_allocated():
 
     def read_the_rest():
         while cache.codes_read < decoder.config.image_len - 1:
-            cache.read(codes[:, cache.codes_read])
+            cache.decode_step(codes[:, cache.codes_read])
 
     _, left, _ = allocated(read_the_rest)
     assert left == 0
@@ -221,13 +223,13 @@ def test_a_precision_that_cannot_be_is_refused(precision, message):
 
 
 def test_pictures_too_large_for_the_memory_are_refused_with_both_figures():
-    config = DalleConfig(**TINY | {"image_side": 1024})
+    config = DalleConfig(**TINY | {"image_side": 1024, "attention_pattern": ("full",), "last_attention": "full"})
     with pytest.raises(UserError, match=r"image_side=1024: to draw pictures of 1,048,576 codes takes .* TB before"):
         Decoder(Dalle(config))
 
 
 @pytest.mark.parametrize("kind", ["row", "column", "conv", "full"])
-def test_what_masks_take_is_foretold(kind):
+def test_what_score_biases_take_is_foretold(kind):
     config = DalleConfig(**TINY | {"image_side": 32, "attention_pattern": (kind,), "last_attention": kind})
-    taken, _, _ = allocated(lambda: window_mask(config, kind, torch.device("cpu"), torch.float32))
-    assert taken <= windows_bytes(config, torch.float32) < 1.5 * taken
+    taken, _, _ = allocated(lambda: score_bias(config, kind, torch.device("cpu"), torch.float32))
+    assert taken <= biases_bytes(config, torch.float32) < 1.5 * taken

@@ -53,7 +53,7 @@ def test_the_references_sampled_codes_come_out_of_the_cache(name):
         for step in range(config.image_len):
             codes.append(sample(filter_logits(logits, kept), noise[step, row][None], facts["sample"]["temperature"]))
             if step + 1 < config.image_len:
-                logits = cache.read(codes[-1])
+                logits = cache.decode_step(codes[-1])
         assert torch.equal(torch.cat(codes), stored["sample_codes"][row])
 
 

@@ -1,4 +1,4 @@
-"""What the calculator can be asked about."""
+"""PricedModel: what the calculator can price."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -15,8 +15,8 @@ from dalle_lean.model.memory_plan import MemoryPlan
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A model and how its recipe, if there is one, trains it."""
+class PricedModel:
+    """A model, and how its recipe trains it where there is one."""
 
     name: str
     model: DalleConfig | TransformerShape
@@ -26,10 +26,10 @@ class Subject:
 
     @property
     def tokens(self) -> int:
-        """Of a sample."""
+        """Positions of a sample."""
         return self.model.sequence_len if isinstance(self.model, DalleConfig) else self.model.tokens
 
-    def changed(self, *, tokens: int | None, shared_blocks: int | None) -> "Subject":
+    def changed(self, *, tokens: int | None, shared_blocks: int | None) -> "PricedModel":
         """With samples of another length (published transformers only) and other sharing of weights."""
         fields = {"tokens": tokens, "shared_blocks": shared_blocks}
         wanted: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
@@ -38,12 +38,12 @@ class Subject:
         return dataclasses.replace(self, model=dataclasses.replace(self.model, **wanted)) if wanted else self
 
     def cost(self, plan: MemoryPlan, setup: TrainingSetup) -> Cost:
-        """Of one step."""
+        """The cost of one step."""
         if isinstance(self.model, DalleConfig):
             return cost_of(self.model, plan, setup)
         return shape_cost(self.model, plan, setup)
 
 
-def of_preset(name: str) -> Subject:
-    """A published transformer, which autograd keeps the activations of."""
-    return Subject(name, PRESETS[name], MemoryPlan(activations="keep", loss_tokens=None))
+def of_preset(name: str) -> PricedModel:
+    """A published transformer, with all activations kept."""
+    return PricedModel(name, PRESETS[name], MemoryPlan(activations="keep", loss_tokens=None))
