@@ -23,7 +23,7 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import as_aiter, azip
 from torch import Tensor
 
-from training.swarm.averaging.aggregation import FiniteMean
+from training.swarm.averaging.finite_mean import FiniteMean
 
 LOOKUP_INTERVAL_S = 0.2
 
