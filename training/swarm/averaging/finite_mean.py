@@ -7,7 +7,6 @@ import torch
 from hivemind.averaging.partition import TensorPartReducer
 from torch import Tensor
 
-
 MAX_MAGNITUDE = 1e12
 """Weights and gradients stay below it. A few larger numbers could overflow a sum; one ruins its tensor in 8 bits."""
 

@@ -3,8 +3,7 @@
 N senders, n values of a part. The result depends on who sent what, never on the order of arrival.
 """
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,12 +66,14 @@ def cap_weights(weights: Tensor) -> Tensor:
 class CollectingRule(FiniteMean):
     """Keeps each part until all senders have sent it, then reduces them at once; the plain mean of only two."""
 
-    combine: ClassVar[Callable[[Tensor, Tensor], Tensor]]
-
     def __init__(self, *arguments: Any, **options: Any):
         self.received: dict[int, dict[int, tuple[Tensor, float]]] = {}
         """By part, since some senders are ahead of others, then by sender."""
         super().__init__(*arguments, **options)
+
+    def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
+        """[N, n] of N > 2 senders with weights [N] above 0 -> [n]."""
+        raise NotImplementedError
 
     def take(self, sender_index: int, part_index: int, tensor_part: Tensor, weight: float) -> None:
         self.received.setdefault(part_index, {})[sender_index] = (tensor_part, weight)
@@ -85,18 +86,21 @@ class CollectingRule(FiniteMean):
             if len(found) > 2:
                 parts = torch.stack([part.flatten().float() for part, _ in found])
                 weights = cap_weights(torch.tensor([weight for _, weight in found]))
-                result = type(self).combine(parts, weights)
-                self.accumulator = result.view(self.accumulator.shape) * self.denominator
+                result = self.combine(parts, weights)
+                self.accumulator = result.view(self.part_shapes[self.current_part_index]) * self.denominator
         super().check_current_part_finished()
 
 
 class CentredClipping(CollectingRule):
-    combine = staticmethod(centred_clipping)
+    def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
+        return centred_clipping(parts, weights)
 
 
 class TrimmedMean(CollectingRule):
-    combine = staticmethod(trimmed_mean)
+    def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
+        return trimmed_mean(parts, weights)
 
 
 class Median(CollectingRule):
-    combine = staticmethod(median)
+    def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
+        return median(parts, weights)
