@@ -25,7 +25,7 @@ PROTOCOL = 1
 """Peers with different protocols cannot work together."""
 MODES = ("gradients", "diloco")
 COMPRESSIONS = ("fp32", "fp16", "8bit")
-AGGREGATIONS = ("mean",)
+AGGREGATIONS = ("centred_clipping", "trimmed_mean", "median", "mean")
 SHARED_SCHEDULE = ("peak_lr", "warmup_steps", "total_steps", "length_warmup")
 
 
@@ -83,7 +83,7 @@ class WireSection:
     compression: str = "8bit"
     min_eight_bit_numel: int = 2**16
     power_sgd_rank: int = 0
-    aggregation: str = "mean"
+    aggregation: str = "centred_clipping"
     average_state_every: int = 1
     delayed: bool = True
     inner_steps: int = 50

@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import AsyncIterator  # noqa: UP035  (hivemind reads no other)
 
@@ -27,6 +28,7 @@ from training.data.catalog import find_shards
 from training.data.heldout import heldout_rows
 from training.data.loader import Batch, collate
 from training.swarm.averaging import averagers
+from training.swarm.averaging.gradient_averager import SwarmGradientAverager
 from training.swarm.averaging.state_transfer import SwarmStateAverager
 from training.swarm.averaging.state_validation import StateRefused, tensors_sha256
 from training.swarm.config import read_settings
@@ -46,7 +48,7 @@ class Shared:
     """Between a member's main process and those of it that average; made when the member is, or all would share it."""
 
     def __init__(self) -> None:
-        self.sends_nan = mp.Value("b", False)
+        self.lies = mp.Value("b", False)
         self.sent_bytes = mp.Value("q", 0)
         """Of all-reduce messages."""
 
@@ -88,8 +90,8 @@ def live(spec: dict) -> None:
     log_to(folder / "log")
     if spec.get("slow_upload"):
         upload_slowly()
-    if spec.get("misbehaviour") == "hostile_nan":
-        send_nan_when_told()
+    if spec.get("misbehaviour") in LIES:
+        lie_when_told(*LIES[spec["misbehaviour"]])
     if spec.get("misbehaviour") == "ruined_state":
         hand_out_noise()
     if os.environ.get("SWARM_DEBUG"):
@@ -251,7 +253,7 @@ class MeasuredPeer(Peer):
                 loss = super().compute(batch, epoch)
         else:
             loss = super().compute(batch, epoch)
-        shared.sends_nan.value = bad and misbehaviour == "hostile_nan"
+        shared.lies.value = bad and misbehaviour in LIES
         if bad:
             self.diary.tell("misbehaves", epoch=epoch)
         rate = self.spec.get("samples_per_s")
@@ -309,16 +311,26 @@ def hand_out_noise() -> None:
     SwarmStateAverager.get_current_state = ruined
 
 
-def send_nan_when_told() -> None:
-    """Whatever is averaged, send nan instead while that is asked for: past the gates at home, as an attacker would."""
-    run = averagers.FilteredAverager._run_allreduce_inplace_
+LIES = {
+    "hostile_nan": (averagers.FilteredAverager, lambda tensor: torch.full_like(tensor, math.nan)),
+    "opposite gradient": (SwarmGradientAverager, lambda tensor: -10 * tensor),
+    "noise for a gradient": (SwarmGradientAverager, lambda tensor: 100 * torch.randn_like(tensor) * tensor.std()),
+    "constant gradient": (SwarmGradientAverager, lambda tensor: torch.full_like(tensor, 1.0)),
+    "noise for weights": (SwarmStateAverager, torch.randn_like),
+}
+"""What an enemy puts in the place of its tensors, and in which averager."""
+
+
+def lie_when_told(kind: type[averagers.FilteredAverager], lie: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Whatever is averaged, send something else while that is asked for: past the checks at home, as an enemy would."""
+    run = kind._run_allreduce_inplace_
 
     async def hostile(self, tensors, *arguments, **options):
-        if shared.sends_nan.value:
-            tensors = [torch.full_like(tensor, math.nan) for tensor in tensors]
+        if shared.lies.value:
+            tensors = [lie(tensor.detach()) for tensor in tensors]
         await run(self, tensors, *arguments, **options)
 
-    averagers.FilteredAverager._run_allreduce_inplace_ = hostile
+    kind._run_allreduce_inplace_ = hostile
 
 
 class WatchedRunner(averagers.RuleRunner):

@@ -7,7 +7,7 @@ import asyncio
 import math
 import multiprocessing as mp
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any
 
 import torch
@@ -18,12 +18,14 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.averaging.partition import TensorPartReducer
-from hivemind.p2p import PeerID
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import as_aiter, azip
 from torch import Tensor
 
-from training.swarm.averaging.aggregation import FiniteMean
+from training.swarm.averaging.finite_mean import FiniteMean
+from training.swarm.averaging.wire_checks import CheckedStub, checked_parts
 
 LOOKUP_INTERVAL_S = 0.2
 
@@ -49,6 +51,17 @@ class RuleRunner(AllReduceRunner):
             max_weight=max_weight,
             excluded=[index for index, peer in enumerate(self.sender_peer_ids) if peer in excluded],
         )
+
+    def _get_peer_stub(self, peer: PeerID) -> Any:
+        return CheckedStub(super()._get_peer_stub(peer))
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        async for answer in super().rpc_aggregate_part(
+            checked_parts(stream, self.tensor_part_reducer.part_shapes), context
+        ):
+            yield answer
 
 
 class ThrottledKeyManager(GroupKeyManager):

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from training.swarm.averaging.state_averager import WeightAverager
 from training.swarm.averaging.state_validation import StateRefused, check_epoch, check_state, tensors_sha256
+from training.swarm.averaging.wire_checks import check_tensor
 
 STATE_SLACK_BYTES = 2**20
 """A state on the wire may be this much larger than its tensors: metadata and framing."""
@@ -148,11 +149,13 @@ class SwarmStateAverager(WeightAverager):
 
     def download(self, donor: PeerID, timeout: float | None, min_epoch: int = 0) -> tuple[dict[str, Any], list[Tensor]]:
         """A donor's metadata and tensors, unchecked."""
-        total, future = sum(tensor.nbytes for tensor in self.state_tensors()), MPFuture()
+        own = self.state_tensors()
+        total, future = sum(tensor.nbytes for tensor in own), MPFuture()
         self._received_bytes.value = 0
         request = {
             "donor": donor,
             "limit_bytes": total + total // 100 + STATE_SLACK_BYTES,
+            "expected": [(tensor.shape, tensor.dtype) for tensor in own],
             "min_epoch": min_epoch,
             "timeout": timeout,
             "future": future,
@@ -173,12 +176,10 @@ class SwarmStateAverager(WeightAverager):
         metadata, tensors = outcome
         return metadata, tensors
 
-    async def _download_state(
-        self, donor: PeerID, limit_bytes: int, min_epoch: int, timeout: float | None, future: MPFuture
-    ) -> None:
+    async def _download_state(self, donor: PeerID, *, timeout: float | None, future: MPFuture, **limits: Any) -> None:
         """Runs in the averager's process; the future gets (metadata, tensors) or an error message."""
         try:
-            future.set_result(await asyncio.wait_for(self._receive_state(donor, limit_bytes, min_epoch), timeout))
+            future.set_result(await asyncio.wait_for(self._receive_state(donor, **limits), timeout))
         except TimeoutError:
             future.set_result(f"took longer than {timeout:.0f} s")
         except StateRefused as refusal:
@@ -187,27 +188,37 @@ class SwarmStateAverager(WeightAverager):
             future.set_result(f"{type(error).__name__}: {error}".splitlines()[0][:200])
 
     async def _receive_state(
-        self, donor: PeerID, limit_bytes: int, min_epoch: int
+        self, donor: PeerID, limit_bytes: int, min_epoch: int, expected: Sequence[tuple[torch.Size, torch.dtype]]
     ) -> tuple[dict[str, Any], list[Tensor]]:
         stub = self.get_stub(self._p2p, donor, namespace=self.prefix)
         stream = await stub.rpc_download_state(averaging_pb2.DownloadRequest())
         metadata: Any = None
         parts: list[Any] = []
         tensors: list[Tensor] = []
+
+        def take_tensor() -> None:
+            if len(tensors) == len(expected):
+                raise StateRefused(f"has more than the {len(expected)} tensors of this model")
+            message = combine_from_streaming(parts)
+            check_tensor(message, *expected[len(tensors)])
+            tensors.append(deserialize_torch_tensor(message))
+
         # A donor in the middle of an all-reduce sends nothing until that ends.
         async for message in aiter_with_timeout(stream, timeout=self._allreduce_timeout):
             if message.metadata and metadata is None:
                 metadata = self.serializer.loads(message.metadata)
                 check_epoch(metadata, min_epoch, self.last_epoch)
+            if not message.tensor_part.dtype and not message.tensor_part.buffer:
+                raise StateRefused("sent an empty message")
             if message.tensor_part.dtype and parts:  # the first part of the next tensor
-                tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
-                parts = []
+                take_tensor()
+                parts.clear()
             parts.append(message.tensor_part)
             self._received_bytes.value += message.ByteSize()
             if self._received_bytes.value > limit_bytes:
                 raise StateRefused(f"sent more than the {limit_bytes} bytes of a state")
         if parts:
-            tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
+            take_tensor()
         if metadata is None:
             raise StateRefused("has no state to hand out")
         return metadata, tensors

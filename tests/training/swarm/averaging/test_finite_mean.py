@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from training.swarm.averaging.aggregation import MAX_MAGNITUDE, FiniteMean
+from training.swarm.averaging.finite_mean import MAX_MAGNITUDE, FiniteMean
 from training.swarm.averaging.state_averager import STALE_WEIGHT
 
 NAN, INF = math.nan, math.inf

@@ -1,0 +1,141 @@
+"""A minority that sends anything does not steer what all continue with."""
+
+import asyncio
+import itertools
+
+import pytest
+import torch
+
+from training.swarm.averaging.aggregation import RULES, FiniteMean
+from training.swarm.averaging.robust_rules import CLIPPING_ROUNDS, REJECT_RADII, cap_weights, centred_clipping
+from training.swarm.averaging.state_averager import STALE_WEIGHT
+
+ROBUST = sorted(set(RULES) - {"mean"})
+VALUES = 4000
+
+
+def reduce(rule, parts, weights=None, order=None):
+    """What sender 0 gets back for a single part; parts [N, n]."""
+    order = range(len(parts)) if order is None else order
+    weights = [1.0] * len(parts) if weights is None else weights
+
+    async def run():
+        reducer = RULES[rule]((parts[0].shape,), len(parts))
+        sent = [asyncio.create_task(reducer.accumulate_part(i, 0, parts[i], weight=weights[i])) for i in order]
+        return (await asyncio.gather(*sent))[0]
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def truth():
+    return torch.randn(VALUES, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def honest(truth):
+    """Seven noisy gradients, [7, n]."""
+    return truth + 0.5 * torch.randn(7, VALUES, generator=torch.Generator().manual_seed(1))
+
+
+def attacks(honest):
+    mean, spread = honest.mean(0), honest.std(0)
+    noise = torch.randn(VALUES, generator=torch.Generator().manual_seed(2))
+    return {
+        "ten times the opposite": -10 * mean,
+        "noise of a hundred times the norm": 100 * noise * mean.std(),
+        "a constant": torch.full_like(mean, 5.0),
+        "nearly the largest number": torch.full_like(mean, 9e11),
+        "a little is enough": mean - spread,
+        "inner product": -0.5 * mean,
+    }
+
+
+def error(found, truth):
+    return float((found - truth).norm() / truth.norm())
+
+
+@pytest.mark.parametrize("attack", attacks(torch.zeros(2, VALUES)))
+@pytest.mark.parametrize(("count", "enemies"), [(3, 1), (7, 3)])
+def test_centred_clipping_stays_with_the_honest(truth, honest, attack, count, enemies):
+    bad = attacks(honest[:count])[attack].expand(enemies, VALUES)
+    found = reduce("centred_clipping", torch.cat([honest[:count], bad]))
+    plain = honest[:count].mean(0)
+    assert torch.dot(found, truth) > 0.7 * truth.norm() ** 2
+    assert error(found, truth) < 2 * error(plain, truth)
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+@pytest.mark.parametrize("attack", attacks(torch.zeros(2, VALUES)))
+def test_every_rule_bears_one_enemy_of_four(truth, honest, rule, attack):
+    found = reduce(rule, torch.cat([honest[:3], attacks(honest[:3])[attack][None]]))
+    assert torch.dot(found, truth) > 0.7 * truth.norm() ** 2
+    assert error(found, truth) < 2 * error(honest[:3].mean(0), truth)
+
+
+def test_the_plain_mean_does_not(truth, honest):
+    found = reduce("mean", torch.cat([honest[:3], attacks(honest)["ten times the opposite"][None]]))
+    assert torch.dot(found, truth) < 0
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_among_the_honest_a_rule_is_about_as_good_as_the_mean(truth, honest, rule):
+    # The median's error is sqrt(pi / 2) times the mean's where noise is normal.
+    assert error(reduce(rule, honest), truth) < 1.3 * error(honest.mean(0), truth)
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_the_order_of_arrival_does_not_matter(honest, rule):
+    first = reduce(rule, honest[:3], order=(0, 1, 2))
+    for order in itertools.permutations(range(3)):
+        found = reduce(rule, honest[:3], order=order)
+        assert torch.equal(found, first) or order[0] != 0
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_two_senders_get_their_mean(honest, rule):
+    torch.testing.assert_close(reduce(rule, honest[:2], weights=(3.0, 1.0)), (3 * honest[0] + honest[1]) / 4)
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_who_sends_the_same_gets_the_same(truth, rule):
+    torch.testing.assert_close(reduce(rule, truth.expand(4, VALUES).clone()), truth)
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_a_broken_part_is_left_out(honest, rule):
+    broken = honest[:5].clone()
+    broken[4, 7] = float("nan")
+    torch.testing.assert_close(reduce(rule, broken), reduce(rule, honest[:4]))
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_stale_weights_have_no_say_beside_newer_ones(honest, rule):
+    found = reduce(rule, honest[:5], weights=(1.0, 1.0, 1.0, STALE_WEIGHT, STALE_WEIGHT))
+    torch.testing.assert_close(found, reduce(rule, honest[:3]))
+    torch.testing.assert_close(reduce(rule, honest[:3], weights=[STALE_WEIGHT] * 3), reduce(rule, honest[:3]))
+
+
+def test_no_weight_counts_for_more_than_twice_the_median():
+    assert cap_weights(torch.tensor([1.0, 1.0, 3.0, 1e9])).tolist() == [1.0, 1.0, 3.0, 4.0]
+
+
+def test_centred_clipping_is_the_loop_of_the_paper(honest):
+    """Written out, one sender and one number at a time."""
+    parts = honest[:4, :50]
+    distances = [[float((a - b).norm()) for b in parts] for a in parts]
+    centre = parts[min(range(4), key=lambda i: sorted(distances[i])[1] + sorted(distances[i])[2])].clone()
+    for _ in range(CLIPPING_ROUNDS):
+        away = [float((part - centre).norm()) for part in parts]
+        positive = sorted(distance for distance in away if distance > 0)
+        radius = positive[(len(positive) - 1) // 2]
+        step = torch.zeros_like(centre)
+        for part, distance in zip(parts, away, strict=True):
+            if 0 < distance <= REJECT_RADII * radius:
+                step += (part - centre) * min(1.0, radius / distance) / len(parts)
+        centre = centre + step
+    torch.testing.assert_close(centred_clipping(parts, torch.ones(4)), centre)
+
+
+def test_every_rule_is_a_finite_mean():
+    assert all(issubclass(rule, FiniteMean) for rule in RULES.values())

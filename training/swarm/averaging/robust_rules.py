@@ -1,0 +1,106 @@
+"""Rules that a minority of senders cannot steer: each needs the parts of all senders at once.
+
+N senders, n values of a part. The result depends on who sent what, never on the order of arrival.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training.swarm.averaging.finite_mean import FiniteMean
+
+MAX_WEIGHT_RATIO = 2.0
+"""One sender counts for at most so many times the median weight."""
+MIN_WEIGHT_SHARE = 1e-3
+"""Of the largest weight; a sender below it has stale weights and no say while others have newer ones."""
+CLIPPING_ROUNDS = 3
+REJECT_RADII = 4.0
+"""Parts farther than so many radii from the centre count for nothing."""
+TRIMMED_SHARE = 0.25
+"""Of the senders, left out at either end."""
+
+
+def centred_clipping(parts: Tensor, weights: Tensor) -> Tensor:
+    """Parts [N, n] and weights [N] -> [n], by Karimireddy et al. 2021, "Learning from History for Byzantine Robust
+    Optimization", section 4: the mean of the parts, each moved towards the centre until it is within a radius.
+
+    The first centre is the part that is closest to the others, the radius the median distance from the centre.
+    """
+    centre = parts[medoid(parts)]
+    for _ in range(CLIPPING_ROUNDS):
+        offsets = parts - centre
+        distances = offsets.norm(dim=1)
+        if not (distances > 0).any():
+            break
+        radius = distances[distances > 0].median()
+        shares = weights * (radius / distances.clamp(min=1e-30)).clamp(max=1.0)
+        shares[distances > REJECT_RADII * radius] = 0.0
+        centre = centre + (shares / weights.sum()) @ offsets
+    return centre
+
+
+def trimmed_mean(parts: Tensor, weights: Tensor) -> Tensor:
+    """[N, n] -> [n]: for each value the mean without the smallest and the largest ones (Yin et al. 2018, definition
+    2). All senders weigh the same."""
+    trimmed = max(1, int(len(parts) * TRIMMED_SHARE))
+    return parts.sort(dim=0).values[trimmed : len(parts) - trimmed].mean(0)
+
+
+def median(parts: Tensor, weights: Tensor) -> Tensor:
+    """[N, n] -> [n]: the median of each value (Yin et al. 2018, definition 1). All senders weigh the same."""
+    return parts.quantile(0.5, dim=0)
+
+
+def medoid(parts: Tensor) -> int:
+    """The sender of [N, n] whose median distance to the others is the least; the first of equals."""
+    distances = torch.stack([(parts - part).norm(dim=1) for part in parts])
+    return int(distances.quantile(0.5, dim=1).argmin())
+
+
+def cap_weights(weights: Tensor) -> Tensor:
+    """[N], none above MAX_WEIGHT_RATIO times their median."""
+    return weights.clamp(max=MAX_WEIGHT_RATIO * float(weights.quantile(0.5)))
+
+
+class CollectingRule(FiniteMean):
+    """Keeps each part until all senders have sent it, then reduces them at once; the plain mean of only two."""
+
+    def __init__(self, *arguments: Any, **options: Any):
+        self.received: dict[int, dict[int, tuple[Tensor, float]]] = {}
+        """By part, since some senders are ahead of others, then by sender."""
+        super().__init__(*arguments, **options)
+
+    def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
+        """[N, n] of N > 2 senders with weights [N] above 0 -> [n]."""
+        raise NotImplementedError
+
+    def take(self, sender_index: int, part_index: int, tensor_part: Tensor, weight: float) -> None:
+        self.received.setdefault(part_index, {})[sender_index] = (tensor_part, weight)
+
+    def check_current_part_finished(self) -> None:
+        if self.current_part_accumulated_from == self.num_current_senders:
+            sent = [pair for _, pair in sorted(self.received.pop(self.current_part_index, {}).items())]
+            least = MIN_WEIGHT_SHARE * max((weight for _, weight in sent), default=0.0)
+            found = [(part, weight) for part, weight in sent if weight >= least]
+            if len(found) > 2:
+                parts = torch.stack([part.flatten().float() for part, _ in found])
+                weights = cap_weights(torch.tensor([weight for _, weight in found]))
+                result = self.combine(parts, weights)
+                self.accumulator = result.view(self.part_shapes[self.current_part_index]) * self.denominator
+        super().check_current_part_finished()
+
+
+class CentredClipping(CollectingRule):
+    def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
+        return centred_clipping(parts, weights)
+
+
+class TrimmedMean(CollectingRule):
+    def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
+        return trimmed_mean(parts, weights)
+
+
+class Median(CollectingRule):
+    def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
+        return median(parts, weights)

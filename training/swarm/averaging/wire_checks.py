@@ -1,0 +1,78 @@
+"""Tensors on the wire, checked before hivemind reads them: a lying header can cost gigabytes or end a process."""
+
+import math
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from hivemind.proto import averaging_pb2, runtime_pb2
+
+CODEBOOK_SIZE = 256
+"""Entries of an 8-bit part's codebook, each a float32 behind an int64 that counts them."""
+
+
+def check_tensor(message: runtime_pb2.Tensor, size: Sequence[int], dtype: torch.dtype = torch.float32) -> None:
+    """ValueError unless this is a whole tensor of that size and type in a compression that runs use."""
+    values = math.prod(size)
+    buffer_bytes = {
+        runtime_pb2.NONE: dtype.itemsize * values,
+        runtime_pb2.FLOAT16: 2 * values,
+        runtime_pb2.UNIFORM_8BIT: 8 + 4 * CODEBOOK_SIZE + values,
+    }.get(message.compression)
+    if buffer_bytes is None:
+        name = runtime_pb2.CompressionType.Name(message.compression)
+        raise ValueError(f"a tensor in compression {name}, which no run uses")
+    if tuple(message.size) != tuple(size) or message.dtype != str(dtype).removeprefix("torch."):
+        raise ValueError(f"a tensor of {message.dtype[:20]!r} {list(message.size)[:8]}; expected {dtype} {list(size)}")
+    if len(message.buffer) != buffer_bytes:
+        raise ValueError(f"{len(message.buffer)} bytes for a tensor of {buffer_bytes}")
+    if message.compression == runtime_pb2.UNIFORM_8BIT:
+        (entries,) = np.frombuffer(message.buffer, np.int64, count=1)
+        if entries != CODEBOOK_SIZE:
+            raise ValueError(f"a codebook of {entries} entries instead of {CODEBOOK_SIZE}")
+    if message.requires_grad:
+        raise ValueError("a tensor that wants a gradient")
+
+
+async def checked_parts(
+    stream: AsyncIterator[averaging_pb2.AveragingData], sizes: Sequence[Sequence[int]]
+) -> AsyncIterator[averaging_pb2.AveragingData]:
+    """The messages of a sender as they come; ValueError instead of one whose part is not of the next of `sizes`."""
+    index = 0
+    async for message in stream:
+        if index >= len(sizes):
+            raise ValueError(f"more than the {len(sizes)} parts of this round")
+        check_tensor(message.tensor_part, sizes[index])
+        index += 1
+        yield message
+
+
+class CheckedStub:
+    """A reducer's stub that takes back only parts of the sizes that were sent."""
+
+    def __init__(self, stub: Any):
+        self.stub = stub
+
+    async def rpc_aggregate_part(
+        self, parts: AsyncIterator[averaging_pb2.AveragingData]
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """As hivemind's stub: awaited, it gives the stream of answers."""
+        sizes: list[tuple[int, ...]] = []
+
+        async def sent() -> AsyncIterator[averaging_pb2.AveragingData]:
+            async for message in parts:
+                sizes.append(tuple(message.tensor_part.size))
+                yield message
+
+        async def answers(stream: AsyncIterator[averaging_pb2.AveragingData]) -> AsyncIterator[Any]:
+            index = 0
+            async for message in stream:
+                if message.code == averaging_pb2.AVERAGED_PART:
+                    if index >= len(sizes):
+                        raise ValueError("an average of a part that was not sent")
+                    check_tensor(message.tensor_part, sizes[index])
+                    index += 1
+                yield message
+
+        return answers(await self.stub.rpc_aggregate_part(sent()))
