@@ -41,7 +41,7 @@ class Drawing(NamedTuple):
         return self.prefill_s + self.steps_s + self.sampling_s
 
 
-class Painting(NamedTuple):
+class RenderTimes(NamedTuple):
     """Seconds from codes to scores."""
 
     decode_s: float
@@ -77,7 +77,7 @@ def rows(batch: int) -> list[Row]:
     return [Row(picture, Sampling()) for picture in range(batch)]
 
 
-def paint(codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer) -> Painting:
+def render(codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer) -> RenderTimes:
     """Decode and rank codes [R, I], one after the other."""
     device = codes.device
     started = now(device)
@@ -85,7 +85,7 @@ def paint(codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer) -> Painting:
     decoded = now(device)
     for part in ranked:
         scorer.score(part.pixels.permute(0, 3, 1, 2) / 255, prompt)
-    return Painting(decoded - started, now(device) - decoded)
+    return RenderTimes(decoded - started, now(device) - decoded)
 
 
 @torch.inference_mode()

@@ -39,7 +39,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.child_process import Child
-from benchmarks.drawing import choices_after, draw, paint
+from benchmarks.drawing import choices_after, draw, render
 from benchmarks.matmul_chain import Chain, bare_chain, packed_chain
 from benchmarks.reference import (
     REFERENCE,
@@ -52,7 +52,7 @@ from benchmarks.reference import (
 )
 from benchmarks.report import check_positive, make_parser, print_json
 from benchmarks.roofline import bandwidth, matmul_rate
-from benchmarks.sampling_figures import REFERENCE_BATCH, WAYS, Measurements, judge_drawing, judge_reference, report
+from benchmarks.sampling_figures import REFERENCE_BATCH, WAYS, Measurements, drawing_figures, reference_figures, report
 from benchmarks.timing import in_turns, seconds_of
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.convert import from_dalle_pytorch
@@ -111,9 +111,10 @@ def main() -> None:
         parser.error(str(mistake))
     again = measure_limits(device)
     limits = {name: max(limits[name], again[name]) for name in limits}
+    compared = found.get(REFERENCE_BATCH)
     figures: dict[str, Any] = {
-        "drawing": judge_drawing(pipeline.model, found, limits),
-        "reference": judge_reference(pipeline.model.config, found[REFERENCE_BATCH]) if REFERENCE_BATCH in found else [],
+        "drawing": drawing_figures(pipeline.model, found, limits),
+        "reference": reference_figures(pipeline.model.config, compared) if compared else [],
         "agreement": agreement,
     }
     report(figures)
@@ -214,7 +215,7 @@ def measure(pipeline: Pipeline, batches: tuple[int, ...], rounds: int, child: Ch
         for precision, decoder in pipeline.decoders.items():
             measures[batch, "packed chain", precision] = partial(chain_s, packed_chain, decoder, batch)
             measures[batch, "drawing", precision] = partial(draw, decoder, text_ids, batch)
-        measures[batch, "pictures", "fp32"] = partial(paint, codes, PROMPT, pipeline.vqgan, pipeline.scorer)
+        measures[batch, "pictures", "fp32"] = partial(render, codes, PROMPT, pipeline.vqgan, pipeline.scorer)
         for way in WAYS if child is not None and batch == REFERENCE_BATCH else ():
             assert child is not None
             measures[batch, REFERENCE, way] = partial(child.ask, way)
@@ -224,7 +225,7 @@ def measure(pipeline: Pipeline, batches: tuple[int, ...], rounds: int, child: Ch
             bare_s=found[batch, "bare chain", "fp32"],
             packed_s={precision: found[batch, "packed chain", precision] for precision in pipeline.decoders},
             drawings={precision: found[batch, "drawing", precision] for precision in pipeline.decoders},
-            paintings=found[batch, "pictures", "fp32"],
+            render_times=found[batch, "pictures", "fp32"],
             reference={way: found[batch, REFERENCE, way] for way in WAYS if (batch, REFERENCE, way) in found},
         )
         for batch in batches
@@ -239,7 +240,8 @@ def measure_agreement(device: torch.device) -> list[dict[str, Any]]:
     expected = draw(decoders["fp32"], text_ids, AGREEMENT_PICTURES).codes
 
     def agreement(precision: Precision) -> dict[str, Any]:
-        codes = draw(decoders[precision], text_ids, AGREEMENT_PICTURES).codes
+        again = precision != "fp32"
+        codes = draw(decoders[precision], text_ids, AGREEMENT_PICTURES).codes if again else expected
         chosen = choices_after(decoders[precision], text_ids, expected)
         return {
             "precision": precision,

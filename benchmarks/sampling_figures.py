@@ -3,7 +3,7 @@
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks.drawing import Drawing, Painting
+from benchmarks.drawing import Drawing, RenderTimes
 from benchmarks.matmul_chain import step_bytes, step_flop
 from benchmarks.reference import REFERENCE
 from benchmarks.report import Column, print_figures
@@ -51,21 +51,21 @@ class Measurements(NamedTuple):
     packed_s: dict[Precision, list[float]]
     """A step of each packed one."""
     drawings: dict[Precision, list[Drawing]]
-    paintings: list[Painting]
+    render_times: list[RenderTimes]
     reference: dict[str, list[dict[str, Any]]]
     """What each way of the reference answered; empty at other batch sizes and where there is none."""
 
 
-def judge_drawing(model: Dalle, found: dict[int, Measurements], limits: dict[str, float]) -> list[dict[str, Any]]:
+def drawing_figures(model: Dalle, found: dict[int, Measurements], limits: dict[str, float]) -> list[dict[str, Any]]:
     """The figures of each batch size and precision."""
     num_codes = model.config.image_len
     num_steps = num_codes - 1
     figures = []
     for batch, measured in found.items():
-        paintings = measured.paintings
+        render_times = measured.render_times
         for precision, drawings in measured.drawings.items():
             step_s = [drawing.steps_s / num_steps for drawing in drawings]
-            picture_s = [drawing.total_s + sum(painting) for drawing, painting in zip(drawings, paintings, strict=True)]
+            picture_s = [drawing.total_s + sum(times) for drawing, times in zip(drawings, render_times, strict=True)]
             flop_per_s = step_flop(model, batch) / median(step_s)
             bytes_per_s = step_bytes(model, precision, batch) / median(step_s)
             figures.append(
@@ -77,8 +77,8 @@ def judge_drawing(model: Dalle, found: dict[int, Measurements], limits: dict[str
                     "prefill_s": median(drawing.prefill_s for drawing in drawings),
                     "step_s": median(step_s),
                     "sampling_s": median(drawing.sampling_s for drawing in drawings) / num_codes,
-                    "decode_s": median(painting.decode_s for painting in paintings),
-                    "clip_s": median(painting.score_s for painting in paintings),
+                    "decode_s": median(times.decode_s for times in render_times),
+                    "clip_s": median(times.score_s for times in render_times),
                     "cache_bytes": drawings[0].cache_bytes,
                     "bare_chain_s": median(measured.bare_s),
                     "packed_chain_s": median(measured.packed_s[precision]),
@@ -92,7 +92,7 @@ def judge_drawing(model: Dalle, found: dict[int, Measurements], limits: dict[str
     return figures
 
 
-def judge_reference(config: DalleConfig, measured: Measurements) -> list[dict[str, Any]]:
+def reference_figures(config: DalleConfig, measured: Measurements) -> list[dict[str, Any]]:
     """The figures of each way of the reference, and how many times as fast and as small ours is in each precision."""
     figures = []
     for way, answers in measured.reference.items():

@@ -104,9 +104,9 @@ def main() -> None:
     except UserError as mistake:
         parser.error(str(mistake))
     rate = max(rate, matmul_rate(None)) if rate else None
-    figures = [
-        line for comparison, found in zip(comparisons, results, strict=True) for line in judge(comparison, found, rate)
-    ]
+    figures: list[dict[str, Any]] = []
+    for comparison, found in zip(comparisons, results, strict=True):
+        figures += way_figures(comparison, found, rate)
     print_figures(figures, COLUMNS)
     loss, gradient = (max(line[f"{name}_difference"] for line in figures) for name in ("loss", "gradient_norm"))
     print(f"Losses agree to {loss:.1e} and gradient norms to {gradient:.1e} of their value.")
@@ -190,7 +190,7 @@ def relative_difference(result: Result, other: Result, measure: str) -> float:
     return abs(result.first[measure] - other.first[measure]) / abs(other.first[measure])
 
 
-def judge(comparison: Comparison, results: list[Result], rate: float | None) -> list[dict[str, Any]]:
+def way_figures(comparison: Comparison, results: list[Result], rate: float | None) -> list[dict[str, Any]]:
     """The figures of every way, beside the reference's where there is one; rate in FLOP/s."""
     config, reference = comparison.config, results[0] if results[0].name == REFERENCE else None
     figures = []

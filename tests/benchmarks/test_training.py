@@ -62,7 +62,7 @@ def test_dalle_pytorch_trains_the_same_function(reversible):
 def test_a_speed_up_is_the_median_of_each_turns_ratio():
     comparison = training.Comparison(TINY, 2, PLANS, 3)
     results = [result(reference.REFERENCE, [4.0, 4.0, 40.0], 80), result("keep", [2.0, 1.0, 20.0], 20)]
-    ours = training.judge(comparison, results, rate=None)[1]
+    ours = training.way_figures(comparison, results, rate=None)[1]
     assert ours["speed_up"] == 2
     assert ours["seconds"] == 2
     assert ours["step_less_by"] == 4
