@@ -52,7 +52,7 @@ from benchmarks.reference import (
 )
 from benchmarks.report import check_positive, make_parser, print_json
 from benchmarks.roofline import bandwidth, matmul_rate
-from benchmarks.sampling_figures import REFERENCE_BATCH, WAYS, Measurements, drawing_figures, reference_figures, report
+from benchmarks.sampling_figures import REFERENCE_BATCH, WAYS, Found, drawing_figures, reference_figures, report
 from benchmarks.timing import in_turns, seconds_of
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.convert import from_dalle_pytorch
@@ -111,10 +111,9 @@ def main() -> None:
         parser.error(str(mistake))
     again = measure_limits(device)
     limits = {name: max(limits[name], again[name]) for name in limits}
-    compared = found.get(REFERENCE_BATCH)
     figures: dict[str, Any] = {
         "drawing": drawing_figures(pipeline.model, found, limits),
-        "reference": reference_figures(pipeline.model.config, compared) if compared else [],
+        "reference": reference_figures(pipeline.model.config, found),
         "agreement": agreement,
     }
     report(figures)
@@ -198,8 +197,8 @@ def start_reference(
     return child, differences
 
 
-def measure(pipeline: Pipeline, batches: tuple[int, ...], rounds: int, child: Child | None) -> dict[int, Measurements]:
-    """Everything in turns, by batch size."""
+def measure(pipeline: Pipeline, batches: tuple[int, ...], rounds: int, child: Child | None) -> Found:
+    """Everything in turns."""
     model, device = pipeline.model, pipeline.decoders["fp32"].device
     text_ids = random_batch(model.config, 1)["text_ids"]
 
@@ -219,17 +218,7 @@ def measure(pipeline: Pipeline, batches: tuple[int, ...], rounds: int, child: Ch
         for way in WAYS if child is not None and batch == REFERENCE_BATCH else ():
             assert child is not None
             measures[batch, REFERENCE, way] = partial(child.ask, way)
-    found = in_turns(measures, rounds, "Sampling")
-    return {
-        batch: Measurements(
-            bare_s=found[batch, "bare chain", "fp32"],
-            packed_s={precision: found[batch, "packed chain", precision] for precision in pipeline.decoders},
-            drawings={precision: found[batch, "drawing", precision] for precision in pipeline.decoders},
-            render_times=found[batch, "pictures", "fp32"],
-            reference={way: found[batch, REFERENCE, way] for way in WAYS if (batch, REFERENCE, way) in found},
-        )
-        for batch in batches
-    }
+    return in_turns(measures, rounds, "Sampling")
 
 
 def measure_agreement(device: torch.device) -> list[dict[str, Any]]:

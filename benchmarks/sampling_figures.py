@@ -1,14 +1,14 @@
 """What a sampling run found: figures of each batch size and precision, and tables of them."""
 
+from collections.abc import Mapping
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.drawing import Drawing, RenderTimes
 from benchmarks.matmul_chain import step_bytes, step_flop
 from benchmarks.reference import REFERENCE
 from benchmarks.report import Column, print_figures
 from dalle_lean import Dalle, DalleConfig
-from inference.sampling.packed_linear import Precision
 
 REFERENCE_BATCH = 8
 WAYS = ("shipped", "mended")
@@ -43,59 +43,53 @@ AGREEMENT_COLUMNS = (
 )
 
 
-class Measurements(NamedTuple):
-    """Of one batch size; each list has a value for every round."""
-
-    bare_s: list[float]
-    """A step of the bare chain."""
-    packed_s: dict[Precision, list[float]]
-    """A step of each packed one."""
-    drawings: dict[Precision, list[Drawing]]
-    render_times: list[RenderTimes]
-    reference: dict[str, list[dict[str, Any]]]
-    """What each way of the reference answered; empty at other batch sizes and where there is none."""
+Found = Mapping[tuple[int, str, Any], list[Any]]
+"""What each round gave, by batch size, what was measured, and precision or way: "bare chain" and "packed chain" seconds
+of a step, "drawing" Drawing, "pictures" RenderTimes, REFERENCE what each way answered, where there is a reference."""
 
 
-def drawing_figures(model: Dalle, found: dict[int, Measurements], limits: dict[str, float]) -> list[dict[str, Any]]:
+def drawing_figures(model: Dalle, found: Found, limits: Mapping[str, float]) -> list[dict[str, Any]]:
     """The figures of each batch size and precision."""
     num_codes = model.config.image_len
     num_steps = num_codes - 1
     figures = []
-    for batch, measured in found.items():
-        render_times = measured.render_times
-        for precision, drawings in measured.drawings.items():
-            step_s = [drawing.steps_s / num_steps for drawing in drawings]
-            picture_s = [drawing.total_s + sum(times) for drawing, times in zip(drawings, render_times, strict=True)]
-            flop_per_s = step_flop(model, batch) / median(step_s)
-            bytes_per_s = step_bytes(model, precision, batch) / median(step_s)
-            figures.append(
-                {
-                    "batch": batch,
-                    "precision": precision,
-                    "codes_per_s": batch * num_codes / median(drawing.total_s for drawing in drawings),
-                    "pictures_per_s": batch / median(picture_s),
-                    "prefill_s": median(drawing.prefill_s for drawing in drawings),
-                    "step_s": median(step_s),
-                    "sampling_s": median(drawing.sampling_s for drawing in drawings) / num_codes,
-                    "decode_s": median(times.decode_s for times in render_times),
-                    "clip_s": median(times.score_s for times in render_times),
-                    "cache_bytes": drawings[0].cache_bytes,
-                    "bare_chain_s": median(measured.bare_s),
-                    "packed_chain_s": median(measured.packed_s[precision]),
-                    "of_bare_chain": num_steps * median_ratio(measured.bare_s, [each.total_s for each in drawings]),
-                    "step_of_bare_chain": median_ratio(measured.bare_s, step_s),
-                    "step_of_packed_chain": median_ratio(measured.packed_s[precision], step_s),
-                    "matmul_rate_reached": flop_per_s / limits[f"matmul_{precision}_flop_per_s"],
-                    "bandwidth_reached": bytes_per_s / limits["bandwidth_bytes_per_s"],
-                }
-            )
+    for batch, precision in [(batch, precision) for batch, what, precision in found if what == "drawing"]:
+        drawings: list[Drawing] = found[batch, "drawing", precision]
+        renders: list[RenderTimes] = found[batch, "pictures", "fp32"]
+        bare_s, packed_s = found[batch, "bare chain", "fp32"], found[batch, "packed chain", precision]
+        step_s = [drawing.steps_s / num_steps for drawing in drawings]
+        total_s = [drawing.total_s for drawing in drawings]
+        flop_per_s = step_flop(model, batch) / median(step_s)
+        bytes_per_s = step_bytes(model, precision, batch) / median(step_s)
+        figures.append(
+            {
+                "batch": batch,
+                "precision": precision,
+                "codes_per_s": batch * num_codes / median(total_s),
+                "pictures_per_s": batch / median(s + sum(render) for s, render in zip(total_s, renders, strict=True)),
+                "prefill_s": median(drawing.prefill_s for drawing in drawings),
+                "step_s": median(step_s),
+                "sampling_s": median(drawing.sampling_s for drawing in drawings) / num_codes,
+                "decode_s": median(render.decode_s for render in renders),
+                "clip_s": median(render.score_s for render in renders),
+                "cache_bytes": drawings[0].cache_bytes,
+                "bare_chain_s": median(bare_s),
+                "packed_chain_s": median(packed_s),
+                "of_bare_chain": num_steps * median_ratio(bare_s, total_s),
+                "step_of_bare_chain": median_ratio(bare_s, step_s),
+                "step_of_packed_chain": median_ratio(packed_s, step_s),
+                "matmul_rate_reached": flop_per_s / limits[f"matmul_{precision}_flop_per_s"],
+                "bandwidth_reached": bytes_per_s / limits["bandwidth_bytes_per_s"],
+            }
+        )
     return figures
 
 
-def reference_figures(config: DalleConfig, measured: Measurements) -> list[dict[str, Any]]:
+def reference_figures(config: DalleConfig, found: Found) -> list[dict[str, Any]]:
     """The figures of each way of the reference, and how many times as fast and as small ours is in each precision."""
     figures = []
-    for way, answers in measured.reference.items():
+    for way in [way for _, what, way in found if what == REFERENCE]:
+        answers = found[REFERENCE_BATCH, REFERENCE, way]
         their_s = [answer["seconds"] for answer in answers]
         line = {
             "way": way,
@@ -103,7 +97,8 @@ def reference_figures(config: DalleConfig, measured: Measurements) -> list[dict[
             "codes_per_s": REFERENCE_BATCH / median(their_s),
             "cache_bytes": answers[0]["cache_bytes"],
         }
-        for precision, drawings in measured.drawings.items():
+        for precision in [name for batch, what, name in found if (batch, what) == (REFERENCE_BATCH, "drawing")]:
+            drawings = found[REFERENCE_BATCH, "drawing", precision]
             our_s = [drawing.total_s / config.image_len for drawing in drawings]
             line[f"speed_up_{precision}"] = median_ratio(their_s, our_s)
             if line["cache_bytes"]:

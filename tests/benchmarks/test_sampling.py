@@ -21,7 +21,7 @@ from benchmarks.matmul_chain import (
     step_weights,
 )
 from benchmarks.reference import SMALL, random_batch
-from benchmarks.sampling_figures import REFERENCE_BATCH, WAYS, Measurements, drawing_figures, reference_figures
+from benchmarks.sampling_figures import REFERENCE_BATCH, WAYS, drawing_figures, reference_figures
 from inference.sampling.kv_cache import KVCache
 from inference.sampling.prefill import read_prompts
 from inference.sampling.sampler import sample_codes
@@ -38,16 +38,17 @@ def pipeline():
     return sampling.make_pipeline(TINY, CPU)
 
 
-def measurements(*rounds):
-    """Of (seconds of a drawing, seconds of the reference) in each round."""
+def found(*rounds):
+    """Of (seconds of a drawing, seconds of the reference) in each round, at batch 8."""
     codes, count = torch.zeros(8, TINY.image_len, dtype=torch.long), len(rounds)
-    drawings = [Drawing(codes, 0.0, steps_s=ours / 2, sampling_s=ours / 2, cache_bytes=10) for ours, _ in rounds]
-    answers = {
-        "mended": [{"seconds": theirs, "cache_bytes": 80} for _, theirs in rounds],
-        "shipped": [{"seconds": 9.0, "cache_bytes": 0}] * count,
+    return {
+        (8, "bare chain", "fp32"): [0.1] * count,
+        (8, "packed chain", "fp32"): [0.05] * count,
+        (8, "drawing", "fp32"): [Drawing(codes, 0.0, ours / 2, ours / 2, cache_bytes=10) for ours, _ in rounds],
+        (8, "pictures", "fp32"): [RenderTimes(1.0, 1.0)] * count,
+        (8, "dalle-pytorch", "shipped"): [{"seconds": 9.0, "cache_bytes": 0}] * count,
+        (8, "dalle-pytorch", "mended"): [{"seconds": theirs, "cache_bytes": 80} for _, theirs in rounds],
     }
-    render_times = [RenderTimes(1.0, 1.0)] * count
-    return Measurements([0.1] * count, {"fp32": [0.05] * count}, {"fp32": drawings}, render_times, answers)
 
 
 def test_what_is_timed_is_what_people_get(pipeline):
@@ -106,21 +107,21 @@ def test_a_step_reads_shared_weights_once_and_what_its_pictures_see(pipeline):
 
 
 def test_ratios_are_the_median_of_those_within_each_round():
-    found = measurements((4.0, 2.0), (2.0, 2.0), (40.0, 60.0))
-    mended = next(line for line in reference_figures(TINY, found) if line["way"] == "mended")
+    figures = reference_figures(TINY, found((4.0, 2.0), (2.0, 2.0), (40.0, 60.0)))
+    mended = next(line for line in figures if line["way"] == "mended")
     assert mended["speed_up_fp32"] == 16.0, "the median of 8, 16 and 24"
     assert mended["codes_per_s"] == REFERENCE_BATCH / 2.0
     assert mended["cache_less_by_fp32"] == 8
 
 
 def test_a_cache_that_was_not_used_is_compared_with_nothing():
-    shipped = next(line for line in reference_figures(TINY, measurements((4.0, 2.0))) if line["way"] == "shipped")
+    shipped = next(line for line in reference_figures(TINY, found((4.0, 2.0))) if line["way"] == "shipped")
     assert "cache_less_by_fp32" not in shipped
 
 
 def test_shares_of_the_chain_hold_all_of_drawing(pipeline):
     rates = {"matmul_fp32_flop_per_s": 1e9, "bandwidth_bytes_per_s": 1e9}
-    line = drawing_figures(pipeline.model, {8: measurements((4.0, 2.0))}, rates)[0]
+    line = drawing_figures(pipeline.model, found((4.0, 2.0)), rates)[0]
     assert line["of_bare_chain"] == pytest.approx(0.1 * 15 / 4.0)
     assert line["step_of_bare_chain"] == pytest.approx(0.1 * 15 / 2.0)
     assert line["step_of_packed_chain"] == pytest.approx(0.05 * 15 / 2.0)
