@@ -7,7 +7,7 @@ are as frequent as words are (Zipf), codes out of 8192, some far more frequent t
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -96,42 +96,42 @@ def pace(counts: Iterator[int], rows: int) -> dict[str, float]:
     return {"samples_per_s": done / wall_s, "cpu_us": 1e6 * cpu_s / done}
 
 
-def raw_reads(shards: ShardSet, rows: int) -> Iterator[int]:
+def raw_reads(shards: ShardSet) -> Iterator[int]:
     """Parquet and Brotli alone: the columns as Arrow has them."""
-    while True:
-        for path in shards.paths:
-            with pyarrow.parquet.ParquetFile(path, buffer_size=2**20, pre_buffer=False) as file:
-                for batch in file.iter_batches(batch_size=rows, columns=["caption", "code", "key"]):
-                    yield len(batch)
+    for path in shards.paths:
+        with pyarrow.parquet.ParquetFile(path, buffer_size=2**20, pre_buffer=False) as file:
+            yield from map(len, file.iter_batches(batch_size=1024, columns=["caption", "code", "key"]))
 
 
 def phases(data: TrainingData, tokenizer: Tokenizer, batch_size: int, rows: int) -> dict[str, dict[str, float]]:
     """Each phase by itself, in one thread of Python."""
-    window = next(rows for rows, _ in data.windows(Position(window=1)))
+    window = next(part for part, _ in data.windows(Position(window=1)))
     text = window.captions
+    starts = range(0, len(text) - batch_size + 1, batch_size)
 
     def decoded() -> Iterator[int]:
-        while True:
-            for number in range(len(data.shards.paths)):
-                yield from map(len, read_rows(data.shards, number, 0, 1024))
+        for number in range(len(data.shards.paths)):
+            yield from map(len, read_rows(data.shards, number, 0, 1024))
 
     def tokenized() -> Iterator[int]:
-        while True:
-            for start in range(0, len(text) - batch_size + 1, batch_size):
-                yield len(tokenizer.encode(text[start : start + batch_size], TEXT_LEN))
+        return (len(tokenizer.encode(text[start : start + batch_size], TEXT_LEN)) for start in starts)
 
     def collated() -> Iterator[int]:
-        while True:
-            for start in range(0, len(window) - batch_size + 1, batch_size):
-                yield len(collate(window.part(start, start + batch_size), tokenizer, TEXT_LEN).text_ids)
+        return (len(collate(window.part(start, start + batch_size), tokenizer, TEXT_LEN).text_ids) for start in starts)
 
     return {
-        "read (Parquet, Brotli)": pace(raw_reads(data.shards, 1024), rows),
-        "read and decode codes": pace(decoded(), rows),
+        "read (Parquet, Brotli)": pace(again_and_again(lambda: raw_reads(data.shards)), rows),
+        "read and decode codes": pace(again_and_again(decoded), rows),
         "and shuffle, leave out the held-out": pace((len(part) for part, _ in data.windows()), rows),
-        "tokenize": pace(tokenized(), rows),
-        "tokenize and collate": pace(collated(), rows),
+        "tokenize": pace(again_and_again(tokenized), rows),
+        "tokenize and collate": pace(again_and_again(collated), rows),
     }
+
+
+def again_and_again(counts: Callable[[], Iterator[int]]) -> Iterator[int]:
+    """Without end."""
+    while True:
+        yield from counts()
 
 
 def stream(data: TrainingData, tokenizer: Tokenizer, batch_size: int, rows: int, *, made_ahead: bool) -> dict[str, Any]:
