@@ -57,7 +57,9 @@ def main() -> None:
     parser.add_argument("--model", help="model folder (default: the bundled one)")
     options = parser.parse_args()
     folder = find_model(options.model)
-    server = serve(DrawingService(Generator.from_folder(folder)), port=free_port("127.0.0.1", 7860), card=read_card(folder))
+    server = serve(
+        DrawingService(Generator.from_folder(folder)), port=free_port("127.0.0.1", 7860), card=read_card(folder)
+    )
     url = f"{server.local_url}?{urllib.parse.urlencode({'prompt': options.prompt, 'seed': options.seed})}"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
