@@ -7,15 +7,15 @@ different names can share two cores with --threads 1; at the end the table of al
 OUT/curves.svg is drawn.
 """
 
-import argparse
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
-from benchmarks.report import print_json, print_table
+from benchmarks.report import Column, make_parser, print_figures, print_json
 from dalle_lean import load_model
 from dalle_lean.draw.svg_plot import plot
 from dalle_lean.terminal import progress_bar
@@ -28,7 +28,6 @@ Sections = dict[str, dict[str, Any]]
 BASE = "the recipe emoji64 with 16x16 codes"
 VARIANTS: dict[str, Sections] = {
     BASE: {},
-    "nothing tied": {"model": {"shared_blocks": None}},
     "nothing tied, feed-forward 3": {"model": {"shared_blocks": None, "ffn_multiplier": 3}},
     "nothing tied, 5 layers of 240": {
         "model": {"shared_blocks": None, "hidden_size": 240, "head_size": 60, "num_layers": 5}
@@ -37,9 +36,7 @@ VARIANTS: dict[str, Sections] = {
         "model": {"shared_blocks": None, "hidden_size": 144, "head_size": 36, "num_layers": 12}
     },
     "one layer in four sees everything": {"model": {"attention_pattern": ("row", "column", "row", "full")}},
-    "one residual stream": {"model": {"reversible": False}},
     "no token shift": {"model": {"token_shift": False}},
-    "learning rate 7.5e-4": {"schedule": {"peak_lr": 7.5e-4}},
     "learning rate 3e-3": {"schedule": {"peak_lr": 3e-3}},
     "nothing tied, feed-forward 3, learning rate 6e-3": {
         "model": {"shared_blocks": None, "ffn_multiplier": 3},
@@ -82,23 +79,18 @@ def folder(out: Path, name: str) -> Path:
     return out / "".join(letter if letter.isalnum() else "-" for letter in name)
 
 
-def is_finished(out: Path, name: str, samples: int) -> bool:
-    """Whether a run has measured its last step."""
+def figures(out: Path, name: str, samples: int) -> dict[str, Any] | None:
+    """Held-out bits along the way, rate and parameters of a run; None unless it has measured its last step."""
     lines = read_metrics(folder(out, name) / "metrics.jsonl")
     last = variant(name, samples).schedule.total_steps
-    return any(line["step"] == last and "heldout_image_bits" in line for line in lines)
-
-
-def figures(out: Path, name: str) -> dict[str, Any]:
-    """What a finished run measured: its held-out bits along the way, its rate, its parameters."""
-    lines = read_metrics(folder(out, name) / "metrics.jsonl")
-    bits = {line["step"]: line["heldout_image_bits"] for line in lines if "heldout_image_bits" in line}
-    rates = sorted(line["samples_per_s"] for line in lines if "samples_per_s" in line)
+    bits = {line["step"] / last: line["heldout_image_bits"] for line in lines if "heldout_image_bits" in line}
+    if 1.0 not in bits:
+        return None
     model = load_model(folder(out, name) / "model")
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "samples_per_s": rates[len(rates) // 2],
-        "bits": {round(step / max(bits), 2): value for step, value in bits.items()},
+        "samples_per_s": median(line["samples_per_s"] for line in lines if "samples_per_s" in line),
+        "bits": {round(share, 2): value for share, value in bits.items()},
     }
 
 
@@ -122,43 +114,39 @@ def curves(found: Mapping[str, Mapping[str, Any]], samples: int) -> str:
 
 def main() -> None:
     """Run what is asked for, then report what is finished."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("shards", type=Path)
     parser.add_argument("heldout", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("names", nargs="*", help="of variants; without any all of them")
-    parser.add_argument("--samples", type=int, default=SAMPLES, help="in each run")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a variant; without any all of them")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="in each run (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_intermixed_args()
-    unknown = set(options.names) - VARIANTS.keys()
-    if unknown:
+    out, samples, names = options.out, options.samples, options.names or list(VARIANTS)
+    if unknown := set(names) - VARIANTS.keys():
         parser.error(f"no variant {', '.join(sorted(unknown))}; there are {', '.join(VARIANTS)}")
-    for name in options.names or VARIANTS:
-        if variant(name, options.samples).schedule.total_steps % len(MEASURED_AT):
-            parser.error(f"--samples {options.samples}: the steps of {name!r} cannot be divided by {len(MEASURED_AT)}")
+    for name in names:
+        if variant(name, samples).schedule.total_steps % len(MEASURED_AT):
+            parser.error(f"--samples {samples}: the steps of {name!r} cannot be divided by {len(MEASURED_AT)}")
     torch.set_num_threads(options.threads)
-    for name in options.names or VARIANTS:
+    for name in names:
         with progress_bar(name, "samples") as on_progress:
-            train(
-                options.shards,
-                folder(options.out, name),
-                variant(name, options.samples),
-                heldout=options.heldout,
-                on_progress=on_progress,
-            )
-    found = {name: figures(options.out, name) for name in VARIANTS if is_finished(options.out, name, options.samples)}
-    rows = [
-        [
-            name,
-            f"{each['parameters'] / 1e6:.2f} M",
-            *(f"{each['bits'][share]:.3f}" for share in MEASURED_AT),
-            f"{each['samples_per_s']:.1f}",
-        ]
+            recipe = variant(name, samples)
+            train(options.shards, folder(out, name), recipe, heldout=options.heldout, on_progress=on_progress)
+    found = {name: each for name in VARIANTS if (each := figures(out, name, samples)) is not None}
+    columns = (
+        Column("changed", "changed"),
+        Column("M parameters", "parameters", ".2f", 1e6),
+        *(Column(f"after {share:.0%}", str(share), ".3f") for share in MEASURED_AT),
+        Column("samples/s", "samples_per_s", ".1f"),
+    )
+    lines = [
+        {"changed": name, **each, **{str(share): bits for share, bits in each["bits"].items()}}
         for name, each in found.items()
     ]
-    print_table(["changed", "parameters", *(f"after {share:.0%}" for share in MEASURED_AT), "samples/s"], rows)
-    (options.out / "curves.svg").write_text(curves(found, options.samples))
-    print_json("ablations", {"samples": options.samples, "variants": found})
+    print_figures(lines, columns)
+    (out / "curves.svg").write_text(curves(found, samples))
+    print_json("ablations", {"samples": samples, "variants": found})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """`dalle-lean bench`: the benchmarks a user may want to rerun, beside the published figures."""
 
-import json as json_format
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +17,7 @@ MEGA = 1e6
 Figures = dict[str, float]
 
 
-class What(StrEnum):
+class BenchmarkName(StrEnum):
     """The benchmarks."""
 
     SAMPLING = "sampling"
@@ -54,7 +54,7 @@ def sampling_figures(found: dict[str, Any]) -> Figures:
 def training_figures(found: dict[str, Any]) -> Figures:
     figures = {}
     for line in found["ways"]:
-        name = f"{'reversible' if line['reversible'] else 'sequential'}, {line['way']}"
+        name = f"{line['function']}, {line['way']}"
         figures[f"{name}: tokens/s"] = line["tokens_per_s"]
         figures[f"{name}: step, MB"] = line["step_bytes"] / MEGA
     return figures
@@ -65,7 +65,7 @@ def memory_figures(found: dict[str, Any]) -> Figures:
     measured = [line for line in found.get("layers", ()) if "hooked_bytes" in line]
     figures = {f"a layer, {line['way']}: widths a token": line["widths"] for line in measured}
     for line in found.get("peaks", ()):
-        name = f"{'reversible' if line['reversible'] else 'sequential'}, {line['way']}, batch {line['batch_size']}"
+        name = f"{line['function']}, {line['way']}, batch {line['batch_size']}"
         figures[f"{name}: peak, MB"] = line["peak_bytes"] / MEGA
     return figures
 
@@ -79,20 +79,21 @@ def job_figures(found: dict[str, Any]) -> Figures:
     return {name.replace("_per_", "/").replace("_", " "): found[name] for name in rates if name in found}
 
 
-BENCHMARKS: dict[What, Benchmark] = {
-    What.SAMPLING: Benchmark(
+BENCHMARKS: dict[BenchmarkName, Benchmark] = {
+    BenchmarkName.SAMPLING: Benchmark(
         "sampling", ("--batches", "1", "8", "32", "--rounds", "1"), sampling_figures, takes_reference=True
     ),
-    What.TRAINING: Benchmark("training", ("--turns", "1"), training_figures, takes_reference=True),
-    What.MEMORY: Benchmark("memory", ("--tables", "layers"), memory_figures),
-    What.OPTIMIZER: Benchmark("optimizer", ("--rounds", "2"), optimizer_figures),
-    What.JOBS: Benchmark("speed", (), job_figures),
+    BenchmarkName.TRAINING: Benchmark("training", ("--turns", "1"), training_figures, takes_reference=True),
+    BenchmarkName.MEMORY: Benchmark("memory", ("--tables", "layers"), memory_figures),
+    BenchmarkName.OPTIMIZER: Benchmark("optimizer", ("--rounds", "2"), optimizer_figures),
+    BenchmarkName.JOBS: Benchmark("speed", (), job_figures),
 }
 
 
 def bench(
     what: Annotated[
-        list[What] | None, typer.Argument(metavar="WHAT", help=f"{', '.join(What)}; all if none is named.")
+        list[BenchmarkName] | None,
+        typer.Argument(metavar="WHAT", help=f"{', '.join(BenchmarkName)}; all if none is named."),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="As published; quick runs take about a minute each.")] = False,
     reference: Annotated[
@@ -105,7 +106,7 @@ def bench(
 
     published = published_figures(published_page().read_text())
     failed = []
-    for name in dict.fromkeys(what or What):
+    for name in dict.fromkeys(what or BenchmarkName):
         benchmark = BENCHMARKS[name]
         arguments = [] if full else [*benchmark.quick]
         if reference is not None and benchmark.takes_reference:
@@ -129,32 +130,34 @@ def run(module: str, arguments: list[str]) -> dict[str, Any] | None:
 
     command = [sys.executable, "-c", RUN_MODULE, str(ROOT), f"benchmarks.{module}", *arguments]
     result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    return dict(json_format.loads(result.stdout.splitlines()[-1])) if result.returncode == 0 else None
+    return dict(json.loads(result.stdout.splitlines()[-1])) if result.returncode == 0 else None
 
 
 def comparison(
     figures_of: Callable[[dict[str, Any]], Figures], found: dict[str, Any], published: dict[str, Any] | None
 ) -> list[str]:
     """The table's lines: every figure, published and here, and here / published; before it, where each was measured."""
-    here, there = figures_of(found), {} if published is None else figures_of(published)
+    here, there = figures_of(found), figures_of(published) if published else {}
     lines = [f"here: {found['machine']}, commit {found['commit']}"]
-    if published is None:
-        lines.append("published: BENCHMARKS.md has no figures of this benchmark yet")
-    else:
+    if published:
         lines.append(f"published: {published['machine']}, commit {published['commit']}")
         if published["machine"] != found["machine"]:
             lines.append("Another machine: the ratios compare machines as much as versions.")
+    else:
+        lines.append("published: BENCHMARKS.md has no figures of this benchmark yet")
     width = max(map(len, here))
     lines.append(f"{'figure':{width}} {'published':>12} {'here':>12} {'ratio':>7}")
     for name, value in here.items():
         known = there.get(name)
-        ratio = "-" if not known else f"{value / known:.2f}"
-        lines.append(f"{name:{width}} {'-' if known is None else number(known):>12} {number(value):>12} {ratio:>7}")
+        ratio = f"{value / known:.2f}" if known else "-"
+        lines.append(f"{name:{width}} {number(known):>12} {number(value):>12} {ratio:>7}")
     if missing := there.keys() - here.keys():
         lines.append(f"{len(missing)} published figures were not measured in this run; --full measures more.")
     return lines
 
 
-def number(value: float) -> str:
-    """With three digits or more."""
+def number(value: float | None) -> str:
+    """With three digits or more; "-" where there is none."""
+    if value is None:
+        return "-"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -4,15 +4,12 @@ R pictures, I codes in a picture, N prompts, T text length.
 """
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from benchmarks.roofline import now
+from benchmarks.timing import now
 from dalle_lean.images.vqgan import VQGAN
 from inference.ranking import decode_and_score
 from inference.sampling.decoder import Decoder
@@ -25,50 +22,53 @@ from inference.scorer import Scorer
 
 
 class Drawing(NamedTuple):
-    """Codes and what they took, in seconds."""
+    """Codes and what they took."""
 
     codes: Tensor
     """[R, I]."""
-    prefill: float
+    prefill_s: float
     """Reading the prompt."""
-    steps: float
+    steps_s: float
     """Reading all codes but the last, KVCache.decode_step."""
-    sampling: float
+    sampling_s: float
     """The rest: making the cache, filter, noise and choice."""
     cache_bytes: int
 
     @property
-    def seconds(self) -> float:
+    def total_s(self) -> float:
         """All of it."""
-        return self.prefill + self.steps + self.sampling
+        return self.prefill_s + self.steps_s + self.sampling_s
 
 
-class Painting(NamedTuple):
+class RenderTimes(NamedTuple):
     """Seconds from codes to scores."""
 
-    decode: float
-    score: float
-
-
-@dataclass
-class Reads:
-    """What was seen of KVCache.decode_step."""
-
-    seconds: float = 0.0
-    cache: KVCache | None = None
+    decode_s: float
+    score_s: float
 
 
 def draw(decoder: Decoder, text_ids: Tensor, batch: int) -> Drawing:
     """`batch` pictures of each prompt [N, T], with the defaults people get and seed 0."""
-    device = decoder.device
+    device, read = decoder.device, KVCache.decode_step
+    steps_s, cache_bytes = 0.0, 0
+
+    def timed_read(cache: KVCache, codes: Tensor) -> Tensor:
+        nonlocal steps_s, cache_bytes
+        started = now(device)
+        logits = read(cache, codes)
+        steps_s += now(device) - started
+        cache_bytes = cache.num_bytes
+        return logits
+
     started = now(device)
     prompts = read_prompts(decoder, text_ids)
-    read = now(device)
-    with timed_reads(device) as reads:
-        last = deque(sample_codes(decoder, prompts, rows(batch) * len(text_ids)), maxlen=1)
-        done = now(device)
-    assert reads.cache is not None, "there was more than one code to draw"
-    return Drawing(last[0], read - started, reads.seconds, done - read - reads.seconds, reads.cache.num_bytes)
+    prefilled = now(device)
+    KVCache.decode_step = timed_read  # type: ignore[method-assign, assignment]
+    try:
+        [codes] = deque(sample_codes(decoder, prompts, rows(batch) * len(text_ids)), maxlen=1)
+    finally:
+        KVCache.decode_step = read  # type: ignore[method-assign]
+    return Drawing(codes, prefilled - started, steps_s, now(device) - prefilled - steps_s, cache_bytes)
 
 
 def rows(batch: int) -> list[Row]:
@@ -76,26 +76,7 @@ def rows(batch: int) -> list[Row]:
     return [Row(picture, Sampling()) for picture in range(batch)]
 
 
-@contextmanager
-def timed_reads(device: torch.device) -> Iterator[Reads]:
-    """Every KVCache.decode_step inside is timed."""
-    reads, read = Reads(), KVCache.decode_step
-
-    def timed(cache: KVCache, codes: Tensor) -> Tensor:
-        started = now(device)
-        logits = read(cache, codes)
-        reads.seconds += now(device) - started
-        reads.cache = cache
-        return logits
-
-    KVCache.decode_step = timed  # type: ignore[method-assign, assignment]
-    try:
-        yield reads
-    finally:
-        KVCache.decode_step = read  # type: ignore[method-assign]
-
-
-def paint(codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer) -> Painting:
+def render(codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer) -> RenderTimes:
     """Decode and rank codes [R, I], one after the other."""
     device = codes.device
     started = now(device)
@@ -103,7 +84,7 @@ def paint(codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer) -> Painting:
     decoded = now(device)
     for part in ranked:
         scorer.score(part.pixels.permute(0, 3, 1, 2) / 255, prompt)
-    return Painting(decoded - started, now(device) - decoded)
+    return RenderTimes(decoded - started, now(device) - decoded)
 
 
 @torch.inference_mode()
@@ -112,15 +93,10 @@ def choices_after(decoder: Decoder, text_ids: Tensor, codes: Tensor) -> Tensor:
     config, prompts = decoder.config, read_prompts(decoder, text_ids)
     batch = len(codes) // len(text_ids)
     cache = KVCache(decoder, prompts, len(codes))
-    asked = rows(batch) * len(text_ids)
-    noise = GumbelNoise(
-        [row.sampling.seed for row in asked],
-        [row.picture for row in asked],
-        config.image_vocab_size,
-        config.image_len,
-        decoder.device,
-    )
-    logits, sampling, chosen = prompts.logits.repeat_interleave(batch, dim=0), Sampling(), torch.empty_like(codes)
+    sampling, pictures = Sampling(), list(range(batch)) * len(text_ids)
+    seeds = [sampling.seed] * len(codes)
+    noise = GumbelNoise(seeds, pictures, config.image_vocab_size, config.image_len, decoder.device)
+    logits, chosen = prompts.logits.repeat_interleave(batch, dim=0), torch.empty_like(codes)
     for step in range(config.image_len):
         allowed = filter_logits(logits, sampling.top_k, sampling.top_p)
         chosen[:, step] = sample(allowed, noise.at(step), sampling.temperature)

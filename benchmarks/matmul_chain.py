@@ -71,8 +71,8 @@ def step_flop(model: Dalle, batch: int) -> int:
 def step_bytes(model: Dalle, precision: Precision, batch: int) -> int:
     """What a step must read at least: every weight once, shared or not, the prompt's keys and values once, and of
     each picture those that a query sees."""
-    once = {weight.data_ptr(): weight.numel() for weight in step_weights(model)}
-    return sum(once.values()) * WEIGHT_BYTES[precision] + read_bytes(model.config, precision, batch)
+    weights = {weight.data_ptr(): weight.numel() for weight in step_weights(model)}
+    return sum(weights.values()) * WEIGHT_BYTES[precision] + read_bytes(model.config, precision, batch)
 
 
 def read_bytes(config: DalleConfig, precision: Precision, batch: int) -> int:

@@ -11,9 +11,9 @@ Three tables in fp32 on the CPU, by plan:
 Bytes are exact (benchmarks/allocations.py). Weights, gradients and the batch exist before and do not count.
 """
 
-import argparse
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,10 +22,12 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from benchmarks.allocations import Step, allocated, hooked_bytes, step_bytes
 from benchmarks.plans import REVERSIBLE, SEQUENTIAL
-from benchmarks.report import print_json, print_table
+from benchmarks.reference import random_batch
+from benchmarks.report import Column, make_parser, print_figures, print_json
+from benchmarks.timing import in_turns
+from benchmarks.training import stream_name
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.memory import MemoryPlan
-from dalle_lean.terminal import progress_bar
 
 FLOAT_BYTES = 4
 KB, MB = 1e3, 1e6
@@ -40,7 +42,6 @@ SMALL = dataclasses.replace(
 )
 BATCH_SIZES = (1, 2)
 LONGER_SIDE = 24
-TABLES = ("layers", "peaks", "growth")
 PLANS = {True: REVERSIBLE, False: SEQUENTIAL}
 LEAN_TRANSFORMER = {
     "LeanTransformer: backward by hand, its default": 15.0,
@@ -51,7 +52,8 @@ LEAN_TRANSFORMER = {
 """What the design of learning-at-home/lean_transformer keeps, in widths per token: its own layer of these sizes,
 counted once by saved-tensor hooks; not measured here."""
 
-OnStep = Callable[[], None]
+Figures = dict[str, Any]
+Forward = Callable[[], Tensor]
 
 
 class PlainLayer(nn.Module):
@@ -86,74 +88,58 @@ class PlainLayer(nn.Module):
 
 def main() -> None:
     """Count, print the tables and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--threads", type=int, default=2, help="default: %(default)s")
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="default: all three")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    ways = sum(len(plans) for plans in PLANS.values())
-    steps = {
-        "layers": 2 + sum(len(whole(plans)) for plans in PLANS.values()),
-        "peaks": ways * len(BATCH_SIZES),
-        "growth": ways,
-    }
-    total = sum(steps[name] for name in options.tables)
-    measure: dict[str, Callable[[OnStep], list[dict[str, Any]]]] = {
-        "layers": lambda on_step: layer_figures(PAPER_LAYERS, on_step),
-        "peaks": lambda on_step: peak_figures(PAPER, BATCH_SIZES, on_step),
-        "growth": lambda on_step: growth_figures(SMALL, LONGER_SIDE, on_step),
-    }
-    with progress_bar("Counting", "steps") as on_progress:
-        done = iter(range(1, total + 1))
-
-        def on_step() -> None:
-            on_progress(next(done), total, "")
-
-        figures = {name: measure[name](on_step) for name in TABLES if name in options.tables}
-    for name, lines in figures.items():
-        {"layers": print_layers, "peaks": print_peaks, "growth": print_growth}[name](lines)
+    figures = {}
+    for name, (title, measure, columns) in TABLES.items():
+        if name in options.tables:
+            figures[name] = measure()
+            print(f"\n{title}")
+            print_figures(figures[name], columns)
     print_json("memory", figures)
 
 
-def whole(plans: dict[str, MemoryPlan]) -> dict[str, MemoryPlan]:
-    """The plans without pieces: pieces keep nothing more or less."""
-    return {name: plan for name, plan in plans.items() if not name.startswith("+")}
+def counted(measures: dict[str, Callable[[], Figures]]) -> list[Figures]:
+    """The figures of each measure."""
+    return [figures for [figures] in in_turns(measures, 1, "Counting").values()]
 
 
-def layer_figures(config: DalleConfig, on_step: OnStep, depths: tuple[int, int] = (2, 4)) -> list[dict[str, Any]]:
+def layer_figures(config: DalleConfig, depths: tuple[int, int] = (2, 4)) -> list[Figures]:
     """Bytes per layer and token that forward keeps, from the difference between two depths."""
     width, tokens = config.hidden_size, config.sequence_len
-    figures = []
 
-    def add(way: str, of_depth: Callable[[int], tuple[Callable[[], Tensor], nn.Module]]) -> None:
+    def per_layer(way: str, of_depth: Callable[[int], tuple[Forward, nn.Module]]) -> Figures:
         live, hooked = [], []
         for depth in depths:
             forward, model = of_depth(depth)
             live.append(allocated(forward)[1])
             hooked.append(hooked_bytes(forward, model.parameters()))
-        both = {"live_bytes": live, "hooked_bytes": hooked}
-        per_token = {name: (b - a) / (depths[1] - depths[0]) / tokens for name, (a, b) in both.items()}
-        figures.append({"way": way, "widths": per_token["live_bytes"] / width / FLOAT_BYTES, **per_token})
-        on_step()
+        live_bytes, saved_bytes = ((b - a) / (depths[1] - depths[0]) / tokens for a, b in (live, hooked))
+        widths = live_bytes / width / FLOAT_BYTES
+        return {"way": way, "widths": widths, "live_bytes": live_bytes, "hooked_bytes": saved_bytes}
 
-    for fused, name in ((True, "torch's attention"), (False, "explicit softmax")):
-        add(f"plain PyTorch, {name}", lambda depth, fused=fused: plain_forward(config, depth, fused))  # type: ignore[misc]
-    figures += [
+    def ours(reversible: bool, plan: MemoryPlan, depth: int) -> tuple[Forward, nn.Module]:
+        model = Dalle(dataclasses.replace(config, num_layers=depth, reversible=reversible), plan)
+        return loss_of(model, 1), model
+
+    ways: dict[str, Callable[[int], tuple[Forward, nn.Module]]] = {
+        "plain PyTorch, torch's attention": partial(plain_forward, config, True),
+        "plain PyTorch, explicit softmax": partial(plain_forward, config, False),
+    }
+    for reversible, name, plan in all_plans():
+        if not name.startswith("+"):  # pieces keep nothing more or less
+            ways[f"{stream_name(reversible)}: {name}"] = partial(ours, reversible, plan)
+    published = [
         {"way": way, "widths": widths, "live_bytes": widths * width * FLOAT_BYTES}
         for way, widths in LEAN_TRANSFORMER.items()
     ]
-    for reversible, plans in PLANS.items():
-        for name, plan in whole(plans).items():
-
-            def of_depth(depth: int, reversible: bool = reversible, plan: MemoryPlan = plan) -> Any:
-                model = Dalle(dataclasses.replace(config, num_layers=depth, reversible=reversible), plan)
-                return loss_of(model, 1), model
-
-            add(f"{stream_name(reversible)}: {name}", of_depth)
-    return figures
+    return counted({way: partial(per_layer, way, of_depth) for way, of_depth in ways.items()}) + published
 
 
-def plain_forward(config: DalleConfig, depth: int, fused: bool) -> tuple[Callable[[], Tensor], nn.Module]:
+def plain_forward(config: DalleConfig, fused: bool, depth: int) -> tuple[Forward, nn.Module]:
     """A stack of plain layers of the config's sizes over random inputs that want a gradient."""
     layers = nn.ModuleList(PlainLayer(config.hidden_size, config.num_heads, fused) for _ in range(depth))
     length = config.sequence_len
@@ -169,102 +155,97 @@ def plain_forward(config: DalleConfig, depth: int, fused: bool) -> tuple[Callabl
     return forward, layers
 
 
-def peak_figures(config: DalleConfig, batch_sizes: tuple[int, ...], on_step: OnStep) -> list[dict[str, Any]]:
+def all_plans() -> list[tuple[bool, str, MemoryPlan]]:
+    """(reversible, name, plan) of all that is compared."""
+    return [(reversible, name, plan) for reversible, plans in PLANS.items() for name, plan in plans.items()]
+
+
+def peak_figures(config: DalleConfig, batch_sizes: tuple[int, ...]) -> list[Figures]:
     """Bytes that forward keeps and the peak of the step, by plan and batch size."""
-    figures = []
-    for reversible, plans in PLANS.items():
-        model = Dalle(dataclasses.replace(config, reversible=reversible))
-        for name, plan in plans.items():
-            model.plan = plan
-            for size in batch_sizes:
-                step = step_bytes(loss_of(model, size), model.parameters())
-                figures.append({"reversible": reversible, "way": name, "batch_size": size, **step._asdict()})
-                on_step()
-    return figures
+
+    def peak(reversible: bool, name: str, plan: MemoryPlan, size: int) -> Figures:
+        model = Dalle(dataclasses.replace(config, reversible=reversible), plan)
+        step = step_bytes(loss_of(model, size), model.parameters())
+        return {"function": stream_name(reversible), "way": name, "batch_size": size, **step._asdict()}
+
+    return counted(
+        {
+            f"{stream_name(way[0])}: {way[1]}, batch {size}": partial(peak, *way, size)
+            for way in all_plans()
+            for size in batch_sizes
+        }
+    )
 
 
 def growth_figures(
-    config: DalleConfig, longer_side: int, on_step: OnStep, depths: tuple[int, int] = (4, 8), batch_size: int = 4
-) -> list[dict[str, Any]]:
+    config: DalleConfig, longer_side: int, depths: tuple[int, int] = (4, 8), batch_size: int = 4
+) -> list[Figures]:
     """Bytes that another layer, sample and position add to what forward keeps and to the peak, by plan."""
-    figures = []
-    for reversible, plans in PLANS.items():
-        for name, plan in plans.items():
+    units = {
+        "layer": (depths[1] - depths[0], {"depth": depths[1]}),
+        "sample": (batch_size, {"size": 2 * batch_size}),
+        "position": (longer_side**2 - config.image_side**2, {"side": longer_side}),
+    }
 
-            def measured(depth: int, size: int, side: int, plan: MemoryPlan = plan, two: bool = reversible) -> Step:
-                model = Dalle(dataclasses.replace(config, num_layers=depth, image_side=side, reversible=two), plan)
-                return step_bytes(loss_of(model, size), model.parameters())
+    def growth(reversible: bool, name: str, plan: MemoryPlan) -> Figures:
+        def measured(depth: int = depths[0], size: int = batch_size, side: int = config.image_side) -> Step:
+            larger = dataclasses.replace(config, num_layers=depth, image_side=side, reversible=reversible)
+            model = Dalle(larger, plan)
+            return step_bytes(loss_of(model, size), model.parameters())
 
-            start = measured(depths[0], batch_size, config.image_side)
-            layers = depths[1] - depths[0]
-            positions = longer_side**2 - config.image_side**2
-            line: dict[str, Any] = {"reversible": reversible, "way": name}
-            for unit, count, step in (
-                ("layer", layers, measured(depths[1], batch_size, config.image_side)),
-                ("sample", batch_size, measured(depths[0], 2 * batch_size, config.image_side)),
-                ("position", positions, measured(depths[0], batch_size, longer_side)),
-            ):
-                line[f"kept_bytes_a_{unit}"] = (step.kept_bytes - start.kept_bytes) / count
-                line[f"peak_bytes_a_{unit}"] = (step.peak_bytes - start.peak_bytes) / count
-            figures.append(line)
-            on_step()
-    return figures
+        start = measured()
+        line: Figures = {"function": stream_name(reversible), "way": name}
+        for unit, (count, more) in units.items():
+            step = measured(**more)
+            line[f"kept_bytes_a_{unit}"] = (step.kept_bytes - start.kept_bytes) / count
+            line[f"peak_bytes_a_{unit}"] = (step.peak_bytes - start.peak_bytes) / count
+        return line
+
+    return counted({f"{stream_name(way[0])}: {way[1]}": partial(growth, *way) for way in all_plans()})
 
 
 def loss_of(model: Dalle, batch_size: int) -> Callable[[], Tensor]:
     """The loss of one random batch."""
-    config, generator = model.config, torch.Generator().manual_seed(0)
-    text_ids = torch.randint(config.text_vocab_size, (batch_size, config.text_len), generator=generator)
-    image_codes = torch.randint(config.image_vocab_size, (batch_size, config.image_len), generator=generator)
-    return lambda: model.loss(text_ids, image_codes)
+    batch = random_batch(model.config, batch_size)
+    return lambda: model.loss(batch["text_ids"], batch["image_codes"])
 
 
-def stream_name(reversible: bool) -> str:
-    """What the two functions are called in the tables."""
-    return "reversible" if reversible else "sequential"
-
-
-def print_layers(figures: list[dict[str, Any]]) -> None:
-    """Table 1."""
-    print("\nKept for backward by a layer, per token")
-    rows = [
+KEPT_AND_PEAK = ("kept", "peak")
+BY_PLAN = (Column("function", "function"), Column("plan", "way"))
+TABLES: dict[str, tuple[str, Callable[[], list[Figures]], tuple[Column, ...]]] = {
+    "layers": (
+        "Kept for backward by a layer, per token; what has no bytes by hooks was not measured here",
+        lambda: layer_figures(PAPER_LAYERS),
         (
-            line["way"],
-            f"{line['widths']:.2f}",
-            f"{line['live_bytes']:,.0f}",
-            f"{line['hooked_bytes']:,.0f}" if "hooked_bytes" in line else "not measured here",
-        )
-        for line in figures
-    ]
-    print_table(("layer", "widths", "bytes, by live storages", "bytes, by hooks"), rows)
-
-
-def print_peaks(figures: list[dict[str, Any]]) -> None:
-    """Table 2."""
-    print("\nTwo layers of the paper's model, MB")
-    sizes = sorted({line["batch_size"] for line in figures})
-    header = ["function", "plan", *(f"{what}, batch {size}" for what in ("kept", "peak") for size in sizes)]
-    by_way: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
-    for line in figures:
-        by_way.setdefault((stream_name(line["reversible"]), line["way"]), {})[line["batch_size"]] = line
-    rows = [
-        (*way, *(f"{of_size[size][name] / MB:,.1f}" for name in ("kept_bytes", "peak_bytes") for size in sizes))
-        for way, of_size in by_way.items()
-    ]
-    print_table(header, rows)
-
-
-def print_growth(figures: list[dict[str, Any]]) -> None:
-    """Table 3."""
-    print("\nGrowth in a small model, kB")
-    units = [f"{what}_bytes_a_{unit}" for unit in ("layer", "sample", "position") for what in ("kept", "peak")]
-    header = ("function", "plan", *(unit.replace("_bytes_a_", ", a ") for unit in units))
-    rows = [
-        (stream_name(line["reversible"]), line["way"], *(f"{line[unit] / KB:,.2f}" for unit in units))
-        for line in figures
-    ]
-    print_table(header, rows)
-
+            Column("layer", "way"),
+            Column("widths", "widths", ".2f"),
+            Column("bytes, by live storages", "live_bytes", ",.0f"),
+            Column("bytes, by hooks", "hooked_bytes", ",.0f"),
+        ),
+    ),
+    "peaks": (
+        "Two layers of the paper's model, MB",
+        lambda: peak_figures(PAPER, BATCH_SIZES),
+        (
+            *BY_PLAN,
+            Column("batch", "batch_size"),
+            *(Column(what, f"{what}_bytes", ",.1f", MB) for what in KEPT_AND_PEAK),
+        ),
+    ),
+    "growth": (
+        "Growth in a small model, kB",
+        lambda: growth_figures(SMALL, LONGER_SIDE),
+        (
+            *BY_PLAN,
+            *(
+                Column(f"{what}, a {unit}", f"{what}_bytes_a_{unit}", ",.2f", KB)
+                for unit in ("layer", "sample", "position")
+                for what in KEPT_AND_PEAK
+            ),
+        ),
+    ),
+}
+"""Title, measurement and columns."""
 
 if __name__ == "__main__":
     main()

@@ -3,94 +3,73 @@
 The tensors are those of the paper's model; statistics are on the CPU and 8-bit for both forms of LAMB.
 """
 
-import argparse
 import os
-import statistics
-import time
-from typing import Any
+from statistics import median
 
 import torch
 from torch import nn
 
-from benchmarks.report import print_json, print_table
+from benchmarks.report import Column, make_parser, print_figures, print_json
+from benchmarks.timing import in_turns, timed
 from dalle_lean.optim.lamb import Lamb, has_numba
 
-BLOCK = [(3072, 1024), (1024, 1024), (8192, 1024), (1024, 4096)]
-VECTORS = [(1024,), (8192,), (4096,)]
-SHAPES = (BLOCK + VECTORS) * 5 + [(40548, 1024), (40548,)]
+BLOCK = [(3072, 1024), (1024, 1024), (8192, 1024), (1024, 4096), (1024,), (8192,), (4096,)]
+SHAPES = BLOCK * 5 + [(40548, 1024), (40548,)]
+ADAMW = "torch AdamW fp32, fused"
+COLUMNS = (
+    Column("optimizer", "name"),
+    Column("M parameters/s", "parameters_per_s", ".0f", 1e6),
+    Column("slowest", "slowest", ".0f", 1e6),
+    Column("fastest", "fastest", ".0f", 1e6),
+    Column("of AdamW", "of_adamw", ".2f"),
+    Column("CPU ns/parameter", "cpu_ns_per_parameter", ".1f"),
+    Column("statistics, bytes/parameter", "statistics_bytes_per_parameter", ".3f"),
+    Column("first step, s", "first_step_s", ".1f"),
+)
 
 
 def main() -> None:
     """Measure in turns, print the table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="Timed steps of each optimizer. [default: 5]")
+    parser = make_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="timed steps of each optimizer (default: %(default)s)")
     rounds: int = parser.parse_args().rounds
+    load_average = os.getloadavg()[0]
     parameters = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
     generator = torch.Generator().manual_seed(0)
     for parameter in parameters:
         parameter.grad = torch.randn(parameter.shape, generator=generator) * 1e-3
     numel = sum(parameter.numel() for parameter in parameters)
-    optimizers = {
-        "LAMB 8-bit, compiled": Lamb(parameters, lr=1e-3, fused=True) if has_numba() else None,
+    optimizers: dict[str, torch.optim.Optimizer] = {
         "LAMB 8-bit, plain torch": Lamb(parameters, lr=1e-3, fused=False),
-        "torch AdamW fp32, fused": torch.optim.AdamW(parameters, lr=1e-3, fused=True),
+        ADAMW: torch.optim.AdamW(parameters, lr=1e-3, fused=True),
     }
-    found = {name: optimizer for name, optimizer in optimizers.items() if optimizer is not None}
-    busy_before = os.getloadavg()[0]
-    first_s = {name: timed(optimizer)[0] for name, optimizer in found.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in found}
-    cpu_seconds: dict[str, list[float]] = {name: [] for name in found}
-    for _ in range(rounds):
-        for name, optimizer in found.items():
-            wall_s, cpu_s = timed(optimizer)
-            seconds[name].append(wall_s)
-            cpu_seconds[name].append(cpu_s)
-    figures = {
-        name: {
-            "parameters_per_s": numel / statistics.median(seconds[name]),
-            "slowest": numel / max(seconds[name]),
-            "fastest": numel / min(seconds[name]),
-            "cpu_ns_per_parameter": statistics.median(cpu_seconds[name]) / numel * 1e9,
-            "first_step_s": first_s[name],
-            "statistics_bytes_per_parameter": statistics_bytes(optimizer) / numel,
-        }
-        for name, optimizer in found.items()
-    }
-    reference = figures["torch AdamW fp32, fused"]["parameters_per_s"]
-    rows = [
-        (
-            name,
-            f"{figure['parameters_per_s'] / 1e6:.0f} ({figure['slowest'] / 1e6:.0f} to {figure['fastest'] / 1e6:.0f})",
-            f"{figure['parameters_per_s'] / reference:.2f}",
-            f"{figure['cpu_ns_per_parameter']:.1f}",
-            f"{figure['statistics_bytes_per_parameter']:.3f}",
-            f"{figure['first_step_s']:.1f}",
-        )
-        for name, figure in figures.items()
-    ]
-    header = ("M parameters/s", "of AdamW", "CPU ns/parameter", "statistics, bytes/parameter", "first step, s")
-    print_table(("optimizer", *header), rows)
-    print_json(
-        "optimizer",
-        {
-            "optimizers": figures,
-            "parameters": numel,
-            "threads": torch.get_num_threads(),
-            "load_average_before": busy_before,
-        },
+    if has_numba():
+        optimizers = {"LAMB 8-bit, compiled": Lamb(parameters, lr=1e-3, fused=True), **optimizers}
+    steps = in_turns(
+        {name: lambda optimizer=optimizer: timed(optimizer.step) for name, optimizer in optimizers.items()},
+        rounds + 1,
     )
-
-
-def timed(optimizer: torch.optim.Optimizer) -> tuple[float, float]:
-    """(seconds, CPU seconds of all threads) of one step; the latter hardly depend on what else runs."""
-    started, cpu_started = time.perf_counter(), time.process_time()
-    optimizer.step()
-    return time.perf_counter() - started, time.process_time() - cpu_started
+    figures = {}
+    for name, (first, *later) in steps.items():
+        seconds = [step.wall_s for step in later]
+        figures[name] = {
+            "parameters_per_s": numel / median(seconds),
+            "slowest": numel / max(seconds),
+            "fastest": numel / min(seconds),
+            "cpu_ns_per_parameter": median(step.cpu_s for step in later) / numel * 1e9,
+            "first_step_s": first.wall_s,
+            "statistics_bytes_per_parameter": statistics_bytes(optimizers[name]) / numel,
+        }
+    for figure in figures.values():
+        figure["of_adamw"] = figure["parameters_per_s"] / figures[ADAMW]["parameters_per_s"]
+    print_figures([{"name": name, **figure} for name, figure in figures.items()], COLUMNS)
+    settings = {"parameters": numel, "threads": torch.get_num_threads(), "load_average_before": load_average}
+    print_json("optimizer", {"optimizers": figures, **settings})
 
 
 def statistics_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of all tensors in the optimizer's state."""
-    values: list[Any] = [value for state in optimizer.state.values() for value in state.values()]
+    values = [value for state in optimizer.state.values() for value in state.values()]
     return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
 

@@ -5,24 +5,24 @@ with other colours, mirrored, and with other captions. Each phase is measured al
 the VQGAN's forward on the same batches, in turns. `--rows 100000` watches the memory of a run of so many pictures.
 """
 
-import argparse
 import io
 import os
-import statistics
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import permutations
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import psutil
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from benchmarks.report import print_json, print_table
+from benchmarks.report import TEST_PICTURES, make_parser, print_json, print_table
+from benchmarks.timing import Timed, in_turns, timed
 from dalle_lean.devices import pick_device
 from dalle_lean.images.files import open_picture
 from dalle_lean.images.vqgan import VQGAN, VQGANConfig
@@ -35,15 +35,13 @@ from preprocessing.encoding.pipeline import Encoder, Job, prepare, samples_of
 from preprocessing.shards.files import write_shard
 from preprocessing.sources import Sample, Source, open_source
 
-TEST_PICTURES = Path(__file__).parent.parent / "tests" / "data" / "emoji"
 PART_ROWS = 1024
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 VARIANTS = [(channels, mirrored) for mirrored in (False, True) for channels in permutations(range(3))]
 
 
 def main() -> None:
     """Measure, print the tables and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("data", type=Path, nargs="?", default=TEST_PICTURES)
     parser.add_argument("--vqgan", default=str(bundled_model() / "vqgan"), help="folder, or paper: f=8, 256 pixels")
     parser.add_argument("--pictures", type=int, default=1024)
@@ -54,18 +52,16 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3, help="of the VQGAN alone and of everything together")
     parser.add_argument("--rows", type=int, default=0, help="pictures of the run whose memory is watched; 0 for none")
     options = parser.parse_args()
-
     device = pick_device(options.device)
     torch.manual_seed(0)
     vqgan = VQGAN(VQGANConfig()) if options.vqgan == "paper" else VQGAN.load(options.vqgan)
     vqgan = vqgan.to(device).eval()
-    choices = {"batch_size": options.batch_size, "workers": options.workers, "bf16": options.bf16}
+    settings = {"batch_size": options.batch_size, "workers": options.workers, "bf16": options.bf16}
     with tempfile.TemporaryDirectory() as folder:
         source = VariedFolder(options.data, options.pictures)
-        figures = phases(source, vqgan, Path(folder), turns=options.turns, **choices)
-        print_table(
-            ("phase", "pictures/s"), [(name, f"{rate:.1f}") for name, rate in figures["pictures_per_s"].items()]
-        )
+        figures = phases(source, vqgan, Path(folder), turns=options.turns, **settings)
+        rates = figures["pictures_per_s"].items()
+        print_table(("phase", "pictures/s"), [(name, f"{rate:.1f}") for name, rate in rates])
         print(f"\nover the bare VQGAN: {100 * figures['overhead']:+.1f} %")
         if device.type == "cpu":
             cpu_ms = figures["cpu_ms"]
@@ -77,10 +73,10 @@ def main() -> None:
         print()
         if options.rows:
             many = VariedFolder(options.data, options.rows)
-            figures["memory"] = memory(many, vqgan, Path(folder) / "many", **choices)
-            rows = figures["memory"]["peak_mb_of_each_tenth"]
-            print_table(("tenth of the rows", "peak memory, MB"), list(enumerate(rows, start=1)))
-    print_json("preprocessing", {"vqgan": options.vqgan, "device": device.type, **choices, **figures})
+            figures["memory"] = memory(many, vqgan, Path(folder) / "many", **settings)
+            peaks = figures["memory"]["peak_mb_of_each_tenth"]
+            print_table(("tenth of the rows", "peak memory, MB"), list(enumerate(peaks, start=1)))
+    print_json("preprocessing", {"vqgan": options.vqgan, "device": device.type, **settings, **figures})
 
 
 def phases(
@@ -102,50 +98,48 @@ def phases(
         workers=workers,
         memory_bytes=MEMORY_BYTES,
     )
-    samples, read_s = timed(lambda: [one for one in samples_of(source, parts) if isinstance(one, Sample)])
-    cpu_s = {"decoding": processor_s(lambda: [job.decoding(sample) for sample in samples])[1]}
+    samples, read_s, _ = timed(lambda: [one for one in samples_of(source, parts) if isinstance(one, Sample)])
+    decoding_cpu_s = timed(lambda: [job.decoding(sample) for sample in samples]).cpu_s
     with DecodePool(job.decoding, workers, MEMORY_BYTES) as pool:
         list(pool.map(samples[: 4 * workers]))  # starts the processes
-        _, decode_s = timed(lambda: list(pool.map(samples)))
-        events = list(prepare(job, pool, parts, pinned=False))
-    batches = [event for event in events if isinstance(event, Batch)]
+        decode_s = timed(lambda: list(pool.map(samples))).wall_s
+        batches = [event for event in prepare(job, pool, parts, pinned=False) if isinstance(event, Batch)]
 
-    bare_s, bare_cpu_s, whole_s = [], [], []
-    for turn in range(turns):
+    def bare() -> Timed[list[Tensor]]:
         with Encoder(vqgan, batch_size, job.decoding.side, bf16) as encoder:
-            bare(encoder, batches[: encoder.at_once])
-            (codes, cpu), seconds = timed(lambda encoder=encoder: processor_s(lambda: bare(encoder, batches)))
-        bare_s.append(seconds)
-        bare_cpu_s.append(cpu)
-        out = folder / f"turn{turn}"
-        choices = {"batch_size": batch_size, "workers": workers, "bf16": bf16}
-        info, seconds = timed(lambda out=out, choices=choices: preprocess(source, out, vqgan, **choices))
-        assert info is not None
-        whole_s.append(seconds)
+            encode(encoder, batches[: encoder.at_once])
+            return timed(lambda: encode(encoder, batches))
+
+    def whole() -> Timed[Any]:
+        with tempfile.TemporaryDirectory(dir=folder) as out:
+            shards = Path(out) / "shards"
+            return timed(lambda: preprocess(source, shards, vqgan, batch_size=batch_size, workers=workers, bf16=bf16))
+
+    found = in_turns({"VQGAN alone": bare, "all together": whole}, turns)
+    alone, together = found["VQGAN alone"], found["all together"]
     rows = [
         view.row(codes)
-        for batch, rows_of_codes in zip(batches, codes, strict=True)
+        for batch, rows_of_codes in zip(batches, alone[0].result, strict=True)
         for view, codes in zip(batch.views, rows_of_codes.numpy(), strict=False)
     ]
-    _, write_s = timed(lambda: write_shard(folder / "written.parquet", rows))
     seconds = {
         "read": read_s,
         "decode": decode_s,
-        "VQGAN alone": statistics.median(bare_s),
-        "write": write_s,
-        "all together": statistics.median(whole_s),
+        "VQGAN alone": median(turn.wall_s for turn in alone),
+        "write": timed(lambda: write_shard(folder / "written.parquet", rows)).wall_s,
+        "all together": median(turn.wall_s for turn in together),
     }
-    cpu_s["VQGAN"] = statistics.median(bare_cpu_s)
+    cpu_s = {"decoding": decoding_cpu_s, "VQGAN": median(turn.cpu_s for turn in alone)}
     return {
         "pictures": len(samples),
         "pictures_per_s": {name: len(samples) / value for name, value in seconds.items()},
-        "overhead": statistics.median(whole / alone for whole, alone in zip(whole_s, bare_s, strict=True)) - 1,
+        "overhead": median(a.wall_s / b.wall_s for a, b in zip(together, alone, strict=True)) - 1,
         "cpu_ms": {name: 1000 * value / len(samples) for name, value in cpu_s.items()},
         "least_overhead": cpu_s["decoding"] / cpu_s["VQGAN"],
     }
 
 
-def bare(encoder: Encoder, batches: Sequence[Batch]) -> list[Tensor]:
+def encode(encoder: Encoder, batches: Sequence[Batch]) -> list[Tensor]:
     """The VQGAN's forward and nothing else, but for putting pictures on the device."""
     begun = [encoder.start(batch.pixels) for batch in batches]
     return [codes.result().cpu() for codes in begun]
@@ -159,10 +153,10 @@ def memory(source: Source, vqgan: VQGAN, out: Path, *, batch_size: int, workers:
         tenth = min(9, 10 * (done - 1) // total)
         peaks[tenth] = max(peaks[tenth], resident_bytes())
 
-    info, seconds = timed(
+    info, seconds, _ = timed(
         lambda: preprocess(source, out, vqgan, batch_size=batch_size, workers=workers, bf16=bf16, on_progress=watch)
     )
-    assert info is not None
+    assert info is not None, "all parts were preprocessed here"
     return {
         "rows": info.counts.seen,
         "pictures_per_s": info.counts.seen / seconds,
@@ -170,26 +164,10 @@ def memory(source: Source, vqgan: VQGAN, out: Path, *, batch_size: int, workers:
     }
 
 
-def timed(work: Any) -> tuple[Any, float]:
-    started = time.perf_counter()
-    result = work()
-    return result, time.perf_counter() - started
-
-
-def processor_s(work: Any) -> tuple[Any, float]:
-    """As `timed`, in seconds of this process on any core."""
-    started = time.process_time()
-    result = work()
-    return result, time.process_time() - started
-
-
 def resident_bytes() -> int:
     """Memory of this process and of those it started."""
-    processes = [os.getpid()]
-    for process in processes:
-        for task in Path(f"/proc/{process}/task").glob("*/children"):
-            processes += map(int, task.read_text().split())
-    return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in processes) * PAGE_BYTES
+    process = psutil.Process()
+    return sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))
 
 
 @dataclass(frozen=True)
@@ -205,11 +183,6 @@ class VariedFolder:
         found = [sample for part in range(len(source.parts)) for sample in source.samples(part) if not sample.problem]
         return found[: self.rows]
 
-    @cached_property
-    def variants(self) -> dict[tuple[int, int], bytes]:
-        """Made when they are first needed."""
-        return {}
-
     @property
     def parts(self) -> list[str]:
         return [f"{part:05d}" for part in range(-(-self.rows // PART_ROWS))]
@@ -221,22 +194,22 @@ class VariedFolder:
         for row in range(part * PART_ROWS, part * PART_ROWS + self.size(part)):
             repeat, index = divmod(row, len(self.pictures))
             found, variant = self.pictures[index], repeat % len(VARIANTS)
-            picture = found.picture if variant == 0 else self.varied(index, variant)
+            picture = varied(found.picture, variant) if variant else found.picture
             yield Sample(key=f"{row}", caption=f"{found.caption}, {repeat}", picture=picture, metadata=found.metadata)
-
-    def varied(self, index: int, variant: int) -> bytes:
-        """The picture with its colours exchanged and perhaps mirrored."""
-        if (index, variant) not in self.variants:
-            channels, mirrored = VARIANTS[variant]
-            image = open_picture(self.pictures[index].picture).convert("RGB")
-            image = Image.merge("RGB", [image.split()[channel] for channel in channels])
-            file = io.BytesIO()
-            (ImageOps.mirror(image) if mirrored else image).save(file, "PNG")
-            self.variants[index, variant] = file.getvalue()
-        return self.variants[index, variant]
 
     def fingerprint(self) -> str:
         return f"{open_source(self.folder, PART_ROWS).fingerprint()} {self.rows}"
+
+
+@cache
+def varied(picture: bytes, variant: int) -> bytes:
+    """A picture's file with its colours exchanged and perhaps mirrored."""
+    channels, mirrored = VARIANTS[variant]
+    image = open_picture(picture).convert("RGB")
+    image = Image.merge("RGB", [image.split()[channel] for channel in channels])
+    file = io.BytesIO()
+    (ImageOps.mirror(image) if mirrored else image).save(file, "PNG")
+    return file.getvalue()
 
 
 if __name__ == "__main__":

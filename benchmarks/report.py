@@ -1,14 +1,42 @@
-"""How every benchmark reports: a table for people, then one JSON line for programs."""
+"""How every benchmark reports: tables for people, then one JSON line for programs."""
 
+import argparse
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+ROOT = Path(__file__).parent.parent
+TEST_PICTURES = ROOT / "tests" / "data" / "emoji"
+
+
+class Column(NamedTuple):
+    """How a table shows one figure."""
+
+    title: str
+    name: str
+    form: str = ""
+    """As `format` takes it."""
+    unit: float = 1
+    """The figure is divided by it."""
+
+    def cell(self, line: Mapping[str, Any]) -> str:
+        """The figure of a line, "-" where it has none."""
+        if self.name not in line:
+            return "-"
+        value = line[self.name]
+        return format(value if self.unit == 1 else value / self.unit, self.form)
+
+
+def print_figures(lines: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
+    """A table of figures, without the columns that no line has."""
+    shown = [column for column in columns if any(column.name in line for line in lines)]
+    print_table([column.title for column in shown], [[column.cell(line) for column in shown] for line in lines])
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -22,24 +50,33 @@ def print_json(name: str, figures: dict[str, Any]) -> None:
     print(json.dumps({"benchmark": name, **figures, "machine": machine(), "commit": commit()}))
 
 
+def make_parser(doc: str | None) -> argparse.ArgumentParser:
+    """A parser whose --help shows the module's docstring as it is written."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def check_positive(parser: argparse.ArgumentParser, **values: int) -> None:
+    """Exit with one line and code 2 where an option is below 1."""
+    for name, value in values.items():
+        if value < 1:
+            parser.error(f"--{name} {value}: must be at least 1")
+
+
 def machine() -> str:
     """Processor or GPU, cores and torch's version."""
     if torch.cuda.is_available():
         return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    names = [line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")]
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores, torch {torch.__version__}"
 
 
 def commit() -> str:
     """The checkout's commit, or "unknown" outside one."""
     # An installed package may lie in an environment inside of another repository.
-    if not (Path(__file__).parent.parent / ".git").exists():
+    if not (ROOT / ".git").exists():
         return "unknown"
     command = ["git", "rev-parse", "--short", "HEAD"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     return result.stdout.strip() or "unknown"
-
-
-def _cpuinfo() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []

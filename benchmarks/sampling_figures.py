@@ -1,157 +1,139 @@
 """What a sampling run found: figures of each batch size and precision, and tables of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
-from benchmarks.drawing import Drawing, Painting
+from benchmarks.drawing import Drawing, RenderTimes
 from benchmarks.matmul_chain import step_bytes, step_flop
 from benchmarks.reference import REFERENCE
-from benchmarks.report import print_table
+from benchmarks.report import Column, print_figures
 from dalle_lean import Dalle, DalleConfig
-from inference.sampling.packed_linear import Precision
 
 REFERENCE_BATCH = 8
 WAYS = ("shipped", "mended")
 MS, MB = 1e-3, 1e6
-Column = tuple[str, str, str, float]
-"""Title, figure, format and unit."""
+KEYS = (Column("batch", "batch"), Column("precision", "precision"))
+DRAWING_COLUMNS = (
+    *KEYS,
+    Column("codes/s", "codes_per_s", ",.0f"),
+    Column("pictures/s", "pictures_per_s", ",.2f"),
+    Column("prefill, ms", "prefill_s", ",.1f", MS),
+    Column("step, ms", "step_s", ",.2f", MS),
+    Column("sampling, ms", "sampling_s", ",.2f", MS),
+    Column("decode, s", "decode_s", ",.2f"),
+    Column("CLIP, s", "clip_s", ",.2f"),
+    Column("cache, MB", "cache_bytes", ",.1f", MB),
+)
+ROOFLINE_COLUMNS = (
+    *KEYS,
+    Column("bare chain, ms", "bare_chain_s", ",.2f", MS),
+    Column("packed chain, ms", "packed_chain_s", ",.2f", MS),
+    Column("drawing, of the bare chain", "of_bare_chain", ".0%"),
+    Column("step, of the bare chain", "step_of_bare_chain", ".0%"),
+    Column("step, of the packed chain", "step_of_packed_chain", ".0%"),
+    Column("step, of the matmul rate", "matmul_rate_reached", ".0%"),
+    Column("step, of the bandwidth", "bandwidth_reached", ".0%"),
+)
+AGREEMENT_COLUMNS = (
+    Column("precision", "precision"),
+    Column("pictures", "pictures"),
+    Column("codes, after fp32's", "same_codes", ".2%"),
+    Column("whole pictures", "same_pictures", ".0%"),
+)
 
 
-class Turn(NamedTuple):
-    """One batch size in one round."""
-
-    batch: int
-    bare_s: float
-    """A step of the bare chain."""
-    packed_s: dict[Precision, float]
-    """A step of each packed one."""
-    drawings: dict[Precision, Drawing]
-    painting: Painting
-    reference: dict[str, dict[str, float]]
-    """What each way of the reference answered; empty at other batch sizes and where there is none."""
+Found = Mapping[tuple[int, str, Any], list[Any]]
+"""What each round gave, by batch size, what was measured, and precision or way: "bare chain" and "packed chain" seconds
+of a step, "drawing" Drawing, "pictures" RenderTimes, REFERENCE what each way answered, where there is a reference."""
 
 
-def judge_drawing(model: Dalle, turns: list[Turn], limits: dict[str, float]) -> list[dict[str, Any]]:
+def drawing_figures(model: Dalle, found: Found, limits: Mapping[str, float]) -> list[dict[str, Any]]:
     """The figures of each batch size and precision."""
     num_codes = model.config.image_len
     num_steps = num_codes - 1
     figures = []
-    for batch in dict.fromkeys(turn.batch for turn in turns):
-        own = [turn for turn in turns if turn.batch == batch]
-        for precision in own[0].drawings:
-            drawings = [turn.drawings[precision] for turn in own]
-            step_s = median(drawing.steps for drawing in drawings) / num_steps
-            shares = [turn.bare_s * num_steps / turn.drawings[precision].seconds for turn in own]
-            figures.append(
-                {
-                    "batch": batch,
-                    "precision": precision,
-                    "codes_per_s": median(batch * num_codes / drawing.seconds for drawing in drawings),
-                    "pictures_per_s": median(
-                        batch / (turn.drawings[precision].seconds + sum(turn.painting)) for turn in own
-                    ),
-                    "prefill_s": median(drawing.prefill for drawing in drawings),
-                    "step_s": step_s,
-                    "sampling_s": median(drawing.sampling for drawing in drawings) / num_codes,
-                    "decode_s": median(turn.painting.decode for turn in own),
-                    "clip_s": median(turn.painting.score for turn in own),
-                    "cache_bytes": drawings[0].cache_bytes,
-                    "bare_chain_s": median(turn.bare_s for turn in own),
-                    "packed_chain_s": median(turn.packed_s[precision] for turn in own),
-                    "of_bare_chain": median(shares),
-                    "of_bare_chain_rounds": shares,
-                    "step_of_bare_chain": median(
-                        turn.bare_s * num_steps / turn.drawings[precision].steps for turn in own
-                    ),
-                    "step_of_packed_chain": median(
-                        turn.packed_s[precision] * num_steps / turn.drawings[precision].steps for turn in own
-                    ),
-                    "matmul_rate_reached": step_flop(model, batch) / step_s / limits[f"matmul_{precision}_flop_per_s"],
-                    "bandwidth_reached": step_bytes(model, precision, batch) / step_s / limits["bandwidth_bytes_per_s"],
-                }
-            )
+    for batch, precision in [(batch, precision) for batch, what, precision in found if what == "drawing"]:
+        drawings: list[Drawing] = found[batch, "drawing", precision]
+        renders: list[RenderTimes] = found[batch, "pictures", "fp32"]
+        bare_s, packed_s = found[batch, "bare chain", "fp32"], found[batch, "packed chain", precision]
+        step_s = [drawing.steps_s / num_steps for drawing in drawings]
+        total_s = [drawing.total_s for drawing in drawings]
+        flop_per_s = step_flop(model, batch) / median(step_s)
+        bytes_per_s = step_bytes(model, precision, batch) / median(step_s)
+        figures.append(
+            {
+                "batch": batch,
+                "precision": precision,
+                "codes_per_s": batch * num_codes / median(total_s),
+                "pictures_per_s": batch / median(s + sum(render) for s, render in zip(total_s, renders, strict=True)),
+                "prefill_s": median(drawing.prefill_s for drawing in drawings),
+                "step_s": median(step_s),
+                "sampling_s": median(drawing.sampling_s for drawing in drawings) / num_codes,
+                "decode_s": median(render.decode_s for render in renders),
+                "clip_s": median(render.score_s for render in renders),
+                "cache_bytes": drawings[0].cache_bytes,
+                "bare_chain_s": median(bare_s),
+                "packed_chain_s": median(packed_s),
+                "of_bare_chain": num_steps * median_ratio(bare_s, total_s),
+                "step_of_bare_chain": median_ratio(bare_s, step_s),
+                "step_of_packed_chain": median_ratio(packed_s, step_s),
+                "matmul_rate_reached": flop_per_s / limits[f"matmul_{precision}_flop_per_s"],
+                "bandwidth_reached": bytes_per_s / limits["bandwidth_bytes_per_s"],
+            }
+        )
     return figures
 
 
-def judge_reference(config: DalleConfig, turns: list[Turn]) -> list[dict[str, Any]]:
+def reference_figures(config: DalleConfig, found: Found) -> list[dict[str, Any]]:
     """The figures of each way of the reference, and how many times as fast and as small ours is in each precision."""
-    own = [turn for turn in turns if turn.reference]
     figures = []
-    for way in own[0].reference if own else ():
-        theirs = [turn.reference[way] for turn in own]
-        line: dict[str, Any] = {
+    for way in [way for _, what, way in found if what == REFERENCE]:
+        answers = found[REFERENCE_BATCH, REFERENCE, way]
+        their_s = [answer["seconds"] for answer in answers]
+        line = {
             "way": way,
             "batch": REFERENCE_BATCH,
-            "codes_per_s": REFERENCE_BATCH / median(answer["seconds"] for answer in theirs),
-            "cache_bytes": theirs[0]["cache_bytes"],
+            "codes_per_s": REFERENCE_BATCH / median(their_s),
+            "cache_bytes": answers[0]["cache_bytes"],
         }
-        for precision in own[0].drawings:
-            ratios = [
-                turn.reference[way]["seconds"] * config.image_len / turn.drawings[precision].seconds for turn in own
-            ]
-            line[f"speed_up_{precision}"] = median(ratios)
-            line[f"speed_up_{precision}_rounds"] = ratios
+        for precision in [name for batch, what, name in found if (batch, what) == (REFERENCE_BATCH, "drawing")]:
+            drawings = found[REFERENCE_BATCH, "drawing", precision]
+            our_s = [drawing.total_s / config.image_len for drawing in drawings]
+            line[f"speed_up_{precision}"] = median_ratio(their_s, our_s)
             if line["cache_bytes"]:
-                line[f"cache_less_by_{precision}"] = line["cache_bytes"] / own[0].drawings[precision].cache_bytes
+                line[f"cache_less_by_{precision}"] = line["cache_bytes"] / drawings[0].cache_bytes
         figures.append(line)
     return figures
+
+
+def median_ratio(numerators: list[float], denominators: list[float]) -> float:
+    """The median of the ratios within each round."""
+    return median(a / b for a, b in zip(numerators, denominators, strict=True))
 
 
 def report(figures: dict[str, Any]) -> None:
     """The tables."""
     drawing, reference = figures["drawing"], figures["reference"]
-    columns: tuple[Column, ...]
     print(
         "\nDrawing; prefill, decoding and CLIP for all pictures at once, a step and its sampling for one code of each"
     )
-    columns = (
-        ("codes/s", "codes_per_s", ",.0f", 1),
-        ("pictures/s", "pictures_per_s", ",.2f", 1),
-        ("prefill, ms", "prefill_s", ",.1f", MS),
-        ("step, ms", "step_s", ",.2f", MS),
-        ("sampling, ms", "sampling_s", ",.2f", MS),
-        ("decode, s", "decode_s", ",.2f", 1),
-        ("CLIP, s", "clip_s", ",.2f", 1),
-        ("cache, MB", "cache_bytes", ",.1f", MB),
-    )
-    print_columns(drawing, ("batch", "precision"), columns)
+    print_figures(drawing, DRAWING_COLUMNS)
     print("\nHow near to the machine's limits")
-    columns = (
-        ("bare chain, ms", "bare_chain_s", ",.2f", MS),
-        ("packed chain, ms", "packed_chain_s", ",.2f", MS),
-        ("drawing, of the bare chain", "of_bare_chain", ".0%", 1),
-        ("step, of the bare chain", "step_of_bare_chain", ".0%", 1),
-        ("step, of the packed chain", "step_of_packed_chain", ".0%", 1),
-        ("step, of the matmul rate", "matmul_rate_reached", ".0%", 1),
-        ("step, of the bandwidth", "bandwidth_reached", ".0%", 1),
-    )
-    print_columns(drawing, ("batch", "precision"), columns)
+    print_figures(drawing, ROOFLINE_COLUMNS)
     print(f"\n{REFERENCE} 1.6.6, and how many times as fast and as small ours is")
     if reference:
-        names = [name.removeprefix("speed_up_") for name in reference[0] if name.startswith("speed_up_")]
-        names = [name for name in names if not name.endswith("_rounds")]
-        columns = (
-            ("codes/s", "codes_per_s", ",.1f", 1),
-            ("cache, MB", "cache_bytes", ",.1f", MB),
-            *((f"{name}, faster", f"speed_up_{name}", ".1f", 1) for name in names),
-            *((f"{name}, smaller", f"cache_less_by_{name}", ".1f", 1) for name in names),
-        )
-        print_columns(reference, ("way", "batch"), columns)
+        precisions = list(dict.fromkeys(line["precision"] for line in drawing))
+        columns = [
+            Column("way", "way"),
+            Column("batch", "batch"),
+            Column("codes/s", "codes_per_s", ",.1f"),
+            Column("cache, MB", "cache_bytes", ",.1f", MB),
+            *(Column(f"{precision}, faster", f"speed_up_{precision}", ".1f") for precision in precisions),
+            *(Column(f"{precision}, smaller", f"cache_less_by_{precision}", ".1f") for precision in precisions),
+        ]
+        print_figures(reference, columns)
     else:
         print("It was not measured: --versus installs it, --reference names an interpreter that has it.")
     print("\nThe bundled model: what a precision draws as fp32 does")
-    columns = (("codes, after fp32's", "same_codes", ".2%", 1), ("whole pictures", "same_pictures", ".0%", 1))
-    print_columns(figures["agreement"], ("precision", "pictures"), columns)
-
-
-def print_columns(lines: list[dict[str, Any]], keys: Sequence[str], columns: Sequence[Column]) -> None:
-    """A table with the keys and then each column's figure, "-" where there is none."""
-    rows = [
-        [
-            *(line[key] for key in keys),
-            *(format(line[name] / unit, form) if name in line else "-" for _, name, form, unit in columns),
-        ]
-        for line in lines
-    ]
-    print_table([*keys, *(title for title, *_ in columns)], rows)
+    print_figures(figures["agreement"], AGREEMENT_COLUMNS)

@@ -4,7 +4,6 @@ DATA is a folder of pictures with captions (default: the drawings of the tests, 
 the bundled model.
 """
 
-import argparse
 import tempfile
 import time
 from dataclasses import replace
@@ -12,7 +11,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.report import print_json, print_table
+from benchmarks.reference import random_batch
+from benchmarks.report import TEST_PICTURES, make_parser, print_json, print_table
+from benchmarks.timing import now, seconds_of
 from dalle_lean import Dalle
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.model_folder import bundled_model
@@ -24,7 +25,6 @@ from training.data.loader import Batch
 from training.run.recipe import load_recipe
 from training.step.learner import Learner
 
-TEST_PICTURES = Path(__file__).parent.parent / "tests" / "data" / "emoji"
 TRAIN_STEPS = 8
 PICTURES = 64
 ASKED = ((1, 1), (16, 4))
@@ -33,7 +33,7 @@ ASKED = ((1, 1), (16, 4))
 
 def main() -> None:
     """Measure the three rates, print the table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("data", type=Path, nargs="?", default=TEST_PICTURES if TEST_PICTURES.is_dir() else None)
     data: Path | None = parser.parse_args().data
     generator = Generator.from_folder(bundled_model())
@@ -61,28 +61,21 @@ def preprocess_rate(data: Path, device: torch.device) -> float:
 
 def train_rate(model: Dalle) -> float:
     """Samples in a second of optimizer steps with the bundled model's recipe."""
-    recipe, config = load_recipe("emoji128"), model.config
+    recipe, device = load_recipe("emoji128"), model.output.weight.device
     torch.manual_seed(0)
-    learner = Learner(Dalle(config).to(model.output.weight.device), recipe)
-    size = recipe.data.batch_size
-    batch = Batch(
-        torch.randint(1, config.text_vocab_size, (size, config.text_len)),
-        torch.randint(0, config.image_vocab_size, (size, config.image_len)),
-    )
+    learner = Learner(Dalle(model.config).to(device), recipe)
+    batch = Batch(**random_batch(model.config, recipe.data.batch_size))
     learner.step(batch, lr=1e-4)
-    started = time.perf_counter()
-    for _ in range(TRAIN_STEPS):
-        learner.step(batch, lr=1e-4)
-    return TRAIN_STEPS * size / (time.perf_counter() - started)
+    return recipe.data.batch_size / seconds_of(lambda: learner.step(batch, lr=1e-4), TRAIN_STEPS, device)
 
 
 def drawing_s(generator: Generator, num_images: int, best: int) -> float:
     """Seconds to draw, decode and rank pictures of a prompt, with the model's own guidance; the machine is warm."""
     settings = Settings(num_images=num_images, best=best, guidance=generator.guidance)
     generator.run("a red heart", replace(settings, num_images=4))
-    started = time.perf_counter()
+    started = now(generator.device)
     generator.run("a red heart", settings)
-    return time.perf_counter() - started
+    return now(generator.device) - started
 
 
 if __name__ == "__main__":

@@ -6,18 +6,18 @@ Synthetic shards at the paper's sizes, written as `preprocess` writes them: capt
 are as frequent as words are (Zipf), codes out of 8192, some far more frequent than others, one in eight as before.
 """
 
-import argparse
-import os
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
+import pyarrow.parquet
 
-from benchmarks.report import print_json, print_table
+from benchmarks.report import Column, make_parser, print_figures, print_json, print_table
+from benchmarks.timing import timed
 from dalle_lean.tokenizer import Tokenizer
 from preprocessing.shards.files import Counts, DatasetInfo, Row, write_dataset_info, write_shard
 from training.data.catalog import ShardSet, find_shards
@@ -84,59 +84,54 @@ def write_shards(folder: Path, rows: int, shard_rows: int) -> None:
 def pace(counts: Iterator[int], rows: int) -> dict[str, float]:
     """How fast so many rows are counted, from a warm start, and the processor time of one in all threads, which
     depends less on what else the machine does."""
+
+    def count() -> int:
+        done = 0
+        while done < rows:
+            done += next(counts)
+        return done
+
     next(counts)
-    started, cpu_started, done = time.perf_counter(), time.process_time(), 0
-    for count in counts:
-        done += count
-        if done >= rows:
-            break
-    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
-    return {"samples_per_s": done / seconds, "cpu_us": 1e6 * cpu_seconds / done}
+    done, wall_s, cpu_s = timed(count)
+    return {"samples_per_s": done / wall_s, "cpu_us": 1e6 * cpu_s / done}
 
 
-def raw_reads(shards: ShardSet, rows: int) -> Iterator[int]:
+def raw_reads(shards: ShardSet) -> Iterator[int]:
     """Parquet and Brotli alone: the columns as Arrow has them."""
-    import pyarrow.parquet as parquet
-
-    while True:
-        for path in shards.paths:
-            with parquet.ParquetFile(path, buffer_size=2**20, pre_buffer=False) as file:
-                for batch in file.iter_batches(batch_size=rows, columns=["caption", "code", "key"]):
-                    yield len(batch)
+    for path in shards.paths:
+        with pyarrow.parquet.ParquetFile(path, buffer_size=2**20, pre_buffer=False) as file:
+            yield from map(len, file.iter_batches(batch_size=1024, columns=["caption", "code", "key"]))
 
 
 def phases(data: TrainingData, tokenizer: Tokenizer, batch_size: int, rows: int) -> dict[str, dict[str, float]]:
     """Each phase by itself, in one thread of Python."""
-    window = next(rows for rows, _ in data.windows(Position(window=1)))
+    window = next(part for part, _ in data.windows(Position(window=1)))
     text = window.captions
+    starts = range(0, len(text) - batch_size + 1, batch_size)
 
     def decoded() -> Iterator[int]:
-        while True:
-            for number in range(len(data.shards.paths)):
-                yield from map(len, read_rows(data.shards, number, 0, 1024))
+        for number in range(len(data.shards.paths)):
+            yield from map(len, read_rows(data.shards, number, 0, 1024))
 
     def tokenized() -> Iterator[int]:
-        while True:
-            for start in range(0, len(text) - batch_size + 1, batch_size):
-                yield len(tokenizer.encode(text[start : start + batch_size], TEXT_LEN))
+        return (len(tokenizer.encode(text[start : start + batch_size], TEXT_LEN)) for start in starts)
 
     def collated() -> Iterator[int]:
-        while True:
-            for start in range(0, len(window) - batch_size + 1, batch_size):
-                yield len(collate(window.part(start, start + batch_size), tokenizer, TEXT_LEN).text_ids)
+        return (len(collate(window.part(start, start + batch_size), tokenizer, TEXT_LEN).text_ids) for start in starts)
 
     return {
-        "read (Parquet, Brotli)": pace(raw_reads(data.shards, 1024), rows),
-        "read and decode codes": pace(decoded(), rows),
+        "read (Parquet, Brotli)": pace(again_and_again(lambda: raw_reads(data.shards)), rows),
+        "read and decode codes": pace(again_and_again(decoded), rows),
         "and shuffle, leave out the held-out": pace((len(part) for part, _ in data.windows()), rows),
-        "tokenize": pace(tokenized(), rows),
-        "tokenize and collate": pace(collated(), rows),
+        "tokenize": pace(again_and_again(tokenized), rows),
+        "tokenize and collate": pace(again_and_again(collated), rows),
     }
 
 
-def resident_bytes() -> int:
-    """Memory of this process that is in use now (Linux)."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def again_and_again(counts: Callable[[], Iterator[int]]) -> Iterator[int]:
+    """Without end."""
+    while True:
+        yield from counts()
 
 
 def stream(data: TrainingData, tokenizer: Tokenizer, batch_size: int, rows: int, *, made_ahead: bool) -> dict[str, Any]:
@@ -154,7 +149,7 @@ def stream(data: TrainingData, tokenizer: Tokenizer, batch_size: int, rows: int,
         for batch, _ in batches:
             done += len(batch.text_ids)
             if done * MEMORY_SAMPLES >= rows * len(resident):
-                resident.append(resident_bytes())
+                resident.append(psutil.Process().memory_info().rss)
             yield len(batch.text_ids)
 
     found = pace(counted(), rows)
@@ -164,12 +159,11 @@ def stream(data: TrainingData, tokenizer: Tokenizer, batch_size: int, rows: int,
 
 def resume_s(data: TrainingData, tokenizer: Tokenizer, batch_size: int, position: Position) -> float:
     """Seconds until the first batch after `position`."""
-    started = time.perf_counter()
-    next(data.batches(batch_size, tokenizer, TEXT_LEN, position))
-    return time.perf_counter() - started
+    return timed(lambda: next(data.batches(batch_size, tokenizer, TEXT_LEN, position))).wall_s
 
 
-def measure(folder: Path, batch_size: int, shuffle_buffer: int) -> dict[str, Any]:
+def measure(folder: Path, batch_size: int = 1024, shuffle_buffer: int = 10_000) -> dict[str, Any]:
+    """All figures of the shards in a folder."""
     shards = find_shards(folder)
     rows = shards.info.counts.kept
     data = TrainingData(shards=shards, heldout_share=0.01, shuffle_buffer=shuffle_buffer, seed=0)
@@ -189,38 +183,40 @@ def measure(folder: Path, batch_size: int, shuffle_buffer: int) -> dict[str, Any
 
 
 def report(found: dict[str, Any]) -> None:
+    """The tables."""
     paces = {**found["phases"], "whole stream": found["stream"]["pace"]}
     paces["whole stream, batches made ahead of need"] = found["stream_ahead"]["pace"]
-    rows = [[name, f"{found['samples_per_s']:,.0f}", f"{found['cpu_us']:.1f}"] for name, found in paces.items()]
-    print_table(["phase", "samples/s", "processor time of a sample, us"], rows)
-    print()
-    resident = found["stream_ahead"]["resident_bytes"]
-    print_table(
-        ["", "value"],
-        [
-            [f"resident memory at the start of {found['rows']:,} rows", f"{resident[0] / 2**20:,.0f} MiB"],
-            ["in the middle", f"{resident[len(resident) // 2] / 2**20:,.0f} MiB"],
-            ["at their end", f"{resident[-1] / 2**20:,.0f} MiB"],
-            ["first batch from the beginning", f"{found['resume_s']['beginning']:.2f} s"],
-            ["first batch after 7 passes and a good part of the 8th", f"{found['resume_s']['deep']:.2f} s"],
-            ["one pass, if it were read again", f"{found['reading_a_pass_again_s']:.1f} s"],
-        ],
+    columns = (
+        Column("phase", "phase"),
+        Column("samples/s", "samples_per_s", ",.0f"),
+        Column("processor time of a sample, us", "cpu_us", ".1f"),
     )
+    print_figures([{"phase": name, **pace} for name, pace in paces.items()], columns)
+    resident = [f"{size / 2**20:,.0f} MiB" for size in found["stream_ahead"]["resident_bytes"]]
+    print()
+    rows = {
+        f"resident memory at the start of {found['rows']:,} rows": resident[0],
+        "in the middle": resident[len(resident) // 2],
+        "at their end": resident[-1],
+        "first batch from the beginning": f"{found['resume_s']['beginning']:.2f} s",
+        "first batch after 7 passes and a good part of the 8th": f"{found['resume_s']['deep']:.2f} s",
+        "one pass, if it were read again": f"{found['reading_a_pass_again_s']:.1f} s",
+    }
+    print_table(["", "value"], list(rows.items()))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    """Write shards, measure, print the tables and the JSON line."""
+    parser = make_parser(__doc__)
     parser.add_argument("--rows", type=int, default=98_304)
     parser.add_argument("--shard-rows", type=int, default=4096)
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--shuffle-buffer", type=int, default=10_000)
     parser.add_argument("--folder", type=Path, help="where the shards are kept; those of an earlier run are used again")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary) / "shards"
         if not (folder / "dataset.json").exists():
             write_shards(folder, options.rows, options.shard_rows)
-        found = measure(folder, options.batch_size, options.shuffle_buffer)
+        found = measure(folder)
     report(found)
     print_json("streaming", found)
 

@@ -10,7 +10,6 @@ Every figure is of real peers in processes of their own on loopback, started by 
 - soak: kills at random for --minutes.
 """
 
-import argparse
 import os
 import sys
 import tempfile
@@ -21,8 +20,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.report import print_json, print_table
+from benchmarks.report import Column, make_parser, print_figures, print_json
 from dalle_lean.errors import UserError
+from dalle_lean.terminal import tell
 from training.swarm.config import TimingSection, WireSection
 
 try:
@@ -70,22 +70,32 @@ heldout_samples = 64
 PEERS = 3
 INNER_STEPS = 50
 
+Figures = dict[str, Any]
+
 
 def main() -> None:
     """Measure one of them, print the table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("question", choices=list(QUESTIONS))
+    parser = make_parser(__doc__)
+    parser.add_argument("question", choices=("bytes", "speed", "loss", "soak"))
     parser.add_argument("--shards", type=Path, help="for loss: a folder of preprocessed shards")
     parser.add_argument("--modes", nargs="*", help="for bytes and loss: only these")
     parser.add_argument("--steps", type=int, default=60, help="for loss: steps of 128 samples (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=30, help="for soak (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="for soak (default: %(default)s)")
     options = parser.parse_args()
+    questions: dict[str, Callable[[Path, Nursery], Figures]] = {
+        "bytes": lambda folder, nursery: measure_bytes(folder, nursery, options.modes),
+        "speed": measure_speed,
+        "loss": lambda folder, nursery: measure_loss(folder, nursery, options.modes, options.steps, options.shards),
+        "soak": lambda folder, nursery: measure_soak(folder, nursery, options.minutes, options.seed),
+    }
     load_average = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         nursery = Nursery()
         try:
-            figures = QUESTIONS[options.question](Path(folder), nursery, options)
+            figures = questions[options.question](Path(folder), nursery)
+        except UserError as mistake:
+            parser.error(str(mistake))
         finally:
             nursery.close()
     print_json(f"swarm_{options.question}", {**figures, "load_average": [load_average, os.getloadavg()[0]]})
@@ -101,72 +111,57 @@ def start_trainers(swarm: Swarm, count: int, **spec: Any) -> list[Member]:
     return trainers
 
 
-def measure_bytes(folder: Path, nursery: Nursery, options: argparse.Namespace) -> dict[str, Any]:
-    """Of a step of all peers, by mode."""
+def measure_bytes(folder: Path, nursery: Nursery, modes: Sequence[str] | None) -> Figures:
+    """Bytes of a step of all peers, by mode."""
     recipe = folder / "recipe.toml"
     recipe.write_text(RECIPE.format(width=256, heads=4))
     batch_size, inner_steps, steps = 96, 2, 5
-    modes = {**GRADIENTS, "DiLoCo, 8bit": replace(DILOCO, inner_steps=inner_steps)}
-    lines: list[dict[str, Any]] = []
-    for name, wire in chosen(modes, options.modes).items():
-        show(f"bytes: {name}")
-        place = folder / f"bytes-{len(lines)}"
-        with Swarm(
-            place, wire=wire, timing=TIMING, recipe=str(recipe), batch_size=batch_size, nursery=nursery
-        ) as swarm:
+    settings = {"recipe": str(recipe), "batch_size": batch_size, "nursery": nursery, "timing": TIMING}
+    lines: list[Figures] = []
+    for name, wire in chosen({**GRADIENTS, "DiLoCo, 8bit": replace(DILOCO, inner_steps=inner_steps)}, modes).items():
+        tell(f"bytes: {name}")
+        with Swarm(folder / f"bytes-{len(lines)}", wire=wire, **settings) as swarm:
             trainers = start_trainers(swarm, PEERS, samples_per_s=12, batch_size=4)
             swarm.wait_for_common_step(trainers, 3 + steps, 240)
-            sent = [sent_at(trainer, 3 + steps) - sent_at(trainer, 3) for trainer in trainers]
+            step_bytes = sum(sent_bytes(trainer, 3 + steps) - sent_bytes(trainer, 3) for trainer in trainers) / steps
             parameters = trainers[0].parameters(max(trainers[0].steps_kept())).size
-            lonely = sum(trainer.last("step")["solo_steps"] for trainer in trainers)
-        step_bytes = sum(sent) / steps
-        samples = batch_size * (INNER_STEPS if wire.mode == "diloco" else 1)
+            solo_steps = sum(trainer.last("step")["solo_steps"] for trainer in trainers)
         lines.append(
             {
                 "mode": name,
                 "parameters": parameters,
                 "bytes_per_peer_and_step": step_bytes / PEERS,
                 "in_fp32_models": step_bytes / PEERS / (4 * parameters),
-                "bytes_per_sample": step_bytes / samples,
-                "solo_steps": lonely,
+                "bytes_per_sample": step_bytes / batch_size / (INNER_STEPS if wire.mode == "diloco" else 1),
+                "solo_steps": solo_steps,
             }
         )
+    first = lines[0]
     for line in lines:
-        line["less_than_fp32_per_step"] = lines[0]["bytes_per_peer_and_step"] / line["bytes_per_peer_and_step"]
-        line["less_than_fp32_per_sample"] = lines[0]["bytes_per_sample"] / line["bytes_per_sample"]
-    print_table(
-        [
-            "mode",
-            "MB per peer and step",
-            "in fp32 models",
-            "bytes per sample",
-            f"fewer than {lines[0]['mode']}, per sample",
-        ],
-        [
-            [
-                line["mode"],
-                f"{line['bytes_per_peer_and_step'] / 1e6:.2f}",
-                f"{line['in_fp32_models']:.2f}",
-                f"{line['bytes_per_sample']:,.0f}",
-                f"{line['less_than_fp32_per_sample']:.1f}",
-            ]
-            for line in lines
-        ],
+        line["less_than_fp32_per_step"] = first["bytes_per_peer_and_step"] / line["bytes_per_peer_and_step"]
+        line["less_than_fp32_per_sample"] = first["bytes_per_sample"] / line["bytes_per_sample"]
+    columns = (
+        Column("mode", "mode"),
+        Column("MB per peer and step", "bytes_per_peer_and_step", ".2f", 1e6),
+        Column("in fp32 models", "in_fp32_models", ".2f"),
+        Column("bytes per sample", "bytes_per_sample", ",.0f"),
+        Column(f"fewer than {first['mode']}, per sample", "less_than_fp32_per_sample", ".1f"),
     )
+    print_figures(lines, columns)
     return {"peers": PEERS, "batch_size": batch_size, "inner_steps": INNER_STEPS, "modes": lines}
 
 
-def sent_at(trainer: Member, step: int) -> int:
+def sent_bytes(trainer: Member, step: int) -> int:
     """All-reduce bytes that a trainer had sent when it began a step."""
     return next(event["sent_bytes"] for event in trainer.events("step") if event["epoch"] >= step)
 
 
-def measure_speed(folder: Path, nursery: Nursery, options: argparse.Namespace) -> dict[str, Any]:
-    """Of peers that compute at a fixed rate."""
+def measure_speed(folder: Path, nursery: Nursery) -> Figures:
+    """Samples per second of peers that compute at a fixed rate."""
     rate, steps, step_s = 16.0, 5, 5 * TIMING.matchmaking_time_s
-    lines: list[dict[str, Any]] = []
+    lines: list[Figures] = []
     for peers in (1, 2, 4):
-        show(f"speed: {peers} peers")
+        tell(f"speed: {peers} peers")
         target = round(peers * rate * step_s)
         with Swarm(folder / f"speed-{peers}", timing=TIMING, batch_size=target, nursery=nursery) as swarm:
             trainers = start_trainers(swarm, peers, samples_per_s=rate, batch_size=8)
@@ -176,37 +171,31 @@ def measure_speed(folder: Path, nursery: Nursery, options: argparse.Namespace) -
     for line in lines:
         line["of_the_sum"] = line["samples_per_s"] / (line["peers"] * rate)
         line["of_one_times_peers"] = line["samples_per_s"] / (line["peers"] * lines[0]["samples_per_s"])
-    print_table(
-        ["peers", "samples/s", "of what they compute", "of that many times one"],
-        [
-            [
-                line["peers"],
-                f"{line['samples_per_s']:.1f}",
-                f"{line['of_the_sum']:.0%}",
-                f"{line['of_one_times_peers']:.0%}",
-            ]
-            for line in lines
-        ],
+    columns = (
+        Column("peers", "peers"),
+        Column("samples/s", "samples_per_s", ".1f"),
+        Column("of what they compute", "of_the_sum", ".0%"),
+        Column("of that many times one", "of_one_times_peers", ".0%"),
     )
+    print_figures(lines, columns)
     return {"rate_per_peer": rate, "step_s": step_s, "matchmaking_s": TIMING.matchmaking_time_s, "peers": lines}
 
 
-def measure_loss(folder: Path, nursery: Nursery, options: argparse.Namespace) -> dict[str, Any]:
+def measure_loss(
+    folder: Path, nursery: Nursery, names: Sequence[str] | None, steps: int, shards: Path | None
+) -> Figures:
     """Held-out loss at the end, the same data and samples for all."""
     recipe = folder / "recipe.toml"
     recipe.write_text(RECIPE.format(width=128, heads=2))  # computes faster than 48 samples/s
-    batch_size, steps = 128, options.steps
-    inner_steps = max(2, steps // 6)
+    batch_size, inner_steps = 128, max(2, steps // 6)
     modes: dict[str, tuple[int, WireSection]] = {
         "one machine": (1, WireSection(compression="fp32")),
-        "fp32": (2, GRADIENTS["fp32"]),
-        "8bit": (2, GRADIENTS["8bit"]),
-        "PowerSGD, rank 4": (2, GRADIENTS["PowerSGD, rank 4"]),
+        **{name: (2, GRADIENTS[name]) for name in ("fp32", "8bit", "PowerSGD, rank 4")},
         "DiLoCo, 8bit": (2, replace(DILOCO, inner_steps=inner_steps)),
     }
-    lines: list[dict[str, Any]] = []
-    for name, (peers, wire) in chosen(modes, options.modes).items():
-        show(f"loss: {name}")
+    lines: list[Figures] = []
+    for name, (peers, wire) in chosen(modes, names).items():
+        tell(f"loss: {name}")
         # A delayed step is in the weights when the next one is taken.
         last = -(-steps // inner_steps) if wire.mode == "diloco" else steps + wire.delayed
         started = time.time()
@@ -218,7 +207,7 @@ def measure_loss(folder: Path, nursery: Nursery, options: argparse.Namespace) ->
             batch_size=batch_size,
             total_steps=steps + 2,
             warmup_steps=max(1, steps // 10),
-            shards=options.shards,
+            shards=shards,
             nursery=nursery,
         ) as swarm:
             trainers = start_trainers(swarm, peers, batch_size=16, samples_per_s=48 / peers, measure_at=last)
@@ -236,59 +225,40 @@ def measure_loss(folder: Path, nursery: Nursery, options: argparse.Namespace) ->
         )
     for line in lines:
         line["worse_than_first"] = line["heldout_loss"] / lines[0]["heldout_loss"] - 1
-    print_table(
-        ["way", "held-out loss", f"against {lines[0]['way']}", "samples", "steps with own gradients alone"],
-        [
-            [
-                line["way"],
-                f"{line['heldout_loss']:.4f}",
-                f"{line['worse_than_first']:+.2%}",
-                f"{line['samples']:,}",
-                line["solo_steps"],
-            ]
-            for line in lines
-        ],
+    columns = (
+        Column("way", "way"),
+        Column("held-out loss", "heldout_loss", ".4f"),
+        Column(f"against {lines[0]['way']}", "worse_than_first", "+.2%"),
+        Column("samples", "samples", ","),
+        Column("steps with own gradients alone", "solo_steps"),
     )
+    print_figures(lines, columns)
     return {"steps": steps, "batch_size": batch_size, "inner_steps": inner_steps, "ways": lines}
 
 
-def measure_soak(folder: Path, nursery: Nursery, options: argparse.Namespace) -> dict[str, Any]:
-    """Kills at random."""
-    figures = soak(folder / "soak", 60 * options.minutes, seed=options.seed, nursery=nursery)
+def measure_soak(folder: Path, nursery: Nursery, minutes: float, seed: int) -> Figures:
+    """What becomes of a swarm whose members are killed at random."""
+    figures = soak(folder / "soak", 60 * minutes, seed=seed, nursery=nursery)
     memory = figures["memory_mb"]
-    print_table(
-        ["minutes", "kills", "steps", "trainers that gave up", "memory of a helper, first, least, most, last, MB"],
-        [
-            [
-                figures["minutes"],
-                sum(figures["kills"].values()),
-                figures["steps"],
-                figures["gave_up"],
-                f"{memory[0]}, {min(memory)}, {max(memory)}, {memory[-1]}",
-            ]
-        ],
+    line = {**figures, "kills": sum(figures["kills"].values())}
+    line["memory"] = f"{memory[0]}, {min(memory)}, {max(memory)}, {memory[-1]}"
+    columns = (
+        Column("minutes", "minutes"),
+        Column("kills", "kills"),
+        Column("steps", "steps"),
+        Column("trainers that gave up", "gave_up"),
+        Column("memory of a helper, first, least, most, last, MB", "memory"),
     )
+    print_figures([line], columns)
     return figures
 
 
 def chosen(modes: dict[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
-    """Those of these names, in the same order; all without names. ValueError for others."""
+    """Those of these names, in the same order; all without names. UserError for others."""
     if unknown := set(names or ()) - set(modes):
         raise UserError(f"{', '.join(unknown)}: choose of {', '.join(modes)}")
     return {name: mode for name, mode in modes.items() if not names or name in names}
 
-
-def show(text: str) -> None:
-    """What is being measured, to whoever waits for it."""
-    print(text, file=sys.stderr, flush=True)
-
-
-QUESTIONS: dict[str, Callable[[Path, Nursery, argparse.Namespace], dict[str, Any]]] = {
-    "bytes": measure_bytes,
-    "speed": measure_speed,
-    "loss": measure_loss,
-    "soak": measure_soak,
-}
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""The child that trains dalle-pytorch's model; benchmarks/child_process.py says how it is spoken to.
+"""The child that trains dalle-pytorch's model; benchmarks/worker_training.py says what it measures.
 
 It runs in an environment of its own, as benchmarks/reference.py makes it.
 """
@@ -9,11 +9,11 @@ import torch
 from dalle_pytorch import DALLE, DiscreteVAE
 from safetensors.torch import load_file
 
-from benchmarks.child_process import Subject, serve
+from benchmarks.worker_training import Workload, serve
 from dalle_lean.errors import UserError
 
 
-def build(task: dict[str, Any]) -> Subject:
+def build(task: dict[str, Any]) -> Workload:
     """DALLE with task["arguments"], its weights from task["weights"]; None is untrained."""
     # The smallest VAE that has the grid: the model asks it for sizes, and training from codes never runs it.
     side, codes = task["image_side"], task["image_vocab_size"]
@@ -23,7 +23,7 @@ def build(task: dict[str, Any]) -> Subject:
         load_weights(model, task["weights"])
     batch = load_file(task["batch"])
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return Subject(parameters, lambda: model(batch["text_ids"], batch["image_codes"], return_loss=True))
+    return Workload(parameters, lambda: model(batch["text_ids"], batch["image_codes"], return_loss=True))
 
 
 @torch.no_grad()

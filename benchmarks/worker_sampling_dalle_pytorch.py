@@ -25,11 +25,11 @@ from benchmarks.child_process import open_task, requests
 from benchmarks.worker_dalle_pytorch import load_weights
 
 
-class Enough(Exception):
-    """Ends a picture where it has been timed for long enough."""
+class TimingDone(Exception):
+    """Ends a picture once enough codes have been timed."""
 
 
-class GivenCodes(DiscreteVAE):
+class FixedCodesVAE(DiscreteVAE):
     """The smallest VAE that has the grid; every picture's codes are those given."""
 
     def __init__(self, side: int, codebook: int, codes: Tensor):
@@ -40,7 +40,7 @@ class GivenCodes(DiscreteVAE):
         return self.codes
 
 
-class Stopwatch(DALLE):
+class TimedDALLE(DALLE):
     """Notes when each code is begun, in seconds, and ends the picture after some."""
 
     def watch(self, num_codes: int, read: dict[str, Any] | None) -> None:
@@ -55,13 +55,13 @@ class Stopwatch(DALLE):
         self.cache = cache
         self.begun_s.append(time.perf_counter())
         if len(self.begun_s) > self.num_codes:
-            raise Enough
+            raise TimingDone
         if self.read is not None:
             return self(*args, cache=cache, **kwargs)
         return super().forward_with_cond_scale(*args, cond_scale=cond_scale, cache=cache, **kwargs)
 
 
-class Reference:
+class ReferenceSampler:
     """The model and its batch: task["text_ids"], and task["codes"] that begin the pictures."""
 
     def __init__(self, task: dict[str, Any]):
@@ -69,8 +69,8 @@ class Reference:
         batch = load_file(task["batch"])
         self.text_ids, self.codes, self.expected = batch["text_ids"], batch["image_codes"], batch["logits"]
         side = task["image_side"]
-        vae = GivenCodes(side, task["image_vocab_size"], self.codes)
-        self.model = Stopwatch(vae=vae, **task["arguments"], optimize_for_inference=True).eval()
+        vae = FixedCodesVAE(side, task["image_vocab_size"], self.codes)
+        self.model = TimedDALLE(vae=vae, **task["arguments"], optimize_for_inference=True).eval()
         load_weights(self.model, task["weights"])
         self.picture = torch.zeros(1, vae.channels, 2 * side, 2 * side)
 
@@ -96,7 +96,7 @@ class Reference:
         model.watch(self.num_codes, self.read if way == "mended" else None)
         thres = 1 - (self.top_k + 0.5) / model.total_tokens  # int((1 - thres) * tokens) is top_k
         start = {"img": self.picture, "num_init_img_tokens": self.first}
-        with suppress(Enough):
+        with suppress(TimingDone):
             model.generate_images(self.text_ids, filter_thres=thres, use_cache=True, **start)
         held = cache_bytes(model.cache)
         a_code = (held - self.read_bytes) / self.num_codes if held else 0
@@ -117,10 +117,10 @@ def cache_bytes(cache: Any) -> int:
 def main() -> None:
     """Answer with what the check found, then to each way its figures."""
     task, answer = open_task()
-    reference = Reference(task)
-    answer(reference.start())
+    sampler = ReferenceSampler(task)
+    answer(sampler.start())
     for way in requests():
-        answer(reference.draw(way))
+        answer(sampler.draw(way))
 
 
 if __name__ == "__main__":

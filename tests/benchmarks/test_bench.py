@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks import commands
 from benchmarks.child_process import ROOT
-from benchmarks.commands import BENCHMARKS, What, comparison, job_figures, run
+from benchmarks.commands import BENCHMARKS, BenchmarkName, comparison, job_figures, run
 from benchmarks.published import published_figures, published_page
 from dalle_lean.cli import main
 from tests.foreign import foreign_folder
@@ -127,5 +127,5 @@ def test_a_benchmark_runs_from_the_command_line(what, capsys):
         main(["bench", what])
     assert end.value.code == 0
     out = capsys.readouterr().out
-    assert f"python -m benchmarks.{BENCHMARKS[What(what)].module}" in out
+    assert f"python -m benchmarks.{BENCHMARKS[BenchmarkName(what)].module}" in out
     assert "/s" in out.splitlines()[-2]

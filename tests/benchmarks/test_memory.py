@@ -11,13 +11,9 @@ SIZES = {"hidden_size": 48, "num_heads": 2, "head_size": 24, "text_len": 8, "ima
 TINY = dataclasses.replace(memory.SMALL, image_vocab_size=32, **SIZES)
 
 
-def nothing():
-    pass
-
-
 @pytest.fixture(scope="module")
 def layers():
-    return {line["way"]: line for line in memory.layer_figures(TINY, nothing)}
+    return {line["way"]: line for line in memory.layer_figures(TINY)}
 
 
 def test_a_plain_layer_keeps_24_widths_as_counted_by_hand(layers):
@@ -42,24 +38,24 @@ def test_checkpoints_keep_the_input_of_each_branch(layers):
 
 
 def test_pieces_make_the_peak_smaller():
-    figures = memory.peak_figures(dataclasses.replace(TINY, num_layers=2), (2,), nothing)
-    peaks = {(line["reversible"], line["way"]): line["peak_bytes"] for line in figures}
-    assert peaks[True, "+ branches in pieces"] < peaks[True, "reversible"] < peaks[True, "keep"]
-    assert peaks[False, "+ branches in pieces"] < peaks[False, "checkpoint"] < peaks[False, "keep"]
+    figures = memory.peak_figures(dataclasses.replace(TINY, num_layers=2), (2,))
+    peaks = {(line["function"], line["way"]): line["peak_bytes"] for line in figures}
+    assert peaks["reversible", "+ branches in pieces"] < peaks["reversible", "reversible"] < peaks["reversible", "keep"]
+    assert peaks["sequential", "+ branches in pieces"] < peaks["sequential", "checkpoint"] < peaks["sequential", "keep"]
 
 
 def test_growth_is_counted_by_layer_sample_and_position():
     growth = {
-        (line["reversible"], line["way"]): line
-        for line in memory.growth_figures(TINY, 6, nothing, depths=(2, 4), batch_size=2)
+        (line["function"], line["way"]): line for line in memory.growth_figures(TINY, 6, depths=(2, 4), batch_size=2)
     }
-    leanest = growth[True, "+ gradients in place"]
-    assert leanest["peak_bytes_a_sample"] < growth[True, "reversible"]["peak_bytes_a_sample"] / 2
+    leanest = growth["reversible", "+ gradients in place"]
+    assert leanest["peak_bytes_a_sample"] < growth["reversible", "reversible"]["peak_bytes_a_sample"] / 2
     state_bytes = len(torch.get_rng_state())
     own_bytes = 6 * TINY.hidden_size * memory.FLOAT_BYTES
     for way in ("reversible", "+ gradients in place"):
-        assert growth[True, way]["kept_bytes_a_layer"] <= 2 * state_bytes, "at most a random state for each branch"
-        more_bytes = growth[True, way]["peak_bytes_a_layer"] - growth[True, way]["kept_bytes_a_layer"]
+        line = growth["reversible", way]
+        assert line["kept_bytes_a_layer"] <= 2 * state_bytes, "at most a random state for each branch"
+        more_bytes = line["peak_bytes_a_layer"] - line["kept_bytes_a_layer"]
         assert more_bytes == (own_bytes if way == "reversible" else 0), "gradients of norms and scales, unless in place"
 
 

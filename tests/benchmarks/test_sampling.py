@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import reference, sampling
-from benchmarks import roofline as limits
+from benchmarks import reference, roofline, sampling
 from benchmarks.commands import sampling_figures
-from benchmarks.drawing import Drawing, Painting, choices_after, draw, rows
+from benchmarks.drawing import Drawing, RenderTimes, choices_after, draw, rows
 from benchmarks.matmul_chain import (
     bare_chain,
     packed_chain,
@@ -21,8 +20,8 @@ from benchmarks.matmul_chain import (
     step_flop,
     step_weights,
 )
-from benchmarks.sampling_figures import REFERENCE_BATCH, WAYS, Turn, judge_drawing, judge_reference
-from benchmarks.training import SMALL, random_batch
+from benchmarks.reference import SMALL, random_batch
+from benchmarks.sampling_figures import REFERENCE_BATCH, WAYS, drawing_figures, reference_figures
 from inference.sampling.kv_cache import KVCache
 from inference.sampling.prefill import read_prompts
 from inference.sampling.sampler import sample_codes
@@ -35,54 +34,60 @@ TEXT = random_batch(TINY, 2)["text_ids"]
 
 
 @pytest.fixture(scope="module")
-def subject():
-    return sampling.make_subject(TINY, CPU)
+def pipeline():
+    return sampling.make_pipeline(TINY, CPU)
 
 
-def turn(drawing_s, reference_s, batch=8):
-    codes = torch.zeros(batch, TINY.image_len, dtype=torch.long)
-    drawing = Drawing(codes, prefill=0.0, steps=drawing_s / 2, sampling=drawing_s / 2, cache_bytes=10)
-    answers = {"mended": {"seconds": reference_s, "cache_bytes": 80}, "shipped": {"seconds": 9.0, "cache_bytes": 0}}
-    return Turn(batch, 0.1, {"fp32": 0.05}, {"fp32": drawing}, Painting(1.0, 1.0), answers)
+def found(*rounds):
+    """Of (seconds of a drawing, seconds of the reference) in each round, at batch 8."""
+    codes, count = torch.zeros(8, TINY.image_len, dtype=torch.long), len(rounds)
+    return {
+        (8, "bare chain", "fp32"): [0.1] * count,
+        (8, "packed chain", "fp32"): [0.05] * count,
+        (8, "drawing", "fp32"): [Drawing(codes, 0.0, ours / 2, ours / 2, cache_bytes=10) for ours, _ in rounds],
+        (8, "pictures", "fp32"): [RenderTimes(1.0, 1.0)] * count,
+        (8, "dalle-pytorch", "shipped"): [{"seconds": 9.0, "cache_bytes": 0}] * count,
+        (8, "dalle-pytorch", "mended"): [{"seconds": theirs, "cache_bytes": 80} for _, theirs in rounds],
+    }
 
 
-def test_what_is_timed_is_what_people_get(subject):
-    decoder, read = subject.decoders["fp32"], KVCache.decode_step
+def test_what_is_timed_is_what_people_get(pipeline):
+    decoder, read = pipeline.decoders["fp32"], KVCache.decode_step
     drawing = draw(decoder, TEXT, 3)
     *_, codes = sample_codes(decoder, read_prompts(decoder, TEXT), rows(3) * 2)
     assert torch.equal(drawing.codes, codes)
     assert KVCache.decode_step is read, "and nothing is timed any more"
-    assert min(drawing.prefill, drawing.steps, drawing.sampling) > 0
+    assert min(drawing.prefill_s, drawing.steps_s, drawing.sampling_s) > 0
     assert drawing.cache_bytes == KVCache(decoder, read_prompts(decoder, TEXT), 6).num_bytes
 
 
-def test_after_its_own_codes_a_decoder_chooses_them_again(subject):
-    for decoder in subject.decoders.values():
+def test_after_its_own_codes_a_decoder_chooses_them_again(pipeline):
+    for decoder in pipeline.decoders.values():
         codes = draw(decoder, TEXT, 4).codes
         assert torch.equal(choices_after(decoder, TEXT, codes), codes)
 
 
-def test_after_other_codes_it_chooses_by_what_it_was_given(subject):
+def test_after_other_codes_it_chooses_by_what_it_was_given(pipeline):
     codes = torch.zeros(8, TINY.image_len, dtype=torch.long)
-    chosen = choices_after(subject.decoders["fp32"], TEXT, codes)
-    drawn = draw(subject.decoders["fp32"], TEXT, 4).codes
+    chosen = choices_after(pipeline.decoders["fp32"], TEXT, codes)
+    drawn = draw(pipeline.decoders["fp32"], TEXT, 4).codes
     assert torch.equal(chosen[:, 0], drawn[:, 0]), "nothing was given before the first code"
     assert not torch.equal(chosen[:, 1:], drawn[:, 1:])
 
 
-def test_the_bare_chain_is_the_operations_counted_for_a_step(subject):
+def test_the_bare_chain_is_the_operations_counted_for_a_step(pipeline):
     with FlopCounterMode(display=False) as counter:
-        bare_chain(subject.model, 3)()
-    assert counter.get_total_flops() == step_flop(subject.model, 3)
+        bare_chain(pipeline.model, 3)()
+    assert counter.get_total_flops() == step_flop(pipeline.model, 3)
     width, inner, codes = TINY.hidden_size, TINY.num_heads * TINY.head_size, TINY.image_vocab_size
-    assert step_flop(subject.model, 1) == 2 * (6 * (4 * width * inner + 12 * width**2) + codes * width)
+    assert step_flop(pipeline.model, 1) == 2 * (6 * (4 * width * inner + 12 * width**2) + codes * width)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
-def test_the_packed_chain_is_the_same_products(subject, precision):
-    decoder = subject.decoders[precision]
+def test_the_packed_chain_is_the_same_products(pipeline, precision):
+    decoder = pipeline.decoders[precision]
     packed_chain(decoder, 3)()
-    weights = step_weights(subject.model)
+    weights = step_weights(pipeline.model)
     products = [p for layer in decoder.layers for p in (layer.qkv, layer.out, layer.up, layer.down)] + [decoder.output]
     inputs = random_inputs(weights, 3, decoder.dtype)
     for x, weight, product in zip(inputs, weights, products, strict=True):
@@ -90,11 +95,11 @@ def test_the_packed_chain_is_the_same_products(subject, precision):
         torch.testing.assert_close(product(x).float() - zeros, x.float() @ weight.T, rtol=0.1, atol=0.1)
 
 
-def test_a_step_reads_shared_weights_once_and_what_its_pictures_see(subject):
-    weights = {id(p): p.numel() for block in subject.model.blocks for p in block.parameters() if p.dim() > 1}
+def test_a_step_reads_shared_weights_once_and_what_its_pictures_see(pipeline):
+    weights = {id(p): p.numel() for block in pipeline.model.blocks for p in block.parameters() if p.dim() > 1}
     num_weights = sum(weights.values()) + TINY.image_vocab_size * TINY.hidden_size
     for precision, size in (("fp32", 4), ("bf16", 2), ("int8", 1)):
-        assert step_bytes(subject.model, precision, 8) - read_bytes(TINY, precision, 8) == size * num_weights
+        assert step_bytes(pipeline.model, precision, 8) - read_bytes(TINY, precision, 8) == size * num_weights
     full = dataclasses.replace(TINY, attention_pattern=("full",), last_attention=None)
     pairs = 2 * full.num_layers * full.num_heads * full.head_size
     assert read_bytes(full, "fp32", 8) == 4 * pairs * (full.num_text_positions + 8 * full.image_len)
@@ -102,28 +107,27 @@ def test_a_step_reads_shared_weights_once_and_what_its_pictures_see(subject):
 
 
 def test_ratios_are_the_median_of_those_within_each_round():
-    turns = [turn(4.0, 2.0), turn(2.0, 2.0), turn(40.0, 60.0)]
-    mended = next(line for line in judge_reference(TINY, turns) if line["way"] == "mended")
-    assert mended["speed_up_fp32_rounds"] == [2.0 * 16 / 4.0, 2.0 * 16 / 2.0, 60.0 * 16 / 40.0]
-    assert mended["speed_up_fp32"] == 16.0
+    figures = reference_figures(TINY, found((4.0, 2.0), (2.0, 2.0), (40.0, 60.0)))
+    mended = next(line for line in figures if line["way"] == "mended")
+    assert mended["speed_up_fp32"] == 16.0, "the median of 8, 16 and 24"
     assert mended["codes_per_s"] == REFERENCE_BATCH / 2.0
     assert mended["cache_less_by_fp32"] == 8
 
 
 def test_a_cache_that_was_not_used_is_compared_with_nothing():
-    shipped = next(line for line in judge_reference(TINY, [turn(4.0, 2.0)]) if line["way"] == "shipped")
+    shipped = next(line for line in reference_figures(TINY, found((4.0, 2.0))) if line["way"] == "shipped")
     assert "cache_less_by_fp32" not in shipped
 
 
-def test_shares_of_the_chain_hold_all_of_drawing(subject):
+def test_shares_of_the_chain_hold_all_of_drawing(pipeline):
     rates = {"matmul_fp32_flop_per_s": 1e9, "bandwidth_bytes_per_s": 1e9}
-    line = judge_drawing(subject.model, [turn(4.0, 2.0)], rates)[0]
+    line = drawing_figures(pipeline.model, found((4.0, 2.0)), rates)[0]
     assert line["of_bare_chain"] == pytest.approx(0.1 * 15 / 4.0)
     assert line["step_of_bare_chain"] == pytest.approx(0.1 * 15 / 2.0)
     assert line["step_of_packed_chain"] == pytest.approx(0.05 * 15 / 2.0)
     assert line["codes_per_s"] == pytest.approx(8 * 16 / 4.0)
     assert line["pictures_per_s"] == pytest.approx(8 / 6.0)
-    assert line["matmul_rate_reached"] == pytest.approx(step_flop(subject.model, 8) / (2.0 / 15) / 1e9)
+    assert line["matmul_rate_reached"] == pytest.approx(step_flop(pipeline.model, 8) / (2.0 / 15) / 1e9)
 
 
 def test_the_report_is_tables_and_a_line_of_json(monkeypatch, capsys):
@@ -131,8 +135,8 @@ def test_the_report_is_tables_and_a_line_of_json(monkeypatch, capsys):
     monkeypatch.setattr(sampling, "SMALL", TINY)
     monkeypatch.setattr(sampling, "AGREEMENT_PROMPTS", sampling.AGREEMENT_PROMPTS[:1])
     monkeypatch.setattr(sampling, "AGREEMENT_PICTURES", 2)
-    monkeypatch.setattr(limits, "MATMUL_SIZES", (64, 64, 64))
-    monkeypatch.setattr(limits, "BANDWIDTH_BYTES", 2**20)
+    monkeypatch.setattr(roofline, "MATMUL_SIZES", (64, 64, 64))
+    monkeypatch.setattr(roofline, "BANDWIDTH_BYTES", 2**20)
     sampling.main()
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("| ---") for line in lines) == 3
@@ -143,7 +147,6 @@ def test_the_report_is_tables_and_a_line_of_json(monkeypatch, capsys):
     assert set(found) == {(batch, precision) for batch in (1, 3) for precision in ("fp32", "bf16", "int8")}
     for line in found.values():
         assert 0 < line["pictures_per_s"] < line["codes_per_s"] / TINY.image_len
-        assert len(line["of_bare_chain_rounds"]) == 2
         assert line["cache_bytes"] > 0
     same = {line["precision"]: line["same_codes"] for line in figures["agreement"]}
     assert same["fp32"] == 1
@@ -170,10 +173,10 @@ def test_a_wrong_option_is_a_clear_mistake(arguments, words, monkeypatch, capfd)
 
 
 @pytest.mark.skipif("DALLE_PYTORCH_PYTHON" not in os.environ, reason="DALLE_PYTORCH_PYTHON names no interpreter")
-def test_dalle_pytorch_draws_with_the_same_function_cached_or_not(subject):
+def test_dalle_pytorch_draws_with_the_same_function_cached_or_not(pipeline):
     with ExitStack() as stack:
         child, differences = sampling.start_reference(
-            os.environ["DALLE_PYTORCH_PYTHON"], subject.model, 1, stack, num_codes=4
+            os.environ["DALLE_PYTORCH_PYTHON"], pipeline.model, 1, stack, num_codes=4
         )
         found = {way: child.ask(way) for way in (*WAYS, *WAYS)}
     assert set(differences) == set(WAYS)

@@ -6,13 +6,13 @@ import sys
 import pytest
 import torch
 
-from benchmarks import training
+from benchmarks import reference, training
 from benchmarks.plans import REVERSIBLE
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.convert import from_dalle_pytorch
 
 TINY = dataclasses.replace(
-    training.SMALL,
+    reference.SMALL,
     text_vocab_size=32,
     text_len=4,
     image_vocab_size=32,
@@ -27,12 +27,12 @@ PLANS = {name: REVERSIBLE[name] for name in ("keep", "reversible")}
 
 def result(name, seconds, step_bytes, loss=1.0):
     first = {"peak_bytes": 3 * step_bytes, "step_bytes": step_bytes, "loss": loss, "gradient_norm": 2.0}
-    return training.Result(name, {"base_bytes": 1, "weight_bytes": 1}, {"seconds": 9.0, **first}, seconds)
+    return training.Result(name, {"base_bytes": 1, "weight_bytes": 1, "seconds": 9.0, **first}, seconds)
 
 
 def test_ways_take_turns_and_report_time_and_memory(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["training", "--threads", "1", "--turns", "2"])
-    monkeypatch.setattr(training, "small_contests", lambda turns: [training.Contest(TINY, 2, PLANS, turns)])
+    monkeypatch.setattr(training, "small_comparisons", lambda turns: [training.Comparison(TINY, 2, PLANS, turns)])
     training.main()
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("| reversible |") for line in lines) == len(PLANS)
@@ -52,17 +52,17 @@ def test_ways_take_turns_and_report_time_and_memory(monkeypatch, capsys):
 @pytest.mark.parametrize("reversible", [True, False])
 def test_dalle_pytorch_trains_the_same_function(reversible):
     config = dataclasses.replace(TINY, reversible=reversible)
-    contest = training.Contest(config, 2, {"keep": REVERSIBLE["keep"]}, 1)
-    theirs, ours = training.run(contest, os.environ["DALLE_PYTORCH_PYTHON"], threads=1)
-    assert theirs.name == training.REFERENCE
+    comparison = training.Comparison(config, 2, {"keep": REVERSIBLE["keep"]}, 1)
+    theirs, ours = training.run(comparison, os.environ["DALLE_PYTORCH_PYTHON"], threads=1)
+    assert theirs.name == reference.REFERENCE
     assert training.relative_difference(ours, theirs, "loss") <= training.AGREEMENT
     assert training.relative_difference(ours, theirs, "gradient_norm") <= training.AGREEMENT
 
 
 def test_a_speed_up_is_the_median_of_each_turns_ratio():
-    contest = training.Contest(TINY, 2, PLANS, 3)
-    results = [result(training.REFERENCE, [4.0, 4.0, 40.0], 80), result("keep", [2.0, 1.0, 20.0], 20)]
-    ours = training.judge(contest, results, rate=None)[1]
+    comparison = training.Comparison(TINY, 2, PLANS, 3)
+    results = [result(reference.REFERENCE, [4.0, 4.0, 40.0], 80), result("keep", [2.0, 1.0, 20.0], 20)]
+    ours = training.way_figures(comparison, results, rate=None)[1]
     assert ours["speed_up"] == 2
     assert ours["seconds"] == 2
     assert ours["step_less_by"] == 4
@@ -70,9 +70,9 @@ def test_a_speed_up_is_the_median_of_each_turns_ratio():
 
 def test_another_function_is_refused():
     with pytest.raises(ValueError, match=r"loss of keep is 1\.5 .* they do not train the same function"):
-        training.check_agreement([result(training.REFERENCE, [], 1), result("keep", [], 1, loss=1.5)])
+        training.check_agreement([result(reference.REFERENCE, [], 1), result("keep", [], 1, loss=1.5)])
     with pytest.raises(ValueError, match="loss of keep is nan"):
-        training.check_agreement([result(training.REFERENCE, [], 1), result("keep", [], 1, loss=float("nan"))])
+        training.check_agreement([result(reference.REFERENCE, [], 1), result("keep", [], 1, loss=float("nan"))])
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_another_function_is_refused():
 )
 def test_an_interpreter_without_dalle_pytorch_is_a_clear_mistake(python, words, monkeypatch, capfd):
     monkeypatch.setattr("sys.argv", ["training", "--reference", python])
-    monkeypatch.setattr(training, "small_contests", lambda turns: [training.Contest(TINY, 2, PLANS, turns)])
+    monkeypatch.setattr(training, "small_comparisons", lambda turns: [training.Comparison(TINY, 2, PLANS, turns)])
     with pytest.raises(SystemExit) as end:
         training.main()
     assert end.value.code == 2
@@ -89,11 +89,11 @@ def test_an_interpreter_without_dalle_pytorch_is_a_clear_mistake(python, words, 
 
 def test_the_centred_window_has_no_counterpart():
     with pytest.raises(ValueError, match="conv_window='centred'"):
-        training.their_task(dataclasses.replace(TINY, conv_window="centred"))
+        reference.reference_task(dataclasses.replace(TINY, conv_window="centred"))
 
 
 def test_weights_travel_once_under_published_names():
-    weights = training.weights_of(TINY)
+    weights = reference.weights_of(TINY)
     assert len({value.data_ptr() for value in weights.values()}) == len(weights)
     model = from_dalle_pytorch(weights, TINY)
     torch.manual_seed(0)
@@ -102,7 +102,7 @@ def test_weights_travel_once_under_published_names():
 
 
 def test_captions_end_in_padding_and_batches_are_the_same_again():
-    batch, again = training.random_batch(TINY, 64), training.random_batch(TINY, 64)
+    batch, again = reference.random_batch(TINY, 64), reference.random_batch(TINY, 64)
     assert torch.equal(batch["text_ids"], again["text_ids"])
     padding = batch["text_ids"] == 0
     assert padding.any()

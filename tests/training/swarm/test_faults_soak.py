@@ -1,4 +1,4 @@
-"""A few minutes of random kills; `python -m benchmarks.swarm --soak 30` takes longer."""
+"""A few minutes of random kills; `python -m benchmarks.swarm soak --minutes 30` takes longer."""
 
 import pytest
 
