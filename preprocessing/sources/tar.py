@@ -1,6 +1,7 @@
 """WebDataset tars, as img2dataset writes them."""
 
 import re
+import tarfile
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -8,13 +9,15 @@ from dalle_lean.images.files import MAX_PICTURE_BYTES, PICTURE_SUFFIXES
 from dalle_lean.io.remote_errors import Unreachable
 from preprocessing.sources.files import File, files_fingerprint, is_remote, part_names
 from preprocessing.sources.sample import Sample, caption_of, json_object, metadata_of
-from preprocessing.sources.tar_entries import Damage, Entry, read_entries
 
 MAX_TEXT_BYTES = 2**20
 LIMITS = {"picture": MAX_PICTURE_BYTES, "text": MAX_TEXT_BYTES, "json": MAX_TEXT_BYTES}
 KINDS = {".txt": "text", ".json": "json", **dict.fromkeys(PICTURE_SUFFIXES, "picture")}
 SAMPLE_NAME = re.compile(r"((?:.*/|)[^./][^./]*)(\.[^/]+)", re.DOTALL)
 """A key, which ends at the first dot of the file's name, and a suffix."""
+MAX_HEADER_BYTES = 2**14
+"""Read by `tarfile` before it names the next member: it keeps extended headers in memory."""
+SCAN_BYTES = 2**20
 
 Contents = dict[str, bytes | None]
 """The first picture, text and json of one sample; None for one that is too large. "other" stands for any other file."""
@@ -66,26 +69,83 @@ def read_samples(file: File, name: str) -> Iterator[Sample]:
     """The samples of a tar; `name` is the tar's own."""
     key = ""
     contents: Contents = {}
-    for entry in read_entries(file):
-        match = None if isinstance(entry, Damage) else SAMPLE_NAME.fullmatch(entry.name)
+    for member in read_members(file):
+        match = SAMPLE_NAME.fullmatch(member.name) if isinstance(member, tarfile.TarInfo) else None
         if contents and (match is None or match[1] != key):
             yield make_sample(key, contents)
             contents = {}
-        if isinstance(entry, Damage):
-            yield Sample(key=f"{name} byte {entry.start}", problem="tar_broken")
+        if not isinstance(member, tarfile.TarInfo):
+            yield Sample(key=f"{name} byte {member}", problem="tar_broken")
         elif match:
             key, kind = match[1], KINDS.get(match[2].lower(), "other")
             if kind not in contents:
-                contents[kind] = read_entry(file, entry, LIMITS.get(kind, 0))
+                contents[kind] = read_content(file, member, LIMITS.get(kind, 0))
     if contents:
         yield make_sample(key, contents)
 
 
-def read_entry(file: File, entry: Entry, max_bytes: int) -> bytes | None:
-    if entry.size > max_bytes:
+def read_members(file: File) -> Iterator[tarfile.TarInfo | int]:
+    """The regular files of a tar, each wholly there, and the byte at which each damaged stretch begins.
+
+    Whatever lies between two members and is not zeros is damaged. So is the end of a tar without a block of zeros.
+    """
+    place = end = 0  # where reading goes on, and where the last sound member ends
+    while place < file.size:
+        file.seek(place)
+        try:
+            # A new one for each member, because it remembers every header.
+            tar = tarfile.TarFile(fileobj=HeaderReader(file), ignore_zeros=True, encoding="utf-8")
+            member = tar.next()
+        except (tarfile.TarError, ValueError):
+            place = file.tell()
+            continue
+        if member is None:
+            break
+        if not 0 <= member.size <= file.size - member.offset_data:
+            place = member.offset_data
+            continue
+        if (damage := first_nonzero(file, end, member.offset)) is not None:
+            yield damage
+        place = end = tar.offset
+        if member.isreg() and not member.issparse():
+            yield member
+    if (damage := first_nonzero(file, end, file.size)) is not None:
+        yield damage
+    elif file.size - end < tarfile.BLOCKSIZE:
+        yield end
+
+
+class HeaderReader:
+    """A file for `tarfile`, which gives at most MAX_HEADER_BYTES; ReadError where more are asked for."""
+
+    def __init__(self, file: File):
+        self.file = file
+        self.seek, self.tell = file.seek, file.tell
+        self.left_bytes = MAX_HEADER_BYTES
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= self.left_bytes:
+            raise tarfile.ReadError(f"a header asks for {size} bytes")
+        self.left_bytes -= size
+        return self.file.read(size)
+
+
+def first_nonzero(file: File, start: int, stop: int) -> int | None:
+    """The first byte from `start` to `stop` that is not zero; None where all are."""
+    while start < stop:
+        file.seek(start)
+        content = file.read(min(SCAN_BYTES, stop - start))
+        if rest := content.lstrip(b"\0"):
+            return start + len(content) - len(rest)
+        start += SCAN_BYTES
+    return None
+
+
+def read_content(file: File, member: tarfile.TarInfo, max_bytes: int) -> bytes | None:
+    if member.size > max_bytes:
         return None
-    file.seek(entry.start)
-    return file.read(entry.size)
+    file.seek(member.offset_data)
+    return file.read(member.size)
 
 
 def make_sample(key: str, contents: Contents) -> Sample:
