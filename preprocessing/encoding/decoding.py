@@ -76,9 +76,11 @@ class Decoding:
 
     def __call__(self, sample: Sample) -> Candidate | Rejection:
         """Apply the filter and turn the bytes into pixels. Nothing is decoded for a picture that the filter rejects."""
-        if rejection := self.reject_unseen(sample):
-            return rejection
+        if sample.problem:
+            return Rejection(sample.key, sample.problem)
         nsfw = optional_text(sample.metadata.get("NSFW"))
+        if reason := self.rules.text_reject_reason(sample.caption, nsfw):
+            return Rejection(sample.key, reason)
         try:
             image = open_picture(sample.picture, self.max_pixels)
             width = original_size(sample.metadata.get("original_width"), image.width)
@@ -98,12 +100,10 @@ class Decoding:
             hash=None if self.rules.max_hash_distance is None else perceptual_hash(squares[0]),
         )
 
-    def reject_unseen(self, sample: Sample) -> Rejection | None:
-        """The rejections that need no look at the picture."""
-        if sample.problem:
-            return Rejection(sample.key, sample.problem)
-        reason = self.rules.text_reject_reason(sample.caption, optional_text(sample.metadata.get("NSFW")))
-        return Rejection(sample.key, reason) if reason else None
+    @property
+    def max_views(self) -> int:
+        """Views of one picture, at most."""
+        return self.crops * (1 + self.flip)
 
 
 def crop_places(width: int, height: int, crops: int) -> Sequence[float]:

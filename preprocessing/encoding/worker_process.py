@@ -18,7 +18,10 @@ END_TIMEOUT_S = 10.0
 
 
 class Process:
-    """A running function; talk to it through `connection`."""
+    """A running function; talk to it through `connection`.
+
+    Its first message is an ImportError where the new process cannot load the function or its arguments.
+    """
 
     def __init__(self, function: Callable[..., None], *arguments: Any):
         """Start `function(connection, *arguments)`, all of which must be picklable; OSError where that fails."""
@@ -60,8 +63,13 @@ class Process:
 
 
 def run(descriptor: int) -> None:
-    """What a new process does: read its function and arguments, then call it."""
+    """What a new process does: read its function and arguments, then call it. What cannot be loaded it tells first."""
     connection = Connection(descriptor)
     with suppress(EOFError, ConnectionError):  # nobody is left to work for
-        function, arguments = pickle.loads(connection.recv_bytes())
+        content = connection.recv_bytes()
+        try:
+            function, arguments = pickle.loads(content)
+        except Exception as error:
+            connection.send(ImportError(f"it cannot load what it is to run: {type(error).__name__}: {error}"))
+            return
         function(connection, *arguments)
