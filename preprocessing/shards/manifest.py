@@ -93,7 +93,11 @@ def read_manifest(folder: Path) -> DatasetInfo:
             f"{folder} has no dataset.json: it is no finished output of dalle-lean preprocess "
             "(published files get one from dalle-lean shards adopt)"
         )
-    content = read_json(path)
+    return parse_manifest(read_json(path), path)
+
+
+def parse_manifest(content: Any, path: str | Path) -> DatasetInfo:
+    """Check the content of the `dataset.json` at `path`; ValueError says what is wrong with it."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path}: not of format {FORMAT}")
     try:

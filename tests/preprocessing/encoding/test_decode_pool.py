@@ -187,7 +187,7 @@ def test_a_worker_that_cannot_import_its_decoding_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "only_in_this_process", SimpleNamespace(Elsewhere=Elsewhere))
     with (
         DecodePool(Elsewhere(side=8), workers=1) as pool,
-        pytest.raises(OSError, match="no worker process .* No module named 'only_in_this_process'"),
+        pytest.raises(OSError, match=r"no worker process .* No module named 'only_in_this_process'"),
     ):
         list(pool.map([sample("one")]))
 
