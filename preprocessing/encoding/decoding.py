@@ -44,7 +44,7 @@ class Candidate:
 
     @classmethod
     def of(cls, sample: Sample, *, width: int, height: int, pixels: NDArray[np.uint8], hash: int | None) -> Self:
-        """What the sample says, with what was seen of its picture."""
+        """Caption and metadata of the sample, with what decoding found."""
         return cls(
             key=sample.key,
             caption=sample.caption or "",
@@ -56,14 +56,10 @@ class Candidate:
             hash=hash,
         )
 
-    def view_key(self, view: int) -> str:
-        """The first view has the picture's own key."""
-        return f"{self.key}#{view}" if view else self.key
-
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """What decides the pixels of a sample."""
+    """How a sample becomes pixels: everything that decides them."""
 
     side: int
     """Pixels along a side."""

@@ -1,4 +1,4 @@
-"""Several devices of one machine: one process for each, and parts for whichever is free."""
+"""Several devices of one machine: a process for each, which takes the next part whenever it is free."""
 
 import traceback
 from collections.abc import Sequence
@@ -11,14 +11,16 @@ import torch
 
 from dalle_lean.images.vqgan import VQGAN
 from preprocessing.encoding.part_records import is_finished
-from preprocessing.encoding.pipeline import Job, Report, make_parts
-from preprocessing.encoding.work_queue import Desk
+from preprocessing.encoding.pipeline import EncodingJob, Report, make_parts
+from preprocessing.encoding.work_queue import WorkQueue
 from preprocessing.encoding.worker_process import Process
 
 
-def make_on_devices(job: Job, vqgan: VQGAN, parts: Sequence[int], report: Report, *, devices: Sequence[str]) -> None:
-    """As `make_parts`, with a process for each of `devices`; a process that dies is replaced."""
-    desk, numbers = Desk(parts), count()
+def make_on_devices(
+    job: EncodingJob, vqgan: VQGAN, parts: Sequence[int], report: Report, *, devices: Sequence[str]
+) -> None:
+    """Like `make_parts`, with a process for each of `devices`; a process that dies is replaced."""
+    queue, numbers = WorkQueue(parts), count()
     vqgan = vqgan.cpu()
     running: dict[Connection, tuple[str, str, Process]] = {}
     threads = max(1, torch.get_num_threads() // len(devices))
@@ -37,11 +39,11 @@ def make_on_devices(job: Job, vqgan: VQGAN, parts: Sequence[int], report: Report
                 try:
                     message = connection.recv()
                     if message == "next part":
-                        connection.send(desk.next_part(worker))
+                        connection.send(queue.next_part(worker))
                 except (EOFError, ConnectionError):
                     del running[connection]
                     process.kill()
-                    if desk.give_back(worker, lambda part: is_finished(job.out, job.parts[part])):
+                    if queue.worker_died(worker, lambda part: is_finished(job.out, job.parts[part])):
                         start(device)
                     continue
                 match message:
@@ -61,10 +63,10 @@ def make_on_devices(job: Job, vqgan: VQGAN, parts: Sequence[int], report: Report
         raise failure
 
 
-def serve(connection: Connection, job: Job, vqgan: VQGAN, device: str, threads: int) -> None:
-    """What the process of a device does: ask for parts and make them until there are no more."""
+def serve(connection: Connection, job: EncodingJob, vqgan: VQGAN, device: str, threads: int) -> None:
+    """What the process of a device does: ask for parts and encode them until there are no more."""
     torch.set_num_threads(threads)
-    lock = Lock()  # parts are asked for by another thread
+    lock = Lock()  # another thread asks for parts
 
     def next_part() -> int | None:
         with lock:
@@ -80,5 +82,5 @@ def serve(connection: Connection, job: Job, vqgan: VQGAN, device: str, threads: 
         make_parts(job, vqgan.to(device), iter(next_part, None), report)
     except Exception as error:
         error.add_note(traceback.format_exc())
-        connection.send(error)  # fails, and ends the process, where the one that started it is gone
+        connection.send(error)  # fails, and so ends this process, if its parent is gone
     connection.send("done")

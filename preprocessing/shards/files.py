@@ -1,9 +1,9 @@
-"""Shards of VQGAN codes: the one writer and the one reader.
+"""Shards of VQGAN codes: written and read.
 
 A shard is a Parquet file with Brotli and the columns of the data set laion/laion_100m_vqgan_f8; `code` holds the codes
 of a picture as int16, little-endian, in raster order.
 
-Beside the shards, `dataset.json` says what the codes mean and what was counted (`preprocessing.shards.manifest`); a
+Beside the shards, `dataset.json` says what the codes mean and has the counts (`preprocessing.shards.manifest`); a
 folder without it is not finished.
 """
 
@@ -81,7 +81,7 @@ class Row:
 
 
 class Block(NamedTuple):
-    """Some rows of a shard, one after the other."""
+    """Consecutive rows of a shard."""
 
     captions: list[str]
     codes: NDArray[np.int16]
@@ -90,19 +90,19 @@ class Block(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a shard says of itself before its rows."""
+    """What a shard says before its rows."""
 
     rows: int
     columns: tuple[str, ...]
     vqgan: str | None
-    """Fingerprint of the VQGAN that made the codes, where the shard notes it."""
+    """Fingerprint of the VQGAN that made the codes, if the shard has it."""
 
 
 def write_shard(path: Path, rows: Sequence[Row], *, vqgan: str | None = None) -> Shard:
     """Write one shard atomically; the same rows give the same bytes.
 
-    `vqgan`, the fingerprint of the one that made the codes, is noted in the file, so that a shard that strays into
-    another folder can be told.
+    `vqgan`, the fingerprint of the one that made the codes, is stored in the file, so that a shard in a wrong folder is
+    found.
     """
     pa = require("pyarrow", extra="preprocessing")
     columns = {
@@ -121,7 +121,7 @@ def write_shard(path: Path, rows: Sequence[Row], *, vqgan: str | None = None) ->
 
 
 def write_table(path: Path, table: Any) -> Shard:
-    """As `write_shard`, from an Arrow table with the columns of a shard, and maybe more."""
+    """Like `write_shard`, from an Arrow table with the columns of a shard, or more."""
     parquet = require("pyarrow.parquet", extra="preprocessing")
     with atomic_write(path) as temporary:
         parquet.write_table(
@@ -132,7 +132,7 @@ def write_table(path: Path, table: Any) -> Shard:
 
 @contextmanager
 def open_shard(path: str | Path) -> Iterator[Any]:
-    """An open pyarrow ParquetFile; ValueError, OSError or ArrowException where it is none."""
+    """An open pyarrow ParquetFile; ValueError, OSError or ArrowException if it is none."""
     parquet = require("pyarrow.parquet", extra="preprocessing")
     with open(path, "rb") as file:
         check_footer(file)
@@ -141,7 +141,7 @@ def open_shard(path: str | Path) -> Iterator[Any]:
 
 
 def read_header(path: str | Path) -> Header:
-    """Rows, columns and the noted VQGAN of a shard; ValueError where it is no Parquet file with codes."""
+    """Rows, columns and VQGAN of a shard; ValueError if it is no Parquet file with codes."""
     pa = require("pyarrow", extra="preprocessing")
     try:
         with open_shard(path) as file:
@@ -154,11 +154,11 @@ def read_header(path: str | Path) -> Header:
 
 
 class PackedLayout(UserError):
-    """A shard is of a layout that earlier versions wrote: its codes are in another column, compressed."""
+    """A shard has the layout of earlier versions: compressed codes in another column."""
 
 
 def check_columns(file: Any) -> None:
-    """ValueError where an open Parquet file has no captions or no codes."""
+    """ValueError if an open Parquet file has no captions or no codes."""
     names = file.schema_arrow.names
     if "packed" in names and "code" not in names:
         raise PackedLayout(PACKED)
@@ -170,14 +170,14 @@ def check_columns(file: Any) -> None:
 def code_batches(file: Any, *, columns: Sequence[str] = ("caption", "code", "key"), **options: Any) -> Iterator[Any]:
     """Record batches of an open Parquet file, as pyarrow's `iter_batches` gives them.
 
-    `columns` that the file has not are left out; ValueError where it has no captions or no codes.
+    `columns` that the file does not have are left out; ValueError if it has no captions or no codes.
     """
     check_columns(file)
     yield from file.iter_batches(columns=columns, **options)
 
 
 def damaged(path: str | Path, error: Exception) -> ValueError:
-    """The error that names the shard at `path`, of which reading raised `error`."""
+    """The error that names the shard at `path` when reading it raised `error`."""
     reason = " ".join(str(error).split())
     if isinstance(error, PackedLayout):
         return UserError(f"{path} is {reason}")

@@ -1,4 +1,4 @@
-"""Parquet with the pictures' bytes in it: img2dataset's, `datasets`', and the like."""
+"""Parquet files that hold the pictures' bytes, as img2dataset, `datasets` and others write them."""
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -39,7 +39,7 @@ class ParquetShards:
             return None
 
     def check_columns(self) -> None:
-        """Refuse a table whose columns cannot be told, by the first file that can be read; see `find_columns`."""
+        """Raise what `find_columns` raises for the first file that can be read."""
         for path in self.paths:
             try:
                 with File(path) as file:
@@ -110,7 +110,7 @@ def read_group(table: Any, group: int, columns: Columns, name: str, first: int) 
 
 
 def open_parquet(file: File) -> Any:
-    """Open without reading ahead whole columns; one of `damage()` where it is no Parquet."""
+    """Open without reading ahead whole columns; raises one of `damage()` if it is no Parquet."""
     parquet = require("pyarrow.parquet", extra="preprocessing")
     check_footer(file)
     return parquet.ParquetFile(
@@ -119,7 +119,7 @@ def open_parquet(file: File) -> Any:
 
 
 def damage() -> tuple[type[Exception], ...]:
-    """What reading a damaged file raises."""
+    """The errors that reading a damaged file raises."""
     pa = require("pyarrow", extra="preprocessing")
     return (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError)
 

@@ -20,16 +20,16 @@ MAX_HEADER_BYTES = 2**14
 SCAN_BYTES = 2**20
 
 Contents = dict[str, bytes | None]
-"""The first picture, text and json of one sample; None for one that is too large. "other" stands for any other file."""
+"""The first picture, text and JSON of a sample by kind, None for one that is too large; "other" is any other file."""
 
 
 class TarShards:
     """Tar files of samples; each tar is a part.
 
     The files of a sample follow one another, in any order, and share the name up to its first dot: a picture, and a
-    `.json` (img2dataset's metadata with `caption`), a `.txt` with the caption, or both, where the caption in the JSON
-    goes before the text. What is damaged in a tar is a sample with the problem "tar_broken", and reading goes on where
-    the next intact file begins. Nothing is written to disk, and only one sample's files are in memory.
+    `.json` (img2dataset's metadata with `caption`), a `.txt` with the caption, or both; then the JSON's caption counts.
+    A damaged stretch of a tar is a sample with the problem "tar_broken", and reading continues at the next intact file.
+    Nothing is written to disk, and only one sample's files are in memory.
     """
 
     def __init__(self, paths: list[str]):
@@ -37,7 +37,7 @@ class TarShards:
         self.parts = part_names(paths)
 
     def size(self, part: int) -> int | None:
-        """The number of pictures that img2dataset noted beside a local tar."""
+        """The number of pictures that img2dataset wrote beside a local tar."""
         path = self.paths[part]
         if is_remote(path):
             return None
@@ -151,7 +151,7 @@ def read_content(file: File, member: tarfile.TarInfo, max_bytes: int) -> bytes |
 def make_sample(key: str, contents: Contents) -> Sample:
     row = json_object(contents["json"] or b"") if "json" in contents else {}
     if row is None:
-        # Without it there is no telling whether the picture may be used.
+        # It would have said whether the picture may be used.
         return Sample(key=key, problem="metadata_broken")
     caption, text, picture = caption_of(row), contents.get("text"), contents.get("picture")
     if caption is None and text is not None:

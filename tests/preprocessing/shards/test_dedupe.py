@@ -114,13 +114,13 @@ def test_copies_of_pictures_go_with_all_their_views(discs, tmp_path, vqgan, caps
 KILLED = """
 import os, signal, sys
 from preprocessing.shards import dedupe
-write_note, calls = dedupe.write_note, []
+write_record, calls = dedupe.write_record, []
 def killed(*arguments):
     calls.append(arguments)
     if len(calls) == {number}:
         os.kill(os.getpid(), signal.SIGKILL)
-    write_note(*arguments)
-dedupe.write_note = killed
+    write_record(*arguments)
+dedupe.write_record = killed
 dedupe.dedupe({folder!r}, {out!r}, threads=1)
 """
 
