@@ -20,7 +20,7 @@ from preprocessing.sources import Sample
 
 MIN_MEMORY_BYTES = 128 * 2**20
 MEMORY_BYTES = 2**30
-"""What a worker may take for a picture, beside the 150 MB of an idle one."""
+"""What a worker may allocate for a picture, besides the 150 MB of an idle worker."""
 CPU_LIMIT_S = 30.0
 """Processor time for one picture; the largest that are taken need a few seconds."""
 TRIES = 3
@@ -29,7 +29,7 @@ WAITING_BYTES = 256 * 2**20
 """Undecoded pictures read ahead."""
 GROUP_SIZE = 8
 GROUP_BYTES = 2**21
-"""Of a group's pictures, and of their pixels; a larger picture is a group by itself."""
+"""Limit for a group's encoded pictures, and for their pixels; a larger picture is a group by itself."""
 
 Result = Candidate | Rejection
 Other = TypeVar("Other")
@@ -55,7 +55,7 @@ class DecodeWorker:
             raise OSError(f"no worker process can be started to decode pictures: {failure}")
 
     def decode(self, samples: Sequence[Sample]) -> Iterator[Result]:
-        """What becomes of each sample, as soon as it is known."""
+        """The result of each sample, as soon as it arrives."""
         connection = self.process.connection
         with self.deaths_noticed():
             connection.send(samples)
@@ -106,7 +106,7 @@ class DecodePool:
                 worker.process.kill()
 
     def map(self, items: Iterable[Sample | Other]) -> Iterator[Result | Other]:
-        """What becomes of each sample, in order; anything else is passed through in its place.
+        """The result of each sample, in order; anything else is passed through in its place.
 
         At most `depth` groups of samples and WAITING_BYTES of pictures are read ahead.
         """
@@ -144,7 +144,7 @@ class DecodePool:
             self.idle.put(worker)
 
     def decode_alone(self, sample: Sample) -> Result:
-        """Decode in a fresh worker, because what other pictures take of the memory must not decide."""
+        """Decode in a fresh worker, where no other picture has taken memory."""
         death = ""
         for _ in range(TRIES - 1):
             worker = self.start()
@@ -167,7 +167,7 @@ class DecodePool:
 
 
 def groups(items: Iterable[Sample | Other], size: int) -> Iterator[list[Sample] | Other]:
-    """Samples that follow each other, at most `size` and GROUP_BYTES together; anything else in its place.
+    """Consecutive samples in groups of at most `size` and GROUP_BYTES; anything else is passed through in its place.
 
     Handing samples to a worker together costs much less than one by one.
     """
@@ -202,7 +202,7 @@ def serve(connection: Connection, decoding: Decoding, memory_bytes: int, cpu_lim
     limit_memory(memory_bytes)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     connection.send(None)  # ready
-    # Libraries in C write their complaints about damaged pictures here.
+    # C libraries complain about damaged pictures on this descriptor.
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     with quiet_pillow():
@@ -219,8 +219,8 @@ def serve(connection: Connection, decoding: Decoding, memory_bytes: int, cpu_lim
 
 
 def limit_memory(more_bytes: int) -> None:
-    """From now on this process gets only so much more address space; what asks for more gets a MemoryError."""
-    with suppress(FileNotFoundError):  # only Linux tells it here, and only Linux holds the limit
+    """Limit this process to so much more address space; beyond it allocations raise MemoryError."""
+    with suppress(FileNotFoundError):  # only Linux has this file, and only Linux enforces the limit
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + more_bytes
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -1,6 +1,6 @@
-"""What a decoding process answers: a line of JSON, then pixels. A picture may have taken it over: nothing is believed.
+"""The answers of decoding processes: a line of JSON, then pixels. They are not trusted: a picture may run code there.
 
-It tells only what pixels tell. Key, caption and label are those of the sample that was asked about.
+An answer holds only what decoding finds. Key, caption and label come from the sample that was sent.
 """
 
 import json
@@ -20,7 +20,7 @@ REASON = re.compile("[a-z_]{1,40}")
 
 
 class BadAnswer(ValueError):
-    """Bytes that no decoding process writes as it should."""
+    """Bytes that no sound decoding process sends."""
 
 
 def to_bytes(result: Candidate | Rejection) -> bytes:
@@ -35,16 +35,16 @@ def json_line(content: dict[str, Any]) -> bytes:
 
 
 def max_bytes(decoding: Decoding) -> int:
-    """No answer is longer."""
+    """The length of the longest answer."""
     return MAX_LINE_BYTES + decoding.max_views * 3 * decoding.side**2
 
 
 def from_bytes(answer: bytes, sample: Sample, decoding: Decoding) -> Candidate | Rejection:
-    """What the answer says of the sample; raises BadAnswer."""
+    """Check and decode an answer about `sample`; raises BadAnswer."""
     line, _, content = answer.partition(b"\n")
     said = json_object(line)
     if said is None:
-        raise BadAnswer(f"{len(answer)} bytes that are no answer")
+        raise BadAnswer(f"{len(answer)} bytes without a line of JSON")
     if "reason" in said:
         reason, detail = said["reason"], said.get("detail")
         if not (isinstance(reason, str) and REASON.fullmatch(reason) and isinstance(detail, str)):
