@@ -143,9 +143,7 @@ def preprocess(
         shards = "1 shard" if len(info.shards) == 1 else f"{len(info.shards)} shards"
         say(f"{shards} of {info.image_side}x{info.image_side} codes in {out}")
     else:
-        say(
-            f"part {part} is done, other parts are not; the run that makes the last shard writes {out / 'dataset.json'}"
-        )
+        say(f"part {part} is done, others are not; the run that makes the last shard writes {out / 'dataset.json'}")
 
 
 def parse_part(part: str) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 import traceback
 from collections.abc import Sequence
-from itertools import count
 from multiprocessing.connection import Connection, wait
 from threading import Lock
 from typing import cast
@@ -20,14 +19,14 @@ def make_on_devices(
     job: EncodingJob, vqgan: VQGAN, parts: Sequence[int], report: Report, *, devices: Sequence[str]
 ) -> None:
     """Like `make_parts`, with a process for each of `devices`; a process that dies is replaced."""
-    queue, numbers = WorkQueue(parts), count()
+    queue = WorkQueue(parts)
     vqgan = vqgan.cpu()
-    running: dict[Connection, tuple[str, str, Process]] = {}
+    running: dict[Connection, tuple[str, Process]] = {}
     threads = max(1, torch.get_num_threads() // len(devices))
 
     def start(device: str) -> None:
         process = Process(serve, job, vqgan, device, threads)
-        running[process.connection] = f"{device} {next(numbers)}", device, process
+        running[process.connection] = device, process
 
     failure: OSError | None = None
     try:
@@ -35,15 +34,15 @@ def make_on_devices(
             start(device)
         while running:
             for connection in cast(list[Connection], wait(list(running))):
-                worker, device, process = running[connection]
+                device, process = running[connection]
                 try:
                     message = connection.recv()
                     if message == "next part":
-                        connection.send(queue.next_part(worker))
+                        connection.send(queue.next_part(connection))
                 except (EOFError, ConnectionError):
                     del running[connection]
                     process.kill()
-                    if queue.worker_died(worker, lambda part: is_finished(job.out, job.parts[part])):
+                    if queue.worker_died(connection, lambda part: is_finished(job.out, job.parts[part])):
                         start(device)
                     continue
                 match message:
@@ -57,7 +56,7 @@ def make_on_devices(
                         del running[connection]
                         process.end()
     finally:
-        for _, _, process in running.values():
+        for _, process in running.values():
             process.kill()
     if failure:
         raise failure

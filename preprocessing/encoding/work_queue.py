@@ -1,7 +1,7 @@
 """Which worker encodes which part: one by one or in runs, and again after a worker has died."""
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 MAX_DEATHS = 3
 MAX_RUN = 16
@@ -30,10 +30,10 @@ class WorkQueue:
 
     def __init__(self, parts: Sequence[int]):
         self.waiting = deque(parts)
-        self.taken: defaultdict[str, list[int]] = defaultdict(list)
+        self.taken: defaultdict[Hashable, list[int]] = defaultdict(list)
         self.deaths: Counter[int | None] = Counter()
 
-    def next_part(self, worker: str) -> int | None:
+    def next_part(self, worker: Hashable) -> int | None:
         """A part for this worker; None when none is left."""
         if not self.waiting:
             return None
@@ -41,7 +41,7 @@ class WorkQueue:
         self.taken[worker].append(part)
         return part
 
-    def worker_died(self, worker: str, is_finished: Callable[[int], bool]) -> bool:
+    def worker_died(self, worker: Hashable, is_finished: Callable[[int], bool]) -> bool:
         """Queue the unfinished parts of a dead worker again. Returns whether another worker has anything to do.
 
         Raises WorkersDie when the same part, or the start, has ended three workers.

@@ -4,6 +4,7 @@ import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import PurePosixPath
+from typing import IO, cast
 
 from dalle_lean.images.files import MAX_PICTURE_BYTES, PICTURE_SUFFIXES
 from dalle_lean.io.remote_errors import Unreachable
@@ -94,7 +95,8 @@ def read_members(file: File) -> Iterator[tarfile.TarInfo | int]:
         file.seek(place)
         try:
             # A new one for each member, because it remembers every header.
-            tar = tarfile.TarFile(fileobj=HeaderReader(file), ignore_zeros=True, encoding="utf-8")
+            headers = cast(IO[bytes], HeaderReader(file))
+            tar = tarfile.TarFile(fileobj=headers, ignore_zeros=True, encoding="utf-8")
             member = tar.next()
         except (tarfile.TarError, ValueError):
             place = file.tell()
