@@ -91,10 +91,10 @@ def adopt(
 ) -> None:
     """Turn published Parquet files into a folder of shards: check them all and write dataset.json."""
     from preprocessing.commands.preprocess import load_vqgan
-    from preprocessing.shards.import_shards import adopt as run
+    from preprocessing.shards.import_shards import import_shards
 
     with progress_bar("adopt", "pictures") as on_progress:
-        info = run(folder, load_vqgan(vqgan), on_progress=on_progress)
+        info = import_shards(folder, load_vqgan(vqgan), on_progress=on_progress)
     say(f"{folder}: {shards_and_pictures(info)}, taken to be codes of the VQGAN {info.vqgan[:12]}")
 
 

@@ -12,7 +12,7 @@ from preprocessing.shards.files import open_shard, read_blocks, read_header
 from preprocessing.shards.manifest import NAME, SHARD_NAME, Counts, DatasetInfo, Shard, write_dataset_info
 
 
-def adopt(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress | None = None) -> DatasetInfo:
+def import_shards(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress | None = None) -> DatasetInfo:
     """Read every code of the Parquet files in `folder` and write the `dataset.json` that makes it a folder of shards.
 
     The codes are assumed to be of `vqgan`, since nothing in the files says so; `shards show` lets people check. All
