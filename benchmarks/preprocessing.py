@@ -31,7 +31,7 @@ from preprocessing.encoding.batches import Batch
 from preprocessing.encoding.decode_pool import MEMORY_BYTES, DecodePool
 from preprocessing.encoding.decoding import Decoding
 from preprocessing.encoding.encode import MAX_WORKERS, preprocess
-from preprocessing.encoding.pipeline import Encoder, Job, prepare, samples_of
+from preprocessing.encoding.pipeline import Encoder, EncodingJob, prepare, samples_of
 from preprocessing.shards.files import write_shard
 from preprocessing.sources import Sample, Source, open_source
 
@@ -87,7 +87,7 @@ def phases(
     "least_overhead" is for a CPU of which the VQGAN fills every core, where decoding must take its time from it.
     """
     parts = range(len(source.parts))
-    job = Job(
+    job = EncodingJob(
         source=source,
         out=folder,
         decoding=Decoding(side=vqgan.config.picture_side),
@@ -118,9 +118,9 @@ def phases(
     found = in_turns({"VQGAN alone": bare, "all together": whole}, turns)
     alone, together = found["VQGAN alone"], found["all together"]
     rows = [
-        view.row(codes)
+        row(codes=codes)
         for batch, rows_of_codes in zip(batches, alone[0].result, strict=True)
-        for view, codes in zip(batch.views, rows_of_codes.numpy(), strict=False)
+        for row, codes in zip(batch.rows, rows_of_codes.numpy(), strict=False)
     ]
     seconds = {
         "read": read_s,

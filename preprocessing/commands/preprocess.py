@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Cluster(StrEnum):
-    """What can spread the work over machines."""
+    """Systems that spread the work over machines."""
 
     RAY = "ray"
 
@@ -36,46 +36,50 @@ def preprocess(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="Folder for the shards; the same command continues a killed run.")
     ],
-    vqgan: Annotated[Path | None, typer.Option(help="VQGAN folder; by default the bundled model's.")] = None,
-    picture_side: Annotated[int | None, typer.Option(help="Pixels; by default the VQGAN's own.")] = None,
+    vqgan: Annotated[Path | None, typer.Option(help="VQGAN folder. [default: the bundled model's]")] = None,
+    picture_side: Annotated[int | None, typer.Option(help="Side in pixels. [default: the VQGAN's]")] = None,
     crops: Annotated[int, typer.Option(help="Squares cut from a long picture, each a row; 1 cuts the centre.")] = 1,
-    flip: Annotated[bool, typer.Option("--flip", help="A second row for each square: its mirror image.")] = False,
+    flip: Annotated[bool, typer.Option("--flip", help="Add the mirror image of each square as a row.")] = False,
     split: Annotated[str, typer.Option(help="Split of a data set on the hub.")] = "train",
     config: Annotated[str | None, typer.Option(help="Configuration of a data set on the hub.")] = None,
-    picture_column: Annotated[str | None, typer.Option(help="Column of the pictures, where it is not clear.")] = None,
-    caption_column: Annotated[str | None, typer.Option(help="Column of the captions, where it is not clear.")] = None,
-    min_caption_length: Annotated[int, typer.Option(help="Characters; 0 takes pictures without a caption.")] = 3,
-    allowed_nsfw: Annotated[str, typer.Option(help="NSFW labels to keep, with commas between; 'any'.")] = "UNLIKELY",
-    min_side: Annotated[int, typer.Option(help="Pixels of the original's shorter side.")] = 1,
+    picture_column: Annotated[str | None, typer.Option(help="Column of the pictures. [default: by its name]")] = None,
+    caption_column: Annotated[str | None, typer.Option(help="Column of the captions. [default: by its name]")] = None,
+    min_caption_length: Annotated[int, typer.Option(help="In characters; 0 takes pictures without a caption.")] = 3,
+    allowed_nsfw: Annotated[str, typer.Option(help="NSFW labels to keep, separated by commas, or 'any'.")] = "UNLIKELY",
+    min_side: Annotated[int, typer.Option(help="Shorter side of the original, in pixels.")] = 1,
     max_aspect_ratio: Annotated[float, typer.Option(help="Longer : shorter side of the original; 0 for any.")] = 2.0,
     max_hash_distance: Annotated[
         int | None,
-        typer.Option(help="Reject copies in a shard: at most so many of 64 bits differ; 6 finds resized ones."),
+        typer.Option(
+            help="Reject copies within a shard whose perceptual hashes differ in at most this many of 64 bits; 6 finds "
+            "resized ones. [default: keep copies]"
+        ),
     ] = None,
-    max_pixels: Annotated[int, typer.Option(help="Larger pictures are not decoded, but counted.")] = 2**26,
-    max_memory: Annotated[int, typer.Option(help="MiB that decoding one picture may take.")] = 1024,
+    max_pixels: Annotated[int, typer.Option(help="Reject pictures of more pixels.")] = 2**26,
+    max_memory: Annotated[int, typer.Option(help="Memory limit for decoding one picture, in MiB.")] = 1024,
     explain: Annotated[bool, typer.Option("--explain", help="Write rejected.jsonl: keys and reasons.")] = False,
-    batch_size: Annotated[int, typer.Option(help="Pictures encoded at once.")] = 32,
-    shard_rows: Annotated[int, typer.Option(help="Pictures of a source not in shards that make one shard.")] = 4096,
+    batch_size: Annotated[int, typer.Option(help="Pictures to encode at once.")] = 32,
+    shard_rows: Annotated[int, typer.Option(help="Pictures per shard, unless the source is already in shards.")] = 4096,
     bf16: Annotated[
         bool | None,
         typer.Option(help="Encode in bfloat16: faster, a few codes differ. [default: on a GPU]", show_default=False),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Decoding processes for each device; by default one per core, at most 16.")
+        int | None, typer.Option(help="Decoding processes per device. [default: one per core, at most 16]")
     ] = None,
     device: Annotated[
-        str, typer.Option(help="cpu, cuda, cuda:N, or several with commas: a process each; auto takes every GPU.")
+        str, typer.Option(help="cpu, cuda, cuda:N, or several separated by commas; auto takes every GPU.")
     ] = "auto",
     part: Annotated[
         str, typer.Option(metavar="I/N", help="Make every N-th shard from the I-th: one of N machines, 1/N to N/N.")
     ] = "1/1",
     gather: Annotated[
-        bool, typer.Option("--gather", help="Make nothing; write dataset.json once every shard is there.")
+        bool, typer.Option("--gather", help="Encode nothing; write dataset.json if every shard is there.")
     ] = False,
     cluster: Annotated[Cluster | None, typer.Option(help="Spread the shards over a Ray cluster's machines.")] = None,
     cluster_workers: Annotated[
-        int | None, typer.Option(help="Encoding processes of the cluster; by default one per GPU, else per machine.")
+        int | None,
+        typer.Option(help="Encoding processes of the cluster. [default: one per GPU, or without GPUs per machine]"),
     ] = None,
 ) -> None:
     """Turn pictures with captions into shards of VQGAN codes."""
@@ -139,7 +143,7 @@ def preprocess(
         shards = "1 shard" if len(info.shards) == 1 else f"{len(info.shards)} shards"
         say(f"{shards} of {info.image_side}x{info.image_side} codes in {out}")
     else:
-        say(f"part {part} is made; other parts are not: whoever makes the last shard writes {out / 'dataset.json'}")
+        say(f"part {part} is done, others are not; the run that makes the last shard writes {out / 'dataset.json'}")
 
 
 def parse_part(part: str) -> tuple[int, int]:
@@ -175,7 +179,7 @@ def load_vqgan(folder: Path) -> "VQGAN":
 def pick_makers(
     device: str, cluster: Cluster | None, cluster_workers: int | None, gather: bool
 ) -> tuple["MakeParts", str, bool]:
-    """Who encodes, its name for people, and whether that is on GPUs."""
+    """The function that encodes, where it does so, for people, and whether that is on GPUs."""
     import torch
 
     from dalle_lean.devices import pick_device
@@ -201,7 +205,7 @@ def pick_makers(
     if len(picked) == 1:
         return make_parts, str(picked[0]), gpu
     if len({one.type for one in picked}) > 1:
-        raise UserError(f"device={device!r}: CPU and GPU round differently, so one set of shards takes either")
+        raise UserError(f"device={device!r}: CPU and GPU round differently, so use either for one set of shards")
     return partial(make_on_devices, devices=[str(one) for one in picked]), f"{len(picked)} devices", gpu
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from preprocessing.shards.files import DatasetInfo
 
 shards = typer.Typer(
-    help="Check, show, adopt, mix, dedupe folders of shards.", no_args_is_help=True, rich_markup_mode=None
+    help="Check, show, adopt, mix and deduplicate folders of shards.", no_args_is_help=True, rich_markup_mode=None
 )
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of shards.")]
 FAULTY = 1
@@ -23,14 +23,10 @@ FAULTY = 1
 @shards.command()
 def verify(
     folder: Folder,
-    vqgan: Annotated[
-        Path | None, typer.Option(help="VQGAN folder that the codes must be of. [default: any]", show_default=False)
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Shards read at once. [default: one per core]", show_default=False)
-    ] = None,
+    vqgan: Annotated[Path | None, typer.Option(help="VQGAN folder that made the codes. [default: any]")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Shards read at once. [default: one per core]")] = None,
 ) -> None:
-    """Find every damaged, missing or foreign shard: reads all of them. Exit code 1 where there is one."""
+    """Read all shards and list what is damaged, missing or foreign. Exit code 1 if there is any."""
     from rich.table import Table
 
     from preprocessing.commands.preprocess import load_vqgan
@@ -56,38 +52,33 @@ def verify(
 @shards.command()
 def show(
     folder: Folder,
-    out: Annotated[
-        Path | None, typer.Option(help="PNG to write. [default: DIR/contact_sheet.png]", show_default=False)
-    ] = None,
-    count: Annotated[int, typer.Option(min=1, max=1024, help="Pictures, drawn at random.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, help="Decides which.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="PNG to write. [default: DIR/contact_sheet.png]")] = None,
+    count: Annotated[int, typer.Option(min=1, max=1024, help="Number of pictures, drawn at random.")] = 32,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draw.")] = 0,
     vqgan: Annotated[
-        Path | None,
-        typer.Option(
-            help="VQGAN folder that made the codes. [default: the bundled model's, if it did]", show_default=False
-        ),
+        Path | None, typer.Option(help="VQGAN folder that made the codes. [default: the bundled model's, if it did]")
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Draw decoded pictures with their captions, and tell the statistics."""
+    """Write a sheet of decoded pictures with their captions, and print statistics."""
     from rich.table import Table
 
     from dalle_lean.devices import pick_device
     from dalle_lean.io.files import atomic_write
-    from preprocessing.shards.contact_sheet import contact_sheet, decode_sights
+    from preprocessing.shards.contact_sheet import contact_sheet, decode_sample_rows
     from preprocessing.shards.files import read_dataset_info
-    from preprocessing.shards.statistics import take_survey
+    from preprocessing.shards.statistics import collect_statistics
 
     model = vqgan_of(read_dataset_info(folder), vqgan).to(pick_device(device))
     with progress_bar("read", "pictures") as on_progress:
-        survey = take_survey(folder, count=count, seed=seed, on_progress=on_progress)
+        statistics = collect_statistics(folder, count=count, seed=seed, on_progress=on_progress)
     with progress_bar("decode", "pictures") as on_progress:
-        pictures = decode_sights(survey.sights, model, on_progress)
+        pictures = decode_sample_rows(statistics.sample_rows, model, on_progress)
     out = out or folder / "contact_sheet.png"
     with atomic_write(out) as temporary:
-        contact_sheet(folder.resolve().name, survey, pictures).save(temporary, format="PNG")
+        contact_sheet(folder.resolve().name, statistics, pictures).save(temporary, format="PNG")
     table = Table(show_header=False)
-    for name, value in survey.facts():
+    for name, value in statistics.facts():
         table.add_row(name, value)
     console.print(table, markup=False)
     say(f"{len(pictures)} pictures on {out}")
@@ -98,12 +89,12 @@ def adopt(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of Parquet files with captions and codes.")],
     vqgan: Annotated[Path, typer.Option(help="VQGAN folder that made the codes.")],
 ) -> None:
-    """Make published Parquet files a folder of shards: check all, write dataset.json."""
+    """Turn published Parquet files into a folder of shards: check them all and write dataset.json."""
     from preprocessing.commands.preprocess import load_vqgan
-    from preprocessing.shards.import_shards import adopt as run
+    from preprocessing.shards.import_shards import import_shards
 
     with progress_bar("adopt", "pictures") as on_progress:
-        info = run(folder, load_vqgan(vqgan), on_progress=on_progress)
+        info = import_shards(folder, load_vqgan(vqgan), on_progress=on_progress)
     say(f"{folder}: {shards_and_pictures(info)}, taken to be codes of the VQGAN {info.vqgan[:12]}")
 
 
@@ -124,12 +115,12 @@ def mix(
 @shards.command()
 def dedupe(
     folder: Folder,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder for the shards without what came before.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder for the shards without duplicates.")],
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Shards at once, in memory. [default: one per core]", show_default=False)
+        int | None, typer.Option(min=1, help="Shards held in memory at once. [default: one per core]")
     ] = None,
 ) -> None:
-    """Leave out pictures that have the codes of an earlier one, over all shards. Killed, the same command goes on."""
+    """Leave out pictures with the codes of an earlier one in any shard. The same command continues a killed run."""
     from preprocessing.shards.dedupe import REASON
     from preprocessing.shards.dedupe import dedupe as run
     from preprocessing.shards.manifest import read_manifest
@@ -154,7 +145,7 @@ def shards_and_pictures(info: "DatasetInfo") -> str:
 
 
 def vqgan_of(info: "DatasetInfo", folder: Path | None) -> "VQGAN":
-    """The VQGAN that made the codes; ValueError where neither the given one nor the bundled one did."""
+    """The VQGAN that made the codes; ValueError if neither the given one nor the bundled one did."""
     from dalle_lean.io.model_folder import bundled_model
     from preprocessing.commands.preprocess import load_vqgan
 

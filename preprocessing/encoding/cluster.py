@@ -1,6 +1,6 @@
-"""Many machines through Ray Data: its rows are runs of parts, and an actor for each GPU makes them.
+"""Many machines through Ray Data: its rows are runs of parts, and an actor on each GPU encodes them.
 
-The source and the output folder must be the same paths on every machine.
+The source and the output folder must have the same paths on every machine.
 """
 
 import logging
@@ -20,17 +20,17 @@ import torch
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.require import require
 from preprocessing.encoding.part_records import is_finished
-from preprocessing.encoding.pipeline import Job, Report, make_parts
-from preprocessing.encoding.work_queue import MAX_DEATHS, WorkersDie, deadly, runs
+from preprocessing.encoding.pipeline import EncodingJob, Report, make_parts
+from preprocessing.encoding.work_queue import MAX_DEATHS, WorkersDie, runs, too_many_deaths
 
 POLL_S = 0.5
 
 
 def connect() -> ModuleType:
-    """Join the cluster that RAY_ADDRESS or this machine names, else start one on this machine."""
+    """Join the cluster named by RAY_ADDRESS or running on this machine; if there is none, start one here."""
     ray = require("ray", extra="ray")
     require("ray.data", extra="ray")
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what it logs, it raises too
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it raises what it logs
     if not ray.is_initialized():
         ray.init(log_to_driver=False, logging_level="error")
     return ray
@@ -41,30 +41,32 @@ def num_gpus() -> int:
     return int(connect().cluster_resources().get("GPU", 0))
 
 
-def make_on_ray(job: Job, vqgan: VQGAN, parts: Sequence[int], report: Report, *, workers: int | None = None) -> None:
-    """As `make_parts`, by `workers` actors, one for each GPU by default, else one for each machine.
+def make_on_ray(
+    job: EncodingJob, vqgan: VQGAN, parts: Sequence[int], report: Report, *, workers: int | None = None
+) -> None:
+    """Like `make_parts`, by `workers` actors: by default one for each GPU, or without GPUs one for each machine.
 
-    Ray Data replaces an actor that dies, and has its run made again. Raises WorkersDie where a run ends three of them.
+    Ray Data replaces an actor that dies and repeats its run. Raises WorkersDie when a run has ended three of them.
     """
     ray = connect()
     gpus = num_gpus()
     cpus = ray.cluster_resources().get("CPU", 1)
-    machines = sum(node["Alive"] for node in ray.nodes())  # those that left are named too
+    machines = sum(node["Alive"] for node in ray.nodes())  # nodes that left are listed too
     workers = min(len(parts), workers or gpus or machines)
     share = {"num_gpus": min(1, gpus / workers)} if gpus else {"num_cpus": max(1, cpus // workers)}
-    board = ray.remote(num_cpus=0)(Board).remote()
+    collector = ray.remote(num_cpus=0)(ReportCollector).remote()
     arguments = ray.put((job, vqgan.cpu()))
     rows = [{"parts": run} for run in runs(parts, workers)]
     made = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-        Maker,
-        fn_constructor_args=([arguments], board, os.getcwd()),
+        EncodingActor,
+        fn_constructor_args=([arguments], collector, os.getcwd()),
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1),
         **share,
     )
     made.context.enable_progress_bars = False
     failure: OSError | None = None
-    with pass_on_reports(board, report):
+    with pass_on_reports(collector, report):
         for row in made.iter_rows():
             match row["error"]:
                 case OSError() as error if not isinstance(error, WorkersDie):
@@ -76,14 +78,14 @@ def make_on_ray(job: Job, vqgan: VQGAN, parts: Sequence[int], report: Report, *,
 
 
 @contextmanager
-def pass_on_reports(board: Any, report: Report) -> Iterator[None]:
-    """Tell what the makers report, as long as the block runs and once more behind it."""
+def pass_on_reports(collector: Any, report: Report) -> Iterator[None]:
+    """Pass the actors' reports on while the block runs, and once more after it."""
     import ray
 
     ended = Event()
 
     def pass_on() -> None:
-        for part, (seen, complete) in ray.get(board.take_reports.remote()).items():
+        for part, (seen, complete) in ray.get(collector.take_reports.remote()).items():
             report(part, seen, complete)
 
     def watch() -> None:
@@ -100,15 +102,15 @@ def pass_on_reports(board: Any, report: Report) -> Iterator[None]:
     pass_on()
 
 
-class Board:
-    """Where the makers say what they begin and how far they are."""
+class ReportCollector:
+    """A Ray actor to which the encoding actors report what they begin and how far they are."""
 
     def __init__(self) -> None:
         self.begun: Counter[int] = Counter()
         self.reports: dict[int, tuple[int, bool]] = {}
 
     def begin(self, run: int) -> int:
-        """How often this run has been begun: again after each death, as often as there are deaths."""
+        """Count a start of this run, one after each death; returns the number of starts so far."""
         self.begun[run] += 1
         return self.begun[run]
 
@@ -120,23 +122,23 @@ class Board:
         return reports
 
 
-class Maker:
-    """Runs the VQGAN on the GPU that Ray gives it, or on the CPU.
+class EncodingActor:
+    """Runs the VQGAN on the GPU that Ray assigns, or on the CPU.
 
-    `arguments` refers to the job and the VQGAN; `folder` is where relative paths begin. What fails is told by the call
-    alone: an actor that fails as it starts would be started again and again.
+    `arguments` refers to the job and the VQGAN; relative paths start at `folder`. Only the call reports failures:
+    an actor that fails in its constructor would be started again and again.
     """
 
-    def __init__(self, arguments: list[Any], board: Any, folder: str):
+    def __init__(self, arguments: list[Any], collector: Any, folder: str):
         self.arguments = arguments
-        self.board = board
+        self.collector = collector
         self.folder = folder
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, list[Exception | None]]:
-        """Make the parts of one row that are not made yet; returns what went wrong, or None, in one row."""
+        """Encode the parts of one row that are not finished; returns one row with what went wrong, or None."""
         try:
             self.make([int(part) for part in rows["parts"][0]])
-        except Exception as error:  # raised, it would be told as Ray's own
+        except Exception as error:  # Ray would wrap it in an error of its own
             error.add_note(traceback.format_exc())
             return {"error": [error]}
         return {"error": [None]}
@@ -144,20 +146,20 @@ class Maker:
     def make(self, parts: Sequence[int]) -> None:
         import ray
 
-        if ray.get(self.board.begin.remote(parts[0])) > MAX_DEATHS:
-            raise deadly(f"at parts {parts[0]} to {parts[-1]} of the source")
+        if ray.get(self.collector.begin.remote(parts[0])) > MAX_DEATHS:
+            raise too_many_deaths(f"at parts {parts[0]} to {parts[-1]} of the source")
         job, vqgan = self.loaded
         make_parts(job, vqgan, [part for part in parts if not is_finished(job.out, job.parts[part])], self.report)
 
     def report(self, part: int, seen: int, complete: bool) -> None:
         import ray
 
-        said = self.board.report.remote(part, seen, complete)
+        reported = self.collector.report.remote(part, seen, complete)
         if complete:
-            ray.get(said)  # before this call ends
+            ray.get(reported)  # before this call ends
 
     @cached_property
-    def loaded(self) -> tuple[Job, VQGAN]:
+    def loaded(self) -> tuple[EncodingJob, VQGAN]:
         import ray
 
         os.chdir(self.folder)

@@ -6,12 +6,11 @@ import signal
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from dalle_lean.images.files import quiet_pillow
 from preprocessing.encoding.decoding import Candidate, Decoding, Rejection
@@ -21,73 +20,59 @@ from preprocessing.sources import Sample
 
 MIN_MEMORY_BYTES = 128 * 2**20
 MEMORY_BYTES = 2**30
-"""What a worker may take for a picture, beside the 150 MB of an idle one."""
+"""What a worker may allocate for a picture, besides the 150 MB of an idle worker."""
 CPU_LIMIT_S = 30.0
 """Processor time for one picture; the largest that are taken need a few seconds."""
 TRIES = 3
-"""A worker can be killed by others than its picture: only one that ends three workers is to blame."""
+"""Something else may kill a worker, so a picture is blamed only after the death of this many."""
 WAITING_BYTES = 256 * 2**20
 """Undecoded pictures read ahead."""
 GROUP_SIZE = 8
 GROUP_BYTES = 2**21
-"""Of a group's pictures, and of their pixels; a larger picture is a group of its own."""
-
-READY = b"ready"
+"""Limit for a group's encoded pictures, and for their pixels; a larger picture is a group by itself."""
 
 Result = Candidate | Rejection
 Other = TypeVar("Other")
 
 
+class WorkerDied(Exception):
+    """A worker process ended, or had to be ended, before it answered; the message says how."""
+
+
 class DecodeWorker:
-    """One worker process. Raises EOFError or OSError where it has died, BadAnswer where it should."""
+    """One worker process, ready to decode.
+
+    Raises WorkerDied, and OSError with the cause where a process cannot even load what it is to run.
+    """
 
     def __init__(self, decoding: Decoding, memory_bytes: int, cpu_limit_s: float):
         self.decoding = decoding
         self.process = Process(serve, decoding, memory_bytes, cpu_limit_s)
-        self.answered = 0
-        self.ready = False
+        with self.deaths_noticed():
+            failure = self.process.connection.recv()
+        if failure is not None:
+            self.process.end()
+            raise OSError(f"no worker process can be started to decode pictures: {failure}")
 
-    def ask(self, samples: Sequence[Sample]) -> None:
-        """Have these decoded; an `answer` for each is to be taken."""
+    def decode(self, samples: Sequence[Sample]) -> Iterator[Result]:
+        """The result of each sample, as soon as it arrives."""
         connection = self.process.connection
-        if not self.ready:
-            if connection.recv_bytes(len(READY)) != READY:
-                raise BadAnswer("it did not say that it is ready")
-            self.ready = True
-        connection.send(samples)
+        with self.deaths_noticed():
+            connection.send(samples)
+        for sample in samples:
+            with self.deaths_noticed():
+                result = from_bytes(connection.recv_bytes(max_bytes(self.decoding)), sample, self.decoding)
+            yield result
 
-    def answer(self, sample: Sample) -> Result:
-        """What became of the first sample that is not answered yet."""
-        result = from_bytes(self.process.connection.recv_bytes(max_bytes(self.decoding)), sample, self.decoding)
-        self.answered += 1
-        return result
-
-
-@dataclass(frozen=True)
-class Group:
-    """Samples that are handed to a worker together, which costs much less than one by one."""
-
-    samples: Sequence[Sample]
-    size_bytes: int
-
-
-def groups(items: Iterable[Sample | Other], size: int) -> Iterator[Group | Other]:
-    """Samples that follow each other, at most `size` and GROUP_BYTES together; anything else in its place."""
-    samples: list[Sample] = []
-    size_bytes = 0
-    for item in items:
-        more_bytes = len(item.picture) if isinstance(item, Sample) else 0
-        full = len(samples) == size or size_bytes + more_bytes > GROUP_BYTES
-        if samples and (full or not isinstance(item, Sample)):
-            yield Group(samples, size_bytes)
-            samples, size_bytes = [], 0
-        if isinstance(item, Sample):
-            samples.append(item)
-            size_bytes += more_bytes
-        else:
-            yield item
-    if samples:
-        yield Group(samples, size_bytes)
+    @contextmanager
+    def deaths_noticed(self) -> Iterator[None]:
+        try:
+            yield
+        except BadAnswer as error:
+            self.process.kill()
+            raise WorkerDied(f"a wrong answer: {error}") from None
+        except (EOFError, OSError):
+            raise WorkerDied(self.process.end()) from None
 
 
 class DecodePool:
@@ -104,7 +89,7 @@ class DecodePool:
         self.limits = memory_bytes, cpu_limit_s
         self.depth = 2 * workers
         self.group_size = min(GROUP_SIZE, max(1, GROUP_BYTES // max_bytes(decoding)))
-        # Each thread waits for the answer of one process.
+        # Each thread waits for the answers of one process.
         self.threads = ThreadPoolExecutor(workers, thread_name_prefix="decode")
         self.idle: SimpleQueue[DecodeWorker | None] = SimpleQueue()
         for _ in range(workers):
@@ -121,78 +106,92 @@ class DecodePool:
                 worker.process.kill()
 
     def map(self, items: Iterable[Sample | Other]) -> Iterator[Result | Other]:
-        """What becomes of each sample, in order; anything else is passed through in its place.
+        """The result of each sample, in order; anything else is passed through in its place.
 
         At most `depth` groups of samples and WAITING_BYTES of pictures are read ahead.
         """
-        waiting: deque[tuple[int, Future[Sequence[Result]] | Other]] = deque()
-        waiting_bytes = 0
-
-        def first() -> Sequence[Result | Other]:
-            nonlocal waiting_bytes
-            size_bytes, item = waiting.popleft()
-            waiting_bytes -= size_bytes
-            return item.result() if isinstance(item, Future) else [item]
-
+        waiting: deque[tuple[int, Future[Any]]] = deque()
         for item in groups(items, self.group_size):
-            if isinstance(item, Group):
-                waiting.append((item.size_bytes, self.threads.submit(self.decode_group, item)))
-                waiting_bytes += item.size_bytes
+            if isinstance(item, list):
+                waiting.append((picture_bytes(item), self.threads.submit(self.decode, item)))
             else:
-                waiting.append((0, item))
-            while len(waiting) > self.depth or waiting_bytes > WAITING_BYTES:
-                yield from first()
-        while waiting:
-            yield from first()
-
-    def decode_group(self, group: Group) -> Sequence[Result]:
-        rejections = [self.decoding.reject_unseen(sample) for sample in group.samples]
-        seen = [sample for sample, rejection in zip(group.samples, rejections, strict=True) if not rejection]
-        decoded = iter(self.decode(seen))
-        return [rejection or next(decoded) for rejection in rejections]
+                passed: Future[Any] = Future()
+                passed.set_result([item])
+                waiting.append((0, passed))
+            while len(waiting) > self.depth or sum(size_bytes for size_bytes, _ in waiting) > WAITING_BYTES:
+                yield from waiting.popleft()[1].result()
+        for _, future in waiting:
+            yield from future.result()
 
     def decode(self, samples: Sequence[Sample]) -> Sequence[Result]:
-        """Decode in an idle worker. Where it dies, a fresh one tries again; OSError if none can be started."""
-        worker = self.idle.get()
+        """Decode in an idle worker; OSError if none can be started. A picture that fails there is tried alone."""
         results: list[Result] = []
-        owed = deaths = 0
-        alone = False
+        worker = self.idle.get()
         try:
             while len(results) < len(samples):
-                worker = worker or DecodeWorker(self.decoding, *self.limits)
-                sample = samples[len(results)]
-                try:
-                    if not owed:
-                        asked = [sample] if alone else samples[len(results) :]
-                        worker.ask(asked)
-                        owed = len(asked)
-                    result = worker.answer(sample)
-                    owed -= 1
-                except (EOFError, OSError, BadAnswer) as error:
-                    started, ended = worker.ready, worker.process.kill()
-                    if isinstance(error, BadAnswer):
-                        ended = f"a wrong answer: {error}"
-                    worker, owed, alone = None, 0, True
-                    deaths += 1
-                    if deaths < TRIES:
-                        continue
-                    if not started:
-                        raise OSError(
-                            f"no worker process can be started to decode pictures: it ends with {ended}"
-                        ) from None
-                    result = Rejection(sample.key, "decoder_died", ended)
-                else:
-                    out_of_memory = isinstance(result, Rejection) and result.reason == "too_much_memory"
-                    if out_of_memory and not (alone and worker.answered == 1):
-                        # What other pictures take must not decide.
-                        worker.process.kill()
-                        worker, owed, alone = None, 0, True
-                        continue
-                results.append(result)
-                deaths, alone = 0, False
+                worker = worker or self.start()
+                with suppress(WorkerDied):
+                    for result in worker.decode(samples[len(results) :]):
+                        if is_out_of_memory(result):
+                            break
+                        results.append(result)
+                if len(results) < len(samples):
+                    worker.process.kill()
+                    worker = None
+                    results.append(self.decode_alone(samples[len(results)]))
             return results
         finally:
             self.idle.put(worker)
+
+    def decode_alone(self, sample: Sample) -> Result:
+        """Decode in a fresh worker, where no other picture has taken memory."""
+        death = ""
+        for _ in range(TRIES - 1):
+            worker = self.start()
+            try:
+                return next(worker.decode([sample]))
+            except WorkerDied as error:
+                death = str(error)
+            finally:
+                worker.process.kill()
+        return Rejection(sample.key, "decoder_died", death)
+
+    def start(self) -> DecodeWorker:
+        death = ""
+        for _ in range(TRIES):
+            try:
+                return DecodeWorker(self.decoding, *self.limits)
+            except WorkerDied as error:
+                death = str(error)
+        raise OSError(f"no worker process can be started to decode pictures: it ends with {death}")
+
+
+def groups(items: Iterable[Sample | Other], size: int) -> Iterator[list[Sample] | Other]:
+    """Consecutive samples in groups of at most `size` and GROUP_BYTES; anything else is passed through in its place.
+
+    Handing samples to a worker together costs much less than one by one.
+    """
+    group: list[Sample] = []
+    for item in items:
+        if group and not (
+            isinstance(item, Sample) and len(group) < size and picture_bytes([*group, item]) <= GROUP_BYTES
+        ):
+            yield group
+            group = []
+        if isinstance(item, Sample):
+            group.append(item)
+        else:
+            yield item
+    if group:
+        yield group
+
+
+def picture_bytes(samples: Sequence[Sample]) -> int:
+    return sum(len(sample.picture) for sample in samples)
+
+
+def is_out_of_memory(result: Result) -> bool:
+    return isinstance(result, Rejection) and result.reason == "too_much_memory"
 
 
 def serve(connection: Connection, decoding: Decoding, memory_bytes: int, cpu_limit_s: float) -> None:
@@ -202,8 +201,8 @@ def serve(connection: Connection, decoding: Decoding, memory_bytes: int, cpu_lim
     Image.preinit()
     limit_memory(memory_bytes)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    connection.send_bytes(READY)
-    # Libraries in C write their complaints about damaged pictures here.
+    connection.send(None)  # ready
+    # C libraries complain about damaged pictures on this descriptor.
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     with quiet_pillow():
@@ -220,8 +219,8 @@ def serve(connection: Connection, decoding: Decoding, memory_bytes: int, cpu_lim
 
 
 def limit_memory(more_bytes: int) -> None:
-    """From now on this process gets only so much more address space; what asks for more gets a MemoryError."""
-    with suppress(FileNotFoundError):  # only Linux tells it here, and only Linux holds the limit
+    """Limit this process to so much more address space; beyond it allocations raise MemoryError."""
+    with suppress(FileNotFoundError):  # only Linux has this file, and only Linux enforces the limit
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + more_bytes
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

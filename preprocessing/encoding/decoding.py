@@ -1,4 +1,4 @@
-"""A sample -> squares of pixels, or the reason why it is not used."""
+"""A sample -> squares of pixels, or the reason to reject it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class Rejection:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A picture that passed the filter, with what its rows will say beside the codes."""
+    """A picture that passed the filter, with everything its rows hold besides the codes."""
 
     key: str
     caption: str
@@ -40,11 +40,11 @@ class Candidate:
     pixels: NDArray[np.uint8]
     """[views, side, side, 3], RGB; each view becomes a row."""
     hash: int | None = None
-    """Perceptual hash of the first view, where duplicates are looked for."""
+    """Perceptual hash of the first view, if duplicates are rejected."""
 
     @classmethod
     def of(cls, sample: Sample, *, width: int, height: int, pixels: NDArray[np.uint8], hash: int | None) -> Self:
-        """What the sample says, with what was seen of its picture."""
+        """Caption and metadata of the sample, with what decoding found."""
         return cls(
             key=sample.key,
             caption=sample.caption or "",
@@ -56,14 +56,10 @@ class Candidate:
             hash=hash,
         )
 
-    def view_key(self, view: int) -> str:
-        """The first view has the picture's own key."""
-        return f"{self.key}#{view}" if view else self.key
-
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """What decides the pixels of a sample."""
+    """How a sample becomes pixels: everything that decides them."""
 
     side: int
     """Pixels along a side."""
@@ -75,10 +71,12 @@ class Decoding:
     """Whether each square is followed by its mirror image."""
 
     def __call__(self, sample: Sample) -> Candidate | Rejection:
-        """Apply the filter and turn the bytes into pixels. Nothing is decoded for a picture that the filter rejects."""
-        if rejection := self.reject_unseen(sample):
-            return rejection
+        """Filter the sample and decode its pixels. A picture that the filter rejects is not decoded."""
+        if sample.problem:
+            return Rejection(sample.key, sample.problem)
         nsfw = optional_text(sample.metadata.get("NSFW"))
+        if reason := self.rules.text_reject_reason(sample.caption, nsfw):
+            return Rejection(sample.key, reason)
         try:
             image = open_picture(sample.picture, self.max_pixels)
             width = original_size(sample.metadata.get("original_width"), image.width)
@@ -98,18 +96,16 @@ class Decoding:
             hash=None if self.rules.max_hash_distance is None else perceptual_hash(squares[0]),
         )
 
-    def reject_unseen(self, sample: Sample) -> Rejection | None:
-        """The rejections that need no look at the picture."""
-        if sample.problem:
-            return Rejection(sample.key, sample.problem)
-        reason = self.rules.text_reject_reason(sample.caption, optional_text(sample.metadata.get("NSFW")))
-        return Rejection(sample.key, reason) if reason else None
+    @property
+    def max_views(self) -> int:
+        """Views of one picture, at most."""
+        return self.crops * (1 + self.flip)
 
 
 def crop_places(width: int, height: int, crops: int) -> Sequence[float]:
-    """Where along the longer side squares are cut: 0 is its start, 1 its end.
+    """The places along the longer side at which squares are cut: 0 is its start, 1 its end.
 
-    Evenly from start to end, and fewer where they would lie closer than an eighth of their side; one is the centre.
+    They are spread evenly, and fewer if they would be closer than an eighth of their side; a single one is the centre.
     """
     shorter, longer = sorted((width, height))
     count = min(crops, 1 + MIN_CROP_STEP * (longer - shorter) // max(shorter, 1))
@@ -117,7 +113,7 @@ def crop_places(width: int, height: int, crops: int) -> Sequence[float]:
 
 
 def original_size(claimed: Any, actual: int) -> int:
-    """A side in pixels as the metadata claims it, else the picture's own; 0 for a claim that is no size."""
+    """A side in pixels as claimed by the metadata, by default the picture's; 0 for a claim that is no size."""
     if claimed is None:
         return actual
     if isinstance(claimed, int | float) and 0 < claimed <= MAX_SIDE:

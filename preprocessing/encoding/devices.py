@@ -1,8 +1,7 @@
-"""Several devices of one machine: one process for each, and parts for whichever is free."""
+"""Several devices of one machine: a process for each, which takes the next part whenever it is free."""
 
 import traceback
 from collections.abc import Sequence
-from itertools import count
 from multiprocessing.connection import Connection, wait
 from threading import Lock
 from typing import cast
@@ -11,21 +10,23 @@ import torch
 
 from dalle_lean.images.vqgan import VQGAN
 from preprocessing.encoding.part_records import is_finished
-from preprocessing.encoding.pipeline import Job, Report, make_parts
-from preprocessing.encoding.work_queue import Desk
+from preprocessing.encoding.pipeline import EncodingJob, Report, make_parts
+from preprocessing.encoding.work_queue import WorkQueue
 from preprocessing.encoding.worker_process import Process
 
 
-def make_on_devices(job: Job, vqgan: VQGAN, parts: Sequence[int], report: Report, *, devices: Sequence[str]) -> None:
-    """As `make_parts`, with a process for each of `devices`; a process that dies is replaced."""
-    desk, numbers = Desk(parts), count()
+def make_on_devices(
+    job: EncodingJob, vqgan: VQGAN, parts: Sequence[int], report: Report, *, devices: Sequence[str]
+) -> None:
+    """Like `make_parts`, with a process for each of `devices`; a process that dies is replaced."""
+    queue = WorkQueue(parts)
     vqgan = vqgan.cpu()
-    running: dict[Connection, tuple[str, str, Process]] = {}
+    running: dict[Connection, tuple[str, Process]] = {}
     threads = max(1, torch.get_num_threads() // len(devices))
 
     def start(device: str) -> None:
         process = Process(serve, job, vqgan, device, threads)
-        running[process.connection] = f"{device} {next(numbers)}", device, process
+        running[process.connection] = device, process
 
     failure: OSError | None = None
     try:
@@ -33,15 +34,15 @@ def make_on_devices(job: Job, vqgan: VQGAN, parts: Sequence[int], report: Report
             start(device)
         while running:
             for connection in cast(list[Connection], wait(list(running))):
-                worker, device, process = running[connection]
+                device, process = running[connection]
                 try:
                     message = connection.recv()
                     if message == "next part":
-                        connection.send(desk.next_part(worker))
+                        connection.send(queue.next_part(connection))
                 except (EOFError, ConnectionError):
                     del running[connection]
                     process.kill()
-                    if desk.give_back(worker, lambda part: is_finished(job.out, job.parts[part])):
+                    if queue.worker_died(connection, lambda part: is_finished(job.out, job.parts[part])):
                         start(device)
                     continue
                 match message:
@@ -55,16 +56,16 @@ def make_on_devices(job: Job, vqgan: VQGAN, parts: Sequence[int], report: Report
                         del running[connection]
                         process.end()
     finally:
-        for _, _, process in running.values():
+        for _, process in running.values():
             process.kill()
     if failure:
         raise failure
 
 
-def serve(connection: Connection, job: Job, vqgan: VQGAN, device: str, threads: int) -> None:
-    """What the process of a device does: ask for parts and make them until there are no more."""
+def serve(connection: Connection, job: EncodingJob, vqgan: VQGAN, device: str, threads: int) -> None:
+    """What the process of a device does: ask for parts and encode them until there are no more."""
     torch.set_num_threads(threads)
-    lock = Lock()  # parts are asked for by another thread
+    lock = Lock()  # another thread asks for parts
 
     def next_part() -> int | None:
         with lock:
@@ -80,5 +81,5 @@ def serve(connection: Connection, job: Job, vqgan: VQGAN, device: str, threads: 
         make_parts(job, vqgan.to(device), iter(next_part, None), report)
     except Exception as error:
         error.add_note(traceback.format_exc())
-        connection.send(error)  # fails, and ends the process, where the one that started it is gone
+        connection.send(error)  # fails, and so ends this process, if its parent is gone
     connection.send("done")

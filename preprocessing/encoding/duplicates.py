@@ -18,7 +18,7 @@ GRID = 8
 
 
 def cosines() -> NDArray[np.float64]:
-    """Rows 1 to 8 of the cosine transform over 32 points: [8, 32]. Row 0, the mean, tells nothing of a shape."""
+    """Rows 1 to 8 of the cosine transform over 32 points: [8, 32]. Row 0, the mean, says nothing about shapes."""
     frequencies, points = np.arange(1, GRID + 1)[:, None], np.arange(SIDE)[None]
     return np.cos(np.pi / SIDE * (points + 0.5) * frequencies)
 
@@ -40,7 +40,7 @@ def perceptual_hash(pixels: NDArray[np.uint8]) -> int:
 
 
 class NearDuplicates:
-    """The hashes seen so far, found again within a Hamming distance.
+    """The hashes seen so far, searched within a Hamming distance.
 
     Two hashes that differ in at most d bits agree in at least one of d + 1 bands of bits, so only the hashes that share
     a band are compared.
@@ -56,7 +56,7 @@ class NearDuplicates:
         self.hashes: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
 
     def find(self, picture_hash: int) -> str | None:
-        """The key of an earlier picture that looks like this one: always the same after the same additions."""
+        """The key of an earlier picture that looks like this one; deterministic for the same additions."""
         for place in self.places(picture_hash):
             for other in self.hashes.get(place, ()):
                 if (picture_hash ^ other).bit_count() <= self.max_distance:

@@ -1,7 +1,7 @@
 """Pictures with captions -> a folder of shards.
 
 One part of the source becomes one shard, so what a shard holds does not depend on when and where it was made: a killed
-run, started again, makes the shards that are missing, and any number of machines can share the parts.
+run that is started again makes the missing shards, and any number of machines can share the parts.
 """
 
 import os
@@ -13,20 +13,20 @@ from dalle_lean.errors import UserError
 from dalle_lean.images.files import MAX_PIXELS
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.progress import OnProgress
-from preprocessing.encoding import part_records as progress
+from preprocessing.encoding import part_records
 from preprocessing.encoding.decode_pool import MEMORY_BYTES, MIN_MEMORY_BYTES
 from preprocessing.encoding.decoding import Decoding
 from preprocessing.encoding.filters import Rules
-from preprocessing.encoding.pipeline import Job, Report, make_parts
+from preprocessing.encoding.pipeline import EncodingJob, Report, make_parts
 from preprocessing.shards.files import MAX_CODEBOOK_SIZE, DatasetInfo, read_dataset_info, write_dataset_info
 from preprocessing.shards.manifest import MAX_IMAGE_SIDE
 from preprocessing.sources import Source
 
 MAX_WORKERS = 16
-"""By default; more decode faster than a GPU encodes."""
+"""The default's maximum: this many decode as fast as a GPU encodes."""
 
-MakeParts = Callable[[Job, VQGAN, Sequence[int], Report], None]
-"""How parts are made: here, or by other processes and machines."""
+MakeParts = Callable[[EncodingJob, VQGAN, Sequence[int], Report], None]
+"""Encodes parts: here, or in other processes and on other machines."""
 
 
 def preprocess(
@@ -50,20 +50,20 @@ def preprocess(
 ) -> DatasetInfo | None:
     """Encode every usable picture of `source` and write the shards and `dataset.json` to `out`.
 
-    Settings that decide what the shards hold: `picture_side` in pixels (the VQGAN's own by default), `batch_size`
-    (codes of other batch sizes differ by rounding), the filter's `rules`, `max_pixels` of a picture and `memory_bytes`
-    for decoding it, `crops` squares of each picture and with `flip` their mirror images, `bf16` for encoding in
-    bfloat16, `explain` for `out/rejected.jsonl`, which names each rejected picture and why.
+    These arguments decide what the shards hold: `picture_side` in pixels (the VQGAN's by default), `batch_size` (codes
+    of other batch sizes differ by rounding), the filter's `rules`, `max_pixels` of a picture and `memory_bytes` for
+    decoding it, `crops` squares of each picture and with `flip` their mirror images, `bf16` to encode in bfloat16,
+    `explain` to write `out/rejected.jsonl` with each rejected picture and why.
 
-    The others decide only how it is made: `workers` processes decode for each VQGAN; of `share` = (i, n) this call
-    makes every n-th part, from the i-th; `make` runs the VQGAN on its own device by default, see `devices` and
-    `cluster` for others. With `make_nothing`, which only gathers, `bf16` is that of the parts that are there.
+    The others decide only how the shards are made: `workers` processes decode for each VQGAN; with `share` = (i, n)
+    this call makes every n-th part from the i-th on; `make` runs the VQGAN on its device by default, see `devices` and
+    `cluster` for alternatives. With `make_nothing`, which only gathers, `bf16` is that of the existing parts.
 
-    The same call continues a run that was killed, and returns at once where it was finished. Returns None where parts
-    of other shares are still missing: the call that makes the last one writes `dataset.json`.
+    The same call continues a killed run, and returns at once if the run was finished. Returns None while parts of other
+    shares are missing: the call that makes the last part writes `dataset.json`.
 
-    Raises ValueError for settings out of range, for an `out` made with other settings, and where nothing was usable;
-    OSError where parts of the source could not be read.
+    Raises ValueError for settings out of range, for an `out` made with other settings, and if nothing was usable;
+    OSError if parts of the source could not be read.
     """
     out = Path(out)
     side = vqgan.config.picture_side if picture_side is None else picture_side
@@ -85,7 +85,7 @@ def preprocess(
         raise UserError(f"part {share[0]}/{share[1]}: must be I/N with I from 1 to N")
 
     decoding = Decoding(side=side, rules=rules or Rules(), max_pixels=max_pixels, crops=crops, flip=flip)
-    job = Job(
+    job = EncodingJob(
         source=source,
         out=out,
         decoding=decoding,
@@ -98,29 +98,29 @@ def preprocess(
     )
     settings = settings_of(job)
     if make is make_nothing:
-        # Often on a machine without the GPUs that made the shards, where another precision is the default.
-        if not (noted := progress.noted_settings(out)):
+        # Often on a machine without the GPUs that made the shards, with another precision as its default.
+        if not (recorded := part_records.recorded_settings(out)):
             make_nothing(job, vqgan, range(len(job.parts)), no_report)
-        settings["precision"] = noted.get("precision", settings["precision"])
+        settings["precision"] = recorded.get("precision", settings["precision"])
     if (info := finished(out, settings)) is None:
         try:
-            progress.begin(out, settings)
+            part_records.begin(out, settings)
             missing = [part for part in missing_parts(job) if part % share[1] == share[0] - 1]
         except (ValueError, FileNotFoundError):
-            if finished(out, settings) is None:  # else another machine made the last part just now
+            if finished(out, settings) is None:  # otherwise another machine has just made the last part
                 raise
             missing = []
         if missing and finished(out, settings) is None:
             make(job, vqgan, missing, Reporter(source, missing, on_progress) if on_progress else no_report)
         info = gather(job, vqgan, settings)
     if info:
-        progress.remove_traces(out)
+        part_records.remove_leftovers(out)
     return info
 
 
-def settings_of(job: Job) -> dict[str, Any]:
+def settings_of(job: EncodingJob) -> dict[str, Any]:
     """Everything that decides what the folder holds, as JSON holds it."""
-    # Of sources that are in shards already the fingerprint says all, and sizes are not always known.
+    # For sources that are already in shards the fingerprint says it all, and sizes are not always known.
     cut = {"shard_rows": job.source.size(0)} if hasattr(job.source, "part_rows") else {}
     return {
         "source": job.source.fingerprint(),
@@ -140,30 +140,30 @@ def settings_of(job: Job) -> dict[str, Any]:
 
 
 def finished(out: Path, settings: dict[str, Any]) -> DatasetInfo | None:
-    """The whole that is there already; ValueError where it was made with other settings."""
+    """The finished data set in `out`, None if there is none; ValueError if it was made with other settings."""
     if not (out / "dataset.json").exists():
         return None
     info = read_dataset_info(out)
-    progress.refuse_other_settings(out, info.settings, settings)
+    part_records.refuse_other_settings(out, info.settings, settings)
     return info
 
 
-def missing_parts(job: Job) -> list[int]:
-    return [part for part, name in enumerate(job.parts) if not progress.is_finished(job.out, name)]
+def missing_parts(job: EncodingJob) -> list[int]:
+    return [part for part, name in enumerate(job.parts) if not part_records.is_finished(job.out, name)]
 
 
-def gather(job: Job, vqgan: VQGAN, settings: dict[str, Any]) -> DatasetInfo | None:
-    """Write `dataset.json` where every part is made. Machines that do so at the same moment write the same."""
+def gather(job: EncodingJob, vqgan: VQGAN, settings: dict[str, Any]) -> DatasetInfo | None:
+    """Write `dataset.json` if every part is made. Machines that do so at the same moment write the same."""
     if (info := finished(job.out, settings)) is not None:
         return info
     if missing_parts(job):
         return finished(job.out, settings)
     try:
-        counts, shards = progress.gather(job.out, job.parts)
+        counts, shards = part_records.gather(job.out, job.parts)
         if job.explain:
-            progress.write_explanations(job.out, job.parts)
+            part_records.write_explanations(job.out, job.parts)
         if not counts.kept:
-            progress.remove_traces(job.out)
+            part_records.remove_leftovers(job.out)
             listed = ", ".join(f"{reason} {count}" for reason, count in counts.rejected.items())
             where = f"{job.out / 'rejected.jsonl'} names each" if job.explain else "--explain names each"
             raise UserError(f"no picture of the source can be used ({listed}); {where}")
@@ -177,24 +177,24 @@ def gather(job: Job, vqgan: VQGAN, settings: dict[str, Any]) -> DatasetInfo | No
             settings=settings,
         )
         write_dataset_info(job.out, info)
-    except FileNotFoundError:  # another machine has gathered and tidied up
+    except FileNotFoundError:  # another machine has gathered and removed the records
         return read_dataset_info(job.out)
     return info
 
 
-def make_nothing(job: Job, vqgan: VQGAN, parts: Sequence[int], report: Report) -> None:
-    """For a call that only gathers: ValueError that tells which parts are missing."""
+def make_nothing(job: EncodingJob, vqgan: VQGAN, parts: Sequence[int], report: Report) -> None:
+    """For a call that only gathers: raises a ValueError that names the missing parts."""
     names = [job.parts[part] for part in parts]
     listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
     raise UserError(f"{len(names)} of {len(job.parts)} parts are not made yet: {listed}")
 
 
 def no_report(part: int, seen: int, complete: bool) -> None:
-    """Nobody watches."""
+    """A Report for callers that want none."""
 
 
 class Reporter:
-    """Adds what is done of each part up to the progress of a call: its pictures, and about how many there are."""
+    """Adds up the progress of all parts: pictures done, and an estimate of how many there are."""
 
     def __init__(self, source: Source, parts: Sequence[int], on_progress: OnProgress):
         self.sizes = {part: source.size(part) for part in parts}

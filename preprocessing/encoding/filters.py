@@ -1,4 +1,4 @@
-"""Which pictures with captions are used: the rules of "Training Transformers Together" (arXiv 2207.03481), and more."""
+"""The filter of pictures with captions: the rules of "Training Transformers Together" (arXiv 2207.03481), and more."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ LAION_LABELS = (SAFE_LABEL, "UNSURE", "NSFW")
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Thresholds that decide what is used; the defaults are the paper's. ValueError for what no rule can be.
+    """Thresholds of the filter; the defaults are the paper's. Raises ValueError for values out of range.
 
     Captions are Unicode text of any language: they are counted in characters and never changed.
     """
@@ -26,8 +26,7 @@ class Rules:
     max_aspect_ratio: float | None = 2.0
     """Longer : shorter side of the original; None for any."""
     max_hash_distance: int | None = None
-    """A picture whose perceptual hash differs from an earlier one's in at most so many of 64 bits is a duplicate; None
-    keeps duplicates."""
+    """At most this many of 64 bits differ between the perceptual hashes of duplicates; None keeps duplicates."""
 
     def __post_init__(self) -> None:
         if self.allowed_nsfw is not None:
@@ -44,15 +43,15 @@ class Rules:
             raise UserError(f"max_hash_distance={self.max_hash_distance}: must be 0..63 bits, or None (off)")
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The fields as JSON stores them."""
         labels = None if self.allowed_nsfw is None else list(self.allowed_nsfw)
         return {**asdict(self), "allowed_nsfw": labels}
 
     def reject_reason(self, caption: str | None, nsfw: str | None, width: int, height: int) -> str | None:
-        """Why a picture is not used, or None for one to keep.
+        """The reason to reject a picture, or None to keep it.
 
-        `nsfw` is the data set's label (None or "" where it has none); `width` and `height` are the original picture's,
-        in pixels. The reasons, in the order they are tried: "caption_missing", "caption_short", "nsfw",
+        `nsfw` is the data set's label (None or "" if it has none); `width` and `height` are those of the original
+        picture, in pixels. The reasons in the order of the checks: "caption_missing", "caption_short", "nsfw",
         "size_not_positive", "side_short", "aspect_ratio".
         """
         if reason := self.text_reject_reason(caption, nsfw):

@@ -1,8 +1,8 @@
-"""What a run of preprocessing has finished: notes that let a killed run go on, and the sum they come to.
+"""Records of the parts that preprocessing has finished: they let a killed run continue, and add up to the counts.
 
-In the output folder, `.progress/settings.json` says what was begun and `.progress/part-NAME.json` what became of each
-part of the source. Once `dataset.json` is there, the notes go. Any number of machines may write into one folder: each
-file is made whole or not at all, and whoever makes it makes the same bytes.
+In the output folder, `.progress/settings.json` holds the settings and `.progress/part-NAME.json` the outcome of each
+part of the source. They are removed once `dataset.json` is there. Any number of machines may write into one folder:
+every file is written atomically, and all machines write the same bytes.
 """
 
 import json
@@ -23,48 +23,44 @@ from preprocessing.shards.manifest import PACKED, Counts, Shard, read_manifest
 
 @dataclass(frozen=True, kw_only=True)
 class PartRecord:
-    """What became of a part."""
+    """The outcome of a part."""
 
     shard: Shard | None
-    """None where nothing was kept."""
+    """None if nothing was kept."""
     kept: int
     """Pictures; a shard can have several rows for each."""
     rejected: Mapping[str, int]
     explained: Sequence[Rejection] = field(default_factory=tuple)
 
 
-def notes_folder(out: Path) -> Path:
+def records_folder(out: Path) -> Path:
     return out / ".progress"
 
 
-def note_path(out: Path, name: str) -> Path:
-    return notes_folder(out) / f"part-{name}.json"
-
-
 def begin(out: Path, settings: Mapping[str, Any]) -> None:
-    """Note the settings in a fresh folder, or check them against those of the run to be continued.
+    """Record the settings in a fresh folder, or check them against those of the run to continue.
 
-    FileNotFoundError where another machine finishes at the same moment and has removed the notes already.
+    FileNotFoundError if another machine finishes at the same moment and has already removed the records.
     """
-    path = notes_folder(out) / "settings.json"
+    path = records_folder(out) / "settings.json"
     if not path.exists():
         if any(out.glob("shard-*.parquet")):
             raise UserError(f"{out} holds shards of unknown origin; choose another folder or remove them")
-        write_first(path, settings)
+        write_once(path, settings)
     refuse_other_settings(out, read_json(path), settings)
 
 
-def noted_settings(out: Path) -> Mapping[str, Any]:
-    """The settings of the run that `out` is of, finished or not; empty where none was begun."""
+def recorded_settings(out: Path) -> Mapping[str, Any]:
+    """The settings of the run in `out`, finished or not; empty if none has begun."""
     try:
-        noted: Mapping[str, Any] = read_json(notes_folder(out) / "settings.json")
+        settings: Mapping[str, Any] = read_json(records_folder(out) / "settings.json")
     except FileNotFoundError:
         return read_manifest(out).settings if (out / "dataset.json").exists() else {}
-    return noted
+    return settings
 
 
-def write_first(path: Path, content: Mapping[str, Any]) -> None:
-    """As `write_json`, but of machines that begin at the same moment one is the first, and its file stays."""
+def write_once(path: Path, content: Mapping[str, Any]) -> None:
+    """Like `write_json`, but if several machines write at the same moment, the first one's file stays."""
     write_json(mine := path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"), content)
     try:
         os.link(mine, path)
@@ -79,8 +75,8 @@ def write_first(path: Path, content: Mapping[str, Any]) -> None:
 def refuse_other_settings(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     if before.get("layout") == "packed":
         raise UserError(f"{out} was begun with shards {PACKED}")
-    names = {*before, *now} - {"layout"}  # earlier versions noted it
-    if "shard_rows" not in now:  # earlier versions noted it of every source, whether it could be known or not
+    names = {*before, *now} - {"layout"}  # earlier versions recorded it
+    if "shard_rows" not in now:  # earlier versions recorded it for every source, known or not
         names.discard("shard_rows")
     changed = [name for name in sorted(names) if before.get(name) != now.get(name)]
     if changed:
@@ -88,39 +84,39 @@ def refuse_other_settings(out: Path, before: Mapping[str, Any], now: Mapping[str
         raise UserError(f"{out} was begun with other settings ({listed}): choose another folder or remove it")
 
 
-def write_note(out: Path, name: str, note: PartRecord) -> None:
-    """Say what became of a part. Written after its shard: a part without a note is done again."""
-    write_json(note_path(out, name), asdict(note))
+def write_record(out: Path, name: str, record: PartRecord) -> None:
+    """Write this after the shard: a part without a record is done again."""
+    write_json(records_folder(out) / f"part-{name}.json", asdict(record))
 
 
-def read_note(out: Path, name: str) -> Any:
-    """What `write_note` wrote; each of a part's pictures may be explained in it."""
-    return read_json(note_path(out, name), limit_bytes=2**30)
+def read_record(out: Path, name: str) -> Any:
+    """What `write_record` wrote: large where it explains each picture of a part."""
+    return read_json(records_folder(out) / f"part-{name}.json", limit_bytes=2**30)
 
 
 def is_finished(out: Path, name: str) -> bool:
-    """Whether a part has its note, and the shard that the note speaks of."""
+    """Whether a part has its record, and the shard that the record names."""
     try:
-        shard = read_note(out, name)["shard"]
+        shard = read_record(out, name)["shard"]
     except FileNotFoundError:
         return False
     return shard is None or (out / shard["file"]).exists()
 
 
 def gather(out: Path, names: Sequence[str]) -> tuple[Counts, tuple[Shard, ...]]:
-    """Add the notes up to the counts and the shards of the whole.
+    """Add the records up to the counts and the shards of the whole.
 
-    FileNotFoundError where another machine gathers at the same moment and has removed the notes already.
+    FileNotFoundError if another machine gathers at the same moment and has already removed the records.
     """
     kept = 0
     shards: list[Shard] = []
     reasons: Counter[str] = Counter()
     for name in names:
-        note = read_note(out, name)
-        kept += note["kept"]
-        reasons.update(note["rejected"])
-        if note["shard"]:
-            shards.append(Shard(**note["shard"]))
+        record = read_record(out, name)
+        kept += record["kept"]
+        reasons.update(record["rejected"])
+        if record["shard"]:
+            shards.append(Shard(**record["shard"]))
     rows = sum(shard.rows for shard in shards)
     counts = Counts(
         seen=kept + reasons.total(), kept=kept, rejected=dict(sorted(reasons.items())), further_views=rows - kept
@@ -129,22 +125,22 @@ def gather(out: Path, names: Sequence[str]) -> tuple[Counts, tuple[Shard, ...]]:
 
 
 def write_explanations(out: Path, names: Sequence[str]) -> None:
-    """Write what was rejected and why to `rejected.jsonl`, in the order of the source; raises as `gather`."""
+    """Write what was rejected and why to `rejected.jsonl`, in the order of the source; raises what `gather` does."""
     with atomic_write(out / "rejected.jsonl") as temporary, temporary.open("w", encoding="utf-8") as lines:
         for name in names:
-            for rejection in read_note(out, name)["explained"]:
+            for rejection in read_record(out, name)["explained"]:
                 lines.write(json.dumps(rejection, ensure_ascii=False) + "\n")
 
 
-def remove_traces(out: Path) -> None:
-    """Remove the notes and what killed runs left half written.
+def remove_leftovers(out: Path) -> None:
+    """Remove the records and the temporary files of killed runs.
 
-    The notes go all at once: some of them without their settings would pass for those of another run.
+    The records go all at once: some of them without their settings would pass for those of another run.
     """
-    notes = notes_folder(out)
+    records = records_folder(out)
     with suppress(FileNotFoundError):  # another machine was faster
-        notes.rename(notes.with_name(f"{notes.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"))
-    for leftover in out.glob(f"{notes.name}.*.tmp"):
+        records.rename(records.with_name(f"{records.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"))
+    for leftover in out.glob(f"{records.name}.*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)
     for name in ("shard-*.parquet", "dataset.json", "rejected.jsonl"):
         for leftover in out.glob(f".{name}.*.tmp"):

@@ -1,4 +1,4 @@
-"""The walk of a part: read, decode and crop, encode, write. All four go on at the same time, so the VQGAN never waits.
+"""The steps of a part: read, decode and crop, encode, write. All run at the same time, so the VQGAN never waits.
 
 What a shard holds depends on its part alone: a part is encoded in batches of one fixed size, the last one padded,
 because convolutions round differently for batches of other sizes.
@@ -17,18 +17,18 @@ import torch
 from torch import Tensor
 
 from dalle_lean.images.vqgan import VQGAN
-from preprocessing.encoding.batches import Batch, Part
+from preprocessing.encoding.batches import Batch, PartBuffer
 from preprocessing.encoding.decode_pool import DecodePool
 from preprocessing.encoding.decoding import Candidate, Decoding, Rejection
-from preprocessing.encoding.part_records import PartRecord, notes_folder, write_note
+from preprocessing.encoding.part_records import PartRecord, records_folder, write_record
 from preprocessing.shards.files import Row, write_shard
 from preprocessing.sources import Sample, Source
 
 BATCHES_AHEAD = 2
 SHARDS_BEHIND = 4
-"""So many are written at once: one core compresses some 200 rows of 1024 codes a second, a GPU makes more."""
+"""Written at once: one core compresses some 200 rows of 1024 codes a second, a GPU makes more."""
 SIDE_BY_SIDE_BYTES = 2**28
-"""What the widest layers of batches that a CPU encodes at the same time may take together."""
+"""Limit for the widest layers of all batches that a CPU encodes at the same time."""
 
 Report = Callable[[int, int, bool], None]
 """Called with (part, its samples that are done, whether these are all)."""
@@ -36,8 +36,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What to make of a source, for any process on any machine that can reach both."""
+class EncodingJob:
+    """How to encode a source, for any process on any machine that can reach source and output."""
 
     source: Source
     out: Path
@@ -59,10 +59,10 @@ class Job:
 
 
 class Encoder:
-    """The VQGAN's encoder as it is used here, on the VQGAN's device.
+    """The VQGAN's encoder, on the VQGAN's device.
 
-    Small batches are encoded side by side on a CPU, each on cores of its own: threads that share a batch wait for each
-    other at every layer, and longest where decoding takes a core from one of them.
+    On a CPU small batches are encoded side by side, each on separate cores: threads that share a batch wait for each
+    other at every layer, and longest when decoding takes a core from one of them.
     """
 
     def __init__(self, vqgan: VQGAN, batch_size: int, picture_side: int, bf16: bool):
@@ -71,7 +71,7 @@ class Encoder:
         self.bf16 = bf16
         self.at_once = 1
         self.torch_threads = torch.get_num_threads()
-        """Of this process, also for threads to come."""
+        """Of this process, and of threads that start later."""
         if self.device.type == "cpu":
             widest_bytes = 4 * vqgan.config.channels * batch_size * picture_side**2
             self.at_once = min(self.torch_threads, max(1, SIDE_BY_SIDE_BYTES // widest_bytes))
@@ -107,8 +107,8 @@ class Encoder:
 
 
 @dataclass(frozen=True)
-class Complete:
-    """After the last batch of a part: what was counted."""
+class PartDone:
+    """After the last batch of a part: its counts."""
 
     part: int
     kept: int
@@ -118,20 +118,20 @@ class Complete:
 
 
 @dataclass(frozen=True)
-class Unread:
-    """Instead of `Complete`, for a part that could not be read to its end."""
+class PartFailed:
+    """Instead of `PartDone`: the part could not be read to its end."""
 
     part: int
     error: OSError
 
 
-Event = Batch | Complete | Unread
+Event = Batch | PartDone | PartFailed
 
 
-def make_parts(job: Job, vqgan: VQGAN, parts: Iterable[int], report: Report) -> None:
-    """Make the shard and the note of every part, as they are asked from `parts`, on the VQGAN's device.
+def make_parts(job: EncodingJob, vqgan: VQGAN, parts: Iterable[int], report: Report) -> None:
+    """Write the shard and the record of each part, on the VQGAN's device. `parts` is consumed as the work proceeds.
 
-    OSError where parts could not be read; the other parts are made nevertheless.
+    OSError if parts could not be read; the other parts are made all the same.
     """
     encoder = Encoder(vqgan, job.batch_size, job.decoding.side, job.bf16)
     with (
@@ -140,7 +140,7 @@ def make_parts(job: Job, vqgan: VQGAN, parts: Iterable[int], report: Report) -> 
         ThreadPoolExecutor(1, thread_name_prefix="prepare") as preparer,
         encoder,
     ):
-        shards = Shards(job, writer, report)
+        shards = ShardWriter(job, writer, report)
         prepared = prepare(job, pool, parts, pinned=encoder.device.type == "cuda")
         begun: deque[tuple[Event, Future[Tensor] | None]] = deque()
         try:
@@ -154,111 +154,109 @@ def make_parts(job: Job, vqgan: VQGAN, parts: Iterable[int], report: Report) -> 
             shards.wait(0)
         finally:
             preparer.shutdown(cancel_futures=True)
-    if shards.unread:
-        listed = "; ".join(f"{job.parts[end.part]}: {end.error}" for end in shards.unread)
+    if shards.failed:
+        listed = "; ".join(f"{job.parts[end.part]}: {end.error}" for end in shards.failed)
         raise OSError(f"parts of the source could not be read; the same command tries them again ({listed})")
 
 
 @dataclass
-class Shards:
-    """Puts the rows of a part together and writes whole parts in the background."""
+class ShardWriter:
+    """Collects the rows of a part and writes whole parts in the background."""
 
-    job: Job
+    job: EncodingJob
     writer: Executor
     report: Report
     rows: list[Row] = field(default_factory=list)
     writing: deque[Future[None]] = field(default_factory=deque)
-    unread: list[Unread] = field(default_factory=list)
+    failed: list[PartFailed] = field(default_factory=list)
 
     def take(self, event: Event, codes: Future[Tensor] | None) -> None:
-        """The next event of a part; the codes of a batch are [B, I]."""
+        """The next event of a part, with the codes [B, I] if it is a batch."""
         if isinstance(event, Batch):
             assert codes is not None
-            values = codes.result().cpu().numpy()[: len(event.views)]
-            self.rows += [view.row(row) for view, row in zip(event.views, values, strict=True)]
+            values = codes.result().cpu().numpy()[: len(event.rows)]
+            self.rows += [row(codes=codes) for row, codes in zip(event.rows, values, strict=True)]
             self.report(event.part, event.seen, False)
             return
         rows, self.rows = self.rows, []
-        if isinstance(event, Unread):
-            self.unread.append(event)
+        if isinstance(event, PartFailed):
+            self.failed.append(event)
             return
         self.wait(SHARDS_BEHIND - 1)
         self.writing.append(self.writer.submit(write_part, self.job, event, rows))
         self.report(event.part, event.kept + event.rejected.total(), True)
 
     def wait(self, behind: int) -> None:
-        """Until at most `behind` parts are still to be written."""
+        """Wait until at most `behind` parts are still to be written."""
         while len(self.writing) > behind:
             self.writing.popleft().result()
 
 
-def write_part(job: Job, end: Complete, rows: Sequence[Row]) -> None:
+def write_part(job: EncodingJob, end: PartDone, rows: Sequence[Row]) -> None:
     name = job.parts[end.part]
     path = job.out / f"shard-{name}.parquet"
-    if not notes_folder(job.out).is_dir():
-        return  # another process has made this part too, and the whole is finished
+    if not records_folder(job.out).is_dir():
+        return  # another process wrote this part too, and the whole is finished
     try:
         shard = write_shard(path, rows, vqgan=job.vqgan) if rows else None
-        write_note(
+        write_record(
             job.out, name, PartRecord(shard=shard, kept=end.kept, rejected=dict(end.rejected), explained=end.explained)
         )
-    except FileNotFoundError:  # the same, and it has tidied up while this one wrote
-        if notes_folder(job.out).is_dir():
+    except FileNotFoundError:  # the same, and it removed the records while this one wrote
+        if records_folder(job.out).is_dir():
             raise
 
 
-def prepare(job: Job, pool: DecodePool, parts: Iterable[int], pinned: bool) -> Iterator[Event]:
-    """Read and decode part after part; the next is begun before the last is done."""
-    part = begin(-1, job, pinned)
-    results: Iterator[Candidate | Rejection | Mark] = pool.map(samples_of(job.source, parts))
+def prepare(job: EncodingJob, pool: DecodePool, parts: Iterable[int], pinned: bool) -> Iterator[Event]:
+    """Read and decode part after part; the next one starts before the last one is done."""
+    buffer: PartBuffer
+    results: Iterator[Candidate | Rejection | PartMarker] = pool.map(samples_of(job.source, parts))
     for result in results:
-        if isinstance(result, Begin):
-            part = begin(result.part, job, pinned)
-        elif isinstance(result, Unread):
+        if isinstance(result, PartStart):
+            distance = job.decoding.rules.max_hash_distance
+            buffer = PartBuffer(
+                result.part, job.batch_size, max_hash_distance=distance, explain=job.explain, pinned=pinned
+            )
+        elif isinstance(result, PartFailed):
             yield result
-        elif isinstance(result, End):
-            if part.views:
-                yield part.batch()
-            yield Complete(part.number, part.kept, part.rejected, part.explained)
+        elif isinstance(result, PartEnd):
+            if buffer.pending:
+                yield buffer.take_batch()
+            yield PartDone(buffer.number, buffer.kept, buffer.rejected, buffer.explained)
         else:
-            part.add(result)
-            while len(part.views) >= job.batch_size:
-                yield part.batch()
-
-
-def begin(number: int, job: Job, pinned: bool) -> Part:
-    distance = job.decoding.rules.max_hash_distance
-    return Part(number, job.batch_size, max_hash_distance=distance, explain=job.explain, pinned=pinned)
+            buffer.add(result)
+            while len(buffer.pending) >= job.batch_size:
+                yield buffer.take_batch()
 
 
 @dataclass(frozen=True)
-class Begin:
-    """Stands before the samples of a part."""
+class PartStart:
+    """Comes before the samples of a part."""
 
     part: int
 
 
 @dataclass(frozen=True)
-class End:
-    """Stands behind the samples of a part."""
+class PartEnd:
+    """Comes after the samples of a part."""
 
 
-Mark = Begin | Unread | End
+PartMarker = PartStart | PartFailed | PartEnd
 
 
-def samples_of(source: Source, parts: Iterable[int]) -> Iterator[Sample | Mark]:
+def samples_of(source: Source, parts: Iterable[int]) -> Iterator[Sample | PartMarker]:
     for part in parts:
-        yield Begin(part)
+        yield PartStart(part)
         try:
             yield from source.samples(part)
         except OSError as error:
-            yield Unread(part, error)
+            yield PartFailed(part, error)
         else:
-            yield End()
+            yield PartEnd()
 
 
 def ahead(executor: Executor, items: Iterator[T], depth: int) -> Iterator[T]:
-    """The items, made in the executor's one thread up to `depth` before they are asked for."""
+    """The items, computed in the executor's one thread up to `depth` ahead."""
     end = object()
 
     def step() -> T | object:

@@ -1,7 +1,7 @@
-"""Who makes which part: handed out one by one or in runs, and again where a worker died."""
+"""Which worker encodes which part: one by one or in runs, and again after a worker has died."""
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 MAX_DEATHS = 3
 MAX_RUN = 16
@@ -11,7 +11,7 @@ class WorkersDie(OSError):
     """Workers end again and again without finishing anything."""
 
 
-def deadly(where: str) -> WorkersDie:
+def too_many_deaths(where: str) -> WorkersDie:
     """The error that tells where MAX_DEATHS workers have died."""
     return WorkersDie(f"{MAX_DEATHS} processes that encode have died {where}; is there enough memory?")
 
@@ -25,32 +25,31 @@ def runs(parts: Sequence[int], workers: int) -> Iterator[list[int]]:
         start += length
 
 
-class Desk:
-    """Hands parts out to workers and takes back what those that died left undone."""
+class WorkQueue:
+    """Parts for workers to take; the unfinished parts of a worker that died are queued again."""
 
     def __init__(self, parts: Sequence[int]):
         self.waiting = deque(parts)
-        self.taken: defaultdict[str, list[int]] = defaultdict(list)
+        self.taken: defaultdict[Hashable, list[int]] = defaultdict(list)
         self.deaths: Counter[int | None] = Counter()
 
-    def next_part(self, worker: str) -> int | None:
-        """A part for this worker; None where none is left."""
+    def next_part(self, worker: Hashable) -> int | None:
+        """A part for this worker; None when none is left."""
         if not self.waiting:
             return None
         part = self.waiting.popleft()
         self.taken[worker].append(part)
         return part
 
-    def give_back(self, worker: str, is_finished: Callable[[int], bool]) -> bool:
-        """A worker has died: hand its unfinished parts out again. Whether there is work for another worker.
+    def worker_died(self, worker: Hashable, is_finished: Callable[[int], bool]) -> bool:
+        """Queue the unfinished parts of a dead worker again. Returns whether another worker has anything to do.
 
-        Raises WorkersDie where the same part, or the start, has ended three workers.
+        Raises WorkersDie when the same part, or the start, has ended three workers.
         """
         unfinished = [part for part in self.taken.pop(worker, []) if not is_finished(part)]
         self.waiting.extendleft(reversed(unfinished))
         culprit = unfinished[0] if unfinished else None
         self.deaths[culprit] += 1
         if self.deaths[culprit] == MAX_DEATHS:
-            at = "as they start" if culprit is None else f"at part {culprit} of the source"
-            raise deadly(at)
+            raise too_many_deaths("as they start" if culprit is None else f"at part {culprit} of the source")
         return bool(self.waiting)

@@ -1,7 +1,7 @@
-"""Processes of our own: a function that runs in a fresh Python, joined to this one by a connection.
+"""Worker processes: a function that runs in a fresh Python, connected to this one.
 
 Unlike multiprocessing's they never run the caller's script again, inherit no open file but their connection, and end
-when this process does, however it ends: their connection is then closed.
+when this process ends, however that happens, because it closes their connection.
 """
 
 import os
@@ -18,14 +18,17 @@ END_TIMEOUT_S = 10.0
 
 
 class Process:
-    """A running function; talk to it through `connection`."""
+    """A running function; talk to it through `connection`.
+
+    Its first message is an ImportError where the new process cannot load the function or its arguments.
+    """
 
     def __init__(self, function: Callable[..., None], *arguments: Any):
-        """Start `function(connection, *arguments)`, all of which must be picklable; OSError where that fails."""
+        """Start `function(connection, *arguments)`, all of which must be picklable; OSError if that fails."""
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                # -P: the current folder may have a package `preprocessing`.
+                # -P: the current folder may contain a package `preprocessing`.
                 [
                     sys.executable,
                     "-P",
@@ -36,15 +39,15 @@ class Process:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-                start_new_session=True,  # Ctrl+C reaches only this process, which ends the others
+                start_new_session=True,  # Ctrl+C must reach only this process, which ends the others
             )
         self.connection = Connection(ours.detach())
-        # One that died already is noticed by whoever waits for its first word.
+        # A process that has already died is noticed when its first message is awaited.
         with suppress(ConnectionError):
             self.connection.send_bytes(pickle.dumps((function, arguments)))
 
     def end(self) -> str:
-        """Close the connection and the process; says how it ended."""
+        """Close the connection and wait for the process; returns how it ended."""
         self.connection.close()
         try:
             self.process.wait(END_TIMEOUT_S)
@@ -54,14 +57,19 @@ class Process:
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def kill(self) -> str:
-        """As `end`, at once."""
+        """Like `end`, at once."""
         self.process.kill()
         return self.end()
 
 
 def run(descriptor: int) -> None:
-    """What a new process does: read its function and arguments, then call it."""
+    """What a new process does: load its function and arguments, and call it or report why they cannot be loaded."""
     connection = Connection(descriptor)
-    with suppress(EOFError, ConnectionError):  # nobody is left to work for
-        function, arguments = pickle.loads(connection.recv_bytes())
+    with suppress(EOFError, ConnectionError):  # the parent is gone
+        content = connection.recv_bytes()
+        try:
+            function, arguments = pickle.loads(content)
+        except Exception as error:
+            connection.send(ImportError(f"it cannot load what it is to run: {type(error).__name__}: {error}"))
+            return
         function(connection, *arguments)

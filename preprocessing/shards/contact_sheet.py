@@ -25,29 +25,29 @@ DECODED_AT_ONCE = 8
 INK, GREY, BLUE, FRAME = "black", "#555555", "#3b6ea5", "#cccccc"
 
 
-def decode_sights(
-    sights: Sequence[SampleRow], vqgan: VQGAN, on_progress: OnProgress | None = None
+def decode_sample_rows(
+    sample_rows: Sequence[SampleRow], vqgan: VQGAN, on_progress: OnProgress | None = None
 ) -> list[Image.Image]:
-    """The pictures that the codes stand for, on the VQGAN's device."""
+    """Decode the rows' codes on the VQGAN's device."""
     pictures: list[Image.Image] = []
-    for first in range(0, len(sights), DECODED_AT_ONCE):
-        codes = np.stack([sight.codes for sight in sights[first : first + DECODED_AT_ONCE]])
+    for first in range(0, len(sample_rows), DECODED_AT_ONCE):
+        codes = np.stack([row.codes for row in sample_rows[first : first + DECODED_AT_ONCE]])
         images = vqgan.decode(torch.from_numpy(codes.astype(np.int64)))
         pixels = (images * 255).round().to("cpu", torch.uint8).permute(0, 2, 3, 1).numpy()
         pictures += [Image.fromarray(picture) for picture in pixels]
         if on_progress is not None:
-            on_progress(len(pictures), len(sights), "")
+            on_progress(len(pictures), len(sample_rows), "")
     return pictures
 
 
-def contact_sheet(title: str, survey: ShardStatistics, pictures: Sequence[Image.Image]) -> Image.Image:
-    """The statistics at the top, below them `pictures`, those of `survey.sights`, each with its caption."""
+def contact_sheet(title: str, statistics: ShardStatistics, pictures: Sequence[Image.Image]) -> Image.Image:
+    """The statistics, and below them `pictures`, decoded from `statistics.sample_rows`, each with its caption."""
     fonts = ImageFont.load_default(20), ImageFont.load_default(15), ImageFont.load_default(13)
     title_font, fact_font, caption_font = fonts
     columns = max(1, min(COLUMNS, len(pictures)))
     side = max([TILE_SIDE, *(max(picture.size) for picture in pictures)])
     cell_width, cell_height = side + MARGIN, side + MARGIN + CAPTION_LINES * LINE_HEIGHT + 8
-    facts = survey.facts()
+    facts = statistics.facts()
     facts_width = 620
     width = max(MARGIN + columns * cell_width, 2 * MARGIN + facts_width + BARS_WIDTH)
     top = MARGIN + 32 + max(FACT_HEIGHT * len(facts), 2 * (BARS_HEIGHT + 30)) + MARGIN
@@ -59,18 +59,18 @@ def contact_sheet(title: str, survey: ShardStatistics, pictures: Sequence[Image.
         draw.text((MARGIN, y), name, fill=GREY, font=fact_font)
         draw.text((MARGIN + 180, y), value, fill=INK, font=fact_font)
     left = max(MARGIN + facts_width, width - MARGIN - BARS_WIDTH)
-    lengths = length_bars(survey)
+    lengths = length_bars(statistics)
     draw_bars(
-        draw, (left, MARGIN), lengths, f"captions by length, 0 to {survey.caption_length(1)} characters", fact_font
+        draw, (left, MARGIN), lengths, f"captions by length, 0 to {statistics.caption_length(1)} characters", fact_font
     )
-    uses = use_bars(survey.code_counts)
+    uses = use_bars(statistics.code_counts)
     below = MARGIN + BARS_HEIGHT + 30
     draw_bars(draw, (left, below), uses, "use of the codes, from the most to the least frequent", fact_font)
-    for place, (picture, sight) in enumerate(zip(pictures, survey.sights, strict=True)):
+    for place, (picture, row) in enumerate(zip(pictures, statistics.sample_rows, strict=True)):
         x, y = MARGIN + place % columns * cell_width, top + place // columns * cell_height
         sheet.paste(enlarged(picture, side), (x, y))
-        draw.rectangle((x - 1, y - 1, x + side, y + side), outline=FRAME)  # else a white ground has no edge
-        for line, words in enumerate(wrapped_within(sight.caption, caption_font, side, CAPTION_LINES)):
+        draw.rectangle((x - 1, y - 1, x + side, y + side), outline=FRAME)  # otherwise a white picture has no edge
+        for line, words in enumerate(wrapped_within(row.caption, caption_font, side, CAPTION_LINES)):
             draw.text((x, y + side + 4 + line * LINE_HEIGHT), words, fill=GREY, font=caption_font)
     return sheet
 
@@ -80,11 +80,11 @@ def enlarged(picture: Image.Image, side: int) -> Image.Image:
     return picture if picture.width == side else picture.resize((side, side), Image.Resampling.LANCZOS)
 
 
-def length_bars(survey: ShardStatistics) -> NDArray[np.float64]:
+def length_bars(statistics: ShardStatistics) -> NDArray[np.float64]:
     """How many captions have a length in each of NUM_BARS equal steps."""
-    lengths = np.array(list(survey.caption_lengths), dtype=np.float64)
-    times = np.array(list(survey.caption_lengths.values()), dtype=np.float64)
-    return np.histogram(lengths, bins=NUM_BARS, range=(0, survey.caption_length(1) + 1), weights=times)[0]
+    lengths = np.array(list(statistics.caption_lengths), dtype=np.float64)
+    times = np.array(list(statistics.caption_lengths.values()), dtype=np.float64)
+    return np.histogram(lengths, bins=NUM_BARS, range=(0, statistics.caption_length(1) + 1), weights=times)[0]
 
 
 def use_bars(code_counts: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -110,7 +110,7 @@ def draw_bars(
 
 
 def wrapped_within(text: str, font: Font, width: int, most: int) -> list[str]:
-    """`text` in at most `most` lines no wider than `width` pixels; what does not fit is cut, and ends in dots."""
+    """`text` in at most `most` lines no wider than `width` pixels; a cut text ends in dots."""
     lines = wrapped(text, font, width)
     cut = len(lines) > most
     return [fitted(line, font, width, cut and number == most - 1) for number, line in enumerate(lines[:most])]

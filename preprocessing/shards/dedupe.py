@@ -1,8 +1,8 @@
-"""Every picture once in a folder of shards: those with the codes of an earlier one are left out.
+"""Deduplication of a folder of shards: pictures with the codes of an earlier one are left out.
 
-To a model, pictures with the same codes are the same. A picture is told by a hash of its first view's codes, of 64
-bits: among 100 million different pictures any two share one with a probability of 0.0003. The hashes are in memory all
-at once, and of the shards as many as there are threads.
+To a model, pictures with the same codes are the same. A picture is identified by a 64-bit hash of its first view's
+codes: among 100 million different pictures any two share one with a probability of 0.0003. All hashes are in memory,
+and one shard for each thread.
 """
 
 import os
@@ -27,9 +27,9 @@ from preprocessing.encoding.part_records import (
     begin,
     gather,
     is_finished,
-    notes_folder,
-    remove_traces,
-    write_note,
+    records_folder,
+    remove_leftovers,
+    write_record,
 )
 from preprocessing.shards.files import READ_ROWS, code_batches, damaged, open_shard, read_header, write_table
 from preprocessing.shards.manifest import NAME, DatasetInfo, Shard, read_dataset_info, write_dataset_info
@@ -54,10 +54,10 @@ def dedupe(
 
     Names, columns and order stay; a shard that loses nothing is copied byte for byte, one that loses all its rows is
     left out. Pictures left out are counted as rejected for "same_codes". The same call continues a killed run, and
-    makes the same bytes. `threads` shards at once, as many as cores by default; progress counts rows, and each twice:
-    when it is looked at, and when it is written.
+    writes the same bytes. `threads` shards are processed at once, by default one per core. Progress counts each row
+    twice: when it is read and when it is written.
 
-    Raises ValueError for a shard that is not what dataset.json says, and where `out` holds anything else.
+    Raises ValueError for a shard that is not the one in dataset.json, and if `out` holds anything else.
     """
     folder, out = Path(folder), Path(out)
     info = read_dataset_info(folder)
@@ -69,7 +69,7 @@ def dedupe(
         make_shards(info, folder, out, settings, threads or os.cpu_count() or 1, on_progress)
     for leftover in out.glob(".*.parquet.*.tmp"):
         leftover.unlink(missing_ok=True)
-    remove_traces(out)
+    remove_leftovers(out)
     return read_dataset_info(out)
 
 
@@ -81,14 +81,14 @@ def make_shards(
     threads: int,
     on_progress: OnProgress | None,
 ) -> None:
-    """Everything in `out`, dataset.json the last."""
-    if not notes_folder(out).exists() and any(out.glob("*.parquet")):
+    """Write everything in `out`, dataset.json last."""
+    if not records_folder(out).exists() and any(out.glob("*.parquet")):
         raise UserError(f"{out} holds shards of unknown origin; choose another folder or remove them")
     begin(out, settings)
     done = 0
 
     def each(function: Callable[..., T], *of_shards: Sequence[Any]) -> Iterator[T]:
-        """Call `function` for every shard and what there is of it; the results in order."""
+        """Call `function` with each shard and its items of `of_shards`; yields the results in order."""
         nonlocal done
         for shard, result in zip(info.shards, pool.map(function, info.shards, *of_shards), strict=True):
             done += shard.rows
@@ -122,7 +122,7 @@ def part_name(shard: Shard) -> str:
 
 
 def read_pictures(path: Path, shard: Shard, info: DatasetInfo) -> Pictures:
-    """The pictures of a shard; ValueError where its bytes are not those that dataset.json means."""
+    """The pictures of a shard; ValueError if it is not the file in dataset.json."""
     try:
         read_header(path)  # takes no time, whatever the file's size
         changed = sha256_file(path) != shard.sha256
@@ -149,7 +149,7 @@ def read_pictures(path: Path, shard: Shard, info: DatasetInfo) -> Pictures:
 
 
 def views_of_pictures(keys: Sequence[str]) -> NDArray[np.int64]:
-    """Rows of each picture: its first has the picture's key, the others follow with "#1", "#2", ... behind it."""
+    """The number of rows of each picture: the first has the picture's key, the others the key with "#1", "#2", ..."""
     views: list[int] = []
     first = ""
     for key in keys:
@@ -162,7 +162,7 @@ def views_of_pictures(keys: Sequence[str]) -> NDArray[np.int64]:
 
 
 def first_of_each(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """[P]: whether a hash was not there before."""
+    """[P]: whether a hash is the first of its value."""
     order = np.argsort(hashes, kind="stable")
     ordered = hashes[order]
     first = np.ones(len(hashes), bool)
@@ -173,7 +173,7 @@ def first_of_each(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
 def write_part(
     folder: Path, out: Path, info: DatasetInfo, shard: Shard, views: NDArray[np.uint16], keep: NDArray[np.bool_]
 ) -> None:
-    """The shard with the pictures to keep, views [P] and keep [P], and its note."""
+    """Write a shard's pictures for which `keep` [P] is true, each with `views` [P] rows, and the shard's record."""
     name = part_name(shard)
     if is_finished(out, name):
         return
@@ -186,11 +186,11 @@ def write_part(
         written = thin_out(folder / shard.file, out / shard.file, np.repeat(keep, views))
     else:
         written = None
-    write_note(out, name, PartRecord(shard=written, kept=kept, rejected={REASON: len(keep) - kept}))
+    write_record(out, name, PartRecord(shard=written, kept=kept, rejected={REASON: len(keep) - kept}))
 
 
 def thin_out(source: Path, target: Path, keep: NDArray[np.bool_]) -> Shard:
-    """Write the rows of a shard for which `keep` [R] is true, with all its columns and notes."""
+    """Write the rows of a shard for which `keep` [R] is true, with all columns and metadata."""
     pa = require("pyarrow", extra="preprocessing")
     with open_shard(source) as file:
         table = file.read()

@@ -1,9 +1,9 @@
-"""Shards of VQGAN codes: the one writer and the one reader.
+"""Shards of VQGAN codes: written and read.
 
 A shard is a Parquet file with Brotli and the columns of the data set laion/laion_100m_vqgan_f8; `code` holds the codes
 of a picture as int16, little-endian, in raster order.
 
-Beside the shards, `dataset.json` says what the codes mean and what was counted (`preprocessing.shards.manifest`); a
+Beside the shards, `dataset.json` says what the codes mean and has the counts (`preprocessing.shards.manifest`); a
 folder without it is not finished.
 """
 
@@ -28,7 +28,7 @@ from preprocessing.shards.manifest import (
     Counts,
     DatasetInfo,
     Shard,
-    parse_dataset_info,
+    parse_manifest,
     read_dataset_info,
     write_dataset_info,
 )
@@ -46,10 +46,10 @@ __all__ = [
     "Shard",
     "code_batches",
     "damaged",
-    "decode_codes",
-    "open_files",
+    "decode_rows",
+    "keys_of",
     "open_stream",
-    "parse_dataset_info",
+    "parse_manifest",
     "read_blocks",
     "read_dataset_info",
     "read_header",
@@ -81,7 +81,7 @@ class Row:
 
 
 class Block(NamedTuple):
-    """Some rows of a shard, one after the other."""
+    """Consecutive rows of a shard."""
 
     captions: list[str]
     codes: NDArray[np.int16]
@@ -90,19 +90,19 @@ class Block(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a shard says of itself before its rows."""
+    """What a shard says before its rows."""
 
     rows: int
     columns: tuple[str, ...]
     vqgan: str | None
-    """Fingerprint of the VQGAN that made the codes, where the shard notes it."""
+    """Fingerprint of the VQGAN that made the codes, if the shard has it."""
 
 
 def write_shard(path: Path, rows: Sequence[Row], *, vqgan: str | None = None) -> Shard:
     """Write one shard atomically; the same rows give the same bytes.
 
-    `vqgan`, the fingerprint of the one that made the codes, is noted in the file, so that a shard that strays into
-    another folder can be told.
+    `vqgan`, the fingerprint of the one that made the codes, is stored in the file, so that a shard in a wrong folder is
+    found.
     """
     pa = require("pyarrow", extra="preprocessing")
     columns = {
@@ -121,7 +121,7 @@ def write_shard(path: Path, rows: Sequence[Row], *, vqgan: str | None = None) ->
 
 
 def write_table(path: Path, table: Any) -> Shard:
-    """As `write_shard`, from an Arrow table with the columns of a shard, and maybe more."""
+    """Like `write_shard`, from an Arrow table with the columns of a shard, or more."""
     parquet = require("pyarrow.parquet", extra="preprocessing")
     with atomic_write(path) as temporary:
         parquet.write_table(
@@ -132,7 +132,7 @@ def write_table(path: Path, table: Any) -> Shard:
 
 @contextmanager
 def open_shard(path: str | Path) -> Iterator[Any]:
-    """An open pyarrow ParquetFile; ValueError, OSError or ArrowException where it is none."""
+    """An open pyarrow ParquetFile; ValueError, OSError or ArrowException if it is none."""
     parquet = require("pyarrow.parquet", extra="preprocessing")
     with open(path, "rb") as file:
         check_footer(file)
@@ -140,18 +140,8 @@ def open_shard(path: str | Path) -> Iterator[Any]:
         yield table
 
 
-def captions_of(column: Any) -> list[Any]:
-    """The beginnings of an Arrow column's captions: no more of one is ever read, and it may have gigabytes."""
-    pa = require("pyarrow", extra="preprocessing")
-    compute = require("pyarrow.compute", extra="preprocessing")
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        column = compute.utf8_slice_codeunits(column, 0, MOST_CHARACTERS)
-    captions: list[Any] = column.to_pylist()
-    return captions
-
-
 def read_header(path: str | Path) -> Header:
-    """Rows, columns and the noted VQGAN of a shard; ValueError where it is no Parquet file with codes."""
+    """Rows, columns and VQGAN of a shard; ValueError if it is no Parquet file with codes."""
     pa = require("pyarrow", extra="preprocessing")
     try:
         with open_shard(path) as file:
@@ -164,11 +154,11 @@ def read_header(path: str | Path) -> Header:
 
 
 class PackedLayout(UserError):
-    """A shard is of a layout that earlier versions wrote: its codes are in another column, compressed."""
+    """A shard has the layout of earlier versions: compressed codes in another column."""
 
 
 def check_columns(file: Any) -> None:
-    """ValueError where an open Parquet file has no captions or no codes."""
+    """ValueError if an open Parquet file has no captions or no codes."""
     names = file.schema_arrow.names
     if "packed" in names and "code" not in names:
         raise PackedLayout(PACKED)
@@ -180,14 +170,14 @@ def check_columns(file: Any) -> None:
 def code_batches(file: Any, *, columns: Sequence[str] = ("caption", "code", "key"), **options: Any) -> Iterator[Any]:
     """Record batches of an open Parquet file, as pyarrow's `iter_batches` gives them.
 
-    `columns` that the file has not are left out; ValueError where it has no captions or no codes.
+    `columns` that the file does not have are left out; ValueError if it has no captions or no codes.
     """
     check_columns(file)
     yield from file.iter_batches(columns=columns, **options)
 
 
 def damaged(path: str | Path, error: Exception) -> ValueError:
-    """The error that names the shard at `path`, of which reading raised `error`."""
+    """The error that names the shard at `path` when reading it raised `error`."""
     reason = " ".join(str(error).split())
     if isinstance(error, PackedLayout):
         return UserError(f"{path} is {reason}")
@@ -200,17 +190,11 @@ def open_stream(folder: str | Path) -> "datasets.IterableDataset":
     The stream can be shuffled, split by shard and resumed as `datasets` does it. Codes are checked as they are read:
     a damaged shard, or codes of another length or range, is a ValueError that names the shard.
     """
-    info = read_dataset_info(folder)
-    paths = [str(Path(folder) / shard.file) for shard in info.shards]
-    return open_files(paths, num_codes=info.num_codes, codebook_size=info.codebook_size)
-
-
-def open_files(paths: Sequence[str], *, num_codes: int, codebook_size: int) -> "datasets.IterableDataset":
-    """As `open_stream`, for local Parquet files that have no `dataset.json` beside them."""
     datasets = require("datasets", extra="preprocessing")
-    require("pyarrow.parquet", extra="preprocessing")
+    info = read_dataset_info(folder)
     # `datasets` splits and shuffles by the list of paths.
-    arguments = {"paths": list(paths), "num_codes": num_codes, "codebook_size": codebook_size}
+    paths = [str(Path(folder) / shard.file) for shard in info.shards]
+    arguments = {"paths": paths, "num_codes": info.num_codes, "codebook_size": info.codebook_size}
     return datasets.IterableDataset.from_generator(read_rows, gen_kwargs=arguments)
 
 
@@ -224,27 +208,42 @@ def read_rows(paths: Sequence[str], num_codes: int, codebook_size: int) -> Itera
 
 
 def read_blocks(path: str | Path, num_codes: int, codebook_size: int) -> Iterator[Block]:
-    """The rows of a shard, some at a time, checked; ValueError that names the shard if it is damaged.
-
-    A shard without keys has the numbers of its rows for keys.
-    """
+    """The rows of a shard, some at a time, checked; ValueError that names the shard if it is damaged."""
     pa = require("pyarrow", extra="preprocessing")
     first = 0
     try:
         with open_shard(path) as file:
             for batch in code_batches(file, batch_size=READ_ROWS):
-                captions = captions_of(batch.column("caption"))
-                codes = decode_codes(batch.column("code").to_pylist(), num_codes, codebook_size)
-                if not all(isinstance(caption, str) for caption in captions):
-                    raise UserError(f"a caption among rows {first} to {first + len(captions) - 1} is missing")
-                if "key" in batch.schema.names:
-                    keys = [str(key) for key in batch.column("key").to_pylist()]
-                else:
-                    keys = [str(number) for number in range(first, first + len(captions))]
-                yield Block(captions, codes, keys)
-                first += len(captions)
+                yield decode_rows(batch, range(first, first + len(batch)), num_codes, codebook_size)
+                first += len(batch)
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise damaged(path, error) from None
+
+
+def decode_rows(
+    table: Any, numbers: Sequence[int], num_codes: int, codebook_size: int, *, with_codes: bool = True
+) -> Block:
+    """Check and decode an Arrow table or batch of which row i is row `numbers[i]` of its shard.
+
+    The codes are [R, 0] unless `with_codes`. ValueError for a missing caption and for codes of another length or range.
+    """
+    pa = require("pyarrow", extra="preprocessing")
+    captions = table.column("caption")
+    if pa.types.is_string(captions.type) or pa.types.is_large_string(captions.type):
+        # A caption may have gigabytes, of which no more is ever used.
+        captions = require("pyarrow.compute", extra="preprocessing").utf8_slice_codeunits(captions, 0, MOST_CHARACTERS)
+    captions = captions.to_pylist()
+    if not all(isinstance(caption, str) for caption in captions):
+        raise UserError(f"a caption among rows {numbers[0]} to {numbers[-1]} is missing")
+    codes = np.empty((len(captions), 0), np.int16)
+    if with_codes:
+        codes = decode_codes(table.column("code").to_pylist(), num_codes, codebook_size)
+    return Block(captions, codes, keys_of(table, numbers))
+
+
+def keys_of(table: Any, numbers: Sequence[int]) -> list[str]:
+    """The keys of an Arrow table or batch; where it has none, the numbers of its rows in the shard."""
+    return [str(key) for key in (table.column("key").to_pylist() if "key" in table.schema.names else numbers)]
 
 
 def decode_codes(values: Sequence[bytes], num_codes: int, codebook_size: int) -> NDArray[np.int16]:

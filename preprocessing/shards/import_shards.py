@@ -1,4 +1,4 @@
-"""Shards that others published, without a `dataset.json`: what their codes mean is said, checked and written down."""
+"""Import of published shards, which have no `dataset.json`: they are checked, and one is written."""
 
 import math
 from pathlib import Path
@@ -7,24 +7,24 @@ from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.files import sha256_file
 from dalle_lean.progress import OnProgress
-from preprocessing.encoding.part_records import notes_folder
+from preprocessing.encoding.part_records import records_folder
 from preprocessing.shards.files import open_shard, read_blocks, read_header
 from preprocessing.shards.manifest import NAME, SHARD_NAME, Counts, DatasetInfo, Shard, write_dataset_info
 
 
-def adopt(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress | None = None) -> DatasetInfo:
+def import_shards(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress | None = None) -> DatasetInfo:
     """Read every code of the Parquet files in `folder` and write the `dataset.json` that makes it a folder of shards.
 
-    The codes are taken to be of `vqgan`: nothing in them says so (`shards show` lets eyes decide). Their number of
-    a picture follows from the first one, and all must have it and be in the range of the VQGAN's codebook.
-    Progress counts pictures.
+    The codes are assumed to be of `vqgan`, since nothing in the files says so; `shards show` lets people check. All
+    pictures must have as many codes as the first one, all in the range of the VQGAN's codebook. Progress counts
+    pictures.
 
     Raises ValueError for a folder that has a `dataset.json` or no Parquet files, and for a file that is no shard.
     """
     folder = Path(folder)
     if (folder / NAME).exists():
         raise UserError(f"{folder} has a {NAME} already")
-    if notes_folder(folder).exists():
+    if records_folder(folder).exists():
         raise UserError(f"{folder} is the unfinished output of dalle-lean preprocess: finish that")
     paths = sorted(folder.glob("*.parquet"))
     if not paths:

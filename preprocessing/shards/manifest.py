@@ -1,4 +1,4 @@
-"""`dataset.json`: what the codes of a folder of shards mean, what was counted, and which files belong to it.
+"""`dataset.json`: the meaning of the codes in a folder of shards, the counts, and the files that belong to it.
 
 A folder without it is not finished.
 """
@@ -35,7 +35,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Pictures of the source: every one is kept or rejected for one reason."""
+    """Pictures of the source: each is kept, or rejected for one reason."""
 
     seen: int = 0
     kept: int = 0
@@ -58,7 +58,7 @@ class DatasetInfo:
     counts: Counts
     shards: tuple[Shard, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What else decided the content of the shards."""
+    """Everything else that decided the content of the shards."""
 
     @property
     def num_codes(self) -> int:
@@ -76,7 +76,7 @@ def write_dataset_info(folder: Path, info: DatasetInfo) -> None:
 
 
 def read_dataset_info(folder: str | Path) -> DatasetInfo:
-    """Read and check `dataset.json`; ValueError says what is wrong with it, or which shard is not there."""
+    """Read and check `dataset.json`; ValueError says what is wrong with it, or which shard is missing."""
     folder = Path(folder)
     info = read_manifest(folder)
     for shard in info.shards:
@@ -86,14 +86,18 @@ def read_dataset_info(folder: str | Path) -> DatasetInfo:
 
 
 def read_manifest(folder: Path) -> DatasetInfo:
-    """As `read_dataset_info`, without a look at the shards."""
+    """Like `read_dataset_info`, without checking that the shards exist."""
     path = folder / NAME
     if not path.is_file():
         raise UserError(
             f"{folder} has no dataset.json: it is no finished output of dalle-lean preprocess "
             "(published files get one from dalle-lean shards adopt)"
         )
-    content = read_json(path)
+    return parse_manifest(read_json(path), path)
+
+
+def parse_manifest(content: Any, path: str | Path) -> DatasetInfo:
+    """Check the content of the `dataset.json` at `path`; ValueError says what is wrong with it."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path}: not of format {FORMAT}")
     try:

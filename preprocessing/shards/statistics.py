@@ -1,4 +1,4 @@
-"""What is in a folder of shards: how codes and captions are spread, and some rows drawn at random."""
+"""Statistics of a folder of shards: the use of codes, the lengths of captions, and a random sample of rows."""
 
 import math
 from collections import Counter
@@ -26,14 +26,14 @@ class SampleRow:
 
 @dataclass
 class ShardStatistics:
-    """What was found in all rows of a folder."""
+    """Statistics over all rows of a folder."""
 
     info: DatasetInfo
     code_counts: NDArray[np.int64]
     """[K]: how often each code is used."""
     caption_lengths: Counter[int] = field(default_factory=Counter)
     """In characters."""
-    sights: list[SampleRow] = field(default_factory=list)
+    sample_rows: list[SampleRow] = field(default_factory=list)
     file_bytes: int = 0
     """Of all shards together."""
 
@@ -44,12 +44,12 @@ class ShardStatistics:
 
     @property
     def perplexity(self) -> float:
-        """2 to the entropy of the codes in bits: so many codes, equally frequent, would be as surprising."""
+        """2 to the power of the codes' entropy in bits: the number of equally frequent codes with this entropy."""
         shares = self.code_counts[self.code_counts > 0] / self.code_counts.sum()
         return float(2 ** -(shares * np.log2(shares)).sum())
 
     def caption_length(self, share: float) -> int:
-        """The length that this share of the captions, 0..1, does not exceed."""
+        """The length in characters that this share of the captions, 0..1, does not exceed."""
         wanted, seen, length = math.ceil(share * self.caption_lengths.total()), 0, 0
         for length in sorted(self.caption_lengths):
             seen += self.caption_lengths[length]
@@ -58,7 +58,7 @@ class ShardStatistics:
         return length
 
     def facts(self) -> list[tuple[str, str]]:
-        """Name and value of everything counted, for people."""
+        """Name and value of each statistic, for people."""
         counts = self.info.counts
         kept, seen = counts.kept, max(counts.seen, 1)
         lengths = [self.caption_length(share) for share in (0, 0.1, 0.5, 0.9, 1)]
@@ -73,32 +73,34 @@ class ShardStatistics:
         ]
 
 
-def take_survey(folder: str | Path, *, count: int, seed: int, on_progress: OnProgress | None = None) -> ShardStatistics:
-    """Read every row of a folder of shards, and keep `count` of them drawn at random with `seed`.
+def collect_statistics(
+    folder: str | Path, *, count: int, seed: int, on_progress: OnProgress | None = None
+) -> ShardStatistics:
+    """Read every row of a folder of shards, and keep a random sample of `count` rows, drawn with `seed`.
 
-    Progress counts pictures. ValueError for a damaged shard names it.
+    Progress counts pictures. A damaged shard is a ValueError that names it.
     """
     folder = Path(folder)
     info = read_dataset_info(folder)
-    survey = ShardStatistics(info, np.zeros(info.codebook_size, np.int64))
+    statistics = ShardStatistics(info, np.zeros(info.codebook_size, np.int64))
     wanted = draw(info.num_rows, count, seed)
     next_wanted, done = next(wanted, None), 0
     for shard in info.shards:
-        survey.file_bytes += (folder / shard.file).stat().st_size
+        statistics.file_bytes += (folder / shard.file).stat().st_size
         for captions, codes, keys in read_blocks(folder / shard.file, info.num_codes, info.codebook_size):
-            survey.code_counts += np.bincount(codes.ravel(), minlength=info.codebook_size)
-            survey.caption_lengths.update(map(len, captions))
+            statistics.code_counts += np.bincount(codes.ravel(), minlength=info.codebook_size)
+            statistics.caption_lengths.update(map(len, captions))
             while next_wanted is not None and next_wanted < done + len(captions):
                 place = next_wanted - done
-                survey.sights.append(SampleRow(keys[place], captions[place], codes[place].copy()))
+                statistics.sample_rows.append(SampleRow(keys[place], captions[place], codes[place].copy()))
                 next_wanted = next(wanted, None)
             done += len(captions)
             if on_progress is not None:
                 on_progress(done, info.num_rows, shard.file)
-    return survey
+    return statistics
 
 
 def draw(total: int, count: int, seed: int) -> Iterator[int]:
-    """`count` different numbers of 0..total-1 at random, in ascending order; all where there are fewer."""
+    """`count` different random numbers in 0..total-1, in ascending order; all of them if there are fewer."""
     chosen = np.random.default_rng(seed).choice(total, min(count, total), replace=False, shuffle=False)
     return iter(sorted(int(number) for number in chosen))

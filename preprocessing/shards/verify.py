@@ -33,12 +33,12 @@ def find_faults(
 ) -> list[Fault]:
     """Everything wrong with a folder of shards, by file; an empty list for a sound one.
 
-    Of each shard that dataset.json names: whether it is there, its SHA-256, its rows, its columns, the length and range
-    of every code, and the VQGAN it was made with where it tells. Of the folder: shards that dataset.json does not
-    name, what killed runs left half written, the same shard under two names, and, given a `vqgan`, whether it is the
-    one that made the codes. `threads` shards at once, as many as cores by default; progress counts pictures.
+    Checks of each shard in dataset.json: whether it exists, its SHA-256, rows and columns, the length and range of
+    every code, and the VQGAN that made it, if the shard says. Checks of the folder: shards that dataset.json does not
+    name, temporary files of killed runs, the same shard under two names, and whether a given `vqgan` made the codes.
+    `threads` shards are read at once, by default one per core. Progress counts pictures.
 
-    Raises ValueError where dataset.json itself is missing or cannot be understood.
+    Raises ValueError if dataset.json itself is missing or invalid.
     """
     folder = Path(folder)
     info = read_manifest(folder)

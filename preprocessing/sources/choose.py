@@ -1,4 +1,4 @@
-"""Which source a path or a name means."""
+"""The source that a path or a name stands for."""
 
 import re
 from collections.abc import Mapping
@@ -33,10 +33,10 @@ def open_source(
     picture_column: str | None = None,
     caption_column: str | None = None,
 ) -> Source:
-    """The source that a path, a pattern or a name stands for; ValueError where there is nothing to read.
+    """The source that a path, a pattern or a name stands for; ValueError if there is nothing to read.
 
-    `part_rows` cuts what is not in shards already. `split` and `config` choose from a data set on the hub;
-    `picture_column` and `caption_column` name columns of tables where their usual names do not tell.
+    A source that is not in shards is cut into parts of `part_rows` samples. `split` and `config` choose from a data set
+    on the hub; `picture_column` and `caption_column` name the columns of tables that do not use the usual names.
     """
     if part_rows < 1:
         raise UserError(f"part_rows={part_rows}: must be positive")
@@ -70,7 +70,7 @@ def open_folder(folder: Path, part_rows: int, columns: Mapping[str, str | None])
         return SavedDataset(folder, part_rows, **columns)
     for listing in ("metadata.jsonl", "state.json"):
         if nested := sorted(str(path.parent) for path in folder.glob(f"*/{listing}")):
-            # Splits such as held-out pictures must not be swept up by naming their parent.
+            # Naming the parent must not mix splits such as held-out pictures.
             raise UserError(f"{folder} has no {listing}, but folders in it have one: take one of {', '.join(nested)}")
     if paths := shards_in(str(folder)):
         try:
@@ -85,7 +85,7 @@ def open_folder(folder: Path, part_rows: int, columns: Mapping[str, str | None])
 
 
 def open_shards(paths: list[str], columns: Mapping[str, str | None]) -> Source:
-    """Tars, or Parquet files with pictures; NoPictures for those without."""
+    """Tars, or Parquet files with pictures; NoPictures if they have none."""
     suffixes = {PurePosixPath(path).suffix for path in paths}
     if len(suffixes) > 1:
         raise UserError(f"{paths[0]}, ...: tars and Parquet files do not mix; {TAKES}")
@@ -100,9 +100,9 @@ def open_shards(paths: list[str], columns: Mapping[str, str | None]) -> Source:
 
 
 def shards_in(folder: str) -> list[str]:
-    """The tars in a folder here or elsewhere; where there are none, the Parquet files."""
+    """The tars in a local or remote folder; if there are none, the Parquet files."""
     for suffix in SHARD_SUFFIXES:
-        if Path(folder).is_dir():  # whose name may hold what elsewhere is a pattern
+        if Path(folder).is_dir():  # whose name may look like a pattern
             paths = sorted(str(path) for path in Path(folder).glob(f"*{suffix}"))
         else:
             paths = list_files(f"{folder.rstrip('/')}/*{suffix}")
@@ -116,7 +116,7 @@ def has_pictures(folder: Path) -> bool:
 
 
 def how_to_download(paths: list[str]) -> str:
-    """One command for metadata that has the pictures' addresses, such as LAION's."""
+    """The command for metadata with the pictures' addresses, such as LAION's."""
     where = paths[0] if len(paths) == 1 else str(PurePosixPath(paths[0]).parent)
     return (
         "To download the pictures of LAION's metadata first: "

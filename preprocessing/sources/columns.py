@@ -12,7 +12,7 @@ PICTURE_NAMES = ("image", "jpg", "jpeg", "png", "webp", "picture", "img", "bytes
 URL_NAMES = ("url", "URL")
 
 Kind = Literal["picture", "bytes", "other"]
-"""What a column holds: pictures for certain, bytes that may be pictures, or neither."""
+"""What a column holds: pictures, bytes that may be pictures, or neither."""
 
 
 class NoPictures(UserError):
@@ -59,9 +59,9 @@ class Columns:
 
 
 def find_columns(kinds: Mapping[str, Kind], *, picture: str | None = None, caption: str | None = None) -> Columns:
-    """Tell the columns of a table by their names and kinds.
+    """Find the columns of a table by their names and kinds.
 
-    `picture` and `caption` name columns that cannot be told. Raises NoPictures, or ValueError for a name that is no
+    `picture` and `caption` name columns that have other names. Raises NoPictures, or ValueError for a name that is no
     column.
     """
     names, listed = list(kinds), ", ".join(kinds)
@@ -84,5 +84,5 @@ def find_columns(kinds: Mapping[str, Kind], *, picture: str | None = None, capti
 
 
 def as_text(value: Any) -> Any:
-    """Text of bytes that should be UTF-8; other values as they are."""
+    """Bytes decoded as UTF-8; other values unchanged."""
     return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""Files here or on any storage that fsspec knows: patterns, names of parts, reading with another try."""
+"""Local and remote files through fsspec: patterns, names of parts, reading with retries."""
 
 import hashlib
 import io
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """`{00000..00999}` and `{a,b}` as a shell expands them; ValueError for a pattern of too many names."""
+    """Expand `{00000..00999}` and `{a,b}` as a shell does; ValueError for a pattern of too many names."""
     match = BRACES.search(pattern)
     if not match:
         return [pattern]
@@ -46,8 +46,8 @@ def expand_braces(pattern: str) -> list[str]:
 def list_files(pattern: str) -> list[str]:
     """The files that a pattern with braces, `*` or neither stands for.
 
-    Names that are spelled out, also by braces, are taken in their order and need not exist; what `*` finds is sorted.
-    Raises Unreachable where a storage does not answer.
+    Names that are spelled out, also with braces, keep their order and need not exist; what `*` finds is sorted. Raises
+    Unreachable if a storage does not answer.
     """
     paths: list[str] = []
     for name in expand_braces(pattern):
@@ -61,7 +61,7 @@ def list_files(pattern: str) -> list[str]:
 
 
 def part_names(paths: Sequence[str]) -> list[str]:
-    """The files' stems; where two are alike, preceded by their place among the files."""
+    """The files' stems, numbered if two are alike."""
     stems = [re.sub(r"[^A-Za-z0-9_.-]", "_", PurePosixPath(path).stem)[:100] for path in paths]
     if len({stem.casefold() for stem in stems}) == len(stems):
         return stems
@@ -69,9 +69,9 @@ def part_names(paths: Sequence[str]) -> list[str]:
 
 
 def files_fingerprint(paths: Sequence[str]) -> str:
-    """Of the files' names and sizes in bytes: the same for a copy of them elsewhere.
+    """A hash of the files' names and sizes in bytes: the same for a copy elsewhere.
 
-    Unreachable where a storage does not answer: a size that is not known now would look like a changed source later.
+    Unreachable if a storage does not answer: an unknown size would later look like a changed source.
     """
     digest = hashlib.sha256()
     with ThreadPoolExecutor(16, thread_name_prefix="size") as pool:
@@ -81,7 +81,7 @@ def files_fingerprint(paths: Sequence[str]) -> str:
 
 
 def file_bytes(path: str) -> int | None:
-    """Size of a file; None where there is none, or its storage does not tell. Unreachable where that fails."""
+    """Size of a file; None if there is no file or its storage does not say. Unreachable if the storage fails."""
     files, name = storage_of(path, extra="preprocessing")
     try:
         return try_again(path, lambda: files.size(name))
@@ -94,9 +94,9 @@ def is_remote(path: str) -> bool:
 
 
 def try_again(path: str, action: Callable[[], T]) -> T:
-    """What `action` returns; what fails on a remote storage is tried several times, unless `meaning` says it is vain.
+    """The result of `action`, which is repeated after failures of a remote storage that may pass, see `meaning`.
 
-    Raises FileNotFoundError, UserError, Unreachable for a remote file, and for a local one what `action` raises.
+    Raises FileNotFoundError, UserError or Unreachable for a remote file, and for a local one what `action` raises.
     """
     for pause in range(TRIES):
         if pause:
@@ -115,7 +115,7 @@ def try_again(path: str, action: Callable[[], T]) -> T:
 
 
 class File(io.RawIOBase):
-    """A file opened for reading; a remote one that fails is opened again where it was, several times.
+    """A file opened for reading; after a failure a remote one is reopened at the same place, several times.
 
     Raises FileNotFoundError, Unreachable for a remote file, OSError for a local one that cannot be read.
     """
@@ -139,7 +139,7 @@ class File(io.RawIOBase):
         return self.position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place, but never behind the end: remote files have no agreed meaning for that."""
+        """Go to a place, but never beyond the end, because remote file systems disagree on what that means."""
         if whence == io.SEEK_SET:
             offset = min(offset, self.size)
         self.position = self.attempt("seek", offset, whence)

@@ -10,49 +10,43 @@ from dalle_lean.errors import UserError
 from dalle_lean.images.files import PICTURE_SUFFIXES, lies_in, read_picture
 from preprocessing.sources.sample import (
     MAX_CAPTION_BYTES,
+    NumberedParts,
     Sample,
     caption_of,
     json_object,
     metadata_of,
-    numbered_parts,
-    rows_of_part,
     scalar,
 )
 
 MAX_TEXT_BYTES = 2**20
 
 
-class ListedFolder:
+class ListedFolder(NumberedParts):
     """Pictures listed in `metadata.jsonl` as `datasets`' ImageFolder has it, in the order of its lines.
 
     Each line is an object with `file_name` (below the folder), the caption under `text` or `caption`, and optionally
-    `key`, `url`, `NSFW`, `original_width`, `original_height`. A line that is not, or is longer than 1 MiB, becomes a
-    sample with a problem, and so does a file that lies outside the folder, be it by a link.
+    `key`, `url`, `NSFW`, `original_width`, `original_height`. Any other line, a line of over 1 MiB and a file outside
+    the folder, also through a link, become samples with a problem.
     """
 
     def __init__(self, folder: Path, part_rows: int):
         self.folder = folder
-        self.part_rows = part_rows
         self.part_starts: list[tuple[int, int]] = []  # byte and number of the first line of each part
-        self.num_lines = 0
-        start = 0
+        start = num_lines = 0
         with self.listing.open("rb") as file:
             for number, (line, line_bytes) in enumerate(read_lines(file), start=1):
                 if line.strip():
-                    if self.num_lines % part_rows == 0:
+                    if num_lines % part_rows == 0:
                         self.part_starts.append((start, number))
-                    self.num_lines += 1
+                    num_lines += 1
                 start += line_bytes
-        if not self.num_lines:
+        if not num_lines:
             raise UserError(f"{self.listing} lists no picture")
-        self.parts = numbered_parts(self.num_lines, part_rows)
+        super().__init__(num_lines, part_rows)
 
     @property
     def listing(self) -> Path:
         return self.folder / "metadata.jsonl"
-
-    def size(self, part: int) -> int:
-        return len(rows_of_part(self.num_lines, self.part_rows, part))
 
     def samples(self, part: int) -> Iterator[Sample]:
         for number, line in islice(self.numbered_lines(*self.part_starts[part]), self.size(part)):
@@ -88,28 +82,24 @@ class ListedFolder:
         return digest.hexdigest()
 
 
-class CaptionedFolder:
-    """Every picture below a folder in the order of their names, each captioned by the .txt of the same name beside it.
+class CaptionedFolder(NumberedParts):
+    """All pictures below a folder in the order of their names, each captioned by the .txt of the same name beside it.
 
-    The caption is the whole text with blanks and line ends run together; without a .txt it is None. A .json of the same
-    name, as img2dataset writes it, may hold the caption and what else `Sample.metadata` knows. A link to outside the
-    folder is a sample with a problem.
+    The caption is the whole text, each run of white space made one space; without a .txt it is None. A .json of the
+    same name, as img2dataset writes it, may hold the caption and `Sample.metadata`. A link to outside the folder is a
+    sample with a problem.
     """
 
     def __init__(self, folder: Path, part_rows: int):
         self.folder = folder
-        self.part_rows = part_rows
         files = (path for path in folder.rglob("*") if path.suffix.lower() in PICTURE_SUFFIXES)
         self.names = sorted(path.relative_to(folder).as_posix() for path in files)
         if not self.names:
             raise UserError(f"{folder} holds no pictures and no metadata.jsonl")
-        self.parts = numbered_parts(len(self.names), part_rows)
-
-    def size(self, part: int) -> int:
-        return len(rows_of_part(len(self.names), self.part_rows, part))
+        super().__init__(len(self.names), part_rows)
 
     def samples(self, part: int) -> Iterator[Sample]:
-        for row in rows_of_part(len(self.names), self.part_rows, part):
+        for row in self.rows(part):
             yield self.sample(self.names[row])
 
     def sample(self, name: str) -> Sample:
@@ -134,7 +124,7 @@ class CaptionedFolder:
 
 
 def read_lines(file: IO[bytes]) -> Iterator[tuple[bytes, int]]:
-    """Lines and their lengths in bytes; of a line longer than MAX_TEXT_BYTES one byte more than that, and no more."""
+    """Lines and their lengths in bytes; of a longer line only the first MAX_TEXT_BYTES + 1 bytes."""
     while line := file.readline(MAX_TEXT_BYTES + 1):
         rest, length = line, len(line)
         while len(rest) > MAX_TEXT_BYTES and not rest.endswith(b"\n"):
@@ -144,7 +134,7 @@ def read_lines(file: IO[bytes]) -> Iterator[tuple[bytes, int]]:
 
 
 def file_size(path: Path) -> int | None:
-    """Size in bytes, None where there is no file: tells most replaced pictures, and copies of a source are alike."""
+    """Size in bytes, None if there is no file: shows most replaced pictures, and is the same in copies of a source."""
     try:
         return path.stat().st_size
     except (OSError, ValueError):
@@ -157,13 +147,13 @@ def read_caption(path: Path) -> str | None:
 
 
 def read_metadata(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file, {} where there is no file, None where it is damaged."""
+    """The object in a JSON file, {} if there is no file, None if it is damaged."""
     text = read_text(path)
     return {} if text is None else json_object(text)
 
 
 def read_text(path: Path) -> bytes | None:
-    """What a small file holds; None where there is none."""
+    """The content of a small file; None if there is none."""
     try:
         if not path.is_file():
             return None

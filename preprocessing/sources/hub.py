@@ -12,15 +12,15 @@ from dalle_lean.io.remote_errors import Unreachable
 from dalle_lean.require import require
 from preprocessing.sources.columns import Columns, Kind, find_columns
 from preprocessing.sources.files import files_fingerprint, is_remote
-from preprocessing.sources.sample import Sample, numbered_parts, rows_of_part
+from preprocessing.sources.sample import NumberedParts, Sample, numbered
 
 
 class StreamedDataset:
     """A data set streamed from the hub or from files, nothing downloaded whole; each of its own shards is a part.
 
     `name` is "owner/name" or a path, `config` a subset and `split` a split of it. Pictures are in a column of
-    `datasets`' Image type, or of bytes. Where a shard is damaged, the rest of it is one sample with the problem
-    "dataset_broken". Raises ValueError where there is no such data set or nothing in it can be told to be pictures.
+    `datasets`' Image type, or of bytes. The rest of a damaged shard is one sample with the problem "dataset_broken".
+    Raises ValueError if there is no such data set, or none of its columns is known to hold pictures.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class StreamedDataset:
         if files and files[0].startswith("hf://"):  # hf://datasets/owner/name@commit/file
             self.revision = files[0].partition("@")[2].partition("/")[0] or None
         self.num_shards = int(stream.num_shards)
-        self.parts = numbered_parts(self.num_shards, 1)
+        self.parts = numbered(self.num_shards)
         self.columns = columns_of(stream, name, picture_column, caption_column)
 
     def size(self, part: int) -> None:
@@ -69,29 +69,24 @@ class StreamedDataset:
         return [str(file) for file in files.get(self.split, ())]
 
 
-class SavedDataset:
+class SavedDataset(NumberedParts):
     """A folder that `datasets`' `save_to_disk` wrote, cut into parts of `part_rows` rows."""
 
     def __init__(
         self, folder: Path, part_rows: int, *, picture_column: str | None = None, caption_column: str | None = None
     ):
         self.folder = folder
-        self.part_rows = part_rows
         try:
             table = saved(folder)
         except Exception as error:  # `datasets` raises nearly anything on damaged files
             raise UserError(f"{folder}: cannot be read as a saved data set: {error}") from None
-        self.num_rows = len(table)
         self.columns = columns_of(table, str(folder), picture_column, caption_column)
-        if not self.num_rows:
+        if not len(table):
             raise UserError(f"{folder}: an empty data set")
-        self.parts = numbered_parts(self.num_rows, part_rows)
-
-    def size(self, part: int) -> int:
-        return len(rows_of_part(self.num_rows, self.part_rows, part))
+        super().__init__(len(table), part_rows)
 
     def samples(self, part: int) -> Iterator[Sample]:
-        rows = rows_of_part(self.num_rows, self.part_rows, part)
+        rows = self.rows(part)
         table = undecoded(saved(self.folder).select(rows), self.columns)
         return read_rows(table, self.columns, "row", rows.start)
 
@@ -101,9 +96,9 @@ class SavedDataset:
 
 @lru_cache(maxsize=4)
 def builder(name: str, config: str | None, revision: str | None) -> Any:
-    """Resolved once for each process: on the hub it takes several requests."""
+    """Resolved once per process: on the hub it takes several requests."""
     datasets = require("datasets", extra="preprocessing")
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each try in vain; the last one is told
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs each failed try; the last one is raised
     return datasets.load_dataset_builder(name, config, revision=revision)
 
 
@@ -132,7 +127,7 @@ def kind_of(feature: Any) -> Kind:
 
 
 def undecoded(dataset: Any, columns: Columns) -> Any:
-    """Only the columns of use, with pictures left as bytes."""
+    """Only the columns that are used, with pictures left as bytes."""
     datasets = require("datasets", extra="preprocessing")
     dataset = dataset.select_columns(columns.names)
     if dataset.features is not None and isinstance(dataset.features[columns.picture], datasets.Image):
@@ -143,14 +138,14 @@ def undecoded(dataset: Any, columns: Columns) -> Any:
 def read_rows(
     rows: Iterable[Any], columns: Columns, place: str, first: int, *, remote: bool = False
 ) -> Iterator[Sample]:
-    """Samples of rows; Unreachable where `remote` ones cannot be read and nothing says that they are damaged."""
+    """Samples of rows; Unreachable if `remote` ones cannot be read and nothing shows that they are damaged."""
     pa = require("pyarrow", extra="preprocessing")
     number = first
     try:
         for row in rows:
             yield columns.sample(row, f"{place} {number}")
             number += 1
-    except Exception as error:  # `datasets` raises nearly anything on damaged files, as do HTTP's libraries
+    except Exception as error:  # `datasets` raises nearly anything on damaged files, and so do HTTP libraries
         damaged = isinstance(error, (pa.ArrowException, ValueError)) and not isinstance(error, OSError)
         if remote and not damaged:
             raise Unreachable(f"{place} {number}: {type(error).__name__}: {error}") from error

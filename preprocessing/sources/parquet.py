@@ -1,4 +1,4 @@
-"""Parquet with the pictures' bytes in it: img2dataset's, `datasets`', and the like."""
+"""Parquet files that hold the pictures' bytes, as img2dataset, `datasets` and others write them."""
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -9,21 +9,17 @@ from dalle_lean.io.remote_errors import Unreachable
 from dalle_lean.require import require
 from preprocessing.sources.columns import Columns, Kind, find_columns
 from preprocessing.sources.files import File, files_fingerprint, is_remote, part_names
-from preprocessing.sources.parquet_pages import check_pages
 from preprocessing.sources.sample import MAX_CAPTION_BYTES, Sample
 
-BATCH_BYTES = 2**24
-MAX_BATCH_ROWS = 256
 MAX_LOST_ROWS = 2**20
-"""A row group that cannot be read counts as at most so many samples, whatever a damaged footer says."""
+"""A row group that cannot be read counts as at most this many samples, whatever a damaged footer says."""
 
 
 class ParquetShards:
     """Parquet files of pictures, captions and metadata; each file is a part.
 
-    Some rows at a time are in memory, and at least one page of the file. The rows of a row group that cannot be read
-    are samples with the problem "parquet_broken", and so is, as one, a file without a sound footer; other row groups
-    are read.
+    One row and one page of each column are in memory at a time. The rows of a row group that cannot be read are samples
+    with the problem "parquet_broken"; other row groups are read. A file without a sound footer is one such sample.
     """
 
     def __init__(self, paths: list[str], *, picture_column: str | None = None, caption_column: str | None = None):
@@ -43,7 +39,7 @@ class ParquetShards:
             return None
 
     def check_columns(self) -> None:
-        """Refuse a table whose columns cannot be told, by the first file that can be read; see `find_columns`."""
+        """Raise what `find_columns` raises for the first file that can be read."""
         for path in self.paths:
             try:
                 with File(path) as file:
@@ -71,7 +67,7 @@ class ParquetShards:
                 columns = self.columns(table.schema_arrow)
                 first = 0
                 for group in range(table.num_row_groups):
-                    yield from read_group(file, table, group, columns, name, first)
+                    yield from read_group(table, group, columns, name, first)
                     first += table.metadata.row_group(group).num_rows
                 if first != table.metadata.num_rows:
                     yield Sample(key=f"{name} row {first}", problem="parquet_broken")
@@ -86,46 +82,35 @@ class ParquetShards:
         return files_fingerprint(self.paths)
 
 
-def read_group(file: File, table: Any, group: int, columns: Columns, name: str, first: int) -> Iterator[Sample]:
+def read_group(table: Any, group: int, columns: Columns, name: str, first: int) -> Iterator[Sample]:
     """The samples of one row group, whose first row is row `first` of the file `name`."""
     pa = require("pyarrow", extra="preprocessing")
-    metadata = table.metadata.row_group(group)
-    rows = metadata.num_rows
-    batch_rows = min(MAX_BATCH_ROWS, BATCH_BYTES * rows // max(1, metadata.total_byte_size))
     selected = [
         f"{column}.bytes" if pa.types.is_struct(table.schema_arrow.field(column).type) else column
         for column in columns.names
     ]
+    rows = table.metadata.row_group(group).num_rows
     done = 0
     try:
-        for column in (metadata.column(index) for index in range(metadata.num_columns)):
-            if column.path_in_schema.split(".")[0] in columns.names:
-                starts = [column.data_page_offset, column.dictionary_page_offset or column.data_page_offset]
-                stop = min(starts) + column.total_compressed_size
-                dictionary_bytes = check_pages(file, min(starts), stop, column.total_uncompressed_size)
-                batch_rows = min(batch_rows, BATCH_BYTES // max(1, dictionary_bytes))
-                if "DELTA_BYTE_ARRAY" in column.encodings:  # a value may repeat the one before it, at no cost
-                    batch_rows = 1
-        for batch in table.iter_batches(max(1, batch_rows), row_groups=[group], columns=selected, use_threads=False):
-            values = {column: as_bytes(batch.column(column)) for column in columns.names}
-            for row in range(batch.num_rows):
-                found = {
-                    column: cells[row].as_py() if column == columns.picture else beginning(cells[row])
-                    for column, cells in values.items()
-                }
-                sample = columns.sample(found, f"{name} row {first + done}")
-                done += 1
-                yield sample
+        # Row by row: a compressed file can hold one large value and repeat it in every row.
+        for batch in table.iter_batches(1, row_groups=[group], columns=selected, use_threads=False):
+            row = {
+                column: batch.column(column)[0].as_py() if column == columns.picture else text_of(batch.column(column))
+                for column in columns.names
+            }
+            sample = columns.sample(row, f"{name} row {first + done}")
+            done += 1
+            yield sample
     except Unreachable:
         raise
     except damage():
         pass
-    for row in range(done, min(rows, done + MAX_LOST_ROWS)):
-        yield Sample(key=f"{name} row {first + row}", problem="parquet_broken")
+    for lost in range(done, min(rows, done + MAX_LOST_ROWS)):
+        yield Sample(key=f"{name} row {first + lost}", problem="parquet_broken")
 
 
 def open_parquet(file: File) -> Any:
-    """Open without reading ahead whole columns; one of `damage()` where it is no Parquet."""
+    """Open without reading ahead whole columns; raises one of `damage()` if it is no Parquet."""
     parquet = require("pyarrow.parquet", extra="preprocessing")
     check_footer(file)
     return parquet.ParquetFile(
@@ -134,7 +119,7 @@ def open_parquet(file: File) -> Any:
 
 
 def damage() -> tuple[type[Exception], ...]:
-    """What reading a damaged file raises."""
+    """The errors that reading a damaged file raises."""
     pa = require("pyarrow", extra="preprocessing")
     return (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError)
 
@@ -147,17 +132,15 @@ def kind_of(column_type: Any) -> Kind:
     return "bytes" if types.is_binary(column_type) or types.is_large_binary(column_type) else "other"
 
 
-def beginning(scalar: Any) -> Any:
-    """A value of Arrow's, of bytes only as many as a caption is read of: it may have gigabytes."""
-    pa = require("pyarrow", extra="preprocessing")
-    if not (scalar.is_valid and isinstance(scalar, pa.BinaryScalar)):  # text is bytes here, see `as_bytes`
-        return scalar.as_py()
-    return scalar.as_buffer()[:MAX_CAPTION_BYTES].to_pybytes()
+def text_of(column: Any) -> Any:
+    """The value of a column of one row: text and bytes as bytes, no more of them than is read of a caption.
 
-
-def as_bytes(column: Any) -> Any:
-    """Text as its bytes: of text that is not UTF-8 only the wrong bytes are lost, not the row."""
+    Text that is not UTF-8 loses only the wrong bytes, not the row.
+    """
     pa = require("pyarrow", extra="preprocessing")
-    if pa.types.is_string(column.type):
-        return column.cast(pa.binary())
-    return column.cast(pa.large_binary()) if pa.types.is_large_string(column.type) else column
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        column = column.cast(pa.large_binary())
+    value = column[0]
+    if not (value.is_valid and isinstance(value, pa.BinaryScalar)):
+        return value.as_py()
+    return value.as_buffer()[:MAX_CAPTION_BYTES].to_pybytes()

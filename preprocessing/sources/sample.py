@@ -1,7 +1,7 @@
-"""What a source gives, and what a source is.
+"""Samples, and the protocol of sources.
 
-A source is a fixed sequence of samples cut into parts; one part becomes one shard, so a part can be read again, alone,
-at any time and on any machine, and gives the same samples.
+A source is a fixed sequence of samples cut into parts. One part becomes one shard: it can be read again, alone, at any
+time and on any machine, and yields the same samples.
 """
 
 import json
@@ -18,22 +18,22 @@ METADATA_NAMES = {
     "original_height": ("original_height",),
 }
 MAX_CAPTION_BYTES = 64 * 2**10
-"""No more of a caption is read."""
+"""The rest of a longer caption is not read."""
 SCALARS = (str, int, float, bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One picture as it was found, nothing decoded yet. Key and caption are made valid UTF-8."""
+    """One picture as found, nothing decoded yet. Key and caption are made valid UTF-8."""
 
     key: str
     """Names the picture within its source."""
     caption: str | None = None
     picture: bytes = b""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """What else the source says: NSFW, url, original_width, original_height; any text or number."""
+    """NSFW, url, original_width, original_height as far as the source has them; any text or number."""
     problem: str | None = None
-    """Why the source has no picture to give, such as "picture_missing"."""
+    """Why there is no picture, such as "picture_missing"."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", utf8(self.key))
@@ -51,17 +51,37 @@ class Source(Protocol):
         """A name for each part: the same every time, no two alike, safe as part of a file name."""
 
     def size(self, part: int) -> int | None:
-        """Number of samples of a part where that is known without reading it."""
+        """Number of samples of a part; None if only reading it would tell."""
 
     def samples(self, part: int) -> Iterator[Sample]:
         """Read one part, lazily and in order, the same every time.
 
-        What is damaged is a sample with a problem. An OSError means that a remote storage failed in spite of several
+        Whatever is damaged is a sample with a problem. An OSError means that a remote storage failed despite several
         tries: the part is worth reading again later.
         """
 
     def fingerprint(self) -> str:
-        """Equal for the same samples in the same order: tells a changed source from the one a run began with."""
+        """Equal for the same samples in the same order: shows whether a source has changed since a run began."""
+
+
+class NumberedParts:
+    """Parts of a source whose number of samples is known: `part_rows` samples each, the last one has the rest."""
+
+    def __init__(self, num_samples: int, part_rows: int):
+        self.num_samples = num_samples
+        self.part_rows = part_rows
+        self.parts = numbered(-(-num_samples // part_rows))
+
+    def rows(self, part: int) -> range:
+        return range(part * self.part_rows, min((part + 1) * self.part_rows, self.num_samples))
+
+    def size(self, part: int) -> int:
+        return len(self.rows(part))
+
+
+def numbered(parts: int) -> list[str]:
+    """Names for so many parts."""
+    return [f"{part:05d}" for part in range(parts)]
 
 
 def utf8(text: str) -> str:
@@ -70,7 +90,7 @@ def utf8(text: str) -> str:
 
 
 def json_object(content: bytes) -> dict[str, Any] | None:
-    """A JSON object, None for what is none."""
+    """The JSON object in `content`; None if there is none."""
     try:
         row = json.loads(content)
     except (ValueError, RecursionError):
@@ -79,7 +99,7 @@ def json_object(content: bytes) -> dict[str, Any] | None:
 
 
 def scalar(row: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """The first text or number under one of the names: lists within lists, deep enough, cannot even be printed."""
+    """The first text or number under one of the names, never a list: deeply nested ones cannot even be printed."""
     found = (row.get(name) for name in names)
     return next((value for value in found if isinstance(value, SCALARS) and value not in ("", b"")), None)
 
@@ -89,15 +109,6 @@ def caption_of(row: Mapping[str, Any]) -> str | None:
 
 
 def metadata_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a row of metadata goes with its picture, under one spelling."""
+    """The metadata of a row that goes with its picture, under one spelling."""
     found = {ours: scalar(row, names) for ours, names in METADATA_NAMES.items()}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def numbered_parts(num_samples: int, part_rows: int) -> list[str]:
-    """Names for the parts of a source of known length."""
-    return [f"{part:05d}" for part in range(-(-num_samples // part_rows))]
-
-
-def rows_of_part(num_samples: int, part_rows: int, part: int) -> range:
-    return range(part * part_rows, min((part + 1) * part_rows, num_samples))

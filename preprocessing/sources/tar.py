@@ -1,32 +1,36 @@
 """WebDataset tars, as img2dataset writes them."""
 
 import re
+import tarfile
 from collections.abc import Iterator
 from pathlib import PurePosixPath
+from typing import IO, cast
 
 from dalle_lean.images.files import MAX_PICTURE_BYTES, PICTURE_SUFFIXES
 from dalle_lean.io.remote_errors import Unreachable
 from preprocessing.sources.files import File, files_fingerprint, is_remote, part_names
 from preprocessing.sources.sample import Sample, caption_of, json_object, metadata_of
-from preprocessing.sources.tar_entries import Damage, Entry, read_entries
 
 MAX_TEXT_BYTES = 2**20
 LIMITS = {"picture": MAX_PICTURE_BYTES, "text": MAX_TEXT_BYTES, "json": MAX_TEXT_BYTES}
 KINDS = {".txt": "text", ".json": "json", **dict.fromkeys(PICTURE_SUFFIXES, "picture")}
 SAMPLE_NAME = re.compile(r"((?:.*/|)[^./][^./]*)(\.[^/]+)", re.DOTALL)
 """A key, which ends at the first dot of the file's name, and a suffix."""
+MAX_HEADER_BYTES = 2**14
+"""Read by `tarfile` before it names the next member: it keeps extended headers in memory."""
+SCAN_BYTES = 2**20
 
 Contents = dict[str, bytes | None]
-"""The first picture, text and json of one sample; None for one that is too large. "other" stands for any other file."""
+"""The first picture, text and JSON of a sample by kind, None for one that is too large; "other" is any other file."""
 
 
 class TarShards:
     """Tar files of samples; each tar is a part.
 
     The files of a sample follow one another, in any order, and share the name up to its first dot: a picture, and a
-    `.json` (img2dataset's metadata with `caption`), a `.txt` with the caption, or both, where the caption in the JSON
-    goes before the text. What is damaged in a tar is a sample with the problem "tar_broken", and reading goes on where
-    the next intact file begins. Nothing is written to disk, and only one sample's files are in memory.
+    `.json` (img2dataset's metadata with `caption`), a `.txt` with the caption, or both; then the JSON's caption counts.
+    A damaged stretch of a tar is a sample with the problem "tar_broken", and reading continues at the next intact file.
+    Nothing is written to disk, and only one sample's files are in memory.
     """
 
     def __init__(self, paths: list[str]):
@@ -34,7 +38,7 @@ class TarShards:
         self.parts = part_names(paths)
 
     def size(self, part: int) -> int | None:
-        """The number of pictures that img2dataset noted beside a local tar."""
+        """The number of pictures that img2dataset wrote beside a local tar."""
         path = self.paths[part]
         if is_remote(path):
             return None
@@ -66,32 +70,90 @@ def read_samples(file: File, name: str) -> Iterator[Sample]:
     """The samples of a tar; `name` is the tar's own."""
     key = ""
     contents: Contents = {}
-    for entry in read_entries(file):
-        match = None if isinstance(entry, Damage) else SAMPLE_NAME.fullmatch(entry.name)
+    for member in read_members(file):
+        match = SAMPLE_NAME.fullmatch(member.name) if isinstance(member, tarfile.TarInfo) else None
         if contents and (match is None or match[1] != key):
             yield make_sample(key, contents)
             contents = {}
-        if isinstance(entry, Damage):
-            yield Sample(key=f"{name} byte {entry.start}", problem="tar_broken")
+        if not isinstance(member, tarfile.TarInfo):
+            yield Sample(key=f"{name} byte {member}", problem="tar_broken")
         elif match:
             key, kind = match[1], KINDS.get(match[2].lower(), "other")
             if kind not in contents:
-                contents[kind] = read_entry(file, entry, LIMITS.get(kind, 0))
+                contents[kind] = read_content(file, member, LIMITS.get(kind, 0))
     if contents:
         yield make_sample(key, contents)
 
 
-def read_entry(file: File, entry: Entry, max_bytes: int) -> bytes | None:
-    if entry.size > max_bytes:
+def read_members(file: File) -> Iterator[tarfile.TarInfo | int]:
+    """The regular files of a tar, each wholly there, and the byte at which each damaged stretch begins.
+
+    Whatever lies between two members and is not zeros is damaged. So is the end of a tar without a block of zeros.
+    """
+    place = end = 0  # where reading goes on, and where the last sound member ends
+    while place < file.size:
+        file.seek(place)
+        try:
+            # A new one for each member, because it remembers every header.
+            headers = cast(IO[bytes], HeaderReader(file))
+            tar = tarfile.TarFile(fileobj=headers, ignore_zeros=True, encoding="utf-8")
+            member = tar.next()
+        except (tarfile.TarError, ValueError):
+            place = file.tell()
+            continue
+        if member is None:
+            break
+        if not 0 <= member.size <= file.size - member.offset_data:
+            place = member.offset_data
+            continue
+        if (damage := first_nonzero(file, end, member.offset)) is not None:
+            yield damage
+        place = end = tar.offset
+        if member.isreg() and not member.issparse():
+            yield member
+    if (damage := first_nonzero(file, end, file.size)) is not None:
+        yield damage
+    elif file.size - end < tarfile.BLOCKSIZE:
+        yield end
+
+
+class HeaderReader:
+    """A file for `tarfile`, which gives at most MAX_HEADER_BYTES; ReadError where more are asked for."""
+
+    def __init__(self, file: File):
+        self.file = file
+        self.seek, self.tell = file.seek, file.tell
+        self.left_bytes = MAX_HEADER_BYTES
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= self.left_bytes:
+            raise tarfile.ReadError(f"a header asks for {size} bytes")
+        self.left_bytes -= size
+        return self.file.read(size)
+
+
+def first_nonzero(file: File, start: int, stop: int) -> int | None:
+    """The first byte from `start` to `stop` that is not zero; None where all are."""
+    while start < stop:
+        file.seek(start)
+        content = file.read(min(SCAN_BYTES, stop - start))
+        if rest := content.lstrip(b"\0"):
+            return start + len(content) - len(rest)
+        start += SCAN_BYTES
+    return None
+
+
+def read_content(file: File, member: tarfile.TarInfo, max_bytes: int) -> bytes | None:
+    if member.size > max_bytes:
         return None
-    file.seek(entry.start)
-    return file.read(entry.size)
+    file.seek(member.offset_data)
+    return file.read(member.size)
 
 
 def make_sample(key: str, contents: Contents) -> Sample:
     row = json_object(contents["json"] or b"") if "json" in contents else {}
     if row is None:
-        # Without it there is no telling whether the picture may be used.
+        # It would have said whether the picture may be used.
         return Sample(key=key, problem="metadata_broken")
     caption, text, picture = caption_of(row), contents.get("text"), contents.get("picture")
     if caption is None and text is not None:

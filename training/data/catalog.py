@@ -14,7 +14,7 @@ from dalle_lean.io.files import MOST_BYTES, parse, sha256_file
 from dalle_lean.io.parquet_footer import check_footer
 from dalle_lean.io.remote_errors import storage_of
 from dalle_lean.require import require
-from preprocessing.shards.files import FORMAT, Counts, DatasetInfo, parse_dataset_info, read_dataset_info
+from preprocessing.shards.files import Counts, DatasetInfo, parse_manifest, read_dataset_info
 from training.data.remote_io import Patience, RemoteFile, silent
 from training.run.progress import OnNotice
 
@@ -135,13 +135,12 @@ def read_file(url: str) -> bytes:
 
 def read_info(name: str, content: bytes) -> DatasetInfo:
     """A remote `dataset.json`; ValueError where it is none."""
+    path = f"{name}/dataset.json"
     try:
-        fields = parse(json.loads, content.decode("utf-8"), "it is not JSON")
-        if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-            raise UserError(f"not of format {FORMAT}")
-        return parse_dataset_info(fields)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{name}/dataset.json: {error}") from None
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: {error}") from None
+    return parse_manifest(parse(json.loads, text, f"{path} is not JSON"), path)
 
 
 def published_files(name: str) -> tuple[str, ...]:

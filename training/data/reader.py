@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dalle_lean.errors import UserError
 from dalle_lean.require import require
-from preprocessing.shards.files import captions_of, code_batches, damaged, decode_codes
+from preprocessing.shards.files import code_batches, damaged, decode_rows, keys_of
 from training.data.catalog import ShardSet
 from training.data.remote_io import Unreachable
 
@@ -111,7 +111,7 @@ def read_keys(shards: ShardSet, index: int) -> Iterator[list[str]]:
             yield [str(number) for number in range(file.metadata.num_rows)]
             return
         for batch in batches(file, range(file.metadata.num_row_groups), READ_ROWS, ("key",)):
-            yield keys_of(batch)
+            yield keys_of(batch, ())
 
 
 def whole_shard(shards: ShardSet, index: int, *, codes: bool = True) -> Iterator[Rows]:
@@ -183,16 +183,5 @@ def runs(batches: Iterator[Any], skip: int, first_count: int, count: int) -> Ite
 
 def decode(table: Any, numbers: Sequence[int], shards: ShardSet, codes: bool = True) -> Rows:
     """The rows of a table or batch; `numbers` are theirs in the shard."""
-    captions = captions_of(table.column("caption"))
-    if not all(isinstance(caption, str) for caption in captions):
-        raise UserError(f"a caption among rows {numbers[0]} to {numbers[-1]} is missing")
-    keys = keys_of(table, numbers)
-    if not codes:
-        return Rows(captions, np.empty((len(captions), 0), np.int16), keys)
-    found = decode_codes(table.column("code").to_pylist(), shards.info.num_codes, shards.info.codebook_size)
-    return Rows(captions, found, keys)
-
-
-def keys_of(table: Any, numbers: Sequence[int] = ()) -> list[str]:
-    """The keys of a table or batch, or the numbers of its rows in the shard where it has none."""
-    return [str(key) for key in (table.column("key").to_pylist() if "key" in table.schema.names else numbers)]
+    info = shards.info
+    return Rows(*decode_rows(table, numbers, info.num_codes, info.codebook_size, with_codes=codes))

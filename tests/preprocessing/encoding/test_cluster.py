@@ -31,10 +31,10 @@ def cluster():
     ray.shutdown()
 
 
-def makers() -> list[int]:
+def actors() -> list[int]:
     """Processes of Ray that encode at the moment."""
     names = {pid: (Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in descendants()}
-    return [pid for pid, name in names.items() if name.startswith(b"ray::MapWorker(MapBatches(Maker)).submit")]
+    return [pid for pid, name in names.items() if name.startswith(b"ray::MapWorker(MapBatches(EncodingActor)).submit")]
 
 
 def test_two_workers_come_to_the_same_as_one_process(emoji, vqgan, tmp_path):
@@ -61,7 +61,7 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost(emoji, vqgan, tmp_path)
 
     def kill_one():
         wait_for(lambda: list((tmp_path / "out").glob(".progress/part-*.json")))
-        killed.append(wait_for(makers)[0])
+        killed.append(wait_for(actors)[0])
         os.kill(killed[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill_one)

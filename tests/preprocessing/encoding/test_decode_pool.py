@@ -8,12 +8,13 @@ import signal
 import sys
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from preprocessing.encoding.decode_pool import GROUP_BYTES, GROUP_SIZE, DecodePool, Group, groups
+from preprocessing.encoding.decode_pool import GROUP_BYTES, GROUP_SIZE, DecodePool, groups
 from preprocessing.encoding.decoding import Candidate, Decoding, Rejection
 from preprocessing.sources import Sample
 from tests.preprocessing.deadly import Deadly, Trap
@@ -71,18 +72,14 @@ def test_processes_decode_as_one_call_does_and_keep_the_order(emoji, new_process
 def test_groups_end_where_they_are_full_or_large_or_something_else_stands():
     small, large = [sample(f"{number}", b"x") for number in range(7)], sample("large", b"x" * (GROUP_BYTES + 1))
     items = [*small[:3], "mark", *small[3:5], large, *small[5:], "end"]
-    shown = [
-        ([one.key for one in item.samples], item.size_bytes) if isinstance(item, Group) else item
-        for item in groups(items, size=2)
-    ]
-    expected = [(["0", "1"], 2), (["2"], 1), "mark", (["3", "4"], 2), (["large"], GROUP_BYTES + 1), (["5", "6"], 2)]
-    assert shown == [*expected, "end"]
+    shown = [[one.key for one in item] if isinstance(item, list) else item for item in groups(items, size=2)]
+    assert shown == [["0", "1"], ["2"], "mark", ["3", "4"], ["large"], ["5", "6"], "end"]
 
 
 def test_samples_without_a_picture_stay_before_what_follows_them():
     empty = Sample(key="empty", problem="file_missing")
     shown = list(groups(["begin", empty, empty, "end", "begin", empty], size=8))
-    assert shown == ["begin", Group([empty, empty], 0), "end", "begin", Group([empty], 0)]
+    assert shown == ["begin", [empty, empty], "end", "begin", [empty]]
 
 
 def test_large_answers_come_one_by_one():
@@ -178,6 +175,19 @@ def test_a_worker_that_cannot_start_is_an_error_that_says_so(monkeypatch):
     with (
         DecodePool(Decoding(side=8), workers=1) as pool,
         pytest.raises(OSError, match="no worker process can be started"),
+    ):
+        list(pool.map([sample("one")]))
+
+
+def test_a_worker_that_cannot_import_its_decoding_says_so(monkeypatch):
+    class Elsewhere(Decoding):
+        pass
+
+    Elsewhere.__module__, Elsewhere.__qualname__ = "only_in_this_process", "Elsewhere"
+    monkeypatch.setitem(sys.modules, "only_in_this_process", SimpleNamespace(Elsewhere=Elsewhere))
+    with (
+        DecodePool(Elsewhere(side=8), workers=1) as pool,
+        pytest.raises(OSError, match=r"no worker process .* No module named 'only_in_this_process'"),
     ):
         list(pool.map([sample("one")]))
 

@@ -19,12 +19,12 @@ from dalle_lean import cli
 from dalle_lean.io.files import sha256_file
 from preprocessing.encoding import encode
 from preprocessing.encoding import part_records as progress
-from preprocessing.encoding.batches import Batch, Part
+from preprocessing.encoding.batches import Batch, PartBuffer
 from preprocessing.encoding.decode_pool import DecodePool
 from preprocessing.encoding.decoding import Decoding, Rejection
 from preprocessing.encoding.encode import Reporter, make_nothing, preprocess
 from preprocessing.encoding.filters import Rules
-from preprocessing.encoding.pipeline import Encoder, Job, prepare
+from preprocessing.encoding.pipeline import Encoder, EncodingJob, prepare
 from preprocessing.shards.files import open_stream, read_dataset_info
 from preprocessing.sources import open_source
 from preprocessing.sources.folder import ListedFolder
@@ -171,7 +171,7 @@ def test_large_batches_are_encoded_one_after_the_other(vqgan, torch_threads):
 
 
 def test_every_batch_has_one_size_and_no_part_shares_one(discs, tmp_path):
-    job = Job(
+    job = EncodingJob(
         source=open_source(discs, 8),
         out=tmp_path,
         decoding=Decoding(side=16),
@@ -186,7 +186,7 @@ def test_every_batch_has_one_size_and_no_part_shares_one(discs, tmp_path):
         events = list(prepare(job, pool, [2, 0], pinned=False))
     batches = [event for event in events if isinstance(event, Batch)]
     assert {event.pixels.shape for event in batches} == {(3, 16, 16, 3)}
-    assert [(event.part, len(event.views), event.seen) for event in batches] == [
+    assert [(event.part, len(event.rows), event.seen) for event in batches] == [
         (2, 3, 3),
         (2, 3, 6),
         (2, 2, 8),
@@ -254,7 +254,7 @@ def test_reasons_are_counted_always_and_explained_when_asked(discs, vqgan, tmp_p
 
 @pytest.mark.parametrize("explain", [False, True])
 def test_a_rejection_is_kept_in_memory_only_to_be_explained(explain):
-    part = Part(0, 32, max_hash_distance=None, explain=explain, pinned=False)
+    part = PartBuffer(0, 32, max_hash_distance=None, explain=explain, pinned=False)
     for row in range(1000):
         part.add(Rejection(f"row {row}", "picture_missing"))
     assert part.rejected == {"picture_missing": 1000}
@@ -374,7 +374,7 @@ def test_only_what_this_program_left_is_tidied_up(tmp_path):
     for name in ("shard-00001.parquet", "dataset.json", "rejected.jsonl", "notes.txt"):
         (tmp_path / f".{name}.abc.tmp").touch()
     (tmp_path / ".mine.tmp").touch()
-    progress.remove_traces(tmp_path)
+    progress.remove_leftovers(tmp_path)
     assert {*contents(tmp_path)} == {".mine.tmp", ".notes.txt.abc.tmp"}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from preprocessing.encoding.decoding import Candidate, Decoding, Rejection
 from preprocessing.encoding.filters import Rules
-from preprocessing.encoding.worker_protocol import HEAD, KEPT, REJECTED, BadAnswer, from_bytes, max_bytes, to_bytes
+from preprocessing.encoding.worker_protocol import BadAnswer, from_bytes, json_line, max_bytes, to_bytes
 from preprocessing.sources import Sample
 
 SAMPLE = Sample(key="one", caption="a disc", metadata={"NSFW": "UNLIKELY", "url": "http://one"})
@@ -40,28 +40,29 @@ def test_a_rejection_comes_back_and_an_endless_detail_is_cut():
     assert from_bytes(endless, SAMPLE, DECODING).reason == "picture_broken"
 
 
-def head(width=40, height=30, views=4, hashed=False, hash=0) -> bytes:
-    return KEPT + HEAD.pack(width, height, views, hashed, hash)
+def head(width=40, height=30, hash=None) -> bytes:
+    return json_line({"width": width, "height": height, "hash": hash})
 
 
 WRONG = {
     "nothing": b"",
     "a pickle": pickle.dumps(kept(4)),
-    "no head": KEPT,
+    "no head": b"\n" + PIXELS,
+    "a list for a head": b"[40, 30]\n" + PIXELS,
     "no pixels": head(),
     "a pixel short": head() + PIXELS[1:],
     "a pixel more": head() + PIXELS + b"0",
-    "no views": head(views=0),
-    "too many views": head(views=6) + bytes(6 * 12),
-    "a view without its mirror image": head(views=3) + bytes(3 * 12),
-    "2**32 - 1 views": head(views=2**32 - 1) + PIXELS,
+    "too many views": head() + bytes(6 * 12),
+    "a view without its mirror image": head() + bytes(3 * 12),
     "a negative side": head(width=-1) + PIXELS,
-    "a hash nobody asked for": head(hashed=True) + PIXELS,
-    "an empty rejection": REJECTED,
-    "a reason that is no word": REJECTED + b'{"reason": "../..", "detail": ""}',
-    "a reason that is a list": REJECTED + b'{"reason": [], "detail": ""}',
-    "no detail": REJECTED + b'{"reason": "picture_broken"}',
-    "lists within lists": REJECTED + b"[" * 60_000,
+    "a side that is a text": head(width="40") + PIXELS,
+    "a hash nobody asked for": head(hash=0) + PIXELS,
+    "an empty rejection": b"{}",
+    "a reason that is no word": b'{"reason": "../..", "detail": ""}',
+    "a reason that is a list": b'{"reason": [], "detail": ""}',
+    "no detail": b'{"reason": "picture_broken"}',
+    "lists within lists": b"[" * 60_000,
+    "a number without end": b'{"width": ' + b"9" * 60_000 + b"}\n" + PIXELS,
 }
 
 

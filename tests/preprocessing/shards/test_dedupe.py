@@ -13,7 +13,7 @@ from dalle_lean.cli import main
 from preprocessing.encoding.encode import preprocess
 from preprocessing.shards.dedupe import dedupe, first_of_each
 from preprocessing.shards.files import read_dataset_info, read_rows, write_shard
-from preprocessing.shards.import_shards import adopt
+from preprocessing.shards.import_shards import import_shards
 from preprocessing.shards.verify import find_faults
 from preprocessing.sources import open_source
 from tests.preprocessing.shard_folders import make_rows, random_codes, write_folder, write_published
@@ -80,7 +80,7 @@ def test_files_that_others_published_keep_all_their_columns(tmp_path, vqgan):
     codes = np.unique(random_codes(vqgan, 300), axis=0)
     write_published(published / "part-0.parquet", codes, row_group_size=90)
     write_published(published / "part-1.parquet", np.concatenate([codes[:50], (codes[:20] + 1) % 64]))
-    adopt(published, vqgan)
+    import_shards(published, vqgan)
     dedupe(published, tmp_path / "out")
     assert find_faults(tmp_path / "out", vqgan=vqgan) == []
     before, after = (pq.read_table(root / "part-1.parquet") for root in (published, tmp_path / "out"))
@@ -114,13 +114,13 @@ def test_copies_of_pictures_go_with_all_their_views(discs, tmp_path, vqgan, caps
 KILLED = """
 import os, signal, sys
 from preprocessing.shards import dedupe
-write_note, calls = dedupe.write_note, []
+write_record, calls = dedupe.write_record, []
 def killed(*arguments):
     calls.append(arguments)
     if len(calls) == {number}:
         os.kill(os.getpid(), signal.SIGKILL)
-    write_note(*arguments)
-dedupe.write_note = killed
+    write_record(*arguments)
+dedupe.write_record = killed
 dedupe.dedupe({folder!r}, {out!r}, threads=1)
 """
 

@@ -11,7 +11,6 @@ from preprocessing.shards.files import (
     Counts,
     DatasetInfo,
     Row,
-    open_files,
     open_stream,
     read_blocks,
     read_dataset_info,
@@ -212,7 +211,7 @@ def test_a_damaged_shard_is_named(folder):
 def test_codes_of_another_length_or_range_are_refused(folder, num_codes, codebook_size, message):
     paths = [str(folder / "shard-00000.parquet")]
     with pytest.raises(ValueError, match=rf"shard-00000\.parquet.*{message}"):
-        next(iter(open_files(paths, num_codes=num_codes, codebook_size=codebook_size)))
+        next(read_rows(paths, num_codes, codebook_size))
 
 
 def test_damaged_bytes_never_raise_anything_else(tmp_path):
@@ -252,7 +251,7 @@ def test_damaged_bytes_never_raise_anything_else(tmp_path):
 def test_a_parquet_that_is_no_shard_is_named(tmp_path, columns):
     pq.write_table(pa.table(columns), tmp_path / "x.parquet")
     with pytest.raises(ValueError, match=r"x\.parquet is damaged or no shard"):
-        next(iter(open_files([str(tmp_path / "x.parquet")], num_codes=NUM_CODES, codebook_size=CODEBOOK_SIZE)))
+        next(read_rows([str(tmp_path / "x.parquet")], NUM_CODES, CODEBOOK_SIZE))
 
 
 @pytest.mark.parametrize(
@@ -299,7 +298,7 @@ def test_files_of_the_published_data_set_are_read_as_they_are(tmp_path):
         }
     )
     pq.write_table(table, tmp_path / "part-0.parquet", compression="brotli", row_group_size=300)
-    streamed = list(open_files([str(tmp_path / "part-0.parquet")], num_codes=1024, codebook_size=8192))
+    streamed = list(read_rows([str(tmp_path / "part-0.parquet")], 1024, 8192))
     assert (np.stack([row["codes"] for row in streamed]) == codes).all()
     assert streamed[999]["caption"] == "caption 999"
     assert streamed[999]["key"] == "999"

@@ -9,7 +9,7 @@ import pytest
 
 from dalle_lean.cli import main
 from preprocessing.shards.files import open_stream, read_dataset_info, write_shard
-from preprocessing.shards.import_shards import adopt
+from preprocessing.shards.import_shards import import_shards
 from preprocessing.shards.verify import find_faults
 from tests.preprocessing.shard_folders import PACKED_SHARD, make_rows, random_codes, write_published
 
@@ -27,7 +27,7 @@ def published(tmp_path, vqgan):
 def test_adopted_files_stay_as_they_are_and_are_read_in_order(published, vqgan):
     before = {path.name: path.read_bytes() for path in published.iterdir()}
     progress = []
-    info = adopt(published, vqgan, on_progress=lambda *step: progress.append(step))
+    info = import_shards(published, vqgan, on_progress=lambda *step: progress.append(step))
     assert info == read_dataset_info(published)
     assert (info.image_side, info.codebook_size, info.picture_side) == (2, 64, 16)
     assert [shard.rows for shard in info.shards] == [500, 100]
@@ -78,12 +78,12 @@ def test_what_cannot_be_adopted_is_refused_by_name(published, vqgan, spoil, mess
     spoil(published)
     had_manifest = (published / "dataset.json").exists()
     with pytest.raises(ValueError, match=re.escape(message)):
-        adopt(published, vqgan)
+        import_shards(published, vqgan)
     assert (published / "dataset.json").exists() == had_manifest
 
 
 def test_the_manifest_says_that_the_files_were_adopted(published, vqgan):
-    adopt(published, vqgan)
+    import_shards(published, vqgan)
     assert json.loads((published / "dataset.json").read_text())["settings"] == {"adopted": True}
 
 

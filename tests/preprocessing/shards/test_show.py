@@ -13,9 +13,9 @@ from dalle_lean.cli import main
 from dalle_lean.images.files import open_picture, square_pixels
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.model_folder import bundled_model
-from preprocessing.shards.contact_sheet import contact_sheet, decode_sights, wrapped_within
+from preprocessing.shards.contact_sheet import contact_sheet, decode_sample_rows, wrapped_within
 from preprocessing.shards.files import open_stream
-from preprocessing.shards.statistics import take_survey
+from preprocessing.shards.statistics import collect_statistics
 from tests.preprocessing.shard_folders import make_rows, random_codes, write_folder
 
 
@@ -40,41 +40,41 @@ def emoji_shards(tmp_path_factory):
 
 
 def test_statistics_are_those_of_plain_counting(folder, vqgan):
-    survey = take_survey(folder, count=7, seed=0)
+    statistics = collect_statistics(folder, count=7, seed=0)
     rows = list(open_stream(folder))
     used = Counter(int(code) for row in rows for code in row["codes"])
-    assert {code: count for code, count in enumerate(survey.code_counts) if count} == used
-    assert survey.codes_used == len(used) / 64
+    assert {code: count for code, count in enumerate(statistics.code_counts) if count} == used
+    assert statistics.codes_used == len(used) / 64
     total = used.total()
     bits = -sum(count / total * np.log2(count / total) for count in used.values())
-    assert survey.perplexity == pytest.approx(2**bits)
+    assert statistics.perplexity == pytest.approx(2**bits)
     lengths = sorted(len(row["caption"]) for row in rows)
-    assert sorted(survey.caption_lengths.elements()) == lengths
-    assert survey.caption_length(0.5) == lengths[49]
-    assert (survey.caption_length(0), survey.caption_length(1)) == (lengths[0], lengths[-1])
-    facts = dict(survey.facts())
+    assert sorted(statistics.caption_lengths.elements()) == lengths
+    assert statistics.caption_length(0.5) == lengths[49]
+    assert (statistics.caption_length(0), statistics.caption_length(1)) == (lengths[0], lengths[-1])
+    facts = dict(statistics.facts())
     assert facts["pictures kept"] == "100 of 125 (80.0%)"
     assert facts["rejected: nsfw"] == "20 (16.0%)"
 
 
 def test_the_rows_shown_are_drawn_by_seed_from_all_shards(folder):
-    keys = [[sight.key for sight in take_survey(folder, count=20, seed=seed).sights] for seed in (0, 0, 1)]
+    keys = [[row.key for row in collect_statistics(folder, count=20, seed=seed).sample_rows] for seed in (0, 0, 1)]
     assert keys[0] == keys[1] != keys[2]
     assert len(set(keys[0])) == 20
     assert {key[0] for key in keys[0]} == {"0", "1"}
-    assert len(take_survey(folder, count=1000, seed=0).sights) == 100
+    assert len(collect_statistics(folder, count=1000, seed=0).sample_rows) == 100
     by_key = {row["key"]: row for row in open_stream(folder)}
-    for sight in take_survey(folder, count=20, seed=0).sights:
-        assert (sight.codes == by_key[sight.key]["codes"]).all()
-        assert sight.caption == by_key[sight.key]["caption"]
+    for row in collect_statistics(folder, count=20, seed=0).sample_rows:
+        assert (row.codes == by_key[row.key]["codes"]).all()
+        assert row.caption == by_key[row.key]["caption"]
 
 
 def test_the_sheet_shows_what_the_vqgan_decodes(folder, vqgan):
-    survey = take_survey(folder, count=10, seed=0)
-    pictures = decode_sights(survey.sights, vqgan)
-    alone = vqgan.decode(torch.from_numpy(survey.sights[9].codes[None].astype(np.int64)))[0]
+    statistics = collect_statistics(folder, count=10, seed=0)
+    pictures = decode_sample_rows(statistics.sample_rows, vqgan)
+    alone = vqgan.decode(torch.from_numpy(statistics.sample_rows[9].codes[None].astype(np.int64)))[0]
     assert np.abs(np.asarray(pictures[9]) / 255 - alone.permute(1, 2, 0).numpy()).max() < 0.01
-    sheet = contact_sheet("shards", survey, pictures)
+    sheet = contact_sheet("shards", statistics, pictures)
     assert sheet.width > 8 * 192
     assert sheet.height > 2 * 192
     assert np.asarray(sheet).std() > 10

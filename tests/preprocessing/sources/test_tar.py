@@ -2,6 +2,7 @@ import json
 import pickle
 import random
 import tarfile
+import tracemalloc
 
 import fsspec
 import pytest
@@ -157,6 +158,19 @@ def test_a_length_that_lies_reads_nothing_large(rows, write, monkeypatch):
     negative = extension.tobuf() + b"13 size=-512\n".ljust(BLOCK, b"\0") + tarfile.TarInfo("2.jpg").tobuf()
     samples = write(negative + tar_bytes(tar_members(rows[:1])))
     assert [sample.problem for sample in samples] == ["tar_broken", None]
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_an_extended_header_of_many_megabytes_is_damage_and_stays_out_of_memory(rows, write, kind):
+    extension = tarfile.TarInfo("x")
+    extension.type, extension.size = kind, 2**23
+    content = extension.tobuf() + bytes(2**23) + tar_bytes(tar_members(rows[:1]))
+    tracemalloc.start()
+    samples = write(content)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [sample.problem for sample in samples] == ["tar_broken", None]
+    assert peak < 2**22
 
 
 def test_each_tar_is_a_part_named_after_it(rows, tmp_path):

@@ -4,9 +4,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from preprocessing.shards import files
 from preprocessing.shards.files import open_stream, read_rows
 from tests.training.conftest import write_shards
-from training.data import reader as rows_module
 from training.data.catalog import find_shards
 from training.data.heldout import heldout_rows, is_heldout
 from training.data.loader import TrainingData
@@ -93,12 +93,10 @@ def test_of_many_shards_only_as_many_are_read_as_it_takes(tmp_path, monkeypatch)
 
 def test_only_codes_that_are_picked_are_decoded(tmp_path, monkeypatch):
     folder = write_shards(tmp_path / "large", 1200, shard_rows=600)
-    decoded = []
-    real = rows_module.decode_codes
-    monkeypatch.setattr(
-        rows_module, "decode_codes", lambda values, *sizes: decoded.extend(values) or real(values, *sizes)
-    )
     stored = {row["key"]: row for row in read_rows([str(path) for path in sorted(folder.glob("*.parquet"))], 16, 32)}
+    decoded = []
+    real = files.decode_codes
+    monkeypatch.setattr(files, "decode_codes", lambda values, *sizes: decoded.extend(values) or real(values, *sizes))
     rows = heldout_rows(find_shards(folder), 0.1, 8)
     assert rows.codes.tolist() == [stored[key]["codes"].tolist() for key in rows.keys]
     assert len(rows) == len(decoded) == 8
