@@ -102,7 +102,7 @@ def adopt(
 def mix(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder of shards.")],
     sources: Annotated[
-        list[str], typer.Argument(metavar="DIR[:TIMES] ...", help="Folders of shards; cats:20 is taken 20 times.")
+        list[str], typer.Argument(metavar="DIR[:TIMES]", help="Folders of shards; cats:20 is taken 20 times.")
     ],
 ) -> None:
     """Make one folder of several, so that `train` learns from all of them. Takes next to no room: files are linked."""

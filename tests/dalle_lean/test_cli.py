@@ -67,7 +67,7 @@ def test_help_names_every_option_whole_on_80_columns(words, function, monkeypatc
     names = re.findall(r"^  (--[a-z0-9-]+)", shown, flags=re.MULTILINE)
     said = [name for name, it in inspect.signature(function).parameters.items() if it.annotation is not typer.Context]
     parameters = {f"--{name.replace('_', '-')}" for name in said}
-    arguments = set(re.findall(r"^  \[?([A-Za-z_]+)\]? <", shown, flags=re.MULTILINE))
+    arguments = set(re.findall(r"^  \[?([A-Za-z_:\[\]]+)\]? <", shown, flags=re.MULTILINE))
     assert len(parameters) + 1 == len(names) + len(arguments)
     assert set(names) <= parameters | {"--help"}
 

@@ -10,7 +10,7 @@ from tests.training.conftest import COLOURS, THINGS
 from tests.training.runs import Killed, at_step, kill
 from training.run.folder import place_vocabulary
 from training.run.recipe import load_recipe
-from training.trainer import Run, train
+from training.trainer import DalleRun, train
 
 
 @pytest.fixture
@@ -62,12 +62,12 @@ def test_a_run_of_an_earlier_program_gets_its_vocabulary_when_it_goes_on(shards,
 
 def test_of_large_data_only_so_many_captions_are_read(shards, recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(vocabulary, "MOST_CAPTIONS", 20)
-    Run(shards, tmp_path, recipe)
+    DalleRun(shards, tmp_path, recipe)
     assert Vocabulary.load(tmp_path / "vocabulary.json").captions == 20
 
 
 def test_a_run_that_starts_from_a_model_has_learnt_that_models_words_too(shards, recipe, finished, tmp_path):
-    Run(shards, tmp_path, recipe, init=finished / "model")
+    DalleRun(shards, tmp_path, recipe, init=finished / "model")
     before, both = (Vocabulary.load(folder / "vocabulary.json") for folder in (finished, tmp_path))
     assert both.words == {word: 2 * number for word, number in before.words.items()}
 

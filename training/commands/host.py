@@ -86,6 +86,12 @@ def host(
         ),
     ] = "gradients",
     compression: Annotated[str, typer.Option(help="What averaged tensors are sent as: 8bit, fp16 or fp32.")] = "8bit",
+    aggregation: Annotated[
+        str,
+        typer.Option(
+            help="How averages are taken: centred_clipping (an outlier does not steer them), trimmed_mean, median, mean."
+        ),
+    ] = "centred_clipping",
     power_sgd_rank: Annotated[
         int, typer.Option(help="Send gradients as products of matrices of this rank (PowerSGD); 0 turns it off.", min=0)
     ] = 0,
@@ -167,7 +173,9 @@ def host(
                 vqgan=vqgan,
                 name=name,
                 min_peers=min_peers,
-                wire=WireSection(mode=mode, compression=compression, power_sgd_rank=power_sgd_rank),
+                wire=WireSection(
+                    mode=mode, compression=compression, aggregation=aggregation, power_sgd_rank=power_sgd_rank
+                ),
                 timing=dataclasses.replace(
                     TimingSection(),
                     matchmaking_time_s=matchmaking_time,

@@ -31,9 +31,7 @@ def clean(tmp_path_factory, nursery):
     return cache(lambda steps: fight(tmp_path_factory.mktemp("clean"), nursery, steps))
 
 
-@pytest.mark.parametrize(
-    "attack", ["opposite gradient", "noise for a gradient", "constant gradient", "noise for weights"]
-)
+@pytest.mark.parametrize("attack", ["opposite gradient"])
 def test_an_enemy_costs_the_honest_next_to_nothing(tmp_path, nursery, clean, attack):
     losses, step_s = fight(tmp_path, nursery, STEPS, misbehaviour=attack)
     clean_losses, clean_step_s = clean(STEPS)

@@ -139,6 +139,7 @@ def test_things_are_cut_out_once_into_files_that_later_calls_map(folder, other, 
     files = [tmp_path / f"{name}.npy" for name in ("pictures", "heldout")]
     before = [file.stat().st_mtime_ns for file in files]
     caplog.set_level("INFO", "training")
+    caplog.clear()
     train_things(folder, tmp_path, recipe, heldout=other)
     assert [file.stat().st_mtime_ns for file in files] == before
     assert caplog.messages == ["already finished at step 1"]
