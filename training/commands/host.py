@@ -88,9 +88,7 @@ def host(
     compression: Annotated[str, typer.Option(help="What averaged tensors are sent as: 8bit, fp16 or fp32.")] = "8bit",
     aggregation: Annotated[
         str,
-        typer.Option(
-            help="How averages are taken: centred_clipping (an outlier does not steer them), trimmed_mean, median, mean."
-        ),
+        typer.Option(help="Averaging rule: centred_clipping (no outlier steers it), trimmed_mean, median or mean."),
     ] = "centred_clipping",
     power_sgd_rank: Annotated[
         int, typer.Option(help="Send gradients as products of matrices of this rank (PowerSGD); 0 turns it off.", min=0)
