@@ -4,6 +4,7 @@ All peers of a run need averagers with the same class names: hivemind derives th
 """
 
 import asyncio
+import dataclasses
 import math
 import multiprocessing as mp
 import time
@@ -20,7 +21,7 @@ from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.averaging.partition import TensorPartReducer
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
-from hivemind.utils import get_dht_time
+from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.asyncio import as_aiter, azip
 from torch import Tensor
 
@@ -28,6 +29,10 @@ from training.swarm.averaging.finite_mean import FiniteMean
 from training.swarm.averaging.wire_checks import CheckedStub, checked_parts
 
 LOOKUP_INTERVAL_S = 0.2
+MAX_REPORT_BYTES = 1024
+MAX_BANDWIDTH = 1e12
+NO_REPORT = MSGPackSerializer.dumps((0.0, AveragingMode.CLIENT.value, MSGPackSerializer.dumps(-1)))
+"""Reduces nothing and is at no step."""
 
 
 class RuleRunner(AllReduceRunner):
@@ -115,6 +120,9 @@ class FilteredAverager(DecentralizedAverager):
         """Averages dropped because they were not finite."""
         return int(self._dropped_tensors.value)
 
+    async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **options: Any) -> Any:
+        return await super()._aggregate_with_group(with_readable_reports(group_info), min_vector_size, **options)
+
     async def _run_allreduce_inplace_(
         self, tensors: Sequence[Tensor], group_info: GroupInfo, group_id: bytes | None = None, **options: Any
     ) -> None:
@@ -147,6 +155,25 @@ class FilteredAverager(DecentralizedAverager):
     def excluded_from(self, group_info: GroupInfo) -> set[PeerID]:
         """Members of a group that receive the average and count for nothing."""
         return set()
+
+
+def with_readable_reports(group_info: GroupInfo) -> GroupInfo:
+    """The group with NO_REPORT for members whose report makes no sense: hivemind would give up the whole round."""
+    gathered = tuple(content if is_report(content) else NO_REPORT for content in group_info.gathered)
+    return dataclasses.replace(group_info, gathered=gathered)
+
+
+def is_report(content: bytes) -> bool:
+    """Whether a member of a group tells its bandwidth, its mode and something for the others."""
+    if len(content) > MAX_REPORT_BYTES:
+        return False
+    try:
+        bandwidth, mode, gathered = MSGPackSerializer.loads(content)
+        AveragingMode(mode)
+        MSGPackSerializer.loads(gathered)
+    except Exception:  # a stranger's bytes may raise anything
+        return False
+    return bandwidth is None or (type(bandwidth) in (int, float) and 0 <= bandwidth <= MAX_BANDWIDTH)
 
 
 def has_succeeded(control: StepControl) -> bool:

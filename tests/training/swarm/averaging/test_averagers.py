@@ -17,7 +17,12 @@ from hivemind.compression import CompressionInfo, deserialize_torch_tensor
 from hivemind.p2p import PeerID
 from hivemind.utils import MPFuture, MSGPackSerializer, get_dht_time
 
-from training.swarm.averaging.averagers import LOOKUP_INTERVAL_S, ThrottledKeyManager
+from training.swarm.averaging.averagers import (
+    LOOKUP_INTERVAL_S,
+    NO_REPORT,
+    ThrottledKeyManager,
+    with_readable_reports,
+)
 from training.swarm.averaging.compression import wire_compression
 from training.swarm.averaging.gradient_averager import SwarmGradientAverager, SwarmPowerSGDAverager, epoch_of_group
 from training.swarm.averaging.state_averager import STALE_EPOCH, STALE_WEIGHT, out_of_step
@@ -264,6 +269,36 @@ def test_a_state_of_the_same_step_that_was_taken_from_others_is_handed_out_in_pl
     assert state_averager.get_current_state()[1][0].tolist() == [1.0] * 5
     state_averager.adopt(metadata_of([torch.zeros(5)]), [torch.zeros(5)])
     assert state_averager.get_current_state()[1][0].tolist() == [0.0] * 5
+
+
+def report(bandwidth=1.0, mode=AveragingMode.NODE, gathered=7):
+    return MSGPackSerializer.dumps((bandwidth, mode.value, MSGPackSerializer.dumps(gathered)))
+
+
+NONSENSE = {
+    "no MessagePack": b"\xc1garbage",
+    "nothing": b"",
+    "a number": MSGPackSerializer.dumps(3),
+    "too few values": MSGPackSerializer.dumps((1.0, 0)),
+    "no such mode": MSGPackSerializer.dumps((1.0, 9, MSGPackSerializer.dumps(7))),
+    "no bytes for the others": MSGPackSerializer.dumps((1.0, 0, 7)),
+    "a negative bandwidth": report(-1.0),
+    "no number for a bandwidth": report("fast"),
+    "a bandwidth of nan": report(math.nan),
+    "an endless bandwidth": report(math.inf),
+    "a megabyte": report(gathered="x" * 2**20),
+}
+
+
+@pytest.mark.parametrize("content", NONSENSE.values(), ids=NONSENSE)
+def test_a_report_that_makes_no_sense_counts_as_none_and_the_round_goes_on(content):
+    members = tuple(PeerID(bytes([number]) * 34) for number in range(3))
+    group = with_readable_reports(GroupInfo(b"group", members, (report(), content, report(None))))
+    assert group.gathered == (report(), NO_REPORT, report(None))
+    bandwidth, mode, gathered = MSGPackSerializer.loads(NO_REPORT)
+    assert (bandwidth, AveragingMode(mode)) == (0.0, AveragingMode.CLIENT)
+    assert epoch_of_group([7, MSGPackSerializer.loads(gathered), 7], 6) == 7
+    assert out_of_step(group) == {members[1]}
 
 
 def test_helpers_have_no_step_that_counts():
