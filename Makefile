@@ -15,7 +15,7 @@ install: .venv/installed
 demo: install
 	$(BIN)/dalle-lean demo
 
-# Two at a time at least; each computes with one thread.
+# As many workers as cores, four at most; each computes with one thread.
 test: install
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadgroup
 

@@ -48,7 +48,7 @@ def service(generator, latency):
 
 
 @pytest.fixture
-def knowing_studio(knowing, latency):
+def knowing_service(knowing, latency):
     return DrawingService(knowing, latency, at_once=2, waiting=1)
 
 

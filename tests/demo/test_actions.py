@@ -76,22 +76,22 @@ KNOWN = "I know nothing in this prompt; I do know “a red heart”, “a blue c
         ("🚀" * 1000, "draw “🚀”, so these pictures may not show it. " + KNOWN),
     ],
 )
-def test_what_the_model_has_not_learnt_is_said_from_the_beginning(knowing_studio, prompt, said):
-    shown = sentence_of(knowing_studio, prompt)
+def test_what_the_model_has_not_learnt_is_said_from_the_beginning(knowing_service, prompt, said):
+    shown = sentence_of(knowing_service, prompt)
     assert shown == "" if said is None else said in shown
 
 
-def test_of_many_unknown_words_a_few_are_named(knowing_studio):
+def test_of_many_unknown_words_a_few_are_named(knowing_service):
     prompt = " ".join(f"w{number}" for number in range(200))
-    assert "“w0”, “w1”, “w2”, “w3”, “w4”, “w5” or 194 more words, so" in sentence_of(knowing_studio, prompt)
+    assert "“w0”, “w1”, “w2”, “w3”, “w4”, “w5” or 194 more words, so" in sentence_of(knowing_service, prompt)
 
 
 def test_a_model_without_a_vocabulary_says_nothing(service):
     assert sentence_of(service, "a zeppelin") == ""
 
 
-def test_where_no_example_is_known_none_is_named(knowing_studio):
-    first = next(answer(knowing_studio, "zeppelin", examples=["a yacht"]))
+def test_where_no_example_is_known_none_is_named(knowing_service):
+    first = next(answer(knowing_service, "zeppelin", examples=["a yacht"]))
     assert "I know nothing in this prompt.</div>" in first["unknown"]
 
 
@@ -102,8 +102,8 @@ def test_what_is_said_of_words_is_text_and_never_markup():
 
 
 @pytest.mark.parametrize("prompt", ["  ", "a zeppelin " * 200])
-def test_without_pictures_nothing_is_said_of_the_words(knowing_studio, prompt):
-    (only,) = ask(knowing_studio, prompt)
+def test_without_pictures_nothing_is_said_of_the_words(knowing_service, prompt):
+    (only,) = ask(knowing_service, prompt)
     assert "mistake" in only["status"]
     assert only["unknown"] == ""
 

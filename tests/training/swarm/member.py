@@ -314,8 +314,6 @@ def hand_out_noise() -> None:
 LIES = {
     "hostile_nan": (averagers.FilteredAverager, lambda tensor: torch.full_like(tensor, math.nan)),
     "opposite gradient": (SwarmGradientAverager, lambda tensor: -10 * tensor),
-    "noise for a gradient": (SwarmGradientAverager, lambda tensor: 100 * torch.randn_like(tensor) * tensor.std()),
-    "constant gradient": (SwarmGradientAverager, lambda tensor: torch.full_like(tensor, 1.0)),
     "noise for weights": (SwarmStateAverager, torch.randn_like),
 }
 """What an enemy puts in the place of its tensors, and in which averager."""

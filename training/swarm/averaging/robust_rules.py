@@ -21,48 +21,6 @@ TRIMMED_SHARE = 0.25
 """Of the senders, left out at either end."""
 
 
-def centred_clipping(parts: Tensor, weights: Tensor) -> Tensor:
-    """Parts [N, n] and weights [N] -> [n], by Karimireddy et al. 2021, "Learning from History for Byzantine Robust
-    Optimization", section 4: the mean of the parts, each moved towards the centre until it is within a radius.
-
-    The first centre is the part that is closest to the others, the radius the median distance from the centre.
-    """
-    centre = parts[medoid(parts)]
-    for _ in range(CLIPPING_ROUNDS):
-        offsets = parts - centre
-        distances = offsets.norm(dim=1)
-        if not (distances > 0).any():
-            break
-        radius = distances[distances > 0].median()
-        shares = weights * (radius / distances.clamp(min=1e-30)).clamp(max=1.0)
-        shares[distances > REJECT_RADII * radius] = 0.0
-        centre = centre + (shares / weights.sum()) @ offsets
-    return centre
-
-
-def trimmed_mean(parts: Tensor, weights: Tensor) -> Tensor:
-    """[N, n] -> [n]: for each value the mean without the smallest and the largest ones (Yin et al. 2018, definition
-    2). All senders weigh the same."""
-    trimmed = max(1, int(len(parts) * TRIMMED_SHARE))
-    return parts.sort(dim=0).values[trimmed : len(parts) - trimmed].mean(0)
-
-
-def median(parts: Tensor, weights: Tensor) -> Tensor:
-    """[N, n] -> [n]: the median of each value (Yin et al. 2018, definition 1). All senders weigh the same."""
-    return parts.quantile(0.5, dim=0)
-
-
-def medoid(parts: Tensor) -> int:
-    """The sender of [N, n] whose median distance to the others is the least; the first of equals."""
-    distances = torch.stack([(parts - part).norm(dim=1) for part in parts])
-    return int(distances.quantile(0.5, dim=1).argmin())
-
-
-def cap_weights(weights: Tensor) -> Tensor:
-    """[N], none above MAX_WEIGHT_RATIO times their median."""
-    return weights.clamp(max=MAX_WEIGHT_RATIO * float(weights.quantile(0.5)))
-
-
 class CollectingRule(FiniteMean):
     """Keeps each part until all senders have sent it, then reduces them at once; the plain mean of only two."""
 
@@ -86,21 +44,54 @@ class CollectingRule(FiniteMean):
             if len(found) > 2:
                 parts = torch.stack([part.flatten().float() for part, _ in found])
                 weights = cap_weights(torch.tensor([weight for _, weight in found]))
-                result = self.combine(parts, weights)
-                self.accumulator = result.view(self.part_shapes[self.current_part_index]) * self.denominator
+                combined = self.combine(parts, weights).view(self.part_shapes[self.current_part_index])
+                self.accumulator, self.denominator = combined, 1.0
         super().check_current_part_finished()
 
 
 class CentredClipping(CollectingRule):
+    """Karimireddy et al. 2021, "Learning from History for Byzantine Robust Optimization", section 4: the mean of the
+    parts, each moved towards the centre until it is within a radius.
+
+    The first centre is the part that is closest to the others, the radius the median distance from the centre.
+    """
+
     def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
-        return centred_clipping(parts, weights)
+        centre = parts[medoid(parts)]
+        for _ in range(CLIPPING_ROUNDS):
+            offsets = parts - centre
+            distances = offsets.norm(dim=1)
+            if not (distances > 0).any():
+                break
+            radius = distances[distances > 0].median()
+            shares = weights * (radius / distances.clamp(min=1e-30)).clamp(max=1.0)
+            shares[distances > REJECT_RADII * radius] = 0.0
+            centre = centre + (shares / weights.sum()) @ offsets
+        return centre
 
 
 class TrimmedMean(CollectingRule):
+    """For each value the mean without the smallest and the largest ones (Yin et al. 2018, definition 2). All senders
+    weigh the same."""
+
     def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
-        return trimmed_mean(parts, weights)
+        trimmed = max(1, int(len(parts) * TRIMMED_SHARE))
+        return parts.sort(dim=0).values[trimmed : len(parts) - trimmed].mean(0)
 
 
 class Median(CollectingRule):
+    """The median of each value (Yin et al. 2018, definition 1). All senders weigh the same."""
+
     def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
-        return median(parts, weights)
+        return parts.quantile(0.5, dim=0)
+
+
+def medoid(parts: Tensor) -> int:
+    """The sender of [N, n] whose median distance to the others is the least; the first of equals."""
+    distances = torch.stack([(parts - part).norm(dim=1) for part in parts])
+    return int(distances.quantile(0.5, dim=1).argmin())
+
+
+def cap_weights(weights: Tensor) -> Tensor:
+    """[N], none above MAX_WEIGHT_RATIO times their median."""
+    return weights.clamp(max=MAX_WEIGHT_RATIO * float(weights.quantile(0.5)))

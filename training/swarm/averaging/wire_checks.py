@@ -38,13 +38,17 @@ def check_tensor(message: runtime_pb2.Tensor, size: Sequence[int], dtype: torch.
 async def checked_parts(
     stream: AsyncIterator[averaging_pb2.AveragingData], sizes: Sequence[Sequence[int]]
 ) -> AsyncIterator[averaging_pb2.AveragingData]:
-    """The messages of a sender as they come; ValueError instead of one whose part is not of the next of `sizes`."""
+    """The messages as they come, each with the next part; ValueError instead of one whose part is not of its size.
+
+    `sizes` may grow meanwhile. Refusals have no part and pass.
+    """
     index = 0
     async for message in stream:
-        if index >= len(sizes):
-            raise ValueError(f"more than the {len(sizes)} parts of this round")
-        check_tensor(message.tensor_part, sizes[index])
-        index += 1
+        if message.HasField("tensor_part"):
+            if index >= len(sizes):
+                raise ValueError(f"a part behind the {len(sizes)} of this round")
+            check_tensor(message.tensor_part, sizes[index])
+            index += 1
         yield message
 
 
@@ -65,14 +69,4 @@ class CheckedStub:
                 sizes.append(tuple(message.tensor_part.size))
                 yield message
 
-        async def answers(stream: AsyncIterator[averaging_pb2.AveragingData]) -> AsyncIterator[Any]:
-            index = 0
-            async for message in stream:
-                if message.code == averaging_pb2.AVERAGED_PART:
-                    if index >= len(sizes):
-                        raise ValueError("an average of a part that was not sent")
-                    check_tensor(message.tensor_part, sizes[index])
-                    index += 1
-                yield message
-
-        return answers(await self.stub.rpc_aggregate_part(sent()))
+        return checked_parts(await self.stub.rpc_aggregate_part(sent()), sizes)
