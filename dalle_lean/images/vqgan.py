@@ -241,8 +241,18 @@ class VQGAN(nn.Module):
         return side
 
     def fingerprint(self) -> str:
-        """SHA-256 over config and weights: equal for two models whose codes mean the same, however they are stored."""
+        """SHA-256 over config and weights, however they are stored."""
         return fingerprint(self.config, self.state_dict())
+
+    def codes_fingerprint(self) -> str:
+        """As `fingerprint`, without the decoder: equal for VQGANs that give a picture the same codes."""
+        decoder = ("decoder.", "post_quant_conv.")
+        encoder = {name: weight for name, weight in self.state_dict().items() if not name.startswith(decoder)}
+        return fingerprint(self.config, encoder)
+
+    def reads_codes_of(self, recorded: str) -> bool:
+        """Whether codes recorded under `recorded` are this VQGAN's; older data sets and models hold `fingerprint`."""
+        return recorded in (self.codes_fingerprint(), self.fingerprint())
 
     def save(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
         """Write `config.json` and `model.safetensors`, each atomically; bfloat16 rounds what is written."""

@@ -168,13 +168,13 @@ def pack_model(
         Vocabulary.load(vocabulary)
     expected = content["vqgan_fingerprint"]
     if vqgan is not None and expected is not None:
-        from dalle_lean.images.vqgan import VQGAN, read_description
+        from dalle_lean.images.vqgan import VQGAN
 
-        VQGAN.load(vqgan)  # whose weights must be those of its fingerprint
-        if (actual := read_description(vqgan)["fingerprint"]) != expected:
+        if not (given := VQGAN.load(vqgan)).reads_codes_of(expected):
+            actual = given.codes_fingerprint()
             raise UserError(f"{vqgan} is the VQGAN {actual[:12]}; {model} was trained on codes of {expected[:12]}")
-    given = {"tokenizer.json": None, "vocabulary.json": vocabulary, "vqgan": vqgan, "clip": clip, "README.md": card}
-    parts = {name: path or model / name for name, path in given.items() if path or (model / name).exists()}
+    new = {"tokenizer.json": None, "vocabulary.json": vocabulary, "vqgan": vqgan, "clip": clip, "README.md": card}
+    parts = {name: path or model / name for name, path in new.items() if path or (model / name).exists()}
     save_model(
         read_model(model, content, dtype=None),
         out,

@@ -150,10 +150,10 @@ def vqgan_of(info: "DatasetInfo", folder: Path | None) -> "VQGAN":
     from preprocessing.commands.preprocess import load_vqgan
 
     model = load_vqgan(folder or bundled_model() / "vqgan")
-    if model.fingerprint() != info.vqgan:
+    if not model.reads_codes_of(info.vqgan):
         named = f"{folder} is" if folder else "the bundled model's is"
         raise UserError(
-            f"the codes are of the VQGAN {info.vqgan[:12]}, {named} {model.fingerprint()[:12]}: "
+            f"the codes are of the VQGAN {info.vqgan[:12]}, {named} {model.codes_fingerprint()[:12]}: "
             "give the one that made them with --vqgan"
         )
     return model

@@ -92,7 +92,7 @@ def preprocess(
         batch_size=batch_size,
         bf16=bf16,
         explain=explain,
-        vqgan=vqgan.fingerprint(),
+        vqgan=vqgan.codes_fingerprint(),
         workers=workers or min(MAX_WORKERS, os.cpu_count() or 1),
         memory_bytes=memory_bytes,
     )

@@ -32,9 +32,9 @@ def import_shards(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress |
     if wrong := [path.name for path in paths if not SHARD_NAME.fullmatch(path.name)]:
         raise UserError(f"{folder}: {wrong[0]!r} is no name for a shard; use letters, digits, '.', '_' and '-'")
     headers = {path: read_header(path) for path in paths}
-    fingerprint = vqgan.fingerprint()
+    fingerprint = vqgan.codes_fingerprint()
     for path, header in headers.items():
-        if header.vqgan not in (None, fingerprint):
+        if header.vqgan is not None and not vqgan.reads_codes_of(header.vqgan):
             raise UserError(f"{path}: its codes are of the VQGAN {str(header.vqgan)[:12]}, not {fingerprint[:12]}")
     rows = {path: header.rows for path, header in headers.items()}
     if empty := [path.name for path in paths if not rows[path]]:

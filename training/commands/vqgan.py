@@ -65,6 +65,9 @@ def train_vqgan(
     crop_from: Annotated[
         int | None, typer.Option(help="Read pictures at this side and learn from crops of --picture-side pixels.")
     ] = VQGANRecipe.crop_from,
+    decoder_only: Annotated[
+        bool, typer.Option(help="Train the decoder of --init-from alone: shards made with it stay valid.")
+    ] = VQGANRecipe.decoder_only,
     flip: Annotated[
         bool, typer.Option(help="Mirror half of the pictures; not where left and right matter.")
     ] = VQGANRecipe.flip,
@@ -93,6 +96,8 @@ def train_vqgan(
         "channel_multipliers": channel_multipliers and parse_multipliers(channel_multipliers),
         "num_res_blocks": num_res_blocks,
     }
+    if decoder_only and init_from is None:
+        raise UserError("--decoder-only needs the VQGAN whose decoder to train: --init-from FOLDER")
     first = None if init_from is None else VQGAN.load(init_from)
     config = VQGANConfig(**EMOJI) if first is None else first.config
     recipe = VQGANRecipe(
@@ -104,6 +109,7 @@ def train_vqgan(
         discriminator_start=discriminator_start,
         discriminator_weight=discriminator_weight,
         crop_from=crop_from,
+        decoder_only=decoder_only,
         flip=flip,
         precision=precision,
     )

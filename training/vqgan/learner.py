@@ -32,6 +32,9 @@ class VQGANLearner(nn.Module):
             self.vqgan = VQGAN(recipe.config)
             self.discriminator = new_discriminator(recipe)
         self.codebook = codebook_learner(self.vqgan.quantize)
+        if recipe.decoder_only:
+            for part in (self.vqgan.encoder, self.vqgan.quant_conv, self.vqgan.quantize):
+                part.requires_grad_(False)
         self.weights = [parameter for parameter in self.vqgan.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.Adam(
             [
@@ -77,9 +80,7 @@ class VQGANLearner(nn.Module):
             mirrored = torch.rand(len(pixels), generator=generator) < 0.5
             original[mirrored] = original[mirrored].flip(dims=[3])
 
-        with self.autocast():
-            z = self.vqgan.latents(original)
-        quantized, codebook_loss = self.codebook(z.float(), done, generator)
+        quantized, codebook_loss = self.quantized(original, done, generator)
         with self.autocast():
             reconstruction = self.vqgan.pixels(quantized).float()
 
@@ -99,7 +100,8 @@ class VQGANLearner(nn.Module):
             scale = recipe.discriminator_weight * pixel_gradient.norm() / (adversarial.norm() + 1e-12)
             pixel_gradient = pixel_gradient + scale * adversarial
             losses["discriminator"] = hinge
-        torch.autograd.backward([reconstruction, codebook_loss], [pixel_gradient, None])
+        learning = [(reconstruction, pixel_gradient), (codebook_loss, None)][: 1 if recipe.decoder_only else 2]
+        torch.autograd.backward(*zip(*learning, strict=True))
         losses["grad_norm"] = nn.utils.clip_grad_norm_(self.weights, recipe.clip_grad_norm)
         if "discriminator" in losses:
             gradients = [weight.grad for weight in self.discriminator.parameters() if weight.grad is not None]
@@ -110,6 +112,17 @@ class VQGANLearner(nn.Module):
         else:
             restore()
         return numbers
+
+    def quantized(self, original: Tensor, progress: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Pixels [B, 3, S, S] in -1..1 -> (their code vectors [B, C, h, w], the codebook's loss)."""
+        with torch.set_grad_enabled(not self.recipe.decoder_only), self.autocast():
+            z = self.vqgan.latents(original).float()
+        if self.recipe.decoder_only:
+            codes = self.vqgan.quantize.scores(z).argmax(dim=1)  # [B, h, w]
+            vectors = F.embedding(codes, self.vqgan.quantize.table).permute(0, 3, 1, 2)
+            return vectors, vectors.new_zeros(())
+        quantized: tuple[Tensor, Tensor] = self.codebook(z, progress, generator)
+        return quantized
 
     def autocast(self) -> AbstractContextManager[object]:
         """The precision of the networks; the codebook keeps float32."""

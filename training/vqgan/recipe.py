@@ -54,6 +54,8 @@ class VQGANRecipe(PictureRecipe):
     crop_from: int | None = None
     """Side in pixels at which pictures are read to learn from crops of config.picture_side, the busiest of CROPS_TRIED;
     None: whole pictures."""
+    decoder_only: bool = False
+    """Leave encoder and codebook as they are: codes of shards made with them stay valid."""
     flip: bool = False
     """Mirror half of the pictures; not for captions that speak of left and right."""
     log_every: int = 50

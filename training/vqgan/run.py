@@ -105,7 +105,8 @@ class VQGANRun(TrainingRun[Tensor, Progress]):
         self.identity = {"recipe": learner.recipe.identity(), "pictures": self.pixels.digest()}
         if init_from is not None:
             self.identity["init_from"] = init_from.fingerprint()
-        saved = load_checkpoint(out, model=learner, optimizer=learner.optimizer, run=self.identity)
+        defaults = {"recipe": {"decoder_only": False}}
+        saved = load_checkpoint(out, model=learner, optimizer=learner.optimizer, run=self.identity, defaults=defaults)
         self.progress = Progress(**(saved or {}))
         self.progress.unusable = dict(train_set.skipped + heldout_set.skipped)
 
