@@ -18,7 +18,7 @@ from torch import Tensor
 from dalle_lean.devices import pick_device
 from dalle_lean.errors import UserError
 from dalle_lean.images.files import square_pixels
-from dalle_lean.images.vqgan import VQGAN, read_description
+from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.model_folder import check_parts, find_model, read_model
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.dalle import Dalle
@@ -88,7 +88,7 @@ class Generator:
             )
         vqgan = VQGAN.load(path / "vqgan", checked=True)
         trained_on = content.get("vqgan_fingerprint")
-        if trained_on is not None and trained_on != read_description(path / "vqgan")["fingerprint"]:
+        if trained_on is not None and not vqgan.reads_codes_of(trained_on):
             raise UserError(f"{path}: vqgan/ is not the VQGAN on whose codes this model was trained")
         clip = path / "clip" if "clip/config.json" in content["parts"] else None
         generator = cls(

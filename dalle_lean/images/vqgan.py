@@ -149,6 +149,7 @@ class VQGAN(nn.Module):
     def __init__(self, config: VQGANConfig):
         super().__init__()
         self.config = config
+        self.stored_as: tuple[str, ...] = ()  # the fingerprints in the config.json it was loaded from
         taming = require("taming.modules.diffusionmodules.model", extra="demo")
         shape = {
             "double_z": False,
@@ -246,20 +247,21 @@ class VQGAN(nn.Module):
 
     def codes_fingerprint(self) -> str:
         """As `fingerprint`, without the decoder: equal for VQGANs that give a picture the same codes."""
-        decoder = ("decoder.", "post_quant_conv.")
-        encoder = {name: weight for name, weight in self.state_dict().items() if not name.startswith(decoder)}
-        return fingerprint(self.config, encoder)
+        return fingerprint(self.config, without_decoder(self.state_dict()))
 
     def reads_codes_of(self, recorded: str) -> bool:
         """Whether codes recorded under `recorded` are this VQGAN's; older data sets and models hold `fingerprint`."""
-        return recorded in (self.codes_fingerprint(), self.fingerprint())
+        return recorded in self.stored_as or recorded in (self.codes_fingerprint(), self.fingerprint())
 
     def save(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
         """Write `config.json` and `model.safetensors`, each atomically; bfloat16 rounds what is written."""
         stored = {name: weight.detach().to(dtype) for name, weight in self.state_dict().items()}
         save_weights(stored, Path(folder) / "model.safetensors", dtype)
-        description = {"format": FORMAT, "fingerprint": fingerprint(self.config, stored), **self.config.to_dict()}
-        write_json(Path(folder) / "config.json", description)
+        fingerprints = {
+            "fingerprint": fingerprint(self.config, stored),
+            "codes_fingerprint": fingerprint(self.config, without_decoder(stored)),
+        }
+        write_json(Path(folder) / "config.json", {"format": FORMAT, **fingerprints, **self.config.to_dict()})
 
     @classmethod
     def load(cls, folder: str | Path, *, checked: bool = False) -> Self:
@@ -269,19 +271,20 @@ class VQGAN(nn.Module):
             weights are not hashed again.
         """
         description = read_description(folder)
-        expected = description.pop("fingerprint")
+        expected, codes = description.pop("fingerprint"), description.pop("codes_fingerprint", None)
         with torch.device("meta"):  # takes no memory: the sizes are not known to be true
             model = cls(VQGANConfig.from_dict(description))
         path = Path(folder) / "model.safetensors"
         weights = {name: tensor.float() for name, tensor in read_weights(path, model.state_dict()).items()}
         load_strictly(model, weights, str(path), assign=True)
-        if not checked and model.fingerprint() != expected:
+        if not checked and (model.fingerprint() != expected or codes not in (None, model.codes_fingerprint())):
             raise UserError(f"{folder}: the weights are not those that config.json was written for")
+        model.stored_as = (expected,) if codes is None else (expected, codes)
         return model.eval()
 
 
 def read_description(folder: str | Path) -> dict[str, Any]:
-    """The fields of a VQGAN folder's config.json and the fingerprint of its weights, which `VQGAN.load` has checked."""
+    """The fields of a VQGAN folder's config.json and the fingerprints of its weights."""
     path = Path(folder) / "config.json"
     description = read_json(path)
     if not isinstance(description, dict) or description.pop("format", None) != FORMAT:
@@ -289,6 +292,11 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     if not isinstance(description.get("fingerprint"), str):
         raise UserError(f"{path}: the fingerprint of the weights is missing")
     return description
+
+
+def without_decoder(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights on which the codes of a picture depend."""
+    return {name: weight for name, weight in weights.items() if not name.startswith(("decoder.", "post_quant_conv."))}
 
 
 def fingerprint(config: VQGANConfig, weights: Mapping[str, Tensor]) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dalle_lean import Dalle, DalleConfig, load_model
 from dalle_lean.errors import UserError
-from dalle_lean.images.vqgan import VQGAN, read_description
+from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.files import read_json
 from dalle_lean.io.model_folder import bundled_model
 from preprocessing.shards.files import DatasetInfo
@@ -26,7 +26,7 @@ def build_model(recipe: Recipe, info: DatasetInfo, vocab_size: int, init: Path |
         return Dalle(new_config(recipe, info, vocab_size))
     model = load_model(init)
     recorded = read_json(init / "config.json")["vqgan_fingerprint"]
-    if recorded is not None and recorded != info.vqgan:
+    if recorded not in (None, info.vqgan) and not holds_vqgan_of(init, info):
         raise UserError(f"{init} was trained on codes of the VQGAN {recorded[:12]}, the data is of {info.vqgan[:12]}")
     new_config(dataclasses.replace(recipe, model=model.config.to_dict()), info, vocab_size)
     return model
@@ -38,8 +38,13 @@ def bundled_vqgan(info: DatasetInfo) -> Path | None:
         folder = bundled_model()
     except UserError:  # this installation has none
         return None
-    made_them = read_json(folder / "config.json")["vqgan_fingerprint"] == info.vqgan
-    return folder / "vqgan" if made_them else None
+    return folder / "vqgan" if holds_vqgan_of(folder, info) else None
+
+
+def holds_vqgan_of(model_folder: Path, info: DatasetInfo) -> bool:
+    """Whether a model folder has the VQGAN that made the codes of these shards."""
+    folder = model_folder / "vqgan"
+    return (folder / "config.json").exists() and VQGAN.load(folder).reads_codes_of(info.vqgan)
 
 
 def stated_codes(recipe: Recipe, vqgan: Path | None) -> Codes | None:
@@ -50,7 +55,7 @@ def stated_codes(recipe: Recipe, vqgan: Path | None) -> Codes | None:
     return Codes(
         image_side=recipe.model["image_side"],
         codebook_size=recipe.model["image_vocab_size"],
-        vqgan=read_description(vqgan)["fingerprint"],
+        vqgan=made_by.codes_fingerprint(),
         picture_side=recipe.model["image_side"] * made_by.config.downscale,
     )
 
@@ -69,10 +74,9 @@ def refuse_other_codes(heldout: ShardSet, data: ShardSet) -> None:
 def matching_vqgan(folder: Path, info: DatasetInfo) -> VQGAN:
     """The VQGAN of a folder; ValueError unless it is the one that made the codes."""
     vqgan = VQGAN.load(folder)
-    found = read_description(folder)["fingerprint"]
-    if found != info.vqgan:
+    if not vqgan.reads_codes_of(info.vqgan):
         raise UserError(
-            f"{folder} is the VQGAN {found[:12]}, but the data's codes are of {info.vqgan[:12]}; "
+            f"{folder} is the VQGAN {vqgan.codes_fingerprint()[:12]}, but the data's codes are of {info.vqgan[:12]}; "
             "give the folder that the data was preprocessed with"
         )
     return vqgan

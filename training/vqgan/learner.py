@@ -100,8 +100,10 @@ class VQGANLearner(nn.Module):
             scale = recipe.discriminator_weight * pixel_gradient.norm() / (adversarial.norm() + 1e-12)
             pixel_gradient = pixel_gradient + scale * adversarial
             losses["discriminator"] = hinge
-        learning = [(reconstruction, pixel_gradient), (codebook_loss, None)][: 1 if recipe.decoder_only else 2]
-        torch.autograd.backward(*zip(*learning, strict=True))
+        if recipe.decoder_only:
+            reconstruction.backward(pixel_gradient)
+        else:
+            torch.autograd.backward([reconstruction, codebook_loss], [pixel_gradient, None])
         losses["grad_norm"] = nn.utils.clip_grad_norm_(self.weights, recipe.clip_grad_norm)
         if "discriminator" in losses:
             gradients = [weight.grad for weight in self.discriminator.parameters() if weight.grad is not None]
