@@ -104,7 +104,7 @@ class Dalle(nn.Module):
         """
         if image_codes is None:
             image_codes = text_ids.new_zeros(len(text_ids), 0)
-        self._check_inputs(text_ids, image_codes)
+        self.check_inputs(text_ids, image_codes)
         logits: Tensor = self.output(self.hidden(text_ids, image_codes).to(self.output.weight.dtype))
         num_text_tokens, text_len = self.config.num_text_tokens, self.config.text_len
         forbidden = torch.finfo(logits.dtype).min
@@ -125,7 +125,7 @@ class Dalle(nn.Module):
             text_ids: [B, T]; image_codes: [B, I].
             crop: take the loss over a part; what stays keeps its position.
         """
-        self._check_inputs(text_ids, image_codes)
+        self.check_inputs(text_ids, image_codes)
         config = self.config
         if image_codes.shape[1] != config.image_len:
             raise ValueError(
@@ -246,7 +246,7 @@ class Dalle(nn.Module):
         picture = self.row_positions[:, None] + self.column_positions[None, :]
         return torch.cat([self.text_positions, picture.flatten(0, 1)])
 
-    def _check_inputs(self, text_ids: Tensor, image_codes: Tensor) -> None:
+    def check_inputs(self, text_ids: Tensor, image_codes: Tensor) -> None:
         config = self.config
         check_ids("text_ids", text_ids, config.text_vocab_size)
         check_ids("image_codes", image_codes, config.image_vocab_size)
@@ -263,12 +263,15 @@ class Dalle(nn.Module):
 
 
 def check_ids(name: str, ids: Tensor, size: int) -> None:
-    """ValueError unless `ids` is [B, n] of integers in [0, size)."""
+    """ValueError unless `ids` is [B, n] of integers in [0, size).
+
+    On a GPU the values are not looked at, which would wait for it: check them before the copy.
+    """
     if ids.dtype not in (torch.int64, torch.int32, torch.int16):
         raise ValueError(f"{name} has dtype {ids.dtype}; it must be int64, int32 or int16")
     if ids.dim() != 2:
         raise ValueError(f"{name} has shape {list(ids.shape)}; it must be [batch, positions]")
-    if torch.compiler.is_compiling() or ids.numel() == 0:
+    if torch.compiler.is_compiling() or ids.device.type != "cpu" or ids.numel() == 0:
         return
     low, high = torch.stack(torch.aminmax(ids)).tolist()
     if low < 0 or high >= size:

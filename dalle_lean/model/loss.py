@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy, embedding, linear
 
-from dalle_lean.model.compute_weights import IN_PLACE_DTYPES, GradientBuffers, add_product
+from dalle_lean.model.compute_weights import IN_PLACE_DTYPES, GradientBuffers
 from dalle_lean.model.memory_plan import MemoryPlan, ranges
 
 
@@ -67,7 +67,7 @@ class _SectionLosses(torch.autograd.Function):
         for section in sections:
             rows = weight[section.rows].to(dtype), bias[section.rows].to(dtype)
             nats = [
-                cross_entropy(_logits(h, *rows), targets, reduction="sum")
+                cross_entropy(_logits(h.flatten(0, 1), *rows), targets.flatten(), reduction="sum")
                 for h, targets in _chunks(hidden, section, plan)
             ]
             losses.append(torch.stack(nats).sum() / section.targets.numel())
@@ -80,23 +80,32 @@ class _SectionLosses(torch.autograd.Function):
         gradients = GradientBuffers(ctx.plan.grads_in_place)
         weight_grad, bias_grad = gradients.of(weight), gradients.of(bias)
         grad_hidden = torch.zeros_like(hidden)
-        for section, weight_of_loss in zip(ctx.sections, grad.tolist(), strict=True):
+        for section, weight_of_loss in zip(ctx.sections, grad, strict=True):
             rows = weight[section.rows].to(ctx.dtype), bias[section.rows].to(ctx.dtype)
-            factor = weight_of_loss / section.targets.numel()
+            factor = weight_of_loss / section.targets.numel()  # a tensor: nothing waits for the device
             grads = _chunks(grad_hidden, section, ctx.plan)
             for (h, targets), (grad_h, _) in zip(_chunks(hidden, section, ctx.plan), grads, strict=True):
                 # The factor comes last: the entries before are at most 1, which float16 holds.
+                h, targets = h.flatten(0, 1), targets.flatten()
                 grad_logits = _logits(h, *rows)
                 grad_logits.sub_(grad_logits.logsumexp(dim=-1, keepdim=True)).exp_()
                 grad_logits[torch.arange(len(targets), device=targets.device), targets] -= 1
                 narrow = grad_logits.to(ctx.dtype)
-                grad_h.add_(narrow @ rows[0], alpha=factor)
+                grad_h.addcmul_((narrow @ rows[0]).view(grad_h.shape), factor)
                 if weight_grad is not None:
-                    add_product(weight_grad[section.rows], narrow.t(), h.to(ctx.dtype), factor)
+                    add_scaled_product(weight_grad[section.rows], narrow.t(), h.to(ctx.dtype), factor)
                 if bias_grad is not None:
-                    bias_grad[section.rows].add_(grad_logits.sum(0), alpha=factor)
+                    bias_grad[section.rows].addcmul_(grad_logits.sum(0), factor)
                 del grad_logits, narrow  # before the next ones are made
         return grad_hidden, *gradients.hand_over([weight, bias]), None, None, None
+
+
+def add_scaled_product(buffer: Tensor, left: Tensor, right: Tensor, factor: Tensor) -> None:
+    """buffer += factor * left @ right, without a temporary of its size where the dtypes agree; `factor` is a scalar."""
+    if buffer.dtype == left.dtype:
+        buffer.addmm_(left, right * factor)
+    else:
+        buffer.addcmul_(left @ right, factor)
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -106,10 +115,11 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _chunks(hidden: Tensor, section: Section, plan: MemoryPlan) -> Iterator[tuple[Tensor, Tensor]]:
-    """Views of a section's part of [B, S, D], [tokens, D], with their targets, [tokens]."""
-    for sample, targets in zip(hidden[:, section.positions], section.targets, strict=True):
-        for tokens in ranges(len(targets), plan.loss_tokens):
-            yield sample[tokens], targets[tokens]
+    """Views of a section's part of [B, S, D], [b, s, D], with their targets, [b, s]: b * s is at most loss_tokens."""
+    hidden, (batch, length) = hidden[:, section.positions], section.targets.shape
+    for samples in ranges(batch, max(1, (plan.loss_tokens or batch * length) // length)):
+        for tokens in ranges(length, plan.loss_tokens):
+            yield hidden[samples, tokens], section.targets[samples, tokens]
 
 
 def embed(ids: Tensor, weight: Tensor, plan: MemoryPlan) -> Tensor:

@@ -72,6 +72,8 @@ class GradientComputer:
         """The batch in parts of the size that is trained on at once, on the model's device."""
         size = self.micro_batch_size
         parts = zip(batch.text_ids.split(size), batch.image_codes.split(size), strict=True)
+        if self.device.type != "cpu":  # there the model does not look at them
+            self.model.check_inputs(*batch)
         # Pinned batches are copied asynchronously, others synchronously.
         return [Batch(*(part.to(self.device, non_blocking=True) for part in pair)) for pair in parts]
 

@@ -24,6 +24,19 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
+class Products(TorchDispatchMode):
+    """Notes the rows of each matrix product."""
+
+    def __enter__(self):
+        self.rows = []
+        return super().__enter__()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.addmm.default:
+            self.rows.append(len(args[1]))
+        return function(*args, **(kwargs or {}))
+
+
 def inputs(text_len=5, image_len=9, dtype=torch.float64):
     generator = torch.Generator().manual_seed(0)
     shapes = [(BATCH, text_len + image_len, WIDTH), (ROWS, WIDTH), (ROWS,)]
@@ -63,6 +76,13 @@ def test_no_more_logits_exist_than_a_chunk_has():
     with LargestTensor() as largest:
         section_losses(hidden, weight, bias, sections, torch.float32, MemoryPlan(loss_tokens=4)).sum().backward()
     assert largest.numel == hidden.numel() < BATCH * 64 * TEXT_ROWS
+
+
+def test_one_product_serves_the_short_captions_of_several_samples():
+    (hidden, weight, bias), sections = inputs(text_len=5, image_len=9)
+    with torch.no_grad(), Products() as products:
+        section_losses(hidden, weight, bias, sections, torch.float64, MemoryPlan(loss_tokens=10))
+    assert products.rows == [BATCH * 5, 9, 9]
 
 
 @pytest.mark.parametrize("in_place", [True, False])
