@@ -60,7 +60,7 @@ def sample_codes(decoder: Decoder, prompts: Prompts, rows: Sequence[Row]) -> Ite
     given = prompts.num_codes
     guidance = torch.tensor([row.sampling.guidance for row in rows], device=device)[:, None]
     guided = prompts.guided
-    assert guided or bool((guidance == 1).all()), "guidance needs the empty captions"
+    assert guided or all(row.sampling.guidance == 1 for row in rows), "guidance needs the empty captions"
     copies = 2 if guided else 1
     cache = KVCache(decoder, prompts, copies * len(rows))
     settings = [

@@ -1,0 +1,49 @@
+"""Sampling and ranking on CUDA tensors without values: nothing stays on the CPU, nothing waits for the GPU."""
+
+import pytest
+import torch
+
+from dalle_lean.tokenizer import Tokenizer
+from inference.sampling import kv_cache
+from inference.sampling.decoder import Decoder
+from inference.sampling.prefill import read_prompts
+from inference.sampling.sampler import Row, Sampling, sample_codes
+from tests.fake_cuda import fake_cuda, moved
+from tests.inference.tiny_model import CAPTIONS, tiny_clip, tiny_dalle
+
+
+class Eager:
+    """Runs the very step that CUDA graphs record, without recording it."""
+
+    def __init__(self, batch: int, device: torch.device):
+        self.row = torch.zeros(1, dtype=torch.long, device=device)
+
+    def run(self, step, codes, column, row, place):
+        return step(codes, column, self.row.fill_(row), place)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+@pytest.mark.parametrize("given", [0, 5])
+def test_drawing_a_batch(monkeypatch, precision, guidance, given):
+    monkeypatch.setattr(kv_cache, "StepGraphs", Eager)
+    model = tiny_dalle()
+    with fake_cuda():
+        decoder = Decoder(moved(model), precision)
+        text_ids = torch.zeros(2, model.config.text_len, dtype=torch.long)  # as the tokenizer gives them
+        codes = torch.zeros(2, given, dtype=torch.long, device="cuda")
+        prompts = read_prompts(decoder, text_ids, codes, guided=guidance != 1)
+        rows = [Row(picture, Sampling(guidance=guidance)) for picture in range(6)]
+        *_, drawn = sample_codes(decoder, prompts, rows)
+        assert (drawn.device.type, drawn.shape) == ("cuda", (6, model.config.image_len))
+
+
+def test_scoring_pictures():
+    scorer = tiny_clip(Tokenizer.train(CAPTIONS, vocab_size=300))
+    with fake_cuda():
+        moved(scorer.model)
+        scorer.device = torch.device("cuda")
+        scorer._mean, scorer._std = (torch.empty(3, 1, 1, device="cuda") for _ in range(2))
+        scorer._caption_ids = lambda captions: torch.zeros(len(captions), 16, dtype=torch.long)
+        scores = scorer.score(torch.empty(5, 3, 32, 32, device="cuda"), CAPTIONS[0])
+        assert (scores.device.type, scores.shape) == ("cuda", (5,))
