@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-browser test-all lint format bench constraints data bundled-model evaluate
+.PHONY: install demo test test-browser test-all lint format bench gpu-check constraints data bundled-model evaluate
 
 install: .venv/installed
 
@@ -36,6 +36,10 @@ format: install
 
 bench: install
 	$(BIN)/python -m benchmarks.speed
+
+# On a machine with a GPU, without a network: does everything work there, and how fast?
+gpu-check:
+	$(BIN)/python -m benchmarks.gpu_check
 
 # Pins every package again, for all systems and Python versions. numpy 2.4 breaks hivemind's 8-bit compression.
 constraints: install

@@ -15,9 +15,14 @@ BANDWIDTH_BYTES = 2**29
 
 
 @torch.inference_mode()
-def matmul_rate(precision: Precision | None, device: torch.device | str = "cpu", repeats: int = 8) -> float:
+def matmul_rate(
+    precision: Precision | None,
+    device: torch.device | str = "cpu",
+    repeats: int = 8,
+    sizes: tuple[int, int, int] = MATMUL_SIZES,
+) -> float:
     """Median operations per second of one large product as sampling computes it; None: as training does, in fp32."""
-    rows, inner, columns = MATMUL_SIZES
+    rows, inner, columns = sizes
     layer = nn.Linear(inner, columns, bias=False, device=device)
     product = layer if precision is None else pack(layer, precision)
     x = torch.randn(rows, inner, device=device).to(compute_dtype(precision or "fp32"))

@@ -1,0 +1,220 @@
+"""Does everything work on this GPU, and how fast? `make gpu-check`, under ten minutes, without a network.
+
+Each part runs in a process of its own, so that one that fails or hangs hides nothing of the others:
+
+- tests: those marked gpu.
+- train small, train paper: a step in bf16 under the fastest plan that fits, of random samples: tokens/s; MFU, the
+  arithmetic of one forward and backward (nothing recomputed; dalle_lean/memory/flops.py) over the seconds and the rate
+  of a large bf16 product measured in the same process; peak bytes on the device, predicted and measured.
+- draw small, draw paper: from a prompt to the PNG files of the best 4 of 128, with random weights; the second drawing
+  counts, in which nothing is prepared any more.
+- recipe: two minutes of the bundled model's recipe on random samples: samples/s, and whether the loss falls.
+
+The last line is one JSON object. A part that fails has its last line of error there, and the exit code is 1.
+`--device cpu --small` runs the same on a CPU in a minute, to see that it runs.
+"""
+
+import dataclasses
+import io
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.child_process import ROOT
+from benchmarks.reference import SMALL
+from benchmarks.report import Column, make_parser, print_figures, print_json
+from benchmarks.roofline import matmul_rate
+from benchmarks.timing import now
+from dalle_lean import Dalle, DalleConfig
+from dalle_lean.devices import pick_device
+from dalle_lean.free_memory import free_bytes
+from dalle_lean.images.vqgan import VQGAN, VQGANConfig
+from dalle_lean.io.model_folder import bundled_model, load_model
+from dalle_lean.memory import TrainingSetup, cost_of, fastest_plan
+from dalle_lean.memory.flops import forward_flop
+from inference import Generator
+from training.data.loader import Batch
+from training.run.recipe import MemoryRecipe, Recipe, load_recipe
+from training.step.learner import Learner
+
+MODELS = {"small": SMALL, "paper": DalleConfig.paper()}
+TINY = {"hidden_size": 48, "num_layers": 4, "num_heads": 2, "head_size": 12, "text_len": 8, "image_side": 8}
+BATCHES = {"small": 256, "paper": 128}
+LARGE_PRODUCT = (8192, 8192, 8192)
+LIMITS_S = {
+    "tests": 90,
+    "train small": 45,
+    "train paper": 100,
+    "draw small": 45,
+    "draw paper": 120,
+    "recipe": 150,
+}
+"""Seconds after which a part is ended: all of them together stay under ten minutes."""
+COLUMNS = (
+    Column("part", "part"),
+    Column("seconds", "seconds", ",.1f"),
+    Column("tokens/s", "tokens_per_s", ",.0f"),
+    Column("MFU", "mfu", ".1%"),
+    Column("peak, GB", "peak_bytes", ".2f", 1e9),
+    Column("predicted, GB", "predicted_bytes", ".2f", 1e9),
+    Column("best of 128, s", "drawing_s", ".1f"),
+    Column("samples/s", "samples_per_s", ",.1f"),
+    Column("outcome", "outcome"),
+)
+
+
+def main() -> None:
+    """Run the parts, print the table and the JSON line."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--device", default="cuda", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
+    parser.add_argument("--small", action="store_true", help="tiny models and a few steps, to see that it runs")
+    parser.add_argument("--parts", nargs="*", choices=LIMITS_S, default=list(LIMITS_S), help="only these")
+    parser.add_argument("--child", choices=LIMITS_S, help="run one part in this process")
+    options = parser.parse_args()
+    try:
+        device = pick_device(options.device)
+        if options.child:
+            print(json.dumps(part(options.child, device, options.small)))
+            return
+    except ValueError as mistake:
+        parser.error(str(mistake))
+    lines = [run_part(name, options.device, options.small) for name in options.parts]
+    print_figures(lines, COLUMNS)
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
+    print_json("gpu_check", {"device": str(device), "gpu": gpu, "torch": torch.__version__, "parts": lines})
+    sys.exit(any(line["outcome"] != "ok" for line in lines))
+
+
+def run_part(name: str, device: str, small: bool) -> dict[str, Any]:
+    """A part in a process of its own: its figures, or its last line of error."""
+    print(f"{name} ...", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--child", name, "--device", device]
+    started = time.perf_counter()
+    try:
+        done = subprocess.run(
+            [*command, *(["--small"] if small else [])],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=LIMITS_S[name],
+            check=False,
+        )
+        errors = done.stderr.strip().splitlines()
+        outcome = "ok" if done.returncode == 0 else errors[-1] if errors else f"exit code {done.returncode}"
+        figures = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
+    except subprocess.TimeoutExpired:
+        outcome, figures = f"ended after {LIMITS_S[name]} s", {}
+    return {"part": name, "outcome": outcome, "seconds": time.perf_counter() - started, **figures}
+
+
+def part(name: str, device: torch.device, small: bool) -> dict[str, Any]:
+    """The figures of one part."""
+    torch.manual_seed(0)
+    kind, _, model = name.partition(" ")
+    if kind == "tests":
+        return marked_tests()
+    if kind == "recipe":
+        return follow_recipe(device, seconds=2.0 if small else 120.0)
+    config = dataclasses.replace(MODELS[model], **TINY) if small else MODELS[model]
+    if kind == "train":
+        return train(config, device, batch_size=2 if small else BATCHES[model], seconds=0.5 if small else 20.0)
+    return draw(config, device, pictures=4 if small else 128)
+
+
+def marked_tests() -> dict[str, Any]:
+    """Run the tests marked gpu; RuntimeError where one fails."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "tests"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    closing = (done.stdout.strip().splitlines() or [done.stderr.strip()])[-1]
+    if done.returncode != 0:
+        raise RuntimeError(f"tests: {closing}")
+    return {"tests": closing}
+
+
+def train(config: DalleConfig, device: torch.device, *, batch_size: int, seconds: float) -> dict[str, Any]:
+    """Steps of the fastest plan that fits into 80 % of the free memory, with LAMB."""
+    setup = TrainingSetup.of_precision("bf16", batch=batch_size, device=device.type)
+    plan = fastest_plan(config, setup, 0.8 * free_bytes(device))
+    memory = MemoryRecipe(**dataclasses.asdict(plan), precision="bf16")
+    recipe = Recipe(model=config.to_dict(), memory=memory)
+    recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, batch_size=batch_size))
+    learner = Learner(Dalle(config, device=device), recipe)
+    batch = random_samples(config, batch_size)
+    gradient = learner.accumulate_gradient
+    gradient(batch)
+    figures: dict[str, Any] = {"plan": str(plan), "batch": batch_size}
+    if device.type == "cuda":
+        learner.optimizer.step()
+        torch.cuda.reset_peak_memory_stats(device)
+        gradient(batch)
+        figures["peak_bytes"] = torch.cuda.max_memory_allocated(device)
+        figures["predicted_bytes"] = cost_of(config, plan, setup).peak_bytes
+    step_s, _ = repeated(lambda: gradient(batch), device, seconds)
+    sizes = LARGE_PRODUCT if device.type == "cuda" else (512, 512, 512)
+    rate = matmul_rate("bf16", device, sizes=sizes)
+    flop = 3 * forward_flop(config, batch_size).total
+    return {
+        **figures,
+        "step_s": step_s,
+        "tokens_per_s": batch_size * config.sequence_len / step_s,
+        "flop_per_s": flop / step_s,
+        "matmul_flop_per_s": rate,
+        "mfu": flop / step_s / rate,
+    }
+
+
+def draw(config: DalleConfig, device: torch.device, *, pictures: int) -> dict[str, Any]:
+    """Seconds from a prompt to PNG files, the second time."""
+    bundled = Generator.from_folder(bundled_model(), device=device)
+    model = Dalle(config, device=device).eval()
+    vqgan = VQGAN(VQGANConfig(codebook_size=config.image_vocab_size)).eval().to(device)
+    precision = "bf16" if device.type == "cuda" else "fp32"
+    generator = Generator(model, bundled.tokenizer, vqgan, bundled.scorer, precision)
+    figures = {}
+    for count in ("first_drawing_s", "drawing_s"):
+        started = now(device)
+        for picture in generator("a red heart", num_images=pictures, best=4):
+            picture.image.save(io.BytesIO(), "png")
+        figures[count] = now(device) - started
+    return {**figures, "pictures": pictures}
+
+
+def follow_recipe(device: torch.device, *, seconds: float) -> dict[str, Any]:
+    """Steps of the bundled model's recipe; RuntimeError unless the loss falls."""
+    recipe = load_recipe("emoji128")
+    config = load_model(bundled_model()).config
+    learner = Learner(Dalle(config, device=device), recipe)
+    batch = random_samples(config, recipe.data.batch_size)
+    losses: list[float] = []
+    step_s, steps = repeated(lambda: losses.append(learner.step(batch, 1e-3).loss), device, seconds)
+    if not (math.isfinite(losses[-1]) and losses[-1] < losses[0]):
+        raise RuntimeError(f"recipe: the loss went from {losses[0]:.3f} to {losses[-1]:.3f} in {steps} steps")
+    return {"samples_per_s": recipe.data.batch_size / step_s, "steps": steps, "losses": [losses[0], losses[-1]]}
+
+
+def random_samples(config: DalleConfig, count: int) -> Batch:
+    """Samples on the host, as a loader gives them."""
+    return Batch(
+        torch.randint(config.text_vocab_size, (count, config.text_len)),
+        torch.randint(config.image_vocab_size, (count, config.image_len)),
+    )
+
+
+def repeated(run: Callable[[], Any], device: torch.device, seconds: float) -> tuple[float, int]:
+    """Mean seconds of a run, and how many there were; the first, which prepares, is left out."""
+    run()
+    started, count = now(device), 0
+    while count < 2 or now(device) - started < seconds:
+        run()
+        count += 1
+    return (now(device) - started) / count, count
+
+
+if __name__ == "__main__":
+    main()
