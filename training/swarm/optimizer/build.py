@@ -16,6 +16,7 @@ from training.swarm.averaging.aggregation import RULES
 from training.swarm.averaging.compression import wire_compression
 from training.swarm.averaging.gradient_averager import SwarmGradientAverager, SwarmPowerSGDAverager
 from training.swarm.config import SwarmSettings
+from training.swarm.host_peers import host_peers
 from training.swarm.optimizer.diloco import DilocoOptimizer, PseudoGradientAverager, make_outer
 from training.swarm.optimizer.lamb import SwarmLamb
 from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
@@ -88,6 +89,7 @@ def swarm_optimizer(
         load_state_timeout=timing.load_state_timeout_s,
         tracker_opts={
             "last_epoch": settings.last_epoch,
+            "donors": host_peers(settings.swarm).donors,
             "doubtful": role == "helper",
             "metadata_expiration": timing.progress_expiration_s,
             # A peer that looks less often than finding a group takes may not know of the others at its first step.

@@ -11,7 +11,7 @@ from dalle_lean.errors import UserError
 from training.data.remote_io import silent
 from training.run.progress import OnNotice
 from training.swarm.averaging.averagers import has_succeeded
-from training.swarm.averaging.gradient_averager import epoch_of_group
+from training.swarm.averaging.gradient_averager import epoch_of_group, epoch_of_trainers
 from training.swarm.averaging.state_transfer import SwarmStateAverager
 from training.swarm.averaging.state_validation import StateRefused
 from training.swarm.optimizer.progress_tracker import DonorTracker, SwarmTracker
@@ -19,6 +19,10 @@ from training.swarm.optimizer.progress_tracker import DonorTracker, SwarmTracker
 RETRY_PAUSE_S = 2.0
 LONE_CLAIM_ATTEMPTS = 2
 """To get a state that one peer alone claims to exist."""
+
+
+class NoGroup(Exception):
+    """A donor found nobody to take a step with."""
 
 
 class OutOfSync(UserError):
@@ -89,6 +93,7 @@ class SwarmOptimizer(hivemind.Optimizer):
             prefix=self.run_id,
             target_batch_size=target_batch_size,
             client_mode=self.client_mode,
+            private_key=self.dht.private_key,
             status_loglevel=self.status_loglevel,
             start=True,
             **options,
@@ -96,14 +101,23 @@ class SwarmOptimizer(hivemind.Optimizer):
 
     def step(self, closure: Any = None, batch_size: int | None = None, grad_scaler: Any = None) -> Any:
         """As hivemind's; also raises what went wrong in a background step."""
-        if self.auxiliary and self.tracker.global_epoch > self.local_epoch:
-            self.jump_to(self.tracker.global_epoch)  # a helper has no weights that could be behind
+        if self.auxiliary:  # a helper has no weights that could be behind, and may have been led too far
+            self.jump_to(int(min(max(self.tracker.global_epoch, self.local_epoch), self.tracker.reach)))
         if self.was_solo:
             self.refresh_progress()
         loss = super().step(closure, batch_size, grad_scaler)
         if self.opt.failure is not None:
             raise self.opt.failure
         return loss
+
+    def _should_load_state_from_peers(self) -> bool:
+        # By the donors' step where it is known: others' claims are not worth a download.
+        if self.tracker.anchor is None:
+            return bool(super()._should_load_state_from_peers())
+        due = self._should_check_synchronization_on_update and self.tracker.fetched_global_progress_this_epoch.is_set()
+        if due:
+            self._should_check_synchronization_on_update = False
+        return bool(self.local_epoch < self.tracker.anchor - (not due))
 
     def refresh_progress(self) -> None:
         """After a solo step: find out how far the others are before hivemind compares."""
@@ -114,6 +128,8 @@ class SwarmOptimizer(hivemind.Optimizer):
 
     def jump_to(self, epoch: int) -> None:
         """Count from `epoch`, keeping the weights."""
+        if epoch == self.local_epoch:
+            return
         with self.tracker.pause_updates():
             self.state_averager.local_epoch = epoch
             self.state_averager._update_scheduler()
@@ -126,7 +142,12 @@ class SwarmOptimizer(hivemind.Optimizer):
                 self.state_averager.stale = True  # the others took this step without this peer
             # Without anybody's samples the only direction is the momentum's.
             self.opt.held = self.grad_averager.local_samples_accumulated == 0
-        super()._update_global_epoch(grad_scaler)
+        try:
+            super()._update_global_epoch(grad_scaler)
+        except NoGroup:  # the others' step and their weights come with the next group
+            if self.scheduled_state is not None:
+                self.scheduled_state.cancel()
+                self.scheduled_state = None
         self.resyncs_in_row = 0
 
     def _average_gradients_and_load_into_optimizer(self, maybe_step_control: Any) -> None:
@@ -135,7 +156,11 @@ class SwarmOptimizer(hivemind.Optimizer):
             return
         # A peer that is one step behind would stay so: it looks for a group for a step that the others have taken,
         # and finds one when they look for the next.
-        epoch = epoch_of_group(maybe_step_control.result().values(), self.local_epoch)
+        reported = maybe_step_control.result()
+        if self.is_donor:
+            epoch = epoch_of_trainers({p: e for p, e in reported.items() if p != self.dht.peer_id}, self.local_epoch)
+        else:
+            epoch = min(epoch_of_group(reported, self.local_epoch, self.tracker.donors), self.tracker.reach)
         if self.local_epoch < epoch < self.tracker.last_epoch:
             self.state_averager.skip_to(epoch)
 
@@ -143,8 +168,10 @@ class SwarmOptimizer(hivemind.Optimizer):
         # hivemind would load the accumulators, which are empty by now. The averager still holds this peer's gradients,
         # as no average replaced them.
         if self.tracker.global_progress.num_peers > 1:
-            self.solo_steps += 1
             self.was_solo = True
+            if self.is_donor and self.local_epoch + 1 < self.tracker.last_epoch:
+                raise NoGroup  # or made-up records alone could take the run to its end
+            self.solo_steps += 1
             self.state_averager.stale = self.state_averager.skip_next_round = True
             self.state_averager.missed_steps += self.opt.held
         else:
@@ -176,9 +203,10 @@ class SwarmOptimizer(hivemind.Optimizer):
                 self.tracker.doubt_lone_claims()
             if not self.is_synchronized_with_peers():
                 self.download_state()  # the others', now that the lone claim is ignored
-            if self.local_epoch < self.tracker.global_epoch:
+            newest = self.tracker.anchor if self.is_donor else self.tracker.global_epoch
+            if self.local_epoch < newest:
                 # The others have just moved on, or have no state but this one's: the next average brings their weights.
-                self.state_averager.skip_to(self.tracker.global_epoch)
+                self.state_averager.skip_to(newest)
                 self.state_averager._update_scheduler()
             self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=0)
             if self.grad_averager is not None:
@@ -209,6 +237,9 @@ class SwarmOptimizer(hivemind.Optimizer):
                 if attempt == attempts and lone and self.can_ignore_lone_claim():
                     self.on_notice(f"only one peer claims step {newest}, and nobody has its state: ignored ({refusal})")
                     return
+                if attempt == attempts and self.is_donor:
+                    self.on_notice(f"nobody has a good state: going on with older weights ({refusal})")
+                    return
                 if attempt == attempts:
                     raise OutOfSync(
                         f"{self.position}, and no state could be had in {attempt} attempts ({refusal}); "
@@ -226,7 +257,7 @@ class SwarmOptimizer(hivemind.Optimizer):
 
         Newcomers are at step 0 in any run; that the run itself is there must be confirmed by one of its donors.
         """
-        if self.tracker.doubt_lone_claims() > 0 or self.is_donor:
+        if self.tracker.doubt_lone_claims() > 0:
             return True
         try:
             self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, min_epoch=0, strangers=False)

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, NoReturn
@@ -42,12 +42,18 @@ OnDownload = Callable[[int, int, str], None]
 
 
 class Volunteer(Peer):
-    """A peer that a person watches and may stop."""
+    """A peer that a person watches and may stop.
 
-    def __init__(self, settings: SwarmSettings, dht: hivemind.DHT, *arguments: Any, **options: Any):
+    Args:
+        addresses: of helpers, as they are reached from here.
+    """
+
+    def __init__(
+        self, settings: SwarmSettings, dht: hivemind.DHT, *arguments: Any, addresses: Sequence[str], **options: Any
+    ):
         super().__init__(settings, dht, *arguments, **options)
         self.first_epoch: int | None = None
-        self.watch = RunWatch(dht, settings)
+        self.watch = RunWatch(dht, settings, addresses)
 
     @property
     def finished(self) -> bool:
@@ -118,9 +124,7 @@ def take_part(
     assert found.run is not None
     assert found.folder is not None
     assert found.shards is not None
-    # Use the addresses that worked: the run may not know how it is reached from here.
-    section = dataclasses.replace(found.run.settings.swarm, addresses=found.addresses)
-    settings = dataclasses.replace(found.run.settings, swarm=section)
+    settings = found.run.settings
     with run_folder(found.folder), ExitStack() as stack:
         remove_leftovers(found.folder)
         network.log_to(found.folder / LOG)
@@ -134,7 +138,7 @@ def take_part(
         )
         stack.callback(signal.signal, signal.SIGINT, signal.default_int_handler)
         stack.callback(dht.shutdown)
-        publisher = Publisher(dht, settings.run_id, identity=found.folder / IDENTITY, user=options.user)
+        publisher = Publisher(dht, settings.run_id, user=options.user)
         stack.callback(publisher.close)
         ranks, moved = open_ranks(found.device.type), None
 
@@ -158,6 +162,7 @@ def take_part(
                 on_download=on_download,
                 on_notice=on_notice,
                 ranks=ranks,
+                addresses=found.addresses,
             )
             signal.signal(signal.SIGINT, signal.default_int_handler)  # hivemind ignores it
             peer.end_at_once = partial(end_at_once, on_stop)

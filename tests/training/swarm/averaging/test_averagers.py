@@ -24,7 +24,12 @@ from training.swarm.averaging.averagers import (
     with_readable_reports,
 )
 from training.swarm.averaging.compression import wire_compression
-from training.swarm.averaging.gradient_averager import SwarmGradientAverager, SwarmPowerSGDAverager, epoch_of_group
+from training.swarm.averaging.gradient_averager import (
+    SwarmGradientAverager,
+    SwarmPowerSGDAverager,
+    epoch_of_group,
+    epoch_of_trainers,
+)
 from training.swarm.averaging.state_averager import STALE_EPOCH, STALE_WEIGHT, out_of_step
 from training.swarm.averaging.state_transfer import SwarmStateAverager
 from training.swarm.averaging.state_validation import StateRefused, check_epoch, check_state, tensors_sha256
@@ -189,7 +194,27 @@ def test_weights_of_no_known_step_are_not_averaged(rubbish):
     ],
 )
 def test_who_has_counted_a_step_too_few_counts_as_its_group_does(said, own, epoch):
-    assert epoch_of_group(said, own) == epoch
+    assert epoch_of_group(dict(enumerate(said)), own) == epoch
+
+
+def test_the_step_of_a_donor_in_the_group_counts_and_nobody_elses():
+    assert epoch_of_group({"donor": 7, "a": 8, "b": 8, "c": 8}, 7, {"donor"}) == 7
+    assert epoch_of_group({"donor": 9, "a": 7, "b": 7, "c": 7}, 7, {"donor"}) == 9
+
+
+@pytest.mark.parametrize(
+    ("said", "own", "epoch"),
+    [
+        ([143, 143, 200], 88, 143),
+        ([143, 200], 88, 143),
+        ([200], 88, 89),
+        ([], 88, 88),
+        ([80, 80], 88, 88),
+        ([None], 8, 8),
+    ],
+)
+def test_a_donor_follows_most_of_those_it_computed_with_and_a_lone_one_a_single_step(said, own, epoch):
+    assert epoch_of_trainers(dict(enumerate(said)), own) == epoch
 
 
 @pytest.fixture
@@ -297,7 +322,7 @@ def test_a_report_that_makes_no_sense_counts_as_none_and_the_round_goes_on(conte
     assert group.gathered == (report(), NO_REPORT, report(None))
     bandwidth, mode, gathered = MSGPackSerializer.loads(NO_REPORT)
     assert (bandwidth, AveragingMode(mode)) == (0.0, AveragingMode.CLIENT)
-    assert epoch_of_group([7, MSGPackSerializer.loads(gathered), 7], 6) == 7
+    assert epoch_of_group(dict(enumerate([7, MSGPackSerializer.loads(gathered), 7])), 6) == 7
     assert out_of_step(group) == {members[1]}
 
 

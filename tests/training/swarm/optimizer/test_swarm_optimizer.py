@@ -13,9 +13,10 @@ from tests.training.swarm.optimizer.test_progress_tracker import LAST, TARGET, r
 from training.data.remote_io import silent
 from training.swarm.averaging.state_transfer import SwarmStateAverager
 from training.swarm.averaging.state_validation import StateRefused, check_epoch, tensors_sha256
+from training.swarm.host_peers import owner_peer
 from training.swarm.optimizer import swarm_optimizer as stepping
-from training.swarm.optimizer.progress_tracker import SwarmTracker
-from training.swarm.optimizer.swarm_optimizer import OutOfSync, SwarmOptimizer
+from training.swarm.optimizer.progress_tracker import DonorTracker, SwarmTracker
+from training.swarm.optimizer.swarm_optimizer import NoGroup, OutOfSync, SwarmOptimizer
 
 DONOR = PeerID(bytes([0x12, 0x20]) + bytes(32))
 STRANGERS = [PeerID(bytes([0x12, 0x20]) + bytes([number]) * 32) for number in (1, 2)]
@@ -55,6 +56,7 @@ def newcomer(dht, averager, monkeypatch):
     optimizer.grad_averager = optimizer.scheduled_grads = None
     optimizer.load_state_attempts, optimizer.load_state_timeout = 5, 10.0
     optimizer.resyncs = optimizer.resyncs_in_row = 0
+    optimizer._should_check_synchronization_on_update = False
     optimizer.on_notice = silent
     optimizer.answers = iter(())
 
@@ -96,20 +98,37 @@ def test_a_claim_at_the_beginning_of_a_run_is_left_out_once_its_donor_says_that_
     assert not newcomer.tracker.relies_on_lone_claim
 
 
-def test_a_donor_at_the_beginning_of_a_run_leaves_out_a_claim_that_has_no_state(newcomer):
-    said(newcomer.tracker, record(0), record(LAST))
-    newcomer.is_donor, newcomer.answers = True, repeat(None)
-    newcomer.load_state_from_peers()
-    assert newcomer.local_epoch == newcomer.tracker.global_epoch == 0
+@pytest.fixture
+def donor(newcomer, dht):
+    """A donor at step 0 of which no thread and no process is started."""
+    newcomer.tracker = DonorTracker(dht, "test", TARGET, client_mode=False, last_epoch=LAST, start=False)
+    newcomer.is_donor, newcomer.was_solo = True, False
+    return newcomer
 
 
-def test_a_donor_that_alone_has_a_state_goes_on_with_the_others(newcomer, monkeypatch):
-    monkeypatch.setattr(newcomer.state_averager, "announced_donors", dict)
-    said(newcomer.tracker, record(40), record(40))
-    newcomer.is_donor = True
-    newcomer.load_state_from_peers()
-    assert newcomer.local_epoch == 40
-    assert newcomer.state_averager.stale
+@pytest.mark.parametrize("claims", [[40, 40], [LAST] * 9])
+def test_a_donor_takes_no_state_for_what_others_claim(donor, claims):
+    said(donor.tracker, *map(record, claims))
+    assert not donor._should_load_state_from_peers()
+    assert donor.local_epoch == 0
+
+
+def test_a_donor_takes_no_step_without_a_group_however_many_claim_one(donor):
+    said(donor.tracker, *map(record, [LAST] * 9))
+    with pytest.raises(NoGroup):
+        donor._load_local_gradients_into_optimizer()
+    assert donor.local_epoch == 0
+    assert not donor.state_averager.stale
+
+
+def test_a_donor_that_was_away_fetches_the_state_of_the_step_that_it_reported_before(donor):
+    donor.tracker.donors = {owner_peer(donor.tracker._local_public_key)}
+    said(donor.tracker, record(40), own=record(40))
+    assert donor._should_load_state_from_peers()
+    donor.answers = repeat(None)
+    donor.load_state_from_peers()
+    assert donor.local_epoch == 40
+    assert donor.state_averager.stale
 
 
 def test_the_runs_donors_are_asked_first_whatever_is_said_of_them(averager):
