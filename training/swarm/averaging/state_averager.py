@@ -28,6 +28,8 @@ class WeightAverager(FilteredAverager, TrainingStateAverager):
         lr_of_epoch: the learning rate of the step after that many epochs.
     """
 
+    max_shift = 0.5
+    """Weights of one step are close to each other."""
     local_epoch: int
     weights_epoch: int
     """The step of the weights: `local_epoch`, or the one before while a delayed step is running."""

@@ -39,7 +39,6 @@ class SwarmStateAverager(WeightAverager):
     Args:
         lr_of_epoch: see WeightAverager.
         last_epoch: the end of the schedule; states of later steps are refused.
-        donors: peer ids that are asked first.
     """
 
     validate: Callable[[Sequence[Tensor]], None] | None = None
@@ -51,11 +50,9 @@ class SwarmStateAverager(WeightAverager):
         self,
         *,
         last_epoch: int,
-        donors: Sequence[str] = (),
         **options: Any,
     ):
         self.last_epoch = last_epoch
-        self.donors = {PeerID.from_base58(donor) for donor in donors}
         self._received_bytes = mp.Value("q", 0)
         self.downloads = 0
         self._snapshot: tuple[tuple[int, int, int], dict[str, Any], list[Tensor]] | None = None
@@ -116,9 +113,9 @@ class SwarmStateAverager(WeightAverager):
     def known_donors(self) -> list[PeerID]:
         """Whom to ask for a state: the run's own donors first, whatever is announced, then the newest."""
         announced = self.announced_donors()
-        donors = list(announced.keys() | self.donors - {self.peer_id})
+        donors = list(announced.keys() | self.host.donors - {self.peer_id})
         random.shuffle(donors)
-        donors.sort(key=lambda donor: (donor in self.donors, announced.get(donor, -1.0)), reverse=True)
+        donors.sort(key=lambda donor: (donor in self.host.donors, announced.get(donor, -1.0)), reverse=True)
         return donors[:MAX_DONORS]
 
     def load_state_from_peers(
@@ -136,7 +133,7 @@ class SwarmStateAverager(WeightAverager):
         min_epoch = self.local_epoch if min_epoch is None else min_epoch
         refusals, left_s = [], math.inf if timeout is None else timeout
         for donor in self.known_donors():
-            named, began_s = donor in self.donors, time.monotonic()
+            named, began_s = donor in self.host.donors, time.monotonic()
             if not named and not (strangers and left_s > 0):
                 continue
             try:

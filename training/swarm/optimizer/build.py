@@ -65,7 +65,7 @@ def swarm_optimizer(
             "rule": RULES[wire.aggregation],
             "lr_of_epoch": partial(lr_of_epoch, settings),
             "last_epoch": settings.last_epoch,
-            "donors": settings.swarm.donors,
+            "host": host_peers(settings.swarm),
             "request_timeout": timing.request_timeout_s,
             "max_weight": 1.0,
         },
@@ -105,6 +105,7 @@ def gradient_averager(settings: SwarmSettings) -> Callable[..., GradientAverager
     options: dict[str, Any] = {
         "rule": RULES[wire.aggregation],
         "max_weight": float(settings.target_batch_size),
+        "host": host_peers(settings.swarm),
         "request_timeout": timing.request_timeout_s,
     }
     if wire.mode == "diloco":

@@ -13,7 +13,7 @@ from tests.training.swarm.optimizer.test_progress_tracker import LAST, TARGET, r
 from training.data.remote_io import silent
 from training.swarm.averaging.state_transfer import SwarmStateAverager
 from training.swarm.averaging.state_validation import StateRefused, check_epoch, tensors_sha256
-from training.swarm.host_peers import owner_peer
+from training.swarm.host_peers import HostPeers, owner_peer
 from training.swarm.optimizer import swarm_optimizer as stepping
 from training.swarm.optimizer.progress_tracker import DonorTracker, SwarmTracker
 from training.swarm.optimizer.swarm_optimizer import NoGroup, OutOfSync, SwarmOptimizer
@@ -35,7 +35,7 @@ def averager(dht):
         initialize_optimizer=False,
         lr_of_epoch=lambda epoch: 0.0,
         last_epoch=LAST,
-        donors=[DONOR.to_base58()],
+        host=HostPeers(donors=frozenset({DONOR})),
         client_mode=True,
         start=False,
     )
