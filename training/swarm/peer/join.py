@@ -22,6 +22,7 @@ from training.swarm.config import SwarmSettings
 from training.swarm.network import dht as network
 from training.swarm.network.bootstrap_service import TOKENIZER
 from training.swarm.network.orphan_reaper import end_children
+from training.swarm.network.run_records import keep_own_records
 from training.swarm.network.run_watch import RunWatch
 from training.swarm.observe.peer_metrics import PeerMetrics
 from training.swarm.observe.publisher import Publisher
@@ -138,6 +139,7 @@ def take_part(
         )
         stack.callback(signal.signal, signal.SIGINT, signal.default_int_handler)
         stack.callback(dht.shutdown)
+        keep_own_records(dht, settings)
         publisher = Publisher(dht, settings.run_id, user=options.user)
         stack.callback(publisher.close)
         ranks, moved = open_ranks(found.device.type), None
