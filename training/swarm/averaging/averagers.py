@@ -54,6 +54,7 @@ class RuleRunner(AllReduceRunner):
         rule: type[FiniteMean],
         max_weight: float = math.inf,
         excluded: Collection[PeerID] = (),
+        preferred: Collection[PeerID] = (),
         trusted: Collection[PeerID] = (),
         max_shift: float = math.inf,
         **arguments: Any,
@@ -65,6 +66,7 @@ class RuleRunner(AllReduceRunner):
             len(self.sender_peer_ids),
             max_weight=max_weight,
             excluded=[index for index, peer in enumerate(self.sender_peer_ids) if peer in excluded],
+            preferred=[index for index, peer in enumerate(self.sender_peer_ids) if peer in preferred],
         )
         self.trusted, self.max_shift = trusted, max_shift
         self.impossible: set[PeerID] = set()
@@ -165,6 +167,7 @@ class FilteredAverager(DecentralizedAverager):
             rule=self.rule,
             max_weight=self.max_weight,
             excluded=self.excluded_from(group_info),
+            preferred=self.preferred,
             trusted=self.host.all,
             max_shift=self.max_shift,
             p2p=self._p2p,
@@ -190,6 +193,11 @@ class FilteredAverager(DecentralizedAverager):
         self._dropped_tensors.value += len(runner.impossible)
         absent = runner.banned_senders | runner.impossible
         self.absentees.note(set(runner.active_senders) - absent, absent)
+
+    @property
+    def preferred(self) -> frozenset[PeerID]:
+        """Peers beside whom nobody else counts where they are in the group and not excluded."""
+        return frozenset()
 
     def excluded_from(self, group_info: GroupInfo) -> set[PeerID]:
         """Members of a group that receive the average and count for nothing."""

@@ -22,7 +22,10 @@ TRIMMED_SHARE = 0.25
 
 
 class CollectingRule(FiniteMean):
-    """Keeps each part until all senders have sent it, then reduces them at once; the plain mean of only two."""
+    """Keeps each part until all senders have sent it, then reduces them at once; the plain mean of only two.
+
+    Senders with stale weights have no say beside others, and others none beside `preferred` ones.
+    """
 
     def __init__(self, *arguments: Any, **options: Any):
         self.received: dict[int, dict[int, tuple[Tensor, float]]] = {}
@@ -38,14 +41,19 @@ class CollectingRule(FiniteMean):
 
     def check_current_part_finished(self) -> None:
         if self.current_part_accumulated_from == self.num_current_senders:
-            sent = [pair for _, pair in sorted(self.received.pop(self.current_part_index, {}).items())]
-            least = MIN_WEIGHT_SHARE * max((weight for _, weight in sent), default=0.0)
-            found = [(part, weight) for part, weight in sent if weight >= least]
-            if len(found) > 2:
-                parts = torch.stack([part.flatten().float() for part, _ in found])
-                weights = cap_weights(torch.tensor([weight for _, weight in found]))
-                combined = self.combine(parts, weights).view(self.part_shapes[self.current_part_index])
-                self.accumulator, self.denominator = combined, 1.0
+            sent = self.received.pop(self.current_part_index, {})
+            least = MIN_WEIGHT_SHARE * max((weight for _, weight in sent.values()), default=0.0)
+            current = {sender for sender, (_, weight) in sent.items() if weight >= least}
+            chosen = sorted(current.intersection(self.preferred) or current)
+            if len(chosen) > 2 or len(chosen) < len(sent):
+                parts = torch.stack([sent[sender][0].flatten().float() for sender in chosen])
+                weights = torch.tensor([sent[sender][1] for sender in chosen])
+                if len(chosen) > 2:
+                    combined = self.combine(parts, cap_weights(weights))
+                else:
+                    combined = weights / weights.sum() @ parts
+                self.accumulator = combined.view(self.part_shapes[self.current_part_index])
+                self.denominator = 1.0
         super().check_current_part_finished()
 
 

@@ -63,6 +63,11 @@ class WeightAverager(FilteredAverager, TrainingStateAverager):
         super()._apply_optimizer_parameters_()
         self.times_applied += 1
 
+    @property
+    def preferred(self) -> frozenset[PeerID]:
+        # A donor takes every step with the averaged gradients: its weights are everybody's, or better.
+        return self.host.donors
+
     def excluded_from(self, group_info: GroupInfo) -> set[PeerID]:
         return out_of_step(group_info)
 

@@ -21,7 +21,14 @@ from hivemind.utils.timed_storage import ValueWithExpiration
 from torch import Tensor
 
 from training.swarm.averaging.state_averager import WeightAverager
-from training.swarm.averaging.state_validation import StateRefused, check_epoch, check_state, tensors_sha256
+from training.swarm.averaging.state_validation import (
+    StateRefused,
+    check_epoch,
+    check_state,
+    sign_state,
+    signer_of,
+    tensors_sha256,
+)
 from training.swarm.averaging.wire_checks import check_tensor
 
 STATE_SLACK_BYTES = 2**20
@@ -87,6 +94,8 @@ class SwarmStateAverager(WeightAverager):
                     version = self.version
                 epoch, missed_steps, _ = version
                 metadata = {"epoch": max(0, epoch - missed_steps), "sha256": tensors_sha256(tensors)}
+                if self.host.donors and self.peer_id in self.host.donors:
+                    metadata = sign_state(metadata, self.prefix, self.dht.private_key)
                 self._snapshot = version, metadata, tensors
             _, metadata, tensors = self._snapshot
         return metadata, tensors, [CompressionInfo.from_tensor(tensor, key=i) for i, tensor in enumerate(tensors)]
@@ -119,13 +128,20 @@ class SwarmStateAverager(WeightAverager):
         return donors[:MAX_DONORS]
 
     def load_state_from_peers(
-        self, timeout: float | None = None, min_epoch: int | None = None, *, strangers: bool = True, **_: Any
-    ) -> None:
-        """Adopt the first good state.
+        self,
+        timeout: float | None = None,
+        min_epoch: int | None = None,
+        max_epoch: float = math.inf,
+        *,
+        strangers: bool = True,
+        **_: Any,
+    ) -> bool:
+        """Adopt the first good state; returns whether a donor signed it, if the run names any.
 
         Args:
             timeout: seconds for each of the run's donors, and for all others together, who may be made up.
             min_epoch: earlier states are not downloaded; by default this peer's own step.
+            max_epoch: later ones that no donor signed are refused.
             strangers: also ask peers other than the run's donors.
 
         Raises StateRefused if none is good; it says what was wrong with each.
@@ -137,12 +153,24 @@ class SwarmStateAverager(WeightAverager):
             if not named and not (strangers and left_s > 0):
                 continue
             try:
-                self.adopt(*self.download(donor, timeout if named else left_s, min_epoch))
-                return
+                metadata, tensors = self.download(donor, timeout if named else left_s, min_epoch)
+                signed = signer_of(metadata, self.prefix) in self.host.donors
+                if not signed and self.host.donors:
+                    self.check_unsigned(metadata, max_epoch)
+                self.adopt(metadata, tensors)
+                return signed or not self.host.donors
             except StateRefused as refusal:
                 refusals.append(f"{donor.to_base58()[-8:]}: {refusal}")
             left_s -= 0.0 if named else time.monotonic() - began_s
         raise StateRefused("; ".join(refusals) or "nobody hands out a state")
+
+    def check_unsigned(self, metadata: Any, max_epoch: float) -> None:
+        """StateRefused unless a state that no donor signed may be adopted if its held-out loss is good."""
+        check_epoch(metadata, 0)
+        if metadata["epoch"] > max_epoch:
+            raise StateRefused(f"is of step {metadata['epoch']}, which no donor has reached")
+        if self.validate is None:
+            raise StateRefused("no donor signed it, and there are no held-out samples to judge it by")
 
     def download(self, donor: PeerID, timeout: float | None, min_epoch: int = 0) -> tuple[dict[str, Any], list[Tensor]]:
         """A donor's metadata and tensors, unchecked."""

@@ -232,7 +232,9 @@ class SwarmOptimizer(hivemind.Optimizer):
             if lone and attempt == attempts:
                 min_epoch = self.local_epoch + 1  # the other peers', if they are ahead too
             try:
-                self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, min_epoch=min_epoch)
+                signed = self.state_averager.load_state_from_peers(
+                    timeout=self.load_state_timeout, min_epoch=min_epoch, max_epoch=self.tracker.reach
+                )
             except StateRefused as refusal:
                 if attempt == attempts and lone and self.can_ignore_lone_claim():
                     self.on_notice(f"only one peer claims step {newest}, and nobody has its state: ignored ({refusal})")
@@ -249,7 +251,8 @@ class SwarmOptimizer(hivemind.Optimizer):
                 time.sleep(RETRY_PAUSE_S * attempt)
             else:
                 self.resyncs += 1
-                self.on_notice(f"got the state of step {self.local_epoch}")
+                judged = "" if signed else "; no donor signed it, it was judged by its held-out loss alone"
+                self.on_notice(f"got the state of step {self.local_epoch}{judged}")
                 return
 
     def can_ignore_lone_claim(self) -> bool:

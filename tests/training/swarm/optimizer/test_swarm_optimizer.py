@@ -6,13 +6,21 @@ from itertools import repeat
 
 import pytest
 import torch
+from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
+from hivemind.utils.crypto import RSAPrivateKey
 
 from tests.training.swarm.optimizer.test_progress_tracker import LAST, TARGET, record, said
 from training.data.remote_io import silent
 from training.swarm.averaging.state_transfer import SwarmStateAverager
-from training.swarm.averaging.state_validation import StateRefused, check_epoch, tensors_sha256
+from training.swarm.averaging.state_validation import (
+    StateRefused,
+    check_epoch,
+    sign_state,
+    signer_of,
+    tensors_sha256,
+)
 from training.swarm.host_peers import HostPeers, owner_peer
 from training.swarm.optimizer import swarm_optimizer as stepping
 from training.swarm.optimizer.progress_tracker import DonorTracker, SwarmTracker
@@ -70,6 +78,7 @@ def newcomer(dht, averager, monkeypatch):
 
     monkeypatch.setattr(averager, "download", download)
     monkeypatch.setattr(averager, "announced_donors", lambda: dict.fromkeys(STRANGERS, float(LAST)))
+    averager.validate = lambda _: None
     return optimizer
 
 
@@ -155,3 +164,49 @@ def test_strangers_who_keep_a_peer_waiting_do_so_once(averager, monkeypatch):
     with pytest.raises(StateRefused, match="took too long"):
         averager.load_state_from_peers(timeout=0.1)
     assert asked == [(True, 0.1), (False, 0.1)]
+
+
+def handed_out(epoch, key=None):
+    """A state, signed where a key is given."""
+    state = [torch.full((5,), float(epoch))]
+    metadata = {"epoch": epoch, "sha256": tensors_sha256(state)}
+    return (sign_state(metadata, "test", key) if key else metadata), state
+
+
+@pytest.fixture
+def key(averager):
+    """The key of the run's only donor."""
+    key = RSAPrivateKey()
+    averager.host = HostPeers(donors=frozenset({owner_peer(RSASignatureValidator(key).local_public_key)}))
+    return key
+
+
+def test_a_state_that_a_donor_signed_is_taken_from_anybody(averager, key, monkeypatch):
+    monkeypatch.setattr(averager, "download", lambda *_: handed_out(40, key))
+    assert averager.load_state_from_peers(min_epoch=0, max_epoch=30)
+    assert averager.local_epoch == 40
+
+
+@pytest.mark.parametrize("forged", ["no signature", "a stranger's", "of another step", "of another state"])
+def test_a_state_without_a_donors_signature_is_judged_or_refused(averager, key, monkeypatch, forged):
+    metadata, state = handed_out(40, {"no signature": None, "a stranger's": RSAPrivateKey()}.get(forged, key))
+    changed = {"of another step": {"epoch": 41}, "of another state": {"sha256": tensors_sha256([torch.ones(5)])}}
+    metadata |= changed.get(forged, {})
+    state = [torch.ones(5)] if forged == "of another state" else state
+    monkeypatch.setattr(averager, "download", lambda *_: (metadata, state))
+    with pytest.raises(StateRefused, match="no donor signed it"):
+        averager.load_state_from_peers(min_epoch=0)
+    judged = []
+    averager.validate = judged.append
+    with pytest.raises(StateRefused, match="which no donor has reached"):
+        averager.load_state_from_peers(min_epoch=0, max_epoch=39)
+    assert not judged
+    assert not averager.load_state_from_peers(min_epoch=0, max_epoch=41)
+    assert len(judged) == 1
+
+
+def test_a_donor_signs_what_it_hands_out(averager, monkeypatch):
+    averager.host = HostPeers(donors=frozenset({averager.peer_id}))
+    metadata, _, _ = averager.get_current_state()
+    assert signer_of(metadata, "test") == averager.peer_id
+    assert signer_of(metadata, "another run") is None
