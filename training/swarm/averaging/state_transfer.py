@@ -78,6 +78,11 @@ class SwarmStateAverager(WeightAverager):
         """Changes whenever the weights do."""
         return self.weights_epoch, self.missed_steps, self.downloads
 
+    @property
+    def state_epoch(self) -> int:
+        """The step that the weights are of, without steps that were only counted."""
+        return max(0, self.weights_epoch - self.missed_steps)
+
     @torch.no_grad()
     def get_current_state(self) -> tuple[dict[str, Any], list[Tensor], list[CompressionInfo]]:
         """For a newcomer: (metadata with the epoch and the SHA-256 of the tensors, tensors, their compression info).
@@ -91,9 +96,8 @@ class SwarmStateAverager(WeightAverager):
                 self._snapshot = None  # frees its memory before the next copy
                 with self.lock_optimizer, self.lock_averaged_tensors:
                     tensors = [tensor.cpu().clone() for tensor in self.state_tensors()]
-                    version = self.version
-                epoch, missed_steps, _ = version
-                metadata = {"epoch": max(0, epoch - missed_steps), "sha256": tensors_sha256(tensors)}
+                    version, epoch = self.version, self.state_epoch
+                metadata = {"epoch": epoch, "sha256": tensors_sha256(tensors)}
                 if self.host.donors and self.peer_id in self.host.donors:
                     metadata = sign_state(metadata, self.prefix, self.dht.private_key)
                 self._snapshot = version, metadata, tensors

@@ -56,6 +56,8 @@ class SwarmTracker(ProgressTracker):
         """The latest step that is believed."""
         self.trainers = 0
         """Peers that contribute samples, including this one."""
+        self.others_seen = False
+        """Whether other peers have ever been there."""
         super().__init__(*arguments, **options)
 
     def _parse_swarm_progress_data(self, metadata: Any) -> GlobalTrainingProgress:
@@ -70,6 +72,7 @@ class SwarmTracker(ProgressTracker):
         progress = super()._parse_swarm_progress_data(listening)
         progress.num_clients = sum(record.client_mode for record in records.values())
         self.trainers = sum(map(is_trainer, records.values()))
+        self.others_seen |= any(key != self._local_public_key for key in records)
         return progress
 
     def records(self) -> Records:

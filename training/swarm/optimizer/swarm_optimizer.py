@@ -29,6 +29,10 @@ class OutOfSync(UserError):
     """This peer is behind the others and could not get their state."""
 
 
+class ProcessEnded(UserError):
+    """A process that averages, or the DHT's, is gone."""
+
+
 class SwarmOptimizer(hivemind.Optimizer):
     """A peer's side of the run's optimizer; made by training.swarm.optimizer.build.swarm_optimizer.
 
@@ -57,9 +61,13 @@ class SwarmOptimizer(hivemind.Optimizer):
         self.resyncs_in_row = 0
         """Without a step with the others in between."""
         self.solo_steps = 0
-        """Steps that found no group although others are there: taken with this peer's gradients alone."""
+        """Steps that found no group although others are, or were, there: taken with this peer's gradients alone."""
         self.was_solo = False
-        """Whether the last step was one of these."""
+        """Whether the last step was one of these, with others there."""
+        self.had_company = False
+        """Whether other peers were there at the last step."""
+        self.swarm_samples = 0
+        """Of all peers in the steps that this one has taken, as far as it knew."""
         super().__init__(**options)
 
     def _make_state_averager(self, **options: Any) -> SwarmStateAverager:
@@ -100,7 +108,8 @@ class SwarmOptimizer(hivemind.Optimizer):
         )
 
     def step(self, closure: Any = None, batch_size: int | None = None, grad_scaler: Any = None) -> Any:
-        """As hivemind's; also raises what went wrong in a background step."""
+        """As hivemind's; also raises what went wrong in a background step, and ProcessEnded."""
+        self.check_processes()
         if self.auxiliary:  # a helper has no weights that could be behind, and may have been led too far
             self.jump_to(int(min(max(self.tracker.global_epoch, self.local_epoch), self.tracker.reach)))
         if self.was_solo:
@@ -109,6 +118,14 @@ class SwarmOptimizer(hivemind.Optimizer):
         if self.opt.failure is not None:
             raise self.opt.failure
         return loss
+
+    def check_processes(self) -> None:
+        """ProcessEnded unless the processes that hivemind started are alive: without them a peer takes no part."""
+        for process in (self.dht, self.state_averager, self.grad_averager):
+            if not process.is_alive():
+                raise ProcessEnded(
+                    f"{type(process).__name__}'s process ended with code {process.exitcode}; start again"
+                )
 
     def _should_load_state_from_peers(self) -> bool:
         # By the donors' step where it is known: others' claims are not worth a download.
@@ -142,6 +159,9 @@ class SwarmOptimizer(hivemind.Optimizer):
                 self.state_averager.stale = True  # the others took this step without this peer
             # Without anybody's samples the only direction is the momentum's.
             self.opt.held = self.grad_averager.local_samples_accumulated == 0
+            known = self.tracker.global_progress
+            samples = known.samples_accumulated if known.epoch == self.local_epoch else self.target_batch_size
+            self.swarm_samples += max(samples, self.grad_averager.local_samples_accumulated)
         try:
             super()._update_global_epoch(grad_scaler)
         except NoGroup:  # the others' step and their weights come with the next group
@@ -169,17 +189,21 @@ class SwarmOptimizer(hivemind.Optimizer):
         # as no average replaced them.
         if self.tracker.global_progress.num_peers > 1:
             self.was_solo = True
-            if self.is_donor and self.local_epoch + 1 < self.tracker.last_epoch:
+            if self.is_donor:
                 raise NoGroup  # or made-up records alone could take the run to its end
             self.solo_steps += 1
             self.state_averager.stale = self.state_averager.skip_next_round = True
             self.state_averager.missed_steps += self.opt.held
         else:
+            if self.had_company:
+                self.on_notice("nobody else is there any more: training alone until they are back")
+            self.solo_steps += self.tracker.others_seen
             self.state_averager.mark_current()  # nobody has newer weights
+        self.had_company = self.tracker.global_progress.num_peers > 1
         self.grad_averager.notify_used_averaged_gradients()
 
     def _load_averaged_gradients_into_optimizer_(self) -> None:
-        self.opt.held = False
+        self.opt.held, self.had_company = False, True
         super()._load_averaged_gradients_into_optimizer_()
 
     def load_state_from_peers(self, **options: Any) -> None:

@@ -26,6 +26,7 @@ from training.swarm.network.run_records import keep_own_records
 from training.swarm.network.run_watch import RunWatch
 from training.swarm.observe.peer_metrics import PeerMetrics
 from training.swarm.observe.publisher import Publisher
+from training.swarm.optimizer.progress_tracker import MIN_TRAINER_SAMPLES_PER_S
 from training.swarm.peer.data_parallel import open_ranks
 from training.swarm.peer.gradient_worker import build_model
 from training.swarm.peer.rank_worker import end_work, send_work
@@ -53,7 +54,6 @@ class Volunteer(Peer):
         self, settings: SwarmSettings, dht: hivemind.DHT, *arguments: Any, addresses: Sequence[str], **options: Any
     ):
         super().__init__(settings, dht, *arguments, **options)
-        self.first_epoch: int | None = None
         self.watch = RunWatch(dht, settings, addresses)
 
     @property
@@ -70,19 +70,18 @@ class Volunteer(Peer):
         """At this moment; may be called on any thread."""
         tracker, settings, own = self.optimizer.tracker, self.settings, self.metrics
         progress, step = tracker.global_progress, self.optimizer.local_epoch
-        if self.first_epoch is None and own.samples:
-            self.first_epoch = step
-        target = settings.target_batch_size
-        since = 0 if self.first_epoch is None else (step - self.first_epoch) * target + progress.samples_accumulated
+        rate = tracker.local_progress.samples_per_second
+        if rate < MIN_TRAINER_SAMPLES_PER_S:  # before the second report
+            rate = own.samples_per_s
         return PeerStatus(
             step=step * settings.steps_per_epoch,
             total_steps=settings.total_steps,
             samples=progress.samples_accumulated,
-            target=target,
+            target=settings.target_batch_size,
             left_s=max(0.0, progress.eta_next_epoch - get_dht_time()),
             trainers=max(tracker.trainers, 1 if own.samples else 0),
-            samples_per_s=tracker.local_progress.samples_per_second if own.samples else 0.0,
-            own_share=min(1.0, own.samples / max(since, own.samples, 1)),
+            samples_per_s=rate if own.samples else 0.0,
+            own_share=own.samples / max(self.optimizer.swarm_samples + progress.samples_accumulated, own.samples, 1),
             own=own,
         )
 

@@ -1,8 +1,12 @@
 """Whose state a peer takes that is behind the others, by what they say and what donors answer."""
 
+import os
+import signal
 import time
 from functools import partial
 from itertools import repeat
+from multiprocessing import Process
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +28,7 @@ from training.swarm.averaging.state_validation import (
 from training.swarm.host_peers import HostPeers, owner_peer
 from training.swarm.optimizer import swarm_optimizer as stepping
 from training.swarm.optimizer.progress_tracker import DonorTracker, SwarmTracker
-from training.swarm.optimizer.swarm_optimizer import NoGroup, OutOfSync, SwarmOptimizer
+from training.swarm.optimizer.swarm_optimizer import NoGroup, OutOfSync, ProcessEnded, SwarmOptimizer
 
 DONOR = PeerID(bytes([0x12, 0x20]) + bytes(32))
 STRANGERS = [PeerID(bytes([0x12, 0x20]) + bytes([number]) * 32) for number in (1, 2)]
@@ -210,3 +214,33 @@ def test_a_donor_signs_what_it_hands_out(averager, monkeypatch):
     metadata, _, _ = averager.get_current_state()
     assert signer_of(metadata, "test") == averager.peer_id
     assert signer_of(metadata, "another run") is None
+
+
+def test_a_peer_whose_averager_has_crashed_takes_no_further_step(newcomer, dht):
+    newcomer.dht = dht
+    crashed = newcomer.state_averager = Process(target=lambda: os.kill(os.getpid(), signal.SIGSEGV))
+    crashed.start()
+    crashed.join()
+    with pytest.raises(ProcessEnded, match="ended with code -11"):
+        newcomer.step(batch_size=0)
+
+
+def test_who_is_left_alone_says_so_once_and_counts_its_steps(newcomer):
+    notices = []
+    newcomer.on_notice = notices.append
+    newcomer.solo_steps, newcomer.had_company = 0, True
+    newcomer.grad_averager = SimpleNamespace(notify_used_averaged_gradients=lambda: None)
+    said(newcomer.tracker, record(0))
+    said(newcomer.tracker)
+    for _ in range(3):
+        newcomer._load_local_gradients_into_optimizer()
+    assert newcomer.solo_steps == 3
+    assert notices == ["nobody else is there any more: training alone until they are back"]
+
+
+def test_who_trains_alone_from_the_start_has_no_solo_steps(newcomer):
+    newcomer.solo_steps, newcomer.had_company = 0, False
+    newcomer.grad_averager = SimpleNamespace(notify_used_averaged_gradients=lambda: None)
+    said(newcomer.tracker)
+    newcomer._load_local_gradients_into_optimizer()
+    assert newcomer.solo_steps == 0
