@@ -110,7 +110,10 @@ def be_donor(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], boo
 
     def report() -> None:
         status.update(
-            heldout_loss=checkpointer.heldout_loss, checkpoint=checkpointer.saved_step, failed_saves=checkpoints.failed
+            heldout_loss=checkpointer.heldout_loss,
+            checkpoint=checkpointer.saved_step,
+            failed_saves=checkpoints.failed,
+            go_back_to=checkpointer.go_back_to,
         )
 
     heldout = heldout_batch(settings, run_dir / "tokenizer.json", status.notice, device)

@@ -285,12 +285,12 @@ class Swarm:
 
     def start_usual(self, helpers: int = 2, trainers: int = 2, samples_per_s: float = 16.0) -> list[Member]:
         """Helpers, a donor and trainers; returns the trainers when all have gone a step together."""
+        self.name_host(*(f"helper{number}" for number in range(1, helpers + 1)), "donor1")
         for _ in range(helpers):
             self.start("helper")
         self.rewrite(min_peers=trainers)
-        donor = self.start("donor", wait=False)
+        self.start("donor", wait=False)
         started = [self.start("trainer", wait=False, samples_per_s=samples_per_s) for _ in range(trainers)]
-        self.name_donors(donor)
         self.wait_for_common_step(started, 2)
         return started
 

@@ -64,6 +64,9 @@ class CentredClipping(CollectingRule):
     The first centre is the part that is closest to the others, the radius the median distance from the centre.
     """
 
+    radius_share = 1.0
+    """Of the median distance: less for a run that went wrong."""
+
     def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
         centre = parts[medoid(parts)]
         for _ in range(CLIPPING_ROUNDS):
@@ -71,7 +74,7 @@ class CentredClipping(CollectingRule):
             distances = offsets.norm(dim=1)
             if not (distances > 0).any():
                 break
-            radius = distances[distances > 0].median()
+            radius = self.radius_share * distances[distances > 0].median()
             shares = weights * (radius / distances.clamp(min=1e-30)).clamp(max=1.0)
             shares[distances > REJECT_RADII * radius] = 0.0
             centre = centre + (shares / weights.sum()) @ offsets
@@ -103,3 +106,9 @@ def medoid(parts: Tensor) -> int:
 def cap_weights(weights: Tensor) -> Tensor:
     """[N], none above MAX_WEIGHT_RATIO times their median."""
     return weights.clamp(max=MAX_WEIGHT_RATIO * float(weights.quantile(0.5)))
+
+
+class TighterClipping(CentredClipping):
+    """For a run that was taken back because its loss had risen."""
+
+    radius_share = 0.5

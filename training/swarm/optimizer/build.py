@@ -12,7 +12,7 @@ from dalle_lean.optim.lamb import parameter_groups
 from training.data.remote_io import silent
 from training.run.progress import OnNotice
 from training.run.recipe import LAMB_ONLY
-from training.swarm.averaging.aggregation import RULES
+from training.swarm.averaging.aggregation import rule_of
 from training.swarm.averaging.compression import wire_compression
 from training.swarm.averaging.gradient_averager import SwarmGradientAverager, SwarmPowerSGDAverager
 from training.swarm.config import SwarmSettings
@@ -62,7 +62,7 @@ def swarm_optimizer(
         is_donor=role == "donor",
         load_state_attempts=timing.load_state_attempts,
         state_options={
-            "rule": RULES[wire.aggregation],
+            "rule": rule_of(settings),
             "lr_of_epoch": partial(lr_of_epoch, settings),
             "last_epoch": settings.last_epoch,
             "host": host_peers(settings.swarm),
@@ -103,7 +103,7 @@ def gradient_averager(settings: SwarmSettings) -> Callable[..., GradientAverager
     """The factory of the averager of gradients that the settings name."""
     wire, timing = settings.wire, settings.timing
     options: dict[str, Any] = {
-        "rule": RULES[wire.aggregation],
+        "rule": rule_of(settings),
         "max_weight": float(settings.target_batch_size),
         "host": host_peers(settings.swarm),
         "request_timeout": timing.request_timeout_s,

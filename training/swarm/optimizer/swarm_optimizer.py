@@ -1,10 +1,13 @@
 """hivemind.Optimizer with limits: it raises an error where hivemind's would retry forever or use wrong numbers."""
 
+import math
 import time
+from collections import Counter, deque
 from typing import Any
 
 import hivemind
 from hivemind.optim.progress_tracker import ProgressTracker
+from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 from dalle_lean.errors import UserError
@@ -17,6 +20,8 @@ from training.swarm.averaging.state_validation import StateRefused
 from training.swarm.optimizer.progress_tracker import DonorTracker, SwarmTracker
 
 RETRY_PAUSE_S = 2.0
+KEPT_GROUPS = 100
+SHOWN_MEMBERS = 30
 LONE_CLAIM_ATTEMPTS = 2
 """To get a state that one peer alone claims to exist."""
 
@@ -66,6 +71,8 @@ class SwarmOptimizer(hivemind.Optimizer):
         """Whether the last step was one of these, with others there."""
         self.had_company = False
         """Whether other peers were there at the last step."""
+        self.groups: deque[frozenset[PeerID]] = deque(maxlen=KEPT_GROUPS)
+        """The members of the latest groups that this peer averaged gradients with."""
         self.swarm_samples = 0
         """Of all peers in the steps that this one has taken, as far as it knew."""
         super().__init__(**options)
@@ -177,12 +184,18 @@ class SwarmOptimizer(hivemind.Optimizer):
         # A peer that is one step behind would stay so: it looks for a group for a step that the others have taken,
         # and finds one when they look for the next.
         reported = maybe_step_control.result()
+        self.groups.append(frozenset(reported))
         if self.is_donor:
             epoch = epoch_of_trainers({p: e for p, e in reported.items() if p != self.dht.peer_id}, self.local_epoch)
         else:
             epoch = min(epoch_of_group(reported, self.local_epoch, self.tracker.donors), self.tracker.reach)
         if self.local_epoch < epoch < self.tracker.last_epoch:
             self.state_averager.skip_to(epoch)
+
+    def latest_members(self) -> list[str]:
+        """Who took part in the latest steps, most often first: peer ids with a count of rounds."""
+        rounds = Counter(peer for group in self.groups for peer in group if peer != self.dht.peer_id)
+        return [f"{peer.to_base58()} ({count})" for peer, count in rounds.most_common(SHOWN_MEMBERS)]
 
     def _load_local_gradients_into_optimizer(self) -> None:
         # hivemind would load the accumulators, which are empty by now. The averager still holds this peer's gradients,
@@ -256,8 +269,10 @@ class SwarmOptimizer(hivemind.Optimizer):
             if lone and attempt == attempts:
                 min_epoch = self.local_epoch + 1  # the other peers', if they are ahead too
             try:
+                # A newcomer whose donor is away cannot know how far the others have gone since.
+                max_epoch = self.tracker.reach if self.local_epoch else math.inf
                 signed = self.state_averager.load_state_from_peers(
-                    timeout=self.load_state_timeout, min_epoch=min_epoch, max_epoch=self.tracker.reach
+                    timeout=self.load_state_timeout, min_epoch=min_epoch, max_epoch=max_epoch
                 )
             except StateRefused as refusal:
                 if attempt == attempts and lone and self.can_ignore_lone_claim():

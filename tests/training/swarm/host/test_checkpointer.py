@@ -7,23 +7,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.tiny import DALLE_FIELDS
 from tests.training.swarm.harness import TIMING, make_settings
+from tests.training.swarm.host.conftest import STEPS
 from training.data.loader import Batch
-from training.run.recipe import Recipe, ScheduleRecipe
-from training.swarm.config import SwarmSettings, WireSection, write_settings
+from training.run.recipe import ScheduleRecipe
+from training.swarm.config import WireSection
 from training.swarm.host import roles
 from training.swarm.host.checkpointer import Checkpointer, heldout_batch
 from training.swarm.host.checkpoints import Checkpoints, list_checkpoints
 from training.swarm.peer.gradient_worker import build_model
 
-STEPS = 20
 WITHOUT_STATISTICS = SimpleNamespace(state_averager=SimpleNamespace(main_parameters=(), state_tensors=list))
-
-
-@pytest.fixture
-def settings():
-    return SwarmSettings(recipe=Recipe(model=DALLE_FIELDS, schedule=ScheduleRecipe(total_steps=STEPS, warmup_steps=0)))
 
 
 @pytest.fixture
@@ -34,13 +28,6 @@ def heldout(settings):
     text = torch.randint(1, config.text_vocab_size, (10, config.text_len), generator=generator)
     codes = torch.randint(config.image_vocab_size, (10, config.image_side**2), generator=generator)
     return Batch(text, codes)
-
-
-@pytest.fixture
-def run(tmp_path, settings):
-    write_settings(tmp_path / "swarm.toml", settings)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    return tmp_path
 
 
 def make_checkpointer(run, settings, heldout, notices, **options):
@@ -128,6 +115,9 @@ def test_a_donor_that_counts_steps_without_their_weights_saves_none_under_their_
         def step(self, batch_size):
             self.local_epoch = {8: 13, 13: 14}[self.local_epoch]
             self.state_averager.state_epoch = {13: 8, 14: 14}[self.local_epoch]
+
+        def latest_members(self):
+            return []
 
         def shutdown(self):
             pass
