@@ -90,7 +90,6 @@ def swarm_optimizer(
         tracker_opts={
             "last_epoch": settings.last_epoch,
             "donors": host_peers(settings.swarm).donors,
-            "doubtful": role == "helper",
             "metadata_expiration": timing.progress_expiration_s,
             # A peer that looks less often than finding a group takes may not know of the others at its first step.
             "default_refresh_period": min(3.0, timing.matchmaking_time_s),

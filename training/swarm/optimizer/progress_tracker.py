@@ -35,7 +35,6 @@ class SwarmTracker(ProgressTracker):
     Args:
         last_epoch: the end of the schedule.
         donors: of the run; their records are the anchor.
-        doubtful: ignore all lone claims: for peers without weights, who cannot verify them.
     """
 
     def __init__(
@@ -43,16 +42,15 @@ class SwarmTracker(ProgressTracker):
         *arguments: Any,
         last_epoch: int,
         donors: Collection[PeerID] = (),
-        doubtful: bool = False,
         **options: Any,
     ):
-        self.last_epoch, self.donors, self.has_weights = last_epoch, donors, not doubtful
-        self.doubtful_until = math.inf if doubtful else -math.inf
+        self.last_epoch, self.donors = last_epoch, donors
+        self.doubtful_until = -math.inf
         self.metadata: Any = None
         """The latest records, as they came."""
         self.anchor: int | None = None
         """The step of the donors, as last seen."""
-        self.reach = math.inf
+        self.reach: float = math.inf
         """The latest step that is believed."""
         self.trainers = 0
         """Peers that contribute samples, including this one."""
@@ -83,20 +81,19 @@ class SwarmTracker(ProgressTracker):
             target_batch_size=self.target_batch_size,
             min_time=get_dht_time() - self.metadata_expiration,
         )
-        self.reach = self.reach_by(donor_epochs(records, self.donors))
-        return self.within_reach(records)
+        return self.within_reach(records, donor_epochs(records, self.donors))
 
-    def reach_by(self, donors: list[int]) -> float:
-        """The latest step to believe, by what donors report now."""
+    def within_reach(self, records: Records, donors: list[int]) -> Records:
+        """The records that are believed, by the steps that donors report now."""
         self.anchor = max(donors, default=self.anchor)
-        if self.anchor is None:
-            return math.inf
-        # Peers with weights have taken their own steps; a helper was led to its step by others.
-        return 1 + (max(self.anchor, self.local_progress.epoch) if self.has_weights or not donors else self.anchor)
+        if self.anchor is not None:
+            self.reach = max(self.anchor, self.local_progress.epoch) + 1
+        return up_to(self.reach, records)
 
-    def within_reach(self, records: Records) -> Records:
-        """The records that are believed."""
-        return {key: record for key, record in records.items() if record.epoch <= self.reach}
+    @property
+    def confirmed_epoch(self) -> int:
+        """The step of the donors or, where none was ever seen, of the swarm."""
+        return int(self.global_epoch if self.anchor is None else self.anchor)
 
     @property
     def relies_on_lone_claim(self) -> bool:
@@ -117,17 +114,14 @@ class DonorTracker(SwarmTracker):
     Reports this peer although it has no samples, which hivemind's tracker does not.
     """
 
-    def reach_by(self, donors: list[int]) -> float:
+    def within_reach(self, records: Records, donors: list[int]) -> Records:
+        """A donor that most trainers have left behind sees them one step ahead, so it looks for a group with them."""
         # Its own record of before a restart counts too.
         self.anchor = max([self.anchor or 0, self.local_progress.epoch, *donors])
-        return self.anchor + 1
-
-    def within_reach(self, records: Records) -> Records:
-        """A donor that most trainers have left behind sees them one step ahead, so it looks for a group with them."""
-        trainers = [record.epoch for record in records.values() if is_trainer(record)]
-        if not trainers or median_low(trainers) <= self.reach:
-            return super().within_reach(records)
-        behind = {"epoch": int(self.reach), "samples_accumulated": 0}
+        self.reach = self.anchor + 1
+        if middle_of_trainers(records, self.reach) <= self.reach:
+            return up_to(self.reach, records)
+        behind = {"epoch": self.reach, "samples_accumulated": 0}
         return {
             key: record.copy(update=behind) if record.epoch > self.reach else record for key, record in records.items()
         }
@@ -148,6 +142,15 @@ class DonorTracker(SwarmTracker):
             loop = asyncio.get_event_loop()
             await loop.run_in_executor(None, self.should_report_progress.wait, self.metadata_expiration / 4)
             self.should_report_progress.clear()
+
+
+class HelperTracker(SwarmTracker):
+    """The tracker of a helper, which has no weights: it goes where the donors or, while they are away, most trainers
+    are."""
+
+    def within_reach(self, records: Records, donors: list[int]) -> Records:
+        self.reach = max(donors) if donors else middle_of_trainers(records, self.local_progress.epoch)
+        return up_to(self.reach, records)
 
 
 def plausible_records(metadata: Any, *, last_epoch: int, target_batch_size: int, min_time: float) -> Records:
@@ -179,6 +182,16 @@ def plausible_records(metadata: Any, *, last_epoch: int, target_batch_size: int,
 def is_trainer(record: LocalTrainingProgress) -> bool:
     """Whether a peer contributes samples."""
     return bool(record.samples_per_second > MIN_TRAINER_SAMPLES_PER_S)
+
+
+def middle_of_trainers(records: Records, default: int) -> int:
+    """The lower median of the trainers' steps."""
+    return median_low([record.epoch for record in records.values() if is_trainer(record)] or [default])
+
+
+def up_to(epoch: float, records: Records) -> Records:
+    """The records of that step and earlier ones."""
+    return {key: record for key, record in records.items() if record.epoch <= epoch}
 
 
 def donor_epochs(records: Records, donors: Collection[PeerID]) -> list[int]:

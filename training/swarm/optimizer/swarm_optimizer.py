@@ -17,7 +17,7 @@ from training.swarm.averaging.averagers import has_succeeded
 from training.swarm.averaging.gradient_averager import epoch_of_group, epoch_of_trainers
 from training.swarm.averaging.state_transfer import SwarmStateAverager
 from training.swarm.averaging.state_validation import StateRefused
-from training.swarm.optimizer.progress_tracker import DonorTracker, SwarmTracker
+from training.swarm.optimizer.progress_tracker import DonorTracker, HelperTracker, SwarmTracker
 
 RETRY_PAUSE_S = 2.0
 KEPT_GROUPS = 100
@@ -49,6 +49,8 @@ class SwarmOptimizer(hivemind.Optimizer):
     """
 
     scheduled_grads: Any
+    scheduled_state: Any
+    _should_check_synchronization_on_update: bool
 
     def __init__(
         self,
@@ -102,7 +104,7 @@ class SwarmOptimizer(hivemind.Optimizer):
         return averager
 
     def _make_progress_tracker(self, target_batch_size: int, **options: Any) -> ProgressTracker:
-        kind = DonorTracker if self.is_donor else SwarmTracker
+        kind = DonorTracker if self.is_donor else HelperTracker if self.auxiliary else SwarmTracker
         return kind(
             dht=self.dht,
             prefix=self.run_id,
@@ -117,8 +119,9 @@ class SwarmOptimizer(hivemind.Optimizer):
     def step(self, closure: Any = None, batch_size: int | None = None, grad_scaler: Any = None) -> Any:
         """As hivemind's; also raises what went wrong in a background step, and ProcessEnded."""
         self.check_processes()
-        if self.auxiliary:  # a helper has no weights that could be behind, and may have been led too far
-            self.jump_to(int(min(max(self.tracker.global_epoch, self.local_epoch), self.tracker.reach)))
+        # A helper has no weights that could be behind. After a round it may be the first to be a step further.
+        if self.auxiliary and not 0 <= self.local_epoch - self.tracker.reach <= 1:
+            self.jump_to(int(self.tracker.reach))
         if self.was_solo:
             self.refresh_progress()
         loss = super().step(closure, batch_size, grad_scaler)
@@ -152,8 +155,6 @@ class SwarmOptimizer(hivemind.Optimizer):
 
     def jump_to(self, epoch: int) -> None:
         """Count from `epoch`, keeping the weights."""
-        if epoch == self.local_epoch:
-            return
         with self.tracker.pause_updates():
             self.state_averager.local_epoch = epoch
             self.state_averager._update_scheduler()
@@ -162,7 +163,7 @@ class SwarmOptimizer(hivemind.Optimizer):
     def _update_global_epoch(self, grad_scaler: Any) -> None:
         if not self.auxiliary:
             self.state_averager.step(wait_for_delayed_updates=True)
-            if self.tracker.global_epoch > self.local_epoch:
+            if self.tracker.confirmed_epoch > self.local_epoch:
                 self.state_averager.stale = True  # the others took this step without this peer
             # Without anybody's samples the only direction is the momentum's.
             self.opt.held = self.grad_averager.local_samples_accumulated == 0
@@ -240,7 +241,7 @@ class SwarmOptimizer(hivemind.Optimizer):
                 self.tracker.doubt_lone_claims()
             if not self.is_synchronized_with_peers():
                 self.download_state()  # the others', now that the lone claim is ignored
-            newest = self.tracker.anchor if self.is_donor else self.tracker.global_epoch
+            newest = self.tracker.confirmed_epoch if self.is_donor else self.tracker.global_epoch
             if self.local_epoch < newest:
                 # The others have just moved on, or have no state but this one's: the next average brings their weights.
                 self.state_averager.skip_to(newest)

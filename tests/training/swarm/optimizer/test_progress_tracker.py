@@ -9,7 +9,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.timed_storage import ValueWithExpiration
 
 from training.swarm.host_peers import owner_peer
-from training.swarm.optimizer.progress_tracker import MAX_BATCHES_PER_STEP, DonorTracker, SwarmTracker
+from training.swarm.optimizer.progress_tracker import MAX_BATCHES_PER_STEP, DonorTracker, HelperTracker, SwarmTracker
 
 TARGET = 128
 LAST = 1000
@@ -158,10 +158,11 @@ def test_what_one_peer_alone_says_is_left_out_once_it_is_doubted(tracker_at, own
     assert said(tracker, *map(record, others)).epoch == max(own, *others)
 
 
-def test_who_has_no_weights_believes_no_lone_claim(tracker_at):
-    tracker = tracker_at(40, doubtful=True)
-    assert said(tracker, record(40), record(LAST)).epoch == 40
-    assert said(tracker, record(50), record(50)).epoch == 50
+def test_a_helper_is_where_most_trainers_are(tracker_at):
+    for own, others, reach in ((40, (40, 40, LAST), 40), (40, (50, 50), 50), (90, (40, 40, 41), 40), (40, (), 40)):
+        tracker = tracker_at(own, kind=HelperTracker)
+        said(tracker, *map(record, others), own=record(own, samples_per_second=0.0))
+        assert tracker.reach == reach
 
 
 @pytest.fixture
@@ -210,10 +211,11 @@ def test_a_newcomer_while_the_donor_is_away_believes_what_two_confirm(anchored_a
     assert said(anchored_at(0), record(40), record(40)).epoch == 40
 
 
-def test_a_helper_goes_back_to_the_donor_after_strangers_led_it_away(anchored_at):
-    tracker = anchored_at(90, doubtful=True)
-    said(tracker, record(40), donor=record(40))
-    assert tracker.reach == 41
+@pytest.mark.parametrize("claims", [[41], [LAST] * 9])
+def test_a_helper_is_where_the_donor_is_whatever_others_claim(anchored_at, claims):
+    tracker = anchored_at(40, kind=HelperTracker)
+    progress = said(tracker, record(40), *map(record, claims), donor=record(40))
+    assert (tracker.reach, progress.epoch, progress.samples_accumulated) == (40, 40, 30)
 
 
 @pytest.mark.parametrize("claims", [[LAST], [LAST] * 9])
