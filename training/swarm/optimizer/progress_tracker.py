@@ -149,8 +149,10 @@ class HelperTracker(SwarmTracker):
     are."""
 
     def within_reach(self, records: Records, donors: list[int]) -> Records:
-        self.reach = max(donors) if donors else middle_of_trainers(records, self.local_progress.epoch)
-        return up_to(self.reach, records)
+        own = self.local_progress.epoch
+        self.reach = max(donors) if donors else middle_of_trainers(records, own)
+        # A donor says so only some time after the round that took it a step further, in which this helper was, too.
+        return up_to(own if own == self.reach + 1 else self.reach, records)
 
 
 def plausible_records(metadata: Any, *, last_epoch: int, target_batch_size: int, min_time: float) -> Records:

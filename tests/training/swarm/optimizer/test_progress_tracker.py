@@ -218,6 +218,11 @@ def test_a_helper_is_where_the_donor_is_whatever_others_claim(anchored_at, claim
     assert (tracker.reach, progress.epoch, progress.samples_accumulated) == (40, 40, 30)
 
 
+def test_a_helper_that_has_just_taken_a_step_counts_the_samples_of_the_next(anchored_at):
+    progress = said(anchored_at(41, kind=HelperTracker), record(41), record(42), donor=record(40))
+    assert (progress.epoch, progress.samples_accumulated) == (41, 20)
+
+
 @pytest.mark.parametrize("claims", [[LAST], [LAST] * 9])
 def test_no_claim_takes_a_donor_anywhere(anchored_at, claims):
     tracker = anchored_at(40, kind=DonorTracker)
