@@ -110,7 +110,10 @@ def be_donor(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], boo
 
     def report() -> None:
         status.update(
-            heldout_loss=checkpointer.heldout_loss, checkpoint=checkpointer.saved_step, failed_saves=checkpoints.failed
+            heldout_loss=checkpointer.heldout_loss,
+            checkpoint=checkpointer.saved_step,
+            failed_saves=checkpoints.failed,
+            go_back_to=checkpointer.go_back_to,
         )
 
     heldout = heldout_batch(settings, run_dir / "tokenizer.json", status.notice, device)
@@ -146,6 +149,7 @@ def enter(run_dir: Path, name: str) -> tuple[Any, Any]:
     from training.swarm.host.host_config import HostConfig, identity_path
     from training.swarm.host.run_setup import update_run_files
     from training.swarm.network.dht import open_dht
+    from training.swarm.network.run_records import keep_own_records
     from training.swarm.observe.peer_metrics import protect_records
 
     host_config = HostConfig.load(run_dir)
@@ -160,6 +164,7 @@ def enter(run_dir: Path, name: str) -> tuple[Any, Any]:
         identity=identity_path(run_dir, name),
     )
     settings = read_settings(run_dir)
+    keep_own_records(dht, settings)
     protect_records(dht, settings.run_id)
     return settings, dht
 

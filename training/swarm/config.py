@@ -62,6 +62,12 @@ class SwarmSection:
                 f"protocol = {self.protocol}: this version of dalle-lean speaks {PROTOCOL}; install the run's version"
             )
 
+    @property
+    def rollbacks(self) -> int:
+        """How often the run was rolled back, by its name: emoji, emoji-back1, emoji-back2, ..."""
+        match = re.search(r"-back([0-9]+)$", self.name)
+        return int(match[1]) if match else 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class WireSection:

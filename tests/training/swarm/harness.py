@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from hivemind.p2p import P2P, PeerID
 
 from dalle_lean.io.files import sha256_file
 from dalle_lean.tokenizer import Tokenizer
@@ -264,6 +265,19 @@ class Swarm:
         peers = tuple(donor.wait_for_event("here")["peer"] for donor in donors)
         self.rewrite(donors=peers)
 
+    def name_host(self, *names: str) -> None:
+        """Make identities for helpers and donors that are yet to come, and name them in swarm.toml as a host does."""
+        peers: dict[str, list[str]] = {"helper": [], "donor": []}
+        for name in names:
+            identity = self.folder / name / "id"
+            identity.parent.mkdir()
+            P2P.generate_identity(str(identity))
+            peers[name.rstrip("0123456789")].append(PeerID.from_identity(identity.read_bytes()).to_base58())
+        self.rewrite(
+            addresses=tuple(f"/ip4/127.0.0.1/tcp/1/p2p/{peer}" for peer in peers["helper"]),
+            donors=tuple(peers["donor"]),
+        )
+
     def rewrite(self, **swarm: object) -> None:
         """Other values in [swarm] of swarm.toml, for those who come later."""
         self.settings = dataclasses.replace(self.settings, swarm=dataclasses.replace(self.settings.swarm, **swarm))
@@ -271,12 +285,12 @@ class Swarm:
 
     def start_usual(self, helpers: int = 2, trainers: int = 2, samples_per_s: float = 16.0) -> list[Member]:
         """Helpers, a donor and trainers; returns the trainers when all have gone a step together."""
+        self.name_host(*(f"helper{number}" for number in range(1, helpers + 1)), "donor1")
         for _ in range(helpers):
             self.start("helper")
         self.rewrite(min_peers=trainers)
-        donor = self.start("donor", wait=False)
+        self.start("donor", wait=False)
         started = [self.start("trainer", wait=False, samples_per_s=samples_per_s) for _ in range(trainers)]
-        self.name_donors(donor)
         self.wait_for_common_step(started, 2)
         return started
 

@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import AsyncIterator  # noqa: UP035  (hivemind reads no other)
 
@@ -29,6 +30,7 @@ from training.data.heldout import heldout_rows
 from training.data.loader import Batch, collate
 from training.swarm.averaging import averagers
 from training.swarm.averaging.gradient_averager import SwarmGradientAverager
+from training.swarm.averaging.robust_rules import CentredClipping
 from training.swarm.averaging.state_transfer import SwarmStateAverager
 from training.swarm.averaging.state_validation import StateRefused, tensors_sha256
 from training.swarm.config import read_settings
@@ -37,6 +39,8 @@ from training.swarm.host.checkpoints import Checkpoints
 from training.swarm.host.roles import run_donor, run_helper
 from training.swarm.network.dht import log_to, open_dht
 from training.swarm.network.orphan_reaper import guard_children
+from training.swarm.network.run_records import keep_own_records
+from training.swarm.observe.peer_metrics import protect_records
 from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
 from training.swarm.peer.gradient_worker import build_model
 from training.swarm.peer.trainer import Peer
@@ -91,7 +95,7 @@ def live(spec: dict) -> None:
     if spec.get("slow_upload"):
         upload_slowly()
     if spec.get("misbehaviour") in LIES:
-        lie_when_told(*LIES[spec["misbehaviour"]])
+        LIES[spec["misbehaviour"]]()
     if spec.get("misbehaviour") == "ruined_state":
         hand_out_noise()
     if os.environ.get("SWARM_DEBUG"):
@@ -101,6 +105,8 @@ def live(spec: dict) -> None:
     client = spec.get("client_mode", False)
     listen = [f"/ip4/{spec.get('host', '127.0.0.1')}/tcp/0"]
     dht = open_dht(spec["addresses"], client_mode=client, listen=listen, identity=folder / "id")
+    keep_own_records(dht, settings)
+    protect_records(dht, settings.run_id)
     addresses = [] if client else [str(address) for address in dht.get_visible_maddrs()]
     diary.tell("here", addresses=addresses, peer=dht.peer_id.to_base58())
     stop = threading.Event()
@@ -311,14 +317,6 @@ def hand_out_noise() -> None:
     SwarmStateAverager.get_current_state = ruined
 
 
-LIES = {
-    "hostile_nan": (averagers.FilteredAverager, lambda tensor: torch.full_like(tensor, math.nan)),
-    "opposite gradient": (SwarmGradientAverager, lambda tensor: -10 * tensor),
-    "noise for weights": (SwarmStateAverager, torch.randn_like),
-}
-"""What an enemy puts in the place of its tensors, and in which averager."""
-
-
 def lie_when_told(kind: type[averagers.FilteredAverager], lie: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Whatever is averaged, send something else while that is asked for: past the checks at home, as an enemy would."""
     run = kind._run_allreduce_inplace_
@@ -329,6 +327,38 @@ def lie_when_told(kind: type[averagers.FilteredAverager], lie: Callable[[torch.T
         await run(self, tensors, *arguments, **options)
 
     kind._run_allreduce_inplace_ = hostile
+
+
+def return_garbage() -> None:
+    """Of the parts that this member reduces."""
+    combine = CentredClipping.combine
+
+    def ruined(self, parts, weights):
+        return -10 * combine(self, parts, weights) if shared.lies.value else combine(self, parts, weights)
+
+    CentredClipping.combine = ruined
+
+
+def haunt() -> None:
+    """Join groups, and neither send nor answer anything in them."""
+    run = averagers.FilteredAverager._run_allreduce_inplace_
+
+    async def silent(self, *arguments, **options):
+        while shared.lies.value:
+            await asyncio.sleep(1.0)
+        await run(self, *arguments, **options)
+
+    averagers.FilteredAverager._run_allreduce_inplace_ = silent
+
+
+LIES = {
+    "hostile_nan": partial(lie_when_told, averagers.FilteredAverager, lambda tensor: torch.full_like(tensor, math.nan)),
+    "opposite gradient": partial(lie_when_told, SwarmGradientAverager, lambda tensor: -10 * tensor),
+    "noise for weights": partial(lie_when_told, SwarmStateAverager, torch.randn_like),
+    "garbage for an average": return_garbage,
+    "ghost": haunt,
+}
+"""What an enemy does, once it is told to."""
 
 
 class WatchedRunner(averagers.RuleRunner):

@@ -6,8 +6,8 @@ training.swarm.config.
 """
 
 from training.swarm.averaging.finite_mean import FiniteMean
-from training.swarm.averaging.robust_rules import CentredClipping, Median, TrimmedMean
-from training.swarm.config import AGGREGATIONS
+from training.swarm.averaging.robust_rules import CentredClipping, Median, TighterClipping, TrimmedMean
+from training.swarm.config import AGGREGATIONS, SwarmSettings
 
 RULES: dict[str, type[FiniteMean]] = {
     "centred_clipping": CentredClipping,
@@ -16,3 +16,10 @@ RULES: dict[str, type[FiniteMean]] = {
     "mean": FiniteMean,
 }
 assert set(RULES) == set(AGGREGATIONS)
+
+
+def rule_of(settings: SwarmSettings) -> type[FiniteMean]:
+    """The rule that a run's settings name, tighter once the run was rolled back: all its peers see that by its name."""
+    if settings.wire.aggregation == "centred_clipping" and settings.swarm.rollbacks:
+        return TighterClipping
+    return RULES[settings.wire.aggregation]

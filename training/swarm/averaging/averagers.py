@@ -3,22 +3,20 @@
 All peers of a run need averagers with the same class names: hivemind derives the names of its remote calls from them.
 """
 
-import asyncio
 import dataclasses
+import logging
 import math
 import multiprocessing as mp
-import time
-from collections.abc import AsyncIterator, Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, AsyncIterator  # noqa: UP035 (hivemind reads no other)
 
 import torch
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.allreduce import AllReduceRunner, AveragingMode
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.averaging.matchmaking import Matchmaking
-from hivemind.averaging.partition import TensorPartReducer
+from hivemind.averaging.partition import AllreduceException, TensorPartReducer
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
@@ -26,17 +24,27 @@ from hivemind.utils.asyncio import as_aiter, azip
 from torch import Tensor
 
 from training.swarm.averaging.finite_mean import FiniteMean
+from training.swarm.averaging.matchmaking import Absentees, HostFirstKeys, HostFirstLeaders
+from training.swarm.averaging.robust_rules import REJECT_RADII
 from training.swarm.averaging.wire_checks import CheckedStub, checked_parts
+from training.swarm.host_peers import HostPeers
 
-LOOKUP_INTERVAL_S = 0.2
+LEAST_OWN_WEIGHT = 1e-3
+"""Who weighs less, having no samples or stale weights, cannot tell from its own tensors what an average may be."""
 MAX_REPORT_BYTES = 1024
 MAX_BANDWIDTH = 1e12
 NO_REPORT = MSGPackSerializer.dumps((0.0, AveragingMode.CLIENT.value, MSGPackSerializer.dumps(-1)))
 """Reduces nothing and is at no step."""
 
+logger = logging.getLogger("hivemind")
+
 
 class RuleRunner(AllReduceRunner):
-    """hivemind's all-reduce with our rule for the parts that this peer reduces."""
+    """hivemind's all-reduce with our rule for the parts that this peer reduces.
+
+    What reducers return is believed only as far as it can be an average of clipped parts: a reducer that is not
+    `trusted` and returns anything else is dropped for the round, and this peer keeps its own parts.
+    """
 
     tensor_part_reducer: TensorPartReducer
 
@@ -46,7 +54,10 @@ class RuleRunner(AllReduceRunner):
         rule: type[FiniteMean],
         max_weight: float = math.inf,
         excluded: Collection[PeerID] = (),
-        **arguments: object,
+        preferred: Collection[PeerID] = (),
+        trusted: Collection[PeerID] = (),
+        max_shift: float = math.inf,
+        **arguments: Any,
     ):
         super().__init__(**arguments)
         self.tensor_part_reducer.finished.set()  # or it warns when it is deleted
@@ -55,7 +66,26 @@ class RuleRunner(AllReduceRunner):
             len(self.sender_peer_ids),
             max_weight=max_weight,
             excluded=[index for index, peer in enumerate(self.sender_peer_ids) if peer in excluded],
+            preferred=[index for index, peer in enumerate(self.sender_peer_ids) if peer in preferred],
         )
+        self.trusted, self.max_shift = trusted, max_shift
+        self.impossible: set[PeerID] = set()
+        """Reducers that returned what can be no average."""
+        tensors = arguments["tensors"]
+        self.root_mean_square = rms(torch.stack([tensor.norm() for tensor in tensors]), sum(map(torch.numel, tensors)))
+        self._register = self.tensor_part_container.register_processed_part
+        self.tensor_part_container.register_processed_part = self.register
+
+    def register(self, peer_index: int, part_index: int, delta: Tensor) -> None:
+        """Take what a reducer returned, as its difference from this peer's part, unless it is impossible."""
+        peer = self.ordered_peer_ids[peer_index]
+        if peer != self.peer_id and peer not in self.trusted and self.weight >= LEAST_OWN_WEIGHT:
+            own, _ = self.tensor_part_container._input_parts_by_peer[peer_index][part_index]
+            if not is_possible(own, delta, self.root_mean_square, self.max_shift):
+                self.impossible.add(peer)
+                logger.warning(f"{peer} returned what is no average of the group's tensors: ignored in this round")
+                raise AllreduceException(f"{peer} returned no average")
+        self._register(peer_index, part_index, delta)
 
     def _get_peer_stub(self, peer: PeerID) -> Any:
         return CheckedStub(super()._get_peer_stub(peer))
@@ -69,59 +99,65 @@ class RuleRunner(AllReduceRunner):
             yield answer
 
 
-class ThrottledKeyManager(GroupKeyManager):
-    """Asks the DHT who is looking for a group at most once per LOOKUP_INTERVAL_S.
-
-    hivemind asks again as soon as it is answered, which costs each peer a whole core on a fast network.
-    """
-
-    last_lookup_s = -math.inf
-
-    async def get_averagers(self, group_key: str, only_active: bool) -> list[tuple[PeerID, float]]:
-        await asyncio.sleep(max(0.0, self.last_lookup_s + LOOKUP_INTERVAL_S - time.monotonic()))
-        self.last_lookup_s = time.monotonic()
-        found: list[tuple[PeerID, float]] = await super().get_averagers(group_key, only_active)
-        return found
-
-
 class FilteredAverager(DecentralizedAverager):
     """Averages by a rule and drops averages that are not finite.
 
     Args:
         rule: see training.swarm.averaging.aggregation.
         max_weight: cap on one sender's weight.
+        host: the run's own peers; while they are there nobody else leads a group or reduces.
     """
+
+    max_shift = math.inf
+    """How far an average may be from what this peer sent, in norms of that."""
 
     def __init__(
         self,
         *arguments: Any,
         rule: type[FiniteMean] = FiniteMean,
         max_weight: float = math.inf,
+        host: HostPeers = HostPeers(),
         **options: Any,
     ):
-        self.rule, self.max_weight = rule, max_weight
+        self.rule, self.max_weight, self.host = rule, max_weight, host
+        self.absentees = Absentees()
         self._dropped_tensors = mp.Value("q", 0)  # shared with the process that averages
         super().__init__(*arguments, **options)
 
     @property
     def _matchmaking(self) -> Matchmaking:
-        return self._throttled_matchmaking
+        return self._host_first_matchmaking
 
     @_matchmaking.setter
     def _matchmaking(self, matchmaking: Matchmaking) -> None:
         # hivemind builds it in the process that averages and takes no key manager.
         keys = matchmaking.group_key_manager
-        throttled = ThrottledKeyManager(keys.dht, keys.prefix, keys.group_bits, keys.target_group_size)
-        matchmaking.group_key_manager = throttled
-        self._throttled_matchmaking = matchmaking
+        matchmaking.group_key_manager = HostFirstKeys(
+            keys.dht, keys.prefix, keys.group_bits, keys.target_group_size, host=self.host.all
+        )
+        matchmaking.potential_leaders = HostFirstLeaders(
+            matchmaking.peer_id, matchmaking.min_matchmaking_time, matchmaking.target_group_size
+        )
+        self._host_first_matchmaking = matchmaking
 
     @property
     def dropped_tensors(self) -> int:
-        """Averages dropped because they were not finite."""
+        """Averages dropped because they were not finite, or no average of what was sent."""
         return int(self._dropped_tensors.value)
 
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        """As hivemind's; who let down a group that this peer was in waits."""
+        if self.absentees.is_left_out(context.remote_id):
+            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
+            return
+        async for message in super().rpc_join_group(request, context):
+            yield message
+
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **options: Any) -> Any:
-        return await super()._aggregate_with_group(with_readable_reports(group_info), min_vector_size, **options)
+        group_info = with_host_reducing(with_readable_reports(group_info), self.host)
+        return await super()._aggregate_with_group(group_info, min_vector_size, **options)
 
     async def _run_allreduce_inplace_(
         self, tensors: Sequence[Tensor], group_info: GroupInfo, group_id: bytes | None = None, **options: Any
@@ -131,6 +167,9 @@ class FilteredAverager(DecentralizedAverager):
             rule=self.rule,
             max_weight=self.max_weight,
             excluded=self.excluded_from(group_info),
+            preferred=self.preferred,
+            trusted=self.host.all,
+            max_shift=self.max_shift,
             p2p=self._p2p,
             servicer_type=type(self),
             prefix=self.prefix,
@@ -151,6 +190,14 @@ class FilteredAverager(DecentralizedAverager):
                 self._dropped_tensors.value += 1
             self.last_updated = get_dht_time()
             self._state_updated.set()
+        self._dropped_tensors.value += len(runner.impossible)
+        absent = runner.banned_senders | runner.impossible
+        self.absentees.note(set(runner.active_senders) - absent, absent)
+
+    @property
+    def preferred(self) -> frozenset[PeerID]:
+        """Peers beside whom nobody else counts where they are in the group and not excluded."""
+        return frozenset()
 
     def excluded_from(self, group_info: GroupInfo) -> set[PeerID]:
         """Members of a group that receive the average and count for nothing."""
@@ -161,6 +208,40 @@ def with_readable_reports(group_info: GroupInfo) -> GroupInfo:
     """The group with NO_REPORT for members whose report makes no sense: hivemind would give up the whole round."""
     gathered = tuple(content if is_report(content) else NO_REPORT for content in group_info.gathered)
     return dataclasses.replace(group_info, gathered=gathered)
+
+
+def with_host_reducing(group_info: GroupInfo, host: HostPeers) -> GroupInfo:
+    """The group in which only the host's helpers reduce, or its donors where no helper is; unchanged without either.
+
+    All members must agree on who reduces, and they know the same helpers however many donors a host has added since.
+    """
+    reports = dict(zip(group_info.peer_ids, map(MSGPackSerializer.loads, group_info.gathered), strict=True))
+    clients = {peer for peer, (_, mode, _) in reports.items() if mode == AveragingMode.CLIENT.value}
+    able = {peer for peer, (bandwidth, *_) in reports.items() if bandwidth != 0} - clients
+    chosen = able & host.helpers or able & host.donors
+    if not chosen:
+        return group_info
+    gathered = tuple(
+        content if peer in chosen else MSGPackSerializer.dumps((0.0, *reports[peer][1:]))
+        for peer, content in zip(group_info.peer_ids, group_info.gathered, strict=True)
+    )
+    return dataclasses.replace(group_info, gathered=gathered)
+
+
+def is_possible(own: Tensor, delta: Tensor, root_mean_square: float, max_shift: float) -> bool:
+    """Whether a part, sent as `own` and returned as `own + delta`, may be an average of parts that clipping allows.
+
+    Clipping rejects what is farther from the centre than REJECT_RADII radii. Single parts may be nearly zero by chance,
+    so the sender's root mean square over all of its tensors is the least to compare with.
+    """
+    size = max(float(own.norm()), root_mean_square * math.sqrt(own.numel()))
+    returned, shift = float((own + delta).norm()), float(delta.norm())
+    return size == 0 or (returned <= REJECT_RADII * size and shift <= max_shift * size)
+
+
+def rms(norms: Tensor, values: int) -> float:
+    """Of that many values in tensors with these norms."""
+    return float(norms.norm()) / math.sqrt(max(1, values))
 
 
 def is_report(content: bytes) -> bool:

@@ -19,6 +19,7 @@ class FiniteMean(TensorPartReducer):
     Args:
         max_weight: cap on one sender's weight.
         excluded: indices of senders that receive the result and count for nothing.
+        preferred: indices of senders beside whom nobody else counts, by the rules that see all parts at once.
     """
 
     def __init__(
@@ -28,8 +29,9 @@ class FiniteMean(TensorPartReducer):
         *,
         max_weight: float = math.inf,
         excluded: Collection[int] = (),
+        preferred: Collection[int] = (),
     ):
-        self.max_weight, self.excluded = max_weight, excluded
+        self.max_weight, self.excluded, self.preferred = max_weight, excluded, preferred
         super().__init__(part_shapes, num_senders)
 
     async def accumulate_part(

@@ -1,6 +1,7 @@
 """Gradients, averaged over all samples of all peers."""
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Collection, Mapping
 from statistics import median_low
 from typing import Any
 
@@ -9,6 +10,7 @@ from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
+from hivemind.p2p import PeerID
 
 from training.swarm.averaging.averagers import FilteredAverager
 
@@ -59,8 +61,24 @@ class SwarmPowerSGDAverager(SwarmGradientAverager, PowerSGDGradientAverager):
         return gathered
 
 
-def epoch_of_group(reported: Iterable[Any], own: int) -> int:
-    """The latest step that members of a group report; reports more than one ahead of the median are ignored."""
-    epochs = [epoch for epoch in reported if type(epoch) is int and epoch >= 0]
-    median = median_low(epochs or [own])  # of two, nobody knows who is right
-    return max([own, *(epoch for epoch in epochs if epoch <= median + 1)])
+def epoch_of_group(reported: Mapping[PeerID, Any], own: int, donors: Collection[PeerID] = ()) -> int:
+    """The latest step that members of a group report; reports more than one ahead of the median are ignored.
+
+    Where one of `donors` is in the group, its word is enough and the others' counts for nothing.
+    """
+    epochs = {peer: epoch for peer, epoch in reported.items() if type(epoch) is int and epoch >= 0}
+    named = [epoch for peer, epoch in epochs.items() if peer in donors]
+    if named:
+        return max(own, *named)
+    median = median_low([*epochs.values()] or [own])  # of two, nobody knows who is right
+    return max([own, *(epoch for epoch in epochs.values() if epoch <= median + 1)])
+
+
+def epoch_of_trainers(reported: Mapping[PeerID, Any], own: int) -> int:
+    """The step that a donor follows: the lower median of the members that it computed with.
+
+    A lone one, who could say anything, takes it a single step further.
+    """
+    epochs = [epoch for epoch in reported.values() if type(epoch) is int and epoch >= 0]
+    most = math.inf if len(epochs) > 1 else own + 1
+    return int(max(own, min(median_low(epochs or [own]), most)))

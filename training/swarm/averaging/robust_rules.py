@@ -22,7 +22,10 @@ TRIMMED_SHARE = 0.25
 
 
 class CollectingRule(FiniteMean):
-    """Keeps each part until all senders have sent it, then reduces them at once; the plain mean of only two."""
+    """Keeps each part until all senders have sent it, then reduces them at once; the plain mean of only two.
+
+    Senders with stale weights have no say beside others, and others none beside `preferred` ones.
+    """
 
     def __init__(self, *arguments: Any, **options: Any):
         self.received: dict[int, dict[int, tuple[Tensor, float]]] = {}
@@ -38,14 +41,19 @@ class CollectingRule(FiniteMean):
 
     def check_current_part_finished(self) -> None:
         if self.current_part_accumulated_from == self.num_current_senders:
-            sent = [pair for _, pair in sorted(self.received.pop(self.current_part_index, {}).items())]
-            least = MIN_WEIGHT_SHARE * max((weight for _, weight in sent), default=0.0)
-            found = [(part, weight) for part, weight in sent if weight >= least]
-            if len(found) > 2:
-                parts = torch.stack([part.flatten().float() for part, _ in found])
-                weights = cap_weights(torch.tensor([weight for _, weight in found]))
-                combined = self.combine(parts, weights).view(self.part_shapes[self.current_part_index])
-                self.accumulator, self.denominator = combined, 1.0
+            sent = self.received.pop(self.current_part_index, {})
+            least = MIN_WEIGHT_SHARE * max((weight for _, weight in sent.values()), default=0.0)
+            current = {sender for sender, (_, weight) in sent.items() if weight >= least}
+            chosen = sorted(current.intersection(self.preferred) or current)
+            if len(chosen) > 2 or len(chosen) < len(sent):
+                parts = torch.stack([sent[sender][0].flatten().float() for sender in chosen])
+                weights = torch.tensor([sent[sender][1] for sender in chosen])
+                if len(chosen) > 2:
+                    combined = self.combine(parts, cap_weights(weights))
+                else:
+                    combined = weights / weights.sum() @ parts
+                self.accumulator = combined.view(self.part_shapes[self.current_part_index])
+                self.denominator = 1.0
         super().check_current_part_finished()
 
 
@@ -56,6 +64,9 @@ class CentredClipping(CollectingRule):
     The first centre is the part that is closest to the others, the radius the median distance from the centre.
     """
 
+    radius_share = 1.0
+    """Of the median distance: less for a run that went wrong."""
+
     def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
         centre = parts[medoid(parts)]
         for _ in range(CLIPPING_ROUNDS):
@@ -63,7 +74,7 @@ class CentredClipping(CollectingRule):
             distances = offsets.norm(dim=1)
             if not (distances > 0).any():
                 break
-            radius = distances[distances > 0].median()
+            radius = self.radius_share * distances[distances > 0].median()
             shares = weights * (radius / distances.clamp(min=1e-30)).clamp(max=1.0)
             shares[distances > REJECT_RADII * radius] = 0.0
             centre = centre + (shares / weights.sum()) @ offsets
@@ -95,3 +106,9 @@ def medoid(parts: Tensor) -> int:
 def cap_weights(weights: Tensor) -> Tensor:
     """[N], none above MAX_WEIGHT_RATIO times their median."""
     return weights.clamp(max=MAX_WEIGHT_RATIO * float(weights.quantile(0.5)))
+
+
+class TighterClipping(CentredClipping):
+    """For a run that was taken back because its loss had risen."""
+
+    radius_share = 0.5

@@ -28,6 +28,8 @@ class WeightAverager(FilteredAverager, TrainingStateAverager):
         lr_of_epoch: the learning rate of the step after that many epochs.
     """
 
+    max_shift = 0.5
+    """Weights of one step are close to each other."""
     local_epoch: int
     weights_epoch: int
     """The step of the weights: `local_epoch`, or the one before while a delayed step is running."""
@@ -60,6 +62,11 @@ class WeightAverager(FilteredAverager, TrainingStateAverager):
     def _apply_optimizer_parameters_(self) -> None:
         super()._apply_optimizer_parameters_()
         self.times_applied += 1
+
+    @property
+    def preferred(self) -> frozenset[PeerID]:
+        # A donor takes every step with the averaged gradients: its weights are everybody's, or better.
+        return self.host.donors
 
     def excluded_from(self, group_info: GroupInfo) -> set[PeerID]:
         return out_of_step(group_info)

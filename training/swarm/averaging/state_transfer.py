@@ -21,7 +21,14 @@ from hivemind.utils.timed_storage import ValueWithExpiration
 from torch import Tensor
 
 from training.swarm.averaging.state_averager import WeightAverager
-from training.swarm.averaging.state_validation import StateRefused, check_epoch, check_state, tensors_sha256
+from training.swarm.averaging.state_validation import (
+    StateRefused,
+    check_epoch,
+    check_state,
+    sign_state,
+    signer_of,
+    tensors_sha256,
+)
 from training.swarm.averaging.wire_checks import check_tensor
 
 STATE_SLACK_BYTES = 2**20
@@ -39,7 +46,6 @@ class SwarmStateAverager(WeightAverager):
     Args:
         lr_of_epoch: see WeightAverager.
         last_epoch: the end of the schedule; states of later steps are refused.
-        donors: peer ids that are asked first.
     """
 
     validate: Callable[[Sequence[Tensor]], None] | None = None
@@ -51,11 +57,9 @@ class SwarmStateAverager(WeightAverager):
         self,
         *,
         last_epoch: int,
-        donors: Sequence[str] = (),
         **options: Any,
     ):
         self.last_epoch = last_epoch
-        self.donors = {PeerID.from_base58(donor) for donor in donors}
         self._received_bytes = mp.Value("q", 0)
         self.downloads = 0
         self._snapshot: tuple[tuple[int, int, int], dict[str, Any], list[Tensor]] | None = None
@@ -74,6 +78,11 @@ class SwarmStateAverager(WeightAverager):
         """Changes whenever the weights do."""
         return self.weights_epoch, self.missed_steps, self.downloads
 
+    @property
+    def state_epoch(self) -> int:
+        """The step that the weights are of, without steps that were only counted."""
+        return max(0, self.weights_epoch - self.missed_steps)
+
     @torch.no_grad()
     def get_current_state(self) -> tuple[dict[str, Any], list[Tensor], list[CompressionInfo]]:
         """For a newcomer: (metadata with the epoch and the SHA-256 of the tensors, tensors, their compression info).
@@ -87,9 +96,10 @@ class SwarmStateAverager(WeightAverager):
                 self._snapshot = None  # frees its memory before the next copy
                 with self.lock_optimizer, self.lock_averaged_tensors:
                     tensors = [tensor.cpu().clone() for tensor in self.state_tensors()]
-                    version = self.version
-                epoch, missed_steps, _ = version
-                metadata = {"epoch": max(0, epoch - missed_steps), "sha256": tensors_sha256(tensors)}
+                    version, epoch = self.version, self.state_epoch
+                metadata = {"epoch": epoch, "sha256": tensors_sha256(tensors)}
+                if self.host.donors and self.peer_id in self.host.donors:
+                    metadata = sign_state(metadata, self.prefix, self.dht.private_key)
                 self._snapshot = version, metadata, tensors
             _, metadata, tensors = self._snapshot
         return metadata, tensors, [CompressionInfo.from_tensor(tensor, key=i) for i, tensor in enumerate(tensors)]
@@ -116,19 +126,26 @@ class SwarmStateAverager(WeightAverager):
     def known_donors(self) -> list[PeerID]:
         """Whom to ask for a state: the run's own donors first, whatever is announced, then the newest."""
         announced = self.announced_donors()
-        donors = list(announced.keys() | self.donors - {self.peer_id})
+        donors = list(announced.keys() | self.host.donors - {self.peer_id})
         random.shuffle(donors)
-        donors.sort(key=lambda donor: (donor in self.donors, announced.get(donor, -1.0)), reverse=True)
+        donors.sort(key=lambda donor: (donor in self.host.donors, announced.get(donor, -1.0)), reverse=True)
         return donors[:MAX_DONORS]
 
     def load_state_from_peers(
-        self, timeout: float | None = None, min_epoch: int | None = None, *, strangers: bool = True, **_: Any
-    ) -> None:
-        """Adopt the first good state.
+        self,
+        timeout: float | None = None,
+        min_epoch: int | None = None,
+        max_epoch: float = math.inf,
+        *,
+        strangers: bool = True,
+        **_: Any,
+    ) -> bool:
+        """Adopt the first good state; returns whether a donor signed it, if the run names any.
 
         Args:
             timeout: seconds for each of the run's donors, and for all others together, who may be made up.
             min_epoch: earlier states are not downloaded; by default this peer's own step.
+            max_epoch: later ones that no donor signed are refused.
             strangers: also ask peers other than the run's donors.
 
         Raises StateRefused if none is good; it says what was wrong with each.
@@ -136,16 +153,28 @@ class SwarmStateAverager(WeightAverager):
         min_epoch = self.local_epoch if min_epoch is None else min_epoch
         refusals, left_s = [], math.inf if timeout is None else timeout
         for donor in self.known_donors():
-            named, began_s = donor in self.donors, time.monotonic()
+            named, began_s = donor in self.host.donors, time.monotonic()
             if not named and not (strangers and left_s > 0):
                 continue
             try:
-                self.adopt(*self.download(donor, timeout if named else left_s, min_epoch))
-                return
+                metadata, tensors = self.download(donor, timeout if named else left_s, min_epoch)
+                signed = signer_of(metadata, self.prefix) in self.host.donors
+                if not signed and self.host.donors:
+                    self.check_unsigned(metadata, max_epoch)
+                self.adopt(metadata, tensors)
+                return signed or not self.host.donors
             except StateRefused as refusal:
                 refusals.append(f"{donor.to_base58()[-8:]}: {refusal}")
             left_s -= 0.0 if named else time.monotonic() - began_s
         raise StateRefused("; ".join(refusals) or "nobody hands out a state")
+
+    def check_unsigned(self, metadata: Any, max_epoch: float) -> None:
+        """StateRefused unless a state that no donor signed may be adopted if its held-out loss is good."""
+        check_epoch(metadata, 0)
+        if metadata["epoch"] > max_epoch:
+            raise StateRefused(f"is of step {metadata['epoch']}, which no donor has reached")
+        if self.validate is None:
+            raise StateRefused("no donor signed it, and there are no held-out samples to judge it by")
 
     def download(self, donor: PeerID, timeout: float | None, min_epoch: int = 0) -> tuple[dict[str, Any], list[Tensor]]:
         """A donor's metadata and tensors, unchecked."""

@@ -1,15 +1,22 @@
-"""Whether a downloaded state can be accepted: its step, its shape, its checksum, and its loss on held-out samples."""
+"""Whether a downloaded state can be accepted: its step, its shape, its checksum, who signed it, and its loss on
+held-out samples."""
 
 import hashlib
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.p2p import PeerID
+from hivemind.utils.crypto import RSAPrivateKey, RSAPublicKey
 from torch import Tensor
 
 from training.data.loader import Batch
 from training.step.gradients import GradientComputer
+from training.swarm.host_peers import owner_peer
+from training.swarm.observe.peer_metrics import OWNER
 
 MAX_LOSS_RATIO = 1.2
 """A downloaded state may have this many times the held-out loss of the current weights; the rest is chance."""
@@ -46,6 +53,27 @@ def check_state(metadata: Any, tensors: Sequence[Tensor], own: Sequence[Tensor])
         raise StateRefused("did not arrive as it was sent (checksum)")
     if not all(torch.isfinite(tensor).all() for tensor in tensors if tensor.is_floating_point()):
         raise StateRefused("has numbers that are not finite")
+
+
+def sign_state(metadata: dict[str, Any], run: str, key: RSAPrivateKey) -> dict[str, Any]:
+    """The metadata with the signature of `key` over its step and checksum, in this run."""
+    owner = RSASignatureValidator(key).local_public_key
+    return {**metadata, "owner": owner, "signature": key.sign(signed_content(metadata, run))}
+
+
+def signer_of(metadata: Any, run: str) -> PeerID | None:
+    """The peer that signed a state's metadata in this run; None without a valid signature."""
+    try:
+        [key] = OWNER.findall(metadata["owner"])
+        valid = RSAPublicKey.from_bytes(key).verify(signed_content(metadata, run), metadata["signature"])
+        return owner_peer(metadata["owner"]) if valid else None
+    except Exception:  # a stranger's bytes may raise anything
+        return None
+
+
+def signed_content(metadata: dict[str, Any], run: str) -> bytes:
+    """What a donor signs."""
+    return json.dumps([run, metadata["epoch"], metadata["sha256"]]).encode()
 
 
 def validate_state(

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from training.run.progress import OnNotice
 from training.step.gradients import GradientComputer
 from training.swarm.averaging.state_validation import tensors_sha256
 from training.swarm.config import SwarmSettings
-from training.swarm.host.checkpoints import Checkpoints
+from training.swarm.host.checkpoints import Checkpoint, Checkpoints, list_checkpoints
+from training.swarm.host.loss_guard import MAX_ROLLBACKS, LossGuard, last_good
 from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
 from training.swarm.peer.gradient_worker import build_model
 from training.swarm.preflight.checks import codes_of
@@ -60,12 +61,19 @@ class Checkpointer:
         self.heldout_loss = math.nan
         self.measured_step = 0
         self.saved_step = 0
+        self.loss_guard = LossGuard()
+        self.go_back_to: int | None = None
+        """The step of the checkpoint to which the run must return, once its loss has risen too far."""
+        self.members: Sequence[str] = ()
+        """Who took part in the steps before the state that is measured."""
 
     def restore(self, model: Dalle) -> tuple[int, list[Tensor]] | None:
         """See Checkpoints.restore."""
         found = self.checkpoints.restore(model)
         if found is not None:
             self.saved_step = self.measured_step = found[0]
+            for checkpoint in self.saved():
+                self.loss_guard.limit(checkpoint.heldout_loss)
         return found
 
     def poll(self, step: int, optimizer: SwarmOptimizer, model: Dalle) -> None:
@@ -79,6 +87,7 @@ class Checkpointer:
                 self.checkpoints.last_attempt = step
             return
         self.take_copy(optimizer, model)
+        self.members = optimizer.latest_members()
         self.worker = threading.Thread(
             target=self.measure_and_save, args=(step, is_due), name="checkpointer", daemon=True
         )
@@ -102,6 +111,7 @@ class Checkpointer:
             self.heldout_loss, self.measured_step = math.nan, step
             with self.reported(f"the held-out loss of step {step} was not measured"):
                 self.heldout_loss = self.measure(self.heldout)
+                self.judge(step, self.heldout_loss)
                 self.on_change()
         if save:
             with self.reported(f"the state of step {step} was not saved"):
@@ -124,6 +134,26 @@ class Checkpointer:
             batch = Batch(*part)
             loss_sum += self.copy.measure(batch)["heldout_loss"] * len(batch.text_ids)
         return loss_sum / len(heldout.text_ids)
+
+    def judge(self, step: int, loss: float) -> None:
+        """Say so if the run must go back, and where to."""
+        limit = self.loss_guard.limit(loss)
+        if limit is None or self.go_back_to is not None:
+            return
+        risen = f"the held-out loss of step {step} is {loss:.4g}, more than {limit:.4g}"
+        good = last_good(self.saved(), limit)
+        if self.settings.swarm.rollbacks >= MAX_ROLLBACKS or good is None:
+            self.on_notice(f"{risen}; no {'further' if good else 'good'} checkpoint to go back to, look at the run")
+            return
+        self.go_back_to = good.step
+        self.on_notice(
+            f"{risen}: back to the checkpoint of step {good.step}. These took part in the latest steps: "
+            f"{', '.join(self.members) or 'nobody'}"
+        )
+
+    def saved(self) -> list[Checkpoint]:
+        """All checkpoints, by step."""
+        return list_checkpoints(self.checkpoints.run_dir, self.on_notice)
 
     def save(self, step: int, heldout_loss: float) -> None:
         """Save the copy."""

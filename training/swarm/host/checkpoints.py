@@ -27,7 +27,7 @@ from training.data.remote_io import silent
 from training.run.folder import placed_vocabulary
 from training.run.progress import OnNotice
 from training.swarm.config import NAME as SETTINGS
-from training.swarm.config import SwarmSettings, read_settings, write_settings
+from training.swarm.config import SwarmSection, SwarmSettings, read_settings, write_settings
 
 FOLDER = "checkpoints"
 META = "checkpoint.json"
@@ -256,13 +256,12 @@ def recipe_of(run_id: str) -> str:
     return run_id.rpartition("-")[2]
 
 
-def successor(name: str) -> str:
+def successor(swarm: SwarmSection) -> str:
     """The name of a run after a rollback: emoji, emoji-back1, emoji-back2, ...
 
     The name is part of the run id, which separates the run from peers that still have the discarded state.
     """
-    match = re.fullmatch(r"(.*)-back([0-9]+)", name)
-    return f"{match[1]}-back{int(match[2]) + 1}" if match else f"{name}-back1"
+    return f"{first_name(swarm.name)}-back{swarm.rollbacks + 1}"
 
 
 def first_name(name: str) -> str:
@@ -282,7 +281,7 @@ def rollback(run_dir: Path, step: int, on_notice: OnNotice = silent) -> SwarmSet
         steps = ", ".join(str(checkpoint.step) for checkpoint in kept)
         raise UserError(f"{run_dir} has no checkpoint of step {step}; it has {steps or 'none'}")
     chosen.check()
-    swarm = dataclasses.replace(settings.swarm, name=successor(settings.swarm.name))
+    swarm = dataclasses.replace(settings.swarm, name=successor(settings.swarm))
     aside = run_dir / FOLDER / f"{GIVEN_UP}-{settings.swarm.name}"
     # Move these first: if killed in between, the same command completes the rollback.
     for checkpoint in kept:

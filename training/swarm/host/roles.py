@@ -86,13 +86,13 @@ def run_donor(
             optimizer.step(batch_size=0)
             if optimizer.local_epoch != last_epoch:
                 last_epoch = optimizer.local_epoch
-                if checkpointer is not None:
+                if checkpointer is not None and averager.state_epoch == last_epoch:
                     checkpointer.poll(last_epoch * scale, optimizer, model)
                 on_step(optimizer)
             on_round(optimizer)
             if checkpointer is not None and last_epoch * scale >= settings.total_steps:
                 break
         if checkpointer is not None:
-            checkpointer.close(optimizer.local_epoch * scale, optimizer, model, wait)
+            checkpointer.close(averager.state_epoch * scale, optimizer, model, wait)
     finally:
         optimizer.shutdown()

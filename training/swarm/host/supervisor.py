@@ -14,6 +14,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.progress import OnProgress
 from training.run.progress import OnNotice
 from training.swarm.config import SwarmSettings
+from training.swarm.host.checkpoints import rollback
 from training.swarm.host.host_config import HostConfig
 from training.swarm.host.status import RunStatus, read_status, status_path
 from training.swarm.network.orphan_reaper import guard_children
@@ -81,6 +82,12 @@ class Supervisor:
     def finished(self) -> bool:
         """Whether the run has ended and its state is saved."""
         return any(read_status(self.run_dir, name).get("finished") for name in self.host_config.leading)
+
+    @property
+    def go_back_to(self) -> int | None:
+        """The step of the checkpoint to which a donor wants the run to return, if any."""
+        asked = (read_status(self.run_dir, name).get("go_back_to") for name in self.host_config.donors)
+        return next((step for step in asked if step is not None), None)
 
     def poll(self) -> None:
         """Reap, probe and start peers; returns at once."""
@@ -256,17 +263,26 @@ def host_run(
         on_ready: called once all of the host's peers are up.
         on_progress: called with steps done, steps in all, and a note.
 
+    Where the held-out loss rises too far, all peers go back to the last good checkpoint: the run continues from there
+    under its successor's name, which its helpers hand out and its volunteers follow.
+
     Raises KeyboardInterrupt upon Ctrl+C and Terminated upon SIGTERM, after all peers have left.
     """
-    with supervised(run_dir, device=device, on_notice=on_notice) as supervisor:
-        ready = False
-        while not supervisor.finished:
-            supervisor.poll()
-            if supervisor.all_up:
-                if not ready:
-                    ready = True
-                    on_ready()
-                status = RunStatus.of_peers(run_dir, supervisor.host_config.leading)
-                on_progress(status.step, settings.total_steps, status.note)
-            time.sleep(POLL_S)
-        return RunStatus.of_peers(run_dir, supervisor.host_config.leading)
+    ready = False
+    while True:
+        with supervised(run_dir, device=device, on_notice=on_notice) as supervisor:
+            while not supervisor.finished and supervisor.go_back_to is None:
+                supervisor.poll()
+                if supervisor.all_up:
+                    if not ready:
+                        ready = True
+                        on_ready()
+                    status = RunStatus.of_peers(run_dir, supervisor.host_config.leading)
+                    on_progress(status.step, settings.total_steps, status.note)
+                time.sleep(POLL_S)
+            step = supervisor.go_back_to
+            if step is None:
+                return RunStatus.of_peers(run_dir, supervisor.host_config.leading)
+            supervisor.poll()  # passes on why
+        settings = rollback(run_dir, step, on_notice)
+        on_notice(f"the run goes on from step {step} as {settings.swarm.name}, with tighter clipping")

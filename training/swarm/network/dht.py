@@ -6,7 +6,9 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import hivemind
@@ -18,6 +20,7 @@ from dalle_lean.errors import UserError
 from training.swarm.network.orphan_reaper import guard_children
 from training.swarm.network.reconnect import reconnect_lost_peers
 from training.swarm.observe.log import BoundedFileHandler
+from training.swarm.observe.peer_metrics import IdentityKey, IdentitySigner
 
 LOGGERS = ("hivemind", "asyncio", "py.warnings")
 HANDLER = "dalle-lean"
@@ -31,7 +34,7 @@ def open_dht(
     announce: Sequence[str] = (),
     identity: Path | None = None,
 ) -> hivemind.DHT:
-    """Start a node of the DHT.
+    """Start a node of the DHT, which signs its records with its identity's key: `private_key`.
 
     Args:
         addresses: of peers already in the network; none for the first one.
@@ -42,26 +45,31 @@ def open_dht(
 
     Raises ValueError if none of `addresses` answers or the port is taken.
     """
-    try:
-        dht = hivemind.DHT(
-            initial_peers=list(addresses) or None,
-            client_mode=client_mode,
-            host_maddrs=None if client_mode else list(listen),
-            announce_maddrs=list(announce) or None,
-            no_listen=client_mode,
-            identity_path=None if identity is None else str(identity),
-            use_relay=False,
-            nat_port_map=False,
-            start=True,
-        )
-    except Exception as error:  # hivemind raises whatever its process met
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if addresses:
-            where = ", ".join(addresses)
-            if "failed to connect to bootstrap peers" in reason:
-                reason = "nobody answers there; is the host up, the address complete and its port open?"
-            raise UserError(f"no way into the swarm by {where}: {reason}") from None
-        raise UserError(f"cannot listen on {', '.join(listen)}: {reason}") from None
+    with ExitStack() as stack:
+        if identity is None:
+            identity = Path(stack.enter_context(TemporaryDirectory())) / "identity"
+        try:
+            dht = hivemind.DHT(
+                initial_peers=list(addresses) or None,
+                client_mode=client_mode,
+                host_maddrs=None if client_mode else list(listen),
+                announce_maddrs=list(announce) or None,
+                no_listen=client_mode,
+                identity_path=str(identity),
+                use_relay=False,
+                nat_port_map=False,
+                start=True,
+            )
+        except Exception as error:  # hivemind raises whatever its process met
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            if addresses:
+                where = ", ".join(addresses)
+                if "failed to connect to bootstrap peers" in reason:
+                    reason = "nobody answers there; is the host up, the address complete and its port open?"
+                raise UserError(f"no way into the swarm by {where}: {reason}") from None
+            raise UserError(f"cannot listen on {', '.join(listen)}: {reason}") from None
+        dht.private_key = IdentityKey(identity)
+    dht.add_validators([IdentitySigner(dht.private_key)])
     reconnect_lost_peers(dht, addresses)
     return dht
 

@@ -158,15 +158,19 @@ class IdentityKey(RSAPrivateKey):
 class IdentitySigner(RecordValidatorBase):
     """Signs records under this node's identity key.
 
-    A node has one RSASignatureValidator of hivemind's, which signs with another key and verifies any.
+    A node has one RSASignatureValidator of hivemind's, which may sign with another key and verifies any.
     """
-
-    priority = RSASignatureValidator.priority
 
     def __init__(self, key: RSAPrivateKey):
         self.inner = RSASignatureValidator(key)
 
+    @property
+    def priority(self) -> int:
+        return int(self.inner.priority) + 1
+
     def sign_value(self, record: DHTRecord) -> bytes:
+        if self.inner.strip_value(record) != record.value:
+            return record.value  # by the node's own validator, with the same key
         signed: bytes = self.inner.sign_value(record)
         return signed
 
@@ -190,6 +194,11 @@ def protect_records(dht: hivemind.DHT, run_id: str) -> None:
     Needed on every node that others can reach, as any of them may keep the records.
     """
     dht.add_validators(record_validators(run_id))
+
+
+def owner_key(dht: hivemind.DHT) -> bytes:
+    """The subkey of the records of a node that `open_dht` made: its public key."""
+    return bytes(RSASignatureValidator(dht.private_key).local_public_key)
 
 
 def peer_id_of(owner: bytes) -> str:

@@ -2,7 +2,6 @@
 
 import threading
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import hivemind
@@ -10,13 +9,12 @@ from hivemind.utils import get_dht_time
 
 from training.swarm.observe.peer_metrics import (
     EXPIRATION_S,
-    IdentityKey,
-    IdentitySigner,
     PeerMetrics,
     PeerRecord,
     check_user_name,
     metrics_key,
-    record_validators,
+    owner_key,
+    protect_records,
 )
 
 INTERVAL_S = 30.0
@@ -27,7 +25,7 @@ class Publisher:
     """Publishes this peer's metrics at each step of the swarm and at least every `interval_s`, on its own thread.
 
     Args:
-        identity: the file that `dht` was opened with.
+        dht: as `open_dht` makes it.
         user: display name on the leaderboard; ValueError unless it is a UserName.
     """
 
@@ -36,7 +34,6 @@ class Publisher:
         dht: hivemind.DHT,
         run_id: str,
         *,
-        identity: Path,
         user: str | None = None,
         role: str = "trainer",
         interval_s: float = INTERVAL_S,
@@ -44,9 +41,8 @@ class Publisher:
         if user is not None:
             check_user_name(user)
         self.dht, self.key, self.interval_s = dht, metrics_key(run_id), interval_s
-        signer = IdentitySigner(IdentityKey(identity))
-        self.subkey: bytes = signer.inner.local_public_key
-        dht.add_validators([*record_validators(run_id), signer])
+        self.subkey = owner_key(dht)
+        protect_records(dht, run_id)
         self.constant = {
             "role": role,
             "client_mode": dht.client_mode,

@@ -12,10 +12,11 @@ from dalle_lean.optim.lamb import parameter_groups
 from training.data.remote_io import silent
 from training.run.progress import OnNotice
 from training.run.recipe import LAMB_ONLY
-from training.swarm.averaging.aggregation import RULES
+from training.swarm.averaging.aggregation import rule_of
 from training.swarm.averaging.compression import wire_compression
 from training.swarm.averaging.gradient_averager import SwarmGradientAverager, SwarmPowerSGDAverager
 from training.swarm.config import SwarmSettings
+from training.swarm.host_peers import host_peers
 from training.swarm.optimizer.diloco import DilocoOptimizer, PseudoGradientAverager, make_outer
 from training.swarm.optimizer.lamb import SwarmLamb
 from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
@@ -61,10 +62,10 @@ def swarm_optimizer(
         is_donor=role == "donor",
         load_state_attempts=timing.load_state_attempts,
         state_options={
-            "rule": RULES[wire.aggregation],
+            "rule": rule_of(settings),
             "lr_of_epoch": partial(lr_of_epoch, settings),
             "last_epoch": settings.last_epoch,
-            "donors": settings.swarm.donors,
+            "host": host_peers(settings.swarm),
             "request_timeout": timing.request_timeout_s,
             "max_weight": 1.0,
         },
@@ -88,7 +89,7 @@ def swarm_optimizer(
         load_state_timeout=timing.load_state_timeout_s,
         tracker_opts={
             "last_epoch": settings.last_epoch,
-            "doubtful": role == "helper",
+            "donors": host_peers(settings.swarm).donors,
             "metadata_expiration": timing.progress_expiration_s,
             # A peer that looks less often than finding a group takes may not know of the others at its first step.
             "default_refresh_period": min(3.0, timing.matchmaking_time_s),
@@ -101,8 +102,9 @@ def gradient_averager(settings: SwarmSettings) -> Callable[..., GradientAverager
     """The factory of the averager of gradients that the settings name."""
     wire, timing = settings.wire, settings.timing
     options: dict[str, Any] = {
-        "rule": RULES[wire.aggregation],
+        "rule": rule_of(settings),
         "max_weight": float(settings.target_batch_size),
+        "host": host_peers(settings.swarm),
         "request_timeout": timing.request_timeout_s,
     }
     if wire.mode == "diloco":

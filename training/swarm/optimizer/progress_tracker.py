@@ -2,11 +2,16 @@
 
 import asyncio
 import math
+from collections.abc import Collection
+from statistics import median_low
 from typing import Any
 
 from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainingProgress, ProgressTracker
+from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 from hivemind.utils.timed_storage import ValueWithExpiration
+
+from training.swarm.host_peers import owner_peer
 
 MAX_BATCHES_PER_STEP = 100
 """No peer gathers this many target batches for one step: such a record is broken."""
@@ -22,27 +27,41 @@ Records = dict[Any, LocalTrainingProgress]
 class SwarmTracker(ProgressTracker):
     """Counts the steps of peers in client mode too, and ignores implausible records.
 
-    hivemind's tracker waits for a listening trainer to go first, and a single record of a faraway step, which anybody
-    can write, makes all peers look for the state of that step forever.
+    hivemind's tracker waits for a listening trainer to go first, and believes any record. Here a donor's record, which
+    only the donor can sign, is the anchor: steps beyond its own and this peer's by more than one are ignored however
+    many claim them. While the donor is away its last step stays the anchor. A peer that has never seen a donor's record
+    believes what two others confirm.
 
     Args:
         last_epoch: the end of the schedule.
-        doubtful: ignore all lone claims: for peers without weights, who cannot verify them.
+        donors: of the run; their records are the anchor.
     """
 
-    def __init__(self, *arguments: Any, last_epoch: int, doubtful: bool = False, **options: Any):
-        self.last_epoch = last_epoch
-        self.doubtful_until = math.inf if doubtful else -math.inf
+    def __init__(
+        self,
+        *arguments: Any,
+        last_epoch: int,
+        donors: Collection[PeerID] = (),
+        **options: Any,
+    ):
+        self.last_epoch, self.donors = last_epoch, donors
+        self.doubtful_until = -math.inf
         self.metadata: Any = None
         """The latest records, as they came."""
+        self.anchor: int | None = None
+        """The step of the donors, as last seen."""
+        self.reach: float = math.inf
+        """The latest step that is believed."""
         self.trainers = 0
         """Peers that contribute samples, including this one."""
+        self.others_seen = False
+        """Whether other peers have ever been there."""
         super().__init__(*arguments, **options)
 
     def _parse_swarm_progress_data(self, metadata: Any) -> GlobalTrainingProgress:
         self.metadata = metadata
         records = self.records()
-        if get_dht_time() < self.doubtful_until:
+        if self.anchor is None and get_dht_time() < self.doubtful_until:
             records = without_lone_claims(records, self.local_progress.epoch, self._local_public_key)
         listening = {
             key: ValueWithExpiration({**record.dict(), "client_mode": False}, math.inf)
@@ -50,23 +69,37 @@ class SwarmTracker(ProgressTracker):
         }
         progress = super()._parse_swarm_progress_data(listening)
         progress.num_clients = sum(record.client_mode for record in records.values())
-        self.trainers = sum(record.samples_per_second > MIN_TRAINER_SAMPLES_PER_S for record in records.values())
+        self.trainers = sum(map(is_trainer, records.values()))
+        self.others_seen |= any(key != self._local_public_key for key in records)
         return progress
 
     def records(self) -> Records:
-        """The latest plausible records."""
-        return plausible_records(
+        """The latest plausible records, of steps within reach."""
+        records = plausible_records(
             self.metadata,
             last_epoch=self.last_epoch,
             target_batch_size=self.target_batch_size,
             min_time=get_dht_time() - self.metadata_expiration,
         )
+        return self.within_reach(records, donor_epochs(records, self.donors))
+
+    def within_reach(self, records: Records, donors: list[int]) -> Records:
+        """The records that are believed, by the steps that donors report now."""
+        self.anchor = max(donors, default=self.anchor)
+        if self.anchor is not None:
+            self.reach = max(self.anchor, self.local_progress.epoch) + 1
+        return up_to(self.reach, records)
+
+    @property
+    def confirmed_epoch(self) -> int:
+        """The step of the donors or, where none was ever seen, of the swarm."""
+        return int(self.global_epoch if self.anchor is None else self.anchor)
 
     @property
     def relies_on_lone_claim(self) -> bool:
         """Whether the swarm's step is what one peer alone reports; see `lone_claim`."""
         claim = lone_claim(self.records(), self.local_progress.epoch, self._local_public_key)
-        return claim is not None and get_dht_time() >= self.doubtful_until
+        return self.anchor is None and claim is not None and get_dht_time() >= self.doubtful_until
 
     def doubt_lone_claims(self) -> int:
         """Ignore lone claims for DOUBT_S; returns the swarm's step without them. Updates must be paused."""
@@ -76,7 +109,22 @@ class SwarmTracker(ProgressTracker):
 
 
 class DonorTracker(SwarmTracker):
-    """Reports this peer although it has no samples, which hivemind's tracker does not."""
+    """The tracker of a donor, which is itself an anchor: strangers' records at most have it look for a group.
+
+    Reports this peer although it has no samples, which hivemind's tracker does not.
+    """
+
+    def within_reach(self, records: Records, donors: list[int]) -> Records:
+        """A donor that most trainers have left behind sees them one step ahead, so it looks for a group with them."""
+        # Its own record of before a restart counts too.
+        self.anchor = max([self.anchor or 0, self.local_progress.epoch, *donors])
+        self.reach = self.anchor + 1
+        if middle_of_trainers(records, self.reach) <= self.reach:
+            return up_to(self.reach, records)
+        behind = {"epoch": self.reach, "samples_accumulated": 0}
+        return {
+            key: record.copy(update=behind) if record.epoch > self.reach else record for key, record in records.items()
+        }
 
     async def _progress_reporter(self) -> None:
         reported, expires = None, 0.0
@@ -94,6 +142,17 @@ class DonorTracker(SwarmTracker):
             loop = asyncio.get_event_loop()
             await loop.run_in_executor(None, self.should_report_progress.wait, self.metadata_expiration / 4)
             self.should_report_progress.clear()
+
+
+class HelperTracker(SwarmTracker):
+    """The tracker of a helper, which has no weights: it goes where the donors or, while they are away, most trainers
+    are."""
+
+    def within_reach(self, records: Records, donors: list[int]) -> Records:
+        own = self.local_progress.epoch
+        self.reach = max(donors) if donors else middle_of_trainers(records, own)
+        # A donor says so only some time after the round that took it a step further, in which this helper was, too.
+        return up_to(own if own == self.reach + 1 else self.reach, records)
 
 
 def plausible_records(metadata: Any, *, last_epoch: int, target_batch_size: int, min_time: float) -> Records:
@@ -120,6 +179,26 @@ def plausible_records(metadata: Any, *, last_epoch: int, target_batch_size: int,
             }
         )
     return records
+
+
+def is_trainer(record: LocalTrainingProgress) -> bool:
+    """Whether a peer contributes samples."""
+    return bool(record.samples_per_second > MIN_TRAINER_SAMPLES_PER_S)
+
+
+def middle_of_trainers(records: Records, default: int) -> int:
+    """The lower median of the trainers' steps."""
+    return median_low([record.epoch for record in records.values() if is_trainer(record)] or [default])
+
+
+def up_to(epoch: float, records: Records) -> Records:
+    """The records of that step and earlier ones."""
+    return {key: record for key, record in records.items() if record.epoch <= epoch}
+
+
+def donor_epochs(records: Records, donors: Collection[PeerID]) -> list[int]:
+    """The steps of the donors' own records."""
+    return [record.epoch for key, record in records.items() if owner_peer(key) in donors] if donors else []
 
 
 def lone_claim(records: Records, own_epoch: int, own_key: Any) -> Any | None:

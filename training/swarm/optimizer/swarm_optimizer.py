@@ -1,28 +1,41 @@
 """hivemind.Optimizer with limits: it raises an error where hivemind's would retry forever or use wrong numbers."""
 
+import math
 import time
+from collections import Counter, deque
 from typing import Any
 
 import hivemind
 from hivemind.optim.progress_tracker import ProgressTracker
+from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 from dalle_lean.errors import UserError
 from training.data.remote_io import silent
 from training.run.progress import OnNotice
 from training.swarm.averaging.averagers import has_succeeded
-from training.swarm.averaging.gradient_averager import epoch_of_group
+from training.swarm.averaging.gradient_averager import epoch_of_group, epoch_of_trainers
 from training.swarm.averaging.state_transfer import SwarmStateAverager
 from training.swarm.averaging.state_validation import StateRefused
-from training.swarm.optimizer.progress_tracker import DonorTracker, SwarmTracker
+from training.swarm.optimizer.progress_tracker import DonorTracker, HelperTracker, SwarmTracker
 
 RETRY_PAUSE_S = 2.0
+KEPT_GROUPS = 100
+SHOWN_MEMBERS = 30
 LONE_CLAIM_ATTEMPTS = 2
 """To get a state that one peer alone claims to exist."""
 
 
+class NoGroup(Exception):
+    """A donor found nobody to take a step with."""
+
+
 class OutOfSync(UserError):
     """This peer is behind the others and could not get their state."""
+
+
+class ProcessEnded(UserError):
+    """A process that averages, or the DHT's, is gone."""
 
 
 class SwarmOptimizer(hivemind.Optimizer):
@@ -36,6 +49,8 @@ class SwarmOptimizer(hivemind.Optimizer):
     """
 
     scheduled_grads: Any
+    scheduled_state: Any
+    _should_check_synchronization_on_update: bool
 
     def __init__(
         self,
@@ -53,9 +68,15 @@ class SwarmOptimizer(hivemind.Optimizer):
         self.resyncs_in_row = 0
         """Without a step with the others in between."""
         self.solo_steps = 0
-        """Steps that found no group although others are there: taken with this peer's gradients alone."""
+        """Steps that found no group although others are, or were, there: taken with this peer's gradients alone."""
         self.was_solo = False
-        """Whether the last step was one of these."""
+        """Whether the last step was one of these, with others there."""
+        self.had_company = False
+        """Whether other peers were there at the last step."""
+        self.groups: deque[frozenset[PeerID]] = deque(maxlen=KEPT_GROUPS)
+        """The members of the latest groups that this peer averaged gradients with."""
+        self.swarm_samples = 0
+        """Of all peers in the steps that this one has taken, as far as it knew."""
         super().__init__(**options)
 
     def _make_state_averager(self, **options: Any) -> SwarmStateAverager:
@@ -83,27 +104,47 @@ class SwarmOptimizer(hivemind.Optimizer):
         return averager
 
     def _make_progress_tracker(self, target_batch_size: int, **options: Any) -> ProgressTracker:
-        kind = DonorTracker if self.is_donor else SwarmTracker
+        kind = DonorTracker if self.is_donor else HelperTracker if self.auxiliary else SwarmTracker
         return kind(
             dht=self.dht,
             prefix=self.run_id,
             target_batch_size=target_batch_size,
             client_mode=self.client_mode,
+            private_key=self.dht.private_key,
             status_loglevel=self.status_loglevel,
             start=True,
             **options,
         )
 
     def step(self, closure: Any = None, batch_size: int | None = None, grad_scaler: Any = None) -> Any:
-        """As hivemind's; also raises what went wrong in a background step."""
-        if self.auxiliary and self.tracker.global_epoch > self.local_epoch:
-            self.jump_to(self.tracker.global_epoch)  # a helper has no weights that could be behind
+        """As hivemind's; also raises what went wrong in a background step, and ProcessEnded."""
+        self.check_processes()
+        # A helper has no weights that could be behind. After a round it may be the first to be a step further.
+        if self.auxiliary and not 0 <= self.local_epoch - self.tracker.reach <= 1:
+            self.jump_to(int(self.tracker.reach))
         if self.was_solo:
             self.refresh_progress()
         loss = super().step(closure, batch_size, grad_scaler)
         if self.opt.failure is not None:
             raise self.opt.failure
         return loss
+
+    def check_processes(self) -> None:
+        """ProcessEnded unless the processes that hivemind started are alive: without them a peer takes no part."""
+        for process in (self.dht, self.state_averager, self.grad_averager):
+            if not process.is_alive():
+                raise ProcessEnded(
+                    f"{type(process).__name__}'s process ended with code {process.exitcode}; start again"
+                )
+
+    def _should_load_state_from_peers(self) -> bool:
+        # By the donors' step where it is known: others' claims are not worth a download.
+        if self.tracker.anchor is None:
+            return bool(super()._should_load_state_from_peers())
+        due = self._should_check_synchronization_on_update and self.tracker.fetched_global_progress_this_epoch.is_set()
+        if due:
+            self._should_check_synchronization_on_update = False
+        return bool(self.local_epoch < self.tracker.anchor - (not due))
 
     def refresh_progress(self) -> None:
         """After a solo step: find out how far the others are before hivemind compares."""
@@ -122,11 +163,19 @@ class SwarmOptimizer(hivemind.Optimizer):
     def _update_global_epoch(self, grad_scaler: Any) -> None:
         if not self.auxiliary:
             self.state_averager.step(wait_for_delayed_updates=True)
-            if self.tracker.global_epoch > self.local_epoch:
+            if self.tracker.confirmed_epoch > self.local_epoch:
                 self.state_averager.stale = True  # the others took this step without this peer
             # Without anybody's samples the only direction is the momentum's.
             self.opt.held = self.grad_averager.local_samples_accumulated == 0
-        super()._update_global_epoch(grad_scaler)
+            known = self.tracker.global_progress
+            samples = known.samples_accumulated if known.epoch == self.local_epoch else self.target_batch_size
+            self.swarm_samples += max(samples, self.grad_averager.local_samples_accumulated)
+        try:
+            super()._update_global_epoch(grad_scaler)
+        except NoGroup:  # the others' step and their weights come with the next group
+            if self.scheduled_state is not None:
+                self.scheduled_state.cancel()
+                self.scheduled_state = None
         self.resyncs_in_row = 0
 
     def _average_gradients_and_load_into_optimizer(self, maybe_step_control: Any) -> None:
@@ -135,24 +184,40 @@ class SwarmOptimizer(hivemind.Optimizer):
             return
         # A peer that is one step behind would stay so: it looks for a group for a step that the others have taken,
         # and finds one when they look for the next.
-        epoch = epoch_of_group(maybe_step_control.result().values(), self.local_epoch)
+        reported = maybe_step_control.result()
+        self.groups.append(frozenset(reported))
+        if self.is_donor:
+            epoch = epoch_of_trainers({p: e for p, e in reported.items() if p != self.dht.peer_id}, self.local_epoch)
+        else:
+            epoch = min(epoch_of_group(reported, self.local_epoch, self.tracker.donors), self.tracker.reach)
         if self.local_epoch < epoch < self.tracker.last_epoch:
             self.state_averager.skip_to(epoch)
+
+    def latest_members(self) -> list[str]:
+        """Who took part in the latest steps, most often first: peer ids with a count of rounds."""
+        rounds = Counter(peer for group in self.groups for peer in group if peer != self.dht.peer_id)
+        return [f"{peer.to_base58()} ({count})" for peer, count in rounds.most_common(SHOWN_MEMBERS)]
 
     def _load_local_gradients_into_optimizer(self) -> None:
         # hivemind would load the accumulators, which are empty by now. The averager still holds this peer's gradients,
         # as no average replaced them.
         if self.tracker.global_progress.num_peers > 1:
-            self.solo_steps += 1
             self.was_solo = True
+            if self.is_donor:
+                raise NoGroup  # or made-up records alone could take the run to its end
+            self.solo_steps += 1
             self.state_averager.stale = self.state_averager.skip_next_round = True
             self.state_averager.missed_steps += self.opt.held
         else:
+            if self.had_company:
+                self.on_notice("nobody else is there any more: training alone until they are back")
+            self.solo_steps += self.tracker.others_seen
             self.state_averager.mark_current()  # nobody has newer weights
+        self.had_company = self.tracker.global_progress.num_peers > 1
         self.grad_averager.notify_used_averaged_gradients()
 
     def _load_averaged_gradients_into_optimizer_(self) -> None:
-        self.opt.held = False
+        self.opt.held, self.had_company = False, True
         super()._load_averaged_gradients_into_optimizer_()
 
     def load_state_from_peers(self, **options: Any) -> None:
@@ -176,9 +241,10 @@ class SwarmOptimizer(hivemind.Optimizer):
                 self.tracker.doubt_lone_claims()
             if not self.is_synchronized_with_peers():
                 self.download_state()  # the others', now that the lone claim is ignored
-            if self.local_epoch < self.tracker.global_epoch:
+            newest = self.tracker.confirmed_epoch if self.is_donor else self.tracker.global_epoch
+            if self.local_epoch < newest:
                 # The others have just moved on, or have no state but this one's: the next average brings their weights.
-                self.state_averager.skip_to(self.tracker.global_epoch)
+                self.state_averager.skip_to(newest)
                 self.state_averager._update_scheduler()
             self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=0)
             if self.grad_averager is not None:
@@ -204,10 +270,17 @@ class SwarmOptimizer(hivemind.Optimizer):
             if lone and attempt == attempts:
                 min_epoch = self.local_epoch + 1  # the other peers', if they are ahead too
             try:
-                self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, min_epoch=min_epoch)
+                # A newcomer whose donor is away cannot know how far the others have gone since.
+                max_epoch = self.tracker.reach if self.local_epoch else math.inf
+                signed = self.state_averager.load_state_from_peers(
+                    timeout=self.load_state_timeout, min_epoch=min_epoch, max_epoch=max_epoch
+                )
             except StateRefused as refusal:
                 if attempt == attempts and lone and self.can_ignore_lone_claim():
                     self.on_notice(f"only one peer claims step {newest}, and nobody has its state: ignored ({refusal})")
+                    return
+                if attempt == attempts and self.is_donor:
+                    self.on_notice(f"nobody has a good state: going on with older weights ({refusal})")
                     return
                 if attempt == attempts:
                     raise OutOfSync(
@@ -218,7 +291,8 @@ class SwarmOptimizer(hivemind.Optimizer):
                 time.sleep(RETRY_PAUSE_S * attempt)
             else:
                 self.resyncs += 1
-                self.on_notice(f"got the state of step {self.local_epoch}")
+                judged = "" if signed else "; no donor signed it, it was judged by its held-out loss alone"
+                self.on_notice(f"got the state of step {self.local_epoch}{judged}")
                 return
 
     def can_ignore_lone_claim(self) -> bool:
@@ -226,7 +300,7 @@ class SwarmOptimizer(hivemind.Optimizer):
 
         Newcomers are at step 0 in any run; that the run itself is there must be confirmed by one of its donors.
         """
-        if self.tracker.doubt_lone_claims() > 0 or self.is_donor:
+        if self.tracker.doubt_lone_claims() > 0:
             return True
         try:
             self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, min_epoch=0, strangers=False)

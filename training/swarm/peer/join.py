@@ -4,7 +4,7 @@ import dataclasses
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, NoReturn
@@ -22,9 +22,11 @@ from training.swarm.config import SwarmSettings
 from training.swarm.network import dht as network
 from training.swarm.network.bootstrap_service import TOKENIZER
 from training.swarm.network.orphan_reaper import end_children
+from training.swarm.network.run_records import keep_own_records
 from training.swarm.network.run_watch import RunWatch
 from training.swarm.observe.peer_metrics import PeerMetrics
 from training.swarm.observe.publisher import Publisher
+from training.swarm.optimizer.progress_tracker import MIN_TRAINER_SAMPLES_PER_S
 from training.swarm.peer.data_parallel import open_ranks
 from training.swarm.peer.gradient_worker import build_model
 from training.swarm.peer.rank_worker import end_work, send_work
@@ -42,12 +44,17 @@ OnDownload = Callable[[int, int, str], None]
 
 
 class Volunteer(Peer):
-    """A peer that a person watches and may stop."""
+    """A peer that a person watches and may stop.
 
-    def __init__(self, settings: SwarmSettings, dht: hivemind.DHT, *arguments: Any, **options: Any):
+    Args:
+        addresses: of helpers, as they are reached from here.
+    """
+
+    def __init__(
+        self, settings: SwarmSettings, dht: hivemind.DHT, *arguments: Any, addresses: Sequence[str], **options: Any
+    ):
         super().__init__(settings, dht, *arguments, **options)
-        self.first_epoch: int | None = None
-        self.watch = RunWatch(dht, settings)
+        self.watch = RunWatch(dht, settings, addresses)
 
     @property
     def finished(self) -> bool:
@@ -63,19 +70,18 @@ class Volunteer(Peer):
         """At this moment; may be called on any thread."""
         tracker, settings, own = self.optimizer.tracker, self.settings, self.metrics
         progress, step = tracker.global_progress, self.optimizer.local_epoch
-        if self.first_epoch is None and own.samples:
-            self.first_epoch = step
-        target = settings.target_batch_size
-        since = 0 if self.first_epoch is None else (step - self.first_epoch) * target + progress.samples_accumulated
+        rate = tracker.local_progress.samples_per_second
+        if rate < MIN_TRAINER_SAMPLES_PER_S:  # before the second report
+            rate = own.samples_per_s
         return PeerStatus(
             step=step * settings.steps_per_epoch,
             total_steps=settings.total_steps,
             samples=progress.samples_accumulated,
-            target=target,
+            target=settings.target_batch_size,
             left_s=max(0.0, progress.eta_next_epoch - get_dht_time()),
             trainers=max(tracker.trainers, 1 if own.samples else 0),
-            samples_per_s=tracker.local_progress.samples_per_second if own.samples else 0.0,
-            own_share=min(1.0, own.samples / max(since, own.samples, 1)),
+            samples_per_s=rate if own.samples else 0.0,
+            own_share=own.samples / max(self.optimizer.swarm_samples + progress.samples_accumulated, own.samples, 1),
             own=own,
         )
 
@@ -118,9 +124,7 @@ def take_part(
     assert found.run is not None
     assert found.folder is not None
     assert found.shards is not None
-    # Use the addresses that worked: the run may not know how it is reached from here.
-    section = dataclasses.replace(found.run.settings.swarm, addresses=found.addresses)
-    settings = dataclasses.replace(found.run.settings, swarm=section)
+    settings = found.run.settings
     with run_folder(found.folder), ExitStack() as stack:
         remove_leftovers(found.folder)
         network.log_to(found.folder / LOG)
@@ -134,7 +138,8 @@ def take_part(
         )
         stack.callback(signal.signal, signal.SIGINT, signal.default_int_handler)
         stack.callback(dht.shutdown)
-        publisher = Publisher(dht, settings.run_id, identity=found.folder / IDENTITY, user=options.user)
+        keep_own_records(dht, settings)
+        publisher = Publisher(dht, settings.run_id, user=options.user)
         stack.callback(publisher.close)
         ranks, moved = open_ranks(found.device.type), None
 
@@ -158,6 +163,7 @@ def take_part(
                 on_download=on_download,
                 on_notice=on_notice,
                 ranks=ranks,
+                addresses=found.addresses,
             )
             signal.signal(signal.SIGINT, signal.default_int_handler)  # hivemind ignores it
             peer.end_at_once = partial(end_at_once, on_stop)

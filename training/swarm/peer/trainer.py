@@ -19,7 +19,7 @@ from training.run.graceful_stop import Interruption, interrupt_deferred, raise_i
 from training.run.progress import OnNotice
 from training.swarm.averaging.state_validation import validate_state
 from training.swarm.config import SwarmSettings
-from training.swarm.observe.peer_metrics import PeerMetrics
+from training.swarm.observe.peer_metrics import PeerMetrics, owner_key
 from training.swarm.optimizer.build import swarm_optimizer
 from training.swarm.peer.data_parallel import RankCommand, Ranks
 from training.swarm.peer.gradient_worker import GradientWorker
@@ -108,7 +108,7 @@ class Peer(GradientWorker):
         key = f"{self.settings.run_id}_waiting"
         while min_peers > 1 and not self.interrupted() and not self.has_begun:
             expiration = get_dht_time() + PRESENCE_S
-            self.dht.store(key, subkey=self.dht.peer_id.to_bytes(), value=True, expiration_time=expiration)
+            self.dht.store(key, subkey=owner_key(self.dht), value=True, expiration_time=expiration)
             found = self.dht.get(key, latest=True)
             present = len(found.value) if found is not None and isinstance(found.value, dict) else 0
             if present >= min_peers:

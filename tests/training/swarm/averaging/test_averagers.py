@@ -1,34 +1,30 @@
 """What a peer brings to an average, and what it takes from others."""
 
-import asyncio
 import math
-import time
 from functools import partial
-from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.compression import CompressionInfo, deserialize_torch_tensor
 from hivemind.p2p import PeerID
 from hivemind.utils import MPFuture, MSGPackSerializer, get_dht_time
 
-from training.swarm.averaging.averagers import (
-    LOOKUP_INTERVAL_S,
-    NO_REPORT,
-    ThrottledKeyManager,
-    with_readable_reports,
-)
+from training.swarm.averaging.averagers import NO_REPORT, is_possible, with_host_reducing, with_readable_reports
 from training.swarm.averaging.compression import wire_compression
-from training.swarm.averaging.gradient_averager import SwarmGradientAverager, SwarmPowerSGDAverager, epoch_of_group
+from training.swarm.averaging.gradient_averager import (
+    SwarmGradientAverager,
+    SwarmPowerSGDAverager,
+    epoch_of_group,
+    epoch_of_trainers,
+)
 from training.swarm.averaging.state_averager import STALE_EPOCH, STALE_WEIGHT, out_of_step
 from training.swarm.averaging.state_transfer import SwarmStateAverager
 from training.swarm.averaging.state_validation import StateRefused, check_epoch, check_state, tensors_sha256
 from training.swarm.config import WireSection
+from training.swarm.host_peers import HostPeers
 
 
 def state():
@@ -189,7 +185,27 @@ def test_weights_of_no_known_step_are_not_averaged(rubbish):
     ],
 )
 def test_who_has_counted_a_step_too_few_counts_as_its_group_does(said, own, epoch):
-    assert epoch_of_group(said, own) == epoch
+    assert epoch_of_group(dict(enumerate(said)), own) == epoch
+
+
+def test_the_step_of_a_donor_in_the_group_counts_and_nobody_elses():
+    assert epoch_of_group({"donor": 7, "a": 8, "b": 8, "c": 8}, 7, {"donor"}) == 7
+    assert epoch_of_group({"donor": 9, "a": 7, "b": 7, "c": 7}, 7, {"donor"}) == 9
+
+
+@pytest.mark.parametrize(
+    ("said", "own", "epoch"),
+    [
+        ([143, 143, 200], 88, 143),
+        ([143, 200], 88, 143),
+        ([200], 88, 89),
+        ([], 88, 88),
+        ([80, 80], 88, 88),
+        ([None], 8, 8),
+    ],
+)
+def test_a_donor_follows_most_of_those_it_computed_with_and_a_lone_one_a_single_step(said, own, epoch):
+    assert epoch_of_trainers(dict(enumerate(said)), own) == epoch
 
 
 @pytest.fixture
@@ -297,7 +313,7 @@ def test_a_report_that_makes_no_sense_counts_as_none_and_the_round_goes_on(conte
     assert group.gathered == (report(), NO_REPORT, report(None))
     bandwidth, mode, gathered = MSGPackSerializer.loads(NO_REPORT)
     assert (bandwidth, AveragingMode(mode)) == (0.0, AveragingMode.CLIENT)
-    assert epoch_of_group([7, MSGPackSerializer.loads(gathered), 7], 6) == 7
+    assert epoch_of_group(dict(enumerate([7, MSGPackSerializer.loads(gathered), 7])), 6) == 7
     assert out_of_step(group) == {members[1]}
 
 
@@ -307,38 +323,54 @@ def test_helpers_have_no_step_that_counts():
     )
 
 
-class EmptyDHT:
-    """Answers at once, with nothing."""
-
-    peer_id = None
-
-    def __init__(self):
-        self.asked_s = []
-
-    async def answer(self):
-        self.asked_s.append(time.monotonic())
-
-    def get(self, _key, **_options):
-        return self.answer()
+def reducing(host, **members):
+    """The members of a group who reduce; each has a mode and perhaps a bandwidth."""
+    peers = {name: PeerID(name.encode() * 34) for name in members}
+    info = GroupInfo(b"group", tuple(peers.values()), tuple(report(*said) for said in members.values()))
+    info = with_host_reducing(
+        info, HostPeers(**{role: frozenset(map(peers.get, names)) for role, names in host.items()})
+    )
+    found = dict(zip(members, map(MSGPackSerializer.loads, info.gathered), strict=True))
+    assert all(mode == members[name][1].value for name, (_, mode, _) in found.items())
+    return "".join(name for name, (bandwidth, mode, _) in found.items() if bandwidth != 0 and mode != 1)
 
 
-def test_the_others_are_looked_for_a_few_times_a_second_however_fast_the_answer():
-    dht = EmptyDHT()
-    keys = ThrottledKeyManager(dht, "run", "", None)
-
-    async def look() -> None:
-        for _ in range(4):
-            assert await keys.get_averagers(keys.current_key, only_active=True) == []
-
-    asyncio.run(look())
-    waits = [later - earlier for earlier, later in pairwise(dht.asked_s)]
-    assert len(waits) == 3
-    assert min(waits) >= 0.95 * LOOKUP_INTERVAL_S
+NODE, CLIENT, AUX = ((None, mode) for mode in (AveragingMode.NODE, AveragingMode.CLIENT, AveragingMode.AUX))
+HOST = {"helpers": "hi", "donors": "d"}
 
 
-def test_an_averagers_matchmaking_is_throttled():
-    averager = resting(SwarmGradientAverager, [torch.nn.Parameter(torch.zeros(5))])
-    averager._matchmaking = SimpleNamespace(group_key_manager=GroupKeyManager(EmptyDHT(), "run", "01", 2))
-    throttled = averager._matchmaking.group_key_manager
-    assert isinstance(throttled, ThrottledKeyManager)
-    assert (throttled.prefix, throttled.group_bits, throttled.target_group_size) == ("run", "01", 2)
+@pytest.mark.parametrize(
+    ("members", "reducers"),
+    [
+        ({"h": AUX, "i": AUX, "d": NODE, "t": NODE, "e": (1e12, AveragingMode.NODE)}, "hi"),
+        ({"h": AUX, "t": CLIENT, "x": AUX}, "h"),
+        ({"d": NODE, "t": NODE, "x": AUX}, "d"),
+        ({"h": (0.0, AveragingMode.CLIENT), "d": NODE, "t": NODE}, "d"),
+        ({"t": NODE, "u": NODE, "c": CLIENT}, "tu"),
+    ],
+    ids=["helpers", "one helper", "no helper", "a helper without a report", "the host is away"],
+)
+def test_only_the_hosts_peers_reduce_while_they_are_there(members, reducers):
+    assert reducing(HOST, **members) == reducers
+
+
+def test_in_a_run_that_names_nobody_all_who_listen_reduce():
+    assert reducing({}, t=NODE, u=NODE, c=CLIENT, x=AUX) == "tux"
+
+
+@pytest.mark.parametrize("returned", [lambda own, mean: own, lambda own, mean: mean, lambda own, mean: 2 * mean - own])
+def test_what_an_average_may_be_is_believed(returned):
+    parts = torch.randn(5000, generator=torch.Generator().manual_seed(0)) + torch.randn(4, 5000)
+    own, mean = parts[0], parts.mean(0)
+    assert is_possible(own, returned(own, mean) - own, 1.0, math.inf)
+    assert is_possible(own[:3], (returned(own, mean) - own)[:3], 1.0, math.inf)
+    assert is_possible(torch.zeros(5), torch.ones(5), 1.0, math.inf)
+
+
+@pytest.mark.parametrize(
+    "returned", [lambda own: -10 * own, lambda own: 1e6 * torch.ones_like(own), lambda own: own / 0]
+)
+def test_what_no_average_can_be_is_not_believed(returned):
+    own = torch.randn(5000, generator=torch.Generator().manual_seed(0))
+    assert not is_possible(own, returned(own) - own, 1.0, math.inf)
+    assert not is_possible(own, -own, 1.0, SwarmStateAverager.max_shift)

@@ -14,13 +14,13 @@ ROBUST = sorted(set(RULES) - {"mean"})
 VALUES = 4000
 
 
-def reduce(rule, parts, weights=None, order=None):
+def reduce(rule, parts, weights=None, order=None, **options):
     """What all senders get back for a single part; parts [N, n]."""
     order = range(len(parts)) if order is None else order
     weights = [1.0] * len(parts) if weights is None else weights
 
     async def run():
-        reducer = RULES[rule]((parts[0].shape,), len(parts))
+        reducer = RULES[rule]((parts[0].shape,), len(parts), **options)
         sent = [asyncio.create_task(reducer.accumulate_part(i, 0, parts[i], weight=weights[i])) for i in order]
         first, *others = await asyncio.gather(*sent)
         assert all(torch.equal(first, other) for other in others)
@@ -118,6 +118,23 @@ def test_stale_weights_have_no_say_beside_newer_ones(honest, rule):
     torch.testing.assert_close(reduce(rule, honest[:3], weights=[STALE_WEIGHT] * 3), reduce(rule, honest[:3]))
 
 
+@pytest.mark.parametrize("rule", ROBUST)
+@pytest.mark.parametrize("weight", [1.0, 1e9])
+def test_beside_a_donor_nobody_else_counts(honest, rule, weight):
+    parts = torch.cat([honest[:4], 1e11 * torch.ones(1, VALUES)])
+    torch.testing.assert_close(
+        reduce(rule, parts, (1.0, 1.0, 1.0, 1.0, weight), preferred=[1], max_weight=1.0), parts[1]
+    )
+    both = reduce(rule, parts, preferred=[1, 2])
+    torch.testing.assert_close(both, parts[1:3].mean(0))
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_a_donor_with_stale_weights_has_no_say(honest, rule):
+    found = reduce(rule, honest[:4], (1.0, STALE_WEIGHT, 1.0, 1.0), preferred=[1])
+    torch.testing.assert_close(found, reduce(rule, honest[[0, 2, 3]]))
+
+
 def test_no_weight_counts_for_more_than_twice_the_median():
     assert cap_weights(torch.tensor([1.0, 1.0, 3.0, 1e9])).tolist() == [1.0, 1.0, 3.0, 4.0]
 
@@ -137,3 +154,24 @@ def test_centred_clipping_is_the_loop_of_the_paper(honest):
                 step += (part - centre) * min(1.0, radius / distance) / len(parts)
         centre = centre + step
     torch.testing.assert_close(reduce("centred_clipping", parts), centre)
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+@pytest.mark.parametrize("attack", ["a little is enough", "inner product", "ten times the opposite"])
+def test_a_peer_that_turns_bad_after_twenty_good_steps_gains_little(rule, attack):
+    """Momentum SGD on |x|^2 / 2 with noisy gradients of four peers."""
+
+    def walk(turns):
+        generator = torch.Generator().manual_seed(0)
+        x, momentum = torch.full((VALUES,), 3.0), torch.zeros(VALUES)
+        for step in range(60):
+            sent = x + 0.5 * torch.randn(4, VALUES, generator=generator)
+            if turns and step >= 20:
+                sent[3] = attacks(sent[:3])[attack]
+            momentum = 0.5 * momentum + reduce(rule, sent)
+            x = x - 0.05 * momentum
+        return float(x.norm()) / VALUES**0.5
+
+    # Shifts that hide in the spread of honest gradients remain; it is 0.5, and the walk began at 3.
+    assert walk(turns=True) < 0.5 * 0.5
+    assert walk(turns=False) < 0.1

@@ -7,22 +7,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.tiny import DALLE_FIELDS
 from tests.training.swarm.harness import TIMING, make_settings
+from tests.training.swarm.host.conftest import STEPS
 from training.data.loader import Batch
-from training.run.recipe import Recipe, ScheduleRecipe
-from training.swarm.config import SwarmSettings, WireSection, write_settings
+from training.run.recipe import ScheduleRecipe
+from training.swarm.config import WireSection
+from training.swarm.host import roles
 from training.swarm.host.checkpointer import Checkpointer, heldout_batch
 from training.swarm.host.checkpoints import Checkpoints, list_checkpoints
 from training.swarm.peer.gradient_worker import build_model
 
-STEPS = 20
 WITHOUT_STATISTICS = SimpleNamespace(state_averager=SimpleNamespace(main_parameters=(), state_tensors=list))
-
-
-@pytest.fixture
-def settings():
-    return SwarmSettings(recipe=Recipe(model=DALLE_FIELDS, schedule=ScheduleRecipe(total_steps=STEPS, warmup_steps=0)))
 
 
 @pytest.fixture
@@ -33,13 +28,6 @@ def heldout(settings):
     text = torch.randint(1, config.text_vocab_size, (10, config.text_len), generator=generator)
     codes = torch.randint(config.image_vocab_size, (10, config.image_side**2), generator=generator)
     return Batch(text, codes)
-
-
-@pytest.fixture
-def run(tmp_path, settings):
-    write_settings(tmp_path / "swarm.toml", settings)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    return tmp_path
 
 
 def make_checkpointer(run, settings, heldout, notices, **options):
@@ -114,3 +102,37 @@ def test_held_out_samples_come_from_a_data_set_of_the_hub_without_dataset_json_t
 
 def missing(url):
     raise FileNotFoundError(url)
+
+
+def test_a_donor_that_counts_steps_without_their_weights_saves_none_under_their_name(run, settings, monkeypatch):
+    class Counting:
+        """A donor's optimizer: restored at step 8, it counts 13 steps with the others and has their weights at 14."""
+
+        def __init__(self):
+            self.local_epoch, self.resyncs = 8, 0
+            self.state_averager = SimpleNamespace(state_epoch=8, main_parameters=(), state_tensors=list)
+
+        def step(self, batch_size):
+            self.local_epoch = {8: 13, 13: 14}[self.local_epoch]
+            self.state_averager.state_epoch = {13: 8, 14: 14}[self.local_epoch]
+
+        def latest_members(self):
+            return []
+
+        def shutdown(self):
+            pass
+
+    monkeypatch.setattr(roles, "swarm_optimizer", lambda *_, **__: optimizer)
+    optimizer, rounds = Counting(), iter([False, False, True])
+    settings = dataclasses.replace(settings, recipe=dataclasses.replace(settings.recipe, schedule=EVERY_STEP))
+    checkpointer = make_checkpointer(run, settings, None, [])
+    roles.run_donor(settings, None, lambda _: next(rounds), checkpointer=checkpointer, on_round=joined(checkpointer))
+    assert [checkpoint.step for checkpoint in list_checkpoints(run, pytest.fail)] == [14]
+
+
+EVERY_STEP = ScheduleRecipe(total_steps=STEPS, warmup_steps=0, checkpoint_every=1)
+
+
+def joined(checkpointer):
+    """Waits for what the checkpointer is writing."""
+    return lambda _: checkpointer.worker is None or checkpointer.worker.join()

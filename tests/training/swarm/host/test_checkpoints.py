@@ -256,7 +256,7 @@ def test_a_run_goes_back_to_sound_checkpoints_only(checkpoints, run, settings):
 
 
 def test_names_count_how_often_a_run_went_back():
-    assert [successor("emoji"), successor("emoji-back1"), successor("emoji-back9")] == [
+    assert [successor(SwarmSection(name=name)) for name in ("emoji", "emoji-back1", "emoji-back9")] == [
         "emoji-back1",
         "emoji-back2",
         "emoji-back10",

@@ -222,7 +222,7 @@ def start_helper(folder, settings, listen="/ip4/127.0.0.1/tcp/0"):
 def published(identity, address, settings, samples=100):
     """A peer named like its identity file that has published at step 7."""
     node = open_dht([address], client_mode=True, identity=identity)
-    peer = Publisher(node, settings.run_id, identity=identity, user=identity.name)
+    peer = Publisher(node, settings.run_id, user=identity.name)
     try:
         peer.publish(PeerMetrics(epoch=7, loss=1.5, samples=samples, samples_per_s=8.0))
         while not peer.published:

@@ -65,10 +65,10 @@ def nodes(tmp_path):
 
 
 @pytest.fixture
-def publisher(nodes, tmp_path):
+def publisher(nodes):
     """A peer in client mode that has published DONE at a helper."""
     nodes("helper")
-    peer = Publisher(nodes("peer", client_mode=True), RUN, identity=tmp_path / "peer", user="A. Lovelace")
+    peer = Publisher(nodes("peer", client_mode=True), RUN, user="A. Lovelace")
     peer.publish(DONE)
     wait_for(lambda: peer.published)
     yield peer
@@ -118,18 +118,18 @@ async def keep_forgery(_dht, node, subkey, content):
     return node.protocol.storage.store(key, value, get_dht_time() + 2 * EXPIRATION_S, subkey=subkey)
 
 
-def test_a_silent_peer_is_still_told_of(nodes, tmp_path):
+def test_a_silent_peer_is_still_told_of(nodes):
     node = nodes("peer")
-    publisher = Publisher(node, RUN, identity=tmp_path / "peer", interval_s=0.1)
+    publisher = Publisher(node, RUN, interval_s=0.1)
     publisher.publish(DONE)
     wait_for(lambda: publisher.published >= 3)
     publisher.close()
     assert publisher.failures == 0
 
 
-def test_publishing_never_waits_for_the_network(nodes, tmp_path):
+def test_publishing_never_waits_for_the_network(nodes):
     node = nodes("peer")
-    publisher = Publisher(node, RUN, identity=tmp_path / "peer")
+    publisher = Publisher(node, RUN)
     os.kill(node.pid, signal.SIGSTOP)
     try:
         started = time.perf_counter()
@@ -146,10 +146,10 @@ def test_a_peer_that_has_no_loss_yet_says_so():
     assert PeerMetrics().record_fields()["loss"] is None
 
 
-def test_a_user_name_that_a_terminal_would_obey_is_refused(nodes, tmp_path):
+def test_a_user_name_that_a_terminal_would_obey_is_refused(nodes):
     node = nodes("peer")
     with pytest.raises(ValueError, match="user name"):
-        Publisher(node, RUN, identity=tmp_path / "peer", user="\x1b[2J")
+        Publisher(node, RUN, user="\x1b[2J")
 
 
 @pytest.fixture(scope="module")

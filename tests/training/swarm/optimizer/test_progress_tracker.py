@@ -3,21 +3,25 @@
 import math
 
 import pytest
+from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.utils import get_dht_time
+from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from training.swarm.optimizer.progress_tracker import MAX_BATCHES_PER_STEP, SwarmTracker
+from training.swarm.host_peers import owner_peer
+from training.swarm.optimizer.progress_tracker import MAX_BATCHES_PER_STEP, DonorTracker, HelperTracker, SwarmTracker
 
 TARGET = 128
 LAST = 1000
+DONOR, STRANGER = (RSASignatureValidator(RSAPrivateKey()).local_public_key for _ in "ab")
 
 
 @pytest.fixture
 def tracker_at(dht):
     """A tracker whose own peer has gone so many steps; it is not started."""
 
-    def make(epoch, **options):
-        tracker = SwarmTracker(
+    def make(epoch, kind=SwarmTracker, **options):
+        tracker = kind(
             dht, "test", TARGET, client_mode=False, last_epoch=LAST, metadata_expiration=60.0, start=False, **options
         )
         tracker.local_progress = tracker._get_local_progress(epoch, 0)
@@ -38,10 +42,17 @@ def record(epoch, **changes):
     return ValueWithExpiration({**content, **changes}, get_dht_time() + 60)
 
 
-def said(tracker, *records):
-    """How far the swarm is by what others and this peer say."""
-    own = {tracker._local_public_key: record(tracker.local_progress.epoch)}
-    tracker.global_progress = tracker._parse_swarm_progress_data({**own, **dict(enumerate(records))})
+def said(tracker, *records, own=None, donor=None):
+    """How far the swarm is by what others and this peer say.
+
+    Args:
+        own: in place of this peer's record: one of before it was restarted.
+        donor: signed by DONOR.
+    """
+    signed = {tracker._local_public_key: own or record(tracker.local_progress.epoch)}
+    if donor is not None:
+        signed[DONOR] = donor
+    tracker.global_progress = tracker._parse_swarm_progress_data({**signed, **dict(enumerate(records))})
     return tracker.global_progress
 
 
@@ -147,7 +158,78 @@ def test_what_one_peer_alone_says_is_left_out_once_it_is_doubted(tracker_at, own
     assert said(tracker, *map(record, others)).epoch == max(own, *others)
 
 
-def test_who_has_no_weights_believes_no_lone_claim(tracker_at):
-    tracker = tracker_at(40, doubtful=True)
-    assert said(tracker, record(40), record(LAST)).epoch == 40
-    assert said(tracker, record(50), record(50)).epoch == 50
+def test_a_helper_is_where_most_trainers_are(tracker_at):
+    for own, others, reach in ((40, (40, 40, LAST), 40), (40, (50, 50), 50), (90, (40, 40, 41), 40), (40, (), 40)):
+        tracker = tracker_at(own, kind=HelperTracker)
+        said(tracker, *map(record, others), own=record(own, samples_per_second=0.0))
+        assert tracker.reach == reach
+
+
+@pytest.fixture
+def anchored_at(tracker_at):
+    """A tracker that knows who the run's donor is."""
+    return lambda epoch, **options: tracker_at(epoch, donors={owner_peer(DONOR)}, **options)
+
+
+@pytest.mark.parametrize("claims", [[LAST] * 2, [LAST] * 50, [42] * 50, [42, 43, 44]])
+def test_no_step_is_believed_beyond_the_donors_by_more_than_one_however_many_claim_it(anchored_at, claims):
+    progress = said(anchored_at(40), record(40), *map(record, claims), donor=record(40, samples_accumulated=0))
+    assert (progress.epoch, progress.num_peers, progress.samples_accumulated) == (40, 3, 20)
+
+
+def test_a_step_that_the_donor_is_about_to_take_is_believed(anchored_at):
+    assert said(anchored_at(40), record(41), donor=record(40)).epoch == 41
+
+
+def test_who_is_behind_goes_where_the_donor_is(anchored_at):
+    for kind in (SwarmTracker, DonorTracker):
+        assert said(anchored_at(0, kind=kind), record(500), donor=record(40)).epoch == 40
+
+
+def test_only_the_donors_own_key_makes_an_anchor(anchored_at):
+    tracker = anchored_at(7)
+    forged = {STRANGER: record(40), DONOR + b"x": record(40), "donor": record(40)}
+    tracker._parse_swarm_progress_data({**forged, DONOR: record(7)})
+    assert (tracker.anchor, tracker.reach) == (7, 8)
+
+
+def test_while_the_donor_is_away_peers_go_on_from_step_to_step(anchored_at):
+    tracker = anchored_at(40)
+    said(tracker, record(40), donor=record(40))
+    for epoch in range(40, 45):
+        tracker.local_progress = tracker._get_local_progress(epoch, 0)
+        assert said(tracker, record(epoch), record(LAST), record(LAST)).epoch == epoch
+        assert said(tracker, record(epoch + 1), record(LAST), record(LAST)).epoch == epoch + 1
+
+
+def test_who_is_ahead_of_a_donor_that_came_back_goes_on(anchored_at):
+    progress = said(anchored_at(143), record(143), donor=record(88))
+    assert (progress.epoch, progress.samples_accumulated) == (143, 20)
+
+
+def test_a_newcomer_while_the_donor_is_away_believes_what_two_confirm(anchored_at):
+    assert said(anchored_at(0), record(40), record(40)).epoch == 40
+
+
+@pytest.mark.parametrize("claims", [[41], [LAST] * 9])
+def test_a_helper_is_where_the_donor_is_whatever_others_claim(anchored_at, claims):
+    tracker = anchored_at(40, kind=HelperTracker)
+    progress = said(tracker, record(40), *map(record, claims), donor=record(40))
+    assert (tracker.reach, progress.epoch, progress.samples_accumulated) == (40, 40, 30)
+
+
+def test_a_helper_that_has_just_taken_a_step_counts_the_samples_of_the_next(anchored_at):
+    progress = said(anchored_at(41, kind=HelperTracker), record(41), record(42), donor=record(40))
+    assert (progress.epoch, progress.samples_accumulated) == (41, 20)
+
+
+@pytest.mark.parametrize("claims", [[LAST], [LAST] * 9])
+def test_no_claim_takes_a_donor_anywhere(anchored_at, claims):
+    tracker = anchored_at(40, kind=DonorTracker)
+    progress = said(tracker, *[record(40)] * (1 + len(claims)), *map(record, claims))
+    assert (progress.epoch, tracker.reach) == (40, 41)
+
+
+def test_a_donor_that_most_have_left_behind_looks_for_them_without_believing_their_step(anchored_at):
+    progress = said(anchored_at(88, kind=DonorTracker), record(143), record(143), record(144))
+    assert (progress.epoch, progress.num_peers, progress.samples_accumulated) == (89, 4, 0)

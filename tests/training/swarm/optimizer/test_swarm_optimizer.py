@@ -1,21 +1,34 @@
 """Whose state a peer takes that is behind the others, by what they say and what donors answer."""
 
+import os
+import signal
 import time
 from functools import partial
 from itertools import repeat
+from multiprocessing import Process
+from types import SimpleNamespace
 
 import pytest
 import torch
+from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
+from hivemind.utils.crypto import RSAPrivateKey
 
 from tests.training.swarm.optimizer.test_progress_tracker import LAST, TARGET, record, said
 from training.data.remote_io import silent
 from training.swarm.averaging.state_transfer import SwarmStateAverager
-from training.swarm.averaging.state_validation import StateRefused, check_epoch, tensors_sha256
+from training.swarm.averaging.state_validation import (
+    StateRefused,
+    check_epoch,
+    sign_state,
+    signer_of,
+    tensors_sha256,
+)
+from training.swarm.host_peers import HostPeers, owner_peer
 from training.swarm.optimizer import swarm_optimizer as stepping
-from training.swarm.optimizer.progress_tracker import SwarmTracker
-from training.swarm.optimizer.swarm_optimizer import OutOfSync, SwarmOptimizer
+from training.swarm.optimizer.progress_tracker import DonorTracker, SwarmTracker
+from training.swarm.optimizer.swarm_optimizer import NoGroup, OutOfSync, ProcessEnded, SwarmOptimizer
 
 DONOR = PeerID(bytes([0x12, 0x20]) + bytes(32))
 STRANGERS = [PeerID(bytes([0x12, 0x20]) + bytes([number]) * 32) for number in (1, 2)]
@@ -34,7 +47,7 @@ def averager(dht):
         initialize_optimizer=False,
         lr_of_epoch=lambda epoch: 0.0,
         last_epoch=LAST,
-        donors=[DONOR.to_base58()],
+        host=HostPeers(donors=frozenset({DONOR})),
         client_mode=True,
         start=False,
     )
@@ -55,6 +68,7 @@ def newcomer(dht, averager, monkeypatch):
     optimizer.grad_averager = optimizer.scheduled_grads = None
     optimizer.load_state_attempts, optimizer.load_state_timeout = 5, 10.0
     optimizer.resyncs = optimizer.resyncs_in_row = 0
+    optimizer._should_check_synchronization_on_update = False
     optimizer.on_notice = silent
     optimizer.answers = iter(())
 
@@ -68,6 +82,7 @@ def newcomer(dht, averager, monkeypatch):
 
     monkeypatch.setattr(averager, "download", download)
     monkeypatch.setattr(averager, "announced_donors", lambda: dict.fromkeys(STRANGERS, float(LAST)))
+    averager.validate = lambda _: None
     return optimizer
 
 
@@ -96,20 +111,37 @@ def test_a_claim_at_the_beginning_of_a_run_is_left_out_once_its_donor_says_that_
     assert not newcomer.tracker.relies_on_lone_claim
 
 
-def test_a_donor_at_the_beginning_of_a_run_leaves_out_a_claim_that_has_no_state(newcomer):
-    said(newcomer.tracker, record(0), record(LAST))
-    newcomer.is_donor, newcomer.answers = True, repeat(None)
-    newcomer.load_state_from_peers()
-    assert newcomer.local_epoch == newcomer.tracker.global_epoch == 0
+@pytest.fixture
+def donor(newcomer, dht):
+    """A donor at step 0 of which no thread and no process is started."""
+    newcomer.tracker = DonorTracker(dht, "test", TARGET, client_mode=False, last_epoch=LAST, start=False)
+    newcomer.is_donor, newcomer.was_solo = True, False
+    return newcomer
 
 
-def test_a_donor_that_alone_has_a_state_goes_on_with_the_others(newcomer, monkeypatch):
-    monkeypatch.setattr(newcomer.state_averager, "announced_donors", dict)
-    said(newcomer.tracker, record(40), record(40))
-    newcomer.is_donor = True
-    newcomer.load_state_from_peers()
-    assert newcomer.local_epoch == 40
-    assert newcomer.state_averager.stale
+@pytest.mark.parametrize("claims", [[40, 40], [LAST] * 9])
+def test_a_donor_takes_no_state_for_what_others_claim(donor, claims):
+    said(donor.tracker, *map(record, claims))
+    assert not donor._should_load_state_from_peers()
+    assert donor.local_epoch == 0
+
+
+def test_a_donor_takes_no_step_without_a_group_however_many_claim_one(donor):
+    said(donor.tracker, *map(record, [LAST] * 9))
+    with pytest.raises(NoGroup):
+        donor._load_local_gradients_into_optimizer()
+    assert donor.local_epoch == 0
+    assert not donor.state_averager.stale
+
+
+def test_a_donor_that_was_away_fetches_the_state_of_the_step_that_it_reported_before(donor):
+    donor.tracker.donors = {owner_peer(donor.tracker._local_public_key)}
+    said(donor.tracker, record(40), own=record(40))
+    assert donor._should_load_state_from_peers()
+    donor.answers = repeat(None)
+    donor.load_state_from_peers()
+    assert donor.local_epoch == 40
+    assert donor.state_averager.stale
 
 
 def test_the_runs_donors_are_asked_first_whatever_is_said_of_them(averager):
@@ -136,3 +168,79 @@ def test_strangers_who_keep_a_peer_waiting_do_so_once(averager, monkeypatch):
     with pytest.raises(StateRefused, match="took too long"):
         averager.load_state_from_peers(timeout=0.1)
     assert asked == [(True, 0.1), (False, 0.1)]
+
+
+def handed_out(epoch, key=None):
+    """A state, signed where a key is given."""
+    state = [torch.full((5,), float(epoch))]
+    metadata = {"epoch": epoch, "sha256": tensors_sha256(state)}
+    return (sign_state(metadata, "test", key) if key else metadata), state
+
+
+@pytest.fixture
+def key(averager):
+    """The key of the run's only donor."""
+    key = RSAPrivateKey()
+    averager.host = HostPeers(donors=frozenset({owner_peer(RSASignatureValidator(key).local_public_key)}))
+    return key
+
+
+def test_a_state_that_a_donor_signed_is_taken_from_anybody(averager, key, monkeypatch):
+    monkeypatch.setattr(averager, "download", lambda *_: handed_out(40, key))
+    assert averager.load_state_from_peers(min_epoch=0, max_epoch=30)
+    assert averager.local_epoch == 40
+
+
+@pytest.mark.parametrize("forged", ["no signature", "a stranger's", "of another step", "of another state"])
+def test_a_state_without_a_donors_signature_is_judged_or_refused(averager, key, monkeypatch, forged):
+    metadata, state = handed_out(40, {"no signature": None, "a stranger's": RSAPrivateKey()}.get(forged, key))
+    changed = {"of another step": {"epoch": 41}, "of another state": {"sha256": tensors_sha256([torch.ones(5)])}}
+    metadata |= changed.get(forged, {})
+    state = [torch.ones(5)] if forged == "of another state" else state
+    monkeypatch.setattr(averager, "download", lambda *_: (metadata, state))
+    with pytest.raises(StateRefused, match="no donor signed it"):
+        averager.load_state_from_peers(min_epoch=0)
+    judged = []
+    averager.validate = judged.append
+    with pytest.raises(StateRefused, match="which no donor has reached"):
+        averager.load_state_from_peers(min_epoch=0, max_epoch=39)
+    assert not judged
+    assert not averager.load_state_from_peers(min_epoch=0, max_epoch=41)
+    assert len(judged) == 1
+
+
+def test_a_donor_signs_what_it_hands_out(averager, monkeypatch):
+    averager.host = HostPeers(donors=frozenset({averager.peer_id}))
+    metadata, _, _ = averager.get_current_state()
+    assert signer_of(metadata, "test") == averager.peer_id
+    assert signer_of(metadata, "another run") is None
+
+
+def test_a_peer_whose_averager_has_crashed_takes_no_further_step(newcomer, dht):
+    newcomer.dht = dht
+    crashed = newcomer.state_averager = Process(target=lambda: os.kill(os.getpid(), signal.SIGKILL))
+    crashed.start()
+    crashed.join()
+    with pytest.raises(ProcessEnded, match="ended with code -9"):
+        newcomer.step(batch_size=0)
+
+
+def test_who_is_left_alone_says_so_once_and_counts_its_steps(newcomer):
+    notices = []
+    newcomer.on_notice = notices.append
+    newcomer.solo_steps, newcomer.had_company = 0, True
+    newcomer.grad_averager = SimpleNamespace(notify_used_averaged_gradients=lambda: None)
+    said(newcomer.tracker, record(0))
+    said(newcomer.tracker)
+    for _ in range(3):
+        newcomer._load_local_gradients_into_optimizer()
+    assert newcomer.solo_steps == 3
+    assert notices == ["nobody else is there any more: training alone until they are back"]
+
+
+def test_who_trains_alone_from_the_start_has_no_solo_steps(newcomer):
+    newcomer.solo_steps, newcomer.had_company = 0, False
+    newcomer.grad_averager = SimpleNamespace(notify_used_averaged_gradients=lambda: None)
+    said(newcomer.tracker)
+    newcomer._load_local_gradients_into_optimizer()
+    assert newcomer.solo_steps == 0

@@ -2,10 +2,15 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from tests.tiny import DALLE_FIELDS
+from training.run.recipe import Recipe
+from training.swarm.config import SwarmSettings
 from training.swarm.observe.peer_metrics import PeerMetrics
+from training.swarm.peer.join import Volunteer
 from training.swarm.peer.status_line import Download, PeerStatus, clock
 
 BUSY = PeerStatus(
@@ -74,3 +79,21 @@ def test_a_download_tells_how_far_and_how_fast():
 @pytest.mark.parametrize(("seconds", "shown"), [(6.2, "0:07"), (60, "1:00"), (3723, "1:02:03"), (math.inf, "?")])
 def test_times_are_short(seconds, shown):
     assert clock(seconds) == shown
+
+
+@pytest.mark.parametrize(("ema", "shown"), [(1e-20, 8.0), (3.0, 3.0)])
+def test_a_volunteers_speed_and_share_are_of_what_all_gave(ema, shown):
+    volunteer = Volunteer.__new__(Volunteer)
+    volunteer.settings = SwarmSettings(recipe=Recipe(model=DALLE_FIELDS))
+    volunteer.metrics = PeerMetrics(samples=170, samples_per_s=8.0)
+    volunteer.optimizer = SimpleNamespace(
+        local_epoch=2,
+        swarm_samples=300,  # of two steps, each with more than the target
+        tracker=SimpleNamespace(
+            trainers=2,
+            global_progress=SimpleNamespace(samples_accumulated=40, eta_next_epoch=0.0),
+            local_progress=SimpleNamespace(samples_per_second=ema),
+        ),
+    )
+    status = volunteer.status()
+    assert (status.own_share, status.samples_per_s) == (0.5, shown)

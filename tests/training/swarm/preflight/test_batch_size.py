@@ -1,6 +1,8 @@
 """The batch and the plan that a machine gets."""
 
 import dataclasses
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from training.swarm.peer.gradient_worker import build_model
 from training.swarm.preflight.batch_size import (
     USABLE_SHARE,
     Memory,
+    batch_seconds,
     measure_batch,
     memory_needed,
     plan_batch,
@@ -118,3 +121,16 @@ def test_the_state_is_as_large_as_the_optimizers(settings):
     assert cost_of(model.config, settings.recipe.memory, TrainingSetup()).parameters == sum(
         parameter.numel() for parameter in model.parameters()
     )
+
+
+def test_a_busy_moment_does_not_make_a_machine_slow():
+    pauses = iter([0.0, 0.3, 0.01, 0.3])
+
+    def accumulate(_batch):
+        time.sleep(next(pauses))
+        return torch.zeros(())
+
+    config = SimpleNamespace(text_vocab_size=9, text_len=2, image_vocab_size=9, image_len=4)
+    gradients = SimpleNamespace(model=SimpleNamespace(config=config), accumulate_gradient=accumulate)
+    assert batch_seconds(gradients, 2) < 0.3
+    assert next(pauses, None) is None

@@ -1,0 +1,39 @@
+"""Whom all peers of a run trust: the host's own peers, as its swarm.toml names them."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from hivemind.p2p import PeerID
+
+from training.swarm.config import SwarmSection
+from training.swarm.network.addresses import peer_of
+from training.swarm.observe.peer_metrics import peer_id_of
+
+
+@dataclass(frozen=True)
+class HostPeers:
+    """Peer ids by role; empty in a run that names nobody."""
+
+    donors: frozenset[PeerID] = frozenset()
+    helpers: frozenset[PeerID] = frozenset()
+
+    @property
+    def all(self) -> frozenset[PeerID]:
+        return self.donors | self.helpers
+
+
+def host_peers(swarm: SwarmSection) -> HostPeers:
+    """The run's donors and helpers; ValueError if an address does not end in a peer id."""
+    return HostPeers(
+        donors=frozenset(map(PeerID.from_base58, swarm.donors)), helpers=frozenset(map(peer_of, swarm.addresses))
+    )
+
+
+@lru_cache(maxsize=4096)
+def owner_peer(owner: Any) -> PeerID | None:
+    """The peer whose identity key is this subkey of a record; None for any other subkey."""
+    try:
+        return PeerID.from_base58(peer_id_of(owner))
+    except Exception:  # a stranger's bytes may raise anything
+        return None
