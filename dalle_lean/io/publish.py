@@ -101,7 +101,7 @@ def to_storage(files: Files, hashes: Mapping[str, str], destination: str, on_pro
         send(storage, files[name], f"{root}/{name}")
         state[name] = hashes[name]
         unsaved_bytes += content_bytes(files[name])
-        if unsaved_bytes > 100 * state_bytes:  # else it would be most of what is sent
+        if unsaved_bytes > 10 * state_bytes:  # else it would be much of what is sent
             state_bytes, unsaved_bytes = save_state(), 0
     for name in gone:
         if name in sizes:

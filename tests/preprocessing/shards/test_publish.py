@@ -17,13 +17,15 @@ from tests.training.conftest import write_shards
 ROOT = Path(__file__).parents[3]
 S3_PACKAGES = ROOT / ".s3-packages"
 """moto and s3fs with a botocore that needs another python-dateutil than everything else; `make` installs them there."""
+SIZES = {"rows": 1200, "shard_rows": 300, "image_side": 16}
+"""Four shards, each of which outweighs the note of what has arrived."""
 SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCY"
-PATIENCE_S = 200
+PATIENCE_S = 400
 
 
 @pytest.fixture
 def folder(tmp_path):
-    return write_shards(tmp_path / "birds")
+    return write_shards(tmp_path / "birds", **SIZES)
 
 
 def run(environment, *command):
@@ -103,8 +105,7 @@ def test_shards_go_to_a_bucket_and_a_killed_copy_continues(s3, folder, tmp_path)
     assert "4 files sent, 2 were there" in said
     assert SECRET not in said
 
-    (folder / "shard-00003.parquet").unlink()
-    write_shards(tmp_path / "fewer", rows=96)
+    write_shards(tmp_path / "fewer", **SIZES | {"rows": 900})
     before = len(s3.written())
     publish(s3.environment, tmp_path / "fewer", "s3://pictures/birds")
     again = [name for name in s3.written()[before:] if name != ".published"]
@@ -114,8 +115,8 @@ def test_shards_go_to_a_bucket_and_a_killed_copy_continues(s3, folder, tmp_path)
         "from training.data.catalog import find_shards\n"
         "print(sum(find_shards('s3://pictures/birds').rows))".replace("'copy'", repr(str(tmp_path / "copy")))
     )
-    assert rows.split()[-1] == "96"
-    assert json.loads((tmp_path / "copy" / "dataset.json").read_text())["counts"]["kept"] == 96
+    assert rows.split()[-1] == "900"
+    assert json.loads((tmp_path / "copy" / "dataset.json").read_text())["counts"]["kept"] == 900
 
 
 def test_a_bucket_that_is_not_there_is_one_line_without_the_secret(s3, folder):
@@ -161,14 +162,14 @@ def test_shards_go_to_the_hub_in_one_commit_and_a_killed_upload_continues(hub, f
     }
     card = files["README.md"].decode()
     assert 'license: "cc-by-4.0"' in card
-    assert "| pictures | 120 |" in card
+    assert "| pictures | 1,200 |" in card
     assert "a" * 64 in card
 
     script = (
         "import datasets; rows = datasets.load_dataset('me/birds', split='train'); print(len(rows), rows[0]['caption'])"
     )
     length, *caption = run(hub.client, sys.executable, "-c", script).splitlines()[0].split()
-    assert length == "120"
+    assert length == "1200"
     assert caption[0] == "a"
 
 
