@@ -29,7 +29,8 @@ def host(
     ] = None,
     config: Annotated[str, typer.Option(help="Recipe: a name or a TOML file.")] = "together",
     tokenizer: Annotated[
-        Path | None, typer.Option(help="tokenizer.json to use. [default: trained on the captions]", show_default=False)
+        str | None,
+        typer.Option(help="tokenizer.json to use, or a hub id. [default: trained on the captions]", show_default=False),
     ] = None,
     vqgan: Annotated[
         Path | None,
@@ -140,6 +141,7 @@ def host(
     from dalle_lean.devices import pick_device
     from dalle_lean.io.publish import check_destination
     from dalle_lean.require import require
+    from dalle_lean.tokenizer import find_tokenizer
     from training.data.catalog import find_shards, is_url
     from training.run.folder import remove_leftovers, run_folder
     from training.run.recipe import load_recipe
@@ -180,7 +182,7 @@ def host(
                 run_dir,
                 data,
                 recipe,
-                tokenizer=tokenizer,
+                tokenizer=find_tokenizer(tokenizer),
                 vqgan=vqgan,
                 name=name,
                 min_peers=min_peers,
