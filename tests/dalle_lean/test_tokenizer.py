@@ -4,10 +4,10 @@ import resource
 import subprocess
 import sys
 
-import huggingface_hub
 import pytest
 import tokenizers
 import torch
+from huggingface_hub import constants
 
 from dalle_lean.errors import UserError
 from dalle_lean.tokenizer import SMALLEST_VOCABULARY, Tokenizer, find_tokenizer
@@ -214,8 +214,8 @@ def test_wrong_arguments_are_refused(trained):
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
     """The hub's cache on this machine and no network: a function that puts a tokenizer there."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
     def put(address):
         folder, commit = tmp_path / "hub" / f"models--{address.replace('/', '--')}", "0" * 40
