@@ -43,6 +43,8 @@ class Hub:
             "HF_ENDPOINT": self.url,
             "HF_HOME": str(home),
             "HF_TOKEN": TOKEN,
+            "HF_HUB_OFFLINE": "0",
+            "HF_DATASETS_OFFLINE": "0",
             "HF_HUB_DISABLE_XET": "1",  # its storage is a protocol of its own; the other way of upload is HTTP
         }
 

@@ -31,7 +31,7 @@ HUB = re.compile(r"hf://(datasets/)?(?!(?:datasets|spaces)/)([\w.-]+/[\w.-]+)/?"
 BATCH_FILES = 16
 """Sent to the hub between two reports of progress."""
 SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSWORD|KEY")
-SECRET_WORDS = re.compile(r"(?i)\b(?:hf_|bearer\s+)[^\s'\"\\]+|(?<=\?)[^\s'\"?]*=[^\s'\"]*")
+SECRET_WORDS = re.compile(r"\bhf_\w*[^\W_]{8,}|(?i:bearer)\s+[^\s'\"\\]+|(?<=\?)[^\s'\"?]*=[^\s'\"]*")
 """Tokens, and the queries of signed addresses."""
 
 

@@ -158,6 +158,7 @@ def host(
 
     if publish:
         check_destination(publish)
+        publish = publish if is_url(publish) else str(Path(publish).resolve())  # the next start may be elsewhere
     place = ListenOptions(port=port, announce=announce, listen=listen, donors=donors, publish=publish)
     helper_of = helper_of or list(previous_config(run_dir).helper_of)
     if helper_of and (given := given_beside(context, HELPER_OPTIONS)):

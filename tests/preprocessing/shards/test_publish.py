@@ -145,10 +145,11 @@ def test_shards_go_to_the_hub_in_one_commit_and_a_killed_upload_continues(hub, f
     command = ["shards", "publish", str(folder), "hf://datasets/me/birds", "--license", "cc-by-4.0"]
     hub.hold_after = 2
     first = start([*PROGRAM, *command], env=hub.client, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until(lambda: hub.held.is_set() and len(hub.uploads) == 2)
+    until(lambda: first.poll() is not None or (hub.held.is_set() and len(hub.uploads) == 2))
     first.send_signal(signal.SIGKILL)
     first.wait()
     assert hub.repos["dataset", "me/birds"] == [{}]
+    assert len(hub.uploads) == 2
     hub.hold_after = None
     said = run(hub.client, *PROGRAM, *command)
     assert len(hub.uploads) == len(set(hub.uploads)) == 4
@@ -171,17 +172,21 @@ def test_shards_go_to_the_hub_in_one_commit_and_a_killed_upload_continues(hub, f
     assert caption[0] == "a"
 
 
-def test_who_is_not_let_in_reads_why_and_no_token(hub, folder):
-    for token in ("hf_AnotherToken0123456789", "hf_Broken\x7fToken0123456789"):
-        done = subprocess.run(
-            [*PROGRAM, "shards", "publish", str(folder), "hf://datasets/me/birds"],
-            env=hub.client | {"HF_TOKEN": token},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        assert done.returncode == 2
-        assert done.stderr.startswith("error: hf://datasets/me/birds could not be written (")
-        assert "0123456789" not in done.stdout + done.stderr
+@pytest.mark.parametrize(
+    ("token", "reason"),
+    [("hf_AnotherToken0123456789", "401 Client Error"), ("hf_Broken\x7fToken0123456789", "header value")],
+)
+def test_who_is_not_let_in_reads_why_and_no_token(hub, folder, token, reason):
+    done = subprocess.run(
+        [*PROGRAM, "shards", "publish", str(folder), "hf://datasets/me/birds"],
+        env=hub.client | {"HF_TOKEN": token},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: hf://datasets/me/birds could not be written (")
+    assert reason in done.stderr
+    assert "0123456789" not in done.stdout + done.stderr
