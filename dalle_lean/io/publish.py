@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write, parse, sha256_file
-from dalle_lean.io.remote_errors import Unreachable, meaning, one_line, storage_of
+from dalle_lean.io.remote_errors import Refused, Unreachable, meaning, one_line, storage_of
 from dalle_lean.progress import OnProgress
 from dalle_lean.require import require
 
@@ -31,7 +31,7 @@ HUB = re.compile(r"hf://(datasets/)?(?!(?:datasets|spaces)/)([\w.-]+/[\w.-]+)/?"
 BATCH_FILES = 16
 """Sent to the hub between two reports of progress."""
 SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSWORD|KEY")
-SECRET_WORDS = re.compile(r"\bhf_\w*[^\W_]{8,}|(?i:bearer)\s+[^\s'\"\\]+|(?<=\?)[^\s'\"?]*=[^\s'\"]*")
+SECRET_WORDS = re.compile(r"\bhf_\w*[^\W_]{8,}|(?i:bearer)\s+[^\s'\"]+|(?<=\?)[^\s'\"?]*=[^\s'\"]*")
 """Tokens, and the queries of signed addresses."""
 
 
@@ -180,8 +180,11 @@ def failures_named(destination: str) -> Iterator[None]:
     except (UserError, AttributeError, TypeError):
         raise
     except Exception as error:
-        reason = without_secrets(one_line(meaning(error, destination)))
-        raise Unreachable(f"{destination} could not be written ({reason}); the same command continues") from None
+        reason = meaning(error, destination)
+        if isinstance(reason, Refused):
+            raise Refused(without_secrets(str(reason))) from None
+        shown = without_secrets(one_line(reason))
+        raise Unreachable(f"{destination} could not be written ({shown}); the same command continues") from None
 
 
 def without_secrets(text: str) -> str:
