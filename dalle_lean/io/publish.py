@@ -65,10 +65,17 @@ def check_destination(destination: str) -> None:
         )
     if url.scheme != "hf":
         storage_of(destination, extra="preprocessing")
-    elif not HUB.fullmatch(destination):
+        return
+    hub_place(destination)
+    require("huggingface_hub", extra="preprocessing")
+
+
+def hub_place(destination: str) -> tuple[str, str]:
+    """Of an address on the hub: "dataset" or "model", and OWNER/NAME."""
+    found = HUB.fullmatch(destination)
+    if found is None:
         raise UserError(f"{destination}: a place on the hub is hf://datasets/OWNER/NAME or hf://OWNER/NAME")
-    else:
-        require("huggingface_hub", extra="preprocessing")
+    return "dataset" if found[1] else "model", found[2]
 
 
 def to_storage(files: Files, hashes: Mapping[str, str], destination: str, on_progress: OnProgress) -> str:
@@ -129,7 +136,7 @@ def send(storage: Any, source: Path | bytes, place: str) -> None:
 def to_hub(files: Files, hashes: Mapping[str, str], destination: str, message: str, on_progress: OnProgress) -> str:
     """Copy to a repository of the hub: large files as they are, then one commit of them all."""
     hub = require("huggingface_hub", extra="preprocessing")
-    kind, repo = ("dataset" if "datasets/" in destination else "model"), HUB.fullmatch(destination)[2]  # type: ignore[index]
+    kind, repo = hub_place(destination)
     require("huggingface_hub.utils", extra="preprocessing").disable_progress_bars()
     api = hub.HfApi()
     api.create_repo(repo, repo_type=kind, exist_ok=True)

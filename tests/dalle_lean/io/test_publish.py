@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.publish import PUBLISHED, check_destination, publish, without_secrets
+from dalle_lean.io.publish import PUBLISHED, check_destination, hub_place, publish, without_secrets
 from dalle_lean.io.remote_errors import Unreachable
 
 
@@ -103,6 +103,12 @@ def test_a_note_at_the_destination_that_is_not_ours_is_refused(files, tmp_path, 
     (tmp_path / "to" / PUBLISHED).write_bytes(note)
     with pytest.raises(UserError, match=r"\.published at the destination is not what this program writes"):
         publish(files, str(tmp_path / "to"), message="m")
+
+
+def test_a_place_on_the_hub_is_a_data_set_or_a_model():
+    assert hub_place("hf://datasets/me/birds") == ("dataset", "me/birds")
+    assert hub_place("hf://me/birds/") == ("model", "me/birds")
+    assert hub_place("hf://mydatasets/birds") == ("model", "mydatasets/birds")
 
 
 @pytest.mark.parametrize(
