@@ -18,7 +18,7 @@ from dalle_lean.terminal import error, explain, show_log, tell
 # word: (where its function lives, one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "preprocess": ("preprocessing.commands.preprocess:preprocess", "Pictures with captions -> shards of VQGAN codes."),
-    "shards": ("preprocessing.commands.shards:shards", "Check, show and adopt folders of shards."),
+    "shards": ("preprocessing.commands.shards:shards", "Check, show, adopt, mix and publish folders of shards."),
     "train": ("training.commands.train:train", "Train the transformer on shards, on this machine."),
     "monitor": ("training.commands.monitor:monitor", "Follow a run that others train: loss, peers, who gave how much."),
     "host": ("training.commands.host:host", "Keep a run alive for volunteers: helpers, state, checkpoints."),

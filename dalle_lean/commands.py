@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dalle_lean.terminal import StoredDtype, say
+from dalle_lean.terminal import DESTINATIONS, StoredDtype, progress_bar, say
 
 
 def pack(
@@ -30,12 +30,20 @@ def pack(
         StoredDtype | None,
         typer.Option(help="Type of the transformer's stored weights. [default: MODEL's]", show_default=False),
     ] = None,
+    publish: Annotated[
+        str | None, typer.Option(metavar="DESTINATION", help=f"Then copy it there: {DESTINATIONS}", show_default=False)
+    ] = None,
 ) -> None:
     """Put a model folder together: transformer, tokenizer, vocabulary, VQGAN, CLIP and card, every part hashed."""
     import torch
 
+    from dalle_lean.io.model_card import model_files
     from dalle_lean.io.model_folder import pack_model
+    from dalle_lean.io.publish import check_destination
+    from dalle_lean.io.publish import publish as copy
 
+    if publish is not None:
+        check_destination(publish)
     pack_model(
         *(model, out),
         vocabulary=vocabulary,
@@ -47,3 +55,8 @@ def pack(
     )
     total_bytes = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     say(f"{out}: {total_bytes / 1e6:.1f} MB")
+    if publish is not None:
+        files = model_files(out, out.resolve().name)
+        with progress_bar("publish", "files") as on_progress:
+            done = copy(files, publish, message=f"Publish {out.resolve().name}", on_progress=on_progress)
+        say(f"{publish}: {done}")

@@ -23,6 +23,9 @@ from dalle_lean.progress import OnProgress
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; auto takes CUDA where there is one.")]
 
 
+DESTINATIONS = "hf://datasets/OWNER/NAME, hf://OWNER/NAME, a folder, or a URL of fsspec's such as s3://BUCKET/NAME."
+
+
 class StoredDtype(StrEnum):
     """Types that weights may be stored in; the values are torch's names."""
 

@@ -1,6 +1,7 @@
 """Captions -> token ids: a thin wrapper around the `tokenizers` package that owns the padding id."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -15,11 +16,13 @@ from torch import Tensor
 
 from dalle_lean.errors import UserError, is_whole
 from dalle_lean.io.files import atomic_write, parse, read_bytes
+from dalle_lean.require import require
 from dalle_lean.tokenizer_parts import check_parts
 
 # Ids 0, 1 and 2 of a trained vocabulary. The model replaces id 0 wherever it stands, so no caption may yield it.
 SPECIAL_TOKENS = ("<unused>", "<pad>", "<unk>")
 DEFAULT_PADDING_ID = 1
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 MOST_CHARACTERS = 2**16
 """Of a caption; no model reads as many."""
 MOST_TOKENIZER_BYTES = 2**25
@@ -127,6 +130,20 @@ class Tokenizer:
         with panics_told():
             ids: list[int] = self._backend.encode(encodable(caption), add_special_tokens=False).ids
         return ids
+
+
+def find_tokenizer(name: str | None) -> Path | None:
+    """The tokenizer.json that `--tokenizer` means: a file, or that of a hub id, which is downloaded; None for None."""
+    if name is None or Path(name).is_file():
+        return None if name is None else Path(name)
+    if not HUB_ID.fullmatch(name) or name.endswith(".json"):
+        raise UserError(f"no tokenizer at {name}; give a tokenizer.json, or a hub id such as google-t5/t5-small")
+    hub = require("huggingface_hub", extra="preprocessing")
+    try:
+        return Path(hub.hf_hub_download(name, "tokenizer.json"))
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{name} is neither a file here nor a tokenizer on the hub: {reason}") from None
 
 
 @contextmanager

@@ -14,6 +14,9 @@ def demo(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="TCP port; the next free one if it is taken.", min=1, max=65535)] = 7860,
+    scorer: Annotated[
+        str, typer.Option(help="What ranks the pictures, as in `generate`; also the folder of a CLIP.")
+    ] = "clip",
     device: Device = "auto",
     share: Annotated[bool, typer.Option(help="Ask gradio.live for a public address (needs the network).")] = False,
     auth: Annotated[
@@ -45,7 +48,7 @@ def demo(
         say(f"port {port} is taken; taking {free}")
     say("loading the model ...")
     folder = find_model(model)
-    generator = Generator.from_folder(folder, device=device)
+    generator = Generator.from_folder(folder, device=device, scorer=scorer)
     say("measuring how fast this machine draws ...")
     service = DrawingService(generator)
     say(views.default_count(service))

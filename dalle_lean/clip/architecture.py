@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dalle_lean.clip.picture_tower import PatchResNet
+from dalle_lean.clip.torchscript import is_torchscript, torchscript_weights
 from dalle_lean.errors import UserError
 from dalle_lean.io.safetensors_io import load_strictly, refuse_infinite
 from dalle_lean.require import require
@@ -21,6 +22,9 @@ Architecture = str | Mapping[str, Any]
 """The name of an open_clip architecture ("ViT-B-32"), or its model config: embed_dim, vision_cfg, text_cfg, ...
 
 A vision_cfg with "widths" is this package's own: the arguments of `picture_tower.PatchResNet`."""
+
+OPENAI_SIZES = ("input_resolution", "context_length", "vocab_size")
+"""Buffers of OpenAI's archives that are no weights."""
 
 # Of an image tower that is built only to be replaced.
 PLACEHOLDER = {"image_size": 32, "patch_size": 32, "width": 32, "head_width": 32, "layers": 1}
@@ -104,6 +108,9 @@ def build_clip(config: Mapping[str, Any]) -> Any:
 
 def load_clip_weights(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) -> None:
     """Fill `model` strictly from a file or a state dict, whatever dtype it is stored in; ValueError names the file."""
+    if not isinstance(weights, Mapping) and is_torchscript(Path(weights)):
+        of_archive = torchscript_weights(Path(weights))
+        weights = {name: value for name, value in of_archive.items() if name not in OPENAI_SIZES}
     if isinstance(weights, Mapping):
         load_strictly(model, weights, "state dict of this CLIP")
         refuse_infinite(model, "state dict of this CLIP")

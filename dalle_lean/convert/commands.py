@@ -19,8 +19,13 @@ def convert(
             help="DALL-E: JSON of DalleConfig fields (default: the paper's). VQGAN: its published config.yaml."
         ),
     ] = None,
-    kind: Annotated[str, typer.Option(help="What SOURCE is: dalle or vqgan.")] = "dalle",
-    tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json to put into the model folder.")] = None,
+    kind: Annotated[str, typer.Option(help="What SOURCE is: dalle, vqgan or clip.")] = "dalle",
+    architecture: Annotated[
+        str, typer.Option(help="CLIP: open_clip's name for it; OpenAI's have -quickgelu behind it.")
+    ] = "ViT-B-32-quickgelu",
+    tokenizer: Annotated[
+        str | None, typer.Option(help="tokenizer.json, or a hub id, to put into the model folder.")
+    ] = None,
     vqgan: Annotated[Path | None, typer.Option(help="VQGAN folder to put into the model folder.")] = None,
     to: Annotated[
         str | None, typer.Option(help="Go back to a published form: fork (the run's names) or 1.4 (dalle-pytorch).")
@@ -33,15 +38,18 @@ def convert(
     """
     from dalle_lean.convert import files
     from dalle_lean.terminal import say
+    from dalle_lean.tokenizer import find_tokenizer
 
-    if kind not in ("dalle", "vqgan"):
-        raise UserError(f"--kind {kind}: must be dalle or vqgan")
-    if to is not None and kind == "vqgan":
-        raise UserError("--kind vqgan --to: only a DALL-E goes back to a published form")
+    if kind not in ("dalle", "vqgan", "clip"):
+        raise UserError(f"--kind {kind}: must be dalle, vqgan or clip")
+    if to is not None and kind != "dalle":
+        raise UserError(f"--kind {kind} --to: only a DALL-E goes back to a published form")
     if to is not None:
         files.export_dalle(source, out, to, prefix)
     elif kind == "vqgan":
         files.import_vqgan(source, out, config)
+    elif kind == "clip":
+        files.import_clip(source, out, architecture)
     else:
-        files.import_dalle(source, out, config, tokenizer=tokenizer, vqgan=vqgan)
+        files.import_dalle(source, out, config, tokenizer=find_tokenizer(tokenizer), vqgan=vqgan)
     say(f"wrote {out}")

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dalle_lean.clip.scorer import ClipScorer
 from dalle_lean.convert.dalle_pytorch import from_dalle_pytorch, to_dalle_pytorch
 from dalle_lean.convert.taming import from_taming
 from dalle_lean.errors import UserError
@@ -15,6 +16,12 @@ from dalle_lean.io.model_folder import load_model, save_model
 from dalle_lean.io.safetensors_io import read_weights
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.require import require
+
+LIGHTNING_CALLBACK = "pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint"
+
+
+class Callback:
+    """Stands for the class by which PyTorch Lightning's checkpoints, as the published VQGANs are, name a state."""
 
 
 def import_dalle(
@@ -43,6 +50,11 @@ def import_vqgan(source: Path, out: Path, config: Path | None) -> None:
     from_taming(read_state_dict(source), content["model"]).save(out)
 
 
+def import_clip(source: Path, out: Path, architecture: str) -> None:
+    """Published weights of an architecture of open_clip, in the names of open_clip or OpenAI -> a CLIP folder."""
+    ClipScorer(architecture, source).save(out)
+
+
 def export_dalle(folder: Path, out: Path, generation: str, prefix: str) -> None:
     """A model folder -> a file of the published key names, aliases sharing their storage, as torch.save wrote them."""
     state = to_dalle_pytorch(load_model(folder), generation, prefix)
@@ -58,7 +70,8 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             content: Any = read_weights(path)
         else:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            with torch.serialization.safe_globals([(Callback, LIGHTNING_CALLBACK)]):
+                content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged files raise nearly anything
         raise UserError(f"{path} cannot be read as weights: {first_line(error)}") from None
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):

@@ -1,4 +1,4 @@
-"""The commands `dalle-lean shards verify`, `show`, `adopt`, `mix` and `dedupe`."""
+"""The commands `dalle-lean shards verify`, `show`, `adopt`, `mix`, `dedupe` and `publish`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import Device, progress_bar, say
+from dalle_lean.terminal import DESTINATIONS, Device, progress_bar, say
 from dalle_lean.terminal import out as console
 
 if TYPE_CHECKING:
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from preprocessing.shards.files import DatasetInfo
 
 shards = typer.Typer(
-    help="Check, show, adopt, mix and deduplicate folders of shards.", no_args_is_help=True, rich_markup_mode=None
+    help="Check, show, adopt, mix, deduplicate and publish folders of shards.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of shards.")]
 FAULTY = 1
@@ -130,6 +132,28 @@ def dedupe(
     before = read_manifest(folder)
     dropped = before.counts.kept - info.counts.kept
     say(f"{out}: {shards_and_pictures(info)}; {dropped:,} of {before.counts.kept:,} left out ({REASON})")
+
+
+@shards.command()
+def publish(
+    folder: Folder,
+    destination: Annotated[str, typer.Argument(metavar="DESTINATION", help=DESTINATIONS)],
+    licence: Annotated[str, typer.Option("--license", help="Of the data: the hub's name for it.")] = "unknown",
+    licence_link: Annotated[
+        str | None, typer.Option("--license-link", help="URL of a licence that the hub has no name for.")
+    ] = None,
+) -> None:
+    """Copy a folder of shards, with a card, to where others can read it. The same command sends what has changed, and
+    continues a killed one."""
+    from dalle_lean.io.publish import check_destination
+    from dalle_lean.io.publish import publish as run
+    from preprocessing.shards.publish import shard_files
+
+    check_destination(destination)
+    files = shard_files(folder, destination.rstrip("/").rpartition("/")[2], licence=licence, licence_link=licence_link)
+    with progress_bar("publish", "files") as on_progress:
+        done = run(files, destination, message="Publish shards", on_progress=on_progress)
+    say(f"{destination}: {done}")
 
 
 def read_times(source: str) -> tuple[Path, int]:

@@ -7,9 +7,10 @@ import sys
 import pytest
 import tokenizers
 import torch
+from huggingface_hub import constants
 
 from dalle_lean.errors import UserError
-from dalle_lean.tokenizer import SMALLEST_VOCABULARY, Tokenizer
+from dalle_lean.tokenizer import SMALLEST_VOCABULARY, Tokenizer, find_tokenizer
 
 CAPTIONS = ["a red heart", "A blue Heart on a green ground", "a cat left of a tree", "日本の赤い心", "crème brûlée"] * 3
 
@@ -208,3 +209,41 @@ def test_wrong_arguments_are_refused(trained):
         trained.encode(["a"], 0)
     with pytest.raises(ValueError, match=f"at least {SMALLEST_VOCABULARY}"):
         Tokenizer.train(CAPTIONS, vocab_size=100)
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """The hub's cache on this machine and no network: a function that puts a tokenizer there."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    def put(address):
+        folder, commit = tmp_path / "hub" / f"models--{address.replace('/', '--')}", "0" * 40
+        (folder / "refs").mkdir(parents=True)
+        (folder / "refs" / "main").write_text(commit)
+        (folder / "snapshots" / commit).mkdir(parents=True)
+        Tokenizer.train(["a red heart"], 300).save(folder / "snapshots" / commit / "tokenizer.json")
+
+    return put
+
+
+@pytest.mark.parametrize("address", ["google-t5/t5-small", "t5-small"])
+def test_a_tokenizer_is_a_file_or_that_of_a_hub_id(hub, tmp_path, address):
+    hub(address)
+    found = find_tokenizer(address)
+    assert Tokenizer.from_file(found).count("a red heart") > 0
+    assert find_tokenizer(str(found)) == found
+    assert find_tokenizer(None) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("tokenizer.json", "no tokenizer at tokenizer.json; give a tokenizer.json, or a hub id"),
+        ("../up/there", "no tokenizer at"),
+        ("owner/absent", "owner/absent is neither a file here nor a tokenizer on the hub: "),
+    ],
+)
+def test_a_tokenizer_that_is_nowhere_is_named(hub, name, complaint):
+    with pytest.raises(UserError, match=complaint):
+        find_tokenizer(name)

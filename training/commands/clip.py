@@ -64,6 +64,7 @@ def train_clip(
     import torch
 
     from dalle_lean.devices import pick_device
+    from dalle_lean.tokenizer import find_tokenizer
     from training.clip.run import train_clip as run
     from training.run.folder import run_folder
 
@@ -86,7 +87,7 @@ def train_clip(
             out,
             recipe,
             heldout=heldout,
-            tokenizer=tokenizer,
+            tokenizer=find_tokenizer(tokenizer),
             vqgan=vqgan,
             save_dtype=getattr(torch, save_dtype),
             device=str(pick_device(device)),

@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import Device, begin_loading, progress_bar, say, warn
+from dalle_lean.terminal import DESTINATIONS, Device, begin_loading, progress_bar, say, warn
 
 HELPER_OPTIONS = ("run_dir", "port", "announce", "listen", "helper_of")
-MACHINE_OPTIONS = (*HELPER_OPTIONS, "donors", "vqgan", "device")
+MACHINE_OPTIONS = (*HELPER_OPTIONS, "donors", "vqgan", "publish", "device")
 """These may change while a run exists."""
 
 
@@ -29,7 +29,8 @@ def host(
     ] = None,
     config: Annotated[str, typer.Option(help="Recipe: a name or a TOML file.")] = "together",
     tokenizer: Annotated[
-        Path | None, typer.Option(help="tokenizer.json to use. [default: trained on the captions]", show_default=False)
+        str | None,
+        typer.Option(help="tokenizer.json to use, or a hub id. [default: trained on the captions]", show_default=False),
     ] = None,
     vqgan: Annotated[
         Path | None,
@@ -76,6 +77,15 @@ def host(
             show_default=False,
             min=1,
             max=8,
+        ),
+    ] = None,
+    publish: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DESTINATION",
+            help=f"Keep the newest checkpoint there, as a model folder with a card: {DESTINATIONS} "
+            "[default: where the run published before; '' stops that]",
+            show_default=False,
         ),
     ] = None,
     min_peers: Annotated[int, typer.Option(help="Trainers required before the first step.", min=1)] = 1,
@@ -129,7 +139,9 @@ def host(
     """
     begin_loading()
     from dalle_lean.devices import pick_device
+    from dalle_lean.io.publish import check_destination
     from dalle_lean.require import require
+    from dalle_lean.tokenizer import find_tokenizer
     from training.data.catalog import find_shards, is_url
     from training.run.folder import remove_leftovers, run_folder
     from training.run.recipe import load_recipe
@@ -139,11 +151,15 @@ def host(
         require(module, extra="training")
     from training.swarm.config import NAME, TimingSection, WireSection
     from training.swarm.host.host_config import HostConfig
+    from training.swarm.host.publisher import publishing
     from training.swarm.host.run_setup import ListenOptions, make_helper, make_run, previous_config
     from training.swarm.host.supervisor import host_run
     from training.swarm.network.dht import log_to, prepare_process
 
-    place = ListenOptions(port=port, announce=announce, listen=listen, donors=donors)
+    if publish:
+        check_destination(publish)
+        publish = publish if is_url(publish) else str(Path(publish).resolve())  # the next start may be elsewhere
+    place = ListenOptions(port=port, announce=announce, listen=listen, donors=donors, publish=publish)
     helper_of = helper_of or list(previous_config(run_dir).helper_of)
     if helper_of and (given := given_beside(context, HELPER_OPTIONS)):
         raise UserError(
@@ -167,7 +183,7 @@ def host(
                 run_dir,
                 data,
                 recipe,
-                tokenizer=tokenizer,
+                tokenizer=find_tokenizer(tokenizer),
                 vqgan=vqgan,
                 name=name,
                 min_peers=min_peers,
@@ -201,7 +217,10 @@ def host(
                 warn(f"volunteers need a copy of {settings.swarm.data}, which they name with --data")
 
         say(f"starting {len(host_config.ports)} peers ...")
-        with progress_bar(f"run {settings.swarm.name}", "steps") as on_progress:
+        with (
+            publishing(run_dir, host_config.publish, warn),
+            progress_bar(f"run {settings.swarm.name}", "steps") as on_progress,
+        ):
             end = host_run(
                 run_dir,
                 settings,

@@ -9,7 +9,8 @@ Out = Annotated[
     Path, typer.Argument(metavar="OUT", help="Folder of the run; the same command continues what it holds.")
 ]
 TokenizerFile = Annotated[
-    Path | None, typer.Option("--tokenizer", help="A tokenizer.json; without it one is made from the captions.")
+    str | None,
+    typer.Option("--tokenizer", help="A tokenizer.json, or a hub id; without it one is made from the captions."),
 ]
 Steps = Annotated[int, typer.Option(help="Optimizer steps in all.", min=1)]
 LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]

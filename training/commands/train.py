@@ -42,6 +42,7 @@ def train(
 ) -> None:
     """Train the transformer on shards, on this machine. Options default to the recipe's values."""
     from dalle_lean.devices import pick_device
+    from dalle_lean.tokenizer import find_tokenizer
     from training.data.catalog import find_shards
     from training.run.folder import run_folder
     from training.run.recipe import load_recipe
@@ -58,7 +59,7 @@ def train(
                 data,
                 out,
                 recipe,
-                tokenizer=tokenizer,
+                tokenizer=find_tokenizer(tokenizer),
                 heldout=heldout,
                 vqgan=vqgan,
                 init=init,

@@ -29,6 +29,7 @@ class HostConfig:
         announce: the address at which others reach this machine.
         vqgan: folder of the VQGAN that goes into the checkpoints' model folders.
         vqgan_fingerprint: of the VQGAN that made the codes.
+        publish: where checkpoints are published.
         helper_of: addresses of the run that this machine runs a helper for; empty if it hosts the run.
     """
 
@@ -37,6 +38,7 @@ class HostConfig:
     announce: str = LOOPBACK
     vqgan: str | None = None
     vqgan_fingerprint: str | None = None
+    publish: str | None = None
     helper_of: Sequence[str] = ()
 
     @classmethod

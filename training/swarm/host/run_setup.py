@@ -41,19 +41,21 @@ FIRST_PORT = 31337
 
 @dataclass(frozen=True, kw_only=True)
 class ListenOptions:
-    """The host's peers, and where they listen; None keeps what the run had.
+    """The host's peers, where they listen, and where checkpoints go; None keeps what the run had.
 
     Args:
         port: of the first helper, with the next ones for the others; 0 picks free ports for peers without one.
         announce: the address at which others reach this machine, by default the one its packets leave from.
         listen: the address to listen on.
         donors: how many keep the state; a second one doubles the memory and takes over at once if the first dies.
+        publish: where checkpoints are published; empty for nowhere.
     """
 
     port: int | None = None
     announce: str | None = None
     listen: str | None = None
     donors: int | None = None
+    publish: str | None = None
 
 
 def make_run(
@@ -213,6 +215,7 @@ def make_host_config(
         announce=announce,
         vqgan=before.vqgan if vqgan is None else str(vqgan.resolve()),
         vqgan_fingerprint=vqgan_fingerprint or before.vqgan_fingerprint,
+        publish=(before.publish if place.publish is None else place.publish) or None,
         helper_of=helper_of,
     )
     make_identities(run_dir, names)

@@ -88,6 +88,13 @@ def test_the_same_command_keeps_identities_ports_and_run_id(shards, tmp_path):
         assert again.swarm == first.swarm
 
 
+def test_a_run_publishes_where_it_did_until_it_is_told_not_to(shards, tmp_path):
+    make(tmp_path / "run", shards, place=dataclasses.replace(PLACE, publish="hf://me/birds"))
+    for publish, expected in ((None, "hf://me/birds"), ("s3://b/birds", "s3://b/birds"), ("", None), (None, None)):
+        make(tmp_path / "run", shards, place=dataclasses.replace(PLACE, publish=publish))
+        assert HostConfig.load(tmp_path / "run").publish == expected
+
+
 def test_a_run_goes_on_by_its_folder_alone(shards, tmp_path):
     first = make(tmp_path / "run", shards, place=dataclasses.replace(PLACE, donors=2))
     assert len(first.swarm.donors) == 2

@@ -1,0 +1,99 @@
+"""The weights of a TorchScript archive, as OpenAI published its CLIPs, without running anything of it.
+
+An archive is a zip: data.pkl describes the modules, data/N has the bytes of a tensor, code/ is not looked at.
+"""
+
+import io
+import pickle
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dalle_lean.errors import UserError
+
+MOST_DESCRIPTION_BYTES = 2**24
+DTYPES = {
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "FloatStorage": torch.float32,
+    "LongStorage": torch.int64,
+}
+
+
+class Module:
+    """Stands for a module of any class; `content` is what it holds."""
+
+    content: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.content = state
+
+
+def is_torchscript(path: Path) -> bool:
+    """Whether a file is an archive with code; torch's other files have none."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any("/code/" in name for name in archive.namelist())
+
+
+def torchscript_weights(path: Path) -> dict[str, Tensor]:
+    """Parameters and buffers by name; UserError where the archive is damaged or describes anything else."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+            if archive.getinfo(name).file_size > MOST_DESCRIPTION_BYTES:
+                raise UserError(f"its description has more than {MOST_DESCRIPTION_BYTES:,} bytes")
+            root = Description(archive, name).load()
+            return dict(tensors_of(root, ""))
+    except Exception as error:  # damaged archives raise nearly anything
+        raise UserError(f"{path} is no TorchScript archive of weights: {type(error).__name__}: {error}") from None
+
+
+def tensors_of(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a module and of those in it."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Module) and isinstance(value.content, dict):
+        for attribute, content in value.content.items():
+            yield from tensors_of(content, f"{name}.{attribute}" if name else attribute)
+
+
+class Description(pickle.Unpickler):
+    """data.pkl, from which modules and tensors are made; no class and no function of the file's choice is called."""
+
+    def __init__(self, archive: zipfile.ZipFile, name: str):
+        super().__init__(io.BytesIO(archive.read(name)))
+        self.archive, self.root = archive, name.removesuffix(".pkl")
+        self.contents: dict[str, Tensor] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.startswith("__torch__"):
+            return Module
+        if module == "torch" and name in DTYPES:
+            return DTYPES[name]
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return rebuild_tensor
+        if (module, name) == ("collections", "OrderedDict"):
+            return dict
+        if module == "torch.jit._pickle":
+            return lambda content, *_: content  # lists with the type of their elements
+        raise UserError(f"it asks for {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> Tensor:
+        _, dtype, key, *_ = pid
+        if key not in self.contents:
+            file = self.archive.getinfo(f"{self.root}/{key}")
+            if file.compress_type != zipfile.ZIP_STORED:
+                raise UserError(f"{file.filename} is compressed")
+            self.contents[key] = torch.frombuffer(bytearray(self.archive.read(file)), dtype=dtype)
+        return self.contents[key]
+
+
+def rebuild_tensor(content: Tensor, offset: int, size: Any, stride: Any, *_: object) -> Tensor:
+    """A tensor over the stored elements; an error where it reaches beyond them."""
+    return content.as_strided(size, stride, offset)

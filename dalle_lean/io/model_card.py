@@ -1,0 +1,61 @@
+"""The card of a model folder that has none, and the files of a model folder to publish."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dalle_lean.io.model_folder import check_parts, hashed_parts
+from dalle_lean.io.publish import Files
+from dalle_lean.memory.parameters import parameter_sizes
+from dalle_lean.model.config import DalleConfig
+
+CARD = "README.md"
+
+
+def model_files(folder: Path, name: str, facts: Mapping[str, str] | None = None) -> Files:
+    """The files of a model folder, config.json last, with a card that also has `facts` where the folder has none.
+
+    DamagedFolder where a part is missing or altered.
+    """
+    content = check_parts(folder)
+    card = folder / CARD if (folder / CARD).is_file() else model_card(name, content, facts or {}).encode()
+    parts = {part: folder / part for part in hashed_parts(folder)}
+    return {**parts, CARD: card, "config.json": folder / "config.json"}
+
+
+def model_card(name: str, content: Mapping[str, Any], facts: Mapping[str, str]) -> str:
+    """Markdown with the hub's metadata, from what config.json says."""
+    config = DalleConfig.from_dict(content["dalle"])
+    rows = {
+        "parameters": f"{sum(parameter_sizes(config)):,}",
+        "layers, width": f"{config.num_layers}, {config.hidden_size}",
+        "caption": f"at most {config.text_len} of {config.text_vocab_size:,} tokens",
+        "picture": f"{config.image_side} x {config.image_side} of {config.image_vocab_size:,} codes",
+        "VQGAN that made the codes": f"`{content['vqgan_fingerprint'] or 'not recorded'}`",
+        **facts,
+    }
+    return f"""---
+library_name: dalle-lean
+pipeline_tag: text-to-image
+tags:
+- dalle-lean
+---
+# {name}
+
+A transformer that draws pictures from captions; `config.json` has the SHA-256 of every part.
+
+{markdown_table(rows)}
+
+    dalle-lean generate "a red heart" --model FOLDER_OR_HUB_ID --out out
+"""
+
+
+def markdown_table(rows: Mapping[str, str]) -> str:
+    """Two columns; what rows say is text, whatever is in it."""
+    lines = (f"| {plain(name)} | {plain(value)} |" for name, value in rows.items())
+    return "\n".join(("| | |", "| --- | --- |", *lines))
+
+
+def plain(text: str) -> str:
+    """Text for a table's cell."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

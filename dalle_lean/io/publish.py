@@ -1,0 +1,202 @@
+"""Copies of files elsewhere: only what has changed is sent, and a copy that was interrupted goes on where it was.
+
+The hub gets each state of the files as one commit. Any other storage of fsspec's gets one file after the other:
+`.published` beside them says which have arrived.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from dalle_lean.errors import UserError
+from dalle_lean.io.files import atomic_write, parse, sha256_file
+from dalle_lean.io.remote_errors import Refused, Unreachable, meaning, one_line, storage_of
+from dalle_lean.progress import OnProgress
+from dalle_lean.require import require
+
+Files = Mapping[str, Path | bytes]
+"""What is to be where: relative name -> file or content. The last one is that without which the rest is nothing."""
+
+PUBLISHED = ".published"
+"""JSON at the destination: name -> SHA-256, or null for a file that may have arrived in part."""
+HUB = re.compile(r"hf://(datasets/)?(?!(?:datasets|spaces)/)([\w.-]+/[\w.-]+)/?")
+BATCH_FILES = 16
+"""Sent to the hub between two reports of progress."""
+SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSWORD|KEY")
+SECRET_WORDS = re.compile(r"\bhf_\w*[^\W_]{8,}|(?i:bearer)\s+[^\s'\"]+|(?<=\?)[^\s'\"?]*=[^\s'\"]*")
+"""Tokens, and the queries of signed addresses."""
+
+
+def publish(files: Files, destination: str, *, message: str, on_progress: OnProgress | None = None) -> str:
+    """Copy files to a destination; those that an earlier copy put there and that are no longer among them are removed.
+
+    Args:
+        destination: see `check_destination`.
+        message: of the hub's commit.
+        on_progress: called with the files done, all files and the name of one.
+
+    Returns what was done, in words. Raises UserError, or Unreachable for what the destination refuses; neither shows a
+    token. The same call continues.
+    """
+    check_destination(destination)
+    progress = on_progress or (lambda done, total, note: None)
+    hashes = {name: content_sha256(source) for name, source in files.items()}
+    with failures_named(destination):
+        if destination.startswith("hf://"):
+            return to_hub(files, hashes, destination, message, progress)
+        return to_storage(files, hashes, destination, progress)
+
+
+def check_destination(destination: str) -> None:
+    """UserError unless this is hf://datasets/OWNER/NAME, hf://OWNER/NAME, a folder or a URL that fsspec knows."""
+    url = urlsplit(destination)
+    if url.password or (url.scheme and url.query):
+        raise UserError(
+            f"the destination {url.scheme}://... holds a password or a query: shells and logs would keep it; leave it "
+            "out, and sign in through the environment or the storage's own configuration"
+        )
+    if url.scheme != "hf":
+        storage_of(destination, extra="preprocessing")
+        return
+    hub_place(destination)
+    require("huggingface_hub", extra="preprocessing")
+
+
+def hub_place(destination: str) -> tuple[str, str]:
+    """Of an address on the hub: "dataset" or "model", and OWNER/NAME."""
+    found = HUB.fullmatch(destination)
+    if found is None:
+        raise UserError(f"{destination}: a place on the hub is hf://datasets/OWNER/NAME or hf://OWNER/NAME")
+    return "dataset" if found[1] else "model", found[2]
+
+
+def to_storage(files: Files, hashes: Mapping[str, str], destination: str, on_progress: OnProgress) -> str:
+    """Copy to a folder or to a URL of fsspec's."""
+    storage, root = storage_of(destination, extra="preprocessing")
+    root = root.rstrip("/")
+    if any(isinstance(source, Path) and str(source.resolve()) == f"{root}/{name}" for name, source in files.items()):
+        raise UserError(f"{destination} is where the files are; name another place")
+    storage.invalidate_cache()
+    found = storage.find(root, detail=True)
+    sizes = {name.removeprefix(f"{root}/"): about["size"] for name, about in found.items()}
+    before = read_published(partial(storage.cat_file, f"{root}/{PUBLISHED}")) if PUBLISHED in sizes else {}
+    state: dict[str, str | None] = dict.fromkeys([*before, *files])
+    for name, sha256 in hashes.items():
+        if before.get(name) == sha256 and sizes.get(name) == content_bytes(files[name]):
+            state[name] = sha256
+
+    def save_state() -> int:
+        content = published_json(state)
+        send(storage, content, f"{root}/{PUBLISHED}")
+        return len(content)
+
+    missing = [name for name in files if state[name] is None]
+    gone = [name for name in before if name not in files]
+    if not missing and not gone:
+        return f"nothing has changed, {len(files)} files are there"
+    state_bytes, unsaved_bytes = save_state(), 0
+    for number, name in enumerate(missing):
+        on_progress(number, len(missing), name)
+        send(storage, files[name], f"{root}/{name}")
+        state[name] = hashes[name]
+        unsaved_bytes += content_bytes(files[name])
+        if unsaved_bytes > 10 * state_bytes:  # else it would be much of what is sent
+            state_bytes, unsaved_bytes = save_state(), 0
+    for name in gone:
+        if name in sizes:
+            storage.rm_file(f"{root}/{name}")
+        del state[name]
+    save_state()
+    on_progress(len(missing), len(missing), "")
+    return f"{len(missing)} files sent, {len(files) - len(missing)} were there"
+
+
+def send(storage: Any, source: Path | bytes, place: str) -> None:
+    """Put one file in its place; an object appears there whole or not at all."""
+    if "file" in storage.protocol:
+        with atomic_write(place) as temporary:
+            if isinstance(source, Path):
+                shutil.copyfile(source, temporary)
+            else:
+                temporary.write_bytes(source)
+    elif isinstance(source, Path):
+        storage.put_file(str(source), place)
+    else:
+        storage.pipe_file(place, source)
+
+
+def to_hub(files: Files, hashes: Mapping[str, str], destination: str, message: str, on_progress: OnProgress) -> str:
+    """Copy to a repository of the hub: large files as they are, then one commit of them all."""
+    hub = require("huggingface_hub", extra="preprocessing")
+    kind, repo = hub_place(destination)
+    require("huggingface_hub.utils", extra="preprocessing").disable_progress_bars()
+    api = hub.HfApi()
+    api.create_repo(repo, repo_type=kind, exist_ok=True)
+    there = set(api.list_repo_files(repo, repo_type=kind))
+    before: Mapping[str, str | None] = {}
+    if PUBLISHED in there:
+        before = read_published(lambda: Path(api.hf_hub_download(repo, PUBLISHED, repo_type=kind)).read_bytes())
+    additions = [hub.CommitOperationAdd(name, source) for name, source in files.items()]
+    for first in range(0, len(additions), BATCH_FILES):
+        batch = additions[first : first + BATCH_FILES]
+        on_progress(first, len(files), batch[0].path_in_repo)
+        api.preupload_lfs_files(repo, batch, repo_type=kind, free_memory=False)
+    gone = [hub.CommitOperationDelete(name) for name in before if name not in files and name in there]
+    published = hub.CommitOperationAdd(PUBLISHED, published_json(hashes))
+    commit = api.create_commit(repo, [*additions, published, *gone], commit_message=message, repo_type=kind)
+    on_progress(len(files), len(files), "")
+    return f"{len(files)} files are at {commit.commit_url}"
+
+
+def content_bytes(source: Path | bytes) -> int:
+    return source.stat().st_size if isinstance(source, Path) else len(source)
+
+
+def content_sha256(source: Path | bytes) -> str:
+    return sha256_file(source) if isinstance(source, Path) else hashlib.sha256(source).hexdigest()
+
+
+def published_json(state: Mapping[str, str | None]) -> bytes:
+    return (json.dumps(state, indent=1, sort_keys=True) + "\n").encode()
+
+
+def read_published(read: Any) -> dict[str, str | None]:
+    """What `.published` says; UserError where it is not ours."""
+    complaint = f"{PUBLISHED} at the destination is not what this program writes; remove it there"
+    state = parse(json.loads, read().decode("utf-8", errors="replace"), complaint)
+    if not isinstance(state, dict) or not all(isinstance(sha256, str | None) for sha256 in state.values()):
+        raise UserError(complaint)
+    if any(name.startswith("/") or ".." in name.split("/") for name in state):
+        raise UserError(complaint)
+    return state
+
+
+@contextmanager
+def failures_named(destination: str) -> Iterator[None]:
+    """Unreachable, without secrets, for whatever a storage's library raises but bugs."""
+    try:
+        yield
+    except (UserError, AttributeError, TypeError):
+        raise
+    except Exception as error:
+        reason = meaning(error, destination)
+        if isinstance(reason, Refused):
+            raise Refused(without_secrets(str(reason))) from None
+        shown = without_secrets(one_line(reason))
+        raise Unreachable(f"{destination} could not be written ({shown}); the same command continues") from None
+
+
+def without_secrets(text: str) -> str:
+    """The text without tokens, signed addresses and the values of the environment's secrets."""
+    for name, value in os.environ.items():
+        if SECRET_NAMES.search(name) and len(value) >= 8:
+            text = text.replace(value, "***")
+    return SECRET_WORDS.sub("***", text)

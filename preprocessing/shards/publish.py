@@ -1,0 +1,74 @@
+"""What a folder of shards is published as: its shards, a card and dataset.json."""
+
+import json
+from pathlib import Path
+
+from dalle_lean.errors import UserError
+from dalle_lean.io.files import sha256_file
+from dalle_lean.io.model_card import CARD, markdown_table
+from dalle_lean.io.publish import Files
+from preprocessing.shards.manifest import NAME, DatasetInfo, read_dataset_info
+
+
+def shard_files(folder: Path, name: str, *, licence: str = "unknown", licence_link: str | None = None) -> Files:
+    """The files of a folder of shards, dataset.json last; the card is the folder's README.md, if it has one.
+
+    ValueError where a shard is missing or is not the one that dataset.json names.
+    """
+    info = read_dataset_info(folder)
+    for shard in info.shards:
+        if sha256_file(folder / shard.file) != shard.sha256:
+            raise UserError(f"{folder / shard.file} has changed since it was written; see dalle-lean shards verify")
+    own = folder / CARD
+    card = own if own.is_file() else dataset_card(info, name, licence, licence_link).encode()
+    return {shard.file: folder / shard.file for shard in info.shards} | {CARD: card, NAME: folder / NAME}
+
+
+def dataset_card(info: DatasetInfo, name: str, licence: str, licence_link: str | None) -> str:
+    """Markdown with the hub's metadata, by which `datasets` knows which files to load.
+
+    Args:
+        licence: an identifier that the hub knows, or with `licence_link` any name.
+    """
+    fields = {"license": licence}
+    if licence_link is not None:
+        fields = {"license": "other", "license_name": licence, "license_link": licence_link}
+    counts = info.counts
+    rows = {
+        "pictures": f"{counts.kept:,}",
+        "rows": f"{info.num_rows:,} in {len(info.shards):,} shards",
+        "seen in the source": f"{counts.seen:,}",
+        **{f"left out: {reason}": f"{count:,}" for reason, count in counts.rejected.items()},
+        "picture": f"{info.picture_side} x {info.picture_side} pixels",
+        "its codes": f"{info.image_side} x {info.image_side} of {info.codebook_size:,}",
+        "VQGAN that made the codes (SHA-256)": f"`{info.vqgan}`",
+        "licence": licence if licence_link is None else f"[{licence}]({licence_link})",
+    }
+    # A JSON string is one of YAML too.
+    metadata = "\n".join(f"{field}: {json.dumps(value)}" for field, value in fields.items())
+    return f"""---
+{metadata}
+pretty_name: {json.dumps(name)}
+task_categories:
+- text-to-image
+tags:
+- dalle-lean
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: "*.parquet"
+---
+# {name}
+
+Pictures with captions as codes of a VQGAN. `code` has them as int16, little-endian, in raster order; `dataset.json` has
+what they mean and the SHA-256 of every shard.
+
+{markdown_table(rows)}
+
+    from datasets import load_dataset
+
+    rows = load_dataset("OWNER/NAME", split="train")
+
+    dalle-lean train hf://datasets/OWNER/NAME RUN
+"""

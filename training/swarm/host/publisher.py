@@ -1,0 +1,81 @@
+"""Publishes a run's checkpoints while it goes on, from the process that supervises the host's peers."""
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dalle_lean.io.model_card import model_files
+from dalle_lean.io.publish import publish
+from training.run.progress import OnNotice
+from training.swarm.host.checkpoints import Checkpoint, list_checkpoints
+
+POLL_S = 5.0
+RETRY_S = 60.0
+
+
+class CheckpointPublisher:
+    """Keeps a destination at the newest checkpoint's model folder; those that come while one is sent are skipped.
+
+    Args:
+        destination: see dalle_lean.io.publish.
+        on_notice: called on a thread with what could not be published; it is tried again.
+    """
+
+    def __init__(self, run_dir: Path, destination: str, on_notice: OnNotice):
+        self.run_dir, self.destination, self.on_notice = run_dir, destination, on_notice
+        self.published_step = 0
+        self.complaint = ""
+
+    def publish_newest(self) -> bool:
+        """Publish the newest checkpoint, if it is not; False where that failed. A failure is reported once."""
+        kept = list_checkpoints(self.run_dir, lambda _: None)  # the donor reports what is damaged
+        if not kept or kept[-1].step == self.published_step:
+            return True
+        step = kept[-1].step
+        try:
+            files = model_files(kept[-1].folder / "model", kept[-1].run.rpartition("-")[0], facts_of(kept[-1]))
+            publish(files, self.destination, message=f"Step {step}")
+        except (OSError, ValueError) as error:
+            complaint = f"the checkpoint of step {step} was not published: {error}"
+            if str(error) != self.complaint:
+                self.on_notice(complaint)
+            self.complaint = str(error)
+            return False
+        self.published_step, self.complaint = step, ""
+        return True
+
+    def run(self, stopped: threading.Event) -> None:
+        """Publish until stopped."""
+        while not stopped.is_set():
+            stopped.wait(POLL_S if self.publish_newest() else RETRY_S)
+
+
+def facts_of(checkpoint: Checkpoint) -> dict[str, str]:
+    """What a card says of a checkpoint."""
+    loss = checkpoint.heldout_loss
+    return {
+        "run": checkpoint.run,
+        "step": f"{checkpoint.step:,}",
+        "held-out loss": f"{loss:.4g} nats" if math.isfinite(loss) else "not measured",
+    }
+
+
+@contextmanager
+def publishing(run_dir: Path, destination: str | None, on_notice: OnNotice) -> Iterator[None]:
+    """Publish during the block, and after it what it left last, unless it was interrupted. None publishes nothing."""
+    if destination is None:
+        yield
+        return
+    publisher, stopped = CheckpointPublisher(run_dir, destination, on_notice), threading.Event()
+    # A daemon: Ctrl+C does not wait for gigabytes, and the next start continues them.
+    thread = threading.Thread(target=publisher.run, args=(stopped,), name="publisher", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+    thread.join()
+    publisher.complaint = ""
+    publisher.publish_newest()
