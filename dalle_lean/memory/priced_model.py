@@ -1,6 +1,5 @@
 """PricedModel: what the calculator can price."""
 
-import dataclasses
 from dataclasses import dataclass, field
 
 from dalle_lean.memory.cost import Cost, cost_of

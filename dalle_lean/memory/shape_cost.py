@@ -1,9 +1,9 @@
 """The cost of training a transformer known by its shape and written in plain PyTorch.
 
 That is: torch's fused attention, no dropout, autograd; of a MemoryPlan its activations, master weights and offload
-count. "checkpoint" is one checkpoint a layer. "reversible" is this package's stack: two residual streams in each stack of
-layers, gradients added in place. B batch, S tokens of a sample, D hidden size, A = heads x head size, F inner width, V
-vocabulary.
+count. "checkpoint" is one checkpoint a layer; "reversible" is this package's stack, gradients added in place.
+
+B batch, S tokens of a sample, D hidden size, A = heads x head size, F inner width, V vocabulary.
 """
 
 from dalle_lean.errors import UserError

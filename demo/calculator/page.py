@@ -8,12 +8,11 @@ import gradio as gr
 import pandas as pd
 
 from dalle_lean.errors import UserError
-from dalle_lean.memory.parameters import parameters
 from dalle_lean.memory.plan_search import human_bytes
 from dalle_lean.memory.published_models import PRESETS
 from dalle_lean.memory.report import CostReport, human_flop
 from dalle_lean.memory.setup import PRECISIONS, STATISTICS
-from dalle_lean.memory.shapes import TransformerShape, shape_parameter_sizes
+from dalle_lean.memory.shapes import TransformerShape
 from demo.calculator.switches import (
     PLAIN,
     Switches,
@@ -28,7 +27,7 @@ from training.run.subjects import find_subject
 
 GPU_GB = 8.0
 MOST_BATCH = 1_000_000
-BEFORE, AFTER, HOST = "plain", "with the switches", "on the CPU"
+BEFORE, AFTER, HOST = "plain", "switched", "on the CPU"
 COLOURS = {
     "weights": "#4c78a8",
     "gradients": "#f58518",
@@ -43,8 +42,8 @@ COLOURS = {
 }
 ADVICE = """
 Bytes of tensors at the worst moment of a step, computed; a GPU's context (about 0.5 GB) and fragmentation come on top.
-*Plain* is float32, 32-bit AdamW, all activations kept, weights of its own for each layer. BERT, T5 and the GPTs are priced
-as written in plain PyTorch with torch's attention. On the command line: `dalle-lean calculator`.
+*Plain* is float32, 32-bit AdamW, all activations kept, nothing shared. BERT, T5 and the GPTs are priced as written in
+plain PyTorch with torch's attention. On the command line: `dalle-lean calculator`.
 """
 
 
@@ -77,7 +76,7 @@ def add_calculator(name: str = "paper") -> None:
     """Put the calculator into the Blocks or the Tab around; ValueError where there is no such model."""
     own, subject = own_switches(name), find_subject(name)
     names = model_names() if name in model_names() else [name, *model_names()]
-    gr.Markdown("# What training takes\nChoose a model and flip switches: its memory by kind, without and with them.")
+    gr.Markdown("# What training takes\nChoose a model and flip switches: see the memory of a step by kind.")
     with gr.Row():
         choices = [(title(known), known) for known in names]
         model = gr.Dropdown(choices, value=name, label="Model", scale=3, min_width=240, elem_id="model")
@@ -104,13 +103,15 @@ def add_calculator(name: str = "paper") -> None:
         y="GB",
         color="kind",
         color_map=COLOURS,
+        colors_in_legend=[],  # a legend is cut off on a phone; the table below is one
         x_title=" ",
         sort=[BEFORE, AFTER, HOST],
         height=340,
         label="Memory by kind",
+        show_label=False,
         elem_id="plot",
     )
-    kinds = gr.Markdown(table, elem_id="kinds")
+    kinds = gr.Markdown(table, sanitize_html=False, elem_id="kinds")
     holds = gr.Markdown(most, elem_id="holds")
     gr.Markdown(ADVICE)
     inputs = [model, gpu, batch, tokens, precision, optimizer, offload, activations, sharing]
@@ -122,11 +123,8 @@ def add_calculator(name: str = "paper") -> None:
 
 def title(name: str) -> str:
     """A model's name and size."""
-    model = find_subject(name).model
-    if isinstance(model, TransformerShape):
-        count = sum(shape_parameter_sizes(model))
-    else:
-        count = parameters(model)
+    subject = find_subject(name)
+    count = subject.cost(subject.plan, subject.setup).parameters
     return f"{name}: {count / 1e9:.3g} billion" if count >= 1e9 else f"{name}: {count / 1e6:.3g} million"
 
 
@@ -175,12 +173,15 @@ def summarise(plain: CostReport, switched: CostReport) -> str:
     """What it comes to, in a few sentences."""
     cost, host = switched.cost, switched.cost.host.total
     more = f", and {human_bytes(host)} on the CPU" if host else ""
+    count = f"{cost.parameters:,} parameters"
+    if cost.parameters < plain.cost.parameters:
+        count += f" in place of {plain.cost.parameters:,}"
     return (
         f"**{switched.priced.name}**, batch {switched.setup.batch}, {switched.priced.tokens} tokens a sample: "
-        f"**{human_bytes(plain.cost.peak_bytes)}** plain, **{human_bytes(cost.peak_bytes)}** with the switches{more}. "
-        f"A GPU of {human_bytes(switched.budget_bytes or 0)} holds {batches(plain)} plain and {batches(switched)} with "
-        f"them. A step is {human_flop(plain.cost.step.total)} plain, {human_flop(cost.step.total)} with them; of "
-        f"{plain.cost.parameters:,} parameters there are {cost.parameters:,}."
+        f"**{human_bytes(plain.cost.peak_bytes)}** plain, **{human_bytes(cost.peak_bytes)}** switched{more}. "
+        f"A GPU of {human_bytes(switched.budget_bytes or 0)} holds {batches(plain)} plain and {batches(switched)} "
+        f"switched. A step is {human_flop(plain.cost.step.total)} plain and {human_flop(cost.step.total)} switched, "
+        f"with {count}."
     )
 
 
@@ -212,13 +213,14 @@ def bars(plain: CostReport, switched: CostReport) -> pd.DataFrame:
 
 
 def kinds_table(plain: CostReport, switched: CostReport) -> str:
-    """The bars' numbers."""
+    """The bars' numbers and what their colours mean."""
     shown = columns(plain, switched)
-    rows = [
-        [kind, *(human_bytes(parts[kind]) if parts[kind] else "" for parts in shown.values())]
-        for kind in COLOURS
-        if any(parts[kind] for parts in shown.values())
-    ]
+    rows = []
+    for kind, colour in COLOURS.items():
+        counts = [parts[kind] for parts in shown.values()]
+        if any(counts):
+            square = f'<span style="color: {colour}">■</span>'
+            rows.append([f"{square} {kind}", *(human_bytes(count) if count else "" for count in counts)])
     rows.append(["sum", *(human_bytes(sum(parts.values())) for parts in shown.values())])
     return markdown_table(["", *shown], rows)
 

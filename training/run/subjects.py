@@ -29,8 +29,9 @@ def find_subject(
 ) -> PricedModel:
     """By the name of a recipe or preset, a TOML file, or a model folder, with what is given in place of its own.
 
-    model: fields of its DalleConfig or TransformerShape. ValueError says what there is, and what is wrong with a recipe as
-    `train` would say it.
+    model: fields of its DalleConfig or TransformerShape.
+
+    ValueError says what there is, and what is wrong with a recipe as `train` would say it.
     """
     TrainingSetup.of_precision(precision or "fp32", optimizer=optimizer or "lamb")
     path = Path(name)
