@@ -1,12 +1,14 @@
 PYTHON ?= python3
-BIN := .venv/bin
+# The active environment, a virtual one or conda's (but not conda's base), or else .venv.
+ENVIRONMENT := $(or $(VIRTUAL_ENV),$(if $(filter-out base,$(CONDA_DEFAULT_ENV)),$(CONDA_PREFIX)),.venv)
+BIN := $(ENVIRONMENT)/bin
 
 .PHONY: install demo test test-browser test-all lint format bench gpu-check constraints data bundled-model evaluate
 
-install: .venv/installed
+install: $(ENVIRONMENT)/installed
 
-.venv/installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
+$(ENVIRONMENT)/installed: pyproject.toml constraints.txt
+	test -e $(BIN)/python || $(PYTHON) -m venv $(ENVIRONMENT)
 	$(BIN)/python -m pip install --quiet -c constraints.txt uv
 	@echo "installing some 7 GB of packages (torch with CUDA is most of it); minutes, by your line"
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[all]'

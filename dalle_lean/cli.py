@@ -32,10 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train-clip": ("training.commands.clip:train_clip", "Train a small CLIP on pictures with captions."),
     "train-things": ("training.commands.things:train_things", "Train a classifier that names the thing in a picture."),
     "pack": ("dalle_lean.commands:pack", "The parts of a model -> one model folder."),
-    "calculator": (
-        "training.commands.calculator:calculator",
-        "What training a model costs: memory, arithmetic.",
-    ),
+    "calculator": ("demo.calculator.commands:calculator", "What training a model costs: memory, arithmetic."),
     "bench": ("benchmarks.commands:bench", "How fast this machine is, beside the published figures."),
     "convert": ("dalle_lean.convert.commands:convert", "Published checkpoints <-> model folders."),
 }

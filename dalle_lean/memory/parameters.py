@@ -28,7 +28,7 @@ def projection_shapes(config: DalleConfig) -> dict[str, tuple[int, int, bool]]:
     width, attention = config.hidden_size, config.num_heads * config.head_size
     inner = config.ffn_multiplier * width
     return {
-        "qkv": (width, 3 * attention, False),
+        "qkv": (width, 3 * attention, config.attention_bias),
         "out": (attention, width, True),
         "up": (width, (1 + config.ffn_gated) * inner, True),
         "down": (inner, width, True),
@@ -63,5 +63,7 @@ def table_sizes(config: DalleConfig) -> list[int]:
     width = config.hidden_size
     tables = [] if config.tie_embeddings else [config.num_tokens * width]
     if not config.rotary:
-        tables += [config.num_text_positions * width, config.image_side * width, config.image_side * width]
+        tables.append(config.num_text_positions * width)
+    if not config.rotary and config.image_len:
+        tables += [config.image_side * width, config.image_side * width]
     return tables

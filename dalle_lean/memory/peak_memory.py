@@ -4,6 +4,7 @@ B batch, S positions, L layers, D hidden size, V rows of the vocabulary, v of a 
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -117,7 +118,8 @@ def selective_kept(step: TrainingStep, branch: BranchSpec) -> int:
 
 def sections(config: DalleConfig) -> list[tuple[int, int]]:
     """(positions, vocabulary rows) of each part of the loss."""
-    return [(config.text_len, config.num_text_tokens), (config.image_len, config.image_vocab_size)]
+    image = [(config.image_len, config.image_vocab_size)] if config.image_len else []
+    return [(config.text_len, config.num_text_tokens), *image]
 
 
 def output_buffer(step: TrainingStep, number_bytes: int) -> int:
@@ -156,14 +158,15 @@ def loss_peaks(step: TrainingStep) -> Iterator[PeakPoint]:
 def whole_loss_peaks(step: TrainingStep, standing: int, copies: int) -> Iterator[PeakPoint]:
     """The loss over all tokens at once: end of forward; backward of the image's part; the output layer's gradient.
 
-    Autograd holds three of the last: the image rows' padded to all rows, the text rows', and that padded to all rows.
+    Autograd holds three of the last: the image rows' padded to all rows, the text rows', and that padded to all rows; a
+    text alone is one section, and has one less.
     """
     number, config, batch = step.number, step.config, step.setup.batch
     width = config.hidden_size
     log_probabilities = sum(batch * positions * rows for positions, rows in sections(config)) * number.wide
     cast = config.num_tokens * width * number.compute if number.casts else 0
     inputs = batch * config.sequence_len * width * number.compute
-    image = batch * config.image_len * config.image_vocab_size
+    image = batch * math.prod(sections(config)[-1])
     narrow = image * number.compute if number.compute < number.wide else 0
     kept_bytes = standing + inputs
     yield PeakPoint(
@@ -178,7 +181,7 @@ def whole_loss_peaks(step: TrainingStep, standing: int, copies: int) -> Iterator
         logits=log_probabilities + 2 * image * number.wide,
         copies=copies + cast,
     )
-    text_rows = sections(config)[0][1] * width * number.weight
+    text_rows = sections(config)[0][1] * width * number.weight if config.image_len else 0
     yield PeakPoint(
         name="output layer",
         gradient_buffers=2 * output_buffer(step, number.weight) + text_rows,

@@ -1,10 +1,7 @@
 """PricedModel: what the calculator can price."""
 
-import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
 
-from dalle_lean.errors import UserError
 from dalle_lean.memory.cost import Cost, cost_of
 from dalle_lean.memory.published_models import PRESETS
 from dalle_lean.memory.setup import TrainingSetup
@@ -29,14 +26,6 @@ class PricedModel:
         """Positions of a sample."""
         return self.model.sequence_len if isinstance(self.model, DalleConfig) else self.model.tokens
 
-    def changed(self, *, tokens: int | None, shared_blocks: int | None) -> "PricedModel":
-        """With samples of another length (published transformers only) and other sharing of weights."""
-        fields = {"tokens": tokens, "shared_blocks": shared_blocks}
-        wanted: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
-        if isinstance(self.model, DalleConfig) and tokens is not None:
-            raise UserError(f"--tokens {tokens}: a sample of {self.name} always has {self.tokens}")
-        return dataclasses.replace(self, model=dataclasses.replace(self.model, **wanted)) if wanted else self
-
     def cost(self, plan: MemoryPlan, setup: TrainingSetup) -> Cost:
         """The cost of one step."""
         if isinstance(self.model, DalleConfig):
@@ -45,5 +34,5 @@ class PricedModel:
 
 
 def of_preset(name: str) -> PricedModel:
-    """A published transformer, with all activations kept."""
+    """A published model, with all activations kept."""
     return PricedModel(name, PRESETS[name], MemoryPlan(activations="keep", loss_tokens=None))

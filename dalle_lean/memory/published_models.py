@@ -1,6 +1,7 @@
 """Published transformers that the calculator knows by name."""
 
 from dalle_lean.memory.shapes import TransformerShape
+from dalle_lean.model.config import DalleConfig
 
 BERT_SOURCE = "Devlin et al. 2019, section 3; the uncased English checkpoints, without the heads of pretraining"
 T5_SOURCE = "Raffel et al. 2020, section 3.7; the checkpoints of version 1.0, 32,128 rows of vocabulary"
@@ -78,7 +79,20 @@ GPT_J = TransformerShape(
     norms=1,  # attention and feed-forward stand side by side behind one
 )
 
-PRESETS: dict[str, TransformerShape] = {
+DALLE_12B = DalleConfig(
+    # Ramesh et al. 2021, section 2 and appendix B.1. Not published and taken as in our models: one table for input and
+    # output, and how far the last layer's convolution reaches.
+    text_vocab_size=16384,
+    hidden_size=62 * 64,
+    num_heads=62,
+    ffn_gated=False,
+    shared_blocks=None,
+    token_shift=False,
+    rotary=False,
+    reversible=False,
+)
+
+PRESETS: dict[str, TransformerShape | DalleConfig] = {
     "bert-base": bert(12, 768),
     "bert-large": bert(24, 1024),
     "t5-small": t5(6, 512, 2048, 8),
@@ -92,4 +106,5 @@ PRESETS: dict[str, TransformerShape] = {
     "gpt2-xl": gpt(48, 1600, 25),
     "gpt3": gpt(96, 12288, 96, tokens=2048, source=GPT3_SOURCE),
     "gpt-j": GPT_J,
+    "dalle-12b": DALLE_12B,
 }

@@ -1,8 +1,9 @@
 """The cost of training a transformer known by its shape and written in plain PyTorch.
 
-That is: torch's fused attention, no dropout, autograd; of a MemoryPlan its activations "keep" or "checkpoint" (one
-checkpoint a layer), master weights and offload count. B batch, S tokens of a sample, D hidden size, A = heads x head
-size, F inner width, V vocabulary.
+That is: torch's fused attention, no dropout, autograd; of a MemoryPlan its activations, master weights and offload
+count. "checkpoint" is one checkpoint a layer; "reversible" is this package's stack, gradients added in place.
+
+B batch, S tokens of a sample, D hidden size, A = heads x head size, F inner width, V vocabulary.
 """
 
 from dalle_lean.errors import UserError
@@ -14,7 +15,7 @@ from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.memory.shapes import TransformerShape, attention_sizes, feed_forward_sizes, shape_parameter_sizes
 from dalle_lean.model.memory_plan import MemoryPlan
 
-SHAPE_ACTIVATIONS = ("keep", "checkpoint")
+SHAPE_ACTIVATIONS = ("reversible", "keep", "checkpoint")
 
 
 def shape_cost(shape: TransformerShape, plan: MemoryPlan, setup: TrainingSetup) -> Cost:
@@ -23,10 +24,11 @@ def shape_cost(shape: TransformerShape, plan: MemoryPlan, setup: TrainingSetup) 
     if activations not in SHAPE_ACTIVATIONS:
         raise UserError(f"activations={activations!r}: this model takes {' or '.join(SHAPE_ACTIVATIONS)}")
     forward = shape_forward_flop(shape, setup.batch)
+    again = activations != "keep"
     # A checkpoint's second forward ends with the last thing that backward wants, the input of the last projection.
-    again = activations == "checkpoint"
     last = 2.0 * setup.batch * shape.tokens * shape.hidden * shape.ffn * shape.layers * shape.stacks
-    step = Flop((3 + again) * forward.projections - again * last, (3 + again) * forward.attention, 3 * forward.output)
+    left_out = last if activations == "checkpoint" else 0
+    step = Flop((3 + again) * forward.projections - left_out, (3 + again) * forward.attention, 3 * forward.output)
     at = shape_peak_points(shape, setup, activations)
     return cost_at_worst(shape_parameter_sizes(shape), forward, step, at, plan, setup)
 
@@ -47,24 +49,34 @@ def shape_peak_points(shape: TransformerShape, setup: TrainingSetup, activations
     """End of forward; backward of the loss, of the last layer and of the embedding."""
     tokens = setup.batch * shape.tokens
     stream = tokens * shape.hidden * setup.weight_bytes
-    again = activations == "checkpoint"
-    chains = [layer_chain(shape, setup, crossing=stack > 0) for stack in range(shape.stacks)]
-    layers_kept = shape.layers * sum(stream if again else saved_bytes(chain) for chain in chains)
-    last_kept = 0 if again else saved_bytes(chains[-1])
+    layers = [layer_branches(shape, setup, crossing=stack > 0) for stack in range(shape.stacks)]
+    chains = [[op for branch in layer for op in branch] for layer in layers]
+    last = layers[-1] if activations == "reversible" else [chains[-1]]  # what backward runs through as a whole
+    at_once = max(backward_peak(chain, stream) for chain in last)
+    if activations == "reversible":  # two streams, their two gradients and the one that came; in at least float32
+        held = tokens * shape.hidden * max(4, setup.weight_bytes)
+        layers_kept, around = 2 * held * shape.stacks, (3 + 2 * shape.stacks) * held
+    elif activations == "checkpoint":
+        layers_kept = shape.layers * shape.stacks * stream
+        around = layers_kept + stream
+    else:
+        layers_kept = shape.layers * sum(saved_bytes(chain) for chain in chains)
+        around = layers_kept - saved_bytes(chains[-1]) + stream
     end = tokens * STATISTIC_BYTES + stream * shape.final_norm + tokens * shape.hidden * setup.compute_bytes
 
     table = shape.vocabulary * shape.hidden
     block = sum(attention_sizes(shape)) * shape.attentions // shape.layers
     block += sum(feed_forward_sizes(shape)) * shape.stacks
     blocks = min(shape.shared_blocks or shape.layers, shape.layers)
-    # Autocast converts what products read and keeps that through forward; in backward, checkpoints have a layer's.
+    # Autocast converts what products read and keeps that through forward; in backward, checkpoints have a layer's,
+    # reversible stacks all.
     converted = setup.compute_bytes if setup.compute_bytes != setup.weight_bytes else 0
     all_copies = converted * (block * blocks + table)
-    copies = 0 if again else converted * block * blocks
+    copies = 0 if activations == "checkpoint" else converted * block * blocks
     logits = setup.batch * shape.tokens * shape.vocabulary
     wide = max(4, setup.compute_bytes)
     # Gradients of what layers share, or tables, wait until the first to use it is done.
-    shared = setup.compute_bytes * block * blocks if shape.shared_blocks else 0
+    shared = setup.compute_bytes * block * blocks if shape.shared_blocks and activations != "reversible" else 0
     tied = setup.weight_bytes * table if shape.tied else 0
     return [
         # Logits, in at least float32 as well, and log-probabilities; then these and two gradients.
@@ -83,16 +95,19 @@ def shape_peak_points(shape: TransformerShape, setup: TrainingSetup, activations
         PeakPoint(
             name="layer",
             gradient_buffers=tied + shared,
-            activations=layers_kept - last_kept + stream,
-            layer=backward_peak(chains[-1], stream),
+            activations=around,
+            layer=at_once,
             copies=copies or converted * block // shape.stacks,
         ),
         PeakPoint(name="embedding", gradient_buffers=tied + setup.weight_bytes * table, activations=stream),
     ]
 
 
-def layer_chain(shape: TransformerShape, setup: TrainingSetup, crossing: bool) -> list[Op]:
-    """A layer from stream to stream. In float32 with two norms, GELU and F = 4 D it keeps 16 D a token; ReLU 12 D."""
+def layer_branches(shape: TransformerShape, setup: TrainingSetup, crossing: bool) -> list[list[Op]]:
+    """A layer from stream to stream: attention and feed-forward, one branch where they stand side by side.
+
+    In float32 with two norms, GELU and F = 4 D it keeps 16 D a token; ReLU 12 D.
+    """
     tokens, number = setup.batch * shape.tokens, setup.compute_bytes
     stream, hidden = tokens * shape.hidden * setup.weight_bytes, tokens * shape.hidden * number
     heads, inner = tokens * shape.heads * shape.head_size * number, tokens * shape.ffn * number
@@ -114,6 +129,6 @@ def layer_chain(shape: TransformerShape, setup: TrainingSetup, crossing: bool) -
     ]
     leave = [Op(stream)]
     if parallel:
-        return [*enter, *attend, *feed, *leave]
-    across = [*enter, *attend, *leave] if crossing else []
-    return [*enter, *attend, *leave, *across, *enter, *feed, *leave]
+        return [[*enter, *attend, *feed, *leave]]
+    attention = [*enter, *attend, *leave]
+    return [*[attention] * (1 + crossing), [*enter, *feed, *leave]]

@@ -2,13 +2,13 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dalle_lean.errors import UserError, is_whole
 
 ATTENTION_KINDS = ("row", "column", "conv", "full")
 CONV_WINDOWS = ("centred", "corner")
-FFN_ACTIVATIONS = ("gelu", "silu", "relu", "relu_squared")
+FFN_ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu", "relu_squared")
 # Sizes and the largest that is taken: far beyond any known model, but no damaged file can ask for all memory.
 LARGEST = {
     "text_vocab_size": 2**24,
@@ -40,7 +40,7 @@ class DalleConfig:
         hidden_size: width D of the residual streams; a multiple of 4 with token_shift.
         num_layers, num_heads, head_size: num_heads * head_size need not be hidden_size.
         ffn_multiplier: inner width of the feed-forward, in hidden sizes.
-        ffn_activation: "gelu", "silu", "relu" or "relu_squared".
+        ffn_activation: one of FFN_ACTIVATIONS.
         ffn_gated: the activation gates a second set of values (GEGLU, Shazeer 2020), as in the paper's model.
         attention_pattern: kinds of attention, repeated over the layers: "row", "column", "conv", "full".
         last_attention: kind of the last layer; None continues the pattern.
@@ -88,6 +88,9 @@ class DalleConfig:
     pixelfly_block_size: int = 32
     pixelfly_butterfly_size: int = 8
     image_loss_weight: float = 7
+
+    attention_bias: ClassVar[bool] = False
+    """Whether queries, keys and values have one."""
 
     def __post_init__(self) -> None:
         for name, largest in LARGEST.items():

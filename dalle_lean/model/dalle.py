@@ -4,29 +4,18 @@ B batch, T text length, I codes in a picture, n codes given, L = T + I, D hidden
 text, then C for image codes. Positions 0..T hold `<bos>` and the caption, position T + 1 + m holds code m.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dalle_lean.model.attention import Layout
-from dalle_lean.model.branches import AttentionBranch, FeedForwardBranch, LayerBranch, SequenceContext
-from dalle_lean.model.compute_weights import ComputeWeights
+from dalle_lean.model.branches import SequenceContext
 from dalle_lean.model.config import DalleConfig
-from dalle_lean.model.grad_scales import BranchScales
-from dalle_lean.model.layers import Block, Layer, normalise
-from dalle_lean.model.loss import Section, embed, section_losses
+from dalle_lean.model.decoder import Decoder
+from dalle_lean.model.loss import Section, embed
 from dalle_lean.model.memory_plan import MemoryPlan
 from dalle_lean.model.rope import rotary_angles, rotary_table
-from dalle_lean.model.stack import (
-    Stack,
-    run_recomputing,
-    run_reversible_keeping,
-    run_selective,
-    run_sequential,
-    without_autocast,
-)
 
 BOS = 0
 
@@ -42,7 +31,7 @@ class Crop(NamedTuple):
     """Of the square's first code."""
 
 
-class Dalle(nn.Module):
+class Dalle(Decoder):
     """The paper's decoder (Borzunov et al. 2022, section 3) for a DalleConfig; its MemoryPlan can be set later."""
 
     def __init__(
@@ -53,17 +42,8 @@ class Dalle(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        super().__init__()
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.config = config
-        self.plan = plan or MemoryPlan()
-        self.scales: BranchScales | None = None
-        self.blocks = nn.ModuleList(Block(config, **factory) for _ in range(max(config.layer_blocks) + 1))
-        self.layers = nn.ModuleList(Layer(config, layer, **factory) for layer in range(config.num_layers))
-        self.norm = nn.LayerNorm(config.hidden_size, **factory)
-        self.output = nn.Linear(config.hidden_size, config.num_tokens, **factory)
-        if not config.tie_embeddings:
-            self.embedding = nn.Embedding(config.num_tokens, config.hidden_size, **factory)
+        super().__init__(config, plan, **factory)
         if not config.rotary:
 
             def positions(count: int) -> nn.Parameter:
@@ -71,22 +51,6 @@ class Dalle(nn.Module):
 
             self.text_positions = positions(config.num_text_positions)
             self.row_positions, self.column_positions = positions(config.image_side), positions(config.image_side)
-
-    @property
-    def plan(self) -> MemoryPlan:
-        """How backward gets its activations."""
-        return self._plan
-
-    @plan.setter
-    def plan(self, plan: MemoryPlan) -> None:
-        plan.activations_for(self.config)
-        self._plan = plan
-
-    def block(self, layer: int) -> Block:
-        """The block of a layer; layers that are tied return the same object."""
-        block = self.blocks[self.config.layer_blocks[layer]]
-        assert isinstance(block, Block)
-        return block
 
     def forward(self, text_ids: Tensor, image_codes: Tensor | None = None) -> Tensor:
         """Logits of the next id at every position.
@@ -137,13 +101,10 @@ class Dalle(nn.Module):
             square = codes.unflatten(1, (config.image_side, config.image_side))
             square = square[:, crop.row : crop.row + crop.side, crop.column : crop.column + crop.side]
             text_rows, codes = text_rows[:, : crop.text_len], square.flatten(1)
-        hidden, dtype = self._hidden(text_rows, codes, grid), self._compute_dtype()
+        hidden = self._hidden(text_rows, codes, grid)
         text = Section(slice(0, grid.text_len), slice(0, config.num_text_tokens), text_rows)
         image = Section(slice(grid.text_len, None), slice(config.num_text_tokens, None), codes)
-        with without_autocast(hidden.device):
-            text_nats, image_nats = section_losses(
-                hidden, self.output.weight, self.output.bias, (text, image), dtype, self.plan
-            )
+        text_nats, image_nats = self.section_losses(hidden, text, image)
         return text_nats, image_nats
 
     def hidden(self, text_ids: Tensor, image_codes: Tensor) -> Tensor:
@@ -153,34 +114,7 @@ class Dalle(nn.Module):
     def _hidden(self, text_rows: Tensor, codes: Tensor, crop: Crop) -> Tensor:
         x = self._embed(text_rows, codes, crop)
         x = x.to(self.plan.residual_dtype_for(x.dtype))
-        context = self.context(x.shape[1], x.dtype, x.device, crop)
-        dtype = self._compute_dtype()
-        with without_autocast(x.device):
-            return normalise(self.norm, self._run(x, self.stack(context), dtype))
-
-    def _run(self, x: Tensor, stack: Stack, dtype: torch.dtype) -> Tensor:
-        """The stack over x [B, S, D], computed in `dtype` as the plan says."""
-        activations, reversible = self.plan.activations_for(self.config), self.config.reversible
-        lean = activations in ("checkpoint", "reversible")
-        if self.scales is not None and not (lean and self.scales.count == 2 * self.config.num_layers):
-            raise ValueError(
-                f"{self.scales.count} gradient scales with activations={activations!r}: they need checkpoint or "
-                f"reversible, and two for each of {self.config.num_layers} layers"
-            )
-        if lean or not torch.is_grad_enabled():
-            return run_recomputing(x, stack, self.plan, dtype, reversible, self.scales)
-        weights = ComputeWeights(dtype)
-        runs = [(partial(attend.run, weights=weights), partial(feed.run, weights=weights)) for attend, feed in stack]
-        if activations == "selective":
-            return run_selective(x, runs)
-        return run_reversible_keeping(x, runs) if reversible else run_sequential(x, runs)
-
-    def _compute_dtype(self) -> torch.dtype:
-        """What autocast wants, or else the weights' dtype."""
-        weight = self.output.weight
-        if torch.is_autocast_enabled(weight.device.type):
-            return torch.get_autocast_dtype(weight.device.type)
-        return weight.dtype
+        return self.run(x, self.context(x.shape[1], x.dtype, x.device, crop))
 
     def embed(self, text_ids: Tensor, image_codes: Tensor) -> Tensor:
         """`<bos>`, caption and codes, the last code dropped where all are given: [B, S, D] with S <= L."""
@@ -190,7 +124,7 @@ class Dalle(nn.Module):
         config = self.config
         ids = torch.cat([text_rows, codes + config.num_text_tokens], dim=1)
         ids = nn.functional.pad(ids, (1, 0), value=BOS)[:, : crop.text_len + crop.side**2]
-        x = embed(ids, self.output.weight if config.tie_embeddings else self.embedding.weight, self.plan)
+        x = embed(ids, self.table, self.plan)
         if not config.rotary:
             x = x + self._position_table()[self._places(crop, x.device)][: x.shape[1]]
         return x
@@ -205,16 +139,6 @@ class Dalle(nn.Module):
             angles = rotary_angles(config.num_text_positions, config.image_side, config.head_size, device)
             table = rotary_table(angles[self._places(crop, device)][:length], dtype)
         return SequenceContext(config, Layout(config, crop.text_len + 1, crop.side, device), table, dtype)
-
-    def stack(self, context: SequenceContext) -> Stack:
-        """The branches of all layers over the given positions."""
-        stack: list[tuple[LayerBranch, LayerBranch]] = []
-        for index, (layer, kind) in enumerate(zip(self.layers, self.config.layer_kinds, strict=True)):
-            assert isinstance(layer, Layer)
-            block = self.block(index)
-            attention = AttentionBranch(layer.attention, block.attention, context, kind)
-            stack.append((attention, FeedForwardBranch(layer.feed_forward, block.feed_forward, context)))
-        return stack
 
     @property
     def _whole(self) -> Crop:

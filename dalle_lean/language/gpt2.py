@@ -1,0 +1,118 @@
+"""GPT-2's published weights -> LanguageModel: a folder with config.json and model.safetensors, as on the hub.
+
+LayerScale and the output layer's bias, which GPT-2 does not have, are 1 and 0.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dalle_lean.errors import UserError
+from dalle_lean.io.files import read_json
+from dalle_lean.io.safetensors_io import read_weights, refuse_other_shapes
+from dalle_lean.language.config import LanguageConfig
+from dalle_lean.language.model import LanguageModel
+from dalle_lean.memory import MemoryPlan
+
+ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
+"""By the names of the published configurations."""
+EXPECTED: dict[str, Any] = {
+    "model_type": "gpt2",
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "reorder_and_upcast_attn": False,
+    "tie_word_embeddings": True,
+    "add_cross_attention": False,
+}
+"""Of what a configuration may say, all that LanguageModel computes."""
+
+
+def load_gpt2(
+    folder: str | Path, plan: MemoryPlan | None = None, *, device: torch.device | str = "cpu"
+) -> LanguageModel:
+    """GPT-2 from a folder, in float32.
+
+    Raises:
+        ValueError: names the file, what is missing or unknown in it, and what must be there.
+    """
+    folder = Path(folder)
+    config = read_config(folder / "config.json")
+    with torch.device("meta"):
+        model = LanguageModel(config, plan)
+    path = folder / "model.safetensors"
+    weights = {name.removeprefix("transformer."): tensor for name, tensor in read_weights(path).items()}
+    # Masks are buffers in some files; the output layer is the table.
+    weights = {name: tensor for name, tensor in weights.items() if not name.endswith((".attn.bias", ".masked_bias"))}
+    head = weights.pop("lm_head.weight", None)
+    if head is not None and not torch.equal(head, weights.get("wte.weight", head)):
+        raise UserError(f"{path}: lm_head.weight is not wte.weight; only tied weights are GPT-2's")
+    empty, names = model.state_dict(), dict(published_names(config))
+    need = {published: tuple(stored(published, empty[ours]).shape) for ours, published in names.items()}
+    refuse_other_shapes({name: tuple(tensor.shape) for name, tensor in weights.items()}, need, str(path))
+    state = {
+        name: (torch.ones if name.endswith(".scale") else torch.zeros)(tensor.shape)
+        for name, tensor in empty.items()
+        if name not in names
+    }
+    for ours, published in names.items():
+        state[ours] = stored(published, weights.pop(published)).float().contiguous()
+    model.load_state_dict(state, assign=True)
+    return model.to(device)
+
+
+def read_config(path: Path) -> LanguageConfig:
+    """The configuration of a published GPT-2; ValueError where it says something else than GPT-2's function."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is no configuration: it must be a JSON object")
+    for name, value in EXPECTED.items():
+        if content.get(name, value) != value:
+            raise UserError(f"{path}: {name} = {content[name]!r}; only {value!r} is known")
+    activation = content.get("activation_function", "gelu_new")
+    if activation not in ACTIVATIONS:
+        raise UserError(f"{path}: activation_function = {activation!r}; must be one of {', '.join(ACTIVATIONS)}")
+    try:
+        width, heads = content["n_embd"], content["n_head"]
+        inner = content.get("n_inner") or 4 * width
+        if not heads or width % heads or inner % width:
+            raise ValueError(f"n_embd = {width} is no multiple of n_head = {heads}, or n_inner = {inner} not of n_embd")
+        return LanguageConfig(
+            text_vocab_size=content["vocab_size"],
+            text_len=content["n_positions"],
+            hidden_size=width,
+            num_layers=content["n_layer"],
+            num_heads=heads,
+            head_size=width // heads,
+            ffn_multiplier=inner // width,
+            ffn_activation=ACTIVATIONS[activation],
+        )
+    except KeyError as error:
+        raise UserError(f"{path}: {error} is missing") from None
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def published_names(config: LanguageConfig) -> Iterator[tuple[str, str]]:
+    """(name here, published name) of every parameter that GPT-2 has."""
+    yield from (("output.weight", "wte.weight"), ("positions", "wpe.weight"))
+    for layer in range(config.num_layers):
+        parts = {
+            f"layers.{layer}.attention.norm": "ln_1",
+            f"blocks.{layer}.attention.qkv": "attn.c_attn",
+            f"blocks.{layer}.attention.out": "attn.c_proj",
+            f"layers.{layer}.feed_forward.norm": "ln_2",
+            f"blocks.{layer}.feed_forward.up": "mlp.c_fc",
+            f"blocks.{layer}.feed_forward.down": "mlp.c_proj",
+        }
+        for ours, published in parts.items():
+            yield from ((f"{ours}.{part}", f"h.{layer}.{published}.{part}") for part in ("weight", "bias"))
+    yield from (("norm.weight", "ln_f.weight"), ("norm.bias", "ln_f.bias"))
+
+
+def stored(published: str, weight: Tensor) -> Tensor:
+    """A weight between the two layouts: published projections are stored as [inputs, outputs]."""
+    return weight.t() if ".c_" in published and published.endswith(".weight") else weight

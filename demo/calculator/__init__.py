@@ -1,0 +1,1 @@
+"""The calculator: what training costs, on the command line and as a page."""

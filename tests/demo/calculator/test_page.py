@@ -1,0 +1,117 @@
+"""The calculator's page in headless Chromium."""
+
+import os
+import shutil
+
+import pytest
+
+from demo.calculator.page import serve
+
+pytestmark = pytest.mark.browser
+
+TIMEOUT_MS = 60_000
+DESKTOP, PHONE = {"width": 1200, "height": 800}, {"width": 360, "height": 780}
+
+
+@pytest.fixture(scope="module")
+def url():
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    server = serve("tests/demo/calculator/mine.toml", port=22860 + 20 * worker)
+    yield server.local_url
+    server.close(verbose=False)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    from docs.screenshot import FLAGS
+
+    if shutil.which("chromium") is None:
+        pytest.skip("apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def visit(browser, url):
+    """Opens the page; at the end, checks that no other host was asked and that the page raised no error."""
+    contexts, asked, errors = [], [], []
+
+    def open_page(**options):
+        context = browser.new_context(**options)
+        contexts.append(context)
+        context.on("request", lambda request: asked.append(request.url))
+        page = context.new_page()
+        page.on("pageerror", lambda error: errors.append(error))
+        page.set_default_timeout(TIMEOUT_MS)
+        page.goto(url)
+        page.locator("#plot canvas, #plot svg").first.wait_for()
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert [address for address in asked if not address.startswith(("http://127.0.0.1:", "data:", "blob:"))] == []
+    assert errors == []
+
+
+def choose(page, model):
+    page.locator("#model input").click()
+    page.get_by_role("option", name=f"{model}:").click()
+    page.locator("#summary").get_by_text(f"{model}, batch").wait_for()
+
+
+def test_it_opens_with_the_recipe_of_the_command_line(visit):
+    page = visit()
+    summary = page.locator("#summary").inner_text()
+    assert summary.startswith("mine, batch 2, 1280 tokens a sample: ")
+    assert page.get_by_label("bf16", exact=True).is_checked()
+    assert page.get_by_label("reversible").is_checked()
+    assert page.locator("#tokens input").is_disabled()
+
+
+def test_switches_change_the_bars_the_batch_and_the_table(visit):
+    page = visit()
+    choose(page, "gpt2-large")
+    page.locator("#gpu input").fill("11")
+    page.locator("#summary").get_by_text(
+        "A GPU of 11 GB holds not one sample plain and not one sample switched"
+    ).wait_for()
+    page.get_by_label("bf16", exact=True).check()
+    page.get_by_label("adamw8bit").check()
+    page.get_by_label("reversible").check()
+    page.locator("#summary").get_by_text("not one sample plain and a batch of 2 switched").wait_for()
+    assert page.locator("#kinds tr").filter(has_text="copies").count() == 1
+    rows = page.locator("#holds tr").filter(has_text="gpt2-large")
+    assert rows.inner_text().split() == ["gpt2-large", "0", "2"]
+    choose(page, "gpt2")
+    assert page.get_by_label("fp32").is_checked()
+
+
+def test_what_the_trainer_refuses_is_a_sentence_and_the_page_goes_on(visit):
+    page = visit()
+    page.get_by_label("fp16", exact=True).check()
+    page.get_by_label("keep", exact=True).check()
+    page.locator("#summary").get_by_text("Not possible: ").wait_for()
+    assert page.locator("#kinds table").count() == 0
+    page.get_by_label("checkpoint").check()
+    page.locator("#summary").get_by_text("mine, batch 2").wait_for()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE])
+def test_nothing_is_wider_than_the_window(visit, viewport, scheme):
+    page = visit(viewport=viewport, color_scheme=scheme)
+    choose(page, "t5-large")
+    assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+
+
+def test_it_is_worked_with_the_keyboard(visit):
+    page = visit()
+    before = page.locator("#summary").inner_text()
+    page.get_by_label("fp32").focus()
+    page.keyboard.press("Space")
+    page.wait_for_function("before => document.querySelector('#summary').innerText !== before", arg=before)
+    assert page.get_by_label("fp32").is_checked()

@@ -1,0 +1,106 @@
+"""What the calculator's page switches: the plain way, the recipe's own, and what a model cannot have."""
+
+import dataclasses
+
+import pytest
+
+from dalle_lean.memory.published_models import PRESETS
+from dalle_lean.memory.report import report_cost
+from demo.calculator.page import show
+from demo.calculator.switches import (
+    PLAIN,
+    Switches,
+    activation_choices,
+    model_names,
+    own_switches,
+    report_with,
+    sharing_choices,
+)
+from training.run.recipe import recipe_names
+from training.run.subjects import find_subject
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipes_own_switches_cost_what_the_recipe_costs(name):
+    subject = find_subject(name)
+    own = report_cost(subject, setup=subject.setup)
+    switched = report_with(name, own_switches(name), 8.0)
+    assert switched.cost == own.cost
+    assert switched.setup == own.setup
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_published_model_opens_plain(name):
+    assert own_switches(name) == PLAIN
+
+
+@pytest.mark.parametrize("name", ["paper", "dalle-12b", "gpt2-large", "t5-large"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"precision": "bf16"},
+        {"optimizer": "adamw8bit"},
+        {"optimizer": "lamb8bit", "offload": True},
+        {"activations": "checkpoint"},
+        {"activations": "reversible"},
+        {"sharing": "4"},
+    ],
+    ids=lambda change: ",".join(change),
+)
+def test_each_switch_makes_room_for_larger_batches(name, change):
+    batch = 16
+    switched = report_with(name, dataclasses.replace(PLAIN, **change), 100.0, batch=batch)
+    plain = report_with(name, PLAIN, 100.0, batch=batch)
+    assert switched.cost.peak_bytes < plain.cost.peak_bytes
+    assert switched.largest_batch >= plain.largest_batch
+
+
+def test_the_plain_way_shares_nothing_and_keeps_everything():
+    plain = report_with("paper", PLAIN, 8.0)
+    assert plain.priced.model.shared_blocks is None
+    assert not plain.priced.model.reversible
+    assert (plain.plan.activations, plain.plan.samples, plain.plan.loss_tokens) == ("keep", None, None)
+    assert plain.setup.optimizer == "adamw"
+    assert plain.cost.parameters > 8 * report_with("paper", own_switches("paper"), 8.0).cost.parameters
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_every_offered_choice_has_a_price(name):
+    for sharing in sharing_choices(name):
+        for activations in activation_choices(name):
+            switches = Switches(activations=activations, sharing=sharing)
+            assert report_with(name, switches, 1.0, batch=1).cost.peak_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu_gb", "batch", "switches", "words"),
+    [
+        ("gpt2", 8, 1, Switches(offload=True), "only LAMB can be offloaded"),
+        ("gpt2", None, 1, PLAIN, "how much memory"),
+        ("gpt2", -1, 1, PLAIN, "a GPU of -1 GB"),
+        ("gpt2", 8, -1, PLAIN, "batch=-1"),
+        ("paper", 8, 1, Switches(precision="fp16"), "gradient scales need"),
+        ("paper", 8, 1, Switches(precision="bf16-weights"), "only lamb keeps"),
+    ],
+)
+def test_what_cannot_be_is_said_without_figures(name, gpu_gb, batch, switches, words):
+    said, *figures = show(name, gpu_gb, batch, None, *dataclasses.astuple(switches))
+    assert words in said
+    assert figures == [None, "", ""]
+
+
+def test_tokens_count_for_published_models_and_are_fixed_in_a_dall_e():
+    long, short = (show("gpt2", 8, 1, tokens, *dataclasses.astuple(PLAIN))[0] for tokens in (None, 256))
+    assert "1024 tokens" in long
+    assert "256 tokens" in short
+    assert "1280 tokens" in show("paper", 8, 1, 256, *dataclasses.astuple(PLAIN))[0]
+
+
+def test_the_bars_add_up_to_what_is_said():
+    said, bars, kinds, holds = show("gpt2-large", 11, 2, None, *dataclasses.astuple(Switches(precision="bf16")))
+    plain = report_with("gpt2-large", PLAIN, 11.0, batch=2)
+    sums = bars.groupby("where")["GB"].sum()
+    assert sums["plain"] == pytest.approx(plain.cost.peak_bytes / 1e9)
+    assert "optimizer state" in kinds
+    assert all(name in holds for name in (*PRESETS, "paper"))
+    assert "11 GB" in said
