@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch._dynamo  # takes so long that a peer would miss its first round
 from hivemind.utils.logging import use_hivemind_log_handler
 
 from dalle_lean.errors import UserError
+from training.swarm.admission.gate import Gate
+from training.swarm.admission.guard import GuardedDHT
 from training.swarm.network.orphan_reaper import guard_children
 from training.swarm.network.reconnect import reconnect_lost_peers
 from training.swarm.observe.log import BoundedFileHandler
@@ -30,6 +33,8 @@ def open_dht(
     listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
     announce: Sequence[str] = (),
     identity: Path | None = None,
+    gate: Gate | None = None,
+    only_asks: bool = False,
 ) -> hivemind.DHT:
     """Start a node of the DHT.
 
@@ -39,11 +44,14 @@ def open_dht(
         listen: where to take connections, as /ip4/ADDRESS/tcp/PORT; port 0 is any free one.
         announce: how others reach that, if it differs.
         identity: file of the private key, created if missing; without it the identity lasts as long as the node.
+        gate: of a run with a key, which lets nobody else into the network.
+        only_asks: for a newcomer that has no pass yet: it need not get into the network.
 
     Raises ValueError if none of `addresses` answers or the port is taken.
     """
     try:
-        dht = hivemind.DHT(
+        kind = hivemind.DHT if gate is None else partial(GuardedDHT, gate=gate)
+        dht = kind(
             initial_peers=list(addresses) or None,
             client_mode=client_mode,
             host_maddrs=None if client_mode else list(listen),
@@ -52,6 +60,7 @@ def open_dht(
             identity_path=None if identity is None else str(identity),
             use_relay=False,
             nat_port_map=False,
+            ensure_bootstrap_success=not only_asks,
             start=True,
         )
     except Exception as error:  # hivemind raises whatever its process met
