@@ -69,6 +69,8 @@ def open_dht(
             where = ", ".join(addresses)
             if "failed to connect to bootstrap peers" in reason:
                 reason = "nobody answers there; is the host up, the address complete and its port open?"
+            elif gate is not None and "none of the initial_peers responded" in reason:
+                reason = f"nobody there lets this machine in: {gate.own_refusal or 'ask its host why'}"
             raise UserError(f"no way into the swarm by {where}: {reason}") from None
         raise UserError(f"cannot listen on {', '.join(listen)}: {reason}") from None
     reconnect_lost_peers(dht, addresses)

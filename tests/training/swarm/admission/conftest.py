@@ -21,7 +21,7 @@ class Network:
     def __init__(self, folder, stack):
         self.folder, self.stack = folder, stack
         self.key = SigningKey.load_or_create(folder / "run.key")
-        self.addresses = []
+        self.addresses, self.gates = [], []
 
     def gate(self, name, role="trainer", lasts_s=3600, key=None, **fields):
         """With a pass for a new identity."""
@@ -40,6 +40,7 @@ class Network:
         self.stack.callback(node.shutdown)
         if gate is not None:
             begin_admission(node, Renewal(), place)
+            self.gates.append(gate)
         return node
 
     def member(self, name, *, client_mode=False, place=None, **fields):

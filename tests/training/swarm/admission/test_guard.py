@@ -15,9 +15,8 @@ from hivemind.proto import averaging_pb2, dht_pb2
 from hivemind.utils import get_dht_time
 
 from tests.training.swarm.harness import wait_for
-from training.swarm.admission.bans import change_bans
-from training.swarm.admission.gate import Gate
-from training.swarm.admission.guard import PUBLIC, AdmittedReader, GuardedClient
+from training.swarm.admission.bans import RELOAD_S, change_bans
+from training.swarm.admission.guard import AdmittedReader, GuardedClient
 from training.swarm.admission.limits import MAX_STRANGE_STREAMS
 from training.swarm.averaging.state_transfer import SwarmStateAverager
 from training.swarm.network.bootstrap_service import run_in_node
@@ -162,7 +161,7 @@ def test_a_pass_that_does_not_hold_gets_nobody_in(network, case, tmp_path):
 
         name, gate = "foreign", network.gate("foreign", key=SigningKey.load_or_create(tmp_path / "key"))
     before = network.host.gate.refused
-    with pytest.raises(ValueError, match="nobody answers there"):
+    with pytest.raises(ValueError, match="nobody there lets this machine in"):
         network.open(name, gate=gate)
     assert network.host.gate.refused > before
 
@@ -174,7 +173,7 @@ def test_what_a_stranger_answers_is_not_read(network):
         assert put(stranger, "bait")
         gate = network.gate("deceived")
         address = str(stranger.get_visible_maddrs()[0])
-        with pytest.raises(ValueError, match="nobody answers there"):
+        with pytest.raises(ValueError, match="nobody there lets this machine in"):
             open_dht([address], client_mode=True, identity=network.folder / "deceived/identity", gate=gate)
     finally:
         stranger.shutdown()
@@ -186,10 +185,13 @@ def test_a_ban_and_its_end_reach_members_from_one_to_the_next(network, member):
     assert put(banned, "before")
     assert change_bans(network.folder / "helper", network.key, peer, banned=True)  # the file of one peer alone
     began_s = time.monotonic()
-    for node in (network.host, member, banned):
-        wait_for(lambda gate=node.gate: peer in gate.current_bans(now=True).banned, SOON_S, "the ban")
-    print(f"a ban reached all in {time.monotonic() - began_s:.1f} s")
-    assert not put(banned, "during") or network.host.get("during", latest=True) is None
+    for gate in network.gates:
+        wait_for(lambda gate=gate: peer in gate.current_bans(now=True).banned, SOON_S, "the ban")
+    print(f"a ban reached {len(network.gates)} in {time.monotonic() - began_s:.1f} s")
+    time.sleep(2 * RELOAD_S)
+    put(banned, "during")
+    assert member.get("during", latest=True) is None
+    assert network.host.get("during", latest=True) is None
     assert "banned" in banned.gate.own_refusal
     assert change_bans(network.folder / "helper", network.key, peer, banned=False)
     wait_for(lambda: peer not in banned.gate.current_bans(now=True).banned, SOON_S, "the end of the ban")
@@ -212,8 +214,3 @@ def test_streams_that_say_nothing_are_closed(network, averager):
         wait_for(lambda: averager.gate.refused >= before + count, SOON_S, "the refusals")
     finally:
         strangers.shutdown()
-
-
-def test_what_newcomers_may_call_is_what_the_two_services_have():
-    assert PUBLIC == ("BootstrapService.", "AdmissionService.")
-    assert isinstance(Gate, type)
