@@ -32,7 +32,8 @@ USES = "invites.json"
 """Who has come with which invitation."""
 MAX_LIST_BYTES = 2**20
 PEER_ID = re.compile(r"[1-9A-HJ-NP-Za-km-z]{20,80}")
-NAME = re.compile(r"[\w .'-]{0,32}")
+FORMS = (PEER_ID, *map(re.compile, (r"[\w .'-]{0,32}", r"([0-9a-f]{64})?", r"[\w\s-]{0,1024}", r"[\w-]{0,4096}")))
+"""Of an Application's fields: peer, name, key, code, current."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +59,12 @@ class Application:
         """Of JSON that anybody may have sent; Refused if it is malformed."""
         try:
             asked = cls(**json.loads(content))
-            fits = PEER_ID.fullmatch(asked.peer) and NAME.fullmatch(asked.name)
-            fits = fits and re.fullmatch(r"([0-9a-f]{64})?", asked.key) and isinstance(asked.code, str)
+            texts = (asked.peer, asked.name, asked.key, asked.code, asked.current)
+            if all(form.fullmatch(text) for form, text in zip(FORMS, texts, strict=True)):
+                return asked
         except (ValueError, TypeError, RecursionError):
-            fits = None
-        if not fits:
-            raise Refused("malformed")
-        return asked
+            pass
+        raise Refused("malformed")
 
     def to_json(self) -> bytes:
         """What `parse` takes."""
