@@ -28,6 +28,8 @@ from training.swarm.config import ADMISSIONS
 OPEN, INVITE, LIST = ADMISSIONS
 OPEN_PASSES_PER_S, OPEN_PASSES_AT_ONCE = 1 / 60, 8
 """Of an open run, to newcomers from one address: a classroom behind one router comes in, a flood does not."""
+MAX_ABSENCE_S = 30 * 24 * 3600.0
+"""How long after the end of its pass a member may come back without a code."""
 USES = "invites.json"
 """Who has come with which invitation."""
 MAX_LIST_BYTES = 2**20
@@ -93,30 +95,35 @@ class Desk:
         """The statement of a pass; Refused says why not. `address` is where the call came from."""
         if asked.peer in self.gate.current_bans().banned:
             raise Refused("banned", asked.peer)
-        current = self.current_pass(asked)
-        if current is None and asked.code:
-            current = self.by_code(asked)
-        elif current is None:
+        current, invite = self.current_pass(asked), self.invite_of(asked)
+        if invite is not None and (current is None or current.invite != invite.id):
+            current = self.by_invite(asked, invite)
+        if current is None:
             self.check_newcomer(asked.peer, address)
             current = Pass(peer=asked.peer, role=TRAINER, name=asked.name, ends=0)
         return self.signed(current)
 
     def current_pass(self, asked: Application) -> Pass | None:
-        """The pass that a member has, to be renewed; with a run that is by its list, only of those who are on it."""
+        """The pass to be renewed of a member, which may have been away; by a list only of those who are on it."""
         try:
-            current = self.gate.check(asked.peer, decoded(asked.current)) if asked.current else None
+            current = self.gate.genuine(asked.peer, decoded(asked.current)) if asked.current else None
         except (Forged, Refused):
             return None
-        if current is not None and self.policy == LIST and not current.invite and not self.is_listed(asked.peer):
+        if current is None or current.ends + MAX_ABSENCE_S < time.time():
+            return None
+        if self.policy == LIST and not current.invite and not self.is_listed(asked.peer):
             return None
         return current
 
-    def by_code(self, asked: Application) -> Pass:
-        """A pass for whom the host has invited."""
+    def invite_of(self, asked: Application) -> Invite | None:
+        """The invitation in a request's code, if it has one."""
         try:
-            invite = Invite.read(asked.code, self.gate.run_key)
+            return Invite.read(asked.code, self.gate.run_key) if asked.code else None
         except Forged:
             raise Refused("forged", asked.peer) from None
+
+    def by_invite(self, asked: Application, invite: Invite) -> Pass:
+        """A pass for whom the host has invited."""
         if invite.id in self.gate.current_bans().banned:
             raise Refused("banned", asked.peer)
         if invite.ends < time.time():

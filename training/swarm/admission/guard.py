@@ -7,7 +7,7 @@ beginning of a stream in both directions. Who has none is refused before a byte 
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 
 import hivemind
@@ -64,10 +64,10 @@ class GuardedClient:
         async def answer(request: bytes, peer: PeerID) -> bytes:
             caller = str(peer)
             try:
-                self.limits.count_call(caller, known=self.gate.known(caller) is not None)
                 if not proto.startswith(PUBLIC):
                     shown, request = unframed(request)
                     self.gate.check(caller, shown)
+                self.limits.count_call(caller, known=self.gate.known(caller) is not None)
             except Refused:
                 self.gate.count_refusal()
                 raise
@@ -89,20 +89,19 @@ class GuardedClient:
     async def stream_handler(self, proto: str, handler: Callable[..., Any], balanced: bool = False) -> None:
         async def serve(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             caller = str(info.peer_id)
-            known = self.gate.known(caller) is not None
-            try:
-                self.limits.count_call(caller, known=known)
-                with self.limits.stream(caller):
-                    with self.limits.handshake(known=known):
+            with closing(writer), ExitStack() as open_streams:
+                try:
+                    open_streams.enter_context(self.limits.stream(caller))
+                    with self.limits.handshake(known=self.gate.known(caller) is not None):
                         writer.write(framed(self.gate.shown))
                         self.gate.check(caller, await asyncio.wait_for(read_frame(reader), HANDSHAKE_S))
-                    await handler(info, reader, writer)
-            except (Refused, TimeoutError, OSError, asyncio.IncompleteReadError) as refusal:
-                self.gate.count_refusal()
-                with suppress(OSError):
-                    await P2P.send_protobuf(RPCError(message=str(refusal)), writer)
-            finally:
-                writer.close()
+                    self.limits.count_call(caller, known=True)
+                except (Refused, TimeoutError, OSError, asyncio.IncompleteReadError) as refusal:
+                    self.gate.count_refusal()
+                    with suppress(OSError):
+                        await P2P.send_protobuf(RPCError(message=str(refusal)), writer)
+                    return
+                await handler(info, reader, writer)
 
         await self.client.stream_handler(proto, serve, balanced)
 

@@ -10,11 +10,11 @@ from training.swarm.admission.passes import Refused
 CALLS_PER_S, CALLS_AT_ONCE = 100.0, 1000.0
 """Of one peer to one process of another; honest peers make some tens a second while they look for a group."""
 STRANGE_CALLS_PER_S, STRANGE_CALLS_AT_ONCE = 50.0, 300.0
-"""Of all peers together that have shown no pass."""
+"""Of all peers together that have shown no pass; of what everybody may call."""
 MAX_STREAMS = 32
 """Of one peer; an honest one has a few."""
-MAX_STRANGE_STREAMS = 64
-"""Of all peers together that have not shown their pass yet."""
+MAX_STRANGE_STREAMS = 256
+"""Of all peers together that are about to show their first pass."""
 MAX_REMEMBERED = 4096
 
 

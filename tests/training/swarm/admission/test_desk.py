@@ -116,6 +116,29 @@ def test_a_member_renews_its_pass_without_a_code(gate, desk, run_key):
     assert (again.name, again.invite) == ("Anna", "cafe0001")
 
 
+@pytest.mark.parametrize(("away_s", "comes_back"), [(7 * 24 * 3600, True), (40 * 24 * 3600, False)])
+def test_who_was_away_comes_back_without_a_code_for_a_while(gate, desk, run_key, monkeypatch, away_s, comes_back):
+    first = desk("invite").admit(Application(peer=ANNA, code=code(run_key)), HOME)
+    asked, now = Application(peer=ANNA, current=encoded(first)), time.time()
+    monkeypatch.setattr(time, "time", lambda: now + away_s)
+    with pytest.raises(Refused, match="ended"):
+        gate.check(ANNA, first)
+    if comes_back:
+        gate.check(ANNA, desk("invite").admit(asked, HOME))
+    else:
+        assert refused(desk("invite"), asked) == "no code"
+
+
+def test_an_old_code_beside_a_pass_does_no_harm_and_another_one_counts(gate, desk, run_key, monkeypatch):
+    old, now = code(run_key, lasts_s=60), time.time()
+    first = desk("invite").admit(Application(peer=ANNA, code=old), HOME)
+    monkeypatch.setattr(time, "time", lambda: now + 120)
+    desk("invite").admit(Application(peer=ANNA, code=old, current=encoded(first)), HOME)
+    other = Invite(id="cafe0002", uses=1, ends=int(now + 300), role=HELPER).code(run_key)
+    asked = Application(peer=ANNA, code=other, current=encoded(first), key="0" * 64)
+    assert gate.check(ANNA, desk("invite").admit(asked, HOME)).role == "helper"
+
+
 def test_nobody_renews_the_pass_of_another(desk, run_key):
     first = desk("invite").admit(Application(peer=ANNA, code=code(run_key)), HOME)
     assert refused(desk("invite"), Application(peer=BERT, current=encoded(first))) == "no code"

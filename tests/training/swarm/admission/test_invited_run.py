@@ -68,7 +68,9 @@ def people(tmp_path_factory):
         people.run_dir,
         str(shards),
         load_recipe("tiny").override(steps=500, batch_size=32),
-        timing=dataclasses.replace(TIMING, progress_expiration_s=20.0),
+        timing=dataclasses.replace(
+            TIMING, next_chunk_timeout_s=15.0, averaging_timeout_s=60.0, progress_expiration_s=30.0
+        ),
         place=LOOPBACK,
         admission="invite",
         on_notice=print,
@@ -102,29 +104,37 @@ def test_who_is_not_invited_reads_why_and_whom_to_ask(people):
     )
 
 
-def test_who_is_invited_trains_until_the_host_bans_it(people):
+@pytest.fixture(scope="module")
+def anna(people):
+    """A volunteer that was invited; `code` is hers."""
     assert people.run("invite", "invite", people.run_dir, "--name", "Anna") == 0
     [code] = re.findall(r"--code\s+(\S+)", people.said("invite"))
     anna = people.start("anna", "join", *join_options(people, "anna"), "--code", code)
+    anna.code = code
+    return anna
+
+
+def test_who_is_invited_trains(people, anna):
     wait_for(lambda: step_of(people) >= 1 or anna.poll() is not None, TIMEOUT_S, "a step")
     assert anna.poll() is None
 
-    assert people.run("replayed", "join", *join_options(people, "replayed"), "--code", code) == 2
+
+def test_a_code_that_was_used_lets_nobody_else_in(people, anna):
+    assert people.run("replayed", "join", *join_options(people, "replayed"), "--code", anna.code) == 2
     assert "the code has admitted as many machines as it is for" in people.said("replayed")
 
+
+def test_the_host_sees_passes_and_what_was_refused(people, anna):
     watch = ("--once", "--out", people.folder / "watch")
     assert people.run("monitor", "monitor", people.run_dir, *watch) == 0
     assert re.search(r"\d+ passes", people.said("monitor"))
 
-    assert people.run("ban", "ban", people.run_dir, code) == 0
+
+def test_a_ban_of_a_code_ends_who_came_with_it(people, anna):
+    assert people.run("ban", "ban", people.run_dir, anna.code) == 0
     assert anna.wait(TIMEOUT_S) == 2
-    assert (
-        people.said("anna")
-        .splitlines()[-1]
-        .endswith(
-            "error: admission: the host has banned this machine, or the code that it came with; ask the run's host why"
-        )
-    )
+    refusal = "admission: the host has banned this machine, or the code that it came with; ask the run's host why"
+    assert people.said("anna").splitlines()[-1].endswith(refusal)
     assert people.host.poll() is None
 
 
