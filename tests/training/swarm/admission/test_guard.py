@@ -2,10 +2,12 @@
 
 import asyncio
 import inspect
+import os
 import re
 import time
 from functools import partial
 
+import psutil
 import pytest
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import DHTProtocol
@@ -214,3 +216,34 @@ def test_streams_that_say_nothing_are_closed(network, averager):
         wait_for(lambda: averager.gate.refused >= before + count, SOON_S, "the refusals")
     finally:
         strangers.shutdown()
+
+
+async def flood(_, node, peer, count):
+    """Calls at once, as fast as they are answered; returns how many were not refused."""
+
+    async def ask(number):
+        handle = ("DHTProtocol.rpc_store", "AdmissionService.rpc_bans", "BootstrapService.rpc_time")[number % 3]
+        try:
+            await node.p2p._client.call_unary_handler(peer, handle, os.urandom(1000))
+        except P2PHandlerError:
+            return False
+        return True
+
+    answered = 0
+    for first in range(0, count, 200):
+        answered += sum(await asyncio.gather(*map(ask, range(first, first + 200))))
+    return answered
+
+
+@pytest.mark.slow
+def test_ten_thousand_strange_calls_do_not_grow_memory(network, stranger):
+    host = psutil.Process(network.host.pid)
+    before, refused = host.memory_full_info().uss, network.host.gate.refused
+    flooding = partial(flood, peer=network.host.peer_id, count=10_000)
+    began_s = time.monotonic()
+    assert stranger.run_coroutine(flooding, return_future=True).result(timeout=250) == 0
+    grown_mb = (host.memory_full_info().uss - before) / 1e6
+    print(f"10,000 calls in {time.monotonic() - began_s:.0f} s: {grown_mb:.1f} MB more")
+    assert network.host.gate.refused - refused > 3000
+    assert grown_mb < 20
+    assert put(network.host, "after")
