@@ -1,5 +1,6 @@
 """The commands `dalle-lean invite`, `ban` and `unban`: whom the host of a run lets in."""
 
+import re
 import secrets
 import time
 from pathlib import Path
@@ -20,9 +21,7 @@ Subject = Annotated[str, typer.Argument(metavar="PEER_OR_CODE", help="Peer id of
 
 def invite(
     run_dir: RunDir,
-    name: Annotated[
-        str | None, typer.Option(help="Whom it is for; shown on the leaderboard's passes.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Whom it is for; their pass says so.", show_default=False)] = None,
     uses: Annotated[int, typer.Option(help="Machines that may come with it.", min=1, max=10_000)] = 1,
     days: Annotated[float, typer.Option(help="Days in which they may come.", min=0.01, max=3650)] = 7.0,
     role: Annotated[str, typer.Option(help="trainer, or helper: a machine with --helper-of.")] = "trainer",
@@ -53,23 +52,26 @@ def invite(
 def ban(run_dir: RunDir, subject: Subject) -> None:
     """Ban a machine, or an invitation with all who came with it; in force within seconds while the host runs."""
     begin_loading()
-    if change(run_dir, subject, banned=True):
-        say(f"{subject} is banned; dalle-lean unban {run_dir} {subject} takes that back")
-    else:
-        say(f"{subject} is banned already")
+    subject, changed = change(run_dir, subject, banned=True)
+    say(
+        f"{subject} is banned; dalle-lean unban {run_dir} {subject} takes that back"
+        if changed
+        else f"{subject} is banned already"
+    )
 
 
 def unban(run_dir: RunDir, subject: Subject) -> None:
     """Take back a ban."""
     begin_loading()
-    changed = change(run_dir, subject, banned=False)
+    subject, changed = change(run_dir, subject, banned=False)
     say(f"{subject} is no longer banned" if changed else f"{subject} is not banned")
 
 
-def change(run_dir: Path, subject: str, *, banned: bool) -> bool:
-    """Ban or unban a peer id or an invitation, given by its code or the id that `invite` prints."""
-    import re
+def change(run_dir: Path, subject: str, *, banned: bool) -> tuple[str, bool]:
+    """Ban or unban a peer id or an invitation, given by its code or the id that `invite` prints.
 
+    Returns the peer id or the invitation's id, and whether that changed anything.
+    """
     from training.swarm.admission.bans import change_bans
     from training.swarm.admission.desk import PEER_ID
     from training.swarm.admission.keys import Forged
@@ -81,7 +83,7 @@ def change(run_dir: Path, subject: str, *, banned: bool) -> bool:
             subject = Invite.read(subject, key.public).id
         except Forged:
             raise UserError(f"{subject!r} is no peer id (Qm...), nor a code or invitation of this run") from None
-    return change_bans(run_dir, key, subject, banned=banned)
+    return subject, change_bans(run_dir, key, subject, banned=banned)
 
 
 def run_key_of(run_dir: Path) -> "SigningKey":

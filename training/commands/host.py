@@ -163,6 +163,8 @@ def host(
         raise UserError(
             f"--helper-of runs a helper of another host's run, which has its own settings: leave out {given}"
         )
+    if code is not None and not helper_of:
+        raise UserError("--code is for a helper of another host's run: name that run's address with --helper-of")
     if data is None and (run_dir / NAME).exists() and (given := given_beside(context, MACHINE_OPTIONS)):
         raise UserError(
             f"without --data the run in {run_dir} continues unchanged: leave out {given}, or name its --data"

@@ -1,7 +1,8 @@
 """The folder of a hosted run: what goes into swarm.toml, and what must not change later.
 
 RUN_DIR holds swarm.toml and tokenizer.json, which are public; vocabulary.json, which goes into the checkpoints' model
-folders; identities/ and host.json, which concern this machine only; checkpoints/, logs/ and status/.
+folders; identities/, host.json, passes/, bans and invites.json, which concern this machine only; checkpoints/, logs/
+and status/.
 """
 
 import dataclasses
@@ -11,19 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import read_bytes, sha256_file
+from dalle_lean.io.files import sha256_file
 from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet, find_shards, is_url
 from training.data.loader import TrainingData
+from training.run.fields import check_one_of
 from training.run.folder import place_vocabulary
 from training.run.progress import OnNotice
 from training.run.recipe import Recipe
 from training.step.build import matching_vqgan, stated_codes
-from training.swarm.admission.desk import LIST, MAX_LIST_BYTES, OPEN, Application
+from training.swarm.admission.desk import LIST, OPEN, Application
 from training.swarm.admission.keys import SigningKey
 from training.swarm.admission.passes import HELPER
 from training.swarm.admission.service import apply
 from training.swarm.config import (
+    ADMISSIONS,
     NAME,
     SwarmSection,
     SwarmSettings,
@@ -90,6 +93,8 @@ def make_run(
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     before = read_settings(run_dir) if (run_dir / NAME).exists() else None
+    listed = previous_config(run_dir).peer_list is not None if peer_list is None else peer_list.is_file()
+    admission = checked_admission(before, admission, listed)
     vqgan_fingerprint = None
     if data is None:
         if before is None:
@@ -116,7 +121,7 @@ def make_run(
     )
     swarm = dataclasses.replace(
         settings.swarm,
-        admission=checked_admission(before, admission, host_config),
+        admission=admission,
         addresses=tuple(host_config.address(run_dir, helper) for helper in host_config.helpers),
         donors=tuple(peer_id(run_dir, donor) for donor in host_config.donors),
     )
@@ -129,14 +134,15 @@ def make_run_key(run_dir: Path) -> str:
     return SigningKey.load_or_create(run_key_file(run_dir)).public
 
 
-def checked_admission(before: SwarmSettings | None, admission: str | None, host_config: HostConfig) -> str:
+def checked_admission(before: SwarmSettings | None, admission: str | None, has_list: bool) -> str:
     """Whom the run admits; ValueError if it cannot."""
     if before is not None and not before.swarm.run_key and admission is not None:
         raise UserError(
             "this run was begun without a key, so its peers have no passes: leave out --admission, or host a new run"
         )
     admission = admission or (OPEN if before is None else before.swarm.admission)
-    if admission == LIST and host_config.peer_list is None:
+    check_one_of(ADMISSIONS, admission=admission)
+    if admission == LIST and not has_list:
         raise UserError("--admission list needs --peer-list with a file of peer ids, one on each line")
     return admission
 
@@ -270,8 +276,6 @@ def make_host_config(
         helper_of=helper_of,
         peer_list=before.peer_list if peer_list is None else str(peer_list.resolve()),
     )
-    if peer_list is not None:
-        read_bytes(peer_list, MAX_LIST_BYTES)  # a missing file would admit nobody
     make_identities(run_dir, names)
     host_config.save(run_dir)
     return host_config

@@ -222,7 +222,7 @@ async def flood(_, node, peer, count):
     """Calls at once, as fast as they are answered; returns how many were not refused."""
 
     async def ask(number):
-        handle = ("DHTProtocol.rpc_store", "AdmissionService.rpc_bans", "BootstrapService.rpc_time")[number % 3]
+        handle = ("DHTProtocol.rpc_store", "AdmissionService.rpc_bans")[number % 2]
         try:
             await node.p2p._client.call_unary_handler(peer, handle, os.urandom(1000))
         except P2PHandlerError:
@@ -244,6 +244,6 @@ def test_ten_thousand_strange_calls_do_not_grow_memory(network, stranger):
     assert stranger.run_coroutine(flooding, return_future=True).result(timeout=250) == 0
     grown_mb = (host.memory_full_info().uss - before) / 1e6
     print(f"10,000 calls in {time.monotonic() - began_s:.0f} s: {grown_mb:.1f} MB more")
-    assert network.host.gate.refused - refused > 3000
+    assert network.host.gate.refused - refused >= 5000
     assert grown_mb < 20
     assert put(network.host, "after")
