@@ -22,11 +22,10 @@ from training.swarm.admission.gate import Gate, gate_of
 from training.swarm.admission.keys import Forged, SigningKey
 from training.swarm.admission.passes import HELPER_PASS_S, PASS_S, TRAINER, Pass, Refused, decoded, encoded
 from training.swarm.network.addresses import peer_of
-from training.swarm.network.bootstrap_service import Unanswered, call, hosts_of
+from training.swarm.network.bootstrap_service import Unanswered, ask, call, hosts_of
 
 POLL_S = 2.0
 RENEW_INTERVAL_S = 60.0
-CALL_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ async def learn_bans(gate: Gate, node: DHTNode, addresses: Sequence[str]) -> Non
     known = {*node.protocol.routing_table.uid_to_peer_id.values(), *map(peer_of, addresses)} - {node.peer_id}
     if known:
         version = json.dumps(gate.current_bans().version).encode()
-        newer = await ask(node, random.choice(list(known)), "rpc_bans", version)
+        newer = await answer_of(node, random.choice(list(known)), "rpc_bans", version)
         if newer:
             gate.learn_bans(newer)
 
@@ -135,23 +134,19 @@ async def renew(gate: Gate, node: DHTNode, renewal: Renewal) -> None:
     if own is not None and renewal.run_key_file is not None:
         issue_own(gate, SigningKey.load(renewal.run_key_file), own.peer, own.role)
         return
-    asked = Application(peer=str(node.peer_id), current=encoded(gate.shown), key="" if own is None else own.key)
+    asked = Application(peer=str(node.peer_id), current=encoded(gate.shown))
     for peer in map(peer_of, renewal.addresses):
-        answer = json.loads(await ask(node, peer, "rpc_apply", asked.to_json()) or b"{}")
+        answer = json.loads(await answer_of(node, peer, "rpc_apply", asked.to_json()) or b"{}")
         if "pass" in answer:
             keep_pass(gate, asked.peer, decoded(answer["pass"]))
             return
 
 
-async def ask(node: DHTNode, peer: PeerID, method: str, content: bytes) -> bytes:
-    """The answer of a peer's AdmissionService; empty if there is none."""
-    try:
-        stub = AdmissionService.get_stub(node.p2p, peer)
-        answer = await getattr(stub, method)(runtime_pb2.ExpertRequest(metadata=content), timeout=CALL_TIMEOUT_S)
-    except Exception:  # it is away, has no such service, or is too busy: another is asked
-        return b""
-    said: bytes = answer.metadata
-    return said
+async def answer_of(node: DHTNode, peer: PeerID, method: str, content: bytes) -> bytes:
+    """What a peer's AdmissionService answers; empty if it is away, has none, or is too busy: another is asked."""
+    request = runtime_pb2.ExpertRequest(metadata=content).SerializeToString()
+    answer = await ask(AdmissionService, peer, method, request, None, node)
+    return answer if isinstance(answer, bytes) else b""
 
 
 def is_half_gone(own: Pass | None) -> bool:

@@ -226,7 +226,7 @@ def call(
 
 
 async def ask(
-    service: type[ServicerBase], peer: PeerID, method: str, request: bytes, _: hivemind.DHT, node: DHTNode
+    service: type[ServicerBase], peer: PeerID, method: str, request: bytes, _: hivemind.DHT | None, node: DHTNode
 ) -> bytes | str:
     """Runs in the node's process: the answer, or what went wrong."""
     try:
