@@ -12,9 +12,10 @@ import typer
 
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import DESTINATIONS, Device, begin_loading, progress_bar, say, warn
+from training.commands.options import Code
 
-HELPER_OPTIONS = ("run_dir", "port", "announce", "listen", "helper_of")
-MACHINE_OPTIONS = (*HELPER_OPTIONS, "donors", "vqgan", "publish", "device")
+HELPER_OPTIONS = ("run_dir", "port", "announce", "listen", "helper_of", "code", "peer_list")
+MACHINE_OPTIONS = (*HELPER_OPTIONS, "donors", "vqgan", "publish", "device", "admission")
 """These may change while a run exists."""
 
 
@@ -88,6 +89,19 @@ def host(
             show_default=False,
         ),
     ] = None,
+    admission: Annotated[
+        str | None,
+        typer.Option(
+            help="Who may take part: open (anybody, at a limited rate), invite (with a code, see `invite`) or list. "
+            "[default: open, or as before]",
+            show_default=False,
+        ),
+    ] = None,
+    peer_list: Annotated[
+        Path | None,
+        typer.Option(help="For --admission list: file of peer ids, one on each line.", show_default=False),
+    ] = None,
+    code: Code = None,
     min_peers: Annotated[int, typer.Option(help="Trainers required before the first step.", min=1)] = 1,
     mode: Annotated[
         str,
@@ -165,6 +179,8 @@ def host(
         raise UserError(
             f"--helper-of runs a helper of another host's run, which has its own settings: leave out {given}"
         )
+    if code is not None and not helper_of:
+        raise UserError("--code is for a helper of another host's run: name that run's address with --helper-of")
     if data is None and (run_dir / NAME).exists() and (given := given_beside(context, MACHINE_OPTIONS)):
         raise UserError(
             f"without --data the run in {run_dir} continues unchanged: leave out {given}, or name its --data"
@@ -177,7 +193,7 @@ def host(
         if helper_of:
             prepare_process()
             log_to(None)
-            settings = make_helper(run_dir, helper_of, place, warn)
+            settings = make_helper(run_dir, helper_of, place, warn, code=code or "", peer_list=peer_list)
         else:
             settings = make_run(
                 run_dir,
@@ -196,15 +212,19 @@ def host(
                     request_timeout_s=min(TimingSection.request_timeout_s, matchmaking_time / 2),
                 ),
                 place=place,
+                admission=admission,
+                peer_list=peer_list,
                 on_notice=warn,
             )
         host_config = HostConfig.load(run_dir)
         addresses = [host_config.address(run_dir, helper) for helper in host_config.helpers]
 
-        def invite() -> None:
+        def greet() -> None:
             ports = ", ".join(str(port) for port in host_config.ports.values())
             say(f"the run {settings.swarm.name} is ready for volunteers (TCP ports {ports}); any machine joins with")
             say(f"    dalle-lean join {' '.join([*addresses, *helper_of])}")
+            if settings.swarm.run_key and settings.swarm.admission == "invite" and not helper_of:
+                say(f"and a code, which dalle-lean invite {run_dir} makes")
             announced = ipaddress.ip_address(host_config.announce)
             if announced.is_loopback:
                 warn(f"{announced} is this machine's loopback: no other machine can join; see --announce")
@@ -225,7 +245,7 @@ def host(
                 run_dir,
                 settings,
                 device=str(pick_device(device)),
-                on_ready=invite,
+                on_ready=greet,
                 on_progress=on_progress,
                 on_notice=warn,
             )

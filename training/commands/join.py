@@ -13,6 +13,7 @@ from rich.text import Text
 
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import LINE_INTERVAL_S, Device, begin_loading, err, error, out, say
+from training.commands.options import Code
 
 if TYPE_CHECKING:
     from training.swarm.peer.join import Volunteer
@@ -65,6 +66,7 @@ def join(
     name: Annotated[
         str | None, typer.Option(help="Display name on the leaderboard. [default: none]", show_default=False)
     ] = None,
+    code: Code = None,
 ) -> None:
     """Join a run: check this machine, download the run's state, train. Ctrl+C leaves; the same command continues.
 
@@ -86,7 +88,7 @@ def join(
     log_to(None)
     if int(os.environ.get("LOCAL_RANK", 0)):
         return follow(pick_device(device).type)
-    options = JoinOptions(data, folder, listen, client, announce or (), batch_size, device, precision, name)
+    options = JoinOptions(data, folder, listen, client, announce or (), batch_size, device, precision, name, code)
     while True:
         found = survey(target, options, show)
         refuse(found.problems)
@@ -132,6 +134,7 @@ def doctor(
     batch_size: BatchSize = None,
     device: Device = "auto",
     precision: Precision = None,
+    code: Code = None,
 ) -> None:
     """Check what works on this machine, and say how to fix what does not; exit code 2 if there is a problem."""
     begin_loading()
@@ -164,9 +167,8 @@ def doctor(
     if has_hivemind and listen is not None:
         report(self_test.check_port(listen))
     if for_run:
-        survey(
-            for_run, JoinOptions(data, folder, listen, client, announce or (), batch_size, device, precision), report
-        )
+        options = JoinOptions(data, folder, listen, client, announce or (), batch_size, device, precision, code=code)
+        survey(for_run, options, report)
     else:
         report(self_test.check_free_memory(torch_device))
         report(checks.check_disk(folder or Path.home() / ".cache" / "dalle-lean", 0))

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from dalle_lean.terminal import begin_loading, say, warn
 from dalle_lean.terminal import out as terminal
+from training.commands.options import Code
 
 if TYPE_CHECKING:
     from training.swarm.observe.monitor import Leaderboard, Overview
@@ -28,13 +29,16 @@ COUNTER_LABELS = {
     "solo_steps": "steps taken alone",
     "resyncs": "downloads of the state",
     "refused_records": "records refused",
+    "passes": "passes",
+    "bans": "bans",
+    "refused_calls": "calls refused",
 }
 
 
 def monitor(
     source: Annotated[
-        str,
-        typer.Argument(metavar="ADDRESS_OR_FILE", help="Address of the run, as `host` prints it, or its swarm.toml."),
+        list[str],
+        typer.Argument(metavar="ADDRESS_OR_FILE", help="Addresses of the run, as `host` prints it, or its swarm.toml."),
     ],
     out: Annotated[
         Path | None,
@@ -46,6 +50,7 @@ def monitor(
     wandb: Annotated[
         str | None, typer.Option(metavar="PROJECT", help="Also send the metrics to this Weights & Biases project.")
     ] = None,
+    code: Code = None,
     once: Annotated[bool, typer.Option(help="Show the run once and exit.")] = False,
 ) -> None:
     """Watch a run that others train: loss, peers, speed, time left and the leaderboard.
@@ -65,6 +70,7 @@ def monitor(
         run = first_name(watcher.settings.swarm.name)  # each rollback gives it another
         out = out or Path("runs") / f"monitor-{run}"
         stack.enter_context(run_folder(out))
+        watcher.enter(out, code or "")
         board = Leaderboard(out / CONTRIBUTIONS, run)
         outputs = Outputs(out, wandb)
         stack.callback(outputs.close)
@@ -102,7 +108,7 @@ def headline(overview: Overview | None) -> str:
     ]
     if overview.left_s is not None:
         parts.append(f"{duration(overview.left_s)} left")
-    counts = ((overview.counters[name], label) for name, label in COUNTER_LABELS.items())
+    counts = ((overview.counters.get(name, 0), label) for name, label in COUNTER_LABELS.items())
     return " · ".join([*parts, *(f"{count} {label}" for count, label in counts if count)])
 
 

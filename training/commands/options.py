@@ -5,6 +5,10 @@ from typing import Annotated
 
 import typer
 
+Code = Annotated[
+    str | None,
+    typer.Option(help="Code of the host's invitation, if the run asks for one; needed once.", show_default=False),
+]
 Out = Annotated[
     Path, typer.Argument(metavar="OUT", help="Folder of the run; the same command continues what it holds.")
 ]

@@ -147,6 +147,7 @@ def enter(run_dir: Path, name: str) -> tuple[Any, Any]:
     """The run's settings, and a DHT node with this peer's own identity and port."""
     from training.swarm.config import read_settings
     from training.swarm.host.host_config import HostConfig, identity_path
+    from training.swarm.host.host_gate import begin_host_admission, host_gate_with_pass
     from training.swarm.host.run_setup import update_run_files
     from training.swarm.network.dht import open_dht
     from training.swarm.network.run_records import keep_own_records
@@ -155,16 +156,19 @@ def enter(run_dir: Path, name: str) -> tuple[Any, Any]:
     host_config = HostConfig.load(run_dir)
     if host_config.helper_of:
         update_run_files(run_dir, host_config.helper_of)
-    port = host_config.ports[name]
+    settings, port = read_settings(run_dir), host_config.ports[name]
+    gate = host_gate_with_pass(run_dir, settings, name) if settings.swarm.run_key else None
     dht = open_dht(
         host_config.helper_of or contacts(run_dir, host_config, name),
         client_mode=False,
         listen=[f"/ip4/{host_config.listen}/tcp/{port}"],
         announce=[f"/ip4/{host_config.announce}/tcp/{port}"],
         identity=identity_path(run_dir, name),
+        gate=gate,
     )
-    settings = read_settings(run_dir)
     keep_own_records(dht, settings)
+    if gate is not None:
+        begin_host_admission(dht, run_dir, settings, name)
     protect_records(dht, settings.run_id)
     return settings, dht
 

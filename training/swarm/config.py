@@ -25,6 +25,8 @@ PROTOCOL = 1
 """Peers with different protocols cannot work together."""
 MODES = ("gradients", "diloco")
 COMPRESSIONS = ("fp32", "fp16", "8bit")
+ADMISSION_KEYS = ("run_key", "admission")
+ADMISSIONS = ("open", "invite", "list")
 AGGREGATIONS = ("centred_clipping", "trimmed_mean", "median", "mean")
 SHARED_SCHEDULE = ("peak_lr", "warmup_steps", "total_steps", "length_warmup")
 
@@ -42,6 +44,8 @@ class SwarmSection:
         data: URL or path of the shards; volunteers with a copy name it with --data.
         data_fingerprint: SHA-256 of the data's dataset.json.
         tokenizer_fingerprint: SHA-256 of tokenizer.json, which helpers hand out with this file.
+        run_key: public key, in hexadecimal, that signs passes; empty in a run that anybody takes part in without one.
+        admission: who gets a pass, see training.swarm.admission.desk.
     """
 
     name: str = "run"
@@ -52,11 +56,16 @@ class SwarmSection:
     data: str = ""
     data_fingerprint: str = ""
     tokenizer_fingerprint: str = ""
+    run_key: str = ""
+    admission: str = "open"
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,63}", self.name):
             raise UserError(f"name = {self.name!r}: must be 1..64 lower-case letters, digits and hyphens")
         check_at_least(1, min_peers=self.min_peers)
+        check_one_of(ADMISSIONS, admission=self.admission)
+        if not re.fullmatch(r"([0-9a-f]{64})?", self.run_key):
+            raise UserError(f"run_key = {self.run_key[:80]!r}: must be 64 hexadecimal digits")
         if self.protocol != PROTOCOL:
             raise UserError(
                 f"protocol = {self.protocol}: this version of dalle-lean speaks {PROTOCOL}; install the run's version"
@@ -238,6 +247,8 @@ class SwarmSettings:
             "data": self.swarm.data_fingerprint,
             "tokenizer": self.swarm.tokenizer_fingerprint,
         }
+        if self.swarm.run_key:  # a run without one keeps its run id
+            parts["key"] = self.swarm.run_key
         return {name: digest(part) for name, part in parts.items()}
 
     @property
@@ -248,7 +259,8 @@ class SwarmSettings:
     def differences(self, other: "SwarmSettings") -> list[str]:
         """The parts on which the settings disagree."""
         theirs = other.fingerprints
-        return [name for name, value in self.fingerprints.items() if theirs[name] != value]
+        ours = self.fingerprints
+        return [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
 
 
 def digest(content: Any) -> str:
@@ -288,4 +300,6 @@ def for_toml(sections: dict[str, Any]) -> dict[str, Any]:
         section: {name: 0 if value is None else value for name, value in values.items()}
         for section, values in sections.items()
     }
+    if not others["swarm"]["run_key"]:  # older versions read the runs that they can take part in
+        others["swarm"] = {name: value for name, value in others["swarm"].items() if name not in ADMISSION_KEYS}
     return {**others, "model": model}

@@ -101,6 +101,8 @@ def test_what_is_everybodys_own_keeps_nobody_apart(settings, part, values):
         ("[swarm]\nname = 'A b'", "lower-case"),
         ("[swarm]\nprotocol = 99", "this version of dalle-lean speaks 1"),
         ("[swarm]\nmin_peers = 0", "min_peers = 0"),
+        ("[swarm]\nrun_key = 'xyz'", "64 hexadecimal digits"),
+        ("[swarm]\nadmission = 'closed'", "open, invite, list"),
         ("[swarm]\nhost = 'x'", r"\[swarm\] host: unknown key"),
         ("[wire]\nmode = 'x'", "gradients, diloco"),
         ("[wire]\nouter_momentum = 1.0", "outer_momentum = 1.0"),
@@ -118,6 +120,22 @@ def test_what_is_everybodys_own_keeps_nobody_apart(settings, part, values):
 def test_what_is_wrong_with_a_file_is_named(text, words):
     with pytest.raises(ValueError, match=words):
         parse_settings(text, "swarm.toml")
+
+
+def test_a_key_is_part_of_the_run_id_and_who_is_admitted_is_not(settings):
+    keyed = changed(settings, "swarm", run_key="ab" * 32)
+    assert settings.differences(keyed) == keyed.differences(settings) == ["key"]
+    assert keyed.run_id not in (settings.run_id, changed(settings, "swarm", run_key="cd" * 32).run_id)
+    assert changed(settings, "swarm", run_key="ab" * 32, admission="invite").run_id == keyed.run_id
+
+
+def test_a_run_without_a_key_is_written_as_older_versions_read_it(settings, tmp_path):
+    write_settings(tmp_path / "swarm.toml", settings)
+    assert "run_key" not in (tmp_path / "swarm.toml").read_text()
+    assert read_settings(tmp_path) == settings
+    keyed = changed(settings, "swarm", run_key="ab" * 32, admission="list")
+    write_settings(tmp_path / "swarm.toml", keyed)
+    assert read_settings(tmp_path) == keyed
 
 
 def test_a_missing_file_is_named(tmp_path):

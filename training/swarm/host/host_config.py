@@ -1,18 +1,16 @@
 """The host's own peers: their names, addresses and identities."""
 
 import dataclasses
-import os
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from hivemind.p2p import P2P, PeerID
-
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_json, write_json
 from training.swarm.network.addresses import EVERYWHERE, LOOPBACK
+from training.swarm.network.identity import make_identity, peer_id_in
 
 NAME = "host.json"
 IDENTITIES = "identities"
@@ -30,6 +28,7 @@ class HostConfig:
         vqgan: folder of the VQGAN that goes into the checkpoints' model folders.
         vqgan_fingerprint: of the VQGAN that made the codes.
         publish: where checkpoints are published.
+        peer_list: file of the peer ids that the run admits, if it goes by a list.
         helper_of: addresses of the run that this machine runs a helper for; empty if it hosts the run.
     """
 
@@ -39,6 +38,7 @@ class HostConfig:
     vqgan: str | None = None
     vqgan_fingerprint: str | None = None
     publish: str | None = None
+    peer_list: str | None = None
     helper_of: Sequence[str] = ()
 
     @classmethod
@@ -99,16 +99,9 @@ def make_identities(run_dir: Path, names: Iterable[str]) -> None:
     """Create missing private keys, readable by this user only."""
     (run_dir / IDENTITIES).mkdir(mode=0o700, exist_ok=True)
     for name in names:
-        path = identity_path(run_dir, name)
-        if not path.exists():
-            fresh = path.with_name(f".{name}.tmp")
-            fresh.unlink(missing_ok=True)
-            fresh.touch(mode=0o600)
-            P2P.generate_identity(str(fresh))
-            fresh.chmod(0o600)
-            os.rename(fresh, path)
+        make_identity(identity_path(run_dir, name))
 
 
 def peer_id(run_dir: Path, name: str) -> str:
     """Its peer id."""
-    return str(PeerID.from_identity(identity_path(run_dir, name).read_bytes()).to_base58())
+    return peer_id_in(identity_path(run_dir, name))

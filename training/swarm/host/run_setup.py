@@ -1,7 +1,8 @@
 """The folder of a hosted run: what goes into swarm.toml, and what must not change later.
 
 RUN_DIR holds swarm.toml and tokenizer.json, which are public; vocabulary.json, which goes into the checkpoints' model
-folders; identities/ and host.json, which concern this machine only; checkpoints/, logs/ and status/.
+folders; identities/, host.json, passes/, bans and invites.json, which concern this machine only; checkpoints/, logs/
+and status/.
 """
 
 import dataclasses
@@ -15,11 +16,17 @@ from dalle_lean.io.files import sha256_file
 from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet, find_shards, is_url
 from training.data.loader import TrainingData
+from training.run.fields import check_one_of
 from training.run.folder import place_vocabulary
 from training.run.progress import OnNotice
 from training.run.recipe import Recipe
 from training.step.build import matching_vqgan, stated_codes
+from training.swarm.admission.desk import LIST, OPEN, Application
+from training.swarm.admission.keys import SigningKey
+from training.swarm.admission.passes import HELPER
+from training.swarm.admission.service import apply
 from training.swarm.config import (
+    ADMISSIONS,
     NAME,
     SwarmSection,
     SwarmSettings,
@@ -29,13 +36,16 @@ from training.swarm.config import (
     write_settings,
 )
 from training.swarm.host.checkpoints import first_name
+from training.swarm.host.host_config import IDENTITIES, HostConfig, make_identities, peer_id
 from training.swarm.host.host_config import NAME as HOST_JSON
-from training.swarm.host.host_config import HostConfig, make_identities, peer_id
+from training.swarm.host.host_gate import HELPER_KEY, host_gate, run_key_file
 from training.swarm.network.addresses import EVERYWHERE, LOOPBACK, check_ip, free_ports, outward_ip
 from training.swarm.network.bootstrap_service import fetch_run, first_answer
 from training.swarm.network.dht import open_dht
 
 HELPERS = 2
+HELPER_NAME = "helper-0"
+"""Of a helper elsewhere."""
 FIRST_PORT = 31337
 
 
@@ -70,17 +80,23 @@ def make_run(
     wire: WireSection | None = None,
     timing: TimingSection | None = None,
     place: ListenOptions | None = None,
+    admission: str | None = None,
+    peer_list: Path | None = None,
     on_notice: OnNotice,
 ) -> SwarmSettings:
     """Make the folder of a run, or update the addresses of an existing one.
 
     Args:
         data: shards; None continues an existing run unchanged.
+        admission: who gets a pass, see training.swarm.admission.desk; None keeps what the run had, or is "open".
+        peer_list: file of the peer ids that are admitted, for admission "list"; None keeps what the run had.
 
     Raises ValueError if the existing run has another recipe; it names what differs.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     before = read_settings(run_dir) if (run_dir / NAME).exists() else None
+    listed = previous_config(run_dir).peer_list is not None if peer_list is None else peer_list.is_file()
+    admission = checked_admission(before, admission, listed)
     vqgan_fingerprint = None
     if data is None:
         if before is None:
@@ -89,7 +105,8 @@ def make_run(
     else:
         shards = find_shards(data, codes=stated_codes(recipe, vqgan) if is_url(data) else None, on_notice=on_notice)
         settings = new_settings(run_dir, data, shards, recipe, tokenizer)
-        swarm = dataclasses.replace(settings.swarm, name=name or slug(run_dir), min_peers=min_peers)
+        key = before.swarm.run_key if before is not None else make_run_key(run_dir)
+        swarm = dataclasses.replace(settings.swarm, name=name or slug(run_dir), min_peers=min_peers, run_key=key)
         settings = dataclasses.replace(
             settings, swarm=swarm, wire=wire or WireSection(), timing=timing or TimingSection()
         )
@@ -101,14 +118,35 @@ def make_run(
     place = place or ListenOptions()
     donors = place.donors or len(previous_config(run_dir).donors) or 1
     names = [f"helper-{number}" for number in range(HELPERS)] + [f"donor-{number}" for number in range(donors)]
-    host_config = make_host_config(run_dir, names, place, vqgan=vqgan, vqgan_fingerprint=vqgan_fingerprint)
+    host_config = make_host_config(
+        run_dir, names, place, vqgan=vqgan, vqgan_fingerprint=vqgan_fingerprint, peer_list=peer_list
+    )
     swarm = dataclasses.replace(
         settings.swarm,
+        admission=admission,
         addresses=tuple(host_config.address(run_dir, helper) for helper in host_config.helpers),
         donors=tuple(peer_id(run_dir, donor) for donor in host_config.donors),
     )
     write_settings(run_dir / NAME, dataclasses.replace(settings, swarm=swarm))
     return read_settings(run_dir)
+
+
+def make_run_key(run_dir: Path) -> str:
+    """The public half of a new run's key."""
+    return SigningKey.load_or_create(run_key_file(run_dir)).public
+
+
+def checked_admission(before: SwarmSettings | None, admission: str | None, has_list: bool) -> str:
+    """Whom the run admits; ValueError if it cannot."""
+    if before is not None and not before.swarm.run_key and admission is not None:
+        raise UserError(
+            "this run was begun without a key, so its peers have no passes: leave out --admission, or host a new run"
+        )
+    admission = admission or (OPEN if before is None else before.swarm.admission)
+    check_one_of(ADMISSIONS, admission=admission)
+    if admission == LIST and not has_list:
+        raise UserError("--admission list needs --peer-list with a file of peer ids, one on each line")
+    return admission
 
 
 def new_settings(run_dir: Path, data: str, shards: ShardSet, recipe: Recipe, tokenizer: Path | None) -> SwarmSettings:
@@ -156,35 +194,56 @@ def continued(run_dir: Path, before: SwarmSettings, now: SwarmSettings, *, named
     return dataclasses.replace(now, swarm=dataclasses.replace(now.swarm, name=before.swarm.name))
 
 
-def make_helper(run_dir: Path, addresses: Sequence[str], place: ListenOptions, on_notice: OnNotice) -> SwarmSettings:
+def make_helper(
+    run_dir: Path,
+    addresses: Sequence[str],
+    place: ListenOptions,
+    on_notice: OnNotice,
+    *,
+    code: str = "",
+    peer_list: Path | None = None,
+) -> SwarmSettings:
     """Make or update the folder of one more helper of the run at `addresses`, which is hosted elsewhere.
 
-    Raises ValueError if nobody there hands out the run's files and the folder does not have them.
+    Args:
+        code: of the host's invitation, the first time.
+        peer_list: see make_run.
+
+    Raises ValueError if nobody there hands out the run's files and the folder does not have them, and Refused.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     if previous_config(run_dir).donors:
         raise UserError(f"{run_dir} holds a run that is hosted here; give another folder for the helper of another run")
-    if not update_run_files(run_dir, addresses):
+    make_identities(run_dir, [HELPER_NAME])
+    if not update_run_files(run_dir, addresses, code):
         if not (run_dir / NAME).exists():
             raise UserError(f"no helper at {', '.join(addresses)} hands out the run's files; is the host up?")
         on_notice(f"no helper at {', '.join(addresses)} answers; this one starts when one of them does")
-    make_host_config(run_dir, ["helper-0"], place, helper_of=addresses)
+    make_host_config(run_dir, [HELPER_NAME], place, helper_of=addresses, peer_list=peer_list)
     return read_settings(run_dir)
 
 
-def update_run_files(run_dir: Path, addresses: Sequence[str]) -> bool:
-    """Fetch the run's files from its helpers; False if none answers."""
+def update_run_files(run_dir: Path, addresses: Sequence[str], code: str = "") -> bool:
+    """Fetch the run's files from its helpers, and a helper's pass; False if none answers."""
     try:
-        dht = open_dht(addresses, client_mode=True)
+        dht = open_dht(addresses, client_mode=True, only_asks=True)
     except ValueError:
         return False
     try:
         files = first_answer(dht, addresses, fetch_run)
+        if files is None:
+            return False
+        files.write(run_dir)
+        if files.settings.swarm.run_key:
+            own_key = SigningKey.load_or_create(run_dir / IDENTITIES / HELPER_KEY)
+            asked = Application(peer=peer_id(run_dir, HELPER_NAME), code=code, key=own_key.public)
+            gate = host_gate(run_dir, files.settings, HELPER_NAME)
+            apply(dht, addresses, gate, asked)
+            own = gate.own_pass()
+            if own is None or own.role != HELPER:
+                raise UserError("the code is for a trainer; ask the run's host for one made with --role helper")
     finally:
         dht.shutdown()
-    if files is None:
-        return False
-    files.write(run_dir)
     return True
 
 
@@ -201,6 +260,7 @@ def make_host_config(
     vqgan: Path | None = None,
     vqgan_fingerprint: str | None = None,
     helper_of: Sequence[str] = (),
+    peer_list: Path | None = None,
 ) -> HostConfig:
     """Addresses and identities of the host's peers; what is not given stays as it was."""
     before = previous_config(run_dir)
@@ -217,6 +277,7 @@ def make_host_config(
         vqgan_fingerprint=vqgan_fingerprint or before.vqgan_fingerprint,
         publish=(before.publish if place.publish is None else place.publish) or None,
         helper_of=helper_of,
+        peer_list=before.peer_list if peer_list is None else str(peer_list.resolve()),
     )
     make_identities(run_dir, names)
     host_config.save(run_dir)

@@ -2,6 +2,7 @@
 
 import ipaddress
 import socket
+from collections.abc import Sequence
 
 from hivemind.p2p import PeerID
 from hivemind.utils.multiaddr import Multiaddr
@@ -18,6 +19,14 @@ def peer_of(address: str) -> PeerID:
         return PeerID.from_base58(Multiaddr(address)["p2p"])
     except Exception:  # the parsers raise all kinds of errors
         raise UserError(f"{address!r} is not an address: it looks like /ip4/203.0.113.5/tcp/31337/p2p/Qm...") from None
+
+
+def addresses_of(targets: Sequence[str]) -> tuple[str, ...]:
+    """The targets if all are addresses, () for one file; ValueError otherwise."""
+    addresses = [target for target in targets if "/p2p/" in target]
+    if len(addresses) not in (0, len(targets)) or (not addresses and len(targets) != 1):
+        raise UserError(f"{' '.join(targets)}: give one swarm.toml, or addresses of one run (/ip4/.../tcp/.../p2p/...)")
+    return tuple(addresses)
 
 
 def check_ip(address: str) -> None:

@@ -85,15 +85,16 @@ class BootstrapService(ServicerBase):
         port = json.loads(request.metadata)
         if type(port) is not int or not 1 <= port <= 65535:
             raise ValueError(f"no port {port!r}")
-        hosts = {
-            ip_of(addr)
-            for peer in await self.p2p.list_peers()
-            if peer.peer_id == context.remote_id
-            for addr in peer.addrs
-        }
+        hosts = await hosts_of(self.p2p, context.remote_id)
         async with self.dials:
-            answers = [await takes_connections(host, port) for host in sorted(filter(None, hosts))[:2]]
+            answers = [await takes_connections(host, port) for host in hosts[:2]]
         return runtime_pb2.ExpertResponse(metadata=json.dumps(any(answers)).encode())
+
+
+async def hosts_of(p2p: P2P, caller: PeerID) -> list[str]:
+    """The IP addresses that a peer calls from."""
+    addresses = [address for peer in await p2p.list_peers() if peer.peer_id == caller for address in peer.addrs]
+    return sorted({host for host in map(ip_of, addresses) if host is not None})
 
 
 def ip_of(address: Multiaddr) -> str | None:
@@ -203,11 +204,19 @@ def read_file(dht: hivemind.DHT, address: str, name: str) -> bytes:
 
 
 def call(
-    dht: hivemind.DHT, address: str, method: str, *, uid: str = "", metadata: Any = None, is_json: bool = True
+    dht: hivemind.DHT,
+    address: str,
+    method: str,
+    *,
+    uid: str = "",
+    metadata: Any = None,
+    is_json: bool = True,
+    service: type[ServicerBase] = BootstrapService,
 ) -> Any:
-    """Call a helper; raises Unanswered unless it answers properly."""
-    request = runtime_pb2.ExpertRequest(uid=uid, metadata=json.dumps(metadata).encode()).SerializeToString()
-    answer = run_in_node(dht, partial(ask, peer_of(address), method, request))
+    """Call a helper; raises Unanswered unless it answers properly. `metadata` is JSON, or made into it."""
+    content = metadata if isinstance(metadata, bytes) else json.dumps(metadata).encode()
+    request = runtime_pb2.ExpertRequest(uid=uid, metadata=content).SerializeToString()
+    answer = run_in_node(dht, partial(ask, service, peer_of(address), method, request))
     if isinstance(answer, str):
         raise Unanswered(f"{address} did not answer {method.removeprefix('rpc_')}: {answer}")
     try:
@@ -216,10 +225,12 @@ def call(
         raise Unanswered(f"{address} answered {method.removeprefix('rpc_')} with something other than JSON") from None
 
 
-async def ask(peer: PeerID, method: str, request: bytes, _: hivemind.DHT, node: DHTNode) -> bytes | str:
+async def ask(
+    service: type[ServicerBase], peer: PeerID, method: str, request: bytes, _: hivemind.DHT | None, node: DHTNode
+) -> bytes | str:
     """Runs in the node's process: the answer, or what went wrong."""
     try:
-        stub = BootstrapService.get_stub(node.p2p, peer)
+        stub = service.get_stub(node.p2p, peer)
         message = runtime_pb2.ExpertRequest.FromString(request)
         answer = await getattr(stub, method)(message, timeout=CALL_TIMEOUT_S)
         content: bytes = answer.metadata

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,6 +18,8 @@ import torch._dynamo  # takes so long that a peer would miss its first round
 from hivemind.utils.logging import use_hivemind_log_handler
 
 from dalle_lean.errors import UserError
+from training.swarm.admission.gate import Gate
+from training.swarm.admission.guard import GuardedDHT
 from training.swarm.network.orphan_reaper import guard_children
 from training.swarm.network.reconnect import reconnect_lost_peers
 from training.swarm.observe.log import BoundedFileHandler
@@ -33,6 +36,8 @@ def open_dht(
     listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
     announce: Sequence[str] = (),
     identity: Path | None = None,
+    gate: Gate | None = None,
+    only_asks: bool = False,
 ) -> hivemind.DHT:
     """Start a node of the DHT, which signs its records with its identity's key: `private_key`.
 
@@ -42,6 +47,8 @@ def open_dht(
         listen: where to take connections, as /ip4/ADDRESS/tcp/PORT; port 0 is any free one.
         announce: how others reach that, if it differs.
         identity: file of the private key, created if missing; without it the identity lasts as long as the node.
+        gate: of a run with a key, which lets nobody else into the network.
+        only_asks: for a newcomer that has no pass yet: it need not get into the network.
 
     Raises ValueError if none of `addresses` answers or the port is taken.
     """
@@ -49,7 +56,8 @@ def open_dht(
         if identity is None:
             identity = Path(stack.enter_context(TemporaryDirectory())) / "identity"
         try:
-            dht = hivemind.DHT(
+            kind = hivemind.DHT if gate is None else partial(GuardedDHT, gate=gate)
+            dht = kind(
                 initial_peers=list(addresses) or None,
                 client_mode=client_mode,
                 host_maddrs=None if client_mode else list(listen),
@@ -58,6 +66,7 @@ def open_dht(
                 identity_path=str(identity),
                 use_relay=False,
                 nat_port_map=False,
+                ensure_bootstrap_success=not only_asks,
                 start=True,
             )
         except Exception as error:  # hivemind raises whatever its process met
@@ -66,6 +75,8 @@ def open_dht(
                 where = ", ".join(addresses)
                 if "failed to connect to bootstrap peers" in reason:
                     reason = "nobody answers there; is the host up, the address complete and its port open?"
+                elif gate is not None and "none of the initial_peers responded" in reason:
+                    reason = f"nobody there lets this machine in: {gate.own_refusal or 'ask its host why'}"
                 raise UserError(f"no way into the swarm by {where}: {reason}") from None
             raise UserError(f"cannot listen on {', '.join(listen)}: {reason}") from None
         dht.private_key = IdentityKey(identity)

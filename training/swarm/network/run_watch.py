@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import hivemind
 
+from training.swarm.admission.gate import gate_of
 from training.swarm.config import SwarmSettings
 from training.swarm.network.bootstrap_service import Unanswered, fetch_settings
 
@@ -25,14 +26,18 @@ class RunWatch:
         self.dht, self.settings, self.interval_s = dht, settings, interval_s
         self.addresses = settings.swarm.addresses if addresses is None else addresses
         self.moved: str | None = None
-        """A sentence, once the run goes on without peers like this one."""
+        """A sentence, once the run goes on without peers like this one, or without this one."""
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self.watch, name="run watch", daemon=True)
         self.thread.start()
 
     def watch(self) -> None:
         """Until the run has moved or the watch is closed."""
+        gate = gate_of(self.dht)
         while self.moved is None and not self.closed.wait(self.interval_s):
+            if gate is not None and (refusal := gate.own_refusal):
+                self.moved = refusal
+                break
             for address in self.addresses:
                 try:
                     current = fetch_settings(self.dht, address)

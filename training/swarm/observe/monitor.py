@@ -3,10 +3,13 @@
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
+
+import hivemind
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_json, write_json
@@ -14,7 +17,12 @@ from dalle_lean.require import require
 from training.run.metrics import NAME as METRICS
 from training.run.metrics import MetricsLog, read_metrics
 from training.run.progress import OnNotice
+from training.swarm.admission.gate import Gate
+from training.swarm.admission.newcomer import IDENTITY, enter_by_pass
+from training.swarm.admission.service import Renewal, begin_admission, counts_of
 from training.swarm.config import SwarmSettings, read_settings
+from training.swarm.host.host_gate import run_key_file
+from training.swarm.network.addresses import addresses_of
 from training.swarm.network.bootstrap_service import fetch_settings
 from training.swarm.network.dht import open_dht
 from training.swarm.observe.peer_metrics import PeerRecord, PeerRecords, read_records
@@ -45,7 +53,7 @@ class Overview:
     reported_samples_per_s: float
     left_s: float | None
     counters: dict[str, int]
-    """Sums of what each of COUNTERS counts, and `refused_records`."""
+    """Sums of what each of COUNTERS counts, `refused_records`, and what the helpers count of passes and bans."""
 
     def metrics(self) -> dict[str, float]:
         """The numbers for the logs."""
@@ -135,8 +143,13 @@ def credited(known: Contributor, record: PeerRecord) -> Contributor:
     )
 
 
-def summarize(records: PeerRecords, settings: SwarmSettings, steps_per_s: float | None) -> Overview | None:
-    """The run at this moment; None without trainers.
+def summarize(
+    records: PeerRecords,
+    settings: SwarmSettings,
+    steps_per_s: float | None,
+    admission: Mapping[str, int] = MappingProxyType({}),
+) -> Overview | None:
+    """The run at this moment; None without trainers. `admission`: what the helpers count, see `counts_of`.
 
     Its step and loss are medians over the trainers, which less than half of them cannot move with false claims.
     """
@@ -160,6 +173,7 @@ def summarize(records: PeerRecords, settings: SwarmSettings, steps_per_s: float 
         counters={
             **{name: sum(getattr(record, name) for record in trainers) for name in COUNTERS},
             "refused_records": records.refused,
+            **admission,
         },
     )
 
@@ -209,26 +223,57 @@ class Monitor:
     """Follows a run as a node in client mode, without taking part.
 
     Args:
-        source: an address of one of its helpers, or its swarm.toml.
+        sources: addresses of its helpers, or its swarm.toml.
         on_notice: called with one line when something is wrong.
 
     Raises ValueError if no helper answers.
     """
 
-    def __init__(self, source: str, on_notice: OnNotice):
+    def __init__(self, sources: Sequence[str], on_notice: OnNotice):
         self.on_notice = on_notice
-        given = None if source.startswith("/") and "/p2p/" in source else read_settings(Path(source))
-        self.addresses = (source,) if given is None else given.swarm.addresses
+        self.gate: Gate | None = None
+        self.identity: Path | None = None
+        self.run_key_file: Path | None = None
+        self.addresses, given = addresses_of(sources), None
         if not self.addresses:
-            raise UserError(f"{source} names no address of the run; give one, as `dalle-lean host` prints it")
-        self.dht = open_dht(self.addresses, client_mode=True)
+            path = Path(sources[0])
+            given = read_settings(path)
+            self.addresses = given.swarm.addresses
+            self.run_key_file = run_key_file(path if path.is_dir() else path.parent)
+        if not self.addresses:
+            raise UserError(f"{sources[0]} names no address of the run; give one, as `dalle-lean host` prints it")
+        self.dht = open_dht(self.addresses, client_mode=True, only_asks=True)
         self.pace, self.silent_polls = StepPace(), 0
         settings = self.fetch_settings() or given
         if settings is None:
             self.dht.shutdown()
-            raise UserError(f"no helper of {source} hands out the run's swarm.toml")
+            raise UserError(f"no helper of {', '.join(sources)} hands out the run's swarm.toml")
         self.settings = settings
         self.addresses = tuple(dict.fromkeys((*self.addresses, *settings.swarm.addresses)))
+
+    def enter(self, folder: Path, code: str = "") -> None:
+        """Get a pass, if the run has a key: only those who have one can read its records.
+
+        Args:
+            folder: keeps this monitor's identity and pass.
+            code: of the host's invitation, the first time.
+
+        Raises Refused, and ValueError if no helper answers. The host needs no code where its run.key is.
+        """
+        if self.settings.swarm.run_key:
+            self.gate = enter_by_pass(
+                self.dht, self.addresses, self.settings, folder, code=code, run_key_file=self.run_key_file
+            )
+            self.identity = folder / IDENTITY
+            self.dht.shutdown()
+            self.dht = self.open_node()
+
+    def open_node(self) -> hivemind.DHT:
+        """A node in client mode; ValueError if no helper answers."""
+        dht = open_dht(self.addresses, client_mode=True, identity=self.identity, gate=self.gate)
+        if self.gate is not None:
+            begin_admission(dht, Renewal(self.addresses))
+        return dht
 
     def fetch_settings(self) -> SwarmSettings | None:
         """From the first helper that answers; None if none does."""
@@ -245,7 +290,8 @@ class Monitor:
             records = read_records(self.dht, self.settings.run_id)
         except TimeoutError:
             records = PeerRecords({}, 0)
-        overview = summarize(records, self.settings, None)
+        counts = {} if self.gate is None else counts_of(self.dht, self.settings.swarm.addresses)
+        overview = summarize(records, self.settings, None, counts)
         if overview is None:
             self.silent_polls += 1
             if self.silent_polls % SILENT_POLLS == 0:
@@ -253,12 +299,12 @@ class Monitor:
             return records, None
         self.silent_polls = 0
         self.pace.observe(overview.step, time.monotonic())
-        return records, summarize(records, self.settings, self.pace.steps_per_s)
+        return records, summarize(records, self.settings, self.pace.steps_per_s, counts)
 
     def reconnect(self) -> None:
         """Find the run again: its helpers may have been away, or it may have been rolled back to a checkpoint."""
         try:
-            fresh = open_dht(self.addresses, client_mode=True)
+            fresh = self.open_node()
         except ValueError as error:
             self.on_notice(str(error))
             return

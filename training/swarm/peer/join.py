@@ -18,6 +18,8 @@ from dalle_lean.tokenizer import Tokenizer
 from training.data.remote_io import silent
 from training.run.folder import remove_leftovers, run_folder
 from training.run.progress import OnNotice
+from training.swarm.admission.newcomer import IDENTITY
+from training.swarm.admission.service import Renewal, begin_admission
 from training.swarm.config import SwarmSettings
 from training.swarm.network import dht as network
 from training.swarm.network.bootstrap_service import TOKENIZER
@@ -35,7 +37,7 @@ from training.swarm.peer.trainer import Peer
 from training.swarm.preflight.batch_size import BatchPlan, measure_batch
 from training.swarm.preflight.survey import JoinOptions, Survey, listen_on, ranks_here
 
-IDENTITY, LOG = "identity", "log"
+LOG = "log"
 INTERRUPTED_CODE = 130
 ON_STOP_TIMEOUT_S = 1.0
 GOODBYE_S = 8.0
@@ -135,7 +137,10 @@ def take_part(
             listen=listen_on(found.port),
             announce=options.announce,
             identity=found.folder / IDENTITY,
+            gate=found.gate,
         )
+        if found.gate is not None:
+            begin_admission(dht, Renewal(found.addresses))
         stack.callback(signal.signal, signal.SIGINT, signal.default_int_handler)
         stack.callback(dht.shutdown)
         keep_own_records(dht, settings)

@@ -19,11 +19,16 @@ from dalle_lean.devices import pick_device
 from dalle_lean.errors import UserError
 from training.data.catalog import ShardSet
 from training.data.remote_io import Patience
+from training.run.folder import run_folder
+from training.swarm.admission.gate import Gate
+from training.swarm.admission.newcomer import enter_by_pass
+from training.swarm.admission.passes import Refused
 from training.swarm.config import NAME, SwarmSettings, read_settings
-from training.swarm.network.addresses import EVERYWHERE, free_ports, port_is_free
+from training.swarm.network.addresses import EVERYWHERE, addresses_of, free_ports, port_is_free
 from training.swarm.network.bootstrap_service import (
     TOKENIZER,
     RunFiles,
+    Unanswered,
     fetch_run,
     first_answer,
     is_reachable,
@@ -62,6 +67,7 @@ class JoinOptions:
         batch_size: samples between two reports to the others.
         device, precision: as for training alone.
         user: display name on the leaderboard.
+        code: of the host's invitation, the first time.
     """
 
     data: str | None = None
@@ -73,6 +79,7 @@ class JoinOptions:
     device: str = "auto"
     precision: str | None = None
     user: str | None = None
+    code: str | None = None
 
     def __post_init__(self) -> None:
         if self.client and (self.listen is not None or self.announce):
@@ -101,6 +108,8 @@ class Survey:
     shards: ShardSet | None = None
     port: int = 0
     """To listen on; 0 in client mode."""
+    gate: Gate | None = None
+    """With this machine's pass, in a run with a key."""
 
     @property
     def problems(self) -> list[Check]:
@@ -147,15 +156,9 @@ def survey(targets: Sequence[str], options: JoinOptions, on_check: Callable[[Che
         found.port = port if options.reach == "listen" or reachable else 0
         sha256 = hashlib.sha256(found.run.tokenizer).hexdigest()
         report(check_fingerprint(settings, theirs.settings if theirs else None, sha256))
+        if settings.swarm.run_key and dht is not None and not found.problems:
+            report(check_admission(found, settings, options, dht))
     return found
-
-
-def addresses_of(targets: Sequence[str]) -> tuple[str, ...]:
-    """The targets if all are addresses, () for one file; ValueError otherwise."""
-    addresses = [target for target in targets if "/p2p/" in target]
-    if len(addresses) not in (0, len(targets)) or (not addresses and len(targets) != 1):
-        raise UserError(f"{' '.join(targets)}: give one swarm.toml, or addresses of one run (/ip4/.../tcp/.../p2p/...)")
-    return tuple(addresses)
 
 
 def read_files(path: Path) -> RunFiles:
@@ -189,7 +192,13 @@ def temporary_node(addresses: Sequence[str], options: JoinOptions, port: int) ->
     dht, reason = None, "the run names no address of a helper"
     if addresses:
         try:
-            dht = open_dht(addresses, client_mode=options.client, listen=listen_on(port), announce=options.announce)
+            dht = open_dht(
+                addresses,
+                client_mode=options.client,
+                listen=listen_on(port),
+                announce=options.announce,
+                only_asks=True,
+            )
             reason = ""
         except ValueError as error:
             reason = str(error)
@@ -234,9 +243,26 @@ def check_helpers(dht: hivemind.DHT | None, reason: str, settings: SwarmSettings
     """Whether a helper answers, and what the swarm is doing."""
     if dht is None:
         return Check("swarm", PROBLEM, reason, "check that this machine is online, or ask the host for its address")
+    if settings.swarm.run_key:
+        return Check("swarm", OK, "a helper answers; it tells more to those who are admitted")
     dht.add_validators([RSASignatureValidator()])  # it strips the signatures
     entry = dht.get(f"{settings.run_id}_progress", latest=True)
     return check_progress(None if entry is None else entry.value, settings)
+
+
+def check_admission(found: Survey, settings: SwarmSettings, options: JoinOptions, dht: hivemind.DHT) -> Check:
+    """Get this machine a pass, which stays in its folder."""
+    assert found.folder is not None
+    try:
+        with run_folder(found.folder):
+            found.gate = enter_by_pass(
+                dht, found.addresses, settings, found.folder, name=options.user or "", code=options.code or ""
+            )
+    except Refused as refusal:
+        return Check("admission", PROBLEM, refusal.found, refusal.cure)
+    except Unanswered as silence:
+        return Check("admission", PROBLEM, str(silence), "try again when the host is up")
+    return Check("admission", OK, "this machine has a pass, which is renewed while it takes part")
 
 
 def check_progress(metadata: Any, settings: SwarmSettings) -> Check:

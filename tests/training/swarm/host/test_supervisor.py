@@ -22,15 +22,18 @@ from tests.foreign import foreign_folder
 from tests.training.conftest import write_shards
 from tests.training.swarm.nursery import is_alive
 from training.run.recipe import load_recipe
+from training.swarm.admission.keys import SigningKey
+from training.swarm.admission.newcomer import enter_by_pass
+from training.swarm.admission.passes import Invite
 from training.swarm.config import TimingSection, WireSection, read_settings, write_settings
 from training.swarm.host import supervisor as host
 from training.swarm.host.checkpoints import Checkpoints, list_checkpoints
-from training.swarm.host.host_config import HostConfig, identity_path
+from training.swarm.host.host_config import HostConfig, identity_path, peer_id
+from training.swarm.host.host_gate import begin_host_admission, host_gate_with_pass, run_key_file
 from training.swarm.host.run_setup import ListenOptions, choose_ports, make_helper, make_run, slug
 from training.swarm.host.status import StatusFile
 from training.swarm.host.supervisor import Supervisor
-from training.swarm.network.addresses import free_ports
-from training.swarm.network.bootstrap_service import fetch_run, offer_run
+from training.swarm.network.bootstrap_service import Unanswered, fetch_run, offer_run
 from training.swarm.network.dht import open_dht
 from training.swarm.peer.gradient_worker import build_model
 
@@ -413,7 +416,7 @@ def test_a_killed_helper_comes_back_as_the_same_peer(running):
     until("another process", lambda: running.status("helper-0").get("pid", killed) != killed)
     # libp2p proves who answers: the address ends in the peer id.
     until("the helper", lambda: HostConfig.load(running.run_dir).is_up("helper-0"))
-    dht = open_dht([settings.swarm.addresses[0]], client_mode=True)
+    dht = open_dht([settings.swarm.addresses[0]], client_mode=True, only_asks=True)
     try:
         files = until("its files", lambda: try_to_fetch(dht, settings.swarm.addresses[0]), 30)
     finally:
@@ -489,16 +492,13 @@ def test_the_folder_of_a_hosted_run_is_not_made_one_of_a_helper(shards, tmp_path
 @pytest.mark.slow
 @pytest.mark.swarm
 def test_one_more_helper_elsewhere_lets_newcomers_in_and_goes_back_with_the_run(shards, tmp_path):
-    settings = make(tmp_path / "run", shards)
-    place = {
-        "client_mode": False,
-        "listen": [f"/ip4/127.0.0.1/tcp/{free_ports(1)[0]}"],
-        "identity": tmp_path / "identity",
-    }
-    node = open_dht([], **place)
-    offer_run(node, tmp_path / "run")
-    address = str(node.get_visible_maddrs()[0])
+    settings = make(tmp_path / "run", shards, admission="invite")
+    node = open_helper(tmp_path / "run")
+    address = settings.swarm.addresses[0]
+    key, ends = SigningKey.load(run_key_file(tmp_path / "run")), int(time.time() + 3600)
+    codes = [Invite(id=role, uses=1, ends=ends, role=role).code(key) for role in ("helper", "trainer")]
     options = ("--helper-of", address, "--port", "0", "--announce", "127.0.0.1", "--listen", "127.0.0.1")
+    options = (*options, "--code", codes[0])
     hosted = Hosted(tmp_path / "helper", *options)
     try:
         until("the helper", lambda: hosted.said("dalle-lean join"))
@@ -508,10 +508,13 @@ def test_one_more_helper_elsewhere_lets_newcomers_in_and_goes_back_with_the_run(
         assert f"dalle-lean join {own} {address}" in hosted.output.read_text().replace("\n", " ").replace("  ", " ")
         assert fetched_by(own).run_id == settings.run_id
         node.shutdown()
+        given = until(
+            "a pass while the host is away", lambda: pass_from(own, settings, tmp_path / "newcomer", codes[1])
+        )
+        assert (given.role, given.issuer) == ("trainer", peer_id(hosted.run_dir, "helper-0"))
         back = dataclasses.replace(settings, swarm=dataclasses.replace(settings.swarm, name="run-back1"))
         write_settings(tmp_path / "run/swarm.toml", back)
-        node = open_dht([], **place)
-        offer_run(node, tmp_path / "run")
+        node = open_helper(tmp_path / "run")
         until("the run of now", lambda: (fetched_by(own) or settings).run_id == back.run_id)
     except BaseException:
         hosted.report()
@@ -521,10 +524,35 @@ def test_one_more_helper_elsewhere_lets_newcomers_in_and_goes_back_with_the_run(
         node.shutdown()
 
 
+def open_helper(run_dir):
+    """The first of a run's helpers, without a process of its own."""
+    settings = read_settings(run_dir)
+    node = open_dht(
+        [],
+        client_mode=False,
+        listen=[f"/ip4/127.0.0.1/tcp/{HostConfig.load(run_dir).ports['helper-0']}"],
+        identity=identity_path(run_dir, "helper-0"),
+        gate=host_gate_with_pass(run_dir, settings, "helper-0"),
+    )
+    begin_host_admission(node, run_dir, settings, "helper-0")
+    offer_run(node, run_dir)
+    return node
+
+
+def pass_from(address, settings, folder, code):
+    """The pass that a newcomer gets there; None while nobody answers."""
+    with contextlib.suppress(Unanswered):
+        dht = open_dht([address], client_mode=True, only_asks=True)
+        try:
+            return enter_by_pass(dht, [address], settings, folder, code=code).own_pass()
+        finally:
+            dht.shutdown()
+
+
 def fetched_by(address):
     """The settings that a newcomer gets who has this address alone; None while nobody answers there."""
     with contextlib.suppress(ValueError):
-        dht = open_dht([address], client_mode=True)
+        dht = open_dht([address], client_mode=True, only_asks=True)
         try:
             return fetch_run(dht, address).settings
         finally:

@@ -269,7 +269,7 @@ def test_a_monitor_finds_a_run_again_whose_helper_was_away_and_that_was_taken_ba
     notices = []
     with ExitStack() as stack:
         helper, address = start_helper(tmp_path, SETTINGS, "/ip4/127.0.0.1/tcp/0")
-        monitor = stack.enter_context(Monitor(address, notices.append))
+        monitor = stack.enter_context(Monitor([address], notices.append))
         assert monitor.poll()[1] is None
         helper.shutdown()
         assert monitor.poll()[1] is None

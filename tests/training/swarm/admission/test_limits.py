@@ -1,0 +1,83 @@
+"""Calls and streams of each peer are limited, and what is remembered of them is bounded."""
+
+import pytest
+
+from training.swarm.admission import limits
+from training.swarm.admission.limits import Buckets, Limits, TokenBucket
+from training.swarm.admission.passes import Refused
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def test_a_bucket_lets_a_burst_through_and_then_its_rate():
+    bucket = TokenBucket(rate_per_s=2, burst=5, now_s=0)
+    assert [bucket.take(0) for _ in range(6)] == [True] * 5 + [False]
+    assert [bucket.take(1) for _ in range(3)] == [True, True, False]
+    assert sum(bucket.take(1000) for _ in range(100)) == 5
+
+
+def test_one_caller_does_not_use_up_what_another_may_do():
+    clock = Clock()
+    buckets = Buckets(1, 3, clock)
+    for _ in range(3):
+        buckets.take("a")
+    with pytest.raises(Refused):
+        buckets.take("a")
+    buckets.take("b")
+    clock.now_s = 1
+    buckets.take("a")
+
+
+def test_strangers_share_what_they_may_do_and_take_nothing_from_members():
+    permitted = Limits(Clock())
+    admitted = 0
+    for number in range(10_000):
+        try:
+            permitted.count_call(f"stranger {number}", known=False)
+            admitted += 1
+        except Refused:
+            continue
+    assert admitted == limits.STRANGE_CALLS_AT_ONCE
+    permitted.count_call("member", known=True)
+
+
+def test_ten_thousand_callers_do_not_grow_memory():
+    buckets = Buckets(1, 3, Clock())
+    for number in range(10_000):
+        buckets.take(f"peer {number}")
+    assert len(buckets.buckets) == limits.MAX_REMEMBERED
+
+
+def test_a_peer_holds_a_limited_number_of_streams_open():
+    permitted = Limits(Clock())
+    held = [permitted.stream("a") for _ in range(limits.MAX_STREAMS)]
+    for stream in held:
+        stream.__enter__()
+    with pytest.raises(Refused), permitted.stream("a"):
+        pass
+    with permitted.stream("b"):
+        pass
+    for stream in held:
+        stream.__exit__(None, None, None)
+    assert not permitted.streams
+    with permitted.stream("a"):
+        pass
+
+
+def test_strangers_that_show_no_pass_keep_no_member_out():
+    permitted = Limits(Clock())
+    held = [permitted.handshake(known=False) for _ in range(limits.MAX_STRANGE_STREAMS)]
+    for stream in held:
+        stream.__enter__()
+    with pytest.raises(Refused), permitted.handshake(known=False):
+        pass
+    with permitted.handshake(known=True):
+        pass
+    held[0].__exit__(None, None, None)
+    with permitted.handshake(known=False):
+        pass

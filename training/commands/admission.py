@@ -1,0 +1,103 @@
+"""The commands `dalle-lean invite`, `ban` and `unban`: whom the host of a run lets in."""
+
+import re
+import secrets
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dalle_lean.errors import UserError
+from dalle_lean.terminal import begin_loading, say
+
+if TYPE_CHECKING:
+    from training.swarm.admission.keys import SigningKey
+
+DAY_S = 24 * 3600
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run hosted on this machine.")]
+Subject = Annotated[str, typer.Argument(metavar="PEER_OR_CODE", help="Peer id of one machine, or the code of several.")]
+
+
+def invite(
+    run_dir: RunDir,
+    name: Annotated[str | None, typer.Option(help="Whom it is for; their pass says so.", show_default=False)] = None,
+    uses: Annotated[int, typer.Option(help="Machines that may come with it.", min=1, max=10_000)] = 1,
+    days: Annotated[float, typer.Option(help="Days in which they may come.", min=0.01, max=3650)] = 7.0,
+    role: Annotated[str, typer.Option(help="trainer, or helper: a machine with --helper-of.")] = "trainer",
+) -> None:
+    """Invite volunteers to a run: print a code and the command to join with. `dalle-lean host` may run or not."""
+    begin_loading()
+    from training.swarm.admission.passes import HELPER, TRAINER, Invite
+    from training.swarm.config import read_settings
+    from training.swarm.observe.peer_metrics import check_user_name
+
+    if role not in (TRAINER, HELPER):
+        raise UserError(f"--role {role}: must be {TRAINER} or {HELPER}")
+    if name is not None:
+        check_user_name(name)
+    key = run_key_of(run_dir)
+    ends = int(time.time() + days * DAY_S)
+    given = Invite(id=secrets.token_hex(4), uses=uses, ends=ends, role=role, name=name or "")
+    code, addresses = given.code(key), read_settings(run_dir).swarm.addresses
+    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(ends))
+    say(f"invitation {given.id}, for {uses} {role}{'s' * (uses > 1)} until {until}; the code is secret, and")
+    say(f"dalle-lean ban {run_dir} {given.id} takes it back. To join:")
+    if role == HELPER:
+        say(f"    dalle-lean host RUN_DIR --helper-of {addresses[0]} --announce ITS_ADDRESS --code {code}")
+    else:
+        say(f"    dalle-lean join {' '.join(addresses)} --code {code}")
+
+
+def ban(run_dir: RunDir, subject: Subject) -> None:
+    """Ban a machine, or an invitation with all who came with it; in force within seconds while the host runs."""
+    begin_loading()
+    subject, changed = change(run_dir, subject, banned=True)
+    say(
+        f"{subject} is banned; dalle-lean unban {run_dir} {subject} takes that back"
+        if changed
+        else f"{subject} is banned already"
+    )
+
+
+def unban(run_dir: RunDir, subject: Subject) -> None:
+    """Take back a ban."""
+    begin_loading()
+    subject, changed = change(run_dir, subject, banned=False)
+    say(f"{subject} is no longer banned" if changed else f"{subject} is not banned")
+
+
+def change(run_dir: Path, subject: str, *, banned: bool) -> tuple[str, bool]:
+    """Ban or unban a peer id or an invitation, given by its code or the id that `invite` prints.
+
+    Returns the peer id or the invitation's id, and whether that changed anything.
+    """
+    from training.swarm.admission.bans import change_bans
+    from training.swarm.admission.desk import PEER_ID
+    from training.swarm.admission.keys import Forged
+    from training.swarm.admission.passes import Invite
+
+    key = run_key_of(run_dir)
+    if not PEER_ID.fullmatch(subject) and not re.fullmatch(r"[0-9a-f]{8}", subject):
+        try:
+            subject = Invite.read(subject, key.public).id
+        except Forged:
+            raise UserError(f"{subject!r} is no peer id (Qm...), nor a code or invitation of this run") from None
+    return subject, change_bans(run_dir, key, subject, banned=banned)
+
+
+def run_key_of(run_dir: Path) -> "SigningKey":
+    """The run's key; ValueError if the folder has none."""
+    from training.swarm.admission.keys import SigningKey
+    from training.swarm.config import read_settings
+    from training.swarm.host.host_gate import run_key_file
+
+    path, settings = run_key_file(run_dir), read_settings(run_dir)
+    if not settings.swarm.run_key:
+        raise UserError(f"the run in {run_dir} was begun without a key: anybody with its address takes part")
+    if not path.exists():
+        raise UserError(f"{path} is missing: only the machine that hosts the run can do this")
+    key = SigningKey.load(path)
+    if key.public != settings.swarm.run_key:
+        raise UserError(f"{path} is not the key of the run in {run_dir}; put the run's own back")
+    return key

@@ -1,0 +1,75 @@
+"""Who is banned: a list that the run's key signs, with a version, which peers get from each other."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from dalle_lean.io.files import atomic_write
+from training.swarm.admission.keys import Forged, SigningKey, read_signed
+
+NAME = "bans"
+MAX_BANS_BYTES = 2**18
+"""Some 4,000 bans."""
+RELOAD_S = 0.5
+
+
+@dataclass(frozen=True)
+class Bans:
+    """Peer ids, and invitations by their ids, that are not admitted; a later version replaces an earlier one."""
+
+    version: int = 0
+    banned: frozenset[str] = field(default_factory=frozenset)
+
+    @classmethod
+    def read(cls, statement: bytes, run_key: str) -> Self:
+        """The list in a statement of the run's key, empty for an empty one; Forged if it is none."""
+        if not statement:
+            return cls()
+        content = read_signed("bans", statement[: MAX_BANS_BYTES + 1], run_key)
+        if not isinstance(content, dict) or type(content.get("version")) is not int:
+            raise Forged("not a list of bans")
+        return cls(content["version"], frozenset(map(str, content.get("banned", ()))))
+
+    def signed(self, key: SigningKey) -> bytes:
+        """The statement."""
+        return key.sign("bans", {"version": self.version, "banned": sorted(self.banned)})
+
+
+class FollowedFile:
+    """A small file that other processes replace now and then; looked at no more often than every RELOAD_S."""
+
+    def __init__(self, path: Path, limit_bytes: int):
+        self.path, self.limit_bytes = path, limit_bytes
+        self.content, self.due_s, self.stamp = b"", 0.0, (0, 0)
+
+    def read(self, *, now: bool = False) -> bytes:
+        """Its content, empty while there is none or more than `limit_bytes`; `now`: look at it in any case."""
+        if now or time.monotonic() >= self.due_s:
+            self.due_s = time.monotonic() + RELOAD_S
+            try:
+                status = self.path.stat()
+                stamp = (status.st_ino, status.st_mtime_ns)
+                if stamp != self.stamp:
+                    self.content = self.path.read_bytes() if status.st_size <= self.limit_bytes else b""
+                    self.stamp = stamp
+            except OSError:
+                self.content, self.stamp = b"", (0, 0)
+        return self.content
+
+
+def write_statement(path: Path, statement: bytes) -> None:
+    """Replace a file that is followed."""
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(statement)
+
+
+def change_bans(run_dir: Path, key: SigningKey, subject: str, *, banned: bool) -> bool:
+    """Ban or unban a peer id or an invitation; returns whether that changed anything."""
+    path = run_dir / NAME
+    before = Bans.read(path.read_bytes() if path.exists() else b"", key.public)
+    now = before.banned | {subject} if banned else before.banned - {subject}
+    if now == before.banned:
+        return False
+    write_statement(path, Bans(max(before.version + 1, time.time_ns() // 10**6), now).signed(key))
+    return True

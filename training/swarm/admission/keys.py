@@ -1,0 +1,86 @@
+"""Ed25519 keys, and statements that they sign: 64 bytes of signature, then JSON."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Self
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from dalle_lean.errors import UserError
+from dalle_lean.io.files import read_bytes
+
+SIGNATURE_BYTES = 64
+MAX_KEY_FILE_BYTES = 4096
+
+
+class Forged(ValueError):
+    """A statement is malformed, or not signed by the key that it should be signed by."""
+
+
+class SigningKey:
+    """A private key; `public` is its public half, 64 hexadecimal digits."""
+
+    def __init__(self, private: Ed25519PrivateKey):
+        self.private = private
+        self.public = private.public_key().public_bytes_raw().hex()
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a key file; ValueError if it holds no Ed25519 key."""
+        try:
+            private = serialization.load_pem_private_key(read_bytes(path, MAX_KEY_FILE_BYTES), password=None)
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{path} holds no private key: {error}") from None
+        if not isinstance(private, Ed25519PrivateKey):
+            raise UserError(f"{path} holds another kind of key than Ed25519; put the run's own back")
+        return cls(private)
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> Self:
+        """The key in a file, which is made if missing: only this user can read it."""
+        if not path.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+            fresh.unlink(missing_ok=True)
+            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(
+                    Ed25519PrivateKey.generate().private_bytes(
+                        serialization.Encoding.PEM,
+                        serialization.PrivateFormat.PKCS8,
+                        serialization.NoEncryption(),
+                    )
+                )
+                os.fsync(file.fileno())
+            os.replace(fresh, path)
+        return cls.load(path)
+
+    def sign(self, kind: str, content: Any) -> bytes:
+        """The statement that `content`, which JSON can hold, is a `kind` of this key's."""
+        body = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+        return self.private.sign(signed_bytes(kind, body)) + body
+
+
+def signed_bytes(kind: str, body: bytes) -> bytes:
+    """What is signed: a statement of one kind is none of another."""
+    return f"dalle-lean {kind}\n".encode() + body
+
+
+def read_unverified(statement: bytes) -> Any:
+    """What a statement says, whoever signed it; Forged if it is malformed."""
+    try:
+        return json.loads(statement[SIGNATURE_BYTES:])
+    except (ValueError, RecursionError):
+        raise Forged("not a statement") from None
+
+
+def read_signed(kind: str, statement: bytes, public: str) -> Any:
+    """What a statement of the key `public` says; Forged unless that key signed it as this kind."""
+    try:
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))
+        key.verify(statement[:SIGNATURE_BYTES], signed_bytes(kind, statement[SIGNATURE_BYTES:]))
+    except (InvalidSignature, ValueError):
+        raise Forged(f"not a {kind} of the key {public[:12]}") from None
+    return read_unverified(statement)

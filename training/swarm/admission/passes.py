@@ -1,0 +1,137 @@
+"""Passes and invitations: what the run's key, or a helper that it trusts, signs for those who may take part.
+
+A pass names a peer id, and libp2p proves the peer id at each connection: whoever copies a pass cannot use it.
+"""
+
+import base64
+import binascii
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from dalle_lean.errors import UserError
+from training.swarm.admission.keys import Forged, SigningKey, read_signed, read_unverified
+
+TRAINER, HELPER, DONOR = ROLES = ("trainer", "helper", "donor")
+MAX_PASS_BYTES = 2048
+MAX_CODE_CHARACTERS = 1024
+PASS_S = 24 * 3600.0
+HELPER_PASS_S = 14 * 24 * 3600.0
+"""Longer: only the host renews it, and the host may be away."""
+REFUSALS = {
+    "no pass": ("this machine has no pass of this run", "join it by its address"),
+    "forged": ("the pass or code is not one of this run", "ask the run's host for a code, and copy the whole of it"),
+    "other peer": ("the pass belongs to another machine", "join the run by its address, to get one for this machine"),
+    "ended": ("the pass or code has ended", "ask the run's host for another"),
+    "banned": ("the host has banned this machine, or the code that it came with", "ask the run's host why"),
+    "busy": (
+        "too many calls or newcomers at this moment",
+        "try again in some minutes, or ask the run's host for a code",
+    ),
+    "no code": ("the run admits only those whom its host invites", "ask the host for a code and give it with --code"),
+    "used up": ("the code has admitted as many machines as it is for", "ask the run's host for another"),
+    "not listed": ("the run admits only machines on its host's list", "send the host this machine's peer id: {peer}"),
+    "host only": ("only the host itself can admit a helper, and it is away", "try again when it is back"),
+    "malformed": ("the helper does not understand this version's request", "install the run's version of dalle-lean"),
+}
+"""Why somebody is not admitted, and what to do about it."""
+
+
+class Refused(UserError):
+    """Somebody is not admitted, for one of the reasons in REFUSALS; `peer` is this machine's peer id."""
+
+    def __init__(self, reason: str, peer: str = ""):
+        self.reason = reason if reason in REFUSALS else "malformed"
+        self.found, cure = REFUSALS[self.reason]
+        self.cure = cure.format(peer=peer)
+        super().__init__(f"{self.found}; {self.cure}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """What a pass says.
+
+    Args:
+        peer: the peer id that it is for.
+        role: TRAINER, HELPER or DONOR.
+        name: to show to people.
+        ends: seconds since 1970.
+        invite: the invitation that it was given for; empty if there was none.
+        key: a helper's public key, with which it admits trainers.
+        issuer: the peer id of the helper that signed it; empty if the run's key did.
+    """
+
+    peer: str
+    role: str
+    name: str
+    ends: int
+    invite: str = ""
+    key: str = ""
+    issuer: str = ""
+
+    def __post_init__(self) -> None:
+        texts = (self.peer, self.name, self.invite, self.key, self.issuer)
+        if not all(isinstance(text, str) for text in texts) or self.role not in ROLES or type(self.ends) is not int:
+            raise Forged("not a pass")
+
+    @classmethod
+    def read(cls, statement: bytes, run_key: str) -> Self:
+        """The pass in a statement of the run's key, or of a helper that has a pass of the run's key; else Forged."""
+        if not 0 < len(statement) <= MAX_PASS_BYTES:
+            raise Forged("not a pass")
+        content = read_unverified(statement)
+        helper = content.pop("helper", None) if isinstance(content, dict) else None
+        if not isinstance(content, dict) or not content.keys() <= cls.__dataclass_fields__.keys():
+            raise Forged("not a pass")
+        try:
+            given = cls(**content)
+        except TypeError:  # a field is missing
+            raise Forged("not a pass") from None
+        if helper is None:
+            read_signed("pass", statement, run_key)
+            return given
+        by = cls.read(decoded(helper), run_key)
+        read_signed("pass", statement, by.key)
+        if by.role != HELPER or given.role != TRAINER or given.issuer != by.peer or given.ends > by.ends:
+            raise Forged("a helper admits trainers only, and for no longer than itself")
+        return given
+
+    def signed(self, key: SigningKey, helper: bytes = b"") -> bytes:
+        """The statement; `helper` is the pass of the helper whose key signs it, empty for the run's key."""
+        content = asdict(self)
+        return key.sign("pass", {**content, "helper": encoded(helper)} if helper else content)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invite:
+    """What a code says: `uses` machines may come with it before `ends`, in seconds since 1970."""
+
+    id: str
+    uses: int
+    ends: int
+    role: str = TRAINER
+    name: str = ""
+
+    @classmethod
+    def read(cls, code: str, run_key: str) -> Self:
+        """The invitation in a code; Forged if it is none of the run's key."""
+        if len(code) > MAX_CODE_CHARACTERS:
+            raise Forged("not a code")
+        content = read_signed("invite", decoded(code), run_key)
+        return cls(**dict(zip(("id", "uses", "ends", "role", "name"), content, strict=True)))
+
+    def code(self, key: SigningKey) -> str:
+        """The code: letters, digits, hyphens and underscores."""
+        return encoded(key.sign("invite", [self.id, self.uses, self.ends, self.role, self.name]))
+
+
+def encoded(content: bytes) -> str:
+    """Bytes as letters, digits, hyphens and underscores."""
+    return base64.urlsafe_b64encode(content).decode().rstrip("=")
+
+
+def decoded(text: Any) -> bytes:
+    """The bytes of `encoded`; Forged if it is no such text."""
+    try:
+        return base64.urlsafe_b64decode(text.strip() + "=" * (-len(text.strip()) % 4))
+    except (AttributeError, ValueError, binascii.Error):
+        raise Forged("not a statement") from None

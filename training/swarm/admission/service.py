@@ -1,0 +1,213 @@
+"""Passes and bans on the wire: what peers ask each other, in the processes of their DHT nodes."""
+
+import asyncio
+import json
+import logging
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hivemind
+from hivemind.dht.node import DHTNode
+from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
+from hivemind.proto import runtime_pb2
+
+from training.swarm.admission.bans import write_statement
+from training.swarm.admission.desk import Application, Desk
+from training.swarm.admission.gate import Gate, gate_of
+from training.swarm.admission.keys import Forged, SigningKey
+from training.swarm.admission.passes import HELPER_PASS_S, PASS_S, TRAINER, Pass, Refused, decoded, encoded
+from training.swarm.network.addresses import peer_of
+from training.swarm.network.bootstrap_service import Unanswered, ask, call, hosts_of
+
+POLL_S = 2.0
+RENEW_INTERVAL_S = 60.0
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """How a peer renews its pass in the second half of its time.
+
+    Args:
+        addresses: of helpers to ask.
+        run_key_file: of the run's key, which only the host has.
+    """
+
+    addresses: Sequence[str] = ()
+    run_key_file: Path | None = None
+
+
+@dataclass(frozen=True)
+class DeskPlace:
+    """A helper's desk: see Desk."""
+
+    policy: str
+    folder: Path
+    key_file: Path
+    peer_list: Path | None = None
+
+
+class AdmissionService(ServicerBase):
+    """What a listening peer tells about admission; public, so an answer trusts nothing that is asked."""
+
+    def __init__(self, p2p: P2P, gate: Gate, desk: Desk | None):
+        self.p2p, self.gate, self.desk = p2p, gate, desk
+
+    async def rpc_apply(self, request: runtime_pb2.ExpertRequest, context: P2PContext) -> runtime_pb2.ExpertResponse:
+        """A pass for the Application in `metadata`, or the reason why there is none."""
+        try:
+            if self.desk is None:
+                raise Refused("host only")
+            hosts = await hosts_of(self.p2p, context.remote_id)
+            statement = self.desk.admit(Application.parse(request.metadata), min(hosts, default=""))
+            answer = {"pass": encoded(statement)}
+        except Refused as refusal:
+            answer = {"refused": refusal.reason}
+        return runtime_pb2.ExpertResponse(metadata=json.dumps(answer).encode())
+
+    async def rpc_bans(self, request: runtime_pb2.ExpertRequest, _: P2PContext) -> runtime_pb2.ExpertResponse:
+        """The signed list of bans if it is newer than version `metadata`, else nothing."""
+        newer = self.gate.current_bans().version > int(json.loads(request.metadata))
+        return runtime_pb2.ExpertResponse(metadata=self.gate.bans_statement if newer else b"")
+
+    async def rpc_counts(self, _request: runtime_pb2.ExpertRequest, _: P2PContext) -> runtime_pb2.ExpertResponse:
+        """Peers with a pass that this one knows, bans, and calls that it refused."""
+        passes = sum(shown.ends > time.time() for shown in self.gate.admitted.values())
+        counts = {"passes": passes, "bans": len(self.gate.current_bans().banned), "refused_calls": self.gate.refused}
+        return runtime_pb2.ExpertResponse(metadata=json.dumps(counts).encode())
+
+
+def begin_admission(dht: hivemind.DHT, renewal: Renewal, place: DeskPlace | None = None) -> None:
+    """Have a guarded node renew its pass, learn of bans and tell others of them, and keep a desk at `place`."""
+    dht.run_coroutine(partial(start, renewal=renewal, place=place))
+
+
+async def start(dht: hivemind.DHT, node: DHTNode, renewal: Renewal, place: DeskPlace | None) -> None:
+    """Runs in the node's process."""
+    gate = gate_of(dht)
+    assert gate is not None
+    if not node.protocol.client_mode:
+        desk = None
+        if place is not None:
+            desk = Desk(gate, place.policy, place.folder, SigningKey.load(place.key_file), place.peer_list)
+        await AdmissionService(node.p2p, gate, desk).add_p2p_handlers(node.p2p)
+    keeping, shutdown = asyncio.create_task(keep_admitted(gate, node, renewal)), node.shutdown
+
+    async def stop_keeping() -> None:
+        keeping.cancel()
+        await shutdown()
+
+    node.shutdown = stop_keeping
+
+
+async def keep_admitted(gate: Gate, node: DHTNode, renewal: Renewal) -> None:
+    """Until the node ends: every POLL_S learn of bans from one peer by chance, and renew the pass in time."""
+    renew_s = 0.0
+    while True:
+        await asyncio.sleep(POLL_S)
+        try:
+            await learn_bans(gate, node, renewal.addresses)
+            if time.monotonic() > renew_s and is_half_gone(gate.own_pass()):
+                renew_s = time.monotonic() + RENEW_INTERVAL_S
+                await renew(gate, node, renewal)
+        except Exception:  # a stranger's answer may raise anything
+            logging.getLogger("hivemind").exception("keeping up with passes and bans failed")
+
+
+async def learn_bans(gate: Gate, node: DHTNode, addresses: Sequence[str]) -> None:
+    """Ask one of the peers that this node knows for a newer list; from one to the next it reaches all in seconds."""
+    known = {*node.protocol.routing_table.uid_to_peer_id.values(), *map(peer_of, addresses)} - {node.peer_id}
+    if known:
+        version = json.dumps(gate.current_bans().version).encode()
+        newer = await answer_of(node, random.choice(list(known)), "rpc_bans", version)
+        if newer:
+            gate.learn_bans(newer)
+
+
+async def renew(gate: Gate, node: DHTNode, renewal: Renewal) -> None:
+    """Replace this peer's pass by one that ends later, if anybody gives one."""
+    own = gate.own_pass()
+    if own is not None and renewal.run_key_file is not None:
+        issue_own(gate, SigningKey.load(renewal.run_key_file), own.peer, own.role)
+        return
+    asked = Application(peer=str(node.peer_id), current=encoded(gate.shown))
+    for peer in map(peer_of, renewal.addresses):
+        answer = json.loads(await answer_of(node, peer, "rpc_apply", asked.to_json()) or b"{}")
+        if "pass" in answer:
+            keep_pass(gate, asked.peer, decoded(answer["pass"]))
+            return
+
+
+async def answer_of(node: DHTNode, peer: PeerID, method: str, content: bytes) -> bytes:
+    """What a peer's AdmissionService answers; empty if it is away, has none, or is too busy: another is asked."""
+    request = runtime_pb2.ExpertRequest(metadata=content).SerializeToString()
+    answer = await ask(AdmissionService, peer, method, request, None, node)
+    return answer if isinstance(answer, bytes) else b""
+
+
+def is_half_gone(own: Pass | None) -> bool:
+    """Whether it is time to renew a pass."""
+    if own is None:
+        return True
+    return own.ends - time.time() < (PASS_S if own.role == TRAINER else HELPER_PASS_S) / 2
+
+
+def issue_own(gate: Gate, run_key: SigningKey, peer: str, role: str) -> None:
+    """Give a peer of the host its own pass."""
+    given = Pass(peer=peer, role=role, name="", ends=int(time.time() + HELPER_PASS_S))
+    keep_pass(gate, peer, given.signed(run_key))
+
+
+def keep_pass(gate: Gate, peer: str, statement: bytes) -> None:
+    """Write this peer's pass to its file; Forged if it is another's or not of this run."""
+    if Pass.read(statement, gate.run_key).peer != peer:
+        raise Forged("a pass of another peer")
+    write_statement(gate.own.path, statement)
+
+
+def apply(dht: hivemind.DHT, addresses: Sequence[str], gate: Gate, asked: Application) -> None:
+    """Ask helpers for a pass and keep it; a pass that still holds is kept if none of them answers.
+
+    Raises Refused with the reason of the first that refuses if none admits, and Unanswered.
+    """
+    asked = replace(asked, current=encoded(gate.shown))
+    refusal: Refused | None = None
+    for address in addresses:
+        try:
+            answer = call(dht, address, "rpc_apply", metadata=asked.to_json(), service=AdmissionService)
+            if isinstance(answer, dict) and "pass" in answer:
+                keep_pass(gate, asked.peer, decoded(answer["pass"]))
+                return
+        except (Unanswered, Forged):
+            continue
+        if isinstance(answer, dict):
+            refusal = refusal or Refused(str(answer.get("refused")), asked.peer)
+    if refusal is not None:
+        raise refusal
+    own = gate.own_pass()
+    if own is None or own.ends < time.time():
+        raise Unanswered(f"no helper at {', '.join(addresses)} hands out passes of this run")
+
+
+def counts_of(dht: hivemind.DHT, addresses: Sequence[str]) -> dict[str, int]:
+    """What the helpers at these addresses count: the most passes and bans of any, all refused calls."""
+    found: list[Any] = []
+    for address in addresses:
+        try:
+            found.append(call(dht, address, "rpc_counts", service=AdmissionService))
+        except Unanswered:
+            continue
+    told = [counts for counts in found if isinstance(counts, dict)]
+
+    def counted(name: str) -> list[int]:
+        return [count for counts in told if type(count := counts.get(name)) is int and 0 <= count < 2**53]
+
+    return {
+        "passes": max(counted("passes"), default=0),
+        "bans": max(counted("bans"), default=0),
+        "refused_calls": sum(counted("refused_calls")),
+    }
