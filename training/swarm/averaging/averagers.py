@@ -18,13 +18,13 @@ from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.averaging.matchmaking import Matchmaking
-from hivemind.averaging.partition import TensorPartReducer
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.asyncio import as_aiter, azip
 from torch import Tensor
 
+from training.swarm.averaging.attestation import Attestation
 from training.swarm.averaging.finite_mean import FiniteMean
 from training.swarm.averaging.wire_checks import CheckedStub, checked_parts
 
@@ -38,7 +38,7 @@ NO_REPORT = MSGPackSerializer.dumps((0.0, AveragingMode.CLIENT.value, MSGPackSer
 class RuleRunner(AllReduceRunner):
     """hivemind's all-reduce with our rule for the parts that this peer reduces."""
 
-    tensor_part_reducer: TensorPartReducer
+    tensor_part_reducer: FiniteMean
 
     def __init__(
         self,
@@ -56,6 +56,12 @@ class RuleRunner(AllReduceRunner):
             max_weight=max_weight,
             excluded=[index for index, peer in enumerate(self.sender_peer_ids) if peer in excluded],
         )
+
+    def averaged_weights(self) -> dict[str, float]:
+        """By peer id, what each sender's parts counted for that this peer reduced."""
+        parts = len(self.parts_for_local_averaging)
+        counted = zip(self.sender_peer_ids, self.tensor_part_reducer.counted_weights, strict=True)
+        return {peer.to_base58(): weight / parts for peer, weight in counted if weight}
 
     def _get_peer_stub(self, peer: PeerID) -> Any:
         return CheckedStub(super()._get_peer_stub(peer))
@@ -90,6 +96,7 @@ class FilteredAverager(DecentralizedAverager):
     Args:
         rule: see training.swarm.averaging.aggregation.
         max_weight: cap on one sender's weight.
+        attestation: told after each round what each sender counted for.
     """
 
     def __init__(
@@ -97,9 +104,12 @@ class FilteredAverager(DecentralizedAverager):
         *arguments: Any,
         rule: type[FiniteMean] = FiniteMean,
         max_weight: float = math.inf,
+        attestation: Attestation | None = None,
         **options: Any,
     ):
-        self.rule, self.max_weight = rule, max_weight
+        self.rule, self.max_weight, self.attestation = rule, max_weight, attestation
+        self.averaged_weights: dict[str, float] = {}
+        """Of the latest round, in the process that averages."""
         self._dropped_tensors = mp.Value("q", 0)  # shared with the process that averages
         super().__init__(*arguments, **options)
 
@@ -121,7 +131,10 @@ class FilteredAverager(DecentralizedAverager):
         return int(self._dropped_tensors.value)
 
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **options: Any) -> Any:
-        return await super()._aggregate_with_group(with_readable_reports(group_info), min_vector_size, **options)
+        gathered = await super()._aggregate_with_group(with_readable_reports(group_info), min_vector_size, **options)
+        if self.attestation is not None and self.averaged_weights:
+            self.attestation.add(self.averaged_weights)
+        return gathered
 
     async def _run_allreduce_inplace_(
         self, tensors: Sequence[Tensor], group_info: GroupInfo, group_id: bytes | None = None, **options: Any
@@ -143,6 +156,7 @@ class FilteredAverager(DecentralizedAverager):
         if runner.modes[group_info.peer_ids.index(self.peer_id)] == AveragingMode.AUX:
             async for _ in runner:
                 raise ValueError("auxiliary peers receive no averaged tensors")
+            self.averaged_weights = runner.averaged_weights()
             return
         async for tensor, update in azip(as_aiter(*tensors), runner):
             if torch.isfinite(update).all():

@@ -30,6 +30,8 @@ class FiniteMean(TensorPartReducer):
         excluded: Collection[int] = (),
     ):
         self.max_weight, self.excluded = max_weight, excluded
+        self.counted_weights = [0.0] * num_senders
+        """Of each sender's usable parts, summed."""
         super().__init__(part_shapes, num_senders)
 
     async def accumulate_part(
@@ -43,6 +45,7 @@ class FiniteMean(TensorPartReducer):
             tensor_part, weight = torch.zeros(shape), 0.0
         weight = min(weight, self.max_weight)
         if weight > 0:
+            self.counted_weights[sender_index] += weight
             self.take(sender_index, part_index, tensor_part, weight)
         return await super().accumulate_part(sender_index, part_index, tensor_part, weight)
 
