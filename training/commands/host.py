@@ -12,9 +12,11 @@ import typer
 
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import Device, begin_loading, progress_bar, say, warn
+from training.commands.options import DEFAULT_PAGE_ADDRESS, Export, PageAddress, PromptPage
 
 HELPER_OPTIONS = ("run_dir", "port", "announce", "listen", "helper_of")
-MACHINE_OPTIONS = (*HELPER_OPTIONS, "donors", "vqgan", "device")
+PAGE_OPTIONS = ("page", "page_address", "export", "prompt_page")
+MACHINE_OPTIONS = (*HELPER_OPTIONS, *PAGE_OPTIONS, "donors", "vqgan", "device")
 """These may change while a run exists."""
 
 
@@ -120,6 +122,10 @@ def host(
         ),
     ] = None,
     device: Device = "cpu",
+    page: Annotated[bool, typer.Option(help="Serve the run's page, too; needs the extra demo.")] = False,
+    page_address: PageAddress = DEFAULT_PAGE_ADDRESS,
+    export: Export = None,
+    prompt_page: PromptPage = None,
 ) -> None:
     """Host a run on this machine: two helpers that volunteers connect to, and a donor that keeps the state.
 
@@ -197,15 +203,22 @@ def host(
                     f"{announced} is a private address: for volunteers outside your network, forward the TCP ports "
                     f"{ports} to this machine and give --announce its public address"
                 )
+            if page:
+                say(f"the run's page is at http://{page_address}")
             if not is_url(settings.swarm.data) and not helper_of:
                 warn(f"volunteers need a copy of {settings.swarm.data}, which they name with --data")
 
+        page_options = ["--page", "--page-address", page_address] if page else []
+        page_options += [] if export is None else ["--export", str(export.resolve())]
+        if page_options and prompt_page is not None:
+            page_options += ["--prompt-page", prompt_page]
         say(f"starting {len(host_config.ports)} peers ...")
         with progress_bar(f"run {settings.swarm.name}", "steps") as on_progress:
             end = host_run(
                 run_dir,
                 settings,
                 device=str(pick_device(device)),
+                page=page_options,
                 on_ready=invite,
                 on_progress=on_progress,
                 on_notice=warn,
