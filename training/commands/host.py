@@ -212,6 +212,10 @@ def host(
         page_options += [] if export is None else ["--export", str(export.resolve())]
         if page_options and prompt_page is not None:
             page_options += ["--prompt-page", prompt_page]
+        if page_options:
+            from training.swarm.observe.page.site import BOKEH, bokeh_file
+
+            bokeh_file(BOKEH[0])  # now, not in a log
         say(f"starting {len(host_config.ports)} peers ...")
         with progress_bar(f"run {settings.swarm.name}", "steps") as on_progress:
             end = host_run(

@@ -1,6 +1,7 @@
 """What a reducer saw for itself: whose gradients it averaged into steps, of how many samples, over how long."""
 
 import json
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -53,7 +54,10 @@ class Attestation:
             self.credits[peer] = Credit(before.samples + count, before.seconds + own_s, rate, now)
         self.last_step_s, self.last_peers = now, frozenset(samples)
         self.credits = dict(sorted(self.credits.items(), key=lambda item: -item[1].samples)[:MOST_PEERS])
-        write_json(self.path, {peer: asdict(credit) for peer, credit in self.credits.items()})
+        try:
+            write_json(self.path, {peer: asdict(credit) for peer, credit in self.credits.items()})
+        except OSError as error:  # a full disk must not end the round
+            logging.getLogger("hivemind").warning(f"{self.path} could not be written: {error}")
 
 
 def parse_credits(text: str) -> dict[str, Credit]:

@@ -59,9 +59,10 @@ class RuleRunner(AllReduceRunner):
 
     def averaged_weights(self) -> dict[str, float]:
         """By peer id, what each sender's parts counted for that this peer reduced."""
-        parts = len(self.parts_for_local_averaging)
-        counted = zip(self.sender_peer_ids, self.tensor_part_reducer.counted_weights, strict=True)
-        return {peer.to_base58(): weight / parts for peer, weight in counted if weight}
+        parts, reducer = len(self.parts_for_local_averaging), self.tensor_part_reducer
+        counted = zip(self.sender_peer_ids, reducer.counted_weights, strict=True)
+        # A sender that sends parts twice counts for no more than the largest weight, either.
+        return {peer.to_base58(): min(weight / parts, reducer.max_weight) for peer, weight in counted if weight}
 
     def _get_peer_stub(self, peer: PeerID) -> Any:
         return CheckedStub(super()._get_peer_stub(peer))

@@ -132,10 +132,10 @@ class Supervisor:
         helpers = (self.host_config.local_address(self.run_dir, name) for name in self.host_config.helpers)
         program = ["nice", "-n", "10", sys.executable, "-P", "-c", "from dalle_lean.cli import main; main()"]
         options = ["--run-dir", str(self.run_dir), "--out", str(self.run_dir / "watch"), *self.page_options]
-        self.launch(self.page, [*program, "monitor", next(helpers), *options])
+        self.launch(self.page, [*program, "monitor", next(helpers), *options], quiet=True)
 
-    def launch(self, peer: ManagedProcess, command: Sequence[str]) -> None:
-        """Start a process with its own log."""
+    def launch(self, peer: ManagedProcess, command: Sequence[str], *, quiet: bool = False) -> None:
+        """Start a process with its own log, if `quiet` of its errors alone."""
         log = self.run_dir / "logs" / f"{peer.name}.log"
         log.parent.mkdir(exist_ok=True)
         set_aside(log)
@@ -143,7 +143,7 @@ class Supervisor:
             peer.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=output,
+                stdout=subprocess.DEVNULL if quiet else output,
                 stderr=output,
                 start_new_session=True,  # Ctrl+C is for the supervisor
             )

@@ -32,8 +32,10 @@ def served(folder: Path, address: str) -> Iterator[str]:
     uvicorn = require("uvicorn", extra="demo")
     host, _, port = address.rpartition(":")
     try:
+        if not host:
+            raise ValueError("the host is missing")
         listener = socket.create_server((host, int(port)))
-    except (ValueError, OSError) as error:
+    except (ValueError, OverflowError, OSError) as error:
         raise UserError(f"cannot serve the page at {address!r}: {error}; give HOST:PORT with --page-address") from None
     with listener:
         config = uvicorn.Config(
@@ -52,7 +54,9 @@ def served(folder: Path, address: str) -> Iterator[str]:
 def page_app(folder: Path) -> Any:
     """An ASGI application of the folder's files, compressed but for the model."""
     files = require("starlette.staticfiles", extra="demo").StaticFiles(directory=folder, html=True)
-    compressed = require("starlette.middleware.gzip", extra="demo").GZipMiddleware(files, compresslevel=5)
+    plain = require("starlette.applications", extra="demo").Starlette()
+    plain.mount("/", files)
+    compressed = require("starlette.middleware.gzip", extra="demo").GZipMiddleware(plain, compresslevel=5)
     added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -61,6 +65,6 @@ def page_app(folder: Path) -> Any:
                 message["headers"] = [*message["headers"], *added]
             await send(message)
 
-        await (files if scope["path"].endswith(".zip") else compressed)(scope, receive, send_with_headers)
+        await (plain if scope["path"].endswith(".zip") else compressed)(scope, receive, send_with_headers)
 
     return app

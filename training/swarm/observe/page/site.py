@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write, read_json, sha256_file, write_json
+from training.data.remote_io import silent
 from training.run.progress import OnNotice
 from training.swarm.averaging.attestation import Credit
 from training.swarm.host.checkpoints import Checkpoint, list_checkpoints
@@ -113,6 +114,7 @@ class Site:
         self.download_bytes = state_bytes(watcher.settings)
         self.history = History(out / "history.json")
         self.download: Download | None = None
+        self.packed_step: int | None = None
         self.due_s = -math.inf
         watcher.fetch_credits()
         self.painter = None
@@ -140,9 +142,10 @@ class Site:
         """Write what has changed."""
         newest = None
         if self.run_dir is not None and self.painter is not None:
-            newest = next(reversed(list_checkpoints(self.run_dir, self.on_notice)), None)
+            newest = next(reversed(list_checkpoints(self.run_dir, silent)), None)  # donors report bad ones
             self.painter.poll(newest)
-        if newest is not None and (self.download is None or newest.step != self.download.step):
+        if newest is not None and newest.step != self.packed_step:
+            self.packed_step = newest.step
             self.pack(newest)
         ranked, credits = board.ranked(), self.watcher.credits
         snapshot = Snapshot(
