@@ -157,7 +157,6 @@ class FilteredAverager(DecentralizedAverager):
         if runner.modes[group_info.peer_ids.index(self.peer_id)] == AveragingMode.AUX:
             async for _ in runner:
                 raise ValueError("auxiliary peers receive no averaged tensors")
-            self.averaged_weights = runner.averaged_weights()
             return
         async for tensor, update in azip(as_aiter(*tensors), runner):
             if torch.isfinite(update).all():
@@ -166,6 +165,7 @@ class FilteredAverager(DecentralizedAverager):
                 self._dropped_tensors.value += 1
             self.last_updated = get_dht_time()
             self._state_updated.set()
+        self.averaged_weights = runner.averaged_weights()
 
     def excluded_from(self, group_info: GroupInfo) -> set[PeerID]:
         """Members of a group that receive the average and count for nothing."""

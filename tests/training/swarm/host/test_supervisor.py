@@ -275,7 +275,7 @@ def test_the_runs_page_starts_once_all_are_up_and_again_where_it_ends_and_never_
 
     def launch(member, command, **_):
         started.append((member.name, command))
-        member.process = sleeper("import os")
+        member.process = sleeper("import time")
 
     monkeypatch.setattr(supervisor, "launch", launch)
     supervisor.page_options = ["--page", "--page-address", "127.0.0.1:7870"]
