@@ -53,7 +53,7 @@ def take_run(browser: Any, url: str, path: Path) -> None:
     """A run's page with its plots and pictures."""
     page = browser.new_page(viewport=DESKTOP)
     page.goto(url, timeout=TIMEOUT_MS)
-    page.wait_for_function("document.body.dataset.ready", timeout=TIMEOUT_MS)
+    page.wait_for_function("() => document.body.dataset.ready", timeout=TIMEOUT_MS)
     page.wait_for_timeout(2000)  # plots are drawn a moment later
     take(page, path)
 

@@ -4,6 +4,7 @@ Its log is RUN_DIR/logs/NAME.log, its numbers are in RUN_DIR/status/NAME.json; S
 """
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -133,9 +134,13 @@ def be_donor(
     def on_round(optimizer: Any) -> None:
         step = optimizer.local_epoch * settings.steps_per_epoch
         status.update(step=step, trainers=optimizer.tracker.trainers, checkpoint=checkpointer.saved_step)
-        # A donor's loss is the held-out one.
-        publisher.publish(PeerMetrics(epoch=optimizer.local_epoch, loss=checkpointer.heldout_loss))
+        own.epoch = optimizer.local_epoch
+        if not math.isnan(checkpointer.heldout_loss):  # it is while the next one is measured
+            own.loss = checkpointer.heldout_loss
+        publisher.publish(own)
 
+    own = PeerMetrics()
+    """A donor's loss is the held-out one."""
     publisher = Publisher(dht, settings.run_id, identity=identity_path(run_dir, name), role="donor")
     try:
         run_donor(

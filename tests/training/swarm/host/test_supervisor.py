@@ -446,7 +446,7 @@ def test_the_page_of_a_hosted_run_shows_in_chromium_what_its_helpers_averaged(ru
         chromium = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
         page = chromium.new_page()
         page.goto(f"http://{running.page_address}")
-        page.wait_for_function("document.body.dataset.ready")
+        page.wait_for_function("() => document.body.dataset.ready")
         assert "averaged into steps" in page.locator("#board-note").inner_text()
         assert "dalle-lean join /ip4/127.0.0.1" in page.locator("#line").inner_text()
         chromium.close()

@@ -1,5 +1,6 @@
 """The run's page in headless Chromium: a run of 300 peers and 30,000 steps, in which everybody else lies."""
 
+import os
 import shutil
 import time
 
@@ -15,8 +16,8 @@ pytestmark = pytest.mark.browser
 
 TIMEOUT_MS = 120_000
 PHONE = {"viewport": {"width": 360, "height": 780}, "is_mobile": True, "has_touch": True}
-OPEN_S = 2.0
-"""Of the best of three visits: the machine may be busy."""
+OPEN_S = 2.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+"""With all plots, of the best of three visits; longer in proportion where others use the machine, too."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def visit(browser, url):
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         page.set_default_timeout(TIMEOUT_MS)
         page.goto(url)
-        page.wait_for_function("document.body.dataset.ready")
+        page.wait_for_function("() => document.body.dataset.ready")
         return page
 
     yield open_page
@@ -94,7 +95,7 @@ def test_a_name_is_text_and_never_markup(visit):
 def test_plots_are_drawn_and_zoomed_with_the_keyboard_alone(visit):
     page = visit()
     figure = "Bokeh.documents[0].roots()[0]"
-    page.wait_for_function(f"{figure}.x_range.end > 29000")
+    page.wait_for_function(f"() => {figure}.x_range.end > 29000")
     page.evaluate(
         "Bokeh.index.get_by_id(Bokeh.documents[0].roots()[0].id).el.shadowRoot.querySelector('.bk-layer')?.focus()"
     )
@@ -105,7 +106,7 @@ def test_plots_are_drawn_and_zoomed_with_the_keyboard_alone(visit):
             break
     assert page.evaluate(FOCUSED) == "Zoom In (x-axis)"
     page.keyboard.press("Enter")
-    page.wait_for_function(f"{figure}.x_range.end - {figure}.x_range.start < {width}")
+    page.wait_for_function(f"() => {figure}.x_range.end - {figure}.x_range.start < {width}")
 
 
 FOCUSED = """(() => {
@@ -135,5 +136,5 @@ def lightness(colour):
 def test_colours_follow_the_system_while_the_page_is_open(visit):
     page = visit(color_scheme="light")
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function("Bokeh.documents.length > 3")
+    page.wait_for_function("() => Bokeh.documents.length > 3")
     assert lightness(page.evaluate("Bokeh.documents.at(-1).roots()[0].below[0].major_label_text_color")) > 120
