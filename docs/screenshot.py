@@ -1,6 +1,7 @@
-"""Take the prompt page's pictures: demo.png, demo-drawing.png and demo-phone.png.
+"""Take the prompt page's pictures: demo.png, demo-drawing.png and demo-phone.png; or a run's page: run-page.png.
 
     python docs/screenshot.py [--out docs] [--prompt "a red heart"] [--seed 0] [--model FOLDER]
+    python docs/screenshot.py [--out docs] --run-page http://127.0.0.1:7870
 
 Needs Debian's chromium and `pip install playwright`; nothing is downloaded.
 """
@@ -48,6 +49,15 @@ def take_done(page: Any, path: Path) -> None:
     take(page, path)
 
 
+def take_run(browser: Any, url: str, path: Path) -> None:
+    """A run's page with its plots and pictures."""
+    page = browser.new_page(viewport=DESKTOP)
+    page.goto(url, timeout=TIMEOUT_MS)
+    page.wait_for_function("() => document.body.dataset.ready", timeout=TIMEOUT_MS)
+    page.wait_for_timeout(2000)  # plots are drawn a moment later
+    take(page, path)
+
+
 def main() -> None:
     """Serve, look, save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -55,7 +65,14 @@ def main() -> None:
     parser.add_argument("--prompt", default="a red heart")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", help="model folder (default: the bundled one)")
+    parser.add_argument("--run-page", metavar="URL", help="of a run's page")
     options = parser.parse_args()
+    if options.run_page:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
+            take_run(browser, options.run_page, options.out / "run-page.png")
+            browser.close()
+        return
     folder = find_model(options.model)
     server = serve(
         DrawingService(Generator.from_folder(folder)), port=free_port("127.0.0.1", 7860), card=read_card(folder)

@@ -12,10 +12,11 @@ import typer
 
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import DESTINATIONS, Device, begin_loading, progress_bar, say, warn
-from training.commands.options import Code
+from training.commands.options import DEFAULT_PAGE_ADDRESS, Code, Export, PageAddress, PromptPage
 
 HELPER_OPTIONS = ("run_dir", "port", "announce", "listen", "helper_of", "code", "peer_list")
-MACHINE_OPTIONS = (*HELPER_OPTIONS, "donors", "vqgan", "publish", "device", "admission")
+PAGE_OPTIONS = ("page", "page_address", "export", "prompt_page")
+MACHINE_OPTIONS = (*HELPER_OPTIONS, *PAGE_OPTIONS, "donors", "vqgan", "publish", "device", "admission")
 """These may change while a run exists."""
 
 
@@ -144,6 +145,10 @@ def host(
         ),
     ] = None,
     device: Device = "cpu",
+    page: Annotated[bool, typer.Option(help="Serve the run's page, too; needs the extra demo.")] = False,
+    page_address: PageAddress = DEFAULT_PAGE_ADDRESS,
+    export: Export = None,
+    prompt_page: PromptPage = None,
 ) -> None:
     """Host a run on this machine: two helpers that volunteers connect to, and a donor that keeps the state.
 
@@ -233,9 +238,19 @@ def host(
                     f"{announced} is a private address: for volunteers outside your network, forward the TCP ports "
                     f"{ports} to this machine and give --announce its public address"
                 )
+            if page:
+                say(f"the run's page is at http://{page_address}")
             if not is_url(settings.swarm.data) and not helper_of:
                 warn(f"volunteers need a copy of {settings.swarm.data}, which they name with --data")
 
+        page_options = ["--page", "--page-address", page_address] if page else []
+        page_options += [] if export is None else ["--export", str(export.resolve())]
+        if page_options and prompt_page is not None:
+            page_options += ["--prompt-page", prompt_page]
+        if page_options:
+            from training.swarm.observe.page.site import BOKEH, bokeh_file
+
+            bokeh_file(BOKEH[0])  # now, not in a log
         say(f"starting {len(host_config.ports)} peers ...")
         with (
             publishing(run_dir, host_config.publish, warn),
@@ -245,6 +260,7 @@ def host(
                 run_dir,
                 settings,
                 device=str(pick_device(device)),
+                page=page_options,
                 on_ready=greet,
                 on_progress=on_progress,
                 on_notice=warn,

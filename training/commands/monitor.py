@@ -13,9 +13,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from dalle_lean.errors import UserError
 from dalle_lean.terminal import begin_loading, say, warn
 from dalle_lean.terminal import out as terminal
-from training.commands.options import Code
+from training.commands.options import DEFAULT_PAGE_ADDRESS, Code, Export, PageAddress, PromptPage
 
 if TYPE_CHECKING:
     from training.swarm.observe.monitor import Leaderboard, Overview
@@ -52,11 +53,24 @@ def monitor(
     ] = None,
     code: Code = None,
     once: Annotated[bool, typer.Option(help="Show the run once and exit.")] = False,
+    page: Annotated[bool, typer.Option(help="Serve the run's page; needs the extra demo.")] = False,
+    page_address: PageAddress = DEFAULT_PAGE_ADDRESS,
+    export: Export = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the run, if this machine hosts it: the page draws with its checkpoints and hands them out.",
+            show_default=False,
+        ),
+    ] = None,
+    prompt_page: PromptPage = None,
 ) -> None:
     """Watch a run that others train: loss, peers, speed, time left and the leaderboard.
 
     Writes metrics.jsonl, tensorboard/ and contributions.json. Takes no part in the run.
     """
+    if page and once:
+        raise UserError("--page serves until Ctrl+C, --once ends at once: leave out one of them")
     begin_loading()
     from training.run.folder import run_folder
     from training.swarm.host.checkpoints import first_name
@@ -74,15 +88,27 @@ def monitor(
         board = Leaderboard(out / CONTRIBUTIONS, run)
         outputs = Outputs(out, wandb)
         stack.callback(outputs.close)
+        site = None
+        if page or export is not None:
+            from training.swarm.observe.page.server import served
+            from training.swarm.observe.page.site import Site
+
+            folder = export or out / "page"
+            site = Site(folder, out, watcher, run_dir=run_dir, prompt_page=prompt_page, on_notice=warn)
+            stack.callback(site.close)
+            if page:
+                say(f"the run's page is at {stack.enter_context(served(site.folder, page_address))}")
         live = None
         if terminal.is_terminal and not once:
             live = stack.enter_context(Live(console=terminal, auto_refresh=False))
         while True:
             started_s = time.monotonic()
             records, overview = watcher.poll()
-            board.update(records.by_peer)
+            board.update(records.by_peer, watcher.credits)
             if overview is not None:
                 outputs.write(overview, watcher.settings.run_id)
+            if site is not None:
+                site.poll(overview, board, records)
             if live is not None:
                 live.update(Group(Text(headline(overview)), table_of(board, records)), refresh=True)
             else:

@@ -9,6 +9,20 @@ Code = Annotated[
     str | None,
     typer.Option(help="Code of the host's invitation, if the run asks for one; needed once.", show_default=False),
 ]
+DEFAULT_PAGE_ADDRESS = "127.0.0.1:7870"
+PageAddress = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Where --page listens; 0.0.0.0:PORT lets other machines in.")
+]
+PromptPage = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", help="A prompt page (`dalle-lean demo`) that the run's page links to.", show_default=False
+    ),
+]
+Export = Annotated[
+    Path | None,
+    typer.Option(help="Write the run's page into this folder once a minute, for any web server.", show_default=False),
+]
 Out = Annotated[
     Path, typer.Argument(metavar="OUT", help="Folder of the run; the same command continues what it holds.")
 ]

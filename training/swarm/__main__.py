@@ -4,6 +4,7 @@ Its log is RUN_DIR/logs/NAME.log, its numbers are in RUN_DIR/status/NAME.json; S
 """
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -53,7 +54,7 @@ def main() -> None:
             if arguments.role == "helper":
                 be_helper(run_dir, settings, dht, wait, status)
             else:
-                be_donor(run_dir, settings, dht, wait, status, arguments.device)
+                be_donor(run_dir, settings, dht, wait, status, arguments.device, name)
         finally:
             dht.shutdown()
     except UserError as error:  # OutOfSync among them
@@ -63,9 +64,10 @@ def main() -> None:
 
 def be_helper(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], bool], status: Any) -> None:
     """Reduce, and hand newcomers the run's files."""
+    from training.swarm.averaging.attestation import Attestation
     from training.swarm.host.host_config import HostConfig
     from training.swarm.host.roles import run_helper
-    from training.swarm.network.bootstrap_service import offer_run
+    from training.swarm.network.bootstrap_service import PUBLIC, credits_name, offer_run
     from training.swarm.network.run_watch import RunWatch
 
     # The host ends its own helpers with the run. A helper elsewhere goes on: any peer could claim that the run is over.
@@ -84,6 +86,7 @@ def be_helper(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], bo
             lambda optimizer: status.update(
                 step=optimizer.tracker.global_epoch * settings.steps_per_epoch, trainers=optimizer.tracker.trainers
             ),
+            Attestation(run_dir / PUBLIC / credits_name(dht.peer_id.to_base58())),
         )
         if has_moved():
             status.notice("the run goes on with other settings; this helper restarts with them")
@@ -92,12 +95,16 @@ def be_helper(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], bo
             watch.close()
 
 
-def be_donor(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], bool], status: Any, device: str) -> None:
+def be_donor(
+    run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], bool], status: Any, device: str, name: str
+) -> None:
     """Keep the state, starting from the newest checkpoint."""
     from training.swarm.host.checkpointer import Checkpointer, heldout_batch
     from training.swarm.host.checkpoints import Checkpoints
-    from training.swarm.host.host_config import HostConfig
+    from training.swarm.host.host_config import HostConfig, identity_path
     from training.swarm.host.roles import run_donor
+    from training.swarm.observe.peer_metrics import PeerMetrics
+    from training.swarm.observe.publisher import Publisher
 
     host_config = HostConfig.load(run_dir)
     checkpoints = Checkpoints(
@@ -130,16 +137,26 @@ def be_donor(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], boo
     def on_round(optimizer: Any) -> None:
         step = optimizer.local_epoch * settings.steps_per_epoch
         status.update(step=step, trainers=optimizer.tracker.trainers, checkpoint=checkpointer.saved_step)
+        own.epoch = optimizer.local_epoch
+        if not math.isnan(checkpointer.heldout_loss):  # it is while the next one is measured
+            own.loss = checkpointer.heldout_loss
+        publisher.publish(own)
 
-    run_donor(
-        settings,
-        dht,
-        wait,
-        heldout=heldout,
-        checkpointer=checkpointer,
-        on_round=on_round,
-        on_notice=status.notice,
-    )
+    own = PeerMetrics()
+    """A donor's loss is the held-out one."""
+    publisher = Publisher(dht, settings.run_id, identity=identity_path(run_dir, name), role="donor")
+    try:
+        run_donor(
+            settings,
+            dht,
+            wait,
+            heldout=heldout,
+            checkpointer=checkpointer,
+            on_round=on_round,
+            on_notice=status.notice,
+        )
+    finally:
+        publisher.close()
     status.update(finished=checkpointer.is_finished)
 
 

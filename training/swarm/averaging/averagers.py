@@ -16,13 +16,14 @@ from hivemind.averaging.allreduce import AllReduceRunner, AveragingMode
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import Matchmaking
-from hivemind.averaging.partition import AllreduceException, TensorPartReducer
+from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.asyncio import as_aiter, azip
 from torch import Tensor
 
+from training.swarm.averaging.attestation import Attestation
 from training.swarm.averaging.finite_mean import FiniteMean
 from training.swarm.averaging.matchmaking import Absentees, HostFirstKeys, HostFirstLeaders
 from training.swarm.averaging.robust_rules import REJECT_RADII
@@ -46,7 +47,7 @@ class RuleRunner(AllReduceRunner):
     `trusted` and returns anything else is dropped for the round, and this peer keeps its own parts.
     """
 
-    tensor_part_reducer: TensorPartReducer
+    tensor_part_reducer: FiniteMean
 
     def __init__(
         self,
@@ -87,6 +88,13 @@ class RuleRunner(AllReduceRunner):
                 raise AllreduceException(f"{peer} returned no average")
         self._register(peer_index, part_index, delta)
 
+    def averaged_weights(self) -> dict[str, float]:
+        """By peer id, what each sender's parts counted for that this peer reduced."""
+        parts, reducer = len(self.parts_for_local_averaging), self.tensor_part_reducer
+        counted = zip(self.sender_peer_ids, reducer.counted_weights, strict=True)
+        # A sender that sends parts twice counts for no more than the largest weight, either.
+        return {peer.to_base58(): min(weight / parts, reducer.max_weight) for peer, weight in counted if weight}
+
     def _get_peer_stub(self, peer: PeerID) -> Any:
         return CheckedStub(super()._get_peer_stub(peer))
 
@@ -106,6 +114,7 @@ class FilteredAverager(DecentralizedAverager):
         rule: see training.swarm.averaging.aggregation.
         max_weight: cap on one sender's weight.
         host: the run's own peers; while they are there nobody else leads a group or reduces.
+        attestation: told after each round what each sender counted for.
     """
 
     max_shift = math.inf
@@ -117,10 +126,13 @@ class FilteredAverager(DecentralizedAverager):
         rule: type[FiniteMean] = FiniteMean,
         max_weight: float = math.inf,
         host: HostPeers = HostPeers(),
+        attestation: Attestation | None = None,
         **options: Any,
     ):
-        self.rule, self.max_weight, self.host = rule, max_weight, host
+        self.rule, self.max_weight, self.host, self.attestation = rule, max_weight, host, attestation
         self.absentees = Absentees()
+        self.averaged_weights: dict[str, float] = {}
+        """Of the latest round, in the process that averages."""
         self._dropped_tensors = mp.Value("q", 0)  # shared with the process that averages
         super().__init__(*arguments, **options)
 
@@ -157,7 +169,10 @@ class FilteredAverager(DecentralizedAverager):
 
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **options: Any) -> Any:
         group_info = with_host_reducing(with_readable_reports(group_info), self.host)
-        return await super()._aggregate_with_group(group_info, min_vector_size, **options)
+        gathered = await super()._aggregate_with_group(group_info, min_vector_size, **options)
+        if self.attestation is not None and self.averaged_weights:
+            self.attestation.add(self.averaged_weights)
+        return gathered
 
     async def _run_allreduce_inplace_(
         self, tensors: Sequence[Tensor], group_info: GroupInfo, group_id: bytes | None = None, **options: Any
@@ -193,6 +208,7 @@ class FilteredAverager(DecentralizedAverager):
         self._dropped_tensors.value += len(runner.impossible)
         absent = runner.banned_senders | runner.impossible
         self.absentees.note(set(runner.active_senders) - absent, absent)
+        self.averaged_weights = runner.averaged_weights()
 
     @property
     def preferred(self) -> frozenset[PeerID]:

@@ -32,6 +32,8 @@ class FiniteMean(TensorPartReducer):
         preferred: Collection[int] = (),
     ):
         self.max_weight, self.excluded, self.preferred = max_weight, excluded, preferred
+        self.counted_weights = [0.0] * num_senders
+        """Of each sender's usable parts, summed."""
         super().__init__(part_shapes, num_senders)
 
     async def accumulate_part(
@@ -45,6 +47,7 @@ class FiniteMean(TensorPartReducer):
             tensor_part, weight = torch.zeros(shape), 0.0
         weight = min(weight, self.max_weight)
         if weight > 0:
+            self.counted_weights[sender_index] += weight
             self.take(sender_index, part_index, tensor_part, weight)
         return await super().accumulate_part(sender_index, part_index, tensor_part, weight)
 

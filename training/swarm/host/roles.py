@@ -10,6 +10,7 @@ from training.data.loader import Batch
 from training.data.remote_io import silent
 from training.run.progress import OnNotice
 from training.step.gradients import GradientComputer
+from training.swarm.averaging.attestation import Attestation
 from training.swarm.averaging.state_validation import validate_state
 from training.swarm.config import SwarmSettings
 from training.swarm.host.checkpointer import Checkpointer, resume_from
@@ -26,14 +27,19 @@ OnOptimizer = Callable[[SwarmOptimizer], None]
 
 
 def run_helper(
-    settings: SwarmSettings, dht: hivemind.DHT, wait: Callable[[float], bool], on_round: OnOptimizer = lambda _: None
+    settings: SwarmSettings,
+    dht: hivemind.DHT,
+    wait: Callable[[float], bool],
+    on_round: OnOptimizer = lambda _: None,
+    attestation: Attestation | None = None,
 ) -> None:
     """Take part in every all-reduce as a reducer without data until `wait(seconds)` is true.
 
     Args:
         on_round: called after each wait.
+        attestation: told whose gradients were averaged.
     """
-    optimizer = swarm_optimizer(settings, build_model(settings), dht, role="helper")
+    optimizer = swarm_optimizer(settings, build_model(settings), dht, role="helper", attestation=attestation)
     try:
         while not wait(HELPER_PAUSE_S):
             optimizer.step()

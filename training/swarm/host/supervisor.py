@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,12 +61,23 @@ class Supervisor:
     Args:
         host_config: of the run.
         device: for donors to measure on.
+        page: options of `dalle-lean monitor` with which the run's page is kept; none without them. It starts when all
+            are up, and the run does not depend on it.
         on_notice: called with what happens to them.
     """
 
-    def __init__(self, run_dir: Path, host_config: HostConfig, *, device: str = "cpu", on_notice: OnNotice):
+    def __init__(
+        self,
+        run_dir: Path,
+        host_config: HostConfig,
+        *,
+        device: str = "cpu",
+        page: Sequence[str] = (),
+        on_notice: OnNotice,
+    ):
         self.run_dir, self.host_config, self.device, self.on_notice = run_dir, host_config, device, on_notice
         self.processes = {name: ManagedProcess(name) for name in host_config.ports}
+        self.page_options, self.page = page, ManagedProcess("page")
         self.probed_s = 0.0
         self.was_ready = False
         """Whether all of them were up at one time."""
@@ -103,6 +114,9 @@ class Supervisor:
                 self.wait_for_port(peer)
             else:
                 self.start(peer)
+        self.reap(self.page)
+        if self.page_options and self.page.process is None and self.all_up and time.monotonic() >= self.page.due_s:
+            self.start_page()
 
     def wait_for_port(self, peer: ManagedProcess) -> None:
         """Give the remains of a peer a moment; ValueError if another program holds its port from the start."""
@@ -116,17 +130,27 @@ class Supervisor:
 
     def start(self, peer: ManagedProcess) -> None:
         """Start a peer's process."""
-        log = self.run_dir / "logs" / f"{peer.name}.log"
-        log.parent.mkdir(exist_ok=True)
         # -P: the current folder may hold a package named `training`.
         command = [sys.executable, "-P", "-m", "training.swarm", peer.name.partition("-")[0], str(self.run_dir)]
-        command += ["--name", peer.name, "--device", self.device]
+        self.launch(peer, [*command, "--name", peer.name, "--device", self.device])
+
+    def start_page(self) -> None:
+        """Start the process of the run's page, at a low priority."""
+        helpers = (self.host_config.local_address(self.run_dir, name) for name in self.host_config.helpers)
+        program = ["nice", "-n", "10", sys.executable, "-P", "-c", "from dalle_lean.cli import main; main()"]
+        options = ["--run-dir", str(self.run_dir), "--out", str(self.run_dir / "watch"), *self.page_options]
+        self.launch(self.page, [*program, "monitor", next(helpers), *options], quiet=True)
+
+    def launch(self, peer: ManagedProcess, command: Sequence[str], *, quiet: bool = False) -> None:
+        """Start a process with its own log, if `quiet` of its errors alone."""
+        log = self.run_dir / "logs" / f"{peer.name}.log"
+        log.parent.mkdir(exist_ok=True)
         set_aside(log)
         with open(log, "ab") as output:  # until it writes the log itself
             peer.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=output,
+                stdout=subprocess.DEVNULL if quiet else output,
                 stderr=output,
                 start_new_session=True,  # Ctrl+C is for the supervisor
             )
@@ -188,15 +212,18 @@ class Supervisor:
         try:
             self.end_gracefully()
         except BaseException:
-            for peer in self.processes.values():
+            for peer in (*self.processes.values(), self.page):
                 if peer.process is not None:
                     peer.process.kill()
                     peer.process.wait()
             raise
 
     def end_gracefully(self) -> None:
-        """SIGTERM, then wait; kill what is left after LEAVE_TIMEOUT_S."""
+        """SIGTERM, then wait; kill what is left after LEAVE_TIMEOUT_S. The page has nothing to finish."""
         began_s = time.monotonic()
+        if self.page.process is not None:
+            self.page.process.kill()
+            self.page.process.wait()
         duties = {"save and leave the others": self.host_config.donors, "leave the others": self.host_config.helpers}
         for duty, names in duties.items():
             running = {name: process for name in names if (process := self.processes[name].process) is not None}
@@ -228,12 +255,14 @@ def how_it_ended(code: int) -> str:
 
 
 @contextmanager
-def supervised(run_dir: Path, *, device: str = "cpu", on_notice: OnNotice) -> Iterator[Supervisor]:
+def supervised(
+    run_dir: Path, *, device: str = "cpu", page: Sequence[str] = (), on_notice: OnNotice
+) -> Iterator[Supervisor]:
     """A supervisor whose peers end with the block, and with this process even if it is killed."""
     guard = guard_children()
     before = signal.signal(signal.SIGTERM, terminate)
     try:
-        supervisor = Supervisor(run_dir, HostConfig.load(run_dir), device=device, on_notice=on_notice)
+        supervisor = Supervisor(run_dir, HostConfig.load(run_dir), device=device, page=page, on_notice=on_notice)
         try:
             yield supervisor
         finally:
@@ -253,6 +282,7 @@ def host_run(
     settings: SwarmSettings,
     *,
     device: str = "cpu",
+    page: Sequence[str] = (),
     on_ready: Callable[[], None],
     on_progress: OnProgress,
     on_notice: OnNotice,
@@ -260,6 +290,7 @@ def host_run(
     """Keep the run alive until its last step; returns its final status.
 
     Args:
+        page: see Supervisor.
         on_ready: called once all of the host's peers are up.
         on_progress: called with steps done, steps in all, and a note.
 
@@ -270,7 +301,7 @@ def host_run(
     """
     ready = False
     while True:
-        with supervised(run_dir, device=device, on_notice=on_notice) as supervisor:
+        with supervised(run_dir, device=device, page=page, on_notice=on_notice) as supervisor:
             while not supervisor.finished and supervisor.go_back_to is None:
                 supervisor.poll()
                 if supervisor.all_up:

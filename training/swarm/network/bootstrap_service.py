@@ -7,6 +7,7 @@ can trust the swarm.toml that it gets there. Everything runs in the processes of
 import asyncio
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from hivemind.proto import runtime_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import atomic_write
+from dalle_lean.io.files import atomic_write, read_bytes
 from dalle_lean.tokenizer import MOST_TOKENIZER_BYTES
 from training.swarm.config import NAME, SwarmSettings, parse_settings
 from training.swarm.network.addresses import peer_of
@@ -31,6 +32,9 @@ LIMITS_BYTES = {NAME: 2**18, TOKENIZER: MOST_TOKENIZER_BYTES}
 """A newcomer accepts no more than this."""
 CHUNK_BYTES = 2**20
 """libp2p's daemon carries answers of up to 2 MiB."""
+PUBLIC = "public"
+"""Folder in the run's; each file in it is handed out as it is at the moment, up to CHUNK_BYTES."""
+PUBLIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 CALL_TIMEOUT_S = 15.0
 DIAL_TIMEOUT_S = 3.0
 MAX_DIALS = 8
@@ -63,8 +67,8 @@ class RunFiles:
 class BootstrapService(ServicerBase):
     """A helper's side. A request's `uid` names a file, its `metadata` is JSON."""
 
-    def __init__(self, p2p: P2P, files: dict[str, bytes]):
-        self.p2p, self.files = p2p, files
+    def __init__(self, p2p: P2P, files: dict[str, bytes], public: Path):
+        self.p2p, self.files, self.public = p2p, files, public
         self.dials = asyncio.Semaphore(MAX_DIALS)
 
     async def rpc_read(self, request: runtime_pb2.ExpertRequest, _: P2PContext) -> runtime_pb2.ExpertResponse:
@@ -73,6 +77,12 @@ class BootstrapService(ServicerBase):
         if request.uid not in self.files or type(start) is not int or start < 0:
             raise ValueError(f"no file {request.uid[:40]!r} from byte {start}")
         return runtime_pb2.ExpertResponse(metadata=self.files[request.uid][start : start + CHUNK_BYTES])
+
+    async def rpc_read_public(self, request: runtime_pb2.ExpertRequest, _: P2PContext) -> runtime_pb2.ExpertResponse:
+        """The file `uid` of the public folder, whole."""
+        if not PUBLIC_NAME.fullmatch(request.uid) or not (self.public / request.uid).is_file():
+            raise ValueError(f"no public file {request.uid[:40]!r}")
+        return runtime_pb2.ExpertResponse(metadata=read_bytes(self.public / request.uid, CHUNK_BYTES))
 
     async def rpc_time(self, _request: runtime_pb2.ExpertRequest, _: P2PContext) -> runtime_pb2.ExpertResponse:
         """Seconds since 1970."""
@@ -128,7 +138,7 @@ def offer_run(dht: hivemind.DHT, folder: Path) -> None:
 async def serve(folder: Path, _: hivemind.DHT, node: DHTNode) -> None:
     """Runs in the node's process, which reads the files itself: its pipe only takes small objects."""
     files = {name: (folder / name).read_bytes() for name in LIMITS_BYTES}
-    await BootstrapService(node.p2p, files).add_p2p_handlers(node.p2p)
+    await BootstrapService(node.p2p, files, folder / PUBLIC).add_p2p_handlers(node.p2p)
 
 
 def run_in_node(dht: hivemind.DHT, coroutine: Callable[..., Any]) -> Any:
@@ -201,6 +211,19 @@ def read_file(dht: hivemind.DHT, address: str, name: str) -> bytes:
             raise Unanswered(f"{address} sends a {name} of more than {LIMITS_BYTES[name]} bytes")
         if len(piece) < CHUNK_BYTES:
             return bytes(content)
+
+
+def fetch_public(dht: hivemind.DHT, address: str, name: str) -> bytes:
+    """A file of the public folder of the helper's run, as it is now; Unanswered if there is none."""
+    content: bytes = call(dht, address, "rpc_read_public", uid=name, is_json=False)
+    if len(content) > CHUNK_BYTES:
+        raise Unanswered(f"{address} sends a {name} of more than {CHUNK_BYTES} bytes")
+    return content
+
+
+def credits_name(peer: object) -> str:
+    """The public file in which the helper with this peer id keeps its attestation."""
+    return f"attested-{peer}.json"
 
 
 def call(

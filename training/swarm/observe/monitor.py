@@ -4,7 +4,8 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -20,16 +21,19 @@ from training.run.progress import OnNotice
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.newcomer import IDENTITY, enter_by_pass
 from training.swarm.admission.service import Renewal, begin_admission, counts_of
+from training.swarm.averaging.attestation import Credit, parse_credits
 from training.swarm.config import SwarmSettings, read_settings
 from training.swarm.host.host_gate import run_key_file
-from training.swarm.network.addresses import addresses_of
-from training.swarm.network.bootstrap_service import fetch_settings
+from training.swarm.network.addresses import addresses_of, peer_of
+from training.swarm.network.bootstrap_service import credits_name, fetch_public, fetch_settings, first_answer
 from training.swarm.network.dht import open_dht
 from training.swarm.observe.peer_metrics import PeerRecord, PeerRecords, read_records
 
 CONTRIBUTIONS = "contributions.json"
 RUN = "run.json"
 PACE_STEPS = 20
+MOST_CONTRIBUTORS = 4096
+"""Those with the fewest samples are dropped."""
 SILENT_POLLS = 3
 """Polls without any trainer before the monitor reconnects."""
 COUNTERS = ("dropped_batches", "dropped_tensors", "skipped_steps", "solo_steps", "resyncs")
@@ -47,6 +51,8 @@ class Overview:
     step: int
     total_steps: int
     loss: float | None
+    heldout_loss: float | None
+    """As the run's donors publish it."""
     peers: int
     clients: int
     samples_per_s: float | None
@@ -57,7 +63,7 @@ class Overview:
 
     def metrics(self) -> dict[str, float]:
         """The numbers for the logs."""
-        names = ("loss", "peers", "clients", "samples_per_s", "reported_samples_per_s")
+        names = ("loss", "heldout_loss", "peers", "clients", "samples_per_s", "reported_samples_per_s")
         known = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {**known, **self.counters}
 
@@ -96,6 +102,10 @@ class Contributor:
     """Since `started`, in the current session."""
     seen: float = 0.0
     """When its latest record was written."""
+    averaged_samples: float = 0.0
+    """That the run's helpers averaged into steps."""
+    averaged_s: float = 0.0
+    """Seconds of the steps that it took part in, by the helpers' clocks."""
 
     @property
     def total_samples(self) -> int:
@@ -105,7 +115,7 @@ class Contributor:
 class Leaderboard:
     """Samples by peer id in OUT/contributions.json, which outlives the peers and the monitor.
 
-    The numbers are the peers' own claims. ValueError if the file belongs to another run.
+    The samples are the peers' own claims, but for those averaged. ValueError if the file belongs to another run.
     """
 
     def __init__(self, path: Path, run: str):
@@ -115,26 +125,33 @@ class Leaderboard:
             raise UserError(f"{path} is of the run {saved['run']!r}, not of {run!r}; name another folder with --out")
         self.peers = {peer: Contributor(**content) for peer, content in saved["peers"].items()}
 
-    def update(self, records: Mapping[str, PeerRecord]) -> None:
-        """Add what peers report, and write the file if anything changed."""
+    def update(self, records: Mapping[str, PeerRecord], credits: Mapping[str, Credit] | None = None) -> None:
+        """Add what peers report and what helpers averaged, and write the file if anything changed."""
         changed = False
         for peer, record in records.items():
             known = self.peers.get(peer, Contributor())
             if record.time > known.seen and (record.samples or peer in self.peers):
                 self.peers[peer] = credited(known, record)
                 changed = True
+        for peer, credit in (credits or {}).items():
+            known = self.peers.get(peer, Contributor())
+            if credit.samples > known.averaged_samples:
+                self.peers[peer] = replace(known, averaged_samples=credit.samples, averaged_s=credit.seconds)
+                changed = True
         if changed:
+            self.peers = dict(self.ranked()[:MOST_CONTRIBUTORS])
             write_json(self.path, {"run": self.run, "peers": {name: asdict(peer) for name, peer in self.peers.items()}})
 
     def ranked(self) -> list[tuple[str, Contributor]]:
-        """Most samples first."""
-        return sorted(self.peers.items(), key=lambda item: -item[1].total_samples)
+        """Most averaged samples first; of equals, and where no helper counts, most claimed ones."""
+        return sorted(self.peers.items(), key=lambda item: (-item[1].averaged_samples, -item[1].total_samples))
 
 
 def credited(known: Contributor, record: PeerRecord) -> Contributor:
     """The peer with a newer record, whose samples count from zero if it starts a new session."""
     restarted = record.started != known.started
-    return Contributor(
+    return replace(
+        known,
         user=record.user,
         earlier_samples=known.total_samples if restarted else known.earlier_samples,
         started=record.started,
@@ -147,15 +164,20 @@ def summarize(
     records: PeerRecords,
     settings: SwarmSettings,
     steps_per_s: float | None,
+    credits: Mapping[str, Credit] = MappingProxyType({}),
     admission: Mapping[str, int] = MappingProxyType({}),
 ) -> Overview | None:
     """The run at this moment; None without trainers. `admission`: what the helpers count, see `counts_of`.
 
-    Its step and loss are medians over the trainers, which less than half of them cannot move with false claims.
+    Its step and loss are medians over the trainers, which less than half of them cannot move with false claims. Once
+    helpers have averaged the gradients of some trainers present, only those count: identities cost nothing.
     """
-    trainers = [record for record in records.by_peer.values() if record.role == "trainer"]
+    by_peer = {peer: record for peer, record in records.by_peer.items() if record.role == "trainer"}
+    trainers = [record for peer, record in by_peer.items() if peer in credits] or list(by_peer.values())
     if not trainers:
         return None
+    donors = [records.by_peer[peer] for peer in settings.swarm.donors if peer in records.by_peer]
+    heldout = [record.loss for record in donors if record.role == "donor" and record.loss is not None]
     step = statistics.median_low(record.step for record in trainers) * settings.steps_per_epoch
     batch_size = settings.recipe.data.batch_size
     losses = [record.loss for record in trainers if record.loss is not None]
@@ -164,7 +186,8 @@ def summarize(
     return Overview(
         step=step,
         total_steps=settings.total_steps,
-        loss=statistics.median(losses) if losses else None,
+        loss=statistics.median_low(losses) if losses else None,
+        heldout_loss=statistics.median_low(heldout) if heldout else None,
         peers=len(trainers),
         clients=sum(record.client_mode for record in trainers),
         samples_per_s=None if steps_per_s is None else steps_per_s * batch_size,
@@ -244,6 +267,8 @@ class Monitor:
             raise UserError(f"{sources[0]} names no address of the run; give one, as `dalle-lean host` prints it")
         self.dht = open_dht(self.addresses, client_mode=True, only_asks=True)
         self.pace, self.silent_polls = StepPace(), 0
+        self.credits: dict[str, Credit] = {}
+        """By peer id, as of the latest `fetch_credits`."""
         settings = self.fetch_settings() or given
         if settings is None:
             self.dht.shutdown()
@@ -284,6 +309,20 @@ class Monitor:
                 self.on_notice(str(error))
         return None
 
+    def fetch_public(self, name: str) -> bytes | None:
+        """A public file of the run, from the first of its helpers that has it; None if none does."""
+        return first_answer(self.dht, self.addresses, partial(fetch_public, name=name))
+
+    def fetch_credits(self) -> None:
+        """Find out what the run's own helpers averaged; of what several of them saw, the most counts."""
+        for address in self.settings.swarm.addresses:
+            try:
+                found = parse_credits(fetch_public(self.dht, address, credits_name(peer_of(address))).decode())
+            except ValueError:  # it is away, or has averaged nothing yet
+                continue
+            for peer, credit in found.items():
+                self.credits[peer] = max(credit, self.credits.get(peer, Credit()), key=lambda known: known.samples)
+
     def poll(self) -> tuple[PeerRecords, Overview | None]:
         """The current records and their summary, which is None without trainers."""
         try:
@@ -291,7 +330,8 @@ class Monitor:
         except TimeoutError:
             records = PeerRecords({}, 0)
         counts = {} if self.gate is None else counts_of(self.dht, self.settings.swarm.addresses)
-        overview = summarize(records, self.settings, None, counts)
+        summary = partial(summarize, records, self.settings, admission=counts, credits=self.credits)
+        overview = summary(steps_per_s=None)
         if overview is None:
             self.silent_polls += 1
             if self.silent_polls % SILENT_POLLS == 0:
@@ -299,7 +339,7 @@ class Monitor:
             return records, None
         self.silent_polls = 0
         self.pace.observe(overview.step, time.monotonic())
-        return records, summarize(records, self.settings, self.pace.steps_per_s, counts)
+        return records, summary(steps_per_s=self.pace.steps_per_s)
 
     def reconnect(self) -> None:
         """Find the run again: its helpers may have been away, or it may have been rolled back to a checkpoint."""

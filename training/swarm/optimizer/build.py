@@ -13,6 +13,7 @@ from training.data.remote_io import silent
 from training.run.progress import OnNotice
 from training.run.recipe import LAMB_ONLY
 from training.swarm.averaging.aggregation import rule_of
+from training.swarm.averaging.attestation import Attestation
 from training.swarm.averaging.compression import wire_compression
 from training.swarm.averaging.gradient_averager import SwarmGradientAverager, SwarmPowerSGDAverager
 from training.swarm.config import SwarmSettings
@@ -46,12 +47,14 @@ def swarm_optimizer(
     *,
     role: str = "trainer",
     on_notice: OnNotice = silent,
+    attestation: Attestation | None = None,
 ) -> SwarmOptimizer:
     """The optimizer of a peer over the parameters of `model`.
 
     Args:
         role: "trainer"; "donor", which hands out states and has no samples; "helper", which only reduces.
         on_notice: called when this peer is behind the others, and with how it continues.
+        attestation: of a helper; kept in the process that averages.
     """
     wire, timing, client_mode = settings.wire, settings.timing, dht.client_mode
     diloco = wire.mode == "diloco"
@@ -82,7 +85,7 @@ def swarm_optimizer(
         auxiliary=role == "helper",
         grad_compression=wire_compression(wire),
         state_averaging_compression=wire_compression(wire),
-        grad_averager_factory=gradient_averager(settings),
+        grad_averager_factory=gradient_averager(settings, attestation),
         matchmaking_time=timing.matchmaking_time_s,
         averaging_timeout=timing.averaging_timeout_s,
         next_chunk_timeout=timing.next_chunk_timeout_s,
@@ -98,7 +101,9 @@ def swarm_optimizer(
     )
 
 
-def gradient_averager(settings: SwarmSettings) -> Callable[..., GradientAverager]:
+def gradient_averager(
+    settings: SwarmSettings, attestation: Attestation | None = None
+) -> Callable[..., GradientAverager]:
     """The factory of the averager of gradients that the settings name."""
     wire, timing = settings.wire, settings.timing
     options: dict[str, Any] = {
@@ -106,6 +111,7 @@ def gradient_averager(settings: SwarmSettings) -> Callable[..., GradientAverager
         "max_weight": float(settings.target_batch_size),
         "host": host_peers(settings.swarm),
         "request_timeout": timing.request_timeout_s,
+        "attestation": attestation,
     }
     if wire.mode == "diloco":
         return partial(PseudoGradientAverager, **options)

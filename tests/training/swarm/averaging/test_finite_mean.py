@@ -75,6 +75,23 @@ def test_no_sender_counts_for_more_than_the_largest_weight(parts):
         torch.testing.assert_close(got, plain_mean(parts, (3.0, 8.0, 4.0)))
 
 
+def test_what_a_sender_counted_for_is_kept_part_by_part(parts):
+    async def run():
+        reducer = FiniteMean(tuple(part.shape for part in parts[0]), 3, max_weight=3.5, excluded=[1])
+        sent = parts.clone()
+        sent[2, 0, 7] = NAN
+        await asyncio.gather(
+            *(
+                reducer.accumulate_part(number, place, sent[number, place], weight=WEIGHTS[number])
+                for place in range(2)
+                for number in range(3)
+            )
+        )
+        return reducer.counted_weights
+
+    assert asyncio.run(run()) == [2 * 3.0, 0.0, 3.5]
+
+
 def test_a_sender_that_is_left_out_counts_for_nothing(parts):
     for got in reduce(parts, WEIGHTS, excluded=[2]):
         torch.testing.assert_close(got, plain_mean(parts[:2], (3.0, 1.0)))

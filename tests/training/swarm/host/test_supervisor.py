@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -279,6 +280,35 @@ def test_the_second_ctrl_c_ends_a_donor_that_is_waited_for_at_once(supervisor, m
     assert process.returncode == -signal.SIGKILL
 
 
+def test_the_runs_page_starts_once_all_are_up_and_again_where_it_ends_and_never_outlives_them(supervisor, monkeypatch):
+    started = []
+
+    def launch(member, command, **_):
+        started.append((member.name, command))
+        member.process = sleeper("import time")
+
+    monkeypatch.setattr(supervisor, "launch", launch)
+    supervisor.page_options = ["--page", "--page-address", "127.0.0.1:7870"]
+    supervisor.poll()
+    assert "page" not in {name for name, _ in started}
+    for member in supervisor.processes.values():
+        member.was_up = True
+    supervisor.poll()
+    name, command = started[-1]
+    assert (name, command[-3:]) == ("page", ["--page", "--page-address", "127.0.0.1:7870"])
+    assert supervisor.host_config.local_address(supervisor.run_dir, "helper-0") in command
+    supervisor.page.process.kill()
+    supervisor.page.process.wait()
+    supervisor.poll()
+    assert supervisor.page.process is None
+    assert "page ended (killed by signal 9); it starts again in 1 s" in supervisor.notices[-1]
+    supervisor.page.due_s = 0.0
+    supervisor.poll()
+    again = supervisor.page.process
+    supervisor.stop()
+    assert again.returncode == -signal.SIGKILL
+
+
 def test_all_is_as_before_where_a_host_cannot_begin(tmp_path):
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(ValueError, match="no folder of a run"), host.supervised(tmp_path, on_notice=print):
@@ -379,7 +409,9 @@ def hosted(shards, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("hosted") / "run"
     make(run_dir, shards)
     (run_dir / ".run.lock").touch()
-    hosted = Hosted(run_dir)
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    hosted = Hosted(run_dir, "--page", "--page-address", address)
+    hosted.page_address = address
     try:
         until("the host", lambda: hosted.said("dalle-lean join"))
         hosted.trainer = hosted.train("trainer")
@@ -406,6 +438,28 @@ def test_a_hosted_run_that_is_joined_takes_steps_and_keeps_checkpoints(running):
     checkpoint = until("a checkpoint", lambda: list_checkpoints(running.run_dir, print))[0]
     checkpoint.check()
     assert 0 < checkpoint.heldout_loss < 10
+
+
+@pytest.mark.swarm
+@pytest.mark.browser
+def test_the_page_of_a_hosted_run_shows_in_chromium_what_its_helpers_averaged(running):
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    pytest.importorskip("gradio")
+    from docs.screenshot import FLAGS
+
+    if shutil.which("chromium") is None:
+        pytest.skip("apt-get install chromium")
+    run_json = running.run_dir / "watch" / "page" / "run.json"
+    run = until("gradients on the page", lambda: read_json(run_json)["samples_in_all"] if run_json.exists() else 0, 300)
+    assert run > 0
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
+        page = chromium.new_page()
+        page.goto(f"http://{running.page_address}")
+        page.wait_for_function("() => document.body.dataset.ready")
+        assert "averaged into steps" in page.locator("#board-note").inner_text()
+        assert "dalle-lean join /ip4/127.0.0.1" in page.locator("#line").inner_text()
+        chromium.close()
 
 
 @pytest.mark.swarm

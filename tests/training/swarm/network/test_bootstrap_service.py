@@ -14,6 +14,7 @@ from training.swarm.network.addresses import peer_of
 from training.swarm.network.bootstrap_service import (
     BootstrapService,
     Unanswered,
+    fetch_public,
     fetch_run,
     fetch_settings,
     is_reachable,
@@ -66,7 +67,7 @@ def run(settings, helper):
 
 
 async def withdraw(_, node):
-    for name in ("rpc_read", "rpc_time", "rpc_dial_back"):
+    for name in ("rpc_read", "rpc_read_public", "rpc_time", "rpc_dial_back"):
         await node.p2p.remove_protobuf_handler(BootstrapService._get_handle_name(None, name))
 
 
@@ -119,6 +120,22 @@ def test_a_helper_offers_no_file_that_newcomers_would_not_take(run, helper, monk
 def test_only_the_two_files_can_be_asked_for(run, newcomer, address):
     with pytest.raises(Unanswered, match="no file"):
         offer.call(newcomer, address, "rpc_read", uid="../id", metadata=0, is_json=False)
+
+
+def test_what_lies_in_the_public_folder_is_handed_out_as_it_is_now(run, newcomer, address):
+    (run / "public").mkdir(exist_ok=True)
+    for content in (b"{}", b"{1}"):
+        (run / "public" / "attested-Qm1.json").write_bytes(content)
+        assert fetch_public(newcomer, address, "attested-Qm1.json") == content
+
+
+@pytest.mark.parametrize("name", ["../swarm.toml", "absent.json", ".hidden", "large", ""])
+def test_nothing_else_is_handed_out_and_nothing_large(run, newcomer, address, name):
+    (run / "public").mkdir(exist_ok=True)
+    (run / "public" / ".hidden").write_bytes(b"secret")
+    (run / "public" / "large").write_bytes(bytes(offer.CHUNK_BYTES + 1))
+    with pytest.raises(Unanswered, match="did not answer"):
+        fetch_public(newcomer, address, name)
 
 
 def test_a_helper_without_a_run_is_said(helper, newcomer, address):

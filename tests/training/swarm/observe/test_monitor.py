@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("hivemind")
 
 import psutil
+from hivemind.p2p import PeerID
 
 from dalle_lean.cli import main
 from dalle_lean.tokenizer import Tokenizer
@@ -22,8 +23,9 @@ from training.commands.monitor import duration, headline
 from training.run.metrics import NAME as METRICS
 from training.run.metrics import read_metrics
 from training.run.recipe import load_recipe
+from training.swarm.averaging.attestation import Attestation, Credit
 from training.swarm.config import SwarmSection, SwarmSettings, write_settings
-from training.swarm.network.bootstrap_service import offer_run
+from training.swarm.network.bootstrap_service import PUBLIC, credits_name, offer_run
 from training.swarm.network.dht import open_dht
 from training.swarm.observe.monitor import (
     CONTRIBUTIONS,
@@ -103,6 +105,24 @@ def test_only_trainers_count_and_one_without_a_loss_has_none():
     assert overview(record(role="helper")) is None
 
 
+def test_made_up_identities_count_for_nothing_once_helpers_say_whom_they_averaged():
+    found = PeerRecords({"a": record(), "b": record(step=11), **{f"x{n}": record(step=2**50) for n in range(9)}}, 0)
+    seen = summarize(found, SETTINGS, 0.5, {"a": Credit(samples=1.0), "b": Credit(samples=1.0), "gone": Credit()})
+    assert (seen.step, seen.peers) == (10, 2)
+    assert summarize(found, SETTINGS, 0.5, {"gone": Credit()}).peers == 11
+
+
+def test_of_as_many_liars_as_others_no_huge_loss_is_believed():
+    assert overview(record(loss=2.0), record(loss=1e15)).loss == 2.0
+
+
+def test_the_held_out_loss_is_what_the_runs_own_donors_say():
+    settings = replace(SETTINGS, swarm=replace(SETTINGS.swarm, donors=("donor",)))
+    found = {"a": record(), "donor": record(role="donor", loss=2.5), "liar": record(role="donor", loss=0.1)}
+    assert summarize(PeerRecords(found, 0), settings, 0.5).heldout_loss == 2.5
+    assert summarize(PeerRecords(found, 0), SETTINGS, 0.5).heldout_loss is None
+
+
 def test_what_was_dropped_is_added_up():
     seen = overview(record(dropped_batches=2), record(dropped_batches=1, skipped_steps=4, solo_steps=5), refused=3)
     dropped = {"dropped_batches": 3, "dropped_tensors": 0, "skipped_steps": 4, "solo_steps": 5, "resyncs": 0}
@@ -130,6 +150,24 @@ def test_contributions_outlive_restarts_of_peers_and_of_the_monitor(tmp_path):
     board().update({"a": record(samples=30, started=25.0, time=30.0), "b": record(samples=20)})
     board().update({"a": record(samples=60, started=25.0, time=40.0)})
     assert [(peer, one.total_samples) for peer, one in board().ranked()] == [("a", 150 + 60), ("b", 20)]
+
+
+def test_what_helpers_averaged_comes_before_what_is_claimed(tmp_path):
+    board = Leaderboard(tmp_path / CONTRIBUTIONS, "run")
+    board.update({"liar": record(samples=2**50), "a": record(samples=90)}, {"a": Credit(samples=80.0, seconds=60.0)})
+    for kept in (board, Leaderboard(tmp_path / CONTRIBUTIONS, "run")):
+        [(first, one), (second, other)] = kept.ranked()
+        assert (first, one.averaged_samples, one.averaged_s, one.total_samples) == ("a", 80.0, 60.0, 90)
+        assert (second, other.averaged_samples) == ("liar", 0.0)
+
+
+def test_made_up_identities_do_not_make_the_board_grow(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.swarm.observe.monitor.MOST_CONTRIBUTORS", 3)
+    board = Leaderboard(tmp_path / CONTRIBUTIONS, "run")
+    board.update({"a": record(samples=1)}, {"a": Credit(samples=1.0)})
+    board.update({f"x{number}": record(samples=2**50) for number in range(10)})
+    assert len(board.peers) == 3
+    assert board.ranked()[0][0] == "a"
 
 
 def test_an_old_record_adds_nothing(tmp_path):
@@ -261,6 +299,39 @@ def test_the_command_shows_and_writes_a_run(run, tmp_path, capsys, by):
     assert steps_in(out) == [7]
     board = json.loads((out / CONTRIBUTIONS).read_text())
     assert sorted(peer["samples"] for peer in board["peers"].values()) == [100, 300]
+
+
+@pytest.mark.swarm
+def test_the_page_of_a_run_says_what_its_helper_averaged(tmp_path, capsys):
+    pytest.importorskip("gradio")
+    folder, out = tmp_path / "run", tmp_path / "out"
+    folder.mkdir()
+    Tokenizer.train(["a red heart"], 300).save(folder / "tokenizer.json")
+    model = SETTINGS.recipe.model_config(image_side=4, image_vocab_size=32, text_vocab_size=300).to_dict()
+    settings = replace(SETTINGS, recipe=replace(SETTINGS.recipe, model=model))
+    with ExitStack() as stack:
+        helper, address = start_helper(folder, settings)
+        stack.callback(helper.shutdown)
+        attested = Attestation(folder / PUBLIC / credits_name(helper.peer_id.to_base58()))
+        stack.enter_context(published(tmp_path / "Ada", address, settings, 300))
+        peer = open_dht([address], client_mode=True, identity=tmp_path / "Ada").peer_id.to_base58()
+        peer = PeerID.from_identity((tmp_path / "Ada").read_bytes()).to_base58()
+        attested.add({peer: 64.0})
+        with pytest.raises(SystemExit) as stop:
+            main(["monitor", address, "--out", str(out), "--once", "--export", str(tmp_path / "site")])
+    assert stop.value.code == 0, capsys.readouterr()
+    run = json.loads((tmp_path / "site" / "run.json").read_text())
+    [ada] = run["peers"]
+    assert (ada["peer"], ada["name"], ada["samples"], ada["claimed_samples"]) == (peer, "Ada", 64, 300)
+    assert (run["attested"], run["overview"]["step"], run["addresses"]) == (True, 7, [address])
+    assert (tmp_path / "site" / "index.html").exists()
+
+
+def test_a_page_is_not_served_once(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["monitor", "swarm.toml", "--once", "--page"])
+    assert stop.value.code == 2
+    assert "leave out one of them" in capsys.readouterr().err
 
 
 @pytest.mark.swarm

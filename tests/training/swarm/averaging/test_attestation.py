@@ -1,0 +1,57 @@
+"""What a reducer keeps of whom it averaged."""
+
+import json
+
+import pytest
+
+from training.swarm.averaging import attestation
+from training.swarm.averaging.attestation import Attestation, Credit, parse_credits
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that a test sets."""
+    now = [1000.0]
+    monkeypatch.setattr(attestation.time, "time", lambda: now[0])
+    return now
+
+
+def test_samples_and_the_time_between_steps_add_up_over_restarts(tmp_path, clock):
+    for start in (1000.0, 5000.0):
+        kept = Attestation(tmp_path / "credits.json")
+        for step in range(3):
+            clock[0] = start + 10 * step
+            kept.add({"a": 8.0, "b": 4.0} if step else {"a": 8.0})
+    found = parse_credits((tmp_path / "credits.json").read_text())
+    assert found["a"] == Credit(samples=48.0, seconds=40.0, samples_per_s=0.8, time=5020.0)
+    assert found["b"] == Credit(samples=16.0, seconds=20.0, samples_per_s=0.4, time=5020.0)
+
+
+def test_a_pause_of_the_run_is_no_computing(tmp_path, clock):
+    kept = Attestation(tmp_path / "credits.json")
+    for clock[0] in (0.0, 10.0, 1e6):
+        kept.add({"a": 1.0})
+    assert kept.credits["a"].seconds == 10 + attestation.MOST_STEP_S
+
+
+def test_made_up_identities_push_out_no_peer_that_gave_more(tmp_path, clock, monkeypatch):
+    monkeypatch.setattr(attestation, "MOST_PEERS", 3)
+    kept = Attestation(tmp_path / "credits.json")
+    kept.add({"honest": 64.0})
+    for number in range(10):
+        kept.add({f"made-up{number}": 0.5})
+    assert len(kept.credits) == 3
+    assert kept.credits["honest"].samples == 64
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1]", '{"a": 1}', '{"a": {"lies": 1}}', '{"a": {"samples": -1}}', '{"a": {"seconds": NaN}}']
+)
+def test_what_makes_no_sense_is_refused(text):
+    with pytest.raises(ValueError, match=r"credits|Credit"):
+        parse_credits(text)
+
+
+def test_the_file_is_plain_json(tmp_path, clock):
+    Attestation(tmp_path / "credits.json").add({"a": 8.0})
+    assert json.loads((tmp_path / "credits.json").read_text())["a"]["samples"] == 8.0

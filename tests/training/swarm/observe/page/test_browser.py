@@ -1,0 +1,140 @@
+"""The run's page in headless Chromium: a run of 300 peers and 30,000 steps, in which everybody else lies."""
+
+import os
+import shutil
+import time
+
+import pytest
+
+pytest.importorskip("hivemind")
+pytest.importorskip("gradio")
+
+from tests.training.swarm.observe.page.simulated import ADDRESS, MARKUP, simulate
+from training.swarm.observe.page.server import served
+
+pytestmark = pytest.mark.browser
+
+TIMEOUT_MS = 120_000
+PHONE = {"viewport": {"width": 360, "height": 780}, "is_mobile": True, "has_touch": True}
+OPEN_S = 2.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+"""With all plots, of the best of three visits; longer in proportion where others use the machine, too."""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    from docs.screenshot import FLAGS
+
+    if shutil.which("chromium") is None:
+        pytest.skip("apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    site = simulate(tmp_path_factory.mktemp("simulated"), liars=300, prompt_page="https://example.org/draw")
+    with served(site.folder, "127.0.0.1:0") as url:
+        yield url
+
+
+@pytest.fixture
+def visit(browser, url):
+    """Opens the page; at the end, checks that nothing went wrong in it and no other host was asked for anything."""
+    contexts, asked, errors = [], [], []
+
+    def open_page(**options):
+        context = browser.new_context(**options)
+        contexts.append(context)
+        context.on("request", lambda request: asked.append(request.url))
+        page = context.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.set_default_timeout(TIMEOUT_MS)
+        page.goto(url)
+        page.wait_for_function("() => document.body.dataset.ready")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert errors == []
+    assert [address for address in asked if not address.startswith((url, "data:"))] == []
+
+
+def test_a_large_run_opens_fast_and_small(visit):
+    seconds = []
+    for _ in range(3):
+        started = time.monotonic()
+        page = visit()
+        seconds.append(time.monotonic() - started)
+    assert min(seconds) < OPEN_S, seconds
+    sent = "performance.getEntriesByType('resource').reduce((sum, entry) => sum + entry.transferSize, 0)"
+    assert page.evaluate(sent) < 500_000
+    assert page.evaluate("document.querySelectorAll('*').length") < 2_000
+
+
+def test_the_page_says_how_the_run_is_and_how_to_join(visit):
+    page = visit()
+    tiles = page.locator("#tiles").inner_text().split("\n")
+    shown = dict(zip(tiles[::2], tiles[1::2], strict=True))
+    assert shown["Step"] == "30,000 of 31,000"
+    assert (shown["Loss"], shown["Held-out loss"], shown["Participants"]) == ("2.000", "2.100", "300")
+    assert f"dalle-lean join {ADDRESS}" in page.locator("#line").inner_text()
+    assert page.locator("#prompt-page a").get_attribute("href") == "https://example.org/draw"
+
+
+def test_a_name_is_text_and_never_markup(visit):
+    page = visit()
+    assert MARKUP in page.locator("#board").inner_text()
+    assert page.locator("#board img").count() == 0
+
+
+def test_plots_are_drawn_and_zoomed_with_the_keyboard_alone(visit):
+    page = visit()
+    figure = "Bokeh.documents[0].roots()[0]"
+    page.wait_for_function(f"() => {figure}.x_range.end > 29000")
+    page.evaluate(
+        "Bokeh.index.get_by_id(Bokeh.documents[0].roots()[0].id).el.shadowRoot.querySelector('.bk-layer')?.focus()"
+    )
+    width = page.evaluate(f"{figure}.x_range.end - {figure}.x_range.start")
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate(FOCUSED) == "Zoom In (x-axis)":
+            break
+    assert page.evaluate(FOCUSED) == "Zoom In (x-axis)"
+    page.keyboard.press("Enter")
+    page.wait_for_function(f"() => {figure}.x_range.end - {figure}.x_range.start < {width}")
+
+
+FOCUSED = """(() => {
+    let focused = document.activeElement;
+    while (focused?.shadowRoot?.activeElement) focused = focused.shadowRoot.activeElement;
+    return focused?.title;
+})()"""
+
+
+@pytest.mark.parametrize("options", [PHONE, {"color_scheme": "dark"}, {"color_scheme": "light"}])
+def test_it_fits_a_phone_and_has_contrast_in_the_dark_and_in_the_light(visit, options):
+    page = visit(**options)
+    width = page.viewport_size["width"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    text, ground = page.evaluate(
+        "(({color, backgroundColor}) => [color, backgroundColor])(getComputedStyle(document.body))"
+    )
+    assert abs(lightness(text) - lightness(ground)) > 150
+
+
+def lightness(colour):
+    """Of rgb(r, g, b): 0 to 255."""
+    red, green, blue = (int(value) for value in colour.removeprefix("rgb(").removesuffix(")").split(","))
+    return (red + green + blue) / 3
+
+
+def test_colours_follow_the_system_while_the_page_is_open(visit):
+    page = visit(color_scheme="light")
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function("() => Bokeh.documents.length > 3")
+    assert lightness(page.evaluate("Bokeh.documents.at(-1).roots()[0].below[0].major_label_text_color")) > 120

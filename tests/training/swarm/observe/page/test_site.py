@@ -1,0 +1,131 @@
+"""The folder of the run's page."""
+
+import json
+import urllib.request
+import zipfile
+
+import pytest
+
+pytest.importorskip("hivemind")
+pytest.importorskip("gradio")
+
+from dalle_lean.io.files import sha256_file
+from tests.training.swarm.observe.page.simulated import ADDRESS, open_site, settings_of, simulate
+from training.swarm.host.checkpoints import Checkpoints
+from training.swarm.observe.page import site as pages
+from training.swarm.observe.page.gallery import Gallery
+from training.swarm.observe.page.server import served
+from training.swarm.observe.page.site import SHOWN_PEERS
+from training.swarm.observe.peer_metrics import PeerRecords
+from training.swarm.peer.gradient_worker import build_model
+
+
+def shown(site):
+    return json.loads((site.folder / "run.json").read_text())
+
+
+def test_the_page_of_a_large_run_is_small(tmp_path):
+    site = simulate(tmp_path)
+    assert (site.folder / "run.json").stat().st_size < 150_000
+    run = shown(site)
+    assert (run["overview"]["step"], run["overview"]["peers"], run["overview"]["heldout_loss"]) == (30_000, 300, 2.1)
+    assert len(run["peers"]) == SHOWN_PEERS
+    assert run["peers"][0]["samples"] == 299_000
+    assert run["peers"][0]["hours"] == 299
+    assert run["addresses"] == [ADDRESS]
+
+
+def test_as_many_liars_as_volunteers_change_neither_the_numbers_nor_the_first_places(tmp_path):
+    run = shown(simulate(tmp_path, peers=50, steps=100, liars=50))
+    assert (run["overview"]["step"], run["overview"]["loss"], run["overview"]["peers"]) == (100, 2.0, 50)
+    assert run["overview"]["samples_per_s"] == pytest.approx(6.4)
+    assert max(run["history"]["loss"]) < 7
+    liar = next(peer for peer in run["peers"] if peer["peer"].startswith("QmLiar"))
+    assert (liar["samples"], liar["hours"]) == (0, 0)
+    assert [peer["samples"] for peer in run["peers"][:49]] == [1000.0 * number for number in range(49, 0, -1)]
+
+
+def test_the_notebook_has_the_address(tmp_path):
+    cells = json.loads((open_site(tmp_path).folder / "join.ipynb").read_text())["cells"]
+    [line] = [line for cell in cells for line in cell["source"] if line.startswith("ADDRESS = ")]
+    assert line == f'ADDRESS = "{ADDRESS}"  # of the run\n'
+
+
+def test_the_newest_checkpoint_can_be_downloaded_with_its_hash(tmp_path):
+    settings, run_dir = settings_of(100), tmp_path / "run"
+    (run_dir / "public").mkdir(parents=True)
+    tokenizer_of(run_dir)
+    checkpoints = Checkpoints(run_dir, settings, on_notice=print)
+    site = open_site(tmp_path, run_dir=run_dir)
+    for step in (3, 6):
+        checkpoints.save(step, build_model(settings), [], 2.0)
+        site.refresh(None, board_of(tmp_path), PeerRecords({}, 0))
+    site.close()
+    [path] = site.folder.glob("model-step-*.zip")
+    run = shown(site)
+    assert run["checkpoint"] == {
+        "step": 6,
+        "file": path.name,
+        "size_bytes": path.stat().st_size,
+        "sha256": sha256_file(path),
+    }
+    with zipfile.ZipFile(path) as archive:
+        assert {"model-step-000006/config.json", "model-step-000006/model.safetensors"} <= set(archive.namelist())
+
+
+def tokenizer_of(run_dir):
+    from dalle_lean.tokenizer import Tokenizer
+
+    Tokenizer.train(["a red heart"], 300).save(run_dir / "tokenizer.json")
+
+
+def board_of(tmp_path):
+    return pages.Leaderboard(tmp_path / "out" / "contributions.json", "run")
+
+
+def test_a_folder_with_something_else_is_not_written_to(tmp_path):
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "thesis.txt").write_text("dear to somebody")
+    with pytest.raises(ValueError, match="name another folder"):
+        open_site(tmp_path)
+    assert [path.name for path in (tmp_path / "page").iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b'{"prompts": 1, "drawn": []}'])
+def test_a_helpers_nonsense_is_no_gallery(tmp_path, content):
+    site = open_site(tmp_path)
+    site.watcher.public = {"gallery.json": content}
+    assert site.pictures() == Gallery()
+
+
+def test_pictures_come_from_a_helper_each_once(tmp_path):
+    site, asked = open_site(tmp_path), []
+    files = {f"drawn-00000{step}-0.webp": b"RIFF....WEBP" + bytes([step]) for step in (1, 2)}
+    drawn = [{"step": step, "files": [f"drawn-00000{step}-0.webp"]} for step in (1, 2, 3)]
+    public = {**files, "gallery.json": json.dumps({"prompts": ["a heart"], "drawn": drawn}).encode()}
+    site.watcher.fetch_public = lambda name: asked.append(name) or public.get(name)
+    for _ in range(2):
+        assert [one.step for one in site.pictures().drawn] == [1, 2]  # the third's are not there yet
+    assert asked.count("drawn-000001-0.webp") == 1
+    assert (site.folder / "drawn-000002-0.webp").read_bytes() == files["drawn-000002-0.webp"]
+
+
+def test_the_server_compresses_allows_no_scripts_of_others_and_lists_nothing(tmp_path):
+    site = simulate(tmp_path, peers=3, steps=10)
+    (site.folder / "model-step-000001.zip").write_bytes(bytes(10_000))
+    with served(site.folder, "127.0.0.1:0") as url:
+        for name in ("", "run.json", "model-step-000001.zip"):
+            request = urllib.request.Request(url + name, headers={"Accept-Encoding": "gzip"})
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                assert "script-src 'self';" in answer.headers["Content-Security-Policy"]
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                assert (answer.headers.get("Content-Encoding") == "gzip") == (name != "model-step-000001.zip")
+        for name in ("../out/history.json", "%2e%2e/out/history.json", "absent"):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(url + name, timeout=30)
+
+
+@pytest.mark.parametrize("address", ["7870", "127.0.0.1:page", "127.0.0.1:70000", "no such host:80", ""])
+def test_an_address_that_nobody_can_listen_at_is_one_sentence(tmp_path, address):
+    with pytest.raises(ValueError, match="--page-address"), served(tmp_path, address):
+        pass

@@ -1,0 +1,178 @@
+"""What the run's checkpoints draw for its fixed prompts: drawn where they lie, and fetched from there by others."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Self
+
+from PIL import Image
+
+from dalle_lean.errors import UserError
+from dalle_lean.io.files import atomic_write, parse, read_text, write_json
+from training.data.catalog import find_shards
+from training.data.heldout import heldout_rows
+from training.run.progress import OnNotice
+from training.swarm.config import SwarmSettings
+from training.swarm.host.checkpoints import Checkpoint
+
+NAME = "gallery.json"
+PROMPTS = 6
+LONGEST_PROMPT = 200
+MOST_STEPS = 12
+"""Checkpoints whose pictures are kept: the first, the newest, and others evenly between."""
+SIDE = 256
+DRAWING_LIMIT_S = 3600.0
+FILE = re.compile(r"drawn-[0-9]{6,12}-[0-9]\.webp")
+LOW_PRIORITY = ("nice", "-n", "19")
+DALLE_LEAN = (sys.executable, "-P", "-c", "from dalle_lean.cli import main; main()")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What one checkpoint drew: a file for each prompt."""
+
+    step: int
+    files: list[str]
+
+    def __post_init__(self) -> None:
+        good = type(self.step) is int and self.step >= 0 and len(self.files) <= PROMPTS
+        if not (good and all(FILE.fullmatch(name) for name in self.files)):
+            raise UserError(f"pictures of step {self.step!r} that make no sense")
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """The content of gallery.json, oldest checkpoint first."""
+
+    prompts: list[str] = field(default_factory=list)
+    drawn: list[Drawn] = field(default_factory=list)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """ValueError unless the text is a gallery of the sizes that we write."""
+        content = parse(json.loads, text, f"{NAME} is not JSON")
+        try:
+            prompts = [str(prompt)[:LONGEST_PROMPT] for prompt in content["prompts"][:PROMPTS]]
+            return cls(prompts, [Drawn(**drawn) for drawn in content["drawn"][:MOST_STEPS]])
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{NAME} makes no sense: {type(error).__name__} {error}") from None
+
+    @property
+    def files(self) -> list[str]:
+        return [name for drawn in self.drawn for name in drawn.files]
+
+
+def read_gallery(folder: Path) -> Gallery:
+    """The gallery in a folder; an empty one if there is none."""
+    return Gallery.parse(read_text(folder / NAME)) if (folder / NAME).exists() else Gallery()
+
+
+def heldout_prompts(settings: SwarmSettings) -> list[str]:
+    """Captions of held-out pictures, the same for the whole run."""
+    shards = find_shards(settings.swarm.data)
+    captions = heldout_rows(shards, settings.recipe.data.heldout_share, 8 * PROMPTS).captions
+    return [caption for caption in dict.fromkeys(captions) if caption.strip()][:PROMPTS]
+
+
+def spread(drawn: list[Drawn]) -> list[Drawn]:
+    """At most MOST_STEPS of them: the one whose neighbours are closest goes first, never the first or the newest."""
+    while len(drawn) > MOST_STEPS:
+        gaps = [after.step - before.step for before, after in zip(drawn, drawn[2:], strict=False)]
+        drawn = [one for place, one in enumerate(drawn) if place != gaps.index(min(gaps)) + 1]
+    return drawn
+
+
+class Painter:
+    """Has `dalle-lean generate` draw the prompts with each new checkpoint, at the lowest priority.
+
+    Args:
+        folder: for the gallery and its pictures.
+        drawing: a folder for what is being drawn.
+        prompts: called for the prompts if the folder has no gallery yet.
+    """
+
+    def __init__(self, folder: Path, drawing: Path, prompts: Callable[[], list[str]], on_notice: OnNotice):
+        self.folder, self.drawing, self.on_notice = folder, drawing, on_notice
+        self.gallery = read_gallery(folder)
+        if not self.gallery.prompts:
+            self.gallery = Gallery([prompt[:LONGEST_PROMPT] for prompt in prompts()])
+        self.process: subprocess.Popen[bytes] | None = None
+        self.step, self.due_s = -1, 0.0
+        """Of the process: its checkpoint's step, and when it is given up."""
+
+    def poll(self, newest: Checkpoint | None) -> None:
+        """Take in what was drawn, and start drawing with the newest checkpoint; returns at once."""
+        if self.process is not None:
+            if self.process.poll() is None and time.monotonic() < self.due_s:
+                return
+            self.finish(self.process)
+        if newest is None or not self.gallery.prompts or newest.step == self.step:
+            return
+        if any(drawn.step >= newest.step for drawn in self.gallery.drawn):  # drawn before, or the run was taken back
+            self.keep([drawn for drawn in self.gallery.drawn if drawn.step <= newest.step])
+            if any(drawn.step == newest.step for drawn in self.gallery.drawn):
+                return
+        self.step, self.due_s = newest.step, time.monotonic() + DRAWING_LIMIT_S
+        command = [*LOW_PRIORITY, *DALLE_LEAN, "generate", "--model", str(newest.folder / "model"), "--device", "cpu"]
+        command += ["--num-images", "1", "--scorer", "none", "--out", str(self.drawing), "--", *self.gallery.prompts]
+        self.clear()
+        self.drawing.mkdir(parents=True)
+        with open(self.drawing / "log", "wb") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def finish(self, process: subprocess.Popen[bytes]) -> None:
+        """Add the pictures of a process that has ended, or should have."""
+        process.kill()
+        self.process, code = None, process.wait()
+        found = sorted(self.drawing.rglob("00.png"))
+        if code or len(found) != len(self.gallery.prompts):
+            said = (self.drawing / "log").read_text(errors="replace").strip().rpartition("\n")[2]
+            self.on_notice(f"no pictures of step {self.step}: {said}")
+        else:
+            drawn = Drawn(self.step, [f"drawn-{self.step:06d}-{number}.webp" for number in range(len(found))])
+            for path, name in zip(found, drawn.files, strict=True):
+                with Image.open(path) as picture, atomic_write(self.folder / name) as temporary:
+                    picture.thumbnail((SIDE, SIDE))
+                    picture.convert("RGB").save(temporary, format="WEBP", quality=90)
+            self.keep(spread([*self.gallery.drawn, drawn]))
+        self.clear()
+
+    def keep(self, drawn: list[Drawn]) -> None:
+        """Write a gallery of these alone, and remove the files of others."""
+        self.gallery = Gallery(self.gallery.prompts, drawn)
+        write_json(self.folder / NAME, asdict(self.gallery))
+        remove_others(self.folder, self.gallery.files)
+
+    def close(self) -> None:
+        """End the drawing."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove what is being drawn."""
+        shutil.rmtree(self.drawing, ignore_errors=True)
+
+
+def remove_others(folder: Path, wanted: Iterable[str]) -> None:
+    """Remove pictures that no gallery names."""
+    for path in folder.glob("drawn-*.webp"):
+        if path.name not in set(wanted):
+            path.unlink()
+
+
+def mirror(folder: Path, gallery: Gallery, fetch: Callable[[str], bytes | None]) -> Gallery:
+    """The gallery of those checkpoints whose pictures are in `folder` now: missing ones are fetched by their names."""
+    remove_others(folder, gallery.files)
+    for name in gallery.files:
+        if not (folder / name).exists() and (content := fetch(name)) and content[8:12] == b"WEBP":
+            with atomic_write(folder / name) as temporary:
+                temporary.write_bytes(content)
+    return Gallery(gallery.prompts, [d for d in gallery.drawn if all((folder / name).exists() for name in d.files)])

@@ -1,0 +1,58 @@
+"""A run over time in a file that does not grow."""
+
+import statistics
+import time
+from pathlib import Path
+
+from dalle_lean.io.files import read_json, write_json
+from training.swarm.observe.monitor import Overview
+
+MOST_POINTS = 1024
+COLUMNS = ("time", "step", "loss", "heldout_loss", "peers", "samples_per_s")
+"""Of a point; the time in seconds since 1970, None for what was not known."""
+
+Point = list[float | None]
+
+
+class History:
+    """Points of the run in the file `path`, each the median of `looks` looks at it.
+
+    When there are MOST_POINTS, neighbours become one and `looks` doubles, so the whole run is there, evenly thinned.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        saved = read_json(path) if path.exists() else {"run_id": None, "looks": 1, "points": []}
+        self.run_id: str | None = saved["run_id"]
+        self.looks: int = saved["looks"]
+        self.points: list[Point] = saved["points"]
+        self.open: list[Point] = []
+        """Looks that are not a point yet."""
+
+    def add(self, overview: Overview, run_id: str, now: float | None = None) -> None:
+        """Look at the run; under another run id it was taken back, and what came after that step is removed."""
+        if run_id != self.run_id:
+            self.points, self.open, self.run_id = [p for p in self.points if (p[1] or 0) < overview.step], [], run_id
+        seen = {**vars(overview), "time": time.time() if now is None else now}
+        self.open.append([seen[name] for name in COLUMNS])
+        if len(self.open) >= self.looks:
+            self.points.append(median_point(self.open))
+            self.open = []
+        if len(self.points) >= MOST_POINTS:
+            self.points = [median_point(self.points[i : i + 2]) for i in range(0, len(self.points), 2)]
+            self.looks *= 2
+
+    def save(self) -> None:
+        """Write the file."""
+        write_json(self.path, {"run_id": self.run_id, "looks": self.looks, "points": self.points})
+
+    def columns(self) -> dict[str, list[float | None]]:
+        """The points, and the latest look, by the name of each column."""
+        points = [*self.points, *self.open[-1:]]
+        return {name: [point[place] for point in points] for place, name in enumerate(COLUMNS)}
+
+
+def median_point(points: list[Point]) -> Point:
+    """The median of each column, of what is known in it."""
+    known = ([value for value in column if value is not None] for column in zip(*points, strict=True))
+    return [statistics.median_low(column) if column else None for column in known]

@@ -1,0 +1,167 @@
+"use strict";
+// Whatever comes from run.json is shown as text, never as markup: peers choose their names.
+const REFRESH_MS = 60000;
+const FAULTS = {
+    dropped_batches: "batches dropped", dropped_tensors: "tensors dropped", skipped_steps: "steps skipped",
+    solo_steps: "steps taken alone", resyncs: "downloads of the state", refused_records: "records refused",
+};
+const place = id => document.getElementById(id);
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const plots = {};
+const loaded = new Promise(resolve => addEventListener("load", resolve));  // Bokeh comes last
+let shown = null;
+
+const count = value => Math.round(value).toLocaleString("en");
+const decimals = (value, digits) => value === null ? "–" : value.toFixed(digits);
+const megabytes = bytes => bytes < 1e9 ? `${(bytes / 1e6).toFixed(1)} MB` : `${(bytes / 1e9).toFixed(2)} GB`;
+
+function duration(seconds) {
+    if (seconds === null) return "–";
+    const minutes = Math.round(seconds / 60), hours = Math.floor(minutes / 60);
+    if (minutes < 60) return `${minutes} min`;
+    return hours < 24 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+}
+
+function element(tag, text, options = {}) {
+    const made = Object.assign(document.createElement(tag), options);
+    made.append(text);
+    return made;
+}
+
+function row(cells, tag = "td") {
+    const made = document.createElement("tr");
+    made.append(...cells.map(([text, className]) => element(tag, text, {className: className ?? ""})));
+    return made;
+}
+
+function showNow(run) {
+    const now = run.overview;
+    place("run").textContent = document.title = run.run;
+    place("state").textContent = `${now ? "" : "No trainers at the moment. "}As of ${new Date(run.updated * 1000).toLocaleString()}.`;
+    const speed = now?.samples_per_s === null ? `${now.reported_samples_per_s.toFixed(1)} claimed` : decimals(now?.samples_per_s ?? null, 1);
+    const tiles = now ? [
+        ["Step", `${count(now.step)} of ${count(now.total_steps)}`], ["Loss", decimals(now.loss, 3)],
+        ["Held-out loss", decimals(now.heldout_loss, 3)], ["Participants", count(now.peers)],
+        ["Samples/s", speed], ["Time left", duration(now.left_s)],
+    ] : [];
+    place("tiles").replaceChildren(...tiles.map(([name, value]) => {
+        const tile = document.createElement("div");
+        tile.append(element("dt", name), element("dd", value));
+        return tile;
+    }));
+    const faults = Object.entries(FAULTS).filter(([name]) => now?.counters[name]);
+    place("faults").textContent = now ? "Faults, as the trainers present count them: " +
+        (faults.map(([name, words]) => `${count(now.counters[name])} ${words}`).join(", ") || "none") + "." : "";
+}
+
+function showPictures({prompts, drawn}) {
+    place("pictures").hidden = !drawn.length;
+    const heads = ["", ...drawn.map(({step}) => `step ${count(step)}`)];
+    const rows = prompts.map((prompt, number) => {
+        const made = document.createElement("tr");
+        made.append(element("th", prompt, {scope: "row"}));
+        for (const {step, files} of drawn) {
+            const picture = Object.assign(new Image(), {src: files[number], alt: `${prompt}, at step ${step}`, loading: "lazy"});
+            made.append(element("td", picture));
+        }
+        return made;
+    });
+    place("gallery").replaceChildren(row(heads.map(text => [text]), "th"), ...rows);
+}
+
+function showBoard(run) {
+    const {attested, peers, peers_in_all} = run;
+    place("board-note").textContent = (attested
+        ? "Samples and hours are what the run's helpers averaged into steps; hours are the time from step to step that a peer took part in. "
+        : "No helper says what it averaged, so all of this is claimed. ") +
+        `${count(peers_in_all)} peers gave ${count(run.samples_in_all)} samples (they claim ${count(run.claimed_in_all)}).` +
+        (peers_in_all > peers.length ? ` The first ${peers.length} are shown.` : "");
+    const heads = [["Peer"], ["Samples"], ["Share"], ["Hours"], ["Samples/s"], ["Claimed", "claimed"], ["Claimed/s", "claimed"]];
+    place("board").replaceChildren(row(heads, "th"), ...peers.map(peer => row([
+        [`${peer.name ?? "–"} (..${peer.peer.slice(-8)})`], [count(peer.samples)],
+        [run.samples_in_all ? `${(100 * peer.samples / run.samples_in_all).toFixed(1)} %` : "–"], [peer.hours.toFixed(1)],
+        [peer.present ? peer.samples_per_s.toFixed(1) : "away"],
+        [count(peer.claimed_samples), "claimed"], [peer.present ? peer.claimed_samples_per_s.toFixed(1) : "", "claimed"],
+    ])));
+}
+
+function showJoin(run) {
+    place("line").textContent = `pip install 'dalle-lean[training]'\ndalle-lean join ${run.addresses.join(" ")}`;
+    place("needs").textContent = `a clock set by the network, and ${megabytes(run.download_bytes)} to fetch the model's state at first:`;
+    place("notebook").hidden = !run.has_notebook;
+    place("model").hidden = !run.checkpoint && !run.prompt_page;
+    const link = place("prompt-page");
+    link.hidden = !/^https?:\/\//.test(run.prompt_page ?? "");
+    if (!link.hidden) link.firstElementChild.href = run.prompt_page;
+    if (!run.checkpoint) return;
+    const {file, step, size_bytes, sha256} = run.checkpoint;
+    Object.assign(place("download"), {href: file, textContent: `Download step ${count(step)}, ${megabytes(size_bytes)}`});
+    place("sha256").textContent = sha256;
+    place("draw").textContent = `unzip ${file}\ndalle-lean demo --model ${file.replace(/\.zip$/, "")}`;
+}
+
+function makePlot(id, x, lines, range) {
+    const resolve = name => { place(id).style.color = `var(${name})`; return getComputedStyle(place(id)).color; };
+    const [text, line] = [resolve("--quiet"), resolve("--line")];
+    const source = new Bokeh.ColumnDataSource({data: {}});
+    const figure = Bokeh.Plotting.figure({
+        tools: "xbox_zoom,xpan,xzoom_in,xzoom_out,reset",
+        x_axis_type: x === "time" ? "datetime" : "linear", height: 240, sizing_mode: "stretch_width",
+        background_fill_color: null, border_fill_color: null, outline_line_color: line,
+        y_range: new Bokeh.DataRange1d(range),
+    });
+    const zoom = figure.toolbar.tools.find(tool => tool.type === "BoxZoomTool");
+    // With a finger, dragging scrolls the page.
+    Object.assign(figure.toolbar, {logo: null, active_drag: matchMedia("(pointer: fine)").matches ? zoom : null});
+    for (const axis of figure.axes) Object.assign(axis, {major_label_text_color: text, axis_line_color: line, major_tick_line_color: line, minor_tick_line_color: null});
+    for (const grid of figure.grids) grid.grid_line_color = line;
+    lines.forEach(({column, name, shade}) => {
+        const glyph = figure.line({field: x}, {field: column}, {source, line_width: 2, line_color: shade, legend_label: name});
+        const at = x === "time" ? ["time", "@time{%F %H:%M}"] : ["step", "@step{0,0}"];
+        figure.add_tools(new Bokeh.HoverTool({renderers: [glyph], mode: "vline", tooltips: [at, [name, `@${column}{0,0.[000]}`]], formatters: {"@time": "datetime"}}));
+    });
+    Object.assign(figure.legend, {visible: lines.length > 1, background_fill_color: null, border_line_color: null, label_text_color: text});
+    place(id).replaceChildren();
+    Bokeh.Plotting.show(figure, place(id));
+    return source;
+}
+
+async function showPlots(history) {
+    await loaded;
+    let measured = NaN;
+    const known = values => values.map(value => value ?? NaN);
+    const data = {...history, loss: known(history.loss), samples_per_s: known(history.samples_per_s),
+        heldout_loss: history.heldout_loss.map(value => measured = value ?? measured),
+        time: history.time.map(seconds => seconds * 1000)};
+    plots.loss ??= makePlot("loss", "step", [{column: "loss", name: "training", shade: "#0f7fd6"}, {column: "heldout_loss", name: "held-out", shade: "#e07b00"}], {});
+    plots.peers ??= makePlot("peers", "time", [{column: "peers", name: "participants", shade: "#0f9d6b"}], {start: 0});
+    plots.speed ??= makePlot("speed", "time", [{column: "samples_per_s", name: "samples/s", shade: "#b0579a"}], {start: 0});
+    for (const source of Object.values(plots)) source.data = data;
+}
+
+async function refresh() {
+    try {
+        const answer = await fetch("run.json", {cache: "no-cache"});
+        if (!answer.ok) throw new Error(`the server answers ${answer.status}`);
+        shown = await answer.json();
+    } catch (error) {
+        place("state").textContent = `The page could not be refreshed: ${error.message}.`;
+        return;
+    }
+    for (const show of [showNow, showBoard, showJoin]) show(shown);
+    showPictures(shown.gallery);
+    await showPlots(shown.history);
+    document.body.dataset.ready = "yes";
+}
+
+dark.addEventListener("change", () => {
+    for (const id of Object.keys(plots)) delete plots[id];
+    if (shown) showPlots(shown.history);
+});
+place("copy").hidden = !navigator.clipboard;  // absent without HTTPS
+place("copy").addEventListener("click", async () => {
+    await navigator.clipboard.writeText(place("line").textContent);
+    place("copy").textContent = "Copied";
+});
+refresh();
+setInterval(refresh, REFRESH_MS);

@@ -1,0 +1,70 @@
+"""Serves the folder of the run's page."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dalle_lean.errors import UserError
+from dalle_lean.require import require
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+MOST_CONNECTIONS = 500
+
+
+@contextmanager
+def served(folder: Path, address: str) -> Iterator[str]:
+    """The page's URL, which answers inside the block.
+
+    Args:
+        address: HOST:PORT; port 0 is any free one.
+
+    Raises ValueError if nobody can listen there.
+    """
+    uvicorn = require("uvicorn", extra="demo")
+    host, _, port = address.rpartition(":")
+    try:
+        if not host:
+            raise ValueError("the host is missing")
+        listener = socket.create_server((host, int(port)))
+    except (ValueError, OverflowError, OSError) as error:
+        raise UserError(f"cannot serve the page at {address!r}: {error}; give HOST:PORT with --page-address") from None
+    with listener:
+        config = uvicorn.Config(
+            page_app(folder), lifespan="off", log_config=None, access_log=False, limit_concurrency=MOST_CONNECTIONS
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([listener],), name="page", daemon=True)
+        thread.start()
+        try:
+            yield f"http://{host}:{listener.getsockname()[1]}/"
+        finally:
+            server.should_exit = server.force_exit = True
+            thread.join(timeout=5)
+
+
+def page_app(folder: Path) -> Any:
+    """An ASGI application of the folder's files, compressed but for the model."""
+    files = require("starlette.staticfiles", extra="demo").StaticFiles(directory=folder, html=True)
+    plain = require("starlette.applications", extra="demo").Starlette()
+    plain.mount("/", files)
+    compressed = require("starlette.middleware.gzip", extra="demo").GZipMiddleware(plain, compresslevel=5)
+    added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *added]
+            await send(message)
+
+        await (plain if scope["path"].endswith(".zip") else compressed)(scope, receive, send_with_headers)
+
+    return app

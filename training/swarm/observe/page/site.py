@@ -1,0 +1,246 @@
+"""The folder of the run's page: static files for any web server, of which run.json and the pictures change."""
+
+import importlib.util
+import json
+import math
+import shutil
+import time
+import zipfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dalle_lean.errors import UserError
+from dalle_lean.io.files import atomic_write, read_json, sha256_file, write_json
+from training.data.remote_io import silent
+from training.run.progress import OnNotice
+from training.swarm.averaging.attestation import Credit
+from training.swarm.host.checkpoints import Checkpoint, list_checkpoints
+from training.swarm.network.bootstrap_service import PUBLIC
+from training.swarm.observe.monitor import Leaderboard, Monitor, Overview
+from training.swarm.observe.page import gallery
+from training.swarm.observe.page.gallery import Gallery, Painter
+from training.swarm.observe.page.history import History
+from training.swarm.observe.peer_metrics import PeerRecords
+from training.swarm.preflight.batch_size import state_bytes
+
+HERE = Path(__file__).parent
+NOTEBOOK = HERE.parents[3] / "notebooks" / "join.ipynb"
+"""In a checkout."""
+REFRESH_S = 60.0
+SHOWN_PEERS = 100
+BOKEH = ("bokeh", "bokeh-api")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A peer on the leaderboard; `samples`, `hours` and `samples_per_s` are what helpers averaged."""
+
+    peer: str
+    name: str | None
+    samples: float
+    hours: float
+    samples_per_s: float
+    claimed_samples: int
+    claimed_samples_per_s: float
+    present: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Download:
+    """The newest checkpoint's model folder as one file."""
+
+    step: int
+    file: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """All that the page shows of a run at one moment: the content of run.json."""
+
+    run: str
+    updated: float
+    overview: Overview | None
+    history: dict[str, list[float | None]]
+    peers: list[Row]
+    peers_in_all: int
+    samples_in_all: float
+    claimed_in_all: int
+    attested: bool
+    """Whether helpers say what they averaged."""
+    addresses: tuple[str, ...]
+    download_bytes: int
+    """What a newcomer fetches at first."""
+    has_notebook: bool
+    gallery: Gallery
+    checkpoint: Download | None
+    prompt_page: str | None
+
+
+class Site:
+    """Keeps the folder of the run's page up to date.
+
+    Args:
+        folder: for the page; nothing else is to be in it.
+        out: where the history is kept.
+        run_dir: the run's folder if it is hosted on this machine; its checkpoints are drawn with and handed out.
+        prompt_page: address of a prompt page to link to.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        out: Path,
+        watcher: Monitor,
+        *,
+        run_dir: Path | None = None,
+        prompt_page: str | None = None,
+        on_notice: OnNotice,
+    ):
+        self.folder, self.watcher, self.run_dir, self.prompt_page = folder, watcher, run_dir, prompt_page
+        self.on_notice = on_notice
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / "run.json").exists():
+            raise UserError(f"{folder} is not empty and holds no run's page; name another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("index.html", "page.css", "page.js"):
+            copy(HERE / name, folder / name)
+        for name in BOKEH:
+            copy(bokeh_file(name), folder / f"{name}.js")
+        self.addresses = watcher.settings.swarm.addresses or watcher.addresses
+        self.has_notebook = NOTEBOOK.is_file()
+        if self.has_notebook:
+            copy_notebook(folder / "join.ipynb", self.addresses[0])
+        self.download_bytes = state_bytes(watcher.settings)
+        self.history = History(out / "history.json")
+        self.download: Download | None = None
+        self.packed_step: int | None = None
+        self.due_s = -math.inf
+        watcher.fetch_credits()
+        self.painter = None
+        if run_dir is not None:
+            self.painter = Painter(run_dir / PUBLIC, out / "drawing", self.prompts, on_notice)
+
+    def prompts(self) -> list[str]:
+        """The run's fixed prompts; none, with a notice, if the data cannot be read from here."""
+        try:
+            return gallery.heldout_prompts(self.watcher.settings)
+        except (ValueError, OSError) as error:
+            self.on_notice(f"no pictures on the page: {error}")
+            return []
+
+    def poll(self, overview: Overview | None, board: Leaderboard, records: PeerRecords) -> None:
+        """Note how the run is, and every REFRESH_S bring the folder up to date."""
+        if overview is not None:
+            self.history.add(overview, self.watcher.settings.run_id)
+        if time.monotonic() >= self.due_s:
+            self.due_s = time.monotonic() + REFRESH_S
+            self.refresh(overview, board, records)
+            self.watcher.fetch_credits()
+
+    def refresh(self, overview: Overview | None, board: Leaderboard, records: PeerRecords) -> None:
+        """Write what has changed."""
+        newest = None
+        if self.run_dir is not None and self.painter is not None:
+            newest = next(reversed(list_checkpoints(self.run_dir, silent)), None)  # donors report bad ones
+            self.painter.poll(newest)
+        if newest is not None and newest.step != self.packed_step:
+            self.packed_step = newest.step
+            self.pack(newest)
+        ranked, credits = board.ranked(), self.watcher.credits
+        snapshot = Snapshot(
+            run=board.run,
+            updated=time.time(),
+            overview=overview,
+            history=self.history.columns(),
+            peers=[
+                Row(
+                    peer=peer,
+                    name=one.user,
+                    samples=one.averaged_samples,
+                    hours=one.averaged_s / 3600,
+                    samples_per_s=credits.get(peer, Credit()).samples_per_s,
+                    claimed_samples=one.total_samples,
+                    claimed_samples_per_s=records.by_peer[peer].samples_per_s if peer in records.by_peer else 0.0,
+                    present=peer in records.by_peer,
+                )
+                for peer, one in ranked[:SHOWN_PEERS]
+            ],
+            peers_in_all=len(ranked),
+            samples_in_all=sum(one.averaged_samples for _, one in ranked),
+            claimed_in_all=sum(one.total_samples for _, one in ranked),
+            attested=bool(credits),
+            addresses=self.addresses,
+            download_bytes=self.download_bytes,
+            has_notebook=self.has_notebook,
+            gallery=self.pictures(),
+            checkpoint=self.download,
+            prompt_page=self.prompt_page,
+        )
+        self.history.save()
+        with atomic_write(self.folder / "run.json") as temporary:
+            temporary.write_text(json.dumps(asdict(snapshot), separators=(",", ":")), encoding="utf-8")
+
+    def pictures(self) -> Gallery:
+        """The run's gallery as it is in the page's folder now."""
+        content = self.public(gallery.NAME)
+        try:
+            return gallery.mirror(self.folder, Gallery.parse((content or b"{}").decode()), self.public)
+        except ValueError:  # none yet, or a helper sent nonsense
+            return Gallery()
+
+    def public(self, name: str) -> bytes | None:
+        """A public file of the run."""
+        if self.run_dir is None:
+            return self.watcher.fetch_public(name)
+        path = self.run_dir / PUBLIC / name
+        return path.read_bytes() if path.exists() else None
+
+    def pack(self, checkpoint: Checkpoint) -> None:
+        """Make the checkpoint's model folder one file to download, in place of the one before."""
+        name = f"model-step-{checkpoint.step:06d}.zip"
+        try:
+            checkpoint.check()
+            with atomic_write(self.folder / name) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+                for path in sorted((checkpoint.folder / "model").rglob("*")):
+                    archive.write(path, f"{name.removesuffix('.zip')}/{path.relative_to(checkpoint.folder / 'model')}")
+        except (ValueError, OSError) as error:  # removed meanwhile, or a full disk: the next one comes
+            self.on_notice(f"the checkpoint of step {checkpoint.step} is not on the page: {error}")
+            return
+        path = self.folder / name
+        self.download = Download(
+            step=checkpoint.step, file=name, size_bytes=path.stat().st_size, sha256=sha256_file(path)
+        )
+        for other in self.folder.glob("model-step-*.zip"):
+            if other != path:
+                other.unlink()
+
+    def close(self) -> None:
+        """End what draws."""
+        if self.painter is not None:
+            self.painter.close()
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file's content, atomically."""
+    with atomic_write(target) as temporary:
+        shutil.copyfile(source, temporary)
+
+
+def bokeh_file(name: str) -> Path:
+    """Bokeh's plots, which Gradio brings, so that the page asks no other host."""
+    spec = importlib.util.find_spec("gradio")
+    places = [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
+    found = [path for place in places for path in place.glob(f"templates/frontend/static/bokeh/*/{name}-[0-9]*.min.js")]
+    if not found:
+        raise UserError("the run's page needs Gradio's plots; install them with: pip install 'dalle-lean[demo]'")
+    return found[0]
+
+
+def copy_notebook(target: Path, address: str) -> None:
+    """notebooks/join.ipynb with the run's address filled in."""
+    notebook, empty = read_json(NOTEBOOK), 'ADDRESS = ""'
+    filled = f"ADDRESS = {json.dumps(address)}"
+    for cell in notebook["cells"]:
+        cell["source"] = [line.replace(empty, filled) for line in cell["source"]]
+    write_json(target, notebook)
