@@ -101,7 +101,7 @@ def be_donor(
     """Keep the state, starting from the newest checkpoint."""
     from training.swarm.host.checkpointer import Checkpointer, heldout_batch
     from training.swarm.host.checkpoints import Checkpoints
-    from training.swarm.host.host_config import HostConfig, identity_path
+    from training.swarm.host.host_config import HostConfig
     from training.swarm.host.roles import run_donor
     from training.swarm.observe.peer_metrics import PeerMetrics
     from training.swarm.observe.publisher import Publisher
@@ -144,7 +144,7 @@ def be_donor(
 
     own = PeerMetrics()
     """A donor's loss is the held-out one."""
-    publisher = Publisher(dht, settings.run_id, identity=identity_path(run_dir, name), role="donor")
+    publisher = Publisher(dht, settings.run_id, role="donor")
     try:
         run_donor(
             settings,

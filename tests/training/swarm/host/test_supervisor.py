@@ -34,6 +34,7 @@ from training.swarm.host.host_gate import begin_host_admission, host_gate_with_p
 from training.swarm.host.run_setup import ListenOptions, choose_ports, make_helper, make_run, slug
 from training.swarm.host.status import StatusFile
 from training.swarm.host.supervisor import Supervisor
+from training.swarm.network.addresses import free_ports
 from training.swarm.network.bootstrap_service import Unanswered, fetch_run, offer_run
 from training.swarm.network.dht import open_dht
 from training.swarm.peer.gradient_worker import build_model
