@@ -43,7 +43,8 @@ COLOURS = {
 ADVICE = """
 Bytes of tensors at the worst moment of a step, computed; a GPU's context (about 0.5 GB) and fragmentation come on top.
 *Plain* is float32, 32-bit AdamW, all activations kept, nothing shared. BERT, T5 and the GPTs are priced as written in
-plain PyTorch with torch's attention. On the command line: `dalle-lean calculator`.
+plain PyTorch with torch's attention; reversible, as `dalle_lean.language` runs its layers. On the command line:
+`dalle-lean calculator`.
 """
 
 
