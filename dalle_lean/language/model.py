@@ -46,11 +46,11 @@ class LanguageModel(Decoder):
 
     def loss(self, ids: Tensor) -> Tensor:
         """Mean cross-entropy in nats of every token but the first; ids [B, S + 1] without padding, S in 1..T."""
-        if ids.dim() == 2 and ids.shape[1] < 2:
+        check_ids("ids", ids, self.config.text_vocab_size)
+        if ids.shape[1] < 2:
             raise UserError(f"ids has {ids.shape[1]} tokens a sample; the loss needs at least 2")
         everything = slice(None)
         hidden = self.hidden(ids[:, :-1])
-        check_ids("ids", ids[:, -1:], self.config.text_vocab_size)
         return self.section_losses(hidden, Section(everything, everything, ids[:, 1:].long())).squeeze(0)
 
     def hidden(self, ids: Tensor) -> Tensor:

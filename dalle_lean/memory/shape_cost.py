@@ -130,5 +130,5 @@ def layer_branches(shape: TransformerShape, setup: TrainingSetup, crossing: bool
     leave = [Op(stream)]
     if parallel:
         return [[*enter, *attend, *feed, *leave]]
-    attention = [*enter, *attend, *leave]
-    return [*[attention] * (1 + crossing), [*enter, *feed, *leave]]
+    attends = [*enter, *attend, *leave]
+    return [*[attends] * (1 + crossing), [*enter, *feed, *leave]]

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from dalle_lean.errors import UserError
 from dalle_lean.terminal import say
 
 
@@ -56,6 +57,9 @@ def calculator(
     from training.run.subjects import find_subject
 
     if page:
+        others = (batch, precision, optimizer, plan, budget, tokens, shared_blocks, tflops)
+        if json or any(value is not None for value in others):
+            raise UserError("--page takes MODEL, --host and --port only: the rest is set on the page")
         serve_page(model, host, port)
         return
     fields = {"tokens": tokens, "shared_blocks": shared_blocks}

@@ -43,7 +43,8 @@ COLOURS = {
 ADVICE = """
 Bytes of tensors at the worst moment of a step, computed; a GPU's context (about 0.5 GB) and fragmentation come on top.
 *Plain* is float32, 32-bit AdamW, all activations kept, nothing shared. BERT, T5 and the GPTs are priced as written in
-plain PyTorch with torch's attention. On the command line: `dalle-lean calculator`.
+plain PyTorch with torch's attention; reversible, as `dalle_lean.language` runs its layers. On the command line:
+`dalle-lean calculator`.
 """
 
 
@@ -81,7 +82,7 @@ def add_calculator(name: str = "paper") -> None:
         choices = [(title(known), known) for known in names]
         model = gr.Dropdown(choices, value=name, label="Model", scale=3, min_width=240, elem_id="model")
         gpu = gr.Number(GPU_GB, label="GPU memory, GB", minimum=1, maximum=10_000, min_width=110, elem_id="gpu")
-        whole = {"precision": 0, "minimum": 1, "min_width": 110}
+        whole: dict[str, Any] = {"precision": 0, "minimum": 1, "min_width": 110}
         batch = gr.Number(subject.setup.batch, label="Batch", maximum=MOST_BATCH, elem_id="batch", **whole)
         tokens = gr.Number(**tokens_of(name), label="Tokens a sample", elem_id="tokens", **whole)
     with gr.Row():
@@ -114,9 +115,9 @@ def add_calculator(name: str = "paper") -> None:
     kinds = gr.Markdown(table, sanitize_html=False, elem_id="kinds")
     holds = gr.Markdown(most, elem_id="holds")
     gr.Markdown(ADVICE)
-    inputs = [model, gpu, batch, tokens, precision, optimizer, offload, activations, sharing]
+    inputs: list[Any] = [model, gpu, batch, tokens, precision, optimizer, offload, activations, sharing]
     outputs = [summary, plot, kinds, holds]
-    quick = {"show_progress": "hidden", "api_visibility": "private", "trigger_mode": "always_last"}
+    quick: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "trigger_mode": "always_last"}
     model.input(change_model, [model, gpu], [*inputs[2:], *outputs], **quick)
     gr.on([control.input for control in inputs[1:]], show, inputs, outputs, **quick)
 

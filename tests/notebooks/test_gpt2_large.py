@@ -80,7 +80,7 @@ def test_what_was_not_measured_on_a_gpu_says_so(outputs):
 def test_the_texts_figures_are_the_calculators():
     notebook = filled_in("gpt2-large.ipynb")
     texts = {cell.id.removesuffix("-text"): cell.source for cell in notebook.cells if cell.cell_type == "markdown"}
-    said = {name: re.findall(r"([\d.]+) GB", texts[name]) for name in TECHNIQUES}
+    said = {name: re.findall(r"\*\*([\d.]+) GB\*\*", texts[name]) for name in TECHNIQUES}
     plain = LanguageConfig(hidden_size=1280, num_layers=36, num_heads=20)
     shared = dataclasses.replace(plain, shared_blocks=9)
     keep, again = (MemoryPlan(activations=name, loss_tokens=None) for name in ("keep", "checkpoint"))

@@ -177,6 +177,8 @@ def test_other_precisions_optimizers_and_devices_cost_what_they_should(capsys):
         (["gpt2", "--tokens", "1025"], "tokens=1025"),
         (["paper", "--shared-blocks", "3"], "shares block"),
         (["paper", "--tflops", "0"], "--tflops"),
+        (["paper", "--page", "--batch", "4"], "--page takes MODEL"),
+        (["nothing", "--page"], "no model 'nothing'"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(capsys, arguments, words):
