@@ -8,6 +8,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import PurePosixPath
 from urllib.parse import parse_qs, unquote, urlsplit
 
 TOKEN = "hf_ThisTokenIsForTestsAlone"
@@ -170,8 +171,7 @@ def loopback_hub():
             kind, name, what, rest = found.groups()
             commits = hub.repos[kind, name]
             if what == "tree":
-                folder = rest.partition("/")[2]
-                return self.answer([self.entry(*each) for each in commits[-1].items() if each[0].startswith(folder)])
+                return self.answer(self.tree(commits[-1], rest.partition("/")[2]))
             if what == "refs":
                 return self.answer(
                     {
@@ -189,6 +189,15 @@ def loopback_hub():
                 "likes": 0,
             }
             return self.answer(about | {"siblings": [{"rfilename": name} for name in commits[-1]]})
+
+        def tree(self, files, folder):
+            """The files and folders in a folder, and with recursive=True those in them."""
+            inside = [name for name in files if name.startswith(f"{folder}/") or not folder]
+            folders = {str(parent) for name in inside for parent in PurePosixPath(name).parents} - {".", folder}
+            entries = [self.entry(name, files[name]) for name in inside]
+            entries += [{"type": "directory", "path": name, "size": 0, "oid": "0" * 40} for name in sorted(folders)]
+            whole = parse_qs(urlsplit(self.path).query).get("recursive", ["false"])[0].lower() == "true"
+            return [each for each in entries if whole or str(PurePosixPath(each["path"]).parent) == (folder or ".")]
 
         do_HEAD = do_GET
 

@@ -34,7 +34,7 @@ REDUCED = {
     "downloads/dalle.pt paper": "downloads/dalle.pt paper --config sizes.json",
     "--kind clip": f"--kind clip --architecture {CLIP}",
     "--out out": "--out out --num-images 2 --best 1",
-    "--config paper": "--config tiny --steps 3",
+    "--config paper": "--config recipe.toml --steps 3",
 }
 VQGAN_YAML = {
     "target": "taming.models.vqgan.GumbelVQ",
@@ -105,6 +105,8 @@ def home(tmp_path_factory):
     model = Dalle(DalleConfig(text_vocab_size=WORDS, image_vocab_size=8192, **SIZES))
     torch.save(to_dalle_pytorch(model, "fork", "model."), home / "downloads" / "dalle.pt")
     (home / "sizes.json").write_text(json.dumps(SIZES))
+    tiny = (ROOT / "training" / "recipes" / "tiny.toml").read_text()
+    (home / "recipe.toml").write_text(tiny.replace("[model]\n", "[model]\nimage_side = 4\nimage_vocab_size = 8192\n"))
     write_archive(open_clip.create_model(CLIP).half().state_dict(), home / "downloads" / "ViT-B-32.pt")
     write_tokenizer(home / "downloads" / "tokenizer.json")
     for number in range(2):

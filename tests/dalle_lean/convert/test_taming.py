@@ -1,5 +1,7 @@
 """Published VQGAN checkpoints: everything that is taken, and everything that is refused by name."""
 
+import sys
+
 import pytest
 import torch
 
@@ -135,3 +137,16 @@ def test_a_file_that_holds_no_weights_is_refused_in_one_line(tmp_path, content):
 def test_a_vqgan_has_no_way_back(tmp_path):
     with pytest.raises(ValueError, match="--kind vqgan --to"):
         convert(tmp_path, tmp_path / "out.pt", kind="vqgan", to="fork")
+
+
+def test_a_checkpoint_with_the_states_of_lightnings_callbacks_is_read_as_weights_alone(tmp_path, monkeypatch):
+    callback = type("ModelCheckpoint", (), {"__module__": "pytorch_lightning.callbacks.model_checkpoint"})
+    module = type(sys)(callback.__module__)
+    module.ModelCheckpoint = callback
+    with monkeypatch.context() as patch:
+        for name in ("pytorch_lightning", "pytorch_lightning.callbacks"):
+            patch.setitem(sys.modules, name, type(sys)(name))
+        patch.setitem(sys.modules, module.__name__, module)
+        content = {"callbacks": {callback: {"monitor": "val/rec_loss"}}, "state_dict": {"a.weight": torch.ones(2)}}
+        torch.save(content, tmp_path / "last.ckpt")
+    assert torch.equal(read_state_dict(tmp_path / "last.ckpt")["a.weight"], torch.ones(2))
