@@ -15,7 +15,8 @@ from training.swarm.observe.peer_metrics import protect_records
 pytestmark = pytest.mark.swarm
 LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 TIMES = {"min_matchmaking_time": 6.0, "request_timeout": 4.0, "next_chunk_timeout": 8.0, "allreduce_timeout": 60.0}
-SIZE = 1000
+TENSORS, SIZE = 12, 1000
+"""Enough tensors that each member reduces some where all may."""
 
 
 class Garbage(FiniteMean):
@@ -33,7 +34,7 @@ async def say_nothing(*_, **__):
 
 @pytest.fixture
 def averagers(tmp_path):
-    """A helper and listening peers; each brings as many ones as its place in the list, and may be given a rule."""
+    """A helper and listening peers; each brings its place in the list as all values, and may be given a rule."""
     with ExitStack() as stack:
 
         def make(*rules, ghost=None):
@@ -48,7 +49,7 @@ def averagers(tmp_path):
             made = []
             for number, (node, rule) in enumerate(zip(nodes, (FiniteMean, *rules), strict=True)):
                 averager = FilteredAverager(
-                    [torch.full((SIZE,), float(number))],
+                    [torch.full((SIZE,), float(number)) for _ in range(TENSORS)],
                     node,
                     prefix="test_grad_averager",
                     client_mode=False,
@@ -76,8 +77,8 @@ def average(averagers, weights):
     results = [step.result(120.0) for step in steps]
     values = []
     for averager in averagers:
-        with averager.get_tensors() as (tensor,):
-            values.append(tensor.clone())
+        with averager.get_tensors() as tensors:
+            values.append(torch.stack(list(tensors)))
     return results, values
 
 
@@ -86,7 +87,7 @@ def test_a_peer_that_returns_garbage_for_its_parts_is_given_none(averagers):
     groups, values = average(peers, (0.0, 1.0, 1.0))
     assert all(set(group) == {peer.peer_id for peer in peers} for group in groups)
     for value in values:
-        torch.testing.assert_close(value, torch.full((SIZE,), 1.5))
+        torch.testing.assert_close(value, torch.full((TENSORS, SIZE), 1.5))
     assert not any(peer.dropped_tensors for peer in peers)
 
 
@@ -99,4 +100,4 @@ def test_a_peer_that_says_nothing_is_in_one_group_only(averagers):
     (second, _), values = average([helper, honest], (0.0, 1.0))
     assert ghost.peer_id in first
     assert set(second) == {helper.peer_id, honest.peer_id}
-    torch.testing.assert_close(values[1], torch.ones(SIZE))
+    torch.testing.assert_close(values[1], torch.ones(TENSORS, SIZE))
