@@ -9,6 +9,7 @@ from hivemind.p2p import P2P, PeerID
 def make_identity(path: Path) -> None:
     """Create a private key, readable by this user only, unless there is one."""
     if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(f".{path.name}.tmp")
         fresh.unlink(missing_ok=True)
         fresh.touch(mode=0o600)

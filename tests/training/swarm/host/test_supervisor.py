@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -35,7 +36,7 @@ from training.swarm.host.run_setup import ListenOptions, choose_ports, make_help
 from training.swarm.host.status import StatusFile
 from training.swarm.host.supervisor import Supervisor
 from training.swarm.network.addresses import free_ports
-from training.swarm.network.bootstrap_service import Unanswered, fetch_run, offer_run
+from training.swarm.network.bootstrap_service import fetch_run, offer_run
 from training.swarm.network.dht import open_dht
 from training.swarm.peer.gradient_worker import build_model
 
@@ -550,10 +551,8 @@ def test_one_more_helper_elsewhere_lets_newcomers_in_and_goes_back_with_the_run(
     settings = make(tmp_path / "run", shards, admission="invite")
     node = open_helper(tmp_path / "run")
     address = settings.swarm.addresses[0]
-    key, ends = SigningKey.load(run_key_file(tmp_path / "run")), int(time.time() + 3600)
-    codes = [Invite(id=role, uses=1, ends=ends, role=role).code(key) for role in ("helper", "trainer")]
     options = ("--helper-of", address, "--port", "0", "--announce", "127.0.0.1", "--listen", "127.0.0.1")
-    options = (*options, "--code", codes[0])
+    options = (*options, "--code", make_code(tmp_path / "run", "helper"))
     hosted = Hosted(tmp_path / "helper", *options)
     try:
         until("the helper", lambda: hosted.said("dalle-lean join"))
@@ -563,10 +562,6 @@ def test_one_more_helper_elsewhere_lets_newcomers_in_and_goes_back_with_the_run(
         assert f"dalle-lean join {own} {address}" in hosted.output.read_text().replace("\n", " ").replace("  ", " ")
         assert fetched_by(own).run_id == settings.run_id
         node.shutdown()
-        given = until(
-            "a pass while the host is away", lambda: pass_from(own, settings, tmp_path / "newcomer", codes[1])
-        )
-        assert (given.role, given.issuer) == ("trainer", peer_id(hosted.run_dir, "helper-0"))
         back = dataclasses.replace(settings, swarm=dataclasses.replace(settings.swarm, name="run-back1"))
         write_settings(tmp_path / "run/swarm.toml", back)
         node = open_helper(tmp_path / "run")
@@ -579,29 +574,48 @@ def test_one_more_helper_elsewhere_lets_newcomers_in_and_goes_back_with_the_run(
         node.shutdown()
 
 
+@pytest.mark.swarm
+def test_a_helper_elsewhere_admits_newcomers_while_the_host_is_away(shards, tmp_path):
+    settings = make(tmp_path / "run", shards, admission="invite")
+    host_node = open_helper(tmp_path / "run")
+    addresses = [settings.swarm.addresses[0]]
+    trainers, helpers = (make_code(tmp_path / "run", role) for role in ("trainer", "helper"))
+    for code, words in (("", "host invites"), (trainers, "code is for a trainer")):
+        with pytest.raises(ValueError, match=words):
+            make_helper(tmp_path / words, addresses, PLACE, print, code=code)
+    make_helper(tmp_path / "helper", addresses, PLACE, print, code=helpers)
+    elsewhere = open_helper(tmp_path / "helper")
+    host_node.shutdown()
+    address = HostConfig.load(tmp_path / "helper").address(tmp_path / "helper", "helper-0")
+    newcomer = open_dht([address], client_mode=True, only_asks=True)
+    code = make_code(tmp_path / "run", "trainer")
+    try:
+        given = enter_by_pass(newcomer, [address], settings, tmp_path / "newcomer", code=code).own_pass()
+    finally:
+        newcomer.shutdown()
+        elsewhere.shutdown()
+    assert (given.role, given.issuer) == ("trainer", peer_id(tmp_path / "helper", "helper-0"))
+
+
+def make_code(run_dir, role):
+    """Of an invitation for one machine."""
+    invite = Invite(id=secrets.token_hex(4), uses=1, ends=int(time.time() + 3600), role=role)
+    return invite.code(SigningKey.load(run_key_file(run_dir)))
+
+
 def open_helper(run_dir):
-    """The first of a run's helpers, without a process of its own."""
-    settings = read_settings(run_dir)
+    """The first helper of a run hosted in this folder, or the one elsewhere, without a process of its own."""
+    settings, host_config = read_settings(run_dir), HostConfig.load(run_dir)
     node = open_dht(
-        [],
+        host_config.helper_of,
         client_mode=False,
-        listen=[f"/ip4/127.0.0.1/tcp/{HostConfig.load(run_dir).ports['helper-0']}"],
+        listen=[f"/ip4/127.0.0.1/tcp/{host_config.ports['helper-0']}"],
         identity=identity_path(run_dir, "helper-0"),
         gate=host_gate_with_pass(run_dir, settings, "helper-0"),
     )
     begin_host_admission(node, run_dir, settings, "helper-0")
     offer_run(node, run_dir)
     return node
-
-
-def pass_from(address, settings, folder, code):
-    """The pass that a newcomer gets there; None while nobody answers."""
-    with contextlib.suppress(Unanswered):
-        dht = open_dht([address], client_mode=True, only_asks=True)
-        try:
-            return enter_by_pass(dht, [address], settings, folder, code=code).own_pass()
-        finally:
-            dht.shutdown()
 
 
 def fetched_by(address):
