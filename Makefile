@@ -14,23 +14,17 @@ $(ENVIRONMENT)/installed: pyproject.toml constraints.txt
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[all]'
 	touch $@
 
-# An S3 server and its client for the tests of publishing: their botocore wants another python-dateutil than the rest.
-# Copied, or what is done to these files would be done to those in uv's cache.
-.s3-packages: tests/s3-packages.txt .venv/installed
-	$(BIN)/uv pip install --quiet --link-mode copy --python $(BIN)/python --target $@ -r $<
-	touch $@
-
 demo: install
 	$(BIN)/dalle-lean demo
 
 # As many workers as cores, four at most; each computes with one thread.
-test: install .s3-packages
+test: install
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadgroup
 
 test-browser: install
 	$(BIN)/pytest -m browser -rs
 
-test-all: install .s3-packages
+test-all: install
 	$(BIN)/pytest -m 'not gpu'
 
 lint: install
