@@ -137,8 +137,8 @@ def loss_peaks(step: TrainingStep) -> Iterator[PeakPoint]:
         return
     buffers = 0 if step.plan.grads_in_place else output_buffer(step, number.buffer)
     for positions, rows in sections(config):
-        tokens = min(step.plan.loss_tokens, positions)
-        logits = tokens * rows
+        samples = min(step.setup.batch, max(1, step.plan.loss_tokens // positions))
+        logits = samples * min(step.plan.loss_tokens, positions) * rows
         narrow = logits * number.compute if number.compute < number.wide else 0
         mixed = number.compute + number.mixed if number.compute != number.buffer else 0
         product = rows * config.hidden_size * mixed

@@ -138,10 +138,8 @@ def dedupe(
 def publish(
     folder: Folder,
     destination: Annotated[str, typer.Argument(metavar="DESTINATION", help=DESTINATIONS)],
-    licence: Annotated[str, typer.Option("--license", help="Of the data: the hub's name for it.")] = "unknown",
-    licence_link: Annotated[
-        str | None, typer.Option("--license-link", help="URL of a licence that the hub has no name for.")
-    ] = None,
+    license: Annotated[str, typer.Option(help="Of the data: the hub's name for it.")] = "unknown",
+    license_link: Annotated[str | None, typer.Option(help="URL of a license that the hub has no name for.")] = None,
 ) -> None:
     """Copy a folder of shards, with a card, to where others can read it. The same command sends what has changed, and
     continues a killed one."""
@@ -150,7 +148,7 @@ def publish(
     from preprocessing.shards.publish import shard_files
 
     check_destination(destination)
-    files = shard_files(folder, destination.rstrip("/").rpartition("/")[2], licence=licence, licence_link=licence_link)
+    files = shard_files(folder, destination.rstrip("/").rpartition("/")[2], license=license, license_link=license_link)
     with progress_bar("publish", "files") as on_progress:
         done = run(files, destination, message="Publish shards", on_progress=on_progress)
     say(f"{destination}: {done}")

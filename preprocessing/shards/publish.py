@@ -10,7 +10,7 @@ from dalle_lean.io.publish import Files
 from preprocessing.shards.manifest import NAME, DatasetInfo, read_dataset_info
 
 
-def shard_files(folder: Path, name: str, *, licence: str = "unknown", licence_link: str | None = None) -> Files:
+def shard_files(folder: Path, name: str, *, license: str = "unknown", license_link: str | None = None) -> Files:
     """The files of a folder of shards, dataset.json last; the card is the folder's README.md, if it has one.
 
     ValueError where a shard is missing or is not the one that dataset.json names.
@@ -20,19 +20,19 @@ def shard_files(folder: Path, name: str, *, licence: str = "unknown", licence_li
         if sha256_file(folder / shard.file) != shard.sha256:
             raise UserError(f"{folder / shard.file} has changed since it was written; see dalle-lean shards verify")
     own = folder / CARD
-    card = own if own.is_file() else dataset_card(info, name, licence, licence_link).encode()
+    card = own if own.is_file() else dataset_card(info, name, license, license_link).encode()
     return {shard.file: folder / shard.file for shard in info.shards} | {CARD: card, NAME: folder / NAME}
 
 
-def dataset_card(info: DatasetInfo, name: str, licence: str, licence_link: str | None) -> str:
+def dataset_card(info: DatasetInfo, name: str, license: str, license_link: str | None) -> str:
     """Markdown with the hub's metadata, by which `datasets` knows which files to load.
 
     Args:
-        licence: an identifier that the hub knows, or with `licence_link` any name.
+        license: an identifier that the hub knows, or with `license_link` any name.
     """
-    fields = {"license": licence}
-    if licence_link is not None:
-        fields = {"license": "other", "license_name": licence, "license_link": licence_link}
+    fields = {"license": license}
+    if license_link is not None:
+        fields = {"license": "other", "license_name": license, "license_link": license_link}
     counts = info.counts
     rows = {
         "pictures": f"{counts.kept:,}",
@@ -42,7 +42,7 @@ def dataset_card(info: DatasetInfo, name: str, licence: str, licence_link: str |
         "picture": f"{info.picture_side} x {info.picture_side} pixels",
         "its codes": f"{info.image_side} x {info.image_side} of {info.codebook_size:,}",
         "VQGAN that made the codes (SHA-256)": f"`{info.vqgan}`",
-        "licence": licence if licence_link is None else f"[{licence}]({licence_link})",
+        "license": license if license_link is None else f"[{license}]({license_link})",
     }
     # A JSON string is one of YAML too.
     metadata = "\n".join(f"{field}: {json.dumps(value)}" for field, value in fields.items())

@@ -34,7 +34,7 @@ def test_nan_from_a_hostile_peer_is_left_out(tmp_path, nursery, steps):
         others, hostile = start_with_one_more(swarm, misbehaviour="hostile_nan", for_steps=steps)
         began_at = swarm.wait_for_common_step(others, FIRST)
         ended_at = swarm.wait_for_common_step(others, FIRST + steps + 2, 100 + 15 * steps)
-        assert len({event["epoch"] for event in hostile.events("misbehaves")}) >= 2  # on a busy machine it misses some
+        assert list(hostile.events("misbehaves"))  # the others may leave it out from then on
         check_health(others)
         step, apart = greatest_difference(others)
         tell_figures(
