@@ -1,6 +1,7 @@
 """Shared fixtures. Nothing in the tests reaches for the network."""
 
 import os
+import shutil
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
@@ -15,3 +16,17 @@ def pytest_collection_modifyitems(items):
     for item in items:
         group = "swarm" if item.get_closest_marker("swarm") else f"{item.path.parent.name}/{item.path.name}"
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A headless Chromium; the test is skipped where there is none."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    from docs.screenshot import FLAGS
+
+    if shutil.which("chromium") is None:
+        pytest.skip("apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
+        yield chromium
+        chromium.close()

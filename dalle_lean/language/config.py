@@ -6,13 +6,8 @@ from typing import ClassVar
 from dalle_lean.errors import UserError
 from dalle_lean.model.config import DalleConfig
 
-NO_PICTURE = {
-    "image_vocab_size": 1,
-    "image_side": 1,
-    "attention_pattern": ("full",),
-    "last_attention": None,
-    "token_shift": False,
-}
+NO_PICTURE = ("image_vocab_size", "image_side", "attention_pattern", "last_attention", "token_shift")
+"""Fields that keep their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +47,8 @@ class LanguageConfig(DalleConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value in NO_PICTURE.items():
-            if getattr(self, name) != value:
+        for name in NO_PICTURE:
+            if getattr(self, name) != (value := getattr(LanguageConfig, name)):
                 raise UserError(f"{name}={getattr(self, name)!r}: a language model has no picture; leave it {value!r}")
 
     @property

@@ -3,7 +3,6 @@
 import copy
 import json
 import re
-import shutil
 import urllib.parse
 
 import pytest
@@ -19,19 +18,6 @@ pytestmark = pytest.mark.browser
 
 TIMEOUT_MS = 60_000
 PHONE = {"width": 360, "height": 780}
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
-    from docs.screenshot import FLAGS
-
-    if shutil.which("chromium") is None:
-        pytest.skip("apt-get install chromium")
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The calculator's page in headless Chromium."""
 
 import os
-import shutil
 
 import pytest
 
@@ -19,19 +18,6 @@ def url():
     server = serve("tests/demo/calculator/mine.toml", port=22860 + 20 * worker)
     yield server.local_url
     server.close(verbose=False)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
-    from docs.screenshot import FLAGS
-
-    if shutil.which("chromium") is None:
-        pytest.skip("apt-get install chromium")
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture

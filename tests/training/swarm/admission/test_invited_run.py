@@ -1,15 +1,13 @@
 """A run that its host invites to, as people live it: `host`, `invite`, `join`, `monitor`, `ban`, each as a process."""
 
-import contextlib
 import dataclasses
 import re
 import signal
 import subprocess
 
-import psutil
 import pytest
 
-from tests.children import PROGRAM, start
+from tests.children import PROGRAM, kill_family, start
 from tests.training.conftest import write_shards
 from tests.training.swarm.harness import TIMING, wait_for
 from training.run.recipe import load_recipe
@@ -50,12 +48,7 @@ class People:
 
     def close(self):
         for process in self.started:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        child.kill()
-            process.kill()
-            process.wait()
+            kill_family(process)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import pytest
 from dalle_lean.cli import main
 from dalle_lean.io.files import read_json
 from dalle_lean.vocabulary import Vocabulary
-from tests.children import PROGRAM, start
+from tests.children import PROGRAM, kill_family, start
 from tests.foreign import foreign_folder
 from tests.training.conftest import write_shards
 from tests.training.swarm.nursery import is_alive
@@ -398,12 +398,7 @@ class Hosted:
 
     def close(self):
         for process in self.started:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        child.kill()
-            process.kill()
-            process.wait()
+            kill_family(process)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """The run's page in headless Chromium: a run of 300 peers and 30,000 steps, in which everybody else lies."""
 
 import os
-import shutil
 import time
 
 import pytest
@@ -18,19 +17,6 @@ TIMEOUT_MS = 120_000
 PHONE = {"viewport": {"width": 360, "height": 780}, "is_mobile": True, "has_touch": True}
 OPEN_S = 2.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 """With all plots, of the best of three visits; longer in proportion where others use the machine, too."""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
-    from docs.screenshot import FLAGS
-
-    if shutil.which("chromium") is None:
-        pytest.skip("apt-get install chromium")
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")
