@@ -29,8 +29,8 @@ def test_a_published_folder_reads_with_load_dataset_as_it_is(folder, tmp_path):
 
 def test_a_licence_of_the_hub_and_one_that_it_does_not_know_stand_in_its_fields(folder):
     assert metadata(shard_files(folder, "b"))["license"] == "unknown"
-    assert metadata(shard_files(folder, "b", licence="cc0-1.0"))["license"] == "cc0-1.0"
-    own = metadata(shard_files(folder, "b: [1]", licence="ours: #1", licence_link="https://x.example/l"))
+    assert metadata(shard_files(folder, "b", license="cc0-1.0"))["license"] == "cc0-1.0"
+    own = metadata(shard_files(folder, "b: [1]", license="ours: #1", license_link="https://x.example/l"))
     assert own["license"] == "other"
     assert own["license_name"] == "ours: #1"
     assert own["license_link"] == "https://x.example/l"

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import Any
 
-import hivemind
 from hivemind.p2p import P2P, P2PHandlerError, PeerID
 from hivemind.proto.p2pd_pb2 import RPCError
 
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.limits import Limits
 from training.swarm.admission.passes import MAX_PASS_BYTES, Refused
+from training.swarm.network.node import Node
 
 PUBLIC = ("BootstrapService.", "AdmissionService.")
 """What newcomers may call, who have no pass yet."""
@@ -24,7 +24,7 @@ LENGTH_BYTES = 2
 HANDSHAKE_S = 5.0
 
 
-class GuardedDHT(hivemind.DHT):
+class GuardedDHT(Node):
     """A DHT node of a run with a key; its averagers are guarded with it."""
 
     def __init__(self, *arguments: Any, gate: Gate, **options: Any):

@@ -20,6 +20,7 @@ from hivemind.utils.logging import use_hivemind_log_handler
 from dalle_lean.errors import UserError
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.guard import GuardedDHT
+from training.swarm.network.node import Node
 from training.swarm.network.orphan_reaper import guard_children
 from training.swarm.network.reconnect import reconnect_lost_peers
 from training.swarm.observe.log import BoundedFileHandler
@@ -56,7 +57,7 @@ def open_dht(
         if identity is None:
             identity = Path(stack.enter_context(TemporaryDirectory())) / "identity"
         try:
-            kind = hivemind.DHT if gate is None else partial(GuardedDHT, gate=gate)
+            kind = Node if gate is None else partial(GuardedDHT, gate=gate)
             dht = kind(
                 initial_peers=list(addresses) or None,
                 client_mode=client_mode,
