@@ -183,15 +183,13 @@ def pick_makers(
     import torch
 
     from dalle_lean.devices import pick_device
-    from preprocessing.encoding.devices import make_on_devices
     from preprocessing.encoding.encode import make_nothing
     from preprocessing.encoding.pipeline import make_parts
+    from preprocessing.encoding.ray_data import make_on_devices, make_on_ray, num_gpus
 
     if cluster_workers is not None and cluster_workers < 1:
         raise UserError(f"cluster_workers={cluster_workers}: must be positive")
     if cluster:
-        from preprocessing.encoding.cluster import make_on_ray, num_gpus
-
         gpus = num_gpus()
         make: MakeParts = make_nothing if gather else partial(make_on_ray, workers=cluster_workers)
         return make, f"the cluster ({gpus} GPUs)", gpus > 0
@@ -206,7 +204,7 @@ def pick_makers(
         return make_parts, str(picked[0]), gpu
     if len({one.type for one in picked}) > 1:
         raise UserError(f"device={device!r}: CPU and GPU round differently, so use either for one set of shards")
-    return partial(make_on_devices, devices=[str(one) for one in picked]), f"{len(picked)} devices", gpu
+    return partial(make_on_devices, devices=picked), f"{len(picked)} devices", gpu
 
 
 def show_counts(info: "DatasetInfo") -> None:

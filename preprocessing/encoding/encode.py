@@ -17,7 +17,7 @@ from preprocessing.encoding import part_records
 from preprocessing.encoding.decode_pool import MEMORY_BYTES, MIN_MEMORY_BYTES
 from preprocessing.encoding.decoding import Decoding
 from preprocessing.encoding.filters import Rules
-from preprocessing.encoding.pipeline import EncodingJob, Report, make_parts
+from preprocessing.encoding.pipeline import EncodingJob, Report, make_parts, no_report
 from preprocessing.shards.files import MAX_CODEBOOK_SIZE, DatasetInfo, read_dataset_info, write_dataset_info
 from preprocessing.shards.manifest import MAX_IMAGE_SIDE
 from preprocessing.sources import Source
@@ -56,8 +56,8 @@ def preprocess(
     `explain` to write `out/rejected.jsonl` with each rejected picture and why.
 
     The others decide only how the shards are made: `workers` processes decode for each VQGAN; with `share` = (i, n)
-    this call makes every n-th part from the i-th on; `make` runs the VQGAN on its device by default, see `devices` and
-    `cluster` for alternatives. With `make_nothing`, which only gathers, `bf16` is that of the existing parts.
+    this call makes every n-th part from the i-th on; `make` runs the VQGAN on its device by default, see `ray_data`
+    for alternatives. With `make_nothing`, which only gathers, `bf16` is that of the existing parts.
 
     The same call continues a killed run, and returns at once if the run was finished. Returns None while parts of other
     shares are missing: the call that makes the last part writes `dataset.json`.
@@ -187,10 +187,6 @@ def make_nothing(job: EncodingJob, vqgan: VQGAN, parts: Sequence[int], report: R
     names = [job.parts[part] for part in parts]
     listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
     raise UserError(f"{len(names)} of {len(job.parts)} parts are not made yet: {listed}")
-
-
-def no_report(part: int, seen: int, complete: bool) -> None:
-    """A Report for callers that want none."""
 
 
 class Reporter:

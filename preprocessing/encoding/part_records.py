@@ -103,6 +103,11 @@ def is_finished(out: Path, name: str) -> bool:
     return shard is None or (out / shard["file"]).exists()
 
 
+def finished_names(out: Path) -> set[str]:
+    """The names of the parts that have a record."""
+    return {path.stem.removeprefix("part-") for path in records_folder(out).glob("part-*.json")}
+
+
 def gather(out: Path, names: Sequence[str]) -> tuple[Counts, tuple[Shard, ...]]:
     """Add the records up to the counts and the shards of the whole.
 

@@ -35,6 +35,10 @@ Report = Callable[[int, int, bool], None]
 T = TypeVar("T")
 
 
+def no_report(part: int, seen: int, complete: bool) -> None:
+    """A Report for callers that want none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EncodingJob:
     """How to encode a source, for any process on any machine that can reach source and output."""

@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 TICK_S = 0.002
@@ -12,6 +13,16 @@ def descendants(pid: int | None = None) -> list[int]:
     found = []
     for child in children(pid or os.getpid()):
         found += [child, *descendants(child)]
+    return found
+
+
+def ray_actors(pid: int | None = None) -> list[int]:
+    """Ray's actors that hold a VQGAN, below `pid` or below this process."""
+    found = []
+    for one in descendants(pid):
+        with suppress(OSError):
+            if Path(f"/proc/{one}/cmdline").read_bytes().startswith(b"ray::MapWorker(MapBatches(EncodingActor))"):
+                found.append(one)
     return found
 
 

@@ -36,11 +36,12 @@ def test_labels_that_laion_does_not_have_are_warned_of(capsys):
     )
 
 
-def test_packages_of_the_current_folder_are_not_run_in_place_of_ours(discs, vqgan_folder, tmp_path):
-    command = ["preprocess", str(discs), str(tmp_path / "out"), "--vqgan", str(vqgan_folder), "--device", "cpu,cpu"]
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cpu,cpu", marks=pytest.mark.slow)])
+def test_packages_of_the_current_folder_are_not_run_in_place_of_ours(discs, vqgan_folder, tmp_path, device):
+    command = ["preprocess", str(discs), str(tmp_path / "out"), "--vqgan", str(vqgan_folder), "--device", device]
     program = [sys.executable, "-P", "-c", "from dalle_lean.cli import main; main()", *command, "--workers", "2"]
     foreign = foreign_folder(tmp_path)
-    result = subprocess.run(program, cwd=foreign, capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(program, cwd=foreign, capture_output=True, text=True, timeout=280, check=False)
     assert "code of the current folder" not in result.stderr
     assert result.returncode == 0, result.stderr
     assert read_dataset_info(tmp_path / "out").counts.kept == 30

@@ -11,7 +11,7 @@ from preprocessing.encoding.encode import preprocess
 from preprocessing.encoding.filters import Rules
 from preprocessing.sources import open_source
 from tests.children import PROGRAM, start
-from tests.preprocessing.processes import children, descendants, is_alive, wait_for
+from tests.preprocessing.processes import descendants, is_alive, ray_actors, wait_for
 from tests.preprocessing.runs import contents
 
 ROOT = Path(__file__).parents[3]
@@ -86,7 +86,7 @@ def test_killed_decoders_are_replaced_and_nothing_is_lost(begin, undisturbed, tm
 def test_a_killed_device_is_replaced_and_its_parts_are_made_again(begin, undisturbed, tmp_path):
     process = begin("--device", "cpu,cpu")
     wait_for(lambda: notes(tmp_path / "out") >= 2)
-    victim = children(process.pid)[0]
+    victim = ray_actors(process.pid)[0]
     orphans = descendants(victim)
     os.kill(victim, signal.SIGKILL)
     finish(process)
