@@ -25,8 +25,8 @@ slow = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def cluster():
-    os.environ["RAY_raylet_start_wait_time_s"] = "120"  # a busy machine is slow to start its processes
-    os.environ["RAY_agent_register_timeout_ms"] = "120000"
+    # A busy machine is slow to start Ray's processes.
+    os.environ.update(RAY_raylet_start_wait_time_s="120", RAY_agent_register_timeout_ms="120000")
     cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "no_monitor": True})
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     yield cluster
