@@ -76,6 +76,7 @@ def metrics(out):
     return [{name: value for name, value in line.items() if name != "pictures_per_s"} for line in lines]
 
 
+@pytest.mark.slow
 def test_it_tells_things_in_colours_and_on_grounds_it_never_saw(folder, other, tmp_path):
     end = train_things(folder, tmp_path, ThingRecipe(**TINY), heldout=other)
     assert end.step == 120
@@ -104,6 +105,7 @@ train_things(Path(sys.argv[1]), Path(sys.argv[2]), ThingRecipe(**json.loads(sys.
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_exactly_where_its_checkpoint_stood(folder, tmp_path):
     recipe = ThingRecipe(**{**TINY, "steps": 8, "checkpoint_every": 4, "log_every": 1, "precision": "bf16"})
     command = [sys.executable, "-c", KILLED, str(folder), str(tmp_path / "killed"), json.dumps(asdict(recipe))]
