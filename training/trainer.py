@@ -105,19 +105,20 @@ def train(
         ValueError: recipe, data, tokenizer, VQGAN or the run in `out` do not fit together.
         KeyboardInterrupt, Terminated: on Ctrl+C or SIGTERM, once the step is finished and saved.
     """
-    limit = TimeLimit(max_minutes)
-    run = DalleRun(
-        data,
-        out,
-        recipe,
-        tokenizer=tokenizer,
-        heldout=heldout,
-        vqgan=vqgan,
-        init=init,
-        processes=open_processes(device),
-        parallel=parallel,
-    )
-    return run.go(on_progress, limit)
+    limit, processes = TimeLimit(max_minutes), open_processes(device)
+    with processes.together():
+        run = DalleRun(
+            data,
+            out,
+            recipe,
+            tokenizer=tokenizer,
+            heldout=heldout,
+            vqgan=vqgan,
+            init=init,
+            processes=processes,
+            parallel=parallel,
+        )
+        return run.go(on_progress, limit)
 
 
 class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):

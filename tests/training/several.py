@@ -18,7 +18,8 @@ import torch._dynamo  # before the fork, it takes long
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.io.safetensors_io import save_weights
 from training.data.loader import Batch
-from training.run.processes import open_processes
+from training.run.checkpoint import load_checkpoint, save_checkpoint
+from training.run.processes import ALONE, open_processes
 from training.run.recipe import MemoryRecipe, OptimizerRecipe, Recipe, load_recipe
 from training.step.data_parallel import sharded, whole_model
 from training.step.learner import Learner
@@ -64,27 +65,37 @@ def tiny_recipe(plan, optimizer):
     return replace(recipe, data=replace(recipe.data, batch_size=8))
 
 
-def learnt(recipe, processes=None, parallel="ddp"):
-    """The weights after STEPS steps, and the losses."""
-    torch.manual_seed(0)
-    model, config = Dalle(DalleConfig.from_dict(recipe.model)), DalleConfig.from_dict(recipe.model)
-    if processes is None:
-        learner = Learner(model, recipe)
-    else:
-        if parallel == "fsdp":
-            model = sharded(model if processes.first else None, processes)
-        learner = Learner(model, recipe.share_of(processes.world), processes)
+def new_learner(recipe, processes, parallel, seed):
+    torch.manual_seed(seed)
+    model = Dalle(DalleConfig.from_dict(recipe.model))
+    if parallel == "fsdp":
+        model = sharded(model if processes.first else None, processes)
+    return Learner(model, recipe.share_of(processes.world), processes)
+
+
+def through_a_checkpoint(out, learner, *arguments):
+    """Another learner, in the state of this one."""
+    other = new_learner(*arguments, seed=1)
+    processes = learner.processes
+    save_checkpoint(out, model=learner.model, optimizer=learner.optimizer, progress={}, run={}, processes=processes)
+    load_checkpoint(out, model=other.model, optimizer=other.optimizer, run={})
+    return other
+
+
+def learnt(recipe, processes=ALONE, parallel="ddp", out=None):
+    """The weights after STEPS steps, half of them before a checkpoint if there is an `out`, and the losses."""
+    learner = new_learner(recipe, processes, parallel, seed=0)
+    config = learner.model.config
     draws = torch.Generator().manual_seed(1)
     losses = []
-    for _ in range(STEPS):
+    for step in range(STEPS):
+        if out is not None and step == STEPS // 2:
+            learner = through_a_checkpoint(out, learner, recipe, processes, parallel)
         text_ids = torch.randint(config.text_vocab_size, (8, config.text_len), generator=draws)
         codes = torch.randint(config.image_vocab_size, (8, config.image_len), generator=draws)
-        batch = Batch(text_ids, codes)
-        if processes is not None:
-            batch = Batch(*processes.share(batch if processes.first else None))
-        losses.append(learner.step(batch, lr=0.01).loss)
-    whole = model if processes is None else whole_model(model, processes)
-    return whole.state_dict(), losses
+        share = Batch(*processes.share((text_ids, codes) if processes.first else None))
+        losses.append(learner.step(share, lr=0.01).loss)
+    return whole_model(learner.model, processes).state_dict(), losses
 
 
 def learn_all(folder, *names):
@@ -92,7 +103,7 @@ def learn_all(folder, *names):
     processes = open_processes("cpu")
     for name in names:
         parallel, plan, optimizer = CASES[name]
-        weights, losses = learnt(tiny_recipe(plan, optimizer), processes, parallel)
+        weights, losses = learnt(tiny_recipe(plan, optimizer), processes, parallel, Path(folder) / name)
         if processes.first:
             save_weights({**weights, "losses": torch.tensor(losses)}, Path(folder) / f"{name}.safetensors", None)
     processes.close()

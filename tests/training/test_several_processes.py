@@ -43,7 +43,8 @@ def undisturbed(shards, tmp_path_factory):
 
 
 def test_two_processes_of_which_one_is_killed_are_continued_by_one(shards, undisturbed, tmp_path):
-    run_together(2, "train_until_killed", shards, tmp_path, "fsdp", 1, 7, check=False)
+    said = run_together(2, "train_until_killed", shards, tmp_path, "fsdp", 1, 7, check=False)
+    assert "another of the processes has ended" in said
     assert saved_progress(tmp_path)["step"] == 6
     end = train(shards, tmp_path, train_recipe())
     assert largest_difference(weights(tmp_path), weights(undisturbed)) < 1e-6

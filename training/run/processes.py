@@ -1,7 +1,8 @@
 """The processes that torchrun started to train one model together, on one machine or several."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
@@ -84,6 +85,16 @@ class Processes:
         if self.world > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """UserError in place of communication that failed because another process has ended."""
+        try:
+            yield
+        except RuntimeError as failure:
+            if self.world == 1 or not (isinstance(failure, dist.DistError) or "by peer" in str(failure)):
+                raise
+            raise UserError("another of the processes has ended: its own message says why") from None
 
     def close(self) -> None:
         """Leave the others, once nothing is left to do together."""
