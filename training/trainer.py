@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Generator, Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -42,6 +42,11 @@ from training.step.memory_budget import most_words
 
 logger = logging.getLogger(__name__)
 NUM_SAMPLES = 8
+
+
+def no_batches() -> Generator[tuple[Batch, Position], None, None]:
+    """Those of a process that reads no rows."""
+    yield from ()
 
 
 @dataclass
@@ -242,7 +247,7 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         A thread of the first process makes them ahead of need; the others read no rows to train on.
         """
         if not self.processes.first:
-            return self.shares(None)
+            return self.shares(no_batches())
         remaining = self.settings.steps - self.progress.step
         size, length = self.settings.batch_size, self.model.config.text_len
         batches = self.data.batches(size, self.tokenizer, length, self.progress.position)
@@ -251,12 +256,12 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         return ahead if self.processes.world == 1 else self.shares(ahead)
 
     def shares(
-        self, batches: Generator[tuple[Batch, Position], None, None] | None
+        self, batches: Generator[tuple[Batch, Position], None, None]
     ) -> Generator[tuple[Batch, Position], None, None]:
         """Each process's shares of the first one's batches."""
-        with closing(batches) if batches else nullcontext(iter(())) as whole:
+        with closing(batches):
             while True:
-                batch, position = next(whole, (None, None))
+                batch, position = next(batches, (None, None))
                 if (position := self.processes.from_first(position)) is None:
                     return
                 if batch is not None:
