@@ -242,6 +242,19 @@ class Recipe:
             memory=replace_given(self.memory, precision=precision),
         )
 
+    def share_of(self, world: int) -> Self:
+        """The recipe of each of `world` processes that share the batches, of as many samples at once or fewer.
+
+        UserError where a batch cannot be divided so.
+        """
+        if self.data.batch_size % world:
+            raise UserError(f"batch_size = {self.data.batch_size}: must be a multiple of the {world} processes")
+        return dataclasses.replace(
+            self,
+            data=dataclasses.replace(self.data, batch_size=self.data.batch_size // world),
+            memory=dataclasses.replace(self.memory, micro_batches=-(-self.memory.micro_batches // world)),
+        )
+
     def training_setup(self, device: str = "cuda") -> TrainingSetup:
         """What the cost of a micro-batch depends on; device is "cuda" or "cpu"."""
         own = self.optimizer

@@ -29,9 +29,8 @@ from training.swarm.network.run_watch import RunWatch
 from training.swarm.observe.peer_metrics import PeerMetrics
 from training.swarm.observe.publisher import Publisher
 from training.swarm.optimizer.progress_tracker import MIN_TRAINER_SAMPLES_PER_S
-from training.swarm.peer.data_parallel import open_ranks
 from training.swarm.peer.gradient_worker import build_model
-from training.swarm.peer.rank_worker import end_work, send_work
+from training.swarm.peer.rank_worker import Work, open_peer
 from training.swarm.peer.status_line import PeerStatus
 from training.swarm.peer.trainer import Peer
 from training.swarm.preflight.batch_size import BatchPlan, measure_batch
@@ -146,15 +145,14 @@ def take_part(
         keep_own_records(dht, settings)
         publisher = Publisher(dht, settings.run_id, user=options.user)
         stack.callback(publisher.close)
-        ranks, moved = open_ranks(found.device.type), None
+        processes, moved = open_peer(str(found.device)), None
 
         def report(_: Peer, metrics: PeerMetrics) -> None:
             publisher.publish(metrics)
             on_step()
 
         try:
-            if ranks is not None:
-                send_work(ranks, found.folder, found.shards.name, plan.batch_size, plan.memory)
+            processes.from_first(Work(found.folder, plan.batch_size, plan.memory))
             peer = Volunteer(
                 settings,
                 dht,
@@ -163,11 +161,10 @@ def take_part(
                 folder=found.folder,
                 batch_size=plan.batch_size,
                 memory=plan.memory,
-                device=str(found.device),
                 on_step=report,
                 on_download=on_download,
                 on_notice=on_notice,
-                ranks=ranks,
+                processes=processes,
                 addresses=found.addresses,
             )
             signal.signal(signal.SIGINT, signal.default_int_handler)  # hivemind ignores it
@@ -177,8 +174,8 @@ def take_part(
             peer.go()
             moved = peer.watch.moved
         finally:
-            if ranks is not None and moved is None:
-                end_work(ranks)
+            if moved is None:
+                processes.from_first(None)
         return moved
 
 
