@@ -90,14 +90,17 @@ def monitor(
         stack.callback(outputs.close)
         site = None
         if page or export is not None:
+            from training.swarm.observe.page.prompt_page import PromptPage
             from training.swarm.observe.page.server import served
             from training.swarm.observe.page.site import Site
 
-            folder = export or out / "page"
-            site = Site(folder, out, watcher, run_dir=run_dir, prompt_page=prompt_page, on_notice=warn)
+            folder, own = export or out / "page", None
+            if page and run_dir is not None and prompt_page is None:
+                own = PromptPage(out / "prompt-page.log", warn)
+            site = Site(folder, out, watcher, run_dir=run_dir, prompt_page=prompt_page or own, on_notice=warn)
             stack.callback(site.close)
             if page:
-                say(f"the run's page is at {stack.enter_context(served(site.folder, page_address))}")
+                say(f"the run's page is at {stack.enter_context(served(site.folder, page_address, own))}")
         live = None
         if terminal.is_terminal and not once:
             live = stack.enter_context(Live(console=terminal, auto_refresh=False))

@@ -309,9 +309,9 @@ class Monitor:
                 self.on_notice(str(error))
         return None
 
-    def fetch_public(self, name: str) -> bytes | None:
-        """A public file of the run, from the first of its helpers that has it; None if none does."""
-        return first_answer(self.dht, self.addresses, partial(fetch_public, name=name))
+    def fetch_public(self, name: str, start: int = 0) -> bytes | None:
+        """A chunk of a public file of the run, from the first of its helpers that has it; None if none does."""
+        return first_answer(self.dht, self.addresses, partial(fetch_public, name=name, start=start))
 
     def fetch_credits(self) -> None:
         """Find out what the run's own helpers averaged; of what several of them saw, the most counts."""

@@ -94,10 +94,9 @@ function showBoard(run) {
 function showJoin(run) {
     place("line").textContent = `pip install 'dalle-lean[training]'\ndalle-lean join ${run.addresses.join(" ")}`;
     place("needs").textContent = `a clock set by the network, and ${megabytes(run.download_bytes)} to fetch the model's state at first:`;
-    place("notebook").hidden = !run.has_notebook;
     place("model").hidden = !run.checkpoint && !run.prompt_page;
     const link = place("prompt-page");
-    link.hidden = !/^https?:\/\//.test(run.prompt_page ?? "");
+    link.hidden = !/^(https?:\/\/|draw\/$)/.test(run.prompt_page ?? "");
     if (!link.hidden) link.firstElementChild.href = run.prompt_page;
     if (!run.checkpoint) return;
     const {file, step, size_bytes, sha256} = run.checkpoint;

@@ -27,7 +27,7 @@ class Watcher:
     def fetch_credits(self):
         pass
 
-    def fetch_public(self, name):
+    def fetch_public(self, name, start=0):
         return self.public.get(name)
 
 
