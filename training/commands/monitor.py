@@ -19,7 +19,8 @@ from dalle_lean.terminal import out as terminal
 from training.commands.options import DEFAULT_PAGE_ADDRESS, Code, Export, PageAddress, PromptPage
 
 if TYPE_CHECKING:
-    from training.swarm.observe.monitor import Leaderboard, Overview
+    from training.swarm.observe.leaderboard import Leaderboard
+    from training.swarm.observe.overview import Overview
     from training.swarm.observe.peer_metrics import PeerRecords
 
 SHOWN_PEERS = 20
@@ -75,7 +76,8 @@ def monitor(
     from training.run.folder import run_folder
     from training.swarm.host.checkpoints import first_name
     from training.swarm.network.dht import log_to, prepare_process
-    from training.swarm.observe.monitor import CONTRIBUTIONS, Leaderboard, Monitor, Outputs
+    from training.swarm.observe.leaderboard import CONTRIBUTIONS, Leaderboard
+    from training.swarm.observe.monitor import Monitor, Outputs
 
     prepare_process()
     log_to(None)

@@ -99,7 +99,7 @@ def test_a_recipe_of_the_visitors_is_priced_and_what_is_wrong_with_it_is_said(vi
     page.locator("#summary").get_by_text("your recipe, batch 3").wait_for()
     assert page.locator("#model input").input_value().startswith("your recipe: ")
     before = page.locator("#summary").inner_text()
-    page.get_by_label("adamw8bit").check()
+    page.get_by_label("bf16", exact=True).check()
     page.wait_for_function("before => document.querySelector('#summary').innerText !== before", arg=before)
     assert page.locator("#summary").inner_text().startswith("your recipe, batch 3")
 

@@ -15,7 +15,9 @@ from training.run.progress import OnNotice
 from training.swarm.averaging.attestation import Credit
 from training.swarm.host.checkpoints import list_checkpoints
 from training.swarm.network.bootstrap_service import PUBLIC, read_chunk
-from training.swarm.observe.monitor import Leaderboard, Monitor, Overview
+from training.swarm.observe.leaderboard import Leaderboard
+from training.swarm.observe.monitor import Monitor
+from training.swarm.observe.overview import Overview
 from training.swarm.observe.page import gallery, model_file
 from training.swarm.observe.page.gallery import Gallery, Painter
 from training.swarm.observe.page.history import History

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from tests.training.swarm.observe.test_monitor import SETTINGS, record
 from training.swarm.averaging.attestation import Credit
-from training.swarm.observe.monitor import CONTRIBUTIONS, Leaderboard, summarize
+from training.swarm.observe.leaderboard import CONTRIBUTIONS, Leaderboard
+from training.swarm.observe.overview import summarize
 from training.swarm.observe.page.site import Site
 from training.swarm.observe.peer_metrics import PeerRecords
 
