@@ -56,7 +56,7 @@ def take_run(browser: Any, url: str, path: Path) -> None:
     page.wait_for_function("() => document.body.dataset.ready", timeout=TIMEOUT_MS)
     height = page.evaluate("document.documentElement.scrollHeight")
     page.set_viewport_size({**DESKTOP, "height": height})  # plots are drawn when they come into view
-    page.wait_for_function("[...document.querySelectorAll('.plot')].every(plot => plot.firstElementChild)")
+    page.wait_for_function("() => [...document.querySelectorAll('.plot')].every(plot => plot.firstElementChild)")
     page.wait_for_timeout(2000)  # each plot paints a moment later
     take(page, path)
 
