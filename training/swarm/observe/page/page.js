@@ -3,7 +3,7 @@
 const REFRESH_MS = 60000;
 const FAULTS = {
     dropped_batches: "batches dropped", dropped_tensors: "tensors dropped", skipped_steps: "steps skipped",
-    solo_steps: "steps taken alone", resyncs: "downloads of the state", refused_records: "records refused",
+    solo_steps: "steps taken alone", resyncs: "state downloads", refused_records: "records refused",
 };
 const place = id => document.getElementById(id);
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -80,7 +80,7 @@ function showBoard(run) {
     place("board-note").textContent = (attested
         ? "Samples and hours are what the run's helpers averaged into steps; hours are the time from step to step that a peer took part in. "
         : "No helper says what it averaged, so all of this is claimed. ") +
-        `${count(peers_in_all)} peers gave ${count(run.samples_in_all)} samples (they claim ${count(run.claimed_in_all)}).` +
+        `${count(peers_in_all)} peer${peers_in_all === 1 ? "" : "s"} gave ${count(run.samples_in_all)} samples (they claim ${count(run.claimed_in_all)}).` +
         (peers_in_all > peers.length ? ` The first ${peers.length} are shown.` : "");
     const heads = [["Peer"], ["Samples"], ["Share"], ["Hours"], ["Samples/s"], ["Claimed", "claimed"], ["Claimed/s", "claimed"]];
     place("board").replaceChildren(row(heads, "th"), ...peers.map(peer => row([
@@ -164,6 +164,7 @@ async function refresh() {
     }
     for (const show of [showNow, showBoard, showJoin]) show(shown);
     showPictures(shown.gallery);
+    place("curves").hidden = !shown.history.step.length;
     document.body.dataset.ready = "yes";
     await showPlots();
 }

@@ -8,8 +8,10 @@ import pytest
 pytest.importorskip("hivemind")
 pytest.importorskip("gradio")
 
-from tests.training.swarm.observe.page.simulated import ADDRESS, MARKUP, simulate
+from tests.training.swarm.observe.page.simulated import ADDRESS, MARKUP, open_site, simulate
+from training.swarm.observe.leaderboard import CONTRIBUTIONS, Leaderboard
 from training.swarm.observe.page.server import served
+from training.swarm.observe.peer_metrics import PeerRecords
 
 pytestmark = pytest.mark.browser
 
@@ -25,6 +27,18 @@ def url(tmp_path_factory):
     site = simulate(tmp_path_factory.mktemp("simulated"), liars=300, prompt_page="https://example.org/draw")
     with served(site.folder, "127.0.0.1:0") as url:
         yield url
+
+
+def test_a_run_without_history_has_no_empty_plots(browser, tmp_path):
+    site = open_site(tmp_path)
+    site.refresh(None, Leaderboard(tmp_path / "out" / CONTRIBUTIONS, "new"), PeerRecords({}, 0))
+    with served(site.folder, "127.0.0.1:0") as url:
+        page = browser.new_page()
+        page.goto(url, timeout=TIMEOUT_MS)
+        page.wait_for_function("() => document.body.dataset.ready", timeout=TIMEOUT_MS)
+        assert not page.locator("#curves").is_visible()
+        assert "No trainers at the moment" in page.locator("#state").inner_text()
+        page.close()
 
 
 @pytest.fixture
