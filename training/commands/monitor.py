@@ -97,7 +97,7 @@ def monitor(
             from training.swarm.observe.page.site import Site
 
             folder, own = export or out / "page", None
-            if page and run_dir is not None and prompt_page is None:
+            if page and export is None and run_dir is not None and prompt_page is None:
                 own = PromptPage(out / "prompt-page.log", warn)
             site = Site(folder, out, watcher, run_dir=run_dir, prompt_page=prompt_page or own, on_notice=warn)
             stack.callback(site.close)

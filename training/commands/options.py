@@ -18,7 +18,7 @@ PromptPage = Annotated[
     typer.Option(
         metavar="URL",
         help="A prompt page (`dalle-lean demo`) that the run's page links to; '' links to none. [default: one on the "
-        "newest checkpoint, under /draw/ of the page, where the host's machine serves it]",
+        "newest checkpoint, under /draw/ of the page, where the host's machine serves that without --export]",
         show_default=False,
     ),
 ]

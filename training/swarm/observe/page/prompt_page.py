@@ -40,7 +40,8 @@ class PromptPage:
     @property
     def url(self) -> str | None:
         """Where it answers on this machine; None while it does not."""
-        if self.process is None or self.process.poll() is not None:
+        process = self.process  # `poll` and `close` run on another thread
+        if process is None or process.poll() is not None:
             return None
         found = STARTED.search(self.log.read_text(errors="replace"))
         return found[1] if found else None
