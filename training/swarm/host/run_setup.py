@@ -131,6 +131,13 @@ def make_run(
     return read_settings(run_dir)
 
 
+def hosted_settings(run_dir: Path) -> SwarmSettings:
+    """Settings of the run in a host's folder; ValueError if `dalle-lean host` has made none there."""
+    if not (run_dir / NAME).is_file():
+        raise UserError(f"{run_dir} holds no run: name the folder that `dalle-lean host` was given")
+    return read_settings(run_dir)
+
+
 def make_run_key(run_dir: Path) -> str:
     """The public half of a new run's key."""
     return SigningKey.load_or_create(run_key_file(run_dir)).public
