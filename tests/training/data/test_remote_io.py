@@ -17,13 +17,13 @@ import torch
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.remote_errors import Refused, Unreachable
+from dalle_lean.io.remote_io import Patience, RemoteFile, within
 from dalle_lean.tokenizer import Tokenizer
 from tests.training.conftest import write_shards
 from tests.training.runs import at_step, losses, saved_progress
 from training.data.catalog import Codes, find_shards, published_files
 from training.data.loader import TrainingData
 from training.data.prefetch import wait_for
-from training.data.remote_io import Patience, RemoteFile, within
 from training.data.sampler import Position
 from training.run.recipe import load_recipe
 from training.trainer import train

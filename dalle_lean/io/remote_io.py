@@ -11,15 +11,11 @@ from typing import Any, TypeVar
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.remote_errors import Refused, Unreachable, meaning, one_line, storage_of
-from training.run.progress import OnNotice
+from dalle_lean.progress import OnNotice, silent
 
 T = TypeVar("T")
 # Retrying changes nothing.
 PERMANENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, Refused, UserError)
-
-
-def silent(line: str) -> None:
-    """An OnNotice for callers that want none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +76,15 @@ def within(timeout_s: float, action: Callable[[], T]) -> T:
 
 
 class RemoteFile(io.RawIOBase):
-    """A file at a URL that fsspec knows, for reading; every read is one request, which is retried."""
+    """A file at a URL that fsspec knows, for reading; every read is one request, which is retried.
 
-    def __init__(self, url: str, patience: Patience, on_notice: OnNotice = silent):
+    extra: this package's extra that brings fsspec.
+    """
+
+    def __init__(self, url: str, patience: Patience, on_notice: OnNotice = silent, extra: str = "training"):
         self.url, self.patience, self.on_notice = url, patience, on_notice
         self.place = 0
-        self.files, self.path = storage_of(url, extra="training")
+        self.files, self.path = storage_of(url, extra=extra)
         self.size: int = patience.insist(url, self.find_size, on_notice)
 
     def find_size(self) -> int:
