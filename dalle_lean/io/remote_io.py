@@ -1,6 +1,7 @@
 """Remote files: requests are retried with back-off for a limited time, and each retry is reported."""
 
 import io
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -38,7 +39,7 @@ class Patience:
 
         Raises Unreachable, and at once what will not change: FileNotFoundError and its like, Refused, UserError.
         """
-        started_s, wait_s = time.monotonic(), self.first_wait_s
+        wait_s, give_up_at_s = self.first_wait_s, math.inf
         while True:
             try:
                 return within(self.timeout_s, action)
@@ -47,7 +48,8 @@ class Patience:
                 if isinstance(error, PERMANENT):
                     raise error from None
                 reason = one_line(error)
-                if time.monotonic() - started_s + wait_s > self.give_up_s:
+                give_up_at_s = min(give_up_at_s, time.monotonic() + self.give_up_s)
+                if time.monotonic() + wait_s > give_up_at_s:
                     raise Unreachable(f"{what} could not be read for {self.give_up_s:g} s ({reason})") from None
                 on_notice(f"{what} cannot be read ({reason}); trying again in {wait_s:g} s")
             time.sleep(wait_s)

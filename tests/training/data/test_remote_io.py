@@ -169,6 +169,19 @@ def test_the_pauses_grow_up_to_the_longest():
     assert told == [0.1, 0.2, 0.3, 0.3]
 
 
+def test_a_read_that_fails_after_a_long_while_is_tried_again():
+    tries = []
+
+    def action():
+        tries.append(None)
+        if len(tries) == 1:
+            time.sleep(0.3)
+            raise OSError("no")
+        return "content"
+
+    assert replace(HASTY, timeout_s=10, give_up_s=0.2).insist("it", action) == "content"
+
+
 def test_a_remote_that_stays_away_ends_the_reading_and_is_no_damaged_shard(server, remote, tokenizer, noticed):
     server.faults.coming = ["refuse"] * 10_000
     impatient = replace(remote, patience=replace(HASTY, give_up_s=0.3))
