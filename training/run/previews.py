@@ -26,8 +26,7 @@ def draw_codes(model: Dalle, text_ids: Tensor, generator: torch.Generator, top_k
     step = -(-config.image_len // LENGTHS)
     for position in range(config.image_len):
         known = codes[:, : (position // step + 1) * step]  # no position sees the codes behind it
-        hidden = model.hidden(text_ids, known)[:, config.text_len + position]
-        logits = model.output(hidden.to(model.output.weight.dtype))[:, config.num_text_tokens :].float().cpu()
+        logits = model(text_ids, known)[:, config.text_len + position, config.num_text_tokens :].float().cpu()
         likeliest, ids = logits.topk(min(top_k, logits.shape[1]))
         choice = torch.multinomial(likeliest.softmax(dim=1), 1, generator=generator)
         codes[:, position] = ids.gather(1, choice)[:, 0].to(codes.device)

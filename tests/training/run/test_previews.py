@@ -34,7 +34,7 @@ def test_codes_are_those_of_a_sequence_that_grows_code_by_code(model):
 
 def test_a_drawing_has_few_lengths_so_that_few_kernels_stay_in_memory(model, monkeypatch):
     lengths = set()
-    hidden = model.hidden
-    monkeypatch.setattr(model, "hidden", lambda text, codes: (lengths.add(codes.shape[1]), hidden(text, codes))[1])
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda text, codes: (lengths.add(codes.shape[1]), forward(text, codes))[1])
     draw_codes(model, torch.ones(1, 3, dtype=torch.long), torch.Generator().manual_seed(0))
     assert len(lengths) <= previews.LENGTHS

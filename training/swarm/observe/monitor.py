@@ -10,10 +10,10 @@ import hivemind
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_json, write_json
+from dalle_lean.progress import OnNotice
 from dalle_lean.require import require
 from training.run.metrics import NAME as METRICS
 from training.run.metrics import MetricsLog, read_metrics
-from training.run.progress import OnNotice
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.newcomer import IDENTITY, enter_by_pass
 from training.swarm.admission.service import Renewal, begin_admission, counts_of

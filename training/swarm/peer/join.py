@@ -14,10 +14,9 @@ import torch
 from hivemind.utils import get_dht_time
 
 from dalle_lean.ending import EXIT_CODE
+from dalle_lean.progress import OnNotice, silent
 from dalle_lean.tokenizer import Tokenizer
-from training.data.remote_io import silent
 from training.run.folder import remove_leftovers, run_folder
-from training.run.progress import OnNotice
 from training.swarm.admission.newcomer import IDENTITY
 from training.swarm.admission.service import Renewal, begin_admission
 from training.swarm.config import SwarmSettings
@@ -118,7 +117,7 @@ def take_part(
         on_stop: called before this process ends at once, upon a second Ctrl+C or GOODBYE_S after SIGTERM.
 
     Raises:
-        OutOfSync, Unreachable: see Peer, training.data.remote_io.
+        OutOfSync, Unreachable: see Peer, dalle_lean.io.remote_io.
         ValueError: no peer can be reached any more, or another process uses the same folder.
         KeyboardInterrupt, Terminated: upon Ctrl+C or SIGTERM, after the goodbye.
     """

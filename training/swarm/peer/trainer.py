@@ -9,14 +9,13 @@ from typing import Any, NoReturn
 import hivemind
 from hivemind.utils import get_dht_time
 
+from dalle_lean.progress import OnNotice, silent
 from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet
 from training.data.heldout import heldout_rows
 from training.data.loader import Batch, collate
-from training.data.remote_io import silent
 from training.data.sampler import Position
 from training.run.graceful_stop import Interruption, interrupt_deferred, raise_interrupt
-from training.run.progress import OnNotice
 from training.swarm.averaging.state_validation import validate_state
 from training.swarm.config import SwarmSettings
 from training.swarm.observe.peer_metrics import PeerMetrics, owner_key

@@ -12,7 +12,7 @@ from typing import Self
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write, parse, sha256_file, write_json
-from training.run.progress import OnNotice
+from dalle_lean.progress import OnNotice
 from training.swarm.host.checkpoints import Checkpoint
 
 NAME = "model.json"

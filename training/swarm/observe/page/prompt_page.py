@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dalle_lean.free_memory import free_ram_bytes
+from dalle_lean.progress import OnNotice
 from dalle_lean.require import require
-from training.run.progress import OnNotice
 from training.swarm.host.checkpoints import Checkpoint
 from training.swarm.observe.page.gallery import DALLE_LEAN, LOW_PRIORITY
 

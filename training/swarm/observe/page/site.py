@@ -10,8 +10,7 @@ from pathlib import Path
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write, read_json, write_json
-from training.data.remote_io import silent
-from training.run.progress import OnNotice
+from dalle_lean.progress import OnNotice, silent
 from training.swarm.averaging.attestation import Credit
 from training.swarm.host.checkpoints import list_checkpoints
 from training.swarm.network.bootstrap_service import PUBLIC, read_chunk
