@@ -12,12 +12,9 @@ from preprocessing.encoding.filters import Rules
 from preprocessing.sources import open_source
 from tests.children import PROGRAM, start
 from tests.preprocessing.processes import children, descendants, is_alive, wait_for
+from tests.preprocessing.runs import contents
 
 ROOT = Path(__file__).parents[3]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,136 @@
+"""Settings: a folder keeps those it was begun with, and what cannot be right is refused."""
+
+import json
+import tarfile
+from contextlib import suppress
+
+import pytest
+
+from preprocessing.encoding.encode import preprocess
+from preprocessing.shards.files import read_dataset_info
+from preprocessing.sources import open_source
+from preprocessing.sources.tar import TarShards
+from tests.preprocessing.runs import Stop, add_lines, contents, run_command
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_other_settings_in_the_same_folder_are_refused(discs, vqgan, tmp_path, finished):
+    def stop(done: int, total: int, note: str) -> None:
+        if not finished and done > 8:
+            raise Stop
+
+    with suppress(Stop):
+        preprocess(open_source(discs, 8), tmp_path / "out", vqgan, on_progress=stop)
+    before = contents(tmp_path / "out")
+    with pytest.raises(ValueError, match="picture_side was 16, now 24"):
+        preprocess(open_source(discs, 8), tmp_path / "out", vqgan, picture_side=24)
+    with pytest.raises(ValueError, match="shard_rows was 8, now 9"):
+        preprocess(open_source(discs, 9), tmp_path / "out", vqgan)
+    with pytest.raises(ValueError, match="precision was float32, now bfloat16"):
+        preprocess(open_source(discs, 8), tmp_path / "out", vqgan, bf16=True)
+    add_lines(discs, {"file_name": "000.png", "text": "one more"})
+    with pytest.raises(ValueError, match="source was"):
+        preprocess(open_source(discs, 8), tmp_path / "out", vqgan)
+    assert contents(tmp_path / "out") == before
+
+
+@pytest.fixture
+def tars(discs, tmp_path):
+    """A tar as img2dataset leaves it, with the number of its pictures beside it."""
+    folder = tmp_path / "tars"
+    folder.mkdir()
+    with tarfile.open(folder / "00000.tar", "w") as tar:
+        for number in range(3):
+            tar.add(discs / f"{number:03d}.png", f"{number}.png")
+            (tmp_path / "caption.txt").write_text(f"disc number {number}")
+            tar.add(tmp_path / "caption.txt", f"{number}.txt")
+    (folder / "00000_stats.json").write_text('{"successes": 3}')
+    return folder
+
+
+def test_what_is_only_noted_beside_a_source_is_no_setting(tars, vqgan, tmp_path):
+    info = preprocess(open_source(tars, 8), tmp_path / "out", vqgan)
+    (tars / "00000_stats.json").unlink()
+    assert preprocess(open_source(tars, 8), tmp_path / "out", vqgan) == info
+
+
+def test_a_folder_of_an_earlier_version_is_still_known(tars, vqgan, tmp_path):
+    info = preprocess(open_source(tars, 8), tmp_path / "out", vqgan)
+    content = json.loads((tmp_path / "out" / "dataset.json").read_text())
+    content["settings"]["shard_rows"] = 3
+    (tmp_path / "out" / "dataset.json").write_text(json.dumps(content))
+    assert preprocess(open_source(tars, 8), tmp_path / "out", vqgan).shards == info.shards
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_of_a_version_with_two_layouts_continues_where_it_wrote_the_published_one(
+    discs, vqgan, tmp_path, finished
+):
+    out = tmp_path / "out"
+    preprocess(open_source(discs, 8), tmp_path / "undisturbed", vqgan)
+    preprocess(open_source(discs, 8), out, vqgan, share=(1, 1 if finished else 2))
+    path = out / ("dataset.json" if finished else ".progress/settings.json")
+    noted = json.loads(path.read_text())
+    settings = noted["settings"] if finished else noted
+    settings["layout"] = "packed"
+    path.write_text(json.dumps(noted))
+    with pytest.raises(ValueError, match="of the packed layout, which this version no longer reads"):
+        preprocess(open_source(discs, 8), out, vqgan)
+    settings["layout"] = "published"
+    path.write_text(json.dumps(noted))
+    shards = preprocess(open_source(discs, 8), out, vqgan).shards
+    assert shards == read_dataset_info(tmp_path / "undisturbed").shards
+
+
+def test_a_source_without_parts_is_refused(vqgan, tmp_path):
+    with pytest.raises(ValueError, match="the source has no parts"):
+        preprocess(TarShards([]), tmp_path / "out", vqgan)
+    assert not (tmp_path / "out").exists()
+
+
+def test_shards_of_unknown_origin_are_not_overwritten(discs, vqgan, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "shard-00000.parquet").write_bytes(b"precious")
+    with pytest.raises(ValueError, match="unknown origin"):
+        preprocess(open_source(discs, 8), tmp_path / "out", vqgan)
+    assert contents(tmp_path / "out") == {"shard-00000.parquet": b"precious"}
+
+
+def test_nothing_usable_is_a_mistake_and_the_mended_source_works(discs, vqgan_folder, tmp_path, capfd):
+    pictures = {path: path.read_bytes() for path in discs.glob("*.png")}
+    for path in pictures:
+        path.write_bytes(b"no picture")
+    command = ("preprocess", discs, tmp_path / "out", "--vqgan", vqgan_folder, "--device", "cpu")
+    assert run_command(*command) == 2
+    errors = capfd.readouterr().err
+    assert "no picture of the source can be used (picture_broken 30)" in errors
+    assert "Traceback" not in errors
+    for path, picture in pictures.items():
+        path.write_bytes(picture)
+    add_lines(discs, {"file_name": "000.png", "text": "one more"})
+    assert run_command(*command) == 0
+    assert "31 pictures in" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--picture-side", "20"), "picture_side=20: must be a positive multiple of 8"),
+        (("--picture-side", "8200"), "picture_side=8200: must be at most 8192 pixels"),
+        (("--batch-size", "0"), "batch_size=0: must be positive"),
+        (("--workers", "-1"), "workers=-1: must be positive"),
+        (("--crops", "0"), "crops=0: must be positive"),
+        (("--max-memory", "1"), "memory_bytes=1048576: must be at least"),
+        (("--part", "0/3"), "part='0/3': must be I/N with I from 1 to N"),
+        (("--part", "2"), "part='2': must be I/N with I from 1 to N"),
+        (("--shard-rows", "0"), "part_rows=0: must be positive"),
+        (("--device", "tpu"), "device='tpu': it must be auto, cpu, cuda or cuda:N"),
+        (("--vqgan", "nowhere"), "nowhere"),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_exit_code_two(discs, vqgan_folder, tmp_path, capfd, options, message):
+    assert run_command("preprocess", discs, tmp_path / "out", "--vqgan", vqgan_folder, *options) == 2
+    errors = capfd.readouterr().err
+    assert message in errors
+    assert "Traceback" not in errors
+    assert not (tmp_path / "out").exists()
