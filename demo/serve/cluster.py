@@ -1,6 +1,7 @@
 """The engine's processes: started on a Ray cluster, exchanged for those of another model, ended."""
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ PROMPTS_PER_REPLICA = 3
 BATCHES_PER_REPLICA = 2
 """That a replica is given: one to draw, and one that follows without a pause."""
 SLOW_START_S = 120
+START_TRIES = 3
 DRAIN_POLL_S = 0.5
 STOP_S = 10.0
 """For what is being drawn when the engine ends."""
@@ -63,13 +65,17 @@ def engine_running(folder: Path, settings: EngineSettings) -> Iterator["RunningE
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", str(SLOW_START_S))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray, serve = require("ray", extra="serve"), require("ray.serve", extra="serve")
+    from demo.serve.front import DRAWERS, FRONT
+
     address = os.environ.get("RAY_ADDRESS")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     if address is None:
         options |= {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
         options["_metrics_export_port"] = settings.metrics_port
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(**options)
+        start_ray(options)
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own in its place
         try:
             location = "HeadOnly" if address is None else "EveryNode"
             serve.start(
@@ -81,9 +87,28 @@ def engine_running(folder: Path, settings: EngineSettings) -> Iterator["RunningE
             engine.load(folder)
             yield engine
         finally:
-            serve.shutdown()
+            if address is None:
+                serve.shutdown()
+            else:  # others may serve on this cluster too
+                for name in serve.status().applications:
+                    if name == FRONT or name.startswith(DRAWERS):
+                        serve.delete(name)
     finally:
         ray.shutdown()
+
+
+def start_ray(options: dict[str, Any]) -> None:
+    """`ray.init`, tried again where a busy machine is slower than Ray allows; UserError where that does not help."""
+    import ray
+
+    for attempt in range(START_TRIES):
+        try:
+            ray.init(**options)
+            return
+        except Exception as error:  # Ray raises bare ones
+            ray.shutdown()
+            if attempt == START_TRIES - 1:
+                raise UserError(f"Ray does not start: {error}") from error
 
 
 class RunningEngine:

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -363,9 +363,9 @@ class Front:
                     return step
                 drawing.shares[number], drawing.note = step.share, step.note
                 drawing.previews = list(step.previews) or drawing.previews
-        finally:
-            with suppress(Exception):
-                steps.cancel()
+        except BaseException:
+            steps.cancel()
+            raise
         raise RuntimeError("a replica ended a unit without its pictures")
 
 
