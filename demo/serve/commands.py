@@ -42,8 +42,8 @@ def serve(
     settings = EngineSettings(
         *(replicas, max_replicas, waiting, host, port, metrics_port, device, scorer, precision, batch_size)
     )
-    for taken in (free_port(host, port, tries=1), free_port(host, metrics_port, tries=1)):
-        assert taken
+    for wanted in (port, metrics_port):
+        free_port(host, wanted, tries=1)
     folder = find_model(model)
     check_parts(folder)
     reload = threading.Event()
