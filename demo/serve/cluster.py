@@ -1,5 +1,6 @@
 """The engine's processes: started on a Ray cluster, exchanged for those of another model, ended."""
 
+import logging
 import os
 import signal
 import time
@@ -64,9 +65,11 @@ def engine_running(folder: Path, settings: EngineSettings) -> Iterator["RunningE
     # Ray reads these when it is imported. On a busy machine its processes start more slowly than it expects.
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", str(SLOW_START_S))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # drawing is no background work
     ray, serve = require("ray", extra="serve"), require("ray.serve", extra="serve")
     from demo.serve.front import DRAWERS, FRONT
 
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
     address = os.environ.get("RAY_ADDRESS")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     if address is None:
