@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ class Load:
 
 def make_request(unit_s: float, num_images: int, number: int) -> Request:
     """One of a few prompts, whose units take this long."""
-    return Request(f"a red heart {unit_s} s", Settings(num_images=num_images, seed=number % PROMPTS))
+    return Request(f"a red heart {unit_s} s", Settings(num_images=num_images, top_k=0, seed=number % PROMPTS))
 
 
 def fingerprint(pictures: Sequence[Any]) -> list[Any]:
@@ -98,11 +99,12 @@ def run_people(service: RemoteService, people: int, seconds: float, asked: Seque
 
 def processes(name: str) -> list[psutil.Process]:
     """The replicas of a deployment that this process has started."""
-    return [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if f":{name}" in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE
-    ]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # ended meanwhile, or a zombie
+            if f":{name}" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def kill_one(dice: random.Random) -> None:

@@ -164,8 +164,8 @@ class Generator:
 
     @torch.inference_mode()
     def draw(self, requests: Sequence[Request], batch_size: int | None = None) -> Iterator[Progress]:
-        """Draw step by step: a Progress for each row of codes of each request in the batch, and one with the pictures of
-        each finished request.
+        """Draw step by step: a Progress for each row of codes of each request in the batch, and one with the pictures
+        of each finished request.
 
         Pictures of several requests share a batch where each has equally many. A picture does not depend on the
         others in its batch; on a CPU in fp32 or bf16 exactly so, unless heads have fewer than 8 channels.

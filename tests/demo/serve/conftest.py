@@ -8,14 +8,11 @@ import pytest
 
 pytest.importorskip("ray.serve", reason="pip install 'dalle-lean[serve]'")
 
-import psutil
-
+from benchmarks.serving import SLOW
 from demo.serve.client import RemoteService
 from demo.serve.cluster import EngineSettings, engine_running
 from demo.server import free_port
 from tests.inference.tiny_model import save_tiny_model
-
-SLOW, FAST = "benchmarks.slow_scorer:Slow", "benchmarks.slow_scorer:Fast"
 
 
 @contextmanager
@@ -44,15 +41,6 @@ def engine(folder):
 @pytest.fixture
 def service(engine):
     return RemoteService(engine.address)
-
-
-def replicas(name="Drawer"):
-    """The processes of a deployment's replicas on this machine."""
-    return [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if process.name().startswith("ray::") and f":{name}" in " ".join(process.cmdline())
-    ]
 
 
 def kill(process):

@@ -7,6 +7,7 @@ import httpx
 import pytest
 import torch
 
+from benchmarks.serving import FAST, processes
 from dalle_lean import load_model, save_model
 from demo.form import FormValues, read_request
 from demo.serve.client import RemoteService
@@ -14,7 +15,7 @@ from demo.service.drawing_service import Done, DrawingService, Queued, Running
 from demo.service.scheduler import Busy
 from inference import Generator
 from inference.request import Request, Settings
-from tests.demo.serve.conftest import FAST, kill, replicas
+from tests.demo.serve.conftest import kill
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -66,7 +67,7 @@ def test_a_killed_replicas_pictures_are_drawn_again(service, alone):
     events = service.draw(asked)
     assert isinstance(next(events), Running)
     time.sleep(0.5)
-    for process in replicas():
+    for process in processes("Drawer"):
         kill(process)
     *_, last = events
     assert facts(last.pictures) == facts(alone.run(asked.prompt, asked.settings))
@@ -76,7 +77,7 @@ def test_a_front_that_dies_is_asked_again(service, alone):
     asked = request("a house 1 s", 16)
     events = service.draw(asked)
     next(events)
-    (front,) = replicas("Front")
+    (front,) = processes("Front")
     kill(front)
     *_, last = events
     assert facts(last.pictures) == facts(alone.run(asked.prompt, asked.settings))
