@@ -9,7 +9,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -323,10 +323,9 @@ class Front:
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-        best = sorted(drawing.pictures, key=lambda one: (-(one["score"] or 0.0), one["index"]))
         yield {
             "state": "drawn",
-            "pictures": best[: request.settings.num_best],
+            "pictures": best_of(drawing.pictures, request),
             "seconds": time.monotonic() - started_s,
             "described": model.described(request),
         }
@@ -367,6 +366,12 @@ class Front:
             steps.cancel()
             raise
         raise RuntimeError("a replica ended a unit without its pictures")
+
+
+def best_of(pictures: Sequence[dict[str, Any]], request: Request) -> list[dict[str, Any]]:
+    """The best of all units' pictures, in the order of one machine."""
+    ranked = sorted(pictures, key=lambda one: (-(one["score"] or 0.0), one["index"]))
+    return ranked[: request.settings.num_best]
 
 
 async def body(message: HttpRequest, most_bytes: int = MOST_REQUEST_BYTES) -> bytes:
