@@ -63,7 +63,7 @@ class Request:
             return
         if self.start.dim() != 1 or len(self.start) >= config.image_len:
             shape = list(self.start.shape)
-            raise ValueError(f"start has shape {shape}; it must be [m] with m < {config.image_len} codes")
+            raise UserError(f"start has shape {shape}; it must be [m] with m < {config.image_len} codes")
         check_ids("start", self.start[None], config.image_vocab_size)
 
 

@@ -17,7 +17,7 @@ from inference import Generator
 from inference.request import Request, Settings
 from tests.demo.serve.conftest import kill
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
