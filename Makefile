@@ -19,7 +19,7 @@ demo: install
 
 # As many workers as cores, four at most; each computes with one thread.
 test: install
-	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadgroup
+	$(BIN)/pytest -n logical --maxprocesses 4
 
 test-browser: install
 	$(BIN)/pytest -m browser -rs

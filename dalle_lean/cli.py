@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("inference.commands.generate:generate", "Draw prompts: pictures, a contact sheet and their scores."),
     "evaluate": ("inference.commands.evaluate:evaluate", "How well a model draws what it is asked for: a report."),
     "demo": ("demo.commands:demo", "Open the prompt page in a browser."),
+    "serve": ("demo.serve.commands:serve", "Draw for pages and programs, on several GPUs or machines."),
     "train-vqgan": ("training.commands.vqgan:train_vqgan", "Train a small VQGAN on a folder of pictures."),
     "train-clip": ("training.commands.clip:train_clip", "Train a small CLIP on pictures with captions."),
     "train-things": ("training.commands.things:train_things", "Train a classifier that names the thing in a picture."),

@@ -1,6 +1,13 @@
-"""The callback through which long work reports its progress."""
+"""The callbacks through which long work reports."""
 
 from collections.abc import Callable
 
 OnProgress = Callable[[int, int, str], None]
 """Called by long work with (done, total, note); the note is a few words such as the current loss."""
+
+OnNotice = Callable[[str], None]
+"""Called with a line that a person should read at once."""
+
+
+def silent(line: str) -> None:
+    """An OnNotice for callers that want none."""

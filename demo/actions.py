@@ -179,7 +179,7 @@ class Actions:
     def pictures(self, drawn: Done, folder: Path) -> Update:
         """The gallery and the buttons below it."""
         parts = self.parts
-        paths = write_pictures(self.service.generator, drawn, folder)
+        paths = write_pictures(drawn, folder)
         return {
             parts.status: views.finished(drawn, self.remarks(drawn.request)),
             # Emptied, not hidden: what is sent to a part that is just appearing may be lost.
@@ -221,7 +221,7 @@ class Actions:
             yield gr.skip()
             return
         with tempfile.TemporaryDirectory() as folder:
-            yield self.act_on(drawn, place, write_pictures(self.service.generator, drawn, Path(folder)))
+            yield self.act_on(drawn, place, write_pictures(drawn, Path(folder)))
 
     def stop(self, tab: gr.Request) -> Update:
         """The drawing notices at the end of its row."""

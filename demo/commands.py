@@ -30,15 +30,22 @@ def demo(
     root_path: Annotated[
         str | None, typer.Option(help="Path under which a proxy serves the page, such as /dalle.")
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--serve", metavar="ADDRESS", help="Let the engine there draw (see `serve`), instead of this process."
+        ),
+    ] = None,
     api: Annotated[bool, typer.Option(help="Let programs draw through the endpoint /draw.")] = True,
 ) -> None:
     """Serve the prompt page until Ctrl+C."""
+    from dalle_lean.errors import UserError
     from dalle_lean.io.model_folder import find_model
     from dalle_lean.require import require
 
     require("gradio", extra="demo")
     from demo import progress_views as views
-    from demo.server import free_port, read_auth, read_card, read_root_path, serve
+    from demo.server import free_port, plain_card, read_auth, read_card, read_root_path, serve
     from demo.service.drawing_service import DrawingService
     from inference import Generator
 
@@ -46,15 +53,25 @@ def demo(
     free = free_port(host, port)
     if free != port:
         say(f"port {port} is taken; taking {free}")
-    say("loading the model ...")
-    folder = find_model(model)
-    generator = Generator.from_folder(folder, device=device, scorer=scorer)
-    say("measuring how fast this machine draws ...")
-    service = DrawingService(generator)
+    if engine is not None:
+        if model is not None:
+            raise UserError("--model: the engine at --serve has its own; give the model to `dalle-lean serve`")
+        from demo.serve.client import RemoteService
+
+        say(f"asking the engine at {engine} ...")
+        remote = RemoteService(engine)
+        card = plain_card(remote.card)
+        service: DrawingService = remote
+    else:
+        say("loading the model ...")
+        folder = find_model(model)
+        generator = Generator.from_folder(folder, device=device, scorer=scorer)
+        say("measuring how fast this machine draws ...")
+        service, card = DrawingService(generator), read_card(folder)
     say(views.default_count(service))
     server = serve(
         *(service, host, free),
-        card=read_card(folder),
+        card=card,
         share=share,
         auth=login,
         root_path=read_root_path(root_path),

@@ -4,13 +4,12 @@ from pathlib import Path
 
 from demo.service.drawing_service import Done
 from inference.gallery import picture_metadata, png_bytes, prompt_metadata
-from inference.generator import Generator
 
 
-def write_pictures(generator: Generator, drawn: Done, folder: Path) -> list[Path]:
+def write_pictures(drawn: Done, folder: Path) -> list[Path]:
     """One PNG for each picture; their names hold nothing that a user typed."""
     request = drawn.request
-    shared = prompt_metadata(request.prompt, generator.describe(request.settings, request.start))
+    shared = prompt_metadata(request.prompt, drawn.described)
     paths = []
     for picture in drawn.pictures:
         path = folder / f"dalle_lean-seed{request.settings.seed}-no{picture.index}.png"

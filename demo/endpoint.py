@@ -40,7 +40,7 @@ def add_endpoint(service: DrawingService, parts: Parts) -> None:
             for event in service.draw(request):
                 if isinstance(event, Done):
                     with tempfile.TemporaryDirectory() as folder:
-                        paths = write_pictures(service.generator, event, Path(folder))
+                        paths = write_pictures(event, Path(folder))
                         yield list(zip(paths, views.captions(event), strict=True)), drawn_facts(service, event)
                 else:
                     yield [], progress_facts(event)
@@ -81,7 +81,7 @@ def drawn_facts(service: DrawingService, event: Done) -> dict[str, Any]:
     return {
         "state": "drawn",
         "prompt": event.request.prompt,
-        "settings": service.generator.describe(event.request.settings, event.request.start),
+        "settings": event.described,
         "unknown_words": service.generator.unknown_words(event.request.prompt),
         "seconds": event.seconds,
         "pictures": [picture_facts(picture) for picture in event.pictures],

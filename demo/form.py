@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from dalle_lean.errors import UserError
+from dalle_lean.model.config import DalleConfig
 from demo.service.drawing_service import HIGHEST_GUIDANCE, LOWEST_GUIDANCE, DrawingService
 from inference.request import Request, Settings, check_prompt
 
@@ -39,8 +40,6 @@ def read_request(service: DrawingService, prompt: str, values: FormValues) -> Re
     """The request; ValueError, in a sentence, for an empty or endless prompt, a setting out of range, or an upload that
     is not a picture."""
     check_prompt(prompt)
-    if len(prompt) > LONGEST_PROMPT:
-        raise UserError(f"the prompt has {len(prompt)} characters; say it in {LONGEST_PROMPT}")
     num_images = values.num_images
     if service.generator.scorer is None and isinstance(num_images, int) and isinstance(values.best, int):
         num_images = max(num_images, values.best)
@@ -53,20 +52,26 @@ def read_request(service: DrawingService, prompt: str, values: FormValues) -> Re
         guidance=values.guidance,
         seed=values.seed,
     )
+    check_limits(prompt, settings, service.generator.model.config)
+    start = None if values.upload is None else first_rows(service, service.read_upload(values.upload), values.rows)
+    return Request(prompt, settings, start)
+
+
+def check_limits(prompt: str, settings: Settings, config: DalleConfig) -> None:
+    """ValueError, in a sentence, for more than one visitor may ask for."""
+    if len(prompt) > LONGEST_PROMPT:
+        raise UserError(f"the prompt has {len(prompt)} characters; say it in {LONGEST_PROMPT}")
     if settings.num_images > MOST_IMAGES:
         raise UserError(f"num_images={settings.num_images}: this page draws at most {MOST_IMAGES}")
     if settings.num_best > MOST_BEST:
         raise UserError(f"best={settings.num_best}: this page shows at most {MOST_BEST}")
-    codes = service.generator.model.config.image_vocab_size
     for name, value, lowest, highest in (
-        ("top_k", settings.top_k, 0, codes),
+        ("top_k", settings.top_k, 0, config.image_vocab_size),
         ("temperature", settings.temperature, 0, HIGHEST_TEMPERATURE),
         ("guidance", settings.guidance, LOWEST_GUIDANCE, HIGHEST_GUIDANCE),
     ):
         if not lowest <= value <= highest:
             raise UserError(f"{name}={value}: it must lie in {lowest}..{highest} on this page")
-    start = None if values.upload is None else first_rows(service, service.read_upload(values.upload), values.rows)
-    return Request(prompt, settings, start)
 
 
 def first_rows(service: DrawingService, codes: Tensor, rows: int) -> Tensor:

@@ -7,6 +7,7 @@ import gradio as gr
 
 from demo import progress_views as views
 from demo.actions import Actions, Parts
+from demo.calculator.page import add_calculator
 from demo.controls import add_controls
 from demo.endpoint import add_endpoint
 from demo.form import LONGEST_PROMPT, default_settings
@@ -35,6 +36,8 @@ def build_page(service: DrawingService, card: str = "", api: bool = True) -> Any
         if api:
             add_endpoint(service, parts)
         connect(page, parts, examples, Actions(service, parts, EXAMPLES))
+    with page.route("Calculator", "calculator", show_in_navbar=False):
+        add_calculator()
     if card:
         with page.route("Model card", "card", show_in_navbar=False):
             gr.Markdown(card, elem_id="card")
@@ -45,8 +48,8 @@ def build_page(service: DrawingService, card: str = "", api: bool = True) -> Any
 
 def add_parts(service: DrawingService, card: bool) -> tuple[Parts, Any]:
     """Put everything on the page, from top to bottom."""
-    link = " [About this model](card)" if card else ""
-    gr.Markdown(f"# {TITLE}\n{views.explanation(service.generator)}{link}", elem_id="title")
+    links = "[About this model](card) · " * card + "[What training takes](calculator)"
+    gr.Markdown(f"# {TITLE}\n{views.explanation(service.generator)} {links}", elem_id="title")
     with gr.Row(elem_id="ask"):
         prompt = gr.Textbox(
             placeholder="What would you like to see?",

@@ -65,7 +65,11 @@ def read_root_path(path: str | None) -> str | None:
 def read_card(folder: Path) -> str:
     """The model card of a folder as Markdown, without metadata and links to local files; empty without a card."""
     path = folder / "README.md"
-    text = read_text(path) if path.is_file() else ""
+    return plain_card(read_text(path)) if path.is_file() else ""
+
+
+def plain_card(text: str) -> str:
+    """A model card as Markdown, without metadata and links to local files."""
     text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)
     text = re.sub(r"!\[[^\]]*\]\((?!https?:)[^)]*\)\n*", "", text)
     return re.sub(r"\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", text).strip()

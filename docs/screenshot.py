@@ -54,7 +54,10 @@ def take_run(browser: Any, url: str, path: Path) -> None:
     page = browser.new_page(viewport=DESKTOP)
     page.goto(url, timeout=TIMEOUT_MS)
     page.wait_for_function("() => document.body.dataset.ready", timeout=TIMEOUT_MS)
-    page.wait_for_timeout(2000)  # plots are drawn a moment later
+    height = page.evaluate("document.documentElement.scrollHeight")
+    page.set_viewport_size({**DESKTOP, "height": height})  # plots are drawn when they come into view
+    page.wait_for_function("() => [...document.querySelectorAll('.plot')].every(plot => plot.firstElementChild)")
+    page.wait_for_timeout(2000)  # each plot paints a moment later
     take(page, path)
 
 

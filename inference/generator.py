@@ -164,7 +164,8 @@ class Generator:
 
     @torch.inference_mode()
     def draw(self, requests: Sequence[Request], batch_size: int | None = None) -> Iterator[Progress]:
-        """Draw step by step: a Progress for each row of codes, and one with the pictures of each finished request.
+        """Draw step by step: a Progress for each row of codes of each request in the batch, and one with the pictures
+        of each finished request.
 
         Pictures of several requests share a batch where each has equally many. A picture does not depend on the
         others in its batch; on a CPU in fp32 or bf16 exactly so, unless heads have fewer than 8 channels.
@@ -193,9 +194,9 @@ class Generator:
             try:
                 for codes in self._draw_batch(requests, batch):
                     if codes.shape[1] % config.image_side == 0:
-                        number, shown = batch[0].request, codes if len(batch) == 1 else None
-                        drawn_now = len(codes) * (codes.shape[1] - given)
-                        yield Progress(done + drawn_now, total, "drawing", codes=shown, request=number)
+                        drawn_now = done + len(codes) * (codes.shape[1] - given)
+                        for part, shown in zip(batch, codes.chunk(len(batch)), strict=True):
+                            yield Progress(drawn_now, total, "drawing", codes=shown, request=part.request)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -211,7 +212,8 @@ class Generator:
                     for decoded in decode_and_score(all_codes, requests[number].prompt, self.vqgan, self.scorer):
                         yield Progress(done, total, note, request=number)
                         ranked.append(decoded)
-                    best = best_pictures(all_codes, *collect(ranked), requests[number].settings.num_best)
+                    request = requests[number]
+                    best = best_pictures(all_codes, *collect(ranked), request.settings.num_best, request.first)
                     yield Progress(done, total, "done", best, request=number)
 
     def _draw_batch(self, requests: Sequence[Request], batch: Batch) -> Iterator[Tensor]:
@@ -221,7 +223,11 @@ class Generator:
         starts = [request.start.to(self.device) for request in asked if request.start is not None]
         codes = torch.stack(starts) if len(starts) == len(asked) else None
         prompts = read_prompts(self.decoder, text_ids, codes, guided=asked[0].settings.guidance != 1)
-        rows = [Row(picture, requests[part.request].settings) for part in batch for picture in part.pictures]
+        rows = [
+            Row(request.first + picture, request.settings)
+            for request, part in zip(asked, batch, strict=True)
+            for picture in part.pictures
+        ]
         return sample_codes(self.decoder, prompts, rows)
 
     def num_drawn(self, settings: Settings) -> int:

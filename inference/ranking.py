@@ -113,12 +113,16 @@ def collect(batches: Iterable[Ranked]) -> tuple[list[Image.Image], list[float] |
 
 
 def best_pictures(
-    codes: Tensor, images: Sequence[Image.Image], scores: Sequence[float] | None, count: int
+    codes: Tensor, images: Sequence[Image.Image], scores: Sequence[float] | None, count: int, first: int = 0
 ) -> list[Picture]:
-    """The `count` pictures of codes [N, I] with the highest scores, best first; without scores the first ones."""
+    """The `count` pictures of codes [N, I] with the highest scores, best first; without scores the first ones.
+
+    first: the number of picture 0.
+    """
     order = sorted(range(len(images)), key=lambda index: (-scores[index] if scores else 0.0, index))
     return [
-        Picture(images[index], scores[index] if scores else None, index, codes[index].cpu()) for index in order[:count]
+        Picture(images[index], scores[index] if scores else None, first + index, codes[index].cpu())
+        for index in order[:count]
     ]
 
 

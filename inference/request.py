@@ -53,6 +53,8 @@ class Request:
     settings: Settings
     start: Tensor | None = None
     """The first codes [m] of every picture, m < I, as `Generator.read_picture` gives them; the rest is drawn."""
+    first: int = 0
+    """Number of the first picture drawn: several generators may each draw some of a prompt's pictures."""
 
     def check(self, config: DalleConfig) -> None:
         """ValueError for an empty prompt, and a start that is not [m] codes of the model, m < I."""
@@ -61,7 +63,7 @@ class Request:
             return
         if self.start.dim() != 1 or len(self.start) >= config.image_len:
             shape = list(self.start.shape)
-            raise ValueError(f"start has shape {shape}; it must be [m] with m < {config.image_len} codes")
+            raise UserError(f"start has shape {shape}; it must be [m] with m < {config.image_len} codes")
         check_ids("start", self.start[None], config.image_vocab_size)
 
 
@@ -94,6 +96,6 @@ class Progress:
     pictures: list[Picture] | None = None
     """The best of one request, once they are all drawn and ranked."""
     codes: Tensor | None = None
-    """[n, m], the first m codes of the n pictures being drawn, where they all belong to one request."""
+    """[n, m], the first m codes of the n pictures of a request that are being drawn."""
     request: int = 0
     """Number of the request that `pictures` or `codes` belong to."""

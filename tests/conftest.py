@@ -10,12 +10,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
+PEERS = ("tests/training/swarm/", "tests/notebooks/test_join.py")
 
-def pytest_collection_modifyitems(items):
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
     """Several pytest workers take whole files; files with peers, whose rounds are timed, follow each other."""
-    for item in items:
-        group = "swarm" if item.get_closest_marker("swarm") else f"{item.path.parent.name}/{item.path.name}"
-        item.add_marker(pytest.mark.xdist_group(group))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return "peers" if nodeid.startswith(PEERS) else nodeid.partition("::")[0]
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A training run of the transformer on one machine.
+"""A training run of the transformer, in one process or in those that torchrun started.
 
 OUT gets model/ (a model folder), checkpoint/, tokenizer.json, vocabulary.json, metrics.jsonl, tensorboard/ and
 samples/.
@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from dalle_lean import Dalle, DalleConfig, save_model
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import sha256_file
+from dalle_lean.io.model_folder import check_parts
 from dalle_lean.progress import OnProgress
 from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet, find_shards, is_url
@@ -29,15 +31,22 @@ from training.run.graceful_stop import TimeLimit
 from training.run.loop import TrainingRun
 from training.run.loop_settings import LoopSettings
 from training.run.previews import draw_codes, save_sheet
+from training.run.processes import ALONE, Processes, open_processes
 from training.run.progress import StepCount
 from training.run.recipe import DataRecipe, OptimizerRecipe, Recipe
 from training.run.schedule import crop_of_step, learning_rate
 from training.step.build import build_model, matching_vqgan, new_config, refuse_other_codes, stated_codes
+from training.step.data_parallel import in_shards, sharded, whole_model
 from training.step.learner import Learner
-from training.step.memory_budget import most_words, refuse_lack_of_memory
+from training.step.memory_budget import most_words
 
 logger = logging.getLogger(__name__)
 NUM_SAMPLES = 8
+
+
+def no_batches() -> Generator[tuple[Batch, Position], None, None]:
+    """Those of a process that reads no rows."""
+    yield from ()
 
 
 @dataclass
@@ -78,6 +87,7 @@ def train(
     vqgan: Path | None = None,
     init: Path | None = None,
     device: str = "cpu",
+    parallel: str | None = None,
     max_minutes: float | None = None,
     on_progress: OnProgress | None = None,
 ) -> Progress:
@@ -89,6 +99,8 @@ def train(
         heldout: shards to measure on; without it a share of `data` is left out of the training.
         vqgan: the folder of the VQGAN that made the codes: draws samples, and goes into the model folder.
         init: a model folder to start from; the recipe's [model] does not count then.
+        device: "cpu" or "cuda", or a GPU. Started by torchrun, each process calls this and has a GPU of its own.
+        parallel: how several processes share the work: see training.step.data_parallel.in_shards.
         max_minutes: time limit, start-up included; the run stops saved, and the same call continues it.
         on_progress: called after each step with samples done, samples in all, and a note.
 
@@ -98,18 +110,20 @@ def train(
         ValueError: recipe, data, tokenizer, VQGAN or the run in `out` do not fit together.
         KeyboardInterrupt, Terminated: on Ctrl+C or SIGTERM, once the step is finished and saved.
     """
-    limit = TimeLimit(max_minutes)
-    run = DalleRun(
-        data,
-        out,
-        recipe,
-        tokenizer=tokenizer,
-        heldout=heldout,
-        vqgan=vqgan,
-        init=init,
-        device=device,
-    )
-    return run.go(on_progress, limit)
+    limit, processes = TimeLimit(max_minutes), open_processes(device)
+    with processes.together():
+        run = DalleRun(
+            data,
+            out,
+            recipe,
+            tokenizer=tokenizer,
+            heldout=heldout,
+            vqgan=vqgan,
+            init=init,
+            processes=processes,
+            parallel=parallel,
+        )
+        return run.go(on_progress, limit)
 
 
 class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
@@ -128,8 +142,10 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         heldout: str | Path | None = None,
         vqgan: Path | None = None,
         init: Path | None = None,
-        device: str = "cpu",
+        processes: Processes = ALONE,
+        parallel: str | None = None,
     ):
+        self.processes, share = processes, recipe.share_of(processes.world)
         self.out, self.result, self.recipe, self.vqgan_folder = out, out / "model", recipe, vqgan
         self.settings = LoopSettings(
             steps=recipe.schedule.total_steps,
@@ -157,14 +173,21 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         source = tokenizer or (init / "tokenizer.json" if init else None)
         if init is None:
             words = Tokenizer.from_file(source).vocab_size if source else most_words(recipe)
-            refuse_lack_of_memory(new_config(recipe, self.info, words), recipe, torch.device(device))
-        self.tokenizer = place_tokenizer(out, source, self.data.captions(), recipe.data.text_vocab_size)
+            config = new_config(recipe, self.info, words)
+        else:
+            config = DalleConfig.from_dict(check_parts(init)["dalle"])
+        shards_wanted = in_shards(parallel, config, share, processes)
+        if processes.first:
+            place_tokenizer(out, source, self.data.captions(), recipe.data.text_vocab_size)
+        processes.wait()
+        self.tokenizer = Tokenizer.from_file(out / "tokenizer.json")
         torch.manual_seed(recipe.data.seed)
-        self.model = build_model(recipe, self.info, self.tokenizer.vocab_size, init)
-        if init is not None:
-            refuse_lack_of_memory(self.model.config, recipe, torch.device(device))
-        self.model.to(device)
-        self.learner = Learner(self.model, recipe)
+        if shards_wanted:
+            first = build_model(recipe, self.info, self.tokenizer.vocab_size, init) if processes.first else None
+            self.model = sharded(first, processes)
+        else:
+            self.model = build_model(recipe, self.info, self.tokenizer.vocab_size, init).to(processes.device)
+        self.learner = Learner(self.model, share, processes)
         self.optimizer, self.scales = self.learner.optimizer, self.model.scales
         sections = recipe.to_dict()
         self.identity = {
@@ -177,10 +200,12 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
             "first weights": sha256_file(init / "config.json") if init else None,
         }
         self.progress = self.restore()
-        remove_leftovers(out)
+        if processes.first:
+            remove_leftovers(out)
         self.heldout: Batch | None = None
         if not self.finished:
-            place_vocabulary(out, init, self.data.mixed_captions())
+            if processes.first:
+                place_vocabulary(out, init, self.data.mixed_captions())
             self.heldout = self.heldout_batch(heldout_shards)
 
     def restore(self) -> Progress:
@@ -217,12 +242,31 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         return collate(rows, self.tokenizer, self.model.config.text_len) if len(rows) else None
 
     def batches(self, stopping: Callable[[], bool] | None = None) -> Generator[tuple[Batch, Position], None, None]:
-        """The batches that are left, each with the data position after it; a thread makes them ahead of need."""
+        """This process's shares of the batches that are left, each with the data position after the whole batch.
+
+        A thread of the first process makes them ahead of need; the others read no rows to train on.
+        """
+        if not self.processes.first:
+            return self.shares(no_batches())
         remaining = self.settings.steps - self.progress.step
         size, length = self.settings.batch_size, self.model.config.text_len
         batches = self.data.batches(size, self.tokenizer, length, self.progress.position)
         pin = self.learner.device.type == "cuda"
-        return self.data.ahead(islice(batches, remaining), pin=pin, stop_waiting=stopping)
+        ahead = self.data.ahead(islice(batches, remaining), pin=pin, stop_waiting=stopping)
+        return ahead if self.processes.world == 1 else self.shares(ahead)
+
+    def shares(
+        self, batches: Generator[tuple[Batch, Position], None, None]
+    ) -> Generator[tuple[Batch, Position], None, None]:
+        """Each process's shares of the first one's batches."""
+        with closing(batches):
+            while True:
+                batch, position = next(batches, (None, None))
+                if (position := self.processes.from_first(position)) is None:
+                    return
+                if batch is not None:
+                    self.model.check_inputs(*batch)
+                yield Batch(*self.processes.share(batch)), position
 
     def step(self, step: int, batch: tuple[Batch, Position]) -> Mapping[str, float] | None:
         samples, position = batch
@@ -232,7 +276,7 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         progress.position = position
         crop = crop_of_step(step, schedule.length_warmup, config.image_side, self.recipe.data.seed)
         progress.sample_tokens = crop.text_len + crop.side**2 if crop else config.sequence_len
-        tokens = progress.sample_tokens * len(samples.text_ids)
+        tokens = progress.sample_tokens * self.settings.batch_size
         progress.tokens += tokens
         self.pace.count(tokens=tokens)
         lr = learning_rate(
@@ -263,12 +307,15 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         """Write samples/step-NNNNNN.png for the first held-out captions, where there is a VQGAN to draw with."""
         if self.vqgan is None:
             return
+        self.learner.finish()
+        model = whole_model(self.model, self.processes)
+        if not self.processes.first:
+            return
         path = self.out / "samples" / f"step-{self.progress.step:06d}.png"
         generator = torch.Generator().manual_seed(self.recipe.data.seed)
         text_ids, image_codes = (part[:NUM_SAMPLES] for part in heldout)
-        self.learner.finish()
         with self.learner.autocast():
-            codes = draw_codes(self.model, text_ids.to(self.learner.device), generator)
+            codes = draw_codes(model.to(self.learner.device), text_ids.to(self.learner.device), generator)
         save_sheet(path, [self.vqgan.decode(image_codes), self.vqgan.decode(codes.cpu())])
 
     def save(self) -> None:
@@ -279,8 +326,11 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         """Write the model folder, once a delayed step is finished. A run that stops is saved before: it resumes with
         that step still to finish, as a run that nobody stopped."""
         self.learner.finish()
+        model = whole_model(self.model, self.processes)
+        if not self.processes.first:
+            return
         save_model(
-            self.model,
+            model,
             self.result,
             tokenizer=self.out / "tokenizer.json",
             vocabulary=placed_vocabulary(self.out),

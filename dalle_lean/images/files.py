@@ -27,12 +27,17 @@ BAND_PIXELS = 2**20
 class UnusablePicture(ValueError):
     """A picture that cannot be turned into pixels.
 
-    `reason` is "picture_broken", "too_many_pixels" or "too_much_memory".
+    `reason` is "picture_broken", "too_many_pixels" or "too_much_memory"; of a file also what `read_picture` finds.
     """
 
     def __init__(self, reason: str, detail: str):
         super().__init__(detail)
         self.reason = reason
+
+    @property
+    def sentence(self) -> str:
+        """Reason and detail for a person."""
+        return f"{self.reason.replace('_', ' ')}, {self}"
 
 
 def lies_in(folder: Path, path: Path) -> bool:
@@ -53,6 +58,14 @@ def read_picture(path: Path) -> tuple[bytes, str | None]:
     except (OSError, ValueError):
         return b"", "picture_unreadable"
     return (b"", "file_too_large") if len(picture) > MAX_PICTURE_BYTES else (picture, None)
+
+
+def open_picture_file(path: Path) -> Image.Image:
+    """`open_picture` of a file; also raises UnusablePicture for one that cannot be read."""
+    picture, problem = read_picture(path)
+    if problem is not None:
+        raise UnusablePicture(problem, f"a regular file of at most {MAX_PICTURE_BYTES:,} bytes is needed")
+    return open_picture(picture)
 
 
 def open_picture(picture: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:

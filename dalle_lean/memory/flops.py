@@ -81,5 +81,4 @@ def window(config: DalleConfig, kind: str) -> int:
     """Codes in the window of one line of queries: its own line, and the rows above that a convolution reaches."""
     if kind != "conv":
         return config.image_side
-    above = config.conv_kernel // 2 if config.conv_window == "centred" else config.conv_kernel - 1
-    return (above + 1) * config.image_side
+    return (config.conv_reach[0] + 1) * config.image_side

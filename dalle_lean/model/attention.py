@@ -100,14 +100,9 @@ def to_windows(lines: Tensor, kind: str, config: DalleConfig) -> Tensor:
     """
     if kind != "conv":
         return lines
-    side, above = lines.shape[2], rows_above(config)
+    side, above = lines.shape[2], config.conv_reach[0]
     padded = pad(lines, (0, 0, 0, 0, above, 0))
     return torch.cat([padded[:, :, first : first + side] for first in range(above + 1)], dim=3)
-
-
-def rows_above(config: DalleConfig) -> int:
-    """Rows above its own that a query's convolution window reaches."""
-    return config.conv_kernel // 2 if config.conv_window == "centred" else config.conv_kernel - 1
 
 
 @lru_cache(maxsize=16)

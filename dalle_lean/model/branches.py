@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dalle_lean.model.attention import Layout, attend
 from dalle_lean.model.compute_weights import ComputeWeights
 from dalle_lean.model.config import DalleConfig
-from dalle_lean.model.layers import Attention, BranchParameters, FeedForward
+from dalle_lean.model.layers import Attention, BranchParameters, FeedForward, normalise
 from dalle_lean.model.memory_plan import MemoryPlan, ranges
 from dalle_lean.model.token_shift import token_shift
 
@@ -38,10 +38,14 @@ class SequenceContext:
 class Chunk(NamedTuple):
     """Part of a branch."""
 
-    view: Callable[[Tensor], Tensor]
-    """The part of a contiguous [b, S, D] that it reads and adds to."""
+    tokens: slice | None
+    """That it reads and adds to; None is all."""
     run: Callable[[Tensor, ComputeWeights], Tensor]
     """Its part of `prepare`'s result -> what it adds to the stream."""
+
+    def view(self, x: Tensor) -> Tensor:
+        """Its part of a contiguous [b, S, D]: whole, or some tokens [n, D]."""
+        return x if self.tokens is None else x.view(-1, x.shape[-1])[self.tokens]
 
 
 class LayerBranch:
@@ -59,8 +63,7 @@ class LayerBranch:
 
     def prepare(self, x: Tensor, weights: ComputeWeights) -> Tensor:
         """The stream [b, S, D] -> the module's input [b, S, D] in the dtype of the computation, contiguous."""
-        h = self.branch.normalise_input(x)
-        return self.context.shift(h if weights.dtype is None else h.to(weights.dtype)).contiguous()
+        return self.context.shift(normalise(self.branch.norm, x).to(weights.dtype)).contiguous()
 
     def run(self, x: Tensor, weights: ComputeWeights) -> Tensor:
         """What the whole branch adds to the stream x [B, S, D], [B, S, D]."""
@@ -86,13 +89,12 @@ class AttentionBranch(LayerBranch):
 
     def chunks(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
         """Groups of heads; all at once where a norm follows or the projections are not dense."""
-        del shape
         divisible = self.branch.norm_out is None and isinstance(self.module.qkv, nn.Linear)
         if plan.attention_heads is None or not divisible:
-            yield Chunk(lambda x: x, self.inner)
+            yield Chunk(None, self.inner)
             return
         for heads in ranges(self.module.num_heads, plan.attention_heads):
-            yield Chunk(lambda x: x, partial(self.inner, heads=heads))
+            yield Chunk(None, partial(self.inner, heads=heads))
 
     def inner(self, h: Tensor, weights: ComputeWeights, heads: slice | None = None) -> Tensor:
         query, key, value = self.module.project(h, self.context.table, weights, heads)
@@ -108,12 +110,7 @@ class FeedForwardBranch(LayerBranch):
     def chunks(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
         """Ranges of tokens."""
         for tokens in ranges(shape[0] * shape[1], plan.feed_forward_tokens):
-            yield Chunk(partial(_tokens, tokens=tokens), self.inner)
+            yield Chunk(tokens, self.inner)
 
     def inner(self, h: Tensor, weights: ComputeWeights) -> Tensor:
         return self.branch.scale_output(self.module(h, weights), self.context.dtype)
-
-
-def _tokens(x: Tensor, tokens: slice) -> Tensor:
-    """A range of the tokens of a contiguous [b, S, D], [tokens, D]."""
-    return x.view(-1, x.shape[-1])[tokens]

@@ -1,6 +1,7 @@
 """The weights of one pass over the model in its compute dtype, and the buffers for their gradients."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,42 +44,23 @@ class GradientBuffers:
         return [None if b is None else b.to(p.dtype) for p, b in zip(parameters, buffers, strict=True)]
 
 
-def add_product(buffer: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
-    """buffer += factor * left @ right, without a temporary where the dtypes agree."""
-    if buffer.dtype == left.dtype:
-        buffer.addmm_(left, right, alpha=factor)
-    else:
-        buffer.add_(left @ right, alpha=factor)
-
-
+@dataclass(frozen=True, eq=False)
 class ComputeWeights:
-    """The parameters in the dtype that a pass computes in.
+    """The parameters in the dtype that a pass computes in."""
 
-    Args:
-        dtype: of the computation; None is each parameter's own.
-        gradients: where backward adds the gradients of the projections' parameters; None leaves them to autograd.
-        grad_scale: the factor by which gradients that arrive are too large; it is taken out before they are added.
-        overflow: a boolean scalar that becomes true where a gradient is not finite; None does not look.
-    """
-
-    def __init__(
-        self,
-        dtype: torch.dtype | None = None,
-        gradients: GradientBuffers | None = None,
-        grad_scale: float = 1.0,
-        overflow: Tensor | None = None,
-    ):
-        self.dtype = dtype
-        self.gradients = gradients
-        self.grad_scale = grad_scale
-        self.overflow = overflow
-        self._cast: dict[int, Tensor] = {}
+    dtype: torch.dtype
+    gradients: GradientBuffers | None = None
+    """Where backward adds the gradients of the projections' parameters; None leaves them to autograd."""
+    grad_scale: float = 1.0
+    """The factor by which gradients that arrive are too large; it is taken out before they are added."""
+    overflow: Tensor | None = None
+    """A boolean scalar that becomes true where a gradient is not finite; None does not look."""
+    converted: dict[int, Tensor] = field(default_factory=dict)
+    """Parameters in another dtype than theirs, by id."""
 
     def scaled(self, grad_scale: float, overflow: Tensor) -> "ComputeWeights":
         """The same weights for a branch whose incoming gradient was multiplied by `grad_scale`."""
-        weights = ComputeWeights(self.dtype, self.gradients, grad_scale, overflow)
-        weights._cast = self._cast
-        return weights
+        return replace(self, grad_scale=grad_scale, overflow=overflow)
 
     def add(self, buffer: Tensor, grad: Tensor) -> None:
         """Add a gradient, its scale taken out, to a buffer of any float dtype."""
@@ -93,11 +75,11 @@ class ComputeWeights:
 
     def cast(self, parameter: Tensor) -> Tensor:
         """The parameter in the compute dtype, converted once for all layers that share it."""
-        if self.dtype is None or parameter.dtype == self.dtype:
+        if parameter.dtype == self.dtype:
             return parameter
-        if id(parameter) not in self._cast:
-            self._cast[id(parameter)] = parameter.to(self.dtype)
-        return self._cast[id(parameter)]
+        if id(parameter) not in self.converted:
+            self.converted[id(parameter)] = parameter.to(self.dtype)
+        return self.converted[id(parameter)]
 
     def project(
         self,
@@ -126,16 +108,12 @@ class ComputeWeights:
         )
 
     def _project_structured(self, layer: nn.Module, x: Tensor) -> Tensor:
-        names, parameters = zip(*layer.named_parameters(), strict=True)
+        cast = {name: self.cast(parameter) for name, parameter in layer.named_parameters()}
         if self.gradients is None:
-            return functional_call(layer, {n: self.cast(p) for n, p in zip(names, parameters, strict=True)}, x)  # type: ignore[no-any-return]
-        cast = {name: self.cast(p).detach() for name, p in zip(names, parameters, strict=True)}
-        buffers = {name: self.gradients.of(p) for name, p in zip(names, parameters, strict=True)}
+            return functional_call(layer, cast, x)  # type: ignore[no-any-return]
+        cast = {name: weight.detach() for name, weight in cast.items()}
+        buffers = {name: self.gradients.of(parameter) for name, parameter in layer.named_parameters()}
         return _Structured.apply(x, layer, cast, buffers, self)  # type: ignore[no-any-return]
-
-
-PLAIN = ComputeWeights()
-"""Each parameter as it is, gradients through autograd."""
 
 
 class _Linear(torch.autograd.Function):
@@ -160,8 +138,8 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         rows, inputs = grad.flatten(0, -2), x.flatten(0, -2)
         if ctx.weight_grad is not None:
-            if ctx.weights.overflow is None:
-                add_product(ctx.weight_grad, rows.t(), inputs, 1 / ctx.weights.grad_scale)
+            if ctx.weights.overflow is None and ctx.weight_grad.dtype == rows.dtype:
+                ctx.weight_grad.addmm_(rows.t(), inputs)  # without a temporary; where nothing overflows, scales are 1
             else:
                 ctx.weights.add(ctx.weight_grad, rows.t() @ inputs)
         if ctx.bias_grad is not None:

@@ -167,6 +167,12 @@ class DalleConfig:
         return tuple(blocks)
 
     @property
+    def conv_reach(self) -> tuple[int, int]:
+        """Rows up and columns to the left that a query's convolution window reaches, and columns to the right."""
+        half = self.conv_kernel // 2
+        return (half, half) if self.conv_window == "centred" else (self.conv_kernel - 1, 0)
+
+    @property
     def image_len(self) -> int:
         """Codes in a picture, I."""
         return self.image_side**2

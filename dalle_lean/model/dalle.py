@@ -69,7 +69,8 @@ class Dalle(Decoder):
         if image_codes is None:
             image_codes = text_ids.new_zeros(len(text_ids), 0)
         self.check_inputs(text_ids, image_codes)
-        logits: Tensor = self.output(self.hidden(text_ids, image_codes).to(self.output.weight.dtype))
+        hidden = self._hidden(self._text_rows(text_ids), image_codes.long(), self._whole)
+        logits: Tensor = self.output(hidden.to(self.output.weight.dtype))
         num_text_tokens, text_len = self.config.num_text_tokens, self.config.text_len
         forbidden = torch.finfo(logits.dtype).min
         is_text_row = torch.arange(self.config.num_tokens, device=logits.device) < num_text_tokens
@@ -107,11 +108,8 @@ class Dalle(Decoder):
         text_nats, image_nats = self.section_losses(hidden, text, image)
         return text_nats, image_nats
 
-    def hidden(self, text_ids: Tensor, image_codes: Tensor) -> Tensor:
-        """Normalised outputs of the stack before the output layer, [B, S, D]."""
-        return self._hidden(self._text_rows(text_ids), image_codes.long(), self._whole)
-
     def _hidden(self, text_rows: Tensor, codes: Tensor, crop: Crop) -> Tensor:
+        """Normalised outputs of the stack before the output layer, [B, S, D]."""
         x = self._embed(text_rows, codes, crop)
         x = x.to(self.plan.residual_dtype_for(x.dtype))
         return self.run(x, self.context(x.shape[1], x.dtype, x.device, crop))

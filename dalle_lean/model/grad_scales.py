@@ -6,9 +6,11 @@ and what leaves it, parameters' gradients included, is divided again.
 Source: Ramesh et al. 2021, "Zero-Shot Text-to-Image Generation", section 2.4 and appendix D.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dalle_lean.errors import UserError
 from dalle_lean.model.compute_weights import ComputeWeights
@@ -41,9 +43,13 @@ class BranchScales:
         self._overflow = self._overflow.to(device)
         return weights.scaled(self.values[branch], self._overflow[branch])
 
-    def update(self) -> bool:
-        """Adapt the scales after backward. False where a gradient was not finite: skip the step then."""
-        overflowed = self._overflow.tolist()
+    def update(self, agreed: Callable[[Tensor], Tensor] = lambda overflow: overflow) -> bool:
+        """Adapt the scales after backward. False where a gradient was not finite: skip the step then.
+
+        Args:
+            agreed: from the branches that overflowed here, bool [count], those that did in any process.
+        """
+        overflowed = agreed(self._overflow).tolist()
         self._overflow.zero_()
         for branch, too_large in enumerate(overflowed):
             value = self.values[branch]

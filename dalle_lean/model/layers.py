@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import layer_norm
 
-from dalle_lean.model.compute_weights import PLAIN, ComputeWeights
+from dalle_lean.model.compute_weights import ComputeWeights
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.geglu import geglu
 from dalle_lean.model.pixelfly import PixelFly
@@ -63,7 +63,7 @@ class Attention(nn.Module):
         self.out = projection(config, inner, config.hidden_size, **factory)
 
     def project(
-        self, x: Tensor, table: Tensor | None, weights: ComputeWeights = PLAIN, heads: slice | None = None
+        self, x: Tensor, table: Tensor | None, weights: ComputeWeights, heads: slice | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, S, D] -> rotated queries, keys and values of `heads` (None: all), [B, H, S, d] each.
 
@@ -84,7 +84,7 @@ class Attention(nn.Module):
         start, stop = heads.start * self.head_size, heads.stop * self.head_size
         return [slice(third * inner + start, third * inner + stop) for third in range(3)]
 
-    def merge(self, outputs: Tensor, weights: ComputeWeights = PLAIN, heads: slice | None = None) -> Tensor:
+    def merge(self, outputs: Tensor, weights: ComputeWeights, heads: slice | None = None) -> Tensor:
         """Outputs of `heads` (None: all) [B, H, S, d] -> their part of [B, S, D]; the first head adds the bias."""
         merged = outputs.transpose(1, 2).flatten(2)
         if heads is None:
@@ -104,19 +104,17 @@ class FeedForward(nn.Module):
         self.up = projection(config, config.hidden_size, (1 + self.gated) * inner, **factory)
         self.down = projection(config, inner, config.hidden_size, **factory)
 
-    def forward(self, x: Tensor, weights: ComputeWeights = PLAIN) -> Tensor:
+    def forward(self, x: Tensor, weights: ComputeWeights) -> Tensor:
         """x [B, S, D] -> [B, S, D]."""
         up = weights.project(self.up, x)
-        return weights.project(self.down, self.activate(up))
-
-    def activate(self, up: Tensor) -> Tensor:
-        """The first layer's output -> the second's input."""
         if not self.gated:
-            return self.activation(up)
-        if self.activation is functional.gelu:
-            return geglu(up)
-        value, gate = up.chunk(2, dim=-1)
-        return value * self.activation(gate)
+            inner = self.activation(up)
+        elif self.activation is functional.gelu:
+            inner = geglu(up)
+        else:
+            value, gate = up.chunk(2, dim=-1)
+            inner = value * self.activation(gate)
+        return weights.project(self.down, inner)
 
 
 class Block(nn.Module):
@@ -136,10 +134,6 @@ class BranchParameters(nn.Module):
         self.norm = nn.LayerNorm(config.hidden_size, **factory)
         self.norm_out = nn.LayerNorm(config.hidden_size, **factory) if config.sandwich_norm else None
         self.scale = nn.Parameter(torch.full((config.hidden_size,), initial_scale(layer), **factory))
-
-    def normalise_input(self, x: Tensor) -> Tensor:
-        """The stream [B, S, D], normalised in its own dtype."""
-        return normalise(self.norm, x)
 
     def scale_output(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """What the branch adds to its stream of `dtype`, from the inner module's output; [B, S, D]."""

@@ -31,23 +31,11 @@ def code_sees_code(config: DalleConfig, kind: str, side: int, query: Tensor, key
     if kind == "column":
         return causal & (left == 0)
     if kind == "conv":
-        reach = config.conv_kernel // 2
-        if config.conv_window == "centred":
-            return causal & (up <= reach) & (left.abs() <= reach)
-        return causal & (up < config.conv_kernel) & (left >= 0) & (left < config.conv_kernel)
+        back, right = config.conv_reach
+        return causal & (up <= back) & (left <= back) & (left >= -right)
     return causal
 
 
 def text_mask(num_text: int, device: torch.device | str = "cpu") -> Tensor:
     """Which text positions each text position attends to, [P, P]."""
     return torch.ones(num_text, num_text, dtype=torch.bool, device=device).tril()
-
-
-def attention_mask(config: DalleConfig, kind: str, device: torch.device | str = "cpu") -> Tensor:
-    """The whole mask of one kind of attention over `<bos>`, the caption and all codes: [S, S]."""
-    text, places = config.num_text_positions, torch.arange(config.image_len, device=device)
-    mask = torch.zeros(text + len(places), text + len(places), dtype=torch.bool, device=device)
-    mask[:text, :text] = text_mask(text, device)
-    mask[text:, :text] = True
-    mask[text:, text:] = code_sees_code(config, kind, config.image_side, places[:, None], places[None, :])
-    return mask

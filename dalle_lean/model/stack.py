@@ -5,6 +5,7 @@ B batch, S positions, D hidden size. A stack is a list of (attention, feed-forwa
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ from dalle_lean.model.recompute import backward_branch, forward_branch
 Run = Callable[[Tensor], Tensor]
 """A branch as a function, [B, S, D] -> [B, S, D]."""
 
-
 Stack = Sequence[tuple[LayerBranch, LayerBranch]]
 
 
@@ -35,10 +35,7 @@ def run_sequential(x: Tensor, stack: Sequence[tuple[Run, Run]]) -> Tensor:
 
 def run_selective(x: Tensor, stack: Sequence[tuple[Run, Run]]) -> Tensor:
     """The same; autograd keeps the input of each layer and the outputs of its projections, the rest is run again."""
-
-    def contexts() -> Any:
-        return create_selective_checkpoint_contexts(_keep_projections)
-
+    contexts = partial(create_selective_checkpoint_contexts, _keep_projections)
     for layer in stack:
         x = checkpoint(run_sequential, x, [layer], use_reentrant=False, context_fn=contexts)
     return x
@@ -76,13 +73,10 @@ def run_recomputing(
     parameters = list({id(p): p for branch in branches for p in branch.parameters}.values())
     function = _Reversible if reversible else _Checkpointed
     run = _Pass(branches, plan, dtype, scales, parameters, torch.is_grad_enabled())
-    out: Tensor = _uncompiled(function.apply)(x, run, *parameters)
+    # `disable` imports the compiler, so it is called only while compiling.
+    apply = torch.compiler.disable(function.apply) if torch.compiler.is_compiling() else function.apply
+    out: Tensor = apply(x, run, *parameters)
     return out
-
-
-def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, kept out of torch.compile. `disable` imports the compiler, so it is called only while compiling."""
-    return torch.compiler.disable(function) if torch.compiler.is_compiling() else function
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dalle_lean.errors import UserError
 from dalle_lean.memory.setup import OPTIMIZERS
+from dalle_lean.optim.lamb_spread import is_spread, local, local_state, total_over
 from dalle_lean.optim.lamb_state import check_state, follow
 from dalle_lean.optim.lamb_step import Rule, new_statistics, step_plain
 from dalle_lean.optim.quantize8 import CPU
@@ -99,14 +100,15 @@ class Update:
 
                 step_fused(self.weight, self.gradient, self.state, self.rule)
             else:
-                step_plain(self.weight, self.gradient, self.state, self.rule, self.chunk_size)
+                state, total = local_state(self.state), total_over(self.parameter)
+                step_plain(self.weight, self.gradient, state, self.rule, self.chunk_size, total)
         except UserError as error:
             raise UserError(f"parameter of shape {list(self.parameter.shape)}: {error}") from None
         self.state["step"] += 1
 
     def new_value(self) -> Tensor:
         """The updated weight, of the parameter's shape, in the statistics' precision."""
-        return self.weight.view(self.parameter.shape)
+        return self.weight.view(local(self.parameter).shape)
 
 
 class Lamb(torch.optim.Optimizer):
@@ -121,6 +123,8 @@ class Lamb(torch.optim.Optimizer):
     such a step is partial: the tensors before that one have moved, the later ones have not.
 
     How it is computed, which changes the result by rounding only and is not part of the state dict:
+
+    Parameters that are spread over processes (FSDP) move by the norms of the whole tensor.
 
     Args:
         offload: statistics (and `master_weights`) on the CPU; False: on each parameter's device.
@@ -191,6 +195,13 @@ class Lamb(torch.optim.Optimizer):
         if not isinstance(params, Tensor):
             param_group["params"] = list(dict.fromkeys(params))
         super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        spread = [parameter for parameter in group["params"] if is_spread(parameter)]
+        if spread and (group["eight_bit"] or self.offload or any(p.dtype != torch.float32 for p in spread)):
+            raise UserError(
+                "parameters in shards (FSDP): LAMB takes float32 ones alone and keeps statistics of their kind beside "
+                "them, with eight_bit=False and offload=False"
+            )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -203,10 +214,10 @@ class Lamb(torch.optim.Optimizer):
         for parameter, group in self.with_gradient():
             update = self.prepare(parameter, group)
             update.run()
-            if update.weight.data_ptr() == parameter.data_ptr():
+            if update.weight.data_ptr() == local(parameter).data_ptr():
                 torch.autograd.graph.increment_version(parameter)  # numba wrote where autograd does not look
             else:
-                parameter.copy_(update.new_value())
+                local(parameter).copy_(update.new_value())
         return loss
 
     def with_gradient(self) -> list[tuple[Tensor, dict[str, Any]]]:
@@ -225,17 +236,18 @@ class Lamb(torch.optim.Optimizer):
         if self.master_weights and parameter.dtype != precision:
             weight = follow(state, parameter.to(device))
         else:
-            weight = parameter.detach().to(device, precision, copy=copy).contiguous()
+            weight = local(parameter.detach()).to(device, precision, copy=copy).contiguous()
         if "step" not in state:
             in_bytes = group["eight_bit"] and parameter.numel() >= group["min_eight_bit_numel"]
-            state.update(new_statistics(weight, block_size=group["block_size"] if in_bytes else None), step=0)
+            like = parameter if is_spread(parameter) else weight
+            state.update(new_statistics(like, block_size=group["block_size"] if in_bytes else None), step=0)
         check_state(state, parameter, group["block_size"])
         gradient = parameter.grad
         assert gradient is not None
         if gradient.layout != torch.strided:
             raise ValueError(f"parameter of shape {list(parameter.shape)}: LAMB takes no sparse gradients")
         # Across to the device first: there and back a gradient in 16 bits is half the bytes.
-        gradient = gradient.detach().to(device, copy=copy).to(precision).contiguous()
+        gradient = local(gradient.detach()).to(device, copy=copy).to(precision).contiguous()
         fits = "mean_codes" in state and device.type == "cpu" and precision == torch.float32
         fused = fits and (has_numba() if self.fused is None else self.fused)
         rule = rule_of(group, step=state["step"] + 1)

@@ -4,7 +4,7 @@ Source: You et al. 2020, "Large Batch Optimization for Deep Learning", algorithm
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,12 +58,18 @@ def new_statistics(weight: Tensor, *, block_size: int | None) -> dict[str, Tenso
 
 
 def step_plain(
-    weight: Tensor, gradient: Tensor, state: dict[str, Any], rule: Rule, chunk_size: int | None = None
+    weight: Tensor,
+    gradient: Tensor,
+    state: dict[str, Any],
+    rule: Rule,
+    chunk_size: int | None = None,
+    total: Callable[[list[float]], list[float]] = list,
 ) -> None:
     """Update float `weight` [n] and the averages in `state` by `gradient` [n], in place.
 
     Two passes over chunks of about `chunk_size` elements: one for the norms, one that changes things, so that no
-    temporary is larger than a chunk.
+    temporary is larger than a chunk. `total` adds up what is summed over n, where other processes have other parts
+    of the tensor.
     """
     if chunk_size is None:
         on_cpu = weight.device.type == "cpu"
@@ -75,7 +81,7 @@ def step_plain(
         weight_part, update_part, largest_part = torch.stack([*sums, square.max().double()]).tolist()
         weight_sum, update_sum = weight_sum + weight_part, update_sum + update_part
         largest = largest_part if math.isnan(largest_part) else max(largest, largest_part)
-    step_size = rule.step_size(weight_sum, update_sum, largest)
+    step_size = rule.step_size(*total([weight_sum, update_sum, largest]))  # the last needs to be finite, no more
     for part in chunks(weight.numel(), chunk_size, rule.block_size):
         mean, square, update = averages_and_update(
             weight[part], gradient[part], *read(state, part, rule.block_size), rule

@@ -76,7 +76,7 @@ def serve_page(model: str, host: str, port: int) -> None:
     from dalle_lean.require import require
 
     require("gradio", extra="demo")
-    from demo.calculator.page import serve
+    from demo.calculator.server import serve
 
     server = serve(model, host, port)
     say(f"the calculator is at {server.local_url} (Ctrl+C ends it)")

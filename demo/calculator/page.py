@@ -1,6 +1,5 @@
 """The calculator's page: a model, switches, and a stacked bar of its memory without and with them."""
 
-import os
 from dataclasses import astuple
 from typing import Any
 
@@ -22,11 +21,12 @@ from demo.calculator.switches import (
     report_with,
     sharing_choices,
 )
-from demo.server import STYLE, free_port, theme
 from training.run.subjects import find_subject
 
 GPU_GB = 8.0
 MOST_BATCH = 1_000_000
+LONGEST_RECIPE = 20_000
+"""Characters."""
 BEFORE, AFTER, HOST = "plain", "switched", "on the CPU"
 COLOURS = {
     "weights": "#4c78a8",
@@ -46,31 +46,6 @@ Bytes of tensors at the worst moment of a step, computed; a GPU's context (about
 plain PyTorch with torch's attention; reversible, as `dalle_lean.language` runs its layers. On the command line:
 `dalle-lean calculator`.
 """
-
-
-def build_page(name: str = "paper") -> Any:
-    """The page by itself, as Gradio Blocks; `name` is the model that it opens with."""
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # otherwise Gradio asks other hosts for its latest version
-    with gr.Blocks(title="dalle_lean calculator", analytics_enabled=False) as page:
-        add_calculator(name)
-    return page
-
-
-def serve(name: str = "paper", host: str = "127.0.0.1", port: int = 7860) -> Any:
-    """Start the page on a free port from `port` on and return it; `block_thread()` waits, `close()` ends it."""
-    page = build_page(name)
-    page.launch(
-        server_name=host,
-        server_port=free_port(host, port),
-        quiet=True,
-        prevent_thread_lock=True,
-        ssr_mode=False,
-        footer_links=[],
-        show_error=False,
-        theme=theme(),
-        css_paths=STYLE,
-    )
-    return page
 
 
 def add_calculator(name: str = "paper") -> None:
@@ -115,10 +90,21 @@ def add_calculator(name: str = "paper") -> None:
     kinds = gr.Markdown(table, sanitize_html=False, elem_id="kinds")
     holds = gr.Markdown(most, elem_id="holds")
     gr.Markdown(ADVICE)
+    with gr.Accordion("A recipe of your own", open=False, elem_id="own"):
+        recipe = gr.Textbox(
+            label="Its TOML, as `train --config` takes it",
+            lines=8,
+            max_lines=20,
+            max_length=LONGEST_RECIPE,
+            placeholder="[model]\nnum_layers = 16\nhidden_size = 512",
+            elem_id="recipe",
+        )
+        use = gr.Button("Show what it takes", elem_id="use")
     inputs: list[Any] = [model, gpu, batch, tokens, precision, optimizer, offload, activations, sharing]
     outputs = [summary, plot, kinds, holds]
     quick: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "trigger_mode": "always_last"}
     model.input(change_model, [model, gpu], [*inputs[2:], *outputs], **quick)
+    use.click(add_recipe, [recipe, gpu], [model, *inputs[2:], *outputs], **quick)
     gr.on([control.input for control in inputs[1:]], show, inputs, outputs, **quick)
 
 
@@ -126,7 +112,8 @@ def title(name: str) -> str:
     """A model's name and size."""
     subject = find_subject(name)
     count = subject.cost(subject.plan, subject.setup).parameters
-    return f"{name}: {count / 1e9:.3g} billion" if count >= 1e9 else f"{name}: {count / 1e6:.3g} million"
+    size = f"{count / 1e9:.3g} billion" if count >= 1e9 else f"{count / 1e6:.3g} million"
+    return f"{subject.name}: {size}"
 
 
 def tokens_of(name: str) -> dict[str, Any]:
@@ -148,6 +135,18 @@ def change_model(name: str, gpu_gb: float) -> list[Any]:
         gr.update(choices=sharing_choices(name), value=own.sharing),
     ]
     return [*fields, *show(name, gpu_gb, batch, None, *astuple(own))]
+
+
+def add_recipe(text: str, gpu_gb: float) -> list[Any]:
+    """The recipe of a visitor, as the last of the models, and what it costs; a mistake is the summary."""
+    text = text.strip() + "\n"
+    try:
+        if len(text) > LONGEST_RECIPE:
+            raise UserError(f"the recipe has {len(text):,} characters; {LONGEST_RECIPE:,} are read at most")
+        choices = [(title(known), known) for known in (*model_names(), text)]
+    except UserError as error:
+        return [*[gr.skip()] * 8, f"**Not possible:** {error}", None, "", ""]
+    return [gr.update(choices=choices, value=text), *change_model(text, gpu_gb)]
 
 
 def show(

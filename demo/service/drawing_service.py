@@ -65,6 +65,8 @@ class Done:
     """Best first."""
     seconds: float
     """Since it left the line."""
+    described: dict[str, Any]
+    """What fixes the pictures besides the prompt, as `Generator.describe` gives it."""
 
 
 DrawingEvent = Queued | Running | Done
@@ -146,7 +148,8 @@ class DrawingService:
                     ticket.left_s = (1 - share) * drawing_s + painting_left_s
                 if progress.pictures is not None:
                     self.latency.learn_painting(num_images, painting_s)
-                    yield Done(request, progress.pictures, time.monotonic() - started_s)
+                    described = self.generator.describe(request.settings, request.start)
+                    yield Done(request, progress.pictures, time.monotonic() - started_s, described)
                     return
                 others = min(len(self.scheduler), self.scheduler.at_once) - 1
                 yield Running(progress.note, share, ticket.forecast()[1], others, step.previews)

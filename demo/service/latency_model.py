@@ -23,11 +23,14 @@ NEWEST = 0.2
 class LatencyModel:
     """Seconds for a row of codes by the number of pictures drawn together, and for painting and ranking one picture.
 
-    `rows`: rows of codes in a picture.
+    `rows`: rows of codes in a picture; `replicas`: of the model, which share the pictures of a prompt by eights.
     """
 
-    def __init__(self, rows: int, row_s: dict[int, float], picture_s: float = 0.0, largest_batch: int = 64):
+    def __init__(
+        self, rows: int, row_s: dict[int, float], picture_s: float = 0.0, largest_batch: int = 64, replicas: int = 1
+    ):
         self.rows, self.row_s, self.picture_s, self.largest_batch = rows, dict(row_s), picture_s, largest_batch
+        self.replicas = replicas
 
     def learn_row(self, batch: int, seconds: float, guided: bool = False) -> None:
         """A row of codes of `batch` pictures took `seconds`."""
@@ -56,6 +59,8 @@ class LatencyModel:
 
     def seconds(self, num_images: int, guided: bool = False) -> float:
         """For a whole prompt, when nobody else draws."""
+        if self.replicas > 1:  # the largest share is what the others wait for
+            num_images = min(num_images, SMALL_BATCH * -(-num_images // (SMALL_BATCH * self.replicas)))
         batch = self.batch_size()
         whole, rest = divmod(num_images, batch)
         row_s = whole * self.seconds_per_row(batch) + (self.seconds_per_row(rest) if rest else 0.0)

@@ -113,7 +113,7 @@ def generate(
 
 def upper_rows(generator: "Generator", path: Path, rows: int | None) -> "Tensor":
     """The codes of the upper rows of a picture's centre square; ValueError for too many rows or no picture."""
-    from dalle_lean.images.files import open_picture, read_picture
+    from dalle_lean.images.files import UnusablePicture, open_picture_file
 
     side = generator.model.config.image_side
     rows = side // 2 if rows is None else rows
@@ -121,10 +121,7 @@ def upper_rows(generator: "Generator", path: Path, rows: int | None) -> "Tensor"
         raise UserError("--start: this model draws a single row; there is nothing to go on from")
     if not 1 <= rows < side:
         raise UserError(f"start_rows={rows}: this model draws {side} rows; keep 1 to {side - 1}")
-    picture, problem = read_picture(path)
-    if problem is not None:
-        raise UserError(f"{path}: {problem.replace('_', ' ')}")
     try:
-        return generator.read_picture(open_picture(picture))[: rows * side]
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from None
+        return generator.read_picture(open_picture_file(path))[: rows * side]
+    except UnusablePicture as error:
+        raise UserError(f"{path}: {error.sentence}") from None

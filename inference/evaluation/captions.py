@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from dalle_lean.errors import UserError
-from dalle_lean.images.files import UnusablePicture, lies_in, open_picture, quiet_pillow, read_picture, square_pixels
+from dalle_lean.images.files import UnusablePicture, lies_in, open_picture_file, quiet_pillow, square_pixels
 from dalle_lean.io.files import read_text
 
 Line = dict[str, Any]
@@ -72,15 +72,12 @@ def drawing_path(folder: Path, line: Mapping[str, Any]) -> Path:
 
 def open_pixels(path: Path, side: int | None = None) -> NDArray[np.uint8]:
     """The centre square of a picture, [S, S, 3] in RGB, at `side` pixels or its own; ValueError where it has none."""
-    content, problem = read_picture(path)
-    if problem is None:
-        try:
-            with quiet_pillow():
-                image = open_picture(content)
-                return square_pixels(image, min(image.size) if side is None else side)
-        except UnusablePicture as error:
-            problem = f"{error.reason}, {error}"
-    raise UserError(f"{path}: {problem.replace('_', ' ')}")
+    try:
+        with quiet_pillow():
+            image = open_picture_file(path)
+            return square_pixels(image, min(image.size) if side is None else side)
+    except UnusablePicture as error:
+        raise UserError(f"{path}: {error.sentence}") from None
 
 
 def open_drawing(path: Path) -> Image.Image:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dalle_lean.model.attention import rows_above
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.masks import code_sees_code
 
@@ -46,9 +45,8 @@ def window_of(config: DalleConfig, kind: str) -> Window:
     if kind == "column":
         return Window(columns=side, rows=side, left=0, span=1)
     if kind == "conv":
-        rows = min(rows_above(config) + 1, side)
-        left = config.conv_kernel // 2 if config.conv_window == "centred" else config.conv_kernel - 1
-        right = config.conv_kernel // 2 if config.conv_window == "centred" else 0
+        left, right = config.conv_reach
+        rows = min(left + 1, side)
         if left + 1 + right < side:
             return Window(columns=left + side + right, rows=rows, left=left, span=left + 1 + right)
         return Window(columns=side, rows=rows, left=0, span=side)

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import re
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -11,14 +10,16 @@ from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.remote_errors import Refused, Unreachable, meaning, one_line, storage_of
+from dalle_lean.io.remote_errors import storage_of
+from dalle_lean.io.remote_io import Patience, RemoteFile
 
 BRACES = re.compile(r"\{([^{}]*)\}")
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 MAX_FILES = 1_000_000
 LOCAL = ("file://", "local://", "memory://")
-TRIES = 7
-FIRST_PAUSE_S = 1.0
+READ_AHEAD_BYTES = 5 * 2**20
+PATIENCE = Patience(timeout_s=600.0, give_up_s=60.0)
+"""An answer may take long: a pattern may stand for a million names."""
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ def list_files(pattern: str) -> list[str]:
     for name in expand_braces(pattern):
         if "*" in name:
             files, path = storage_of(name, extra="preprocessing")
-            found = try_again(name, partial(files.glob, path))
+            found = insist(name, partial(files.glob, path))
             paths += sorted(files.unstrip_protocol(file) if "://" in name else file for file in found)
         else:
             paths.append(name)
@@ -84,7 +85,7 @@ def file_bytes(path: str) -> int | None:
     """Size of a file; None if there is no file or its storage does not say. Unreachable if the storage fails."""
     files, name = storage_of(path, extra="preprocessing")
     try:
-        return try_again(path, lambda: files.size(name))
+        return insist(path, lambda: files.size(name))
     except FileNotFoundError:
         return None
 
@@ -93,84 +94,32 @@ def is_remote(path: str) -> bool:
     return "://" in path and not path.startswith(LOCAL)
 
 
-def try_again(path: str, action: Callable[[], T]) -> T:
-    """The result of `action`, which is repeated after failures of a remote storage that may pass, see `meaning`.
-
-    Raises FileNotFoundError, UserError or Unreachable for a remote file, and for a local one what `action` raises.
-    """
-    for pause in range(TRIES):
-        if pause:
-            time.sleep(FIRST_PAUSE_S * 2 ** (pause - 1))
-        try:
-            return action()
-        except Exception as error:  # storages have errors of their own
-            if not is_remote(path):
-                raise
-            reason = meaning(error, path)
-            if isinstance(reason, FileNotFoundError | Refused | UserError):
-                raise reason from None
-            if pause == TRIES - 1:
-                raise Unreachable(f"{path}: {one_line(reason)}") from error
-    raise AssertionError("unreachable")
+def insist(path: str, action: Callable[[], T]) -> T:
+    """The value of `action`, which is retried for a remote file; see `Patience.insist`."""
+    return PATIENCE.insist(path, action) if is_remote(path) else action()
 
 
-class File(io.RawIOBase):
-    """A file opened for reading; after a failure a remote one is reopened at the same place, several times.
+class File(io.BufferedReader):
+    """A file opened for reading; reads of a remote one are retried.
 
     Raises FileNotFoundError, Unreachable for a remote file, OSError for a local one that cannot be read.
     """
 
     def __init__(self, path: str):
-        super().__init__()
-        self.path = path
-        self.position = 0
-        self.file: Any = None
+        if is_remote(path):
+            raw: Any = RemoteFile(path, PATIENCE, extra="preprocessing")
+            buffer_bytes = READ_AHEAD_BYTES
+            if raw.size <= buffer_bytes:  # a server that gives no parts of files gives small ones whole
+                raw = io.BytesIO(raw.read(raw.size))
+        else:
+            files, name = storage_of(path, extra="preprocessing")
+            raw, buffer_bytes = files.open(name, "rb"), io.DEFAULT_BUFFER_SIZE
+        super().__init__(raw, buffer_bytes)
         self.size = self.seek(0, io.SEEK_END)
         """Bytes."""
         self.seek(0)
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self.position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place, but never beyond the end, because remote file systems disagree on what that means."""
-        if whence == io.SEEK_SET:
-            offset = min(offset, self.size)
-        self.position = self.attempt("seek", offset, whence)
-        return self.position
-
-    def read(self, size: int | None = -1) -> bytes:
-        left = self.size - self.position
-        data = self.attempt("read", left if size is None or size < 0 else min(size, left))
-        self.position += len(data)
-        return data
-
-    def attempt(self, method: str, *arguments: Any) -> Any:
-        files, name = storage_of(self.path, extra="preprocessing")
-
-        def once() -> Any:
-            try:
-                if self.file is None:
-                    self.file = files.open(name, "rb")
-                    self.file.seek(self.position)
-                return getattr(self.file, method)(*arguments)
-            except Exception:
-                self.drop()
-                raise
-
-        return try_again(self.path, once)
-
-    def drop(self) -> None:
-        if self.file is not None:
-            self.file.close()
-            self.file = None
-
-    def close(self) -> None:
-        self.drop()
-        super().close()
+    def read(self, size: int | None = -1, /) -> bytes:
+        """At most what is left: a damaged file asks for more, and memory would be taken for it."""
+        left = max(0, self.size - self.tell())
+        return super().read(left if size is None or size < 0 else min(size, left))

@@ -15,6 +15,7 @@ def check(monkeypatch, capsys, *arguments: str) -> tuple[int, dict]:
     return end.value.code, json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_each_part_reports_its_figures(monkeypatch, capsys):
     code, found = check(monkeypatch, capsys, "--parts", "train paper", "draw small", "recipe")
     training, drawing, recipe = found["parts"]

@@ -130,6 +130,7 @@ def test_shares_of_the_chain_hold_all_of_drawing(pipeline):
     assert line["matmul_rate_reached"] == pytest.approx(step_flop(pipeline.model, 8) / (2.0 / 15) / 1e9)
 
 
+@pytest.mark.slow
 def test_the_report_is_tables_and_a_line_of_json(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["sampling", "--batches", "1", "3", "--rounds", "2", "--threads", "1"])
     monkeypatch.setattr(sampling, "SMALL", TINY)

@@ -280,6 +280,13 @@ def test_the_model_card_is_a_link_away(visit, page_url):
     opened.value.get_by_text("with random weights.").wait_for(timeout=TIMEOUT_MS)
 
 
+def test_the_calculator_is_a_link_away(visit, page_url):
+    page = visit(page_url)
+    with page.context.expect_page() as opened:
+        page.get_by_role("link", name="What training takes").click()
+    opened.value.locator("#summary").get_by_text("paper, batch").wait_for(timeout=TIMEOUT_MS)
+
+
 def test_the_foot_ends_with_its_only_link(visit, page_url):
     page = visit(page_url)
     page.get_by_text("Use via API").wait_for()

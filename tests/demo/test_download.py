@@ -29,7 +29,7 @@ def redrawn(service, path):
 
 def test_the_file_is_the_picture_with_what_draws_it_again(service, tmp_path):
     drawn = draw(service)
-    for path, picture in zip(write_pictures(service.generator, drawn, tmp_path), drawn.pictures, strict=True):
+    for path, picture in zip(write_pictures(drawn, tmp_path), drawn.pictures, strict=True):
         image = Image.open(path)
         assert image.convert("RGB").tobytes() == picture.image.tobytes()
         assert (image.text["prompt"], image.text["seed"]) == ("a red heart ♥ <b>", "9")
@@ -39,12 +39,12 @@ def test_the_file_is_the_picture_with_what_draws_it_again(service, tmp_path):
 
 def test_a_continued_picture_carries_the_codes_it_was_given(service, tmp_path):
     drawn = draw(service, start=torch.arange(8))
-    path = write_pictures(service.generator, drawn, tmp_path)[0]
+    path = write_pictures(drawn, tmp_path)[0]
     assert redrawn(service, path).image.tobytes() == drawn.pictures[0].image.tobytes()
 
 
 def test_no_file_name_holds_what_a_user_typed(service, tmp_path):
     drawn = draw(service)
     hostile = replace(drawn, request=replace(drawn.request, prompt="../../etc/passwd"))
-    names = {path.relative_to(tmp_path).as_posix() for path in write_pictures(service.generator, hostile, tmp_path)}
+    names = {path.relative_to(tmp_path).as_posix() for path in write_pictures(hostile, tmp_path)}
     assert names == {f"dalle_lean-seed9-no{picture.index}.png" for picture in drawn.pictures}

@@ -247,6 +247,29 @@ def test_prompts_drawn_together_give_what_each_gives_alone(generator, batch_size
         assert named[0] == named[1]
 
 
+def test_some_pictures_of_a_prompt_are_those_that_are_drawn_with_all_others(generator):
+    whole = generator.run("a house", Settings(num_images=24, best=24, top_k=0, seed=5))
+    some = Settings(num_images=8, best=8, top_k=0, seed=5)
+    requests = [Request("a house", some, first=16), Request("a car", some), Request("a house", some, first=8)]
+    drawn = by_request(generator.draw(requests))
+    by_index = {picture.index: picture for picture in whole}
+    for number, first in ((0, 16), (2, 8)):
+        assert sorted(picture.index for picture in drawn[number]) == list(range(first, first + 8))
+        assert pixels(drawn[number]) == pixels([by_index[picture.index] for picture in drawn[number]])
+        assert [picture.score for picture in drawn[number]] == [
+            by_index[picture.index].score for picture in drawn[number]
+        ]
+
+
+def test_each_prompt_of_a_batch_shows_its_own_codes(generator):
+    settings = Settings(num_images=3, best=3, top_k=0, seed=1)
+    steps = list(generator.draw([Request(prompt, settings) for prompt in PROMPTS]))
+    for number, pictures in by_request(steps).items():
+        shown = [step.codes for step in steps if step.request == number and step.codes is not None]
+        assert [codes.shape[1] for codes in shown] == [4, 8, 12, 16]
+        assert sorted(shown[-1].tolist()) == sorted(picture.codes.tolist() for picture in pictures)
+
+
 def test_a_picture_is_completed_from_its_upper_part(generator):
     codes = generator("a house", **SETTINGS)[0].codes
     *_, last = generator.draw([Request("a car", Settings(num_images=3, seed=8, top_k=0), codes[:8])])

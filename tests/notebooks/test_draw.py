@@ -11,6 +11,7 @@ pytest.importorskip("nbclient")
 from tests.notebooks.running import filled_in, run
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_it_draws_ranks_and_completes(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")

@@ -89,10 +89,10 @@ def change(run_dir: Path, subject: str, *, banned: bool) -> tuple[str, bool]:
 def run_key_of(run_dir: Path) -> "SigningKey":
     """The run's key; ValueError if the folder has none."""
     from training.swarm.admission.keys import SigningKey
-    from training.swarm.config import read_settings
     from training.swarm.host.host_gate import run_key_file
+    from training.swarm.host.run_setup import hosted_settings
 
-    path, settings = run_key_file(run_dir), read_settings(run_dir)
+    path, settings = run_key_file(run_dir), hosted_settings(run_dir)
     if not settings.swarm.run_key:
         raise UserError(f"the run in {run_dir} was begun without a key: anybody with its address takes part")
     if not path.exists():

@@ -284,11 +284,11 @@ def rollback(
 ) -> None:
     """Take a run back to one of its checkpoints, or list them without --to. Stop `dalle-lean host` first."""
     from training.run.folder import run_folder
-    from training.swarm.config import read_settings
     from training.swarm.host.checkpoints import FOLDER, GIVEN_UP, list_checkpoints
     from training.swarm.host.checkpoints import rollback as take_back
+    from training.swarm.host.run_setup import hosted_settings
 
-    before = read_settings(run_dir)
+    before = hosted_settings(run_dir)
     if to is None:
         found = list_checkpoints(run_dir, warn)
         if not found:

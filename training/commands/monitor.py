@@ -19,7 +19,8 @@ from dalle_lean.terminal import out as terminal
 from training.commands.options import DEFAULT_PAGE_ADDRESS, Code, Export, PageAddress, PromptPage
 
 if TYPE_CHECKING:
-    from training.swarm.observe.monitor import Leaderboard, Overview
+    from training.swarm.observe.leaderboard import Leaderboard
+    from training.swarm.observe.overview import Overview
     from training.swarm.observe.peer_metrics import PeerRecords
 
 SHOWN_PEERS = 20
@@ -75,7 +76,8 @@ def monitor(
     from training.run.folder import run_folder
     from training.swarm.host.checkpoints import first_name
     from training.swarm.network.dht import log_to, prepare_process
-    from training.swarm.observe.monitor import CONTRIBUTIONS, Leaderboard, Monitor, Outputs
+    from training.swarm.observe.leaderboard import CONTRIBUTIONS, Leaderboard
+    from training.swarm.observe.monitor import Monitor, Outputs
 
     prepare_process()
     log_to(None)
@@ -90,14 +92,17 @@ def monitor(
         stack.callback(outputs.close)
         site = None
         if page or export is not None:
+            from training.swarm.observe.page.prompt_page import PromptPage
             from training.swarm.observe.page.server import served
             from training.swarm.observe.page.site import Site
 
-            folder = export or out / "page"
-            site = Site(folder, out, watcher, run_dir=run_dir, prompt_page=prompt_page, on_notice=warn)
+            folder, own = export or out / "page", None
+            if page and export is None and run_dir is not None and prompt_page is None:
+                own = PromptPage(out / "prompt-page.log", warn)
+            site = Site(folder, out, watcher, run_dir=run_dir, prompt_page=prompt_page or own, on_notice=warn)
             stack.callback(site.close)
             if page:
-                say(f"the run's page is at {stack.enter_context(served(site.folder, page_address))}")
+                say(f"the run's page is at {stack.enter_context(served(site.folder, page_address, own))}")
         live = None
         if terminal.is_terminal and not once:
             live = stack.enter_context(Live(console=terminal, auto_refresh=False))

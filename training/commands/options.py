@@ -16,7 +16,10 @@ PageAddress = Annotated[
 PromptPage = Annotated[
     str | None,
     typer.Option(
-        metavar="URL", help="A prompt page (`dalle-lean demo`) that the run's page links to.", show_default=False
+        metavar="URL",
+        help="A prompt page (`dalle-lean demo`) that the run's page links to; '' links to none. [default: one on the "
+        "newest checkpoint, under /draw/ of the page, where the host's machine serves that without --export]",
+        show_default=False,
     ),
 ]
 Export = Annotated[

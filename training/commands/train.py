@@ -37,24 +37,43 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of initial weights and data order.", min=0)] = None,
     precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16 (autocast), or bf16-weights.")] = None,
+    parallel: Annotated[
+        str | None,
+        typer.Option(
+            help="Under torchrun: ddp, each process has the whole model; fsdp, each has a part. "
+            "[default: ddp where that fits]",
+            show_default=False,
+        ),
+    ] = None,
     max_minutes: MaxMinutes = None,
     device: Device = "auto",
 ) -> None:
-    """Train the transformer on shards, on this machine. Options default to the recipe's values."""
+    """Train the transformer on shards. Options default to the recipe's values.
+
+    Several GPUs: torchrun --nproc-per-node GPUS --no-python dalle-lean train ... (docs/several-gpus.md)
+    """
+    import logging
+    from contextlib import nullcontext
+
     from dalle_lean.devices import pick_device
     from dalle_lean.tokenizer import find_tokenizer
     from training.data.catalog import find_shards
     from training.run.folder import run_folder
+    from training.run.processes import open_processes
     from training.run.recipe import load_recipe
     from training.step.build import bundled_vqgan
     from training.trainer import train as run
 
     recipe = load_recipe(config).override(steps=steps, batch_size=batch_size, lr=lr, seed=seed, precision=precision)
+    place = str(pick_device(device))
+    processes = open_processes(place)
+    if not processes.first:
+        logging.disable(logging.INFO)  # the first process says it
     vqgan = vqgan or bundled_vqgan(find_shards(data, on_notice=warn).info)
-    with run_folder(out):
-        if vqgan is None:
+    with run_folder(out) if processes.first else nullcontext():
+        if vqgan is None and processes.first:
             warn(f"{out / 'model'} will have no VQGAN, and generate needs one: name what made the codes with --vqgan")
-        with progress_bar("training", "samples") as on_progress:
+        with progress_bar("training", "samples") if processes.first else nullcontext() as on_progress:
             end = run(
                 data,
                 out,
@@ -63,8 +82,11 @@ def train(
                 heldout=heldout,
                 vqgan=vqgan,
                 init=init,
-                device=str(pick_device(device)),
+                device=place,
+                parallel=parallel,
                 max_minutes=max_minutes,
                 on_progress=on_progress,
             )
-    say(end.end(recipe.schedule.total_steps, f"the model is in {out / 'model'}"))
+    processes.close()
+    if processes.first:
+        say(end.end(recipe.schedule.total_steps, f"the model is in {out / 'model'}"))

@@ -13,10 +13,10 @@ from dalle_lean.errors import UserError
 from dalle_lean.io.files import MOST_BYTES, parse, sha256_file
 from dalle_lean.io.parquet_footer import check_footer
 from dalle_lean.io.remote_errors import storage_of
+from dalle_lean.io.remote_io import Patience, RemoteFile
+from dalle_lean.progress import OnNotice, silent
 from dalle_lean.require import require
 from preprocessing.shards.files import Counts, DatasetInfo, parse_manifest, read_dataset_info
-from training.data.remote_io import Patience, RemoteFile, silent
-from training.run.progress import OnNotice
 
 HUB = "hf://datasets/"
 

@@ -78,12 +78,9 @@ def read_picture(folder: Path, name: str, side: int) -> Tensor:
     path = folder / name
     if not pictures.lies_in(folder, path):
         raise Unusable("file_name leads out of the folder")
-    content, problem = pictures.read_picture(path)
-    if problem is not None:
-        raise Unusable(problem.replace("_", " "))
     try:
         with pictures.quiet_pillow():
-            square = pictures.square_pixels(pictures.open_picture(content), side)
+            square = pictures.square_pixels(pictures.open_picture_file(path), side)
     except pictures.UnusablePicture as error:
         raise Unusable(error.reason.replace("_", " ")) from None
     return torch.tensor(square).permute(2, 0, 1)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,7 +39,6 @@ class TrainingData:
         seed: of the order and the dropped captions.
         identity: of a peer; each has its own order.
         caption_dropout: share of the captions that are empty in the batches of a pass; see `drops`.
-        part, parts: this reader gets part 0..parts-1 of the rows; see `split`.
     """
 
     shards: ShardSet
@@ -49,45 +48,22 @@ class TrainingData:
     shuffle_shards: int = 8
     identity: str = ""
     caption_dropout: float = 0.0
-    part: int = 0
-    parts: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.part < self.parts:
-            raise ValueError(f"part {self.part} of {self.parts}: must be in 0..{self.parts - 1}")
         if self.shuffle_buffer < 1 or self.shuffle_shards < 1:
             raise UserError(
                 f"shuffle_buffer={self.shuffle_buffer}, shuffle_shards={self.shuffle_shards}: must be at least 1"
             )
-
-    def split(self, rank: int, world: int) -> Self:
-        """The share of rank 0..world-1: no row is in two, every row is in one.
-
-        Whole shards where there are enough for all, else single rows. A share can be split again, among the workers of
-        a rank for instance.
-        """
-        if not 0 <= rank < world:
-            raise ValueError(f"rank={rank}: must be in 0..{world - 1}")
-        return replace(self, part=self.part + self.parts * rank, parts=self.parts * world)
 
     @property
     def order_seed(self) -> int:
         """What the order follows from: the seed, and whose data it is."""
         return key_hash(f"order {self.seed} {self.identity}") if self.identity else self.seed
 
-    @property
-    def shard_numbers(self) -> range:
-        """The shards that this part reads."""
-        count = len(self.shards.paths)
-        return range(self.part, count, self.parts) if self.parts <= count else range(count)
-
-    def chosen(self, rows: Rows, first: int) -> list[int]:
-        """Which of these rows of a shard are trained on here; `first` is the number of the first one."""
-        places = range(len(rows))
-        if self.parts > len(self.shards.paths):
-            places = range((self.part - first) % self.parts, len(rows), self.parts)
+    def chosen(self, rows: Rows) -> list[int]:
+        """Which of these rows are trained on."""
         share = self.heldout_share
-        return [place for place in places if not (share and is_heldout(rows.keys[place], share))]
+        return [place for place in range(len(rows)) if not (share and is_heldout(rows.keys[place], share))]
 
     def drops(self, key: str, epoch: int) -> bool:
         """Whether the caption of the row with this key is empty in this pass.
@@ -105,18 +81,17 @@ class TrainingData:
         """
         position = start
         while True:
-            groups = shard_groups(len(self.shard_numbers), self.shuffle_shards, self.order_seed, position.epoch)
+            groups = shard_groups(len(self.shards.paths), self.shuffle_shards, self.order_seed, position.epoch)
             whole, given = position.group == position.window == 0, 0
             for group in groups[position.group :]:
-                numbers = [self.shard_numbers[place] for place in group]
-                for rows, here in self.group_windows(numbers, position):
+                for rows, here in self.group_windows(group, position):
                     given, position = given + len(rows), here
                     yield rows, position
                 position = Position(epoch=position.epoch, group=position.group + 1, skipped=position.skipped)
             if whole and not given:
                 damaged = f"; {position.skipped} were damaged" if position.skipped else ""
                 raise UserError(
-                    f"{self.shards.name} has no sample to train on in {len(self.shard_numbers)} shards{damaged}"
+                    f"{self.shards.name} has no sample to train on in {len(self.shards.paths)} shards{damaged}"
                 )
             position = Position(epoch=position.epoch + 1, skipped=position.skipped)
 
@@ -153,7 +128,7 @@ class TrainingData:
                     del left[number]
                 else:
                     parts.append(rows)
-                    trained += [size + place for place in self.chosen(rows, start)]
+                    trained += [size + place for place in self.chosen(rows)]
                     size += len(rows)
             order = window_order(len(trained), self.order_seed, position).tolist()
             yield join(parts).take([trained[place] for place in order]), position
@@ -206,20 +181,18 @@ class TrainingData:
 
     def captions(self) -> Iterator[str]:
         """The captions trained on, in the order of the shards."""
-        return self.captions_of(self.shard_numbers)
+        return self.captions_of(range(len(self.shards.paths)))
 
     def mixed_captions(self) -> Iterator[str]:
         """The captions trained on, in an order whose first ones are representative, however the data is sorted."""
-        return self.captions_of(number for number in mixed(self.shards) if number in self.shard_numbers)
+        return self.captions_of(mixed(self.shards))
 
     def captions_of(self, numbers: Iterable[int]) -> Iterator[str]:
         """The captions trained on, of these shards."""
         for number in numbers:
-            first = 0
             for rows in whole_shard(self.shards, number, codes=False):
-                for place in self.chosen(rows, first):
+                for place in self.chosen(rows):
                     yield rows.captions[place]
-                first += len(rows)
 
 
 def collate(rows: Rows, tokenizer: Tokenizer, text_len: int) -> Batch:

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dalle_lean.errors import UserError
+from dalle_lean.io.remote_errors import Unreachable
 from dalle_lean.require import require
 from preprocessing.shards.files import code_batches, damaged, decode_rows, keys_of
 from training.data.catalog import ShardSet
-from training.data.remote_io import Unreachable
 
 T = TypeVar("T")
 READ_ROWS = 1024

@@ -13,6 +13,8 @@ from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write
 from dalle_lean.model.grad_scales import BranchScales
 from dalle_lean.optim.lamb_delayed import DelayedLamb
+from training.run.processes import ALONE, Processes
+from training.run.spread import spread_as, spread_statistics, whole
 
 FORMAT = "dalle_lean_training/1"
 NAME = "checkpoint/state.pt"
@@ -26,13 +28,22 @@ def save_checkpoint(
     progress: dict[str, Any],
     run: dict[str, Any],
     scales: BranchScales | None = None,
+    processes: Processes = ALONE,
 ) -> None:
     """Write weights, optimizer state, gradient scales, random state, `progress` (numbers that move) and `run` (what
-    the run is)."""
+    the run is).
+
+    All processes call it and the first one writes; the file is the same for any number of them.
+    """
+    weights = whole(model.state_dict(), keep=processes.first)
+    statistics = whole(optimizer.state_dict(), keep=processes.first)
+    if not processes.first:
+        processes.wait()
+        return
     state = {
         "format": FORMAT,
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
+        "model": weights,
+        "optimizer": statistics,
         "scales": None if scales is None else scales.state_dict(),
         "random": random_state(),
         "progress": progress,
@@ -40,6 +51,7 @@ def save_checkpoint(
     }
     with atomic_write(out / NAME) as temporary:
         torch.save(state, temporary)
+    processes.wait()
 
 
 def has_checkpoint(out: Path) -> bool:
@@ -83,8 +95,9 @@ def load_checkpoint(
             raise UserError(
                 f"{out} holds another run: its {name} is {saved.get(name)}, now {value}; give another folder"
             )
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
+    weights = model.state_dict()
+    model.load_state_dict({name: spread_as(value, weights.get(name)) for name, value in state["model"].items()})
+    optimizer.load_state_dict(spread_statistics(state["optimizer"], optimizer.param_groups))
     if scales is not None and state.get("scales") is not None:
         scales.load_state_dict(state["scales"])
     set_random_state(state["random"])

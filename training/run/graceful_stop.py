@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from dalle_lean.ending import Terminated
 from dalle_lean.errors import UserError
-from training.run.progress import OnNotice
+from dalle_lean.progress import OnNotice
 
 NOTICES = {
     signal.SIGINT: "finishing this step, then saving ... (Ctrl+C again stops at once)",

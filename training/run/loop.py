@@ -18,6 +18,7 @@ from training.run.checkpoint import save_checkpoint
 from training.run.graceful_stop import TimeLimit, interrupt_deferred
 from training.run.loop_settings import LoopSettings
 from training.run.metrics import MetricsLog, Throughput
+from training.run.processes import ALONE, Processes
 from training.run.progress import StepCount
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class TrainingRun(ABC, Generic[Batch, P]):
         result: the file or folder that `write_result` writes last.
         identity: what the run is, as `save_checkpoint` takes it.
         unit: of what a batch holds, such as "pictures".
+        processes: that take the steps together: all run this loop, and the first one writes the files.
     """
 
     out: Path
@@ -44,6 +46,7 @@ class TrainingRun(ABC, Generic[Batch, P]):
     progress: P
     unit: str
     metrics: MetricsLog
+    processes: Processes = ALONE
 
     @abstractmethod
     def batches(self, stopping: Callable[[], bool]) -> Generator[Batch, None, None]:
@@ -101,7 +104,7 @@ class TrainingRun(ABC, Generic[Batch, P]):
         with (
             interrupt_deferred(logger.info) as interrupted,
             closing(self.batches(lambda: interrupted() or limit.reached())) as batches,
-            MetricsLog(self.out, self.progress.step) as self.metrics,
+            MetricsLog(self.out if self.processes.first else None, self.progress.step) as self.metrics,
         ):
             report()
             for batch in batches:
@@ -110,7 +113,7 @@ class TrainingRun(ABC, Generic[Batch, P]):
                 if self.unsaved and not self.finished and self.due(self.settings.checkpoint_every):
                     self.save()
                 report()
-                if interrupted() or limit.reached():
+                if self.processes.any(interrupted() or limit.reached()):
                     break
             # Where the run is finished the checkpoint comes last: with it, the result is never written again.
             if not self.finished and self.unsaved:
@@ -156,6 +159,7 @@ class TrainingRun(ABC, Generic[Batch, P]):
             model=self.model,
             optimizer=self.optimizer,
             scales=self.scales,
+            processes=self.processes,
             progress=dataclasses.asdict(self.progress),
             run=self.identity,
         )

@@ -4,7 +4,7 @@ import json
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from dalle_lean.io.files import atomic_write
 from dalle_lean.require import require
@@ -16,11 +16,15 @@ class MetricsLog:
     """OUT/metrics.jsonl, one object per line with its "step", and OUT/tensorboard/.
 
     Args:
-        out: the run's folder.
+        out: the run's folder; None: nothing is written.
         step: the step the run resumes from; what an earlier, killed process wrote beyond it is removed.
     """
 
-    def __init__(self, out: Path, step: int):
+    def __init__(self, out: Path | None, step: int):
+        self.file: TextIO | None = None
+        self.writer: Any = None
+        if out is None:
+            return
         self.path = out / NAME
         keep_until(self.path, step)
         self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
@@ -29,6 +33,8 @@ class MetricsLog:
 
     def write(self, step: int, **values: float) -> None:
         """Record `values` at `step` (1 is the first)."""
+        if self.file is None:
+            return
         self.file.write(json.dumps({"step": step, **values}) + "\n")
         self.file.flush()
         for name, value in values.items():
@@ -36,8 +42,9 @@ class MetricsLog:
 
     def close(self) -> None:
         """Write out what is still held back."""
-        self.file.close()
-        self.writer.close()
+        if self.file is not None:
+            self.file.close()
+            self.writer.close()
 
     def __enter__(self) -> Self:
         return self

@@ -11,6 +11,8 @@ from dalle_lean import Dalle
 from dalle_lean.io.files import atomic_write
 
 TOP_K = 64
+LENGTHS = 4
+"""Into how many lengths the sequences of a drawing are rounded up: a CPU's kernels stay in memory for each length."""
 
 
 @torch.no_grad()
@@ -19,13 +21,15 @@ def draw_codes(model: Dalle, text_ids: Tensor, generator: torch.Generator, top_k
 
     Each code is drawn at temperature 1 among the `top_k` likeliest, with `generator` (of the CPU).
     """
-    codes = text_ids.new_zeros(len(text_ids), 0)
-    first_image_row = model.config.num_text_tokens
-    for _ in range(model.config.image_len):
-        logits = model(text_ids, codes)[:, -1, first_image_row:].float().cpu()
+    config = model.config
+    codes = text_ids.new_zeros(len(text_ids), config.image_len)
+    step = -(-config.image_len // LENGTHS)
+    for position in range(config.image_len):
+        known = codes[:, : (position // step + 1) * step]  # no position sees the codes behind it
+        logits = model(text_ids, known)[:, config.text_len + position, config.num_text_tokens :].float().cpu()
         likeliest, ids = logits.topk(min(top_k, logits.shape[1]))
         choice = torch.multinomial(likeliest.softmax(dim=1), 1, generator=generator)
-        codes = torch.cat([codes, ids.gather(1, choice).to(codes.device)], dim=1)
+        codes[:, position] = ids.gather(1, choice)[:, 0].to(codes.device)
     return codes
 
 

@@ -1,14 +1,11 @@
 """What every training run counts and reports."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dalle_lean.errors import UserError
-
-OnNotice = Callable[[str], None]
-"""Called with a line that a person should read at once."""
 
 
 class TrainingDiverged(UserError):

@@ -242,6 +242,19 @@ class Recipe:
             memory=replace_given(self.memory, precision=precision),
         )
 
+    def share_of(self, world: int) -> Self:
+        """The recipe of each of `world` processes that share the batches, of as many samples at once or fewer.
+
+        UserError where a batch cannot be divided so.
+        """
+        if self.data.batch_size % world:
+            raise UserError(f"batch_size = {self.data.batch_size}: must be a multiple of the {world} processes")
+        return dataclasses.replace(
+            self,
+            data=dataclasses.replace(self.data, batch_size=self.data.batch_size // world),
+            memory=dataclasses.replace(self.memory, micro_batches=-(-self.memory.micro_batches // world)),
+        )
+
     def training_setup(self, device: str = "cuda") -> TrainingSetup:
         """What the cost of a micro-batch depends on; device is "cuda" or "cpu"."""
         own = self.optimizer
@@ -278,23 +291,28 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(name_or_file: str | Path) -> Recipe:
-    """A recipe by its name here or by its file; ValueError names the file and what is wrong with it.
-
-    A file must name its model, and ask of no other optimizer what only lamb can do.
-    """
+    """A recipe by its name here or by its file; ValueError names the file and what is wrong with it."""
     path = RECIPES / f"{name_or_file}.toml"
     if not path.exists():
         path = Path(name_or_file)
     if not path.is_file():
         raise UserError(f"no recipe {name_or_file!r}: it is neither a file nor one of {', '.join(recipe_names())}")
     try:
-        sections = parse(tomllib.loads, read_text(path, MOST_RECIPE_BYTES), "it is not TOML")
-        recipe = Recipe.from_dict(sections)
-        if not recipe.model:
-            raise UserError("its [model] is missing or empty; fill it in, or name the recipe paper for the paper's")
-        for name in PLAN_LAMB_ONLY:
-            if recipe.optimizer.name != "lamb" and sections.get("memory", {}).get(name):
-                raise UserError(f"[memory] {name}: {recipe.optimizer.name} cannot, leave it out or choose lamb")
-        return recipe
+        return parse_recipe(read_text(path, MOST_RECIPE_BYTES))
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def parse_recipe(text: str) -> Recipe:
+    """A recipe from its TOML.
+
+    It must name its model, and ask of no other optimizer what only lamb can do; ValueError says what is wrong with it.
+    """
+    sections = parse(tomllib.loads, text, "it is not TOML")
+    recipe = Recipe.from_dict(sections)
+    if not recipe.model:
+        raise UserError("its [model] is missing or empty; fill it in, or name the recipe paper for the paper's")
+    for name in PLAN_LAMB_ONLY:
+        if recipe.optimizer.name != "lamb" and sections.get("memory", {}).get(name):
+            raise UserError(f"[memory] {name}: {recipe.optimizer.name} cannot, leave it out or choose lamb")
+    return recipe

@@ -13,8 +13,18 @@ from dalle_lean.memory.priced_model import PricedModel, of_preset
 from dalle_lean.memory.published_models import PRESETS
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.memory.shapes import TransformerShape
-from training.run.recipe import DataRecipe, MemoryRecipe, OptimizerRecipe, Recipe, load_recipe, recipe_names
+from training.run.recipe import (
+    DataRecipe,
+    MemoryRecipe,
+    OptimizerRecipe,
+    Recipe,
+    load_recipe,
+    parse_recipe,
+    recipe_names,
+)
 
+OWN = "your recipe"
+"""Name of one that comes without a name."""
 PLAIN = MemoryRecipe(grads_in_place=False, master_weights=False)
 """Of a model folder, which does not say how it is trained."""
 
@@ -27,24 +37,21 @@ def find_subject(
     plan: str | None = None,
     model: Mapping[str, Any] | None = None,
 ) -> PricedModel:
-    """By the name of a recipe or preset, a TOML file, or a model folder, with what is given in place of its own.
+    """By the name of a recipe or preset, a TOML file, a model folder, or a recipe's TOML, which ends with a line break;
+    with what is given in place of its own.
 
     model: fields of its DalleConfig or TransformerShape.
 
     ValueError says what there is, and what is wrong with a recipe as `train` would say it.
     """
     TrainingSetup.of_precision(precision or "fp32", optimizer=optimizer or "lamb")
-    path = Path(name)
     if name in PRESETS:
         subject = of_preset(name)
         subject = dataclasses.replace(subject, model=changed_model(subject, model or {}))
         setup = TrainingSetup.of_precision(precision or "fp32", optimizer=optimizer or subject.setup.optimizer)
         return dataclasses.replace(subject, setup=setup, precision=precision or "fp32")
-    if name not in recipe_names() and not path.exists():
-        known = ", ".join([*recipe_names(), *PRESETS])
-        raise UserError(f"no model {name!r}: it is no file or folder, and none of {known}")
-    recipe = recipe_of_folder(path) if path.is_dir() and name not in recipe_names() else load_recipe(name)
-    changed_model(of_recipe(path.stem, recipe), model or {})
+    title, recipe = (OWN, parse_recipe(name)) if name.endswith("\n") else (Path(name).stem, recipe_at(name))
+    changed_model(of_recipe(title, recipe), model or {})
     memory = recipe.memory
     if plan is not None:
         memory = dataclasses.replace(memory, **dataclasses.asdict(parse_plan(plan)))
@@ -54,7 +61,16 @@ def find_subject(
         memory=dataclasses.replace(memory, precision=precision or memory.precision),
         optimizer=optimizer_of(optimizer, recipe.optimizer),
     )
-    return of_recipe(path.stem, recipe)
+    return of_recipe(title, recipe)
+
+
+def recipe_at(name: str) -> Recipe:
+    """A recipe by its name or file, or that of a model folder."""
+    path = Path(name)
+    if name not in recipe_names() and not path.exists():
+        known = ", ".join([*recipe_names(), *PRESETS])
+        raise UserError(f"no model {name!r}: it is no file or folder, and none of {known}")
+    return recipe_of_folder(path) if path.is_dir() and name not in recipe_names() else load_recipe(name)
 
 
 def changed_model(subject: PricedModel, fields: Mapping[str, Any]) -> DalleConfig | TransformerShape:

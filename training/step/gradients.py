@@ -5,23 +5,32 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from dalle_lean import Dalle
 from dalle_lean.model.dalle import Crop
 from dalle_lean.model.grad_scales import BranchScales
 from training.data.loader import Batch
+from training.run.processes import ALONE, Processes
 from training.run.recipe import MemoryRecipe
+from training.step.data_parallel import gradients_averaged, replicated, replicated_plan
 from training.step.precision import autocast
 
 
 class GradientComputer:
     """Gradients and losses of `model`, computed as `memory` says, at most `micro_batch_size` samples at once.
 
+    Several `processes` compute the gradient of the mean loss of their batches, which have the same size. A model that
+    is not spread over them is replicated.
+
     ValueError where the model cannot have the memory plan or precision.
     """
 
-    def __init__(self, model: Dalle, memory: MemoryRecipe, micro_batch_size: int):
-        self.memory, self.micro_batch_size = memory, micro_batch_size
+    def __init__(self, model: Dalle, memory: MemoryRecipe, micro_batch_size: int, processes: Processes = ALONE):
+        replicate = processes.world > 1 and not isinstance(model, FSDPModule)
+        if replicate:
+            memory = replicated_plan(memory)
+        self.memory, self.micro_batch_size, self.processes = memory, micro_batch_size, processes
         self.model = model.train()
         self.model.plan = memory
         if memory.precision == "bf16-weights":
@@ -29,6 +38,8 @@ class GradientComputer:
         if memory.precision == "fp16":
             self.model.scales = BranchScales(2 * model.config.num_layers)
         self.losses: Any = torch.compile(model.losses) if memory.compile else model.losses
+        if replicate:
+            self.losses = replicated(model, self.losses)
 
     @property
     def device(self) -> torch.device:
@@ -36,15 +47,20 @@ class GradientComputer:
         return next(self.model.parameters()).device
 
     def accumulate_gradient(self, batch: Batch, crop: Crop | None = None) -> Tensor:
-        """Add the gradient of the batch's mean loss, one micro-batch at a time; returns that loss in nats."""
+        """Add the gradient of the batch's mean loss, one micro-batch at a time; returns that loss in nats.
+
+        Several processes, which communicate after their last micro-batch only, start without earlier gradients.
+        """
         total = torch.zeros((), device=self.device)
-        for part in self.micro_batches(batch):
-            with self.autocast():
-                text_nats, image_nats = self.losses(*part, crop)
-                loss = self.weigh(text_nats, image_nats) * (len(part.text_ids) / len(batch.text_ids))
-            loss.backward()
+        parts = self.micro_batches(batch)
+        for number, part in enumerate(parts, start=1):
+            with gradients_averaged(self.model, self.losses, wanted=number == len(parts)):
+                with self.autocast():
+                    text_nats, image_nats = self.losses(*part, crop)
+                    loss = self.weigh(text_nats, image_nats) * (len(part.text_ids) / len(batch.text_ids))
+                loss.backward()
             total += loss.detach()
-        return total
+        return self.processes.mean(total)
 
     @torch.no_grad()
     def measure(self, batch: Batch) -> dict[str, float]:
@@ -55,6 +71,8 @@ class GradientComputer:
             with self.autocast():
                 sums += torch.stack(self.model.losses(*part)).float() * len(part.text_ids)
         self.model.train()
+        if isinstance(self.model, FSDPModule):
+            self.model.reshard()  # no backward pass does it
         text_nats, image_nats = (sums / len(batch.text_ids)).tolist()
         return {
             "heldout_loss": self.weigh(text_nats, image_nats),

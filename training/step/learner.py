@@ -4,12 +4,14 @@ import math
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from dalle_lean import Dalle, MemoryPlan
 from dalle_lean.model.dalle import Crop
 from dalle_lean.optim.lamb import Lamb, make_optimizer, parameter_groups
 from dalle_lean.optim.lamb_delayed import DelayedLamb
 from training.data.loader import Batch
+from training.run.processes import ALONE, Processes
 from training.run.recipe import LAMB_ONLY, OptimizerRecipe, Recipe
 from training.step.gradients import GradientComputer
 
@@ -45,11 +47,14 @@ class Step(NamedTuple):
 class Learner(GradientComputer):
     """Turns batches into better weights of `model`, which it changes in place.
 
+    Args:
+        recipe: its batch is this process's share; see `Recipe.share_of`.
+
     ValueError where the model cannot have the recipe's memory plan or precision.
     """
 
-    def __init__(self, model: Dalle, recipe: Recipe):
-        super().__init__(model, recipe.memory, recipe.data.batch_size // recipe.memory.micro_batches)
+    def __init__(self, model: Dalle, recipe: Recipe, processes: Processes = ALONE):
+        super().__init__(model, recipe.memory, recipe.data.batch_size // recipe.memory.micro_batches, processes)
         self.clip_norm = recipe.optimizer.clip_norm
         self.optimizer = build_optimizer(model, recipe.optimizer, recipe.memory)
 
@@ -61,11 +66,13 @@ class Learner(GradientComputer):
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.accumulate_gradient(batch, crop)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
         loss_nats, grad_norm = torch.stack([loss, norm.to(loss.dtype)]).tolist()  # one wait for the device
         finite = math.isfinite(loss_nats) and math.isfinite(grad_norm)
         if self.model.scales is not None:
             before = list(self.model.scales.values)
-            if not self.model.scales.update():
+            if not self.model.scales.update(self.processes.any_of_each):
                 # A scale that stays at its smallest helps no more: the gradient itself is too large for float16.
                 if any(old == new == 1 for old, new in zip(before, self.model.scales.values, strict=True)):
                     return Step(loss_nats, math.inf)

@@ -13,14 +13,15 @@ from training.run.recipe import Recipe
 ID_BYTES = 8
 
 
-def refuse_lack_of_memory(config: DalleConfig, recipe: Recipe, device: torch.device) -> None:
-    """ValueError, with both figures, where a step needs more memory than is free on the device or in the RAM."""
+def refuse_lack_of_memory(config: DalleConfig, recipe: Recipe, device: torch.device, processes_here: int = 1) -> None:
+    """ValueError, with both figures, where a step of each of the processes on this machine needs more memory than is
+    free on its device or in the RAM."""
     setup = recipe.training_setup("cuda" if device.type == "cuda" else "cpu")
     cost = cost_of(config, recipe.memory, setup)
     # One that is computed, one on its way to it, and those made ahead.
     batches = (BATCHES_AHEAD + 2) * recipe.data.batch_size * (config.text_len + config.image_len) * ID_BYTES
     ram = batches + (cost.host.total if device.type == "cuda" else cost.peak_bytes)
-    needs = [("RAM", ram, free_ram_bytes())]
+    needs = [("RAM", processes_here * ram, free_ram_bytes())]
     if device.type == "cuda":
         needs.append((f"memory on {device}", cost.peak_bytes, free_bytes(device)))
     for what, need, free in needs:

@@ -21,7 +21,7 @@ from training.run.recipe import MOST_RECIPE_BYTES, Recipe
 from training.run.schedule import learning_rate
 
 NAME = "swarm.toml"
-PROTOCOL = 1
+PROTOCOL = 2
 """Peers with different protocols cannot work together."""
 MODES = ("gradients", "diloco")
 COMPRESSIONS = ("fp32", "fp16", "8bit")

@@ -5,7 +5,7 @@ import torch
 
 from dalle_lean import DalleConfig
 from dalle_lean.model.attention import Layout, attend
-from dalle_lean.model.masks import attention_mask
+from tests.dalle_lean.model.whole_mask import attention_mask
 
 KINDS = [
     ("row", {}),

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from dalle_lean import DalleConfig
-from dalle_lean.model.masks import attention_mask
 from tests import golden_data as golden
+from tests.dalle_lean.model.whole_mask import attention_mask
 
 VERSIONS = {"1.4.2": "centred", "1.6.6": "corner"}
 KINDS = {"axial_row": "row", "axial_col": "column", "conv_like": "conv"}

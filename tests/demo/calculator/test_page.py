@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from demo.calculator.page import serve
+from demo.calculator.server import serve
 
 pytestmark = pytest.mark.browser
 
@@ -84,6 +84,24 @@ def test_what_the_trainer_refuses_is_a_sentence_and_the_page_goes_on(visit):
     assert page.locator("#kinds table").count() == 0
     page.get_by_label("checkpoint").check()
     page.locator("#summary").get_by_text("mine, batch 2").wait_for()
+
+
+def test_a_recipe_of_the_visitors_is_priced_and_what_is_wrong_with_it_is_said(visit):
+    page = visit()
+    page.locator("#own").get_by_role("button", name="A recipe of your own").click()
+    recipe, use = page.locator("#recipe textarea"), page.locator("#use")
+    recipe.fill("[model]\nnum_layer = 8")
+    use.click()
+    page.locator("#summary").get_by_text("Not possible: ").wait_for()
+    assert "num_layer" in page.locator("#summary").inner_text()
+    recipe.fill("[model]\nnum_layers = 16\n[data]\nbatch_size = 3")
+    use.click()
+    page.locator("#summary").get_by_text("your recipe, batch 3").wait_for()
+    assert page.locator("#model input").input_value().startswith("your recipe: ")
+    before = page.locator("#summary").inner_text()
+    page.get_by_label("bf16", exact=True).check()
+    page.wait_for_function("before => document.querySelector('#summary').innerText !== before", arg=before)
+    assert page.locator("#summary").inner_text().startswith("your recipe, batch 3")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -1,12 +1,13 @@
 """What the calculator's page switches: the plain way, the recipe's own, and what a model cannot have."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from dalle_lean.memory.published_models import PRESETS
 from dalle_lean.memory.report import report_cost
-from demo.calculator.page import show
+from demo.calculator.page import LONGEST_RECIPE, add_recipe, show
 from demo.calculator.switches import (
     PLAIN,
     Switches,
@@ -87,6 +88,32 @@ def test_what_cannot_be_is_said_without_figures(name, gpu_gb, batch, switches, w
     said, *figures = show(name, gpu_gb, batch, None, *dataclasses.astuple(switches))
     assert words in said
     assert figures == [None, "", ""]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "[model] is missing or empty"),
+        ("paper", "it is not TOML"),
+        ("/etc/passwd", "it is not TOML"),
+        ("[model]\nnum_layers = 1000000000", "num_layers=1000000000"),
+        ("[modle]\n", "unknown section [modle]"),
+        ("[model]\nnum_layers = 8\n#" + "x" * LONGEST_RECIPE, f"{LONGEST_RECIPE:,} are read at most"),
+        ("a = " + "[" * 9000, "it is nested too deep"),
+    ],
+)
+def test_a_visitors_recipe_is_read_as_text_alone_and_with_limits(text, words):
+    *_, said, bars, kinds, holds = add_recipe(text, 8.0)
+    assert said.startswith("**Not possible:**")
+    assert words in said
+    assert (bars, kinds, holds) == (None, "", "")
+
+
+def test_a_visitors_recipe_costs_what_the_same_file_costs():
+    path = "tests/demo/calculator/mine.toml"
+    theirs, ours = (find_subject(source) for source in (Path(path).read_text(), path))
+    assert (theirs.name, ours.name) == ("your recipe", "mine")
+    assert theirs == dataclasses.replace(ours, name=theirs.name)
 
 
 def test_tokens_count_for_published_models_and_are_fixed_in_a_dall_e():

@@ -1,7 +1,10 @@
 """How long drawing takes."""
 
+import math
+
 import pytest
 
+from demo.service import latency_model
 from demo.service.latency_model import LatencyModel, measure
 
 
@@ -40,7 +43,8 @@ def test_what_is_drawn_is_learned_from(latency):
     assert latency.picture_s == pytest.approx(0.5, rel=0.01)
 
 
-def test_the_measurement_knows_small_and_large_batches_and_painting(generator):
+def test_the_measurement_knows_small_and_large_batches_and_painting(generator, monkeypatch):
+    monkeypatch.setattr(latency_model, "LONGEST_TURN_S", math.inf)  # nothing is left out on a busy machine
     latency = measure(generator)
     assert set(latency.row_s) == {8, latency.largest_batch}
     assert all(seconds > 0 for seconds in latency.row_s.values())

@@ -137,6 +137,7 @@ def test_the_small_set_is_noto_alone_with_its_licence():
     assert sum(path.stat().st_size for path in SMALL.iterdir()) < 1_500_000
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_in_a_line_and_leaves_what_was_there(emoji_packages, tmp_path):
     out = tmp_path / "emoji"
     command = [sys.executable, "-m", "preprocessing.emoji", str(out), "--packages", str(emoji_packages)]

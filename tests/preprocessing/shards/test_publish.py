@@ -81,6 +81,7 @@ def s3(tmp_path):
     server.process.wait()
 
 
+@pytest.mark.slow
 def test_shards_go_to_a_bucket_and_a_killed_copy_continues(s3, folder, tmp_path):
     s3.hold.touch()
     first = start(

@@ -1,9 +1,4 @@
 import json
-import os
-import signal
-import subprocess
-import sys
-from dataclasses import asdict
 from itertools import islice
 
 import numpy as np
@@ -16,6 +11,7 @@ from dalle_lean.clip.architecture import build_clip, model_config
 from dalle_lean.clip.scorer import ClipScorer
 from dalle_lean.tokenizer import Tokenizer
 from tests.tiny import tiny_vqgan
+from tests.training.picture_runs import kill_after_step_5, metrics
 from training.clip.hard_negatives import HardNegatives
 from training.clip.recipe import ClipRecipe
 from training.clip.run import ClipRun, train_clip
@@ -67,12 +63,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-def metrics(out):
-    """The lines of a run's metrics, without what depends on the clock."""
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "pictures_per_s"} for line in lines]
-
-
 def test_a_trained_clip_ranks_the_picture_that_fits_first(folder, tmp_path):
     recipe = ClipRecipe(**{**TINY, "steps": 80, "batch_size": 8})
     end = train_clip(folder, tmp_path, recipe, heldout=folder, save_dtype=torch.bfloat16)
@@ -86,26 +76,9 @@ def test_a_trained_clip_ranks_the_picture_that_fits_first(folder, tmp_path):
     assert losses[-1] < losses[0] / 2
 
 
-KILLED = """
-import json, os, signal, sys
-from pathlib import Path
-from training.clip.recipe import ClipRecipe
-from training.clip.run import train_clip
-
-def on_progress(done, total, note):
-    if note.startswith("step 5/"):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-recipe = ClipRecipe(**json.loads(sys.argv[3]))
-train_clip(Path(sys.argv[1]), Path(sys.argv[2]), recipe, on_progress=on_progress)
-"""
-
-
 def test_a_killed_run_continues_exactly_where_its_checkpoint_stood(folder, tmp_path):
     recipe = ClipRecipe(**{**TINY, "steps": 8, "precision": "bf16"})
-    command = [sys.executable, "-c", KILLED, str(folder), str(tmp_path / "killed"), json.dumps(asdict(recipe))]
-    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    assert subprocess.run(command, env={**os.environ, **threads}).returncode == -signal.SIGKILL
+    kill_after_step_5(train_clip, folder, tmp_path / "killed", recipe)
     assert metrics(tmp_path / "killed")[-1]["step"] == 5
     assert not (tmp_path / "killed/clip").exists()
 

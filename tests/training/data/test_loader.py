@@ -160,35 +160,6 @@ def test_batches_for_a_gpu_are_pinned(data, tokenizer):
     assert same([part.cuda(non_blocking=True).cpu() for part in batch], next(data.batches(20, tokenizer, 6))[0])
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 7, 20])
-def test_ranks_share_the_rows_without_overlap_whether_there_are_shards_for_all_or_not(data, shards, world):
-    parts = [keys(data.split(rank, world)) for rank in range(world)]
-    assert sorted(key for part in parts for key in part) == sorted(stored_keys(shards))
-
-
-@pytest.mark.parametrize(("world", "workers"), [(2, 2), (2, 3)])
-def test_workers_of_ranks_share_the_rows_without_overlap(data, shards, world, workers):
-    parts = [data.split(rank, world).split(worker, workers) for rank in range(world) for worker in range(workers)]
-    assert sorted(key for part in parts for key in keys(part)) == sorted(stored_keys(shards))
-
-
-def test_a_part_goes_on_from_any_position_too(data):
-    for part in (data.split(1, 2), data.split(4, 6)):
-        whole = row_keys(part, Position(), 50)
-        position, given = Position(), 0
-        for rows, place in part.windows():
-            if given >= 30:
-                break
-            position, given = place.after(len(rows)), given + len(rows)
-        assert row_keys(part, position, 10) == whole[given : given + 10]
-
-
-@pytest.mark.parametrize(("rank", "world"), [(-1, 2), (2, 2), (0, 0)])
-def test_a_rank_that_there_is_not_is_refused(data, rank, world):
-    with pytest.raises(ValueError, match=f"rank={rank}"):
-        data.split(rank, world)
-
-
 def trained_on(numbers):
     """The keys of rows that are not held out."""
     return [key for key in (f"picture-{number}" for number in numbers) if not is_heldout(key, 0.1)]
@@ -359,13 +330,12 @@ def test_captions_are_dropped_one_by_one_whatever_the_size_of_a_batch(data, toke
     assert empty_captions(data, tokenizer, 240) == empty_captions(data, tokenizer, 240, batch_size=40)
 
 
-def test_every_seed_peer_rank_and_pass_drops_captions_of_its_own(data):
+def test_every_seed_peer_and_pass_drops_captions_of_its_own(data):
     data = replace(data, caption_dropout=0.5)
     readers = [replace(data, seed=seed, identity=identity) for seed in (3, 4) for identity in ("", "alice", "bob")]
     rows = [f"picture-{number}" for number in range(120)]
     drawn = {tuple(reader.drops(key, epoch) for key in rows) for reader in readers for epoch in range(3)}
     assert len(drawn) == len(readers) * 3
-    assert data.drops("picture-0", 0) == data.split(1, 2).drops("picture-0", 0)  # ranks have other rows
 
 
 def test_from_any_position_on_the_same_captions_are_dropped(data, tokenizer):

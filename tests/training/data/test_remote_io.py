@@ -17,13 +17,13 @@ import torch
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.remote_errors import Refused, Unreachable
+from dalle_lean.io.remote_io import Patience, RemoteFile, within
 from dalle_lean.tokenizer import Tokenizer
 from tests.training.conftest import write_shards
 from tests.training.runs import at_step, losses, saved_progress
 from training.data.catalog import Codes, find_shards, published_files
 from training.data.loader import TrainingData
 from training.data.prefetch import wait_for
-from training.data.remote_io import Patience, RemoteFile, within
 from training.data.sampler import Position
 from training.run.recipe import load_recipe
 from training.trainer import train
@@ -167,6 +167,19 @@ def test_the_pauses_grow_up_to_the_longest():
     waits = [after - before for before, after in pairwise([*pauses, time.monotonic()])]
     assert all(wait >= least for wait, least in zip(waits, [0.1, 0.2, 0.3, 0.3], strict=True))
     assert told == [0.1, 0.2, 0.3, 0.3]
+
+
+def test_a_read_that_fails_after_a_long_while_is_tried_again():
+    tries = []
+
+    def action():
+        tries.append(None)
+        if len(tries) == 1:
+            time.sleep(0.3)
+            raise OSError("no")
+        return "content"
+
+    assert replace(HASTY, timeout_s=10, give_up_s=0.2).insist("it", action) == "content"
 
 
 def test_a_remote_that_stays_away_ends_the_reading_and_is_no_damaged_shard(server, remote, tokenizer, noticed):

@@ -1,4 +1,4 @@
-"""One process of a machine with several: rank 0 is a swarm of one, the others follow it.
+"""One process of a machine with several: the first is a swarm of one, the others follow it.
 
 python -m tests.training.swarm.rank FOLDER STEPS
 """
@@ -17,9 +17,8 @@ from training.data.catalog import find_shards
 from training.swarm.config import read_settings
 from training.swarm.network.dht import log_to, open_dht
 from training.swarm.network.orphan_reaper import guard_children
-from training.swarm.peer.data_parallel import open_ranks
-from training.swarm.peer.gradient_worker import GradientWorker
-from training.swarm.peer.rank_worker import obey
+from training.swarm.peer.gradient_worker import StepWorker
+from training.swarm.peer.rank_worker import obey, open_peer
 from training.swarm.peer.trainer import Peer
 
 
@@ -32,32 +31,30 @@ class ToldPeer(Peer):
 
 
 def main(folder: Path, steps: int) -> None:
-    """Leaves the parameters in rankN.npy, and what rank 0 has done in rank0.json."""
+    """Leaves the parameters in rank0.npy, and what the first process has done in rank0.json."""
     torch.set_num_threads(1)
     settings = read_settings(folder / "swarm.toml")
     shards, tokenizer = find_shards(settings.swarm.data), Tokenizer.from_file(folder / "tokenizer.json")
     place = folder / "place"
     place.mkdir(exist_ok=True)
-    ranks = open_ranks("cpu")
-    assert ranks is not None
-    shared = {"folder": place, "batch_size": 4, "ranks": ranks}
-    if ranks.rank == 0:
+    processes = open_peer("cpu")
+    shared = {"batch_size": 4, "processes": processes}
+    if processes.first:
         guard_children()
         log_to(folder / "log")
         dht = open_dht([], client_mode=False, listen=["/ip4/127.0.0.1/tcp/0"])
-        worker = ToldPeer(settings, dht, shards, tokenizer, **shared)
+        worker = ToldPeer(settings, dht, shards, tokenizer, folder=place, **shared)
         worker.learnt = []
         worker.go()
         told = {"peer": dht.peer_id.to_base58(), "learnt": worker.learnt, "samples": worker.metrics.samples}
         (folder / "rank0.json").write_text(json.dumps(told))
         dht.shutdown()
+        groups = parameter_groups(worker.model, 0.0)
+        values = torch.cat([parameter.detach().flatten() for group in groups for parameter in group["params"]])
+        np.save(folder / "rank0.npy", values.numpy())
     else:
-        worker = GradientWorker(settings, shards, tokenizer, identity=None, **shared)
-        obey(worker, ranks)
-    groups = parameter_groups(worker.model, 0.0)
-    values = torch.cat([parameter.detach().flatten() for group in groups for parameter in group["params"]])
-    np.save(folder / f"rank{ranks.rank}.npy", values.numpy())
-    ranks.close()
+        obey(StepWorker(settings, **shared))
+    processes.close()
 
 
 if __name__ == "__main__":

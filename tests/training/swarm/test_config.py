@@ -99,7 +99,7 @@ def test_what_is_everybodys_own_keeps_nobody_apart(settings, part, values):
     ("text", "words"),
     [
         ("[swarm]\nname = 'A b'", "lower-case"),
-        ("[swarm]\nprotocol = 99", "this version of dalle-lean speaks 1"),
+        ("[swarm]\nprotocol = 99", "this version of dalle-lean speaks 2"),
         ("[swarm]\nmin_peers = 0", "min_peers = 0"),
         ("[swarm]\nrun_key = 'xyz'", "64 hexadecimal digits"),
         ("[swarm]\nadmission = 'closed'", "open, invite, list"),

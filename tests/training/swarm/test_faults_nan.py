@@ -8,14 +8,13 @@ import pytest
 from tests.training.swarm.harness import Swarm, greatest_difference, tell_figures
 from training.swarm.config import WireSection
 
-pytestmark = pytest.mark.swarm
+pytestmark = [pytest.mark.swarm, pytest.mark.slow]
 FIRST = 2
 WIRE = WireSection(min_eight_bit_numel=256)
 """8 bits for nearly all tensors of a tiny model: one nan spoils the whole of a quantized tensor."""
-STEPS = [3, pytest.param(10, marks=pytest.mark.slow)]
+STEPS = [3, 10]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("steps", [10])
 def test_a_peer_with_nan_gradients_drops_them_itself(tmp_path, nursery, steps):
     with Swarm(tmp_path, wire=WIRE, nursery=nursery) as swarm:

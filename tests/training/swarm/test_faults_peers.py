@@ -12,7 +12,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 from tests.training.swarm.harness import Swarm, agreement, samples_since_step, tell_figures, wait_for
 from training.swarm.network.dht import open_dht
 
-pytestmark = pytest.mark.swarm
+pytestmark = [pytest.mark.swarm, pytest.mark.slow]
 
 
 def join_a_trainer(swarm):
@@ -23,14 +23,7 @@ def join_a_trainer(swarm):
     return victim
 
 
-@pytest.mark.parametrize(
-    "stage",
-    [
-        pytest.param("compute", marks=pytest.mark.slow),
-        pytest.param("matchmaking", marks=pytest.mark.slow),
-        "all-reduce",
-    ],
-)
+@pytest.mark.parametrize("stage", ["compute", "matchmaking", "all-reduce"])
 def test_a_trainer_killed_in_any_stage_costs_its_own_samples_only(standing, stage):
     others = [standing.member("trainer1"), standing.member("trainer2")]
     victim = join_a_trainer(standing)
@@ -64,7 +57,6 @@ def test_no_process_outlives_a_killed_main_process(standing):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(480)
 @pytest.mark.parametrize("late", [50])
 def test_a_newcomer_equals_the_others_after_one_step(tmp_path, nursery, late):
@@ -122,7 +114,6 @@ def test_a_download_goes_on_with_another_donor_when_the_first_is_killed(standing
     newcomer.kill()
 
 
-@pytest.mark.slow
 def test_a_forged_record_of_a_step_far_away_stops_nobody(standing):
     others = [standing.member("trainer1"), standing.member("trainer2")]
     forged_at, epoch = time.time(), standing.settings.last_epoch - 1
@@ -155,7 +146,6 @@ def forge_progress(dht, run_id, epoch):
     assert dht.store(key, subkey=subkey, value=content, expiration_time=expiration)
 
 
-@pytest.mark.slow
 def test_trainers_behind_firewalls_need_helpers_only(tmp_path, nursery):
     with Swarm(tmp_path, nursery=nursery) as swarm:
         swarm.start("helper")

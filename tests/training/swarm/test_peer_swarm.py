@@ -127,6 +127,7 @@ def test_a_swarm_of_one_learns_and_a_second_peer_goes_on_with_it(tmp_path, nurse
         second.wait(agree, 60, "agreeing")
 
 
+@pytest.mark.slow
 @pytest.mark.swarm
 def test_nobody_begins_before_enough_trainers_are_there(tmp_path, nursery):
     with Swarm(tmp_path, wire=EXACT, nursery=nursery, batch_size=32) as swarm:
@@ -167,10 +168,9 @@ def test_who_cannot_get_the_state_says_how_far_behind_it_is_and_gives_up(tmp_pat
         assert "in 2 attempts" in failed
 
 
+@pytest.mark.slow
 @pytest.mark.swarm
-@pytest.mark.parametrize(
-    "rank", [pytest.param(0, id="whole gradients"), pytest.param(2, id="PowerSGD", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("rank", [pytest.param(0, id="whole gradients"), pytest.param(2, id="PowerSGD")])
 def test_a_donor_that_brings_nothing_goes_every_step_with_its_only_client(tmp_path, nursery, rank):
     wire = dataclasses.replace(EXACT, power_sgd_rank=rank)
     with Swarm(tmp_path, wire=wire, nursery=nursery, batch_size=48) as swarm:

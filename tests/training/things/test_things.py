@@ -1,11 +1,6 @@
 """A classifier learns which thing is drawn, from drawings whose listing names it."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -14,6 +9,7 @@ from PIL import Image, ImageDraw
 
 from dalle_lean.cli import main
 from dalle_lean.images.thing_classifier import ThingClassifier
+from tests.training.picture_runs import kill_after_step_5, metrics
 from training.data.augmentation import augment
 from training.data.image_text import Unusable
 from training.run.progress import TrainingDiverged
@@ -71,11 +67,7 @@ def other(tmp_path_factory):
     return folder
 
 
-def metrics(out):
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "pictures_per_s"} for line in lines]
-
-
+@pytest.mark.slow
 def test_it_tells_things_in_colours_and_on_grounds_it_never_saw(folder, other, tmp_path):
     end = train_things(folder, tmp_path, ThingRecipe(**TINY), heldout=other)
     assert end.step == 120
@@ -90,25 +82,10 @@ def test_it_tells_things_in_colours_and_on_grounds_it_never_saw(folder, other, t
     assert torch.equal(classifier.scores(pictures), classifier.scores_of_pixels(known.pixels[rows]))
 
 
-KILLED = """
-import json, os, signal, sys
-from pathlib import Path
-from training.things.recipe import ThingRecipe
-from training.things.run import train_things
-
-def on_progress(done, total, note):
-    if note.startswith("step 5/"):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-train_things(Path(sys.argv[1]), Path(sys.argv[2]), ThingRecipe(**json.loads(sys.argv[3])), on_progress=on_progress)
-"""
-
-
+@pytest.mark.slow
 def test_a_killed_run_continues_exactly_where_its_checkpoint_stood(folder, tmp_path):
     recipe = ThingRecipe(**{**TINY, "steps": 8, "checkpoint_every": 4, "log_every": 1, "precision": "bf16"})
-    command = [sys.executable, "-c", KILLED, str(folder), str(tmp_path / "killed"), json.dumps(asdict(recipe))]
-    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    assert subprocess.run(command, env={**os.environ, **threads}).returncode == -signal.SIGKILL
+    kill_after_step_5(train_things, folder, tmp_path / "killed", recipe)
     train_things(folder, tmp_path / "killed", recipe)
     train_things(folder, tmp_path / "whole", recipe)
     assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")

@@ -82,6 +82,7 @@ def test_originals_stand_above_their_reconstructions(trained):
         assert sheet.getpixel((3, 3)) == tuple(heldout[0, :, 3, 3].tolist())
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_where_it_stopped(trained, tmp_path):
     script = (
         "from pathlib import Path; from tests.training.vqgan.test_vqgan import *; "

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from dalle_lean import Dalle
+from dalle_lean.progress import OnNotice
 from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import find_shards
 from training.data.heldout import heldout_rows
 from training.data.loader import Batch, collate
-from training.run.progress import OnNotice
 from training.step.gradients import GradientComputer
 from training.swarm.averaging.state_validation import tensors_sha256
 from training.swarm.config import SwarmSettings

@@ -23,9 +23,8 @@ from dalle_lean import Dalle, load_model, save_model
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import fresh_folder, read_json, sha256_file, sync_folder, write_json
 from dalle_lean.io.safetensors_io import read_weights, save_weights
-from training.data.remote_io import silent
+from dalle_lean.progress import OnNotice, silent
 from training.run.folder import placed_vocabulary
-from training.run.progress import OnNotice
 from training.swarm.config import NAME as SETTINGS
 from training.swarm.config import SwarmSection, SwarmSettings, read_settings, write_settings
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dalle_lean.io.model_card import model_files
 from dalle_lean.io.publish import publish
-from training.run.progress import OnNotice
+from dalle_lean.progress import OnNotice
 from training.swarm.host.checkpoints import Checkpoint, list_checkpoints
 
 POLL_S = 5.0

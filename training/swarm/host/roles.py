@@ -6,9 +6,8 @@ from functools import partial
 import hivemind
 
 from dalle_lean import Dalle
+from dalle_lean.progress import OnNotice, silent
 from training.data.loader import Batch
-from training.data.remote_io import silent
-from training.run.progress import OnNotice
 from training.step.gradients import GradientComputer
 from training.swarm.averaging.attestation import Attestation
 from training.swarm.averaging.state_validation import validate_state

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import sha256_file
+from dalle_lean.progress import OnNotice
 from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet, find_shards, is_url
 from training.data.loader import TrainingData
 from training.run.fields import check_one_of
 from training.run.folder import place_vocabulary
-from training.run.progress import OnNotice
 from training.run.recipe import Recipe
 from training.step.build import matching_vqgan, stated_codes
 from training.swarm.admission.desk import LIST, OPEN, Application
@@ -128,6 +128,13 @@ def make_run(
         donors=tuple(peer_id(run_dir, donor) for donor in host_config.donors),
     )
     write_settings(run_dir / NAME, dataclasses.replace(settings, swarm=swarm))
+    return read_settings(run_dir)
+
+
+def hosted_settings(run_dir: Path) -> SwarmSettings:
+    """Settings of the run in a host's folder; ValueError if `dalle-lean host` has made none there."""
+    if not (run_dir / NAME).is_file():
+        raise UserError(f"{run_dir} holds no run: name the folder that `dalle-lean host` was given")
     return read_settings(run_dir)
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from dalle_lean.ending import Terminated
 from dalle_lean.errors import UserError
-from dalle_lean.progress import OnProgress
-from training.run.progress import OnNotice
+from dalle_lean.progress import OnNotice, OnProgress
 from training.swarm.config import SwarmSettings
 from training.swarm.host.checkpoints import rollback
 from training.swarm.host.host_config import HostConfig

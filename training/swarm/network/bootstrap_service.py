@@ -22,7 +22,7 @@ from hivemind.proto import runtime_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import atomic_write, read_bytes
+from dalle_lean.io.files import atomic_write
 from dalle_lean.tokenizer import MOST_TOKENIZER_BYTES
 from training.swarm.config import NAME, SwarmSettings, parse_settings
 from training.swarm.network.addresses import peer_of
@@ -33,7 +33,7 @@ LIMITS_BYTES = {NAME: 2**18, TOKENIZER: MOST_TOKENIZER_BYTES}
 CHUNK_BYTES = 2**20
 """libp2p's daemon carries answers of up to 2 MiB."""
 PUBLIC = "public"
-"""Folder in the run's; each file in it is handed out as it is at the moment, up to CHUNK_BYTES."""
+"""Folder in the run's; each file in it is handed out as it is at the moment."""
 PUBLIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 CALL_TIMEOUT_S = 15.0
 DIAL_TIMEOUT_S = 3.0
@@ -79,10 +79,13 @@ class BootstrapService(ServicerBase):
         return runtime_pb2.ExpertResponse(metadata=self.files[request.uid][start : start + CHUNK_BYTES])
 
     async def rpc_read_public(self, request: runtime_pb2.ExpertRequest, _: P2PContext) -> runtime_pb2.ExpertResponse:
-        """The file `uid` of the public folder, whole."""
+        """A chunk of the file `uid` of the public folder from byte `metadata` on; empty beyond its end."""
+        start = json.loads(request.metadata) or 0
+        if type(start) is not int or start < 0:
+            raise ValueError(f"no byte {str(start)[:40]}")
         if not PUBLIC_NAME.fullmatch(request.uid) or not (self.public / request.uid).is_file():
             raise ValueError(f"no public file {request.uid[:40]!r}")
-        return runtime_pb2.ExpertResponse(metadata=read_bytes(self.public / request.uid, CHUNK_BYTES))
+        return runtime_pb2.ExpertResponse(metadata=read_chunk(self.public / request.uid, start))
 
     async def rpc_time(self, _request: runtime_pb2.ExpertRequest, _: P2PContext) -> runtime_pb2.ExpertResponse:
         """Seconds since 1970."""
@@ -99,6 +102,13 @@ class BootstrapService(ServicerBase):
         async with self.dials:
             answers = [await takes_connections(host, port) for host in hosts[:2]]
         return runtime_pb2.ExpertResponse(metadata=json.dumps(any(answers)).encode())
+
+
+def read_chunk(path: Path, start: int) -> bytes:
+    """Up to CHUNK_BYTES of a file from byte `start` on."""
+    with open(path, "rb") as file:
+        file.seek(start)
+        return file.read(CHUNK_BYTES)
 
 
 async def hosts_of(p2p: P2P, caller: PeerID) -> list[str]:
@@ -213,11 +223,14 @@ def read_file(dht: hivemind.DHT, address: str, name: str) -> bytes:
             return bytes(content)
 
 
-def fetch_public(dht: hivemind.DHT, address: str, name: str) -> bytes:
-    """A file of the public folder of the helper's run, as it is now; Unanswered if there is none."""
-    content: bytes = call(dht, address, "rpc_read_public", uid=name, is_json=False)
+def fetch_public(dht: hivemind.DHT, address: str, name: str, start: int = 0) -> bytes:
+    """Up to CHUNK_BYTES, from byte `start` on, of a file of the public folder of the helper's run, as it is now.
+
+    Raises Unanswered if there is none.
+    """
+    content: bytes = call(dht, address, "rpc_read_public", uid=name, metadata=start, is_json=False)
     if len(content) > CHUNK_BYTES:
-        raise Unanswered(f"{address} sends a {name} of more than {CHUNK_BYTES} bytes")
+        raise Unanswered(f"{address} sends more than {CHUNK_BYTES} bytes of {name} at once")
     return content
 
 

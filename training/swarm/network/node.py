@@ -10,6 +10,8 @@ import hivemind
 class Node(hivemind.DHT):
     """A DHT node in a process of its own."""
 
+    _inner_pipe: Any
+
     def run(self) -> None:
         self._inner_pipe = CallPipe(self._inner_pipe)
         super().run()

@@ -9,8 +9,7 @@ from hivemind.optim.grad_averager import GradientAverager
 
 from dalle_lean import Dalle
 from dalle_lean.optim.lamb import parameter_groups
-from training.data.remote_io import silent
-from training.run.progress import OnNotice
+from dalle_lean.progress import OnNotice, silent
 from training.run.recipe import LAMB_ONLY
 from training.swarm.averaging.aggregation import rule_of
 from training.swarm.averaging.attestation import Attestation

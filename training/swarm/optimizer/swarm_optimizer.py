@@ -11,8 +11,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 from dalle_lean.errors import UserError
-from training.data.remote_io import silent
-from training.run.progress import OnNotice
+from dalle_lean.progress import OnNotice, silent
 from training.swarm.averaging.averagers import has_succeeded
 from training.swarm.averaging.gradient_averager import epoch_of_group, epoch_of_trainers
 from training.swarm.averaging.state_transfer import SwarmStateAverager

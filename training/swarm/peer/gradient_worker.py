@@ -15,60 +15,36 @@ from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet
 from training.data.loader import Batch, TrainingData
 from training.data.sampler import Position
+from training.run.processes import ALONE, Processes
 from training.run.recipe import MemoryRecipe
 from training.run.schedule import crop_of_step
 from training.step.gradients import GradientComputer
 from training.step.learner import Learner
 from training.swarm.config import SwarmSettings
-from training.swarm.peer.data_parallel import RankGradients, RankLearner, Ranks
 
 CURSOR = "cursor.json"
 
 
-class GradientWorker:
-    """One process's share of a run's work.
+class StepWorker:
+    """One process that computes gradients for a run, with the others of its machine that do.
 
     Args:
         settings: of the run, with the recipe's complete [model].
-        shards, tokenizer: the run's.
-        identity: of the peer; seeds its order of the data. None on all ranks but 0, which get it from there.
-        folder: keeps its place in the data, from which it continues.
-        batch_size: samples of a batch, computed in `memory.micro_batches` parts.
+        batch_size: samples of this process's share of a batch, computed in `memory.micro_batches` parts.
         memory: how this machine computes.
-        device: without `ranks`, which have their own.
-        ranks: the processes of this machine that share the peer's work; None for a single one.
+        processes: of this machine that share the batches.
     """
 
     def __init__(
         self,
         settings: SwarmSettings,
-        shards: ShardSet,
-        tokenizer: Tokenizer,
         *,
-        identity: str | None,
-        folder: Path,
         batch_size: int,
         memory: MemoryRecipe | None = None,
-        device: str = "cpu",
-        ranks: Ranks | None = None,
+        processes: Processes = ALONE,
     ):
-        self.settings, self.tokenizer, self.folder, self.ranks = settings, tokenizer, folder, ranks
-        self.batch_size = batch_size
-        if ranks is not None:
-            identity, device = ranks.broadcast_text(identity), str(ranks.device)
-        recipe = settings.recipe.data
-        self.data = TrainingData(
-            shards=shards,
-            heldout_share=recipe.heldout_share,
-            shuffle_buffer=recipe.shuffle_buffer,
-            shuffle_shards=recipe.shuffle_shards,
-            seed=recipe.seed,
-            identity=identity or "",
-            caption_dropout=recipe.caption_dropout,
-        )
-        if ranks is not None:
-            self.data = self.data.split(ranks.rank, ranks.world)
-        self.gradients = make_gradients(settings, memory or settings.recipe.memory, batch_size, device, ranks)
+        self.settings, self.batch_size, self.processes = settings, batch_size, processes
+        self.gradients = make_gradients(settings, memory or settings.recipe.memory, batch_size, processes)
         self.rescaled = 0
         """Batches left out because they overflowed in float16; its scales are smaller now."""
 
@@ -81,38 +57,73 @@ class GradientWorker:
         """Whether the model changes between two steps of the swarm: in "diloco" mode."""
         return self.settings.wire.mode == "diloco"
 
-    @contextmanager
-    def batches(self, stop_waiting: Callable[[], bool] | None = None) -> Iterator[Iterator[tuple[Batch, Position]]]:
-        """Endless batches from where the last session stopped, prefetched, each with the position after it."""
-        batches = self.data.batches(self.batch_size, self.tokenizer, self.model.config.text_len, self.read_cursor())
-        pin = self.gradients.device.type == "cuda"
-        with closing(self.data.ahead(batches, pin=pin, stop_waiting=stop_waiting)) as ahead:
-            yield ahead
-
-    def learn_from(self, batch: Batch, step: int) -> float:
+    def learn_from(self, share: Batch, step: int) -> float:
         """Leave the gradient of the batch's mean loss in the parameters, or take an inner step with it.
 
-        Returns the loss, nan if the gradient was not usable. `step` is the schedule's, from 1.
+        Each process passes its share of the batch and returns the loss of the whole, nan if the gradient was not
+        usable. `step` is the schedule's, from 1.
         """
         recipe = self.settings.recipe
         crop = crop_of_step(step, recipe.schedule.length_warmup, self.model.config.image_side, recipe.data.seed)
         if isinstance(self.gradients, Learner):
-            loss, grad_norm, rescaled = self.gradients.step(batch, self.settings.learning_rate(step), crop)
+            loss, grad_norm, rescaled = self.gradients.step(share, self.settings.learning_rate(step), crop)
             self.rescaled += rescaled
             return loss if math.isfinite(grad_norm) and not rescaled else math.nan
-        loss_nats = self.gradients.accumulate_gradient(batch, crop)
+        loss_nats = self.gradients.accumulate_gradient(share, crop)
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         norms = torch.stack([gradient.norm() for gradient in gradients])
-        if self.model.scales is not None and not self.model.scales.update():
+        if self.model.scales is not None and not self.model.scales.update(self.processes.any_of_each):
             self.rescaled += 1
             return math.nan
         return float(loss_nats) if torch.isfinite(norms).all() else math.nan
 
+
+class GradientWorker(StepWorker):
+    """The process that reads the data, alone or the first of several.
+
+    Args:
+        settings: see StepWorker, as for the options.
+        shards, tokenizer: the run's.
+        identity: of the peer; seeds its order of the data.
+        folder: keeps its place in the data, from which it continues.
+    """
+
+    def __init__(
+        self,
+        settings: SwarmSettings,
+        shards: ShardSet,
+        tokenizer: Tokenizer,
+        *,
+        identity: str,
+        folder: Path,
+        **options: Any,
+    ):
+        super().__init__(settings, **options)
+        self.tokenizer, self.folder = tokenizer, folder
+        recipe = settings.recipe.data
+        self.data = TrainingData(
+            shards=shards,
+            heldout_share=recipe.heldout_share,
+            shuffle_buffer=recipe.shuffle_buffer,
+            shuffle_shards=recipe.shuffle_shards,
+            seed=recipe.seed,
+            identity=identity,
+            caption_dropout=recipe.caption_dropout,
+        )
+
+    @contextmanager
+    def batches(self, stop_waiting: Callable[[], bool] | None = None) -> Iterator[Iterator[tuple[Batch, Position]]]:
+        """Endless batches for all processes, prefetched, from the last place on, each with the position after it."""
+        size = self.batch_size * self.processes.world
+        batches = self.data.batches(size, self.tokenizer, self.model.config.text_len, self.read_cursor())
+        pin = self.gradients.device.type == "cuda"
+        with closing(self.data.ahead(batches, pin=pin, stop_waiting=stop_waiting)) as ahead:
+            yield ahead
+
     @property
     def cursor(self) -> Path:
         """The file that keeps the place in the data."""
-        rank = 0 if self.ranks is None else self.ranks.rank
-        return self.folder / (CURSOR if rank == 0 else f"cursor-{rank}.json")
+        return self.folder / CURSOR
 
     def read_cursor(self) -> Position:
         """Where this process stopped in its data."""
@@ -129,25 +140,22 @@ class GradientWorker:
 
     @property
     def order(self) -> dict[str, Any]:
-        """What a place in the data is relative to."""
-        data = self.data
-        return {"run": self.settings.run_id, "identity": data.identity, "part": data.part, "parts": data.parts}
+        """What a place in the data is relative to. A process of an earlier version may have kept its part of 2."""
+        return {"run": self.settings.run_id, "identity": self.data.identity, "part": 0, "parts": 1}
 
 
 def make_gradients(
-    settings: SwarmSettings, memory: MemoryRecipe, batch_size: int, device: str, ranks: Ranks | None = None
+    settings: SwarmSettings, memory: MemoryRecipe, batch_size: int, processes: Processes = ALONE
 ) -> GradientComputer:
     """What computes gradients of `batch_size` samples; in "diloco" mode it also takes steps."""
-    model = build_model(settings).to(device)
+    model = build_model(settings).to(processes.device)
     micro_batch_size = -(-batch_size // memory.micro_batches)
     if settings.wire.mode != "diloco":
-        if ranks is not None:
-            return RankGradients(ranks, model, memory, micro_batch_size)
-        return GradientComputer(model, memory, micro_batch_size)
+        return GradientComputer(model, memory, micro_batch_size, processes)
     data = dataclasses.replace(settings.recipe.data, batch_size=micro_batch_size * memory.micro_batches)
     optimizer = dataclasses.replace(settings.recipe.optimizer, delayed=False)  # the weights are also set from outside
     recipe = dataclasses.replace(settings.recipe, memory=memory, data=data, optimizer=optimizer)
-    return Learner(model, recipe) if ranks is None else RankLearner(ranks, model, recipe)
+    return Learner(model, recipe, processes)
 
 
 def build_model(settings: SwarmSettings) -> Dalle:

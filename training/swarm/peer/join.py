@@ -14,10 +14,9 @@ import torch
 from hivemind.utils import get_dht_time
 
 from dalle_lean.ending import EXIT_CODE
+from dalle_lean.progress import OnNotice, silent
 from dalle_lean.tokenizer import Tokenizer
-from training.data.remote_io import silent
 from training.run.folder import remove_leftovers, run_folder
-from training.run.progress import OnNotice
 from training.swarm.admission.newcomer import IDENTITY
 from training.swarm.admission.service import Renewal, begin_admission
 from training.swarm.config import SwarmSettings
@@ -29,9 +28,8 @@ from training.swarm.network.run_watch import RunWatch
 from training.swarm.observe.peer_metrics import PeerMetrics
 from training.swarm.observe.publisher import Publisher
 from training.swarm.optimizer.progress_tracker import MIN_TRAINER_SAMPLES_PER_S
-from training.swarm.peer.data_parallel import open_ranks
 from training.swarm.peer.gradient_worker import build_model
-from training.swarm.peer.rank_worker import end_work, send_work
+from training.swarm.peer.rank_worker import Work, open_peer
 from training.swarm.peer.status_line import PeerStatus
 from training.swarm.peer.trainer import Peer
 from training.swarm.preflight.batch_size import BatchPlan, measure_batch
@@ -119,7 +117,7 @@ def take_part(
         on_stop: called before this process ends at once, upon a second Ctrl+C or GOODBYE_S after SIGTERM.
 
     Raises:
-        OutOfSync, Unreachable: see Peer, training.data.remote_io.
+        OutOfSync, Unreachable: see Peer, dalle_lean.io.remote_io.
         ValueError: no peer can be reached any more, or another process uses the same folder.
         KeyboardInterrupt, Terminated: upon Ctrl+C or SIGTERM, after the goodbye.
     """
@@ -146,15 +144,14 @@ def take_part(
         keep_own_records(dht, settings)
         publisher = Publisher(dht, settings.run_id, user=options.user)
         stack.callback(publisher.close)
-        ranks, moved = open_ranks(found.device.type), None
+        processes, moved = open_peer(str(found.device)), None
 
         def report(_: Peer, metrics: PeerMetrics) -> None:
             publisher.publish(metrics)
             on_step()
 
         try:
-            if ranks is not None:
-                send_work(ranks, found.folder, found.shards.name, plan.batch_size, plan.memory)
+            processes.from_first(Work(found.folder, plan.batch_size, plan.memory))
             peer = Volunteer(
                 settings,
                 dht,
@@ -163,11 +160,10 @@ def take_part(
                 folder=found.folder,
                 batch_size=plan.batch_size,
                 memory=plan.memory,
-                device=str(found.device),
                 on_step=report,
                 on_download=on_download,
                 on_notice=on_notice,
-                ranks=ranks,
+                processes=processes,
                 addresses=found.addresses,
             )
             signal.signal(signal.SIGINT, signal.default_int_handler)  # hivemind ignores it
@@ -177,8 +173,8 @@ def take_part(
             peer.go()
             moved = peer.watch.moved
         finally:
-            if ranks is not None and moved is None:
-                end_work(ranks)
+            if moved is None:
+                processes.from_first(None)
         return moved
 
 

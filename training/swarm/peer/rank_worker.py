@@ -1,65 +1,70 @@
-"""The other processes of a peer with several GPUs: they learn from their own batches on rank 0's command."""
+"""The other processes of a peer with several GPUs: they compute their shares of the batches of the first, the Peer.
 
-import dataclasses
-import json
+Only the first talks to the swarm and reads data. torch averages the gradients, as in `dalle-lean train`.
+"""
+
+import os
 import signal
 import threading
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from dalle_lean.tokenizer import Tokenizer
-from training.data.catalog import find_shards
-from training.data.sampler import Position
+from dalle_lean.errors import UserError
+from training.data.loader import Batch
+from training.run.processes import Processes, open_processes
 from training.run.recipe import MemoryRecipe
 from training.swarm.config import read_settings
-from training.swarm.network.bootstrap_service import TOKENIZER
-from training.swarm.peer.data_parallel import RankCommand, Ranks, open_ranks
-from training.swarm.peer.gradient_worker import GradientWorker
-from training.swarm.preflight.checks import codes_of
+from training.swarm.peer.gradient_worker import StepWorker
 
 
-def send_work(ranks: Ranks, folder: Path, data: str, batch_size: int, memory: MemoryRecipe) -> None:
-    """On rank 0: tell the others what they work on, before the Peer is made."""
-    work = {"folder": str(folder), "data": data, "batch_size": batch_size, "memory": dataclasses.asdict(memory)}
-    ranks.broadcast_text(json.dumps(work))
+@dataclass(frozen=True)
+class Work:
+    """What a Peer's processes work on."""
+
+    folder: Path
+    """With the run's swarm.toml."""
+    batch_size: int
+    memory: MemoryRecipe
 
 
-def end_work(ranks: Ranks) -> None:
-    """On rank 0: let the others end."""
-    ranks.broadcast_text(json.dumps(None))
+@dataclass(frozen=True)
+class Order:
+    """What the first process tells the others before each batch."""
+
+    step: int
+    """Of the schedule."""
+    new_weights: bool
+    """Whether the swarm has changed them."""
+
+
+def open_peer(device: str) -> Processes:
+    """The processes that share this peer's work; ValueError if they are on several machines: each is its own peer."""
+    world, here = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if world != here:
+        raise UserError(f"{world} processes, {here} of them on this machine: start torchrun for each machine alone")
+    return open_processes(device if world == 1 else device.partition(":")[0])
 
 
 def follow(device: str) -> None:
-    """On the others: work until rank 0 has no more work."""
-    ranks = open_ranks(device)
-    assert ranks is not None
-    while (work := json.loads(ranks.broadcast_text(None))) is not None:
-        folder = Path(work["folder"])
-        settings = read_settings(folder)
-        shards = find_shards(work["data"], codes=codes_of(settings))
-        tokenizer = Tokenizer.from_file(folder / TOKENIZER)
-        options: dict[str, Any] = {"batch_size": work["batch_size"], "memory": MemoryRecipe(**work["memory"])}
-        obey(GradientWorker(settings, shards, tokenizer, identity=None, folder=folder, ranks=ranks, **options), ranks)
-    ranks.close()
+    """Work until the first process has no more work."""
+    processes = open_peer(device)
+    work: Work | None
+    while (work := processes.from_first(None)) is not None:
+        settings = read_settings(work.folder)
+        obey(StepWorker(settings, batch_size=work.batch_size, memory=work.memory, processes=processes))
+    processes.close()
 
 
-def obey(worker: GradientWorker, ranks: Ranks) -> None:
-    """Follow the commands of rank 0's Peer until it says stop; it alone handles Ctrl+C and SIGTERM."""
+def obey(worker: StepWorker) -> None:
+    """Follow the Peer's orders until there are no more; it alone handles Ctrl+C and SIGTERM."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-    position = Position()
-    with worker.batches() as batches:
-        while True:
-            command, step = ranks.receive()
-            if command == RankCommand.STOP:
-                return
-            if command == RankCommand.RECEIVE_WEIGHTS:
-                ranks.broadcast(worker.model)
-            elif command == RankCommand.SAVE_CURSOR:
-                worker.write_cursor(position)
-            else:
-                batch, position = next(batches)
-                worker.learn_from(batch, step)
-                if not worker.has_inner_steps:
-                    worker.model.zero_grad(set_to_none=True)
+    processes = worker.processes
+    order: Order | None
+    while (order := processes.from_first(None)) is not None:
+        if order.new_weights:
+            processes.copy_from_first(worker.model.parameters())
+        worker.learn_from(Batch(*processes.share(None)), order.step)
+        if not worker.has_inner_steps:
+            worker.model.zero_grad(set_to_none=True)

@@ -9,20 +9,19 @@ from typing import Any, NoReturn
 import hivemind
 from hivemind.utils import get_dht_time
 
+from dalle_lean.progress import OnNotice, silent
 from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet
 from training.data.heldout import heldout_rows
 from training.data.loader import Batch, collate
-from training.data.remote_io import silent
 from training.data.sampler import Position
 from training.run.graceful_stop import Interruption, interrupt_deferred, raise_interrupt
-from training.run.progress import OnNotice
 from training.swarm.averaging.state_validation import validate_state
 from training.swarm.config import SwarmSettings
 from training.swarm.observe.peer_metrics import PeerMetrics, owner_key
 from training.swarm.optimizer.build import swarm_optimizer
-from training.swarm.peer.data_parallel import RankCommand, Ranks
 from training.swarm.peer.gradient_worker import GradientWorker
+from training.swarm.peer.rank_worker import Order
 
 VALIDATION_SAMPLES, VALIDATION_SHARDS = 64, 4
 """For downloaded states. A newcomer waits for these samples to be read; from fewer shards they would say less."""
@@ -38,7 +37,7 @@ class Peer(GradientWorker):
         settings: of the run, with the recipe's complete [model].
         dht: this machine's node.
         options: see GradientWorker; a batch is what this process computes between two reports to the others. If
-            several processes share the work, this is rank 0, and the others `obey`.
+            several processes share the work, this is the first, and the others `obey`.
         on_step: called after each batch and each step of the swarm with the metrics.
         on_download: see SwarmStateAverager.
     """
@@ -67,7 +66,7 @@ class Peer(GradientWorker):
         self.on_terminate: Callable[[], None] = lambda: None
         """Upon SIGTERM, before it leaves."""
         self.times_broadcast = 0
-        """`times_applied` when the other ranks last got the weights."""
+        """`times_applied` when the other processes last got the weights."""
         self.optimizer = swarm_optimizer(settings, self.model, dht, on_notice=self.on_notice)
         averager = self.optimizer.state_averager
         averager.on_download = self.report_download
@@ -136,7 +135,7 @@ class Peer(GradientWorker):
     def train_batch(self, batch: Batch, position: Position, losses: list[float]) -> None:
         """Add a batch's gradient to the swarm's next step unless it is not finite."""
         epoch, started = self.optimizer.local_epoch, time.perf_counter()
-        samples = len(batch.text_ids) * (1 if self.ranks is None else self.ranks.world)
+        samples = len(batch.text_ids)
         rescaled = self.rescaled
         loss = self.compute(batch, epoch)
         if math.isfinite(loss):
@@ -153,27 +152,19 @@ class Peer(GradientWorker):
             self.metrics.loss = sum(losses) / len(losses) if losses else math.nan
             losses.clear()
             self.write_cursor(position)
-            if self.ranks is not None:
-                self.ranks.send(RankCommand.SAVE_CURSOR)
         self.report_metrics()
 
     def compute(self, batch: Batch, epoch: int) -> float:
-        """As `learn_from`, at the swarm's next step; on all ranks."""
+        """As `learn_from`, at the swarm's next step; on all processes."""
         step = epoch + 1
         if self.has_inner_steps:
             step = self.optimizer.inner_step(self.settings.recipe.data.batch_size)
-        if self.ranks is not None:
-            self.broadcast_weights(self.ranks)
-            self.ranks.send(RankCommand.LEARN, step)
-        return self.learn_from(batch, step)
-
-    def broadcast_weights(self, ranks: Ranks) -> None:
-        """Send the other ranks the weights if they have changed."""
         times_applied = self.optimizer.state_averager.times_applied
-        if times_applied != self.times_broadcast:
-            ranks.send(RankCommand.RECEIVE_WEIGHTS)
-            ranks.broadcast(self.model)
+        order = self.processes.from_first(Order(step, new_weights=times_applied != self.times_broadcast))
+        if order.new_weights:
+            self.processes.copy_from_first(self.model.parameters())
             self.times_broadcast = times_applied
+        return self.learn_from(Batch(*self.processes.share(batch)), step)
 
     def report_metrics(self) -> None:
         """Bring the metrics up to date and pass them on."""
@@ -187,7 +178,5 @@ class Peer(GradientWorker):
 
     def leave(self) -> None:
         """Say goodbye; the swarm goes on."""
-        if self.ranks is not None:
-            self.broadcast_weights(self.ranks)
-            self.ranks.send(RankCommand.STOP)
+        self.processes.from_first(None)
         self.optimizer.shutdown()

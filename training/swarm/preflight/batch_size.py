@@ -20,6 +20,7 @@ from dalle_lean.memory import TrainingSetup, cost_of, fastest_plan
 from dalle_lean.memory.plan_search import human_bytes
 from training.data.loader import Batch
 from training.run.recipe import MemoryRecipe
+from training.step.data_parallel import replicated_plan
 from training.step.gradients import GradientComputer
 from training.swarm.config import SwarmSettings
 
@@ -138,6 +139,8 @@ def plan_batch(
     config = settings.model
     precision = precision or usable_precision(settings.recipe.memory.precision, device)
     memory = dataclasses.replace(settings.recipe.memory, precision=precision, offload_optimizer=True, micro_batches=1)
+    if ranks > 1:
+        memory = replicated_plan(memory)
     memory.activations_for(config)
     if batch_size is None and settings.wire.mode == "diloco":
         batch_size = max(1, settings.recipe.data.batch_size // ranks)
@@ -159,6 +162,8 @@ def plan_batch(
         )
         lean = {**dataclasses.asdict(plan), "offload_optimizer": True, "master_weights": memory.master_weights}
         memory = dataclasses.replace(memory, **lean)
+        if ranks > 1:
+            memory = replicated_plan(memory)
         samples = max(1, max_samples(memory))
     if batch_size is not None:
         memory = dataclasses.replace(memory, micro_batches=-(-batch_size // samples))

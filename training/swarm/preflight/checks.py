@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
+from dalle_lean.io.remote_io import Patience
 from dalle_lean.memory.plan_search import human_bytes
 from training.data.catalog import Codes, ShardSet, find_shards
 from training.data.reader import READ_ROWS, DamagedShard, read_rows
-from training.data.remote_io import Patience
 from training.swarm.config import PROTOCOL, SwarmSettings
 from training.swarm.preflight.batch_size import BatchPlan, Memory, describe_memory
 

@@ -17,8 +17,8 @@ from hivemind.dht.crypto import RSASignatureValidator
 
 from dalle_lean.devices import pick_device
 from dalle_lean.errors import UserError
+from dalle_lean.io.remote_io import Patience
 from training.data.catalog import ShardSet
-from training.data.remote_io import Patience
 from training.run.folder import run_folder
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.newcomer import enter_by_pass

@@ -143,3 +143,12 @@ def test_a_code_for_a_helper_names_the_run_that_it_helps(tmp_path, capsys):
     code, said = run(capsys, "host", tmp_path / "run", "--code", "abc")
     assert code == 2
     assert "--helper-of" in said
+
+
+@pytest.mark.parametrize("command", [["invite"], ["ban", PEER], ["unban", PEER], ["rollback"]], ids=lambda it: it[0])
+@pytest.mark.parametrize("name", ["absent", "empty"])
+def test_a_folder_without_a_run_is_said_to_have_none(tmp_path, capsys, command, name):
+    (tmp_path / "empty").mkdir()
+    code, said = run(capsys, command[0], tmp_path / name, *command[1:])
+    assert code == 2
+    assert said.strip().endswith(f"{name} holds no run: name the folder that `dalle-lean host` was given")

@@ -49,7 +49,7 @@ TIMING = TimingSection(
     progress_expiration_s=20,
 )
 PLACE = ListenOptions(port=0, announce="127.0.0.1", listen="127.0.0.1")
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 
 
 @pytest.fixture(scope="module")

@@ -129,11 +129,20 @@ def test_what_lies_in_the_public_folder_is_handed_out_as_it_is_now(run, newcomer
         assert fetch_public(newcomer, address, "attested-Qm1.json") == content
 
 
-@pytest.mark.parametrize("name", ["../swarm.toml", "absent.json", ".hidden", "large", ""])
-def test_nothing_else_is_handed_out_and_nothing_large(run, newcomer, address, name):
+def test_a_large_public_file_is_handed_out_in_chunks(run, newcomer, address):
+    (run / "public").mkdir(exist_ok=True)
+    content = bytes(offer.CHUNK_BYTES) + b"the end"
+    (run / "public" / "large").write_bytes(content)
+    pieces = [fetch_public(newcomer, address, "large", start) for start in (0, offer.CHUNK_BYTES, len(content))]
+    assert pieces == [content[: offer.CHUNK_BYTES], b"the end", b""]
+    with pytest.raises(Unanswered, match="no byte -1"):
+        fetch_public(newcomer, address, "large", -1)
+
+
+@pytest.mark.parametrize("name", ["../swarm.toml", "absent.json", ".hidden", ""])
+def test_nothing_else_is_handed_out(run, newcomer, address, name):
     (run / "public").mkdir(exist_ok=True)
     (run / "public" / ".hidden").write_bytes(b"secret")
-    (run / "public" / "large").write_bytes(bytes(offer.CHUNK_BYTES + 1))
     with pytest.raises(Unanswered, match="did not answer"):
         fetch_public(newcomer, address, name)
 

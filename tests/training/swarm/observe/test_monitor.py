@@ -27,15 +27,9 @@ from training.swarm.averaging.attestation import Attestation, Credit
 from training.swarm.config import SwarmSection, SwarmSettings, write_settings
 from training.swarm.network.bootstrap_service import PUBLIC, credits_name, offer_run
 from training.swarm.network.dht import open_dht
-from training.swarm.observe.monitor import (
-    CONTRIBUTIONS,
-    SILENT_POLLS,
-    Leaderboard,
-    Monitor,
-    Outputs,
-    StepPace,
-    summarize,
-)
+from training.swarm.observe.leaderboard import CONTRIBUTIONS, Leaderboard
+from training.swarm.observe.monitor import SILENT_POLLS, Monitor, Outputs
+from training.swarm.observe.overview import StepPace, summarize
 from training.swarm.observe.peer_metrics import PeerMetrics, PeerRecord, PeerRecords, protect_records
 from training.swarm.observe.publisher import Publisher
 
@@ -162,7 +156,7 @@ def test_what_helpers_averaged_comes_before_what_is_claimed(tmp_path):
 
 
 def test_made_up_identities_do_not_make_the_board_grow(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.swarm.observe.monitor.MOST_CONTRIBUTORS", 3)
+    monkeypatch.setattr("training.swarm.observe.leaderboard.MOST_CONTRIBUTORS", 3)
     board = Leaderboard(tmp_path / CONTRIBUTIONS, "run")
     board.update({"a": record(samples=1)}, {"a": Credit(samples=1.0)})
     board.update({f"x{number}": record(samples=2**50) for number in range(10)})

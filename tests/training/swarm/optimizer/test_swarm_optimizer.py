@@ -15,8 +15,8 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
+from dalle_lean.progress import silent
 from tests.training.swarm.optimizer.test_progress_tracker import LAST, TARGET, record, said
-from training.data.remote_io import silent
 from training.swarm.averaging.state_transfer import SwarmStateAverager
 from training.swarm.averaging.state_validation import (
     StateRefused,

@@ -15,9 +15,9 @@ from PIL import Image
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write, parse, read_text, write_json
+from dalle_lean.progress import OnNotice
 from training.data.catalog import find_shards
 from training.data.heldout import heldout_rows
-from training.run.progress import OnNotice
 from training.swarm.config import SwarmSettings
 from training.swarm.host.checkpoints import Checkpoint
 

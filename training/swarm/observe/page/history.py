@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from dalle_lean.io.files import read_json, write_json
-from training.swarm.observe.monitor import Overview
+from training.swarm.observe.overview import Overview
 
 MOST_POINTS = 1024
 COLUMNS = ("time", "step", "loss", "heldout_loss", "peers", "samples_per_s")

@@ -3,13 +3,19 @@
 const REFRESH_MS = 60000;
 const FAULTS = {
     dropped_batches: "batches dropped", dropped_tensors: "tensors dropped", skipped_steps: "steps skipped",
-    solo_steps: "steps taken alone", resyncs: "downloads of the state", refused_records: "records refused",
+    solo_steps: "steps taken alone", resyncs: "state downloads", refused_records: "records refused",
 };
 const place = id => document.getElementById(id);
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const plots = {};
-const loaded = new Promise(resolve => addEventListener("load", resolve));  // Bokeh comes last
-let shown = null;
+const PLOTS = {
+    loss: {x: "step", lines: [["loss", "training", "#0f7fd6"], ["heldout_loss", "held-out", "#e07b00"]], range: {}},
+    peers: {x: "time", lines: [["peers", "participants", "#0f9d6b"]], range: {start: 0}},
+    speed: {x: "time", lines: [["samples_per_s", "samples/s", "#b0579a"]], range: {start: 0}},
+};
+const CLOCK = Object.fromEntries(["minsec", "minutes", "hourmin", "hours"].map(unit => [unit, "%H:%M"]));
+const drawn = {};  // Bokeh's data sources by plot
+const inView = new Set();
+let shown = null, bokeh = null;
 
 const count = value => Math.round(value).toLocaleString("en");
 const decimals = (value, digits) => value === null ? "–" : value.toFixed(digits);
@@ -74,7 +80,7 @@ function showBoard(run) {
     place("board-note").textContent = (attested
         ? "Samples and hours are what the run's helpers averaged into steps; hours are the time from step to step that a peer took part in. "
         : "No helper says what it averaged, so all of this is claimed. ") +
-        `${count(peers_in_all)} peers gave ${count(run.samples_in_all)} samples (they claim ${count(run.claimed_in_all)}).` +
+        `${count(peers_in_all)} peer${peers_in_all === 1 ? "" : "s"} gave ${count(run.samples_in_all)} samples (they claim ${count(run.claimed_in_all)}).` +
         (peers_in_all > peers.length ? ` The first ${peers.length} are shown.` : "");
     const heads = [["Peer"], ["Samples"], ["Share"], ["Hours"], ["Samples/s"], ["Claimed", "claimed"], ["Claimed/s", "claimed"]];
     place("board").replaceChildren(row(heads, "th"), ...peers.map(peer => row([
@@ -88,10 +94,9 @@ function showBoard(run) {
 function showJoin(run) {
     place("line").textContent = `pip install 'dalle-lean[training]'\ndalle-lean join ${run.addresses.join(" ")}`;
     place("needs").textContent = `a clock set by the network, and ${megabytes(run.download_bytes)} to fetch the model's state at first:`;
-    place("notebook").hidden = !run.has_notebook;
     place("model").hidden = !run.checkpoint && !run.prompt_page;
     const link = place("prompt-page");
-    link.hidden = !/^https?:\/\//.test(run.prompt_page ?? "");
+    link.hidden = !/^(https?:\/\/|draw\/$)/.test(run.prompt_page ?? "");
     if (!link.hidden) link.firstElementChild.href = run.prompt_page;
     if (!run.checkpoint) return;
     const {file, step, size_bytes, sha256} = run.checkpoint;
@@ -100,13 +105,19 @@ function showJoin(run) {
     place("draw").textContent = `unzip ${file}\ndalle-lean demo --model ${file.replace(/\.zip$/, "")}`;
 }
 
-function makePlot(id, x, lines, range) {
+function script(src) {
+    return new Promise((resolve, reject) => document.head.append(Object.assign(
+        document.createElement("script"), {src, async: false, onload: resolve, onerror: () => reject(new Error(src))})));
+}
+
+function makePlot(id) {
+    const {x, lines, range} = PLOTS[id], timed = x === "time";
     const resolve = name => { place(id).style.color = `var(${name})`; return getComputedStyle(place(id)).color; };
     const [text, line] = [resolve("--quiet"), resolve("--line")];
     const source = new Bokeh.ColumnDataSource({data: {}});
     const figure = Bokeh.Plotting.figure({
         tools: "xbox_zoom,xpan,xzoom_in,xzoom_out,reset",
-        x_axis_type: x === "time" ? "datetime" : "linear", height: 240, sizing_mode: "stretch_width",
+        x_axis_type: timed ? "datetime" : "linear", height: 240, sizing_mode: "stretch_width",
         background_fill_color: null, border_fill_color: null, outline_line_color: line,
         y_range: new Bokeh.DataRange1d(range),
     });
@@ -115,28 +126,31 @@ function makePlot(id, x, lines, range) {
     Object.assign(figure.toolbar, {logo: null, active_drag: matchMedia("(pointer: fine)").matches ? zoom : null});
     for (const axis of figure.axes) Object.assign(axis, {major_label_text_color: text, axis_line_color: line, major_tick_line_color: line, minor_tick_line_color: null});
     for (const grid of figure.grids) grid.grid_line_color = line;
-    lines.forEach(({column, name, shade}) => {
-        const glyph = figure.line({field: x}, {field: column}, {source, line_width: 2, line_color: shade, legend_label: name});
-        const at = x === "time" ? ["time", "@time{%F %H:%M}"] : ["step", "@step{0,0}"];
-        figure.add_tools(new Bokeh.HoverTool({renderers: [glyph], mode: "vline", tooltips: [at, [name, `@${column}{0,0.[000]}`]], formatters: {"@time": "datetime"}}));
-    });
-    Object.assign(figure.legend, {visible: lines.length > 1, background_fill_color: null, border_line_color: null, label_text_color: text});
+    const [axis] = figure.below;
+    axis.ticker.desired_num_ticks = place(id).clientWidth < 500 ? 3 : 6;
+    Object.assign(axis.formatter, timed ? {...CLOCK, days: "%b %d", months: "%b %Y"} : {use_scientific: false});
+    const glyphs = lines.map(([column, , shade]) => figure.line({field: x}, {field: column}, {source, line_width: 2, line_color: shade}));
+    const tooltips = [timed ? ["time", "@time{%F %H:%M}"] : ["step", "@step{0,0}"],
+        ...lines.map(([column, name]) => [name, `@${column}{0,0.[000]}`])];
+    figure.add_tools(new Bokeh.HoverTool({renderers: [glyphs[0]], mode: "vline", tooltips, formatters: {"@time": "datetime"}}));
     place(id).replaceChildren();
     Bokeh.Plotting.show(figure, place(id));
     return source;
 }
 
-async function showPlots(history) {
-    await loaded;
+// Bokeh is loaded, and each plot drawn, when a plot comes into view: the rest of the page does not wait for it.
+async function showPlots() {
+    if (!shown || !inView.size) return;
+    bokeh ??= Promise.all(["bokeh.js", "bokeh-api.js"].map(script));
+    await bokeh;
+    const history = shown.history, known = values => values.map(value => value ?? NaN);
+    const local = ms => ms - 60000 * new Date(ms).getTimezoneOffset();  // Bokeh writes times as if in UTC
     let measured = NaN;
-    const known = values => values.map(value => value ?? NaN);
     const data = {...history, loss: known(history.loss), samples_per_s: known(history.samples_per_s),
         heldout_loss: history.heldout_loss.map(value => measured = value ?? measured),
-        time: history.time.map(seconds => seconds * 1000)};
-    plots.loss ??= makePlot("loss", "step", [{column: "loss", name: "training", shade: "#0f7fd6"}, {column: "heldout_loss", name: "held-out", shade: "#e07b00"}], {});
-    plots.peers ??= makePlot("peers", "time", [{column: "peers", name: "participants", shade: "#0f9d6b"}], {start: 0});
-    plots.speed ??= makePlot("speed", "time", [{column: "samples_per_s", name: "samples/s", shade: "#b0579a"}], {start: 0});
-    for (const source of Object.values(plots)) source.data = data;
+        time: history.time.map(seconds => local(1000 * seconds))};
+    for (const id of inView) drawn[id] ??= makePlot(id);
+    for (const source of Object.values(drawn)) source.data = data;
 }
 
 async function refresh() {
@@ -150,13 +164,27 @@ async function refresh() {
     }
     for (const show of [showNow, showBoard, showJoin]) show(shown);
     showPictures(shown.gallery);
-    await showPlots(shown.history);
+    place("curves").hidden = !shown.history.step.length;
     document.body.dataset.ready = "yes";
+    await showPlots();
 }
 
+const observer = new IntersectionObserver(entries => {
+    for (const {target, isIntersecting} of entries) if (isIntersecting) inView.add(target.id);
+    showPlots();
+}, {rootMargin: "200px"});
+for (const [id, {lines}] of Object.entries(PLOTS)) {
+    observer.observe(place(id));
+    const key = lines.length > 1 ? lines.map(([, name, shade]) => {
+        const made = element("span", `━ ${name}`, {className: "key"});
+        made.style.setProperty("--shade", shade);
+        return made;
+    }) : [];
+    place(id).previousElementSibling.append(...key);
+}
 dark.addEventListener("change", () => {
-    for (const id of Object.keys(plots)) delete plots[id];
-    if (shown) showPlots(shown.history);
+    for (const id of Object.keys(drawn)) delete drawn[id];
+    showPlots();
 });
 place("copy").hidden = !navigator.clipboard;  // absent without HTTPS
 place("copy").addEventListener("click", async () => {

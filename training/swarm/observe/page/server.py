@@ -9,6 +9,7 @@ from typing import Any
 
 from dalle_lean.errors import UserError
 from dalle_lean.require import require
+from training.swarm.observe.page.prompt_page import PATH, PromptPage, pass_on
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
@@ -21,11 +22,12 @@ MOST_CONNECTIONS = 500
 
 
 @contextmanager
-def served(folder: Path, address: str) -> Iterator[str]:
+def served(folder: Path, address: str, prompt_page: PromptPage | None = None) -> Iterator[str]:
     """The page's URL, which answers inside the block.
 
     Args:
         address: HOST:PORT; port 0 is any free one.
+        prompt_page: visitors of /draw/ are passed on to it.
 
     Raises ValueError if nobody can listen there.
     """
@@ -39,7 +41,11 @@ def served(folder: Path, address: str) -> Iterator[str]:
         raise UserError(f"cannot serve the page at {address!r}: {error}; give HOST:PORT with --page-address") from None
     with listener:
         config = uvicorn.Config(
-            page_app(folder), lifespan="off", log_config=None, access_log=False, limit_concurrency=MOST_CONNECTIONS
+            page_app(folder, prompt_page),
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            limit_concurrency=MOST_CONNECTIONS,
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listener],), name="page", daemon=True)
@@ -51,10 +57,13 @@ def served(folder: Path, address: str) -> Iterator[str]:
             thread.join(timeout=5)
 
 
-def page_app(folder: Path) -> Any:
-    """An ASGI application of the folder's files, compressed but for the model."""
+def page_app(folder: Path, prompt_page: PromptPage | None = None) -> Any:
+    """An ASGI application of the folder's files, compressed but for the model, and of the prompt page."""
     files = require("starlette.staticfiles", extra="demo").StaticFiles(directory=folder, html=True)
     plain = require("starlette.applications", extra="demo").Starlette()
+    if prompt_page is not None:
+        methods = ["GET", "HEAD", "POST", "PUT", "DELETE"]
+        plain.add_route(f"/{PATH}/{{path:path}}", pass_on(prompt_page), methods=methods)
     plain.mount("/", files)
     compressed = require("starlette.middleware.gzip", extra="demo").GZipMiddleware(plain, compresslevel=5)
     added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
@@ -65,6 +74,9 @@ def page_app(folder: Path) -> Any:
                 message["headers"] = [*message["headers"], *added]
             await send(message)
 
-        await (plain if scope["path"].endswith(".zip") else compressed)(scope, receive, send_with_headers)
+        if prompt_page is not None and scope["path"].startswith(f"/{PATH}/"):
+            await plain(scope, receive, send)  # with its own headers, and each piece as it comes
+        else:
+            await (plain if scope["path"].endswith(".zip") else compressed)(scope, receive, send_with_headers)
 
     return app

@@ -5,27 +5,28 @@ import json
 import math
 import shutil
 import time
-import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import atomic_write, read_json, sha256_file, write_json
-from training.data.remote_io import silent
-from training.run.progress import OnNotice
+from dalle_lean.io.files import atomic_write, read_json, write_json
+from dalle_lean.progress import OnNotice, silent
 from training.swarm.averaging.attestation import Credit
-from training.swarm.host.checkpoints import Checkpoint, list_checkpoints
-from training.swarm.network.bootstrap_service import PUBLIC
-from training.swarm.observe.monitor import Leaderboard, Monitor, Overview
-from training.swarm.observe.page import gallery
+from training.swarm.host.checkpoints import list_checkpoints
+from training.swarm.network.bootstrap_service import PUBLIC, read_chunk
+from training.swarm.observe.leaderboard import Leaderboard
+from training.swarm.observe.monitor import Monitor
+from training.swarm.observe.overview import Overview
+from training.swarm.observe.page import gallery, model_file
 from training.swarm.observe.page.gallery import Gallery, Painter
 from training.swarm.observe.page.history import History
+from training.swarm.observe.page.model_file import Download
+from training.swarm.observe.page.prompt_page import PATH, PromptPage
 from training.swarm.observe.peer_metrics import PeerRecords
 from training.swarm.preflight.batch_size import state_bytes
 
 HERE = Path(__file__).parent
-NOTEBOOK = HERE.parents[3] / "notebooks" / "join.ipynb"
-"""In a checkout."""
+NOTEBOOK = "join.ipynb"
 REFRESH_S = 60.0
 SHOWN_PEERS = 100
 BOKEH = ("bokeh", "bokeh-api")
@@ -46,16 +47,6 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Download:
-    """The newest checkpoint's model folder as one file."""
-
-    step: int
-    file: str
-    size_bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """All that the page shows of a run at one moment: the content of run.json."""
 
@@ -72,10 +63,10 @@ class Snapshot:
     addresses: tuple[str, ...]
     download_bytes: int
     """What a newcomer fetches at first."""
-    has_notebook: bool
     gallery: Gallery
     checkpoint: Download | None
     prompt_page: str | None
+    """Its address, which may be relative to the page."""
 
 
 class Site:
@@ -85,7 +76,8 @@ class Site:
         folder: for the page; nothing else is to be in it.
         out: where the history is kept.
         run_dir: the run's folder if it is hosted on this machine; its checkpoints are drawn with and handed out.
-        prompt_page: address of a prompt page to link to.
+        prompt_page: one to link to: its address, or one that is kept on the newest checkpoint and that the page's
+            server passes visitors on to.
     """
 
     def __init__(
@@ -95,7 +87,7 @@ class Site:
         watcher: Monitor,
         *,
         run_dir: Path | None = None,
-        prompt_page: str | None = None,
+        prompt_page: str | PromptPage | None = None,
         on_notice: OnNotice,
     ):
         self.folder, self.watcher, self.run_dir, self.prompt_page = folder, watcher, run_dir, prompt_page
@@ -108,9 +100,7 @@ class Site:
         for name in BOKEH:
             copy(bokeh_file(name), folder / f"{name}.js")
         self.addresses = watcher.settings.swarm.addresses or watcher.addresses
-        self.has_notebook = NOTEBOOK.is_file()
-        if self.has_notebook:
-            copy_notebook(folder / "join.ipynb", self.addresses[0])
+        copy_notebook(folder / NOTEBOOK, self.addresses[0])
         self.download_bytes = state_bytes(watcher.settings)
         self.history = History(out / "history.json")
         self.download: Download | None = None
@@ -144,9 +134,17 @@ class Site:
         if self.run_dir is not None and self.painter is not None:
             newest = next(reversed(list_checkpoints(self.run_dir, silent)), None)  # donors report bad ones
             self.painter.poll(newest)
-        if newest is not None and newest.step != self.packed_step:
-            self.packed_step = newest.step
-            self.pack(newest)
+            if newest is not None and newest.step != self.packed_step:
+                self.packed_step = newest.step
+                try:
+                    model_file.pack(newest, self.run_dir / PUBLIC)
+                except (ValueError, OSError) as error:  # removed meanwhile, or a full disk: the next one comes
+                    self.on_notice(f"the checkpoint of step {newest.step} is not on the page: {error}")
+        prompt_page = self.prompt_page
+        if isinstance(prompt_page, PromptPage):
+            prompt_page.poll(newest)
+            prompt_page = None if prompt_page.url is None else f"{PATH}/"
+        self.download = self.newest_download()
         ranked, credits = board.ranked(), self.watcher.credits
         snapshot = Snapshot(
             run=board.run,
@@ -172,10 +170,9 @@ class Site:
             attested=bool(credits),
             addresses=self.addresses,
             download_bytes=self.download_bytes,
-            has_notebook=self.has_notebook,
             gallery=self.pictures(),
             checkpoint=self.download,
-            prompt_page=self.prompt_page,
+            prompt_page=prompt_page,
         )
         self.history.save()
         with atomic_write(self.folder / "run.json") as temporary:
@@ -189,36 +186,28 @@ class Site:
         except ValueError:  # none yet, or a helper sent nonsense
             return Gallery()
 
-    def public(self, name: str) -> bytes | None:
-        """A public file of the run."""
-        if self.run_dir is None:
-            return self.watcher.fetch_public(name)
-        path = self.run_dir / PUBLIC / name
-        return path.read_bytes() if path.exists() else None
-
-    def pack(self, checkpoint: Checkpoint) -> None:
-        """Make the checkpoint's model folder one file to download, in place of the one before."""
-        name = f"model-step-{checkpoint.step:06d}.zip"
+    def newest_download(self) -> Download | None:
+        """The newest model that is in the page's folder as a whole; None before the first."""
+        content = self.public(model_file.NAME)
         try:
-            checkpoint.check()
-            with atomic_write(self.folder / name) as temporary, zipfile.ZipFile(temporary, "w") as archive:
-                for path in sorted((checkpoint.folder / "model").rglob("*")):
-                    archive.write(path, f"{name.removesuffix('.zip')}/{path.relative_to(checkpoint.folder / 'model')}")
-        except (ValueError, OSError) as error:  # removed meanwhile, or a full disk: the next one comes
-            self.on_notice(f"the checkpoint of step {checkpoint.step} is not on the page: {error}")
-            return
-        path = self.folder / name
-        self.download = Download(
-            step=checkpoint.step, file=name, size_bytes=path.stat().st_size, sha256=sha256_file(path)
-        )
-        for other in self.folder.glob("model-step-*.zip"):
-            if other != path:
-                other.unlink()
+            wanted = Download.parse((content or b"").decode())
+        except ValueError:  # none yet, or a helper sent nonsense
+            return self.download
+        return model_file.mirror(self.folder, wanted, self.download, self.public, self.on_notice)
+
+    def public(self, name: str, start: int = 0) -> bytes | None:
+        """A chunk of a public file of the run."""
+        if self.run_dir is None:
+            return self.watcher.fetch_public(name, start)
+        path = self.run_dir / PUBLIC / name
+        return read_chunk(path, start) if path.exists() else None
 
     def close(self) -> None:
         """End what draws."""
         if self.painter is not None:
             self.painter.close()
+        if isinstance(self.prompt_page, PromptPage):
+            self.prompt_page.close()
 
 
 def copy(source: Path, target: Path) -> None:
@@ -239,7 +228,9 @@ def bokeh_file(name: str) -> Path:
 
 def copy_notebook(target: Path, address: str) -> None:
     """notebooks/join.ipynb with the run's address filled in."""
-    notebook, empty = read_json(NOTEBOOK), 'ADDRESS = ""'
+    checkout = HERE.parents[3] / "notebooks" / NOTEBOOK
+    notebook = read_json(checkout if checkout.exists() else HERE / NOTEBOOK)  # where it is installed, it lies here
+    empty = 'ADDRESS = ""'
     filled = f"ADDRESS = {json.dumps(address)}"
     for cell in notebook["cells"]:
         cell["source"] = [line.replace(empty, filled) for line in cell["source"]]

@@ -2,17 +2,18 @@
 
 import math
 import random
+import time
 from dataclasses import dataclass, field, replace
 
 from tests.training.swarm.observe.test_monitor import SETTINGS, record
 from training.swarm.averaging.attestation import Credit
-from training.swarm.observe.monitor import CONTRIBUTIONS, Leaderboard, summarize
+from training.swarm.observe.leaderboard import CONTRIBUTIONS, Leaderboard
+from training.swarm.observe.overview import summarize
 from training.swarm.observe.page.site import Site
 from training.swarm.observe.peer_metrics import PeerRecords
 
 ADDRESS = "/ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 MARKUP = "<img src=x onerror=alert(1)>"
-STARTED = 1.7e9
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Watcher:
     def fetch_credits(self):
         pass
 
-    def fetch_public(self, name):
+    def fetch_public(self, name, start=0):
         return self.public.get(name)
 
 
@@ -60,12 +61,12 @@ def simulate(tmp_path, *, peers=300, steps=30_000, liars=0, **options):
     found |= {f"QmLiar{number:08}": record(**lies, user=f"liar {number}") for number in range(liars)}
     records = PeerRecords(found, 0)
     overview = summarize(records, watcher.settings, 0.1, watcher.credits)
-    chance = random.Random(0)
+    chance, started = random.Random(0), time.time() - 10.0 * steps
     for step in range(1, steps):
         loss = 2 + 4 * math.exp(-6 * step / steps) + chance.uniform(0, 0.02)
         present = 1 + int((peers - 1) * math.sin(math.pi * step / steps) ** 2)
         seen = replace(overview, step=step, loss=loss, heldout_loss=loss + 0.1, peers=present)
-        site.history.add(seen, watcher.settings.run_id, now=STARTED + 10.0 * step)
+        site.history.add(seen, watcher.settings.run_id, now=started + 10.0 * step)
     board = Leaderboard(tmp_path / "out" / CONTRIBUTIONS, "simulated")
     board.update(records.by_peer, watcher.credits)
     site.poll(overview, board, records)

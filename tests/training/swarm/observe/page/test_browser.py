@@ -8,15 +8,18 @@ import pytest
 pytest.importorskip("hivemind")
 pytest.importorskip("gradio")
 
-from tests.training.swarm.observe.page.simulated import ADDRESS, MARKUP, simulate
+from tests.training.swarm.observe.page.simulated import ADDRESS, MARKUP, open_site, simulate
+from training.swarm.observe.leaderboard import CONTRIBUTIONS, Leaderboard
 from training.swarm.observe.page.server import served
+from training.swarm.observe.peer_metrics import PeerRecords
 
 pytestmark = pytest.mark.browser
 
 TIMEOUT_MS = 120_000
 PHONE = {"viewport": {"width": 360, "height": 780}, "is_mobile": True, "has_touch": True}
 OPEN_S = 2.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-"""With all plots, of the best of three visits; longer in proportion where others use the machine, too."""
+"""With the plots in view, of the best of three visits; longer in proportion where others use the machine, too."""
+DRAWN = "id => document.getElementById(id).firstElementChild"
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +27,18 @@ def url(tmp_path_factory):
     site = simulate(tmp_path_factory.mktemp("simulated"), liars=300, prompt_page="https://example.org/draw")
     with served(site.folder, "127.0.0.1:0") as url:
         yield url
+
+
+def test_a_run_without_history_has_no_empty_plots(browser, tmp_path):
+    site = open_site(tmp_path)
+    site.refresh(None, Leaderboard(tmp_path / "out" / CONTRIBUTIONS, "new"), PeerRecords({}, 0))
+    with served(site.folder, "127.0.0.1:0") as url:
+        page = browser.new_page()
+        page.goto(url, timeout=TIMEOUT_MS)
+        page.wait_for_function("() => document.body.dataset.ready", timeout=TIMEOUT_MS)
+        assert not page.locator("#curves").is_visible()
+        assert "No trainers at the moment" in page.locator("#state").inner_text()
+        page.close()
 
 
 @pytest.fixture
@@ -55,6 +70,7 @@ def test_a_large_run_opens_fast_and_small(visit):
     for _ in range(3):
         started = time.monotonic()
         page = visit()
+        page.wait_for_function(DRAWN, arg="loss")
         seconds.append(time.monotonic() - started)
     assert min(seconds) < OPEN_S, seconds
     sent = "performance.getEntriesByType('resource').reduce((sum, entry) => sum + entry.transferSize, 0)"
@@ -78,9 +94,22 @@ def test_a_name_is_text_and_never_markup(visit):
     assert page.locator("#board img").count() == 0
 
 
-def test_plots_are_drawn_and_zoomed_with_the_keyboard_alone(visit):
+def test_plots_are_loaded_and_drawn_when_they_come_into_view(visit):
+    page = visit(viewport={"width": 1200, "height": 200})
+    assert page.evaluate("typeof Bokeh") == "undefined"
+    page.locator("#loss").scroll_into_view_if_needed()
+    page.wait_for_function(DRAWN, arg="loss")
+    assert not page.evaluate(DRAWN, "speed")
+    page.locator("#speed").scroll_into_view_if_needed()
+    page.wait_for_function(DRAWN, arg="speed")
+    last = "Bokeh.documents.at(-1).roots()[0].renderers[0].data_source.data.samples_per_s.length"
+    assert page.evaluate(last) > 500
+
+
+def test_plots_are_zoomed_with_the_keyboard_alone(visit):
     page = visit()
     figure = "Bokeh.documents[0].roots()[0]"
+    page.wait_for_function(DRAWN, arg="loss")
     page.wait_for_function(f"() => {figure}.x_range.end > 29000")
     page.evaluate(
         "Bokeh.index.get_by_id(Bokeh.documents[0].roots()[0].id).el.shadowRoot.querySelector('.bk-layer')?.focus()"
@@ -113,6 +142,15 @@ def test_it_fits_a_phone_and_has_contrast_in_the_dark_and_in_the_light(visit, op
     assert abs(lightness(text) - lightness(ground)) > 150
 
 
+def test_the_legend_is_whole_on_a_phone(visit):
+    page = visit(**PHONE)
+    keys = page.locator(".key")
+    assert keys.all_inner_texts() == ["━ training", "━ held-out"]
+    for box in (key.bounding_box() for key in keys.all()):
+        assert 0 <= box["x"] < box["x"] + box["width"] <= 360
+    assert page.evaluate("() => getComputedStyle(document.querySelector('.key')).color") == "rgb(15, 127, 214)"
+
+
 def lightness(colour):
     """Of rgb(r, g, b): 0 to 255."""
     red, green, blue = (int(value) for value in colour.removeprefix("rgb(").removesuffix(")").split(","))
@@ -121,6 +159,8 @@ def lightness(colour):
 
 def test_colours_follow_the_system_while_the_page_is_open(visit):
     page = visit(color_scheme="light")
+    page.wait_for_function(DRAWN, arg="loss")
+    before = page.evaluate("Bokeh.documents.length")
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function("() => Bokeh.documents.length > 3")
+    page.wait_for_function("before => Bokeh.documents.length > before", arg=before)
     assert lightness(page.evaluate("Bokeh.documents.at(-1).roots()[0].below[0].major_label_text_color")) > 120

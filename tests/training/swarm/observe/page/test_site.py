@@ -1,8 +1,11 @@
 """The folder of the run's page."""
 
 import json
+import shutil
+import tomllib
 import urllib.request
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +21,8 @@ from training.swarm.observe.page.server import served
 from training.swarm.observe.page.site import SHOWN_PEERS
 from training.swarm.observe.peer_metrics import PeerRecords
 from training.swarm.peer.gradient_worker import build_model
+
+ROOT = Path(__file__).parents[5]
 
 
 def shown(site):
@@ -43,6 +48,21 @@ def test_as_many_liars_as_volunteers_change_neither_the_numbers_nor_the_first_pl
     liar = next(peer for peer in run["peers"] if peer["peer"].startswith("QmLiar"))
     assert (liar["samples"], liar["hours"]) == (0, 0)
     assert [peer["samples"] for peer in run["peers"][:49]] == [1000.0 * number for number in range(49, 0, -1)]
+
+
+def test_the_notebook_is_in_the_package_too():
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    installed = (pages.HERE / pages.NOTEBOOK).relative_to(ROOT)
+    assert wheel["force-include"]["notebooks/join.ipynb"] == str(installed)
+
+
+def test_an_installed_package_finds_its_own_notebook(tmp_path, monkeypatch):
+    installed = tmp_path / "site-packages/training/swarm/observe/page"
+    installed.mkdir(parents=True)
+    shutil.copy(ROOT / "notebooks/join.ipynb", installed)
+    monkeypatch.setattr(pages, "HERE", installed)
+    pages.copy_notebook(tmp_path / "join.ipynb", ADDRESS)
+    assert f'ADDRESS = \\"{ADDRESS}\\"' in (tmp_path / "join.ipynb").read_text()
 
 
 def test_the_notebook_has_the_address(tmp_path):
@@ -71,6 +91,23 @@ def test_the_newest_checkpoint_can_be_downloaded_with_its_hash(tmp_path):
     }
     with zipfile.ZipFile(path) as archive:
         assert {"model-step-000006/config.json", "model-step-000006/model.safetensors"} <= set(archive.namelist())
+
+
+def test_a_page_elsewhere_hands_out_what_the_host_packed(tmp_path):
+    settings, run_dir = settings_of(100), tmp_path / "run"
+    (run_dir / "public").mkdir(parents=True)
+    tokenizer_of(run_dir)
+    Checkpoints(run_dir, settings, on_notice=print).save(3, build_model(settings), [], 2.0)
+    host = open_site(tmp_path / "host", run_dir=run_dir)
+    host.refresh(None, board_of(tmp_path), PeerRecords({}, 0))
+    host.close()
+    elsewhere = open_site(tmp_path / "elsewhere")
+    elsewhere.watcher.public = {path.name: path.read_bytes() for path in (run_dir / "public").iterdir()}
+    elsewhere.refresh(None, board_of(tmp_path), PeerRecords({}, 0))
+    assert shown(host)["checkpoint"]
+    assert shown(elsewhere)["checkpoint"] == shown(host)["checkpoint"]
+    name = "model-step-000003.zip"
+    assert (elsewhere.folder / name).read_bytes() == (host.folder / name).read_bytes()
 
 
 def tokenizer_of(run_dir):
@@ -103,7 +140,7 @@ def test_pictures_come_from_a_helper_each_once(tmp_path):
     files = {f"drawn-00000{step}-0.webp": b"RIFF....WEBP" + bytes([step]) for step in (1, 2)}
     drawn = [{"step": step, "files": [f"drawn-00000{step}-0.webp"]} for step in (1, 2, 3)]
     public = {**files, "gallery.json": json.dumps({"prompts": ["a heart"], "drawn": drawn}).encode()}
-    site.watcher.fetch_public = lambda name: asked.append(name) or public.get(name)
+    site.watcher.fetch_public = lambda name, start=0: asked.append(name) or public.get(name)
     for _ in range(2):
         assert [one.step for one in site.pictures().drawn] == [1, 2]  # the third's are not there yet
     assert asked.count("drawn-000001-0.webp") == 1

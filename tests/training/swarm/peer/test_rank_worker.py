@@ -1,4 +1,4 @@
-"""Two processes of one machine learn as one process would from all their batches."""
+"""Two processes of one machine learn from a peer's batches as one process would."""
 
 import json
 import os
@@ -18,8 +18,8 @@ from tests.training.swarm.harness import TIMING, make_settings
 from training.data.catalog import find_shards
 from training.swarm.config import WireSection, write_settings
 from training.swarm.optimizer.build import lr_of_epoch, make_lamb
-from training.swarm.peer.data_parallel import open_ranks
 from training.swarm.peer.gradient_worker import GradientWorker
+from training.swarm.peer.rank_worker import open_peer
 
 ROOT = Path(__file__).parents[4]
 BATCH_SIZE, STEPS = 4, 3
@@ -62,18 +62,14 @@ def run_folder(folder, wire):
 
 
 def learn_alone(settings, folder, peer, learnt):
-    """The parameters of one process after all batches of both ranks, flat; `learnt` are the steps of the schedule."""
+    """The parameters of one process after the peer's batches, flat; `learnt` are the steps of the schedule."""
     shards, tokenizer = find_shards(settings.swarm.data), Tokenizer.from_file(folder / "tokenizer.json")
     one = GradientWorker(settings, shards, tokenizer, identity=peer, folder=folder / "one", batch_size=2 * BATCH_SIZE)
-    streams = [
-        one.data.split(rank, 2).batches(BATCH_SIZE, tokenizer, settings.recipe.model["text_len"]) for rank in range(2)
-    ]
+    batches = one.data.batches(2 * BATCH_SIZE, tokenizer, settings.recipe.model["text_len"])
     groups = parameter_groups(one.model, settings.recipe.optimizer.weight_decay)
     lamb = make_lamb(settings, groups)
     for step in learnt:
-        parts = [next(stream)[0] for stream in streams]
-        union = type(parts[0])(*(torch.cat(pair) for pair in zip(*parts, strict=True)))
-        one.learn_from(union, step)
+        one.learn_from(next(batches)[0], step)
         if not one.has_inner_steps:
             for group in lamb.param_groups:
                 group["lr"] = lr_of_epoch(settings, step - 1)
@@ -96,24 +92,18 @@ def learn_alone(settings, folder, peer, learnt):
     ],
     ids=["gradients", "diloco"],
 )
-def test_two_processes_of_a_machine_learn_as_one_from_all_their_batches(tmp_path, wire):
+def test_two_processes_of_a_machine_learn_as_one(tmp_path, wire):
     settings = run_folder(tmp_path, wire)
     launch(tmp_path)
     told = json.loads((tmp_path / "rank0.json").read_text())
     expected = learn_alone(settings, tmp_path, told["peer"], told["learnt"])
-    for rank in range(2):
-        np.testing.assert_allclose(np.load(tmp_path / f"rank{rank}.npy"), expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(np.load(tmp_path / "rank0.npy"), expected, rtol=0, atol=1e-5)
     assert told["samples"] == 2 * BATCH_SIZE * len(told["learnt"])
-    assert {path.name for path in tmp_path.glob("place/cursor*.json")} == {"cursor.json", "cursor-1.json"}
-
-
-def test_one_process_alone_is_not_told_of_ranks(monkeypatch):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert open_ranks("cpu") is None
+    assert {path.name for path in tmp_path.glob("place/cursor*.json")} == {"cursor.json"}
 
 
 def test_processes_of_several_machines_are_not_one_peer(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "16")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     with pytest.raises(ValueError, match="start torchrun for each machine alone"):
-        open_ranks("cpu")
+        open_peer("cpu")

@@ -1,6 +1,7 @@
 """Remote files: requests are retried with back-off for a limited time, and each retry is reported."""
 
 import io
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -11,15 +12,11 @@ from typing import Any, TypeVar
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.remote_errors import Refused, Unreachable, meaning, one_line, storage_of
-from training.run.progress import OnNotice
+from dalle_lean.progress import OnNotice, silent
 
 T = TypeVar("T")
 # Retrying changes nothing.
 PERMANENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, Refused, UserError)
-
-
-def silent(line: str) -> None:
-    """An OnNotice for callers that want none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +39,7 @@ class Patience:
 
         Raises Unreachable, and at once what will not change: FileNotFoundError and its like, Refused, UserError.
         """
-        started_s, wait_s = time.monotonic(), self.first_wait_s
+        wait_s, give_up_at_s = self.first_wait_s, math.inf
         while True:
             try:
                 return within(self.timeout_s, action)
@@ -51,7 +48,8 @@ class Patience:
                 if isinstance(error, PERMANENT):
                     raise error from None
                 reason = one_line(error)
-                if time.monotonic() - started_s + wait_s > self.give_up_s:
+                give_up_at_s = min(give_up_at_s, time.monotonic() + self.give_up_s)
+                if time.monotonic() + wait_s > give_up_at_s:
                     raise Unreachable(f"{what} could not be read for {self.give_up_s:g} s ({reason})") from None
                 on_notice(f"{what} cannot be read ({reason}); trying again in {wait_s:g} s")
             time.sleep(wait_s)
@@ -80,12 +78,15 @@ def within(timeout_s: float, action: Callable[[], T]) -> T:
 
 
 class RemoteFile(io.RawIOBase):
-    """A file at a URL that fsspec knows, for reading; every read is one request, which is retried."""
+    """A file at a URL that fsspec knows, for reading; every read is one request, which is retried.
 
-    def __init__(self, url: str, patience: Patience, on_notice: OnNotice = silent):
+    extra: this package's extra that brings fsspec.
+    """
+
+    def __init__(self, url: str, patience: Patience, on_notice: OnNotice = silent, extra: str = "training"):
         self.url, self.patience, self.on_notice = url, patience, on_notice
         self.place = 0
-        self.files, self.path = storage_of(url, extra="training")
+        self.files, self.path = storage_of(url, extra=extra)
         self.size: int = patience.insist(url, self.find_size, on_notice)
 
     def find_size(self) -> int:

@@ -1,0 +1,255 @@
+"""Does the engine scale, lose nothing, mix nothing up, keep its memory flat, and answer one prompt without delay?
+
+    python -m benchmarks.serving [--model FOLDER] [--replicas 1 2 4] [--people 100] [--minutes 5] [--kill-interval-s 20]
+
+Each eight pictures take a fixed time, slept by their scorer, so that a machine of two cores can hold four replicas. The
+people are the page's own client; each compares every answer with what its prompt and seed give alone.
+"""
+
+import itertools
+import os
+import random
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.report import make_parser, print_json, print_table
+from demo.serve.client import RemoteService
+from demo.serve.cluster import EngineSettings, engine_running
+from demo.serve.drawer import UNIT
+from demo.server import free_port
+from demo.service.drawing_service import Done
+from demo.service.scheduler import Busy
+from inference import Generator
+from inference.request import Request, Settings
+
+SLOW, FAST = "benchmarks.slow_scorer:Slow", "benchmarks.slow_scorer:Fast"
+PROMPTS = 5
+MEMORY_INTERVAL_S = 20.0
+
+
+@dataclass
+class Load:
+    """What happened to everybody's prompts."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    ended_s: list[float] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    answered_twice: int = 0
+    mixed_up: int = 0
+    busy: int = 0
+
+
+def make_request(unit_s: float, num_images: int, number: int) -> Request:
+    """One of a few prompts, whose units take this long."""
+    return Request(f"a red heart {unit_s} s", Settings(num_images=num_images, top_k=0, seed=number % PROMPTS))
+
+
+def fingerprint(pictures: Sequence[Any]) -> list[Any]:
+    """Everything of a prompt's pictures."""
+    return [(one.index, one.score, one.codes.tolist(), one.image.tobytes()) for one in pictures]
+
+
+def draw_until(
+    end_s: float, service: RemoteService, person: int, asked: Sequence[Request], right: Any, load: Load
+) -> None:
+    """One person: prompt after prompt until the time is up."""
+    for number in itertools.count(person):
+        started_s = time.monotonic()
+        if started_s >= end_s:
+            return
+        request = asked[number % len(asked)]
+        try:
+            finished = [event for event in service.draw(request) if isinstance(event, Done)]
+        except Busy as busy:
+            load.busy += 1
+            time.sleep(min(busy.seconds, 5.0))
+            continue
+        except Exception as error:  # whatever the reason: the answer is lost, and that is what is counted
+            load.lost.append(f"{type(error).__name__}: {error}")
+            continue
+        load.ended_s.append(time.monotonic())
+        load.latencies_s.append(time.monotonic() - started_s)
+        load.answered_twice += len(finished) > 1
+        load.mixed_up += fingerprint(finished[-1].pictures) != right[number % len(asked)]
+
+
+def run_people(service: RemoteService, people: int, seconds: float, asked: Sequence[Request], right: Any) -> Load:
+    """Everybody at once for so many seconds; what was begun is waited for."""
+    load, end_s = Load(), time.monotonic() + seconds
+    threads = [
+        threading.Thread(target=draw_until, args=(end_s, service, person, asked, right, load))
+        for person in range(people)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return load
+
+
+def processes(name: str) -> list[psutil.Process]:
+    """The replicas of a deployment that this process has started."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # ended meanwhile, or a zombie
+            if f":{name}" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+def kill_one(dice: random.Random) -> None:
+    """Kill a replica, if there is one."""
+    if drawers := processes("Drawer"):
+        os.kill(dice.choice(drawers).pid, signal.SIGKILL)
+
+
+def disturb(stop: threading.Event, kill_interval_s: float, memory: list[int], kills: list[float]) -> None:
+    """Kill a replica from time to time, and look at the memory of the front."""
+    dice, last_s = random.Random(0), time.monotonic()
+    while not stop.wait(1.0):
+        if kill_interval_s and time.monotonic() - last_s >= kill_interval_s:
+            last_s = time.monotonic()
+            kill_one(dice)
+            kills.append(last_s)
+        if len(memory) * MEMORY_INTERVAL_S <= time.monotonic() - stop.started_s:  # type: ignore[attr-defined]
+            memory.append(sum(process.memory_info().rss for process in processes("Front")))
+
+
+def measure_scaling(folder: Path, counts: Sequence[int], seconds: float, unit_s: float) -> dict[str, Any]:
+    """Units drawn each second by 1, 2, 4 replicas, in a steady state, and how many times as many as one draws."""
+    found = {}
+    for replicas in counts:
+        with engine(folder, replicas, batch_size=UNIT) as service:
+            asked = [make_request(unit_s, UNIT, number) for number in range(PROMPTS)]
+            right = answers(folder, asked)
+            # One more person than places for each replica: there is always a line.
+            load = run_people(service, 4 * replicas, seconds, asked, right)
+            first, last = sorted(load.ended_s)[2 * replicas], sorted(load.ended_s)[-4 * replicas]
+            count = len([end for end in load.ended_s if first < end <= last])
+            assert not load.lost, load.lost
+            assert not load.mixed_up
+            found[replicas] = count / (last - first)
+    return {
+        "units_per_s": {number: round(rate, 3) for number, rate in found.items()},
+        "of_ideal": {number: round(rate * unit_s / number, 3) for number, rate in found.items()},
+    }
+
+
+def measure_latency(folder: Path, repeats: int = 20) -> dict[str, Any]:
+    """Seconds that one prompt of eight pictures takes here and through the engine."""
+    request = make_request(0, UNIT, 1)
+    generator = Generator.from_folder(folder, "cpu", scorer=FAST)
+    with engine(folder, 1, batch_size=UNIT) as service:
+        here, there = [], []
+        for _ in range(repeats):
+            started_s = time.perf_counter()
+            generator.run(request.prompt, request.settings)
+            here.append(time.perf_counter() - started_s)
+            started_s = time.perf_counter()
+            list(service.draw(request))
+            there.append(time.perf_counter() - started_s)
+    medians = statistics.median(here), statistics.median(there)
+    return {
+        "alone_ms": round(1e3 * medians[0], 1),
+        "engine_ms": round(1e3 * medians[1], 1),
+        "added_ms": round(1e3 * (medians[1] - medians[0]), 1),
+        "added_least_ms": round(1e3 * (min(there) - min(here)), 1),
+    }
+
+
+def answers(folder: Path, asked: Sequence[Request]) -> list[Any]:
+    """What each prompt gives alone."""
+    generator = Generator.from_folder(folder, "cpu", scorer=FAST)
+    return [fingerprint(generator.run(request.prompt, request.settings)) for request in asked]
+
+
+class engine:
+    """An engine on loopback, as the page's client sees it."""
+
+    def __init__(self, folder: Path, replicas: int, batch_size: int):
+        port, metrics_port = free_port("127.0.0.1", 29000, 100), free_port("127.0.0.1", 29200, 100)
+        self.running = engine_running(
+            folder,
+            EngineSettings(
+                replicas, port=port, metrics_port=metrics_port, device="cpu", scorer=SLOW, batch_size=batch_size
+            ),
+        )
+        self.address = f"http://127.0.0.1:{port}"
+
+    def __enter__(self) -> RemoteService:
+        self.running.__enter__()
+        return RemoteService(self.address)
+
+    def __exit__(self, *error: Any) -> None:
+        self.running.__exit__(*error)
+
+
+def measure_load(folder: Path, people: int, seconds: float, kill_interval_s: float, unit_s: float) -> dict[str, Any]:
+    """A crowd, while replicas are killed."""
+    asked = [make_request(unit_s, 2 * UNIT, number) for number in range(PROMPTS)]
+    right, memory, kills = answers(folder, asked), [], []
+    with engine(folder, 2, batch_size=2 * UNIT) as service:
+        stop = threading.Event()
+        stop.started_s = time.monotonic()  # type: ignore[attr-defined]
+        watcher = threading.Thread(target=disturb, args=(stop, kill_interval_s, memory, kills))
+        watcher.start()
+        load = run_people(service, people, seconds, asked, right)
+        stop.set()
+        watcher.join()
+    times_s = sorted(load.latencies_s)
+    return {
+        "people": people,
+        "minutes": round(seconds / 60, 2),
+        "replicas_killed": len(kills),
+        "answered": len(times_s),
+        "lost": len(load.lost),
+        "reasons": sorted(set(load.lost)),
+        "answered_twice": load.answered_twice,
+        "mixed_up": load.mixed_up,
+        "busy": load.busy,
+        "latency_median_s": round(statistics.median(times_s), 2) if times_s else None,
+        "front_rss_mib": [round(one / 2**20) for one in memory],
+    }
+
+
+def main() -> None:
+    """Scaling, then latency, then the crowd."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", type=Path, help="model folder (default: a tiny one with random weights)")
+    parser.add_argument("--replicas", type=int, nargs="*", default=[1, 2, 4])
+    parser.add_argument("--people", type=int, default=100)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--kill-interval-s", type=float, default=20.0)
+    parser.add_argument("--unit-s", type=float, default=2.0, help="slept for each eight pictures")
+    parser.add_argument("--only", choices=["scaling", "latency", "load"])
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        folder = options.model
+        if folder is None:
+            from tests.inference.tiny_model import save_tiny_model
+
+            folder = save_tiny_model(Path(place))
+        found: dict[str, Any] = {}
+        if options.only in (None, "scaling"):
+            found |= measure_scaling(folder, options.replicas, 20 * options.unit_s, options.unit_s)
+        if options.only in (None, "latency"):
+            found |= measure_latency(folder)
+        if options.only in (None, "load"):
+            crowd = options.people, 60 * options.minutes, options.kill_interval_s
+            found |= measure_load(folder, *crowd, unit_s=options.unit_s / 10)
+    print_table(("figure", "value"), list(found.items()))
+    print_json("serving", found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""The engine as seen by a page: a generator and a service whose drawing is done elsewhere."""
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from dalle_lean.errors import UserError
+from dalle_lean.io.files import write_json
+from dalle_lean.model.config import DalleConfig
+from dalle_lean.model.dalle import Dalle
+from dalle_lean.tokenizer import Tokenizer
+from dalle_lean.vocabulary import Vocabulary
+from demo.serve.wire import (
+    BUSY_STATUS,
+    MISTAKE_STATUS,
+    event_from_json,
+    image_of,
+    latency_from_json,
+    request_to_json,
+)
+from demo.service.drawing_service import Done, DrawingEvent, DrawingService, Queued
+from demo.service.scheduler import Busy
+from inference.generator import Generator
+from inference.request import Request
+
+CONNECT_S = 5.0
+SILENCE_S = 60.0
+"""The engine says something every half second; after this long it is taken for dead."""
+PATIENCE_S = 120.0
+"""How long an engine that is away is waited for."""
+RETRY_INTERVAL_S = 0.5
+REFRESH_S = 10.0
+"""How old what is known of the engine's speed and model may be when something is drawn."""
+
+
+class EngineAway(Exception):
+    """The engine does not answer, or breaks off."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """A scorer that is elsewhere."""
+
+    name: str
+
+
+class Engine:
+    """The engine's HTTP interface."""
+
+    def __init__(self, address: str):
+        if not address.startswith(("http://", "https://")):
+            raise UserError(f"--serve {address}: give the engine's address, such as http://127.0.0.1:8000")
+        self.address = address.rstrip("/")
+        self.http = httpx.Client(
+            base_url=self.address,
+            timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_S),
+            limits=httpx.Limits(max_connections=None),
+            trust_env=False,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """What it says of its model."""
+        return cast(dict[str, Any], self.ask("GET", "/model"))
+
+    def ask(self, method: str, path: str, **content: Any) -> Any:
+        """A short answer, waited for where the engine is away: UserError where that lasts, Busy where it is full."""
+        end_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                with self.request(method, path, **content) as answer:
+                    return json.loads(answer.read())
+            except EngineAway as away:
+                if time.monotonic() > end_s:
+                    raise UserError(f"no engine answers at {self.address}: {away}") from None
+                time.sleep(RETRY_INTERVAL_S)
+
+    @contextmanager
+    def request(self, method: str, path: str, **content: Any) -> Iterator[httpx.Response]:
+        """An answer that streams; Busy, UserError for a mistake, EngineAway where it is worth to try again."""
+        try:
+            with self.http.stream(method, path, **content) as answer:
+                if answer.status_code == httpx.codes.OK:
+                    yield answer
+                    return
+                answer.read()
+                try:
+                    said = answer.json()
+                except ValueError:
+                    said = {}
+                if answer.status_code == MISTAKE_STATUS and "error" in said:
+                    raise UserError(said["error"])
+                if answer.status_code == BUSY_STATUS and said.get("error") == "busy":
+                    raise Busy(said["served"], said["waiting"], said["seconds"])
+                raise EngineAway(f"it answers {answer.status_code}")
+        except httpx.TransportError as error:
+            raise EngineAway(str(error) or type(error).__name__) from None
+
+
+class RemoteGenerator(Generator):
+    """All of a generator but its weights: it reads prompts, describes and has pictures read; the service draws."""
+
+    def __init__(self, engine: Engine, description: dict[str, Any]):
+        self.engine, content, files = engine, description["content"], description["files"]
+        config = DalleConfig.from_dict(content["dalle"])
+        self.model = Dalle(config, device="meta")
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder)
+            (place / "tokenizer.json").write_text(files["tokenizer.json"], encoding="utf-8")
+            self.tokenizer = Tokenizer.from_file(place / "tokenizer.json")
+            self.vocabulary = None
+            if "vocabulary.json" in files:
+                write_json(place / "vocabulary.json", json.loads(files["vocabulary.json"]))
+                self.vocabulary = Vocabulary.load(place / "vocabulary.json")
+        self.scorer = None if description["scorer"] is None else cast(Any, Named(description["scorer"]))
+        self.decoder = cast(Any, SimpleNamespace(precision=description["precision"]))
+        self.device = torch.device(description["device"])
+        self.model_sha256 = content["parts"]["model.safetensors"]
+        self.caption_dropout = content.get("caption_dropout")
+        self.guidance = float(content.get("guidance", 1.0))
+        self.side = config.image_side * description["downscale"]
+
+    @property
+    def picture_side(self) -> int:
+        """Width and height of a picture in pixels."""
+        return self.side
+
+    def read_pixels(self, pixels: NDArray[np.uint8]) -> Tensor:
+        """The codes [I] of the pixels [side, side, 3] of a picture, whose side is `picture_side`."""
+        return torch.tensor(self.engine.ask("POST", "/read", content=pixels.tobytes())["codes"])
+
+    def preview(self, codes: Tensor) -> list[Image.Image]:
+        """Unfinished pictures from their first codes [n, m]: whole rows that are drawn, transparent below."""
+        return [image_of(self.engine.ask("POST", "/preview", json={"codes": one.tolist()})["png"]) for one in codes]
+
+
+class RemoteService(DrawingService):
+    """Draws for several people by an engine, which holds the line for all its pages.
+
+    Raises:
+        UserError: no engine answers at the address.
+    """
+
+    def __init__(self, address: str):
+        self.engine = Engine(address)
+        description = self.engine.describe()
+        super().__init__(RemoteGenerator(self.engine, description), latency_from_json(description["latency"]))
+        self.card = description["files"].get("README.md", "")
+        self.refreshed_s = time.monotonic()
+
+    def refresh(self) -> None:
+        """Learn how fast the engine is by now, and which model it has."""
+        self.refreshed_s = time.monotonic()
+        description = self.engine.describe()
+        self.latency = latency_from_json(description["latency"])
+        if description["content"]["parts"]["model.safetensors"] != self.generator.model_sha256:
+            self.generator = RemoteGenerator(self.engine, description)
+
+    def draw(self, request: Request) -> Iterator[DrawingEvent]:
+        """As a service here does; what an engine breaks off is asked for again, since it is the same whenever drawn."""
+        if time.monotonic() - self.refreshed_s > REFRESH_S:
+            self.refresh()
+        event: DrawingEvent = Queued(1, self.latency.seconds(self.generator.num_drawn(request.settings)))
+        away_since_s: float | None = None
+        while True:
+            try:
+                for event in self.answer(request):
+                    away_since_s = None
+                    yield event
+                    if isinstance(event, Done):
+                        return
+            except EngineAway as away:
+                away_since_s = away_since_s or time.monotonic()
+                if time.monotonic() - away_since_s > PATIENCE_S:
+                    raise UserError(f"the engine is away: {away}; try again later") from None
+            # Said again, so that the page notices Stop in the meantime.
+            yield event
+            time.sleep(RETRY_INTERVAL_S)
+
+    def answer(self, request: Request) -> Iterator[DrawingEvent]:
+        """The engine's events, up to where it breaks off; EngineAway for that."""
+        with self.engine.request("POST", "/draw", json=request_to_json(request)) as answer:
+            for line in answer.iter_lines():
+                event = event_from_json(json.loads(line), request)
+                if isinstance(event, Done):
+                    known = self.generator.describe(request.settings, request.start)
+                    event = replace(event, described=known | event.described)
+                yield event
+        raise EngineAway("it broke off")

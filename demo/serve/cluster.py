@@ -1,0 +1,211 @@
+"""The engine's processes: started on a Ray cluster, exchanged for those of another model, ended."""
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dalle_lean.errors import UserError
+from dalle_lean.io.model_folder import check_parts
+from dalle_lean.require import require
+
+OBJECT_STORE_BYTES = 2**28
+"""Of a cluster of this machine's; only pictures on their way to a client lie there."""
+LARGEST_BATCH = {"cuda": 128, "cpu": 32}
+PROMPTS_PER_REPLICA = 3
+"""At once, so that every replica always has something to draw."""
+BATCHES_PER_REPLICA = 2
+"""That a replica is given: one to draw, and one that follows without a pause."""
+SLOW_START_S = 120
+START_TRIES = 3
+DRAIN_POLL_S = 0.5
+STOP_S = 10.0
+"""For what is being drawn when the engine ends."""
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How an engine is run.
+
+    The replicas are between `replicas` and `max_replicas`, as many as the line needs.
+    """
+
+    replicas: int = 1
+    max_replicas: int | None = None
+    waiting: int = 100
+    host: str = "127.0.0.1"
+    port: int = 8000
+    metrics_port: int = 8001
+    device: str = "auto"
+    scorer: str = "clip"
+    precision: str | None = None
+    batch_size: int | None = None
+    """Pictures that a replica draws at once; None is 128 on a GPU and 32 on a CPU."""
+
+    def __post_init__(self) -> None:
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise UserError(f"max_replicas={self.max_replicas} is less than replicas={self.replicas}")
+
+    @property
+    def most_replicas(self) -> int:
+        return self.max_replicas or self.replicas
+
+
+@contextmanager
+def engine_running(folder: Path, settings: EngineSettings) -> Iterator["RunningEngine"]:
+    """An engine that draws with the model in `folder`; it ends with the block, and all its processes with it.
+
+    It joins the cluster that RAY_ADDRESS names, or starts one on this machine.
+    """
+    # Ray reads these when it is imported. On a busy machine its processes start more slowly than it expects.
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", str(SLOW_START_S))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # drawing is no background work
+    ray, serve = require("ray", extra="serve"), require("ray.serve", extra="serve")
+    from demo.serve.front import DRAWERS, FRONT
+
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    address = os.environ.get("RAY_ADDRESS")
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    if address is None:
+        options |= {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+        options["_metrics_export_port"] = settings.metrics_port
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        start_ray(options)
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own in its place
+        try:
+            location = "HeadOnly" if address is None else "EveryNode"
+            serve.start(
+                proxy_location=location,
+                http_options={"host": settings.host, "port": settings.port},
+                logging_config={"log_level": "ERROR"},
+            )
+            engine = RunningEngine(settings)
+            engine.load(folder)
+            yield engine
+        finally:
+            if address is None:
+                serve.shutdown()
+            else:  # others may serve on this cluster too
+                for name in serve.status().applications:
+                    if name == FRONT or name.startswith(DRAWERS):
+                        serve.delete(name)
+    finally:
+        ray.shutdown()
+
+
+def start_ray(options: dict[str, Any]) -> None:
+    """`ray.init`, tried again where a busy machine is slower than Ray allows; UserError where that does not help."""
+    import ray
+
+    for attempt in range(START_TRIES):
+        try:
+            ray.init(**options)
+            return
+        except Exception as error:  # Ray raises bare ones
+            ray.shutdown()
+            if attempt == START_TRIES - 1:
+                raise UserError(f"Ray does not start: {error}") from error
+
+
+class RunningEngine:
+    """An engine on the Ray cluster that this process has joined."""
+
+    def __init__(self, settings: EngineSettings):
+        import ray
+
+        self.settings = settings
+        resources = ray.cluster_resources()
+        self.gpus = 0 if settings.device == "cpu" else resources.get("GPU", 0)
+        if settings.device.startswith("cuda") and not self.gpus:
+            raise UserError(f"device={settings.device}: this cluster has no GPU")
+        self.cpus = resources.get("CPU", 1)
+        self.batch_size = settings.batch_size or LARGEST_BATCH["cuda" if self.gpus else "cpu"]
+
+    def load(self, folder: Path) -> None:
+        """Draw with the model in this folder from now on. Prompts that are being drawn end with the one before it.
+
+        Raises:
+            UserError: the folder is not whole, or no replica can load it; the model before it stays.
+        """
+        from ray import serve
+
+        from demo.serve.front import DRAWERS, FRONT, Front
+
+        folder = folder.resolve()
+        sha256 = check_parts(folder)["parts"]["model.safetensors"]
+        name = f"{DRAWERS}{sha256[:16]}-{time.time_ns()}"
+        try:
+            serve.run(self.drawers(folder, sha256), name=name, route_prefix=None)
+        except RuntimeError as error:
+            serve.delete(name)
+            raise UserError(f"no replica could load {folder}: {' '.join(str(error).split())[:500]}") from None
+        if FRONT not in serve.status().applications:
+            most, units = self.settings.most_replicas, self.units_per_replica
+            front: Any = serve.deployment(
+                Front,
+                name="Front",
+                max_ongoing_requests=2 * (PROMPTS_PER_REPLICA * most + self.settings.waiting) + 16,
+                max_queued_requests=self.settings.waiting,
+                ray_actor_options={"num_cpus": 0},
+                graceful_shutdown_timeout_s=STOP_S,
+            )
+            serve.run(front.bind(PROMPTS_PER_REPLICA * most, self.settings.waiting, most * units), name=FRONT)
+        handle = serve.get_app_handle(FRONT)
+        while True:
+            newest, prompts = handle.in_use.remote().result()
+            if newest == name:
+                idle = [old for old in prompts if old != name and prompts[old] == 0]
+                for old in idle:
+                    serve.delete(old)
+                if len(prompts) == 1 + len(idle):
+                    return
+            time.sleep(DRAIN_POLL_S)
+
+    @property
+    def units_per_replica(self) -> int:
+        """Units that a replica may be given at once."""
+        from demo.serve.drawer import UNIT
+
+        return BATCHES_PER_REPLICA * max(1, self.batch_size // UNIT)
+
+    def drawers(self, folder: Path, sha256: str) -> Any:
+        """The replicas of a model.
+
+        Each asks Ray for half of its share of the GPUs or CPUs: the other half is for its successor while two models
+        are exchanged.
+        """
+        from ray import serve
+
+        from demo.serve.drawer import Drawer
+
+        most = self.settings.most_replicas
+        threads = max(1, int(self.cpus // most))
+        share = (
+            {"num_gpus": min(1.0, self.gpus / most) / 2, "num_cpus": 0}
+            if self.gpus
+            else {"num_cpus": min(1.0, self.cpus / most) / 2}
+        )
+        scaling: dict[str, Any] = {"num_replicas": self.settings.replicas}
+        if most > self.settings.replicas:
+            bounds = {"min_replicas": self.settings.replicas, "max_replicas": most}
+            # A replica that has its batch and the next one to draw is at its limit.
+            scaling = {"autoscaling_config": {**bounds, "target_ongoing_requests": self.units_per_replica / 2}}
+        drawers: Any = serve.deployment(
+            Drawer,
+            name="Drawer",
+            max_ongoing_requests=self.units_per_replica,
+            ray_actor_options=share,
+            graceful_shutdown_timeout_s=STOP_S,
+            **scaling,
+        )
+        device = "cuda" if self.gpus else "cpu"
+        settings = self.settings
+        arguments = (device, settings.precision, settings.scorer, threads, self.batch_size)
+        return drawers.bind(str(folder), sha256, *arguments)

@@ -1,0 +1,74 @@
+"""`dalle-lean serve`."""
+
+import signal
+import threading
+from typing import Annotated
+
+import typer
+
+from dalle_lean.ending import Terminated
+from dalle_lean.errors import UserError
+from dalle_lean.terminal import Device, say, warn
+
+
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Model folder or hub id.", show_default="$DALLE_LEAN_MODEL, else the bundled model"),
+    ] = None,
+    replicas: Annotated[int, typer.Option(help="Copies of the model; each has its share of GPUs or CPUs.", min=1)] = 1,
+    max_replicas: Annotated[
+        int | None, typer.Option(help="Up to this many while there is a line.", show_default="--replicas", min=1)
+    ] = None,
+    waiting: Annotated[int, typer.Option(help="Prompts in line before others are sent away.", min=0)] = 100,
+    host: Annotated[str, typer.Option(help="Address to listen on; there is no password.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="TCP port.", min=1, max=65535)] = 8000,
+    metrics_port: Annotated[int, typer.Option(help="TCP port of /metrics, for Prometheus.", min=1, max=65535)] = 8001,
+    scorer: Annotated[str, typer.Option(help="What ranks the pictures, as in `generate`.")] = "clip",
+    precision: Annotated[
+        str | None, typer.Option(help="As in `generate`.", show_default="fp32 on a CPU, bf16 on a GPU")
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="Pictures that a replica draws at once.", show_default="128 on a GPU, else 32", min=1),
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Draw for pages and programs, by several replicas, until Ctrl+C or SIGTERM; SIGHUP loads MODEL again."""
+    from dalle_lean.io.model_folder import check_parts, find_model
+    from demo.serve.cluster import EngineSettings, engine_running
+    from demo.server import free_port
+
+    settings = EngineSettings(
+        *(replicas, max_replicas, waiting, host, port, metrics_port, device, scorer, precision, batch_size)
+    )
+    for wanted in (port, metrics_port):
+        free_port(host, wanted, tries=1)
+    folder = find_model(model)
+    check_parts(folder)
+    reload = threading.Event()
+    signal.signal(signal.SIGHUP, lambda *_: reload.set())
+    signal.signal(signal.SIGTERM, terminate)
+    say(f"starting {replicas} replica{'s' * (replicas > 1)} of {folder} ...")
+    try:
+        with engine_running(folder, settings) as engine:
+            say(f"the engine is at http://{host}:{port}, its metrics are on port {metrics_port} (Ctrl+C ends it)")
+            while True:
+                # With a timeout, so that signals are heard.
+                if not reload.wait(1.0):
+                    continue
+                reload.clear()
+                say("loading the model again ...")
+                try:
+                    engine.load(find_model(model))
+                    say("the new model draws")
+                except UserError as mistake:
+                    warn(f"the model before it goes on drawing: {mistake}")
+    finally:
+        say("the engine has ended")
+
+
+def terminate(*_: object) -> None:
+    """SIGTERM, which service managers send, ends the engine as Ctrl+C does; a second one changes nothing."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Terminated

@@ -1,0 +1,213 @@
+"""A replica: one generator, which draws the pictures of several prompts together.
+
+Prompts come in units of eight pictures, so that a picture stands at the same place of its decoding batch as on one
+machine, and is the same bit for bit on a CPU in fp32.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from ray import serve
+
+from dalle_lean.errors import UserError
+from dalle_lean.io.files import read_text
+from dalle_lean.io.model_folder import check_parts
+from demo.serve.wire import latency_to_json, picture_to_json, png
+from demo.service.drawing_service import PREVIEW_INTERVAL_S, PREVIEWS
+from demo.service.latency_model import LatencyModel, measure, wait_for_device
+from inference.generator import Generator
+from inference.ranking import DECODE_BATCH
+from inference.request import Progress, Request
+
+UNIT = DECODE_BATCH
+"""Pictures."""
+GATHER_S = 0.01
+"""How long the first unit of a batch waits for others."""
+FILES = ("config.json", "tokenizer.json", "vocabulary.json", "vqgan/config.json", "README.md")
+"""What a client reads of a model folder: everything but the weights."""
+
+
+gathered: Any = serve.batch(batch_wait_timeout_s=GATHER_S)
+"""Ray's decorator that calls a method with a list of what several callers gave; its types know no methods."""
+
+
+@dataclass
+class Unit:
+    """Some pictures of a prompt while they are drawn here."""
+
+    request: Request
+    previews: bool
+    """Whether its pictures are shown growing."""
+    wanted: bool = True
+    """Somebody still waits for it."""
+    previewed_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a unit's drawing says from time to time."""
+
+    share: float = 0.0
+    """Of the codes, 0..1."""
+    note: str = ""
+    previews: Sequence[str] = ()
+    pictures: Sequence[dict[str, Any]] | None = None
+    """The best of the unit, at the end."""
+    mistake: str | None = None
+    """Why it cannot be drawn, in a sentence for its user."""
+    learned: tuple[int, float, float] | None = None
+    """At the end: pictures drawn together, seconds for a row of their codes, seconds for painting the unit."""
+
+
+class Drawer:
+    """A Ray Serve deployment.
+
+    Args:
+        folder: the model folder, at the same path on every machine.
+        sha256: of the weights that this engine was started with.
+        threads: for torch on a CPU.
+        batch_size: pictures at once.
+    """
+
+    def __init__(
+        self, folder: str, sha256: str, device: str, precision: Any, scorer: str, threads: int, batch_size: int
+    ):
+        torch.set_num_threads(threads)
+        self.generator = Generator.from_folder(folder, device, precision, scorer)
+        if self.generator.model_sha256 != sha256:
+            raise UserError(f"{folder} has changed since the engine loaded it; send the engine SIGHUP to take it")
+        self.folder, self.batch_size = Path(folder), batch_size
+        # Cached tensors belong to the thread that computes.
+        self.worker = ThreadPoolExecutor(1, thread_name_prefix="drawing")
+        self.draw_together.set_max_batch_size(max(1, batch_size // UNIT))
+
+    async def run(self, job: Any, *arguments: Any) -> Any:
+        """Let the drawing thread do something between two rows."""
+        return await asyncio.get_running_loop().run_in_executor(self.worker, job, *arguments)
+
+    async def describe(self) -> dict[str, Any]:
+        """Everything that a client needs to know of the model, and how long drawing takes here."""
+        generator = self.generator
+        latency: LatencyModel = await self.run(measure, generator)
+        latency.largest_batch = min(latency.largest_batch, self.batch_size)
+        return {
+            "files": {name: read_text(self.folder / name) for name in FILES if (self.folder / name).is_file()},
+            "content": check_parts(self.folder),
+            "downscale": generator.vqgan.config.downscale,
+            "scorer": None if generator.scorer is None else generator.scorer.name,
+            "device": generator.device.type,
+            "precision": generator.decoder.precision,
+            "latency": latency_to_json(latency),
+        }
+
+    async def read(self, pixels: bytes) -> list[int]:
+        """The codes of a picture's pixels, RGB rows from the top."""
+        side = self.generator.picture_side
+        values = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(side, side, 3).numpy()
+        return list((await self.run(self.generator.read_pixels, values)).tolist())
+
+    async def preview(self, codes: torch.Tensor) -> str:
+        """The part of a picture that its first codes [m] draw, as a PNG."""
+        return png((await self.run(self.generator.preview, codes[None]))[0])
+
+    async def draw(self, request: Request, previews: bool) -> AsyncIterator[Step]:
+        """Draw one unit, together with others where there are some; close the iterator to cancel."""
+        unit = Unit(request, previews)
+        try:
+            async for step in self.draw_together(unit):
+                if isinstance(step, Exception):
+                    raise step
+                if step is not None:
+                    yield step
+                    if step.pictures is not None:
+                        return
+        except UserError as mistake:
+            yield Step(mistake=str(mistake))
+        finally:
+            unit.wanted = False
+
+    @gathered
+    async def draw_together(self, units: list[Unit]) -> AsyncIterator[list[Step | Exception | None]]:
+        """One list for each step of one unit. Where a batch fails, each of its units is tried alone: one prompt cannot
+        spoil another's."""
+
+        def only(unit: Unit, said: Step | Exception) -> list[Step | Exception | None]:
+            return [said if one is unit else None for one in units]
+
+        groups = [units]
+        while groups:
+            group = groups.pop(0)
+            try:
+                async for unit, step in self.steps(group):
+                    yield only(unit, step)
+            except Exception as error:
+                if len(group) > 1:
+                    groups += [[unit] for unit in group if unit.wanted]
+                else:
+                    yield only(group[0], error)
+
+    async def steps(self, units: list[Unit]) -> AsyncIterator[tuple[Unit, Step]]:
+        """Draw units until all are done or nobody wants any of them."""
+        drawing = self.generator.draw([unit.request for unit in units], self.batch_size)
+        timer = Timer(sum(unit.request.settings.num_images for unit in units))
+        try:
+            while any(unit.wanted for unit in units):
+                found = await self.run(self.step, drawing, units, timer)
+                if found is None:
+                    return
+                yield found
+        finally:
+            await self.run(cast(Any, drawing).close)
+
+    def step(self, drawing: Iterator[Progress], units: list[Unit], timer: "Timer") -> tuple[Unit, Step] | None:
+        """The next step of one of the units; None at the end."""
+        started_s = time.perf_counter()
+        progress = next(drawing, None)
+        if progress is None:
+            return None
+        wait_for_device(progress)
+        unit, config = units[progress.request], self.generator.model.config
+        learned = timer.add(progress, time.perf_counter() - started_s)
+        if progress.pictures is not None:
+            return unit, Step(
+                1.0, progress.note, (), [picture_to_json(one) for one in progress.pictures], None, learned
+            )
+        if progress.codes is None:
+            return unit, Step(1.0, progress.note)
+        given = 0 if unit.request.start is None else len(unit.request.start)
+        share = (progress.codes.shape[1] - given) / (config.image_len - given)
+        previews: list[str] = []
+        if unit.previews and time.monotonic() - unit.previewed_s >= PREVIEW_INTERVAL_S:
+            previews = [png(image) for image in self.generator.preview(progress.codes[:PREVIEWS])]
+            unit.previewed_s = time.monotonic()
+        return unit, Step(share, progress.note, previews)
+
+    def __del__(self) -> None:
+        if hasattr(self, "worker"):
+            self.worker.shutdown(wait=False, cancel_futures=True)
+
+
+class Timer:
+    """What a batch of `num_images` pictures takes."""
+
+    def __init__(self, num_images: int):
+        self.num_images, self.codes_s, self.painting_s = num_images, 0.0, 0.0
+        self.rows: set[int] = set()
+
+    def add(self, progress: Progress, seconds: float) -> tuple[int, float, float] | None:
+        """Add a step; `Step.learned` at the end of a unit."""
+        if progress.codes is not None:
+            self.codes_s += seconds
+            self.rows.add(progress.codes.shape[1])
+            return None
+        self.painting_s += seconds
+        if progress.pictures is None:
+            return None
+        painting_s, self.painting_s = self.painting_s, 0.0
+        return self.num_images, self.codes_s / max(1, len(self.rows)), painting_s

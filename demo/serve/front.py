@@ -1,0 +1,409 @@
+"""The engine's front: the line, the spread of each prompt over the replicas, and the HTTP interface.
+
+There is one of it, because there is one line. It holds nothing that lasts: if it dies, Ray starts another, and clients
+send their requests again.
+"""
+
+import asyncio
+import json
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ray import serve
+from ray.serve.schema import ReplicaState
+from ray.util.metrics import Counter, Gauge, Histogram
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from dalle_lean.errors import UserError
+from dalle_lean.model.config import DalleConfig
+from demo.serve.drawer import UNIT, Step
+from demo.serve.wire import (
+    BUSY_STATUS,
+    FAILED,
+    MISTAKE_STATUS,
+    MOST_REQUEST_BYTES,
+    codes_from_json,
+    latency_from_json,
+    latency_to_json,
+    request_from_json,
+)
+from demo.service.drawing_service import LINE_INTERVAL_S, PREVIEW_INTERVAL_S, UPLOADS_WAITING
+from demo.service.scheduler import Busy, Scheduler, Ticket
+from inference.request import Request
+
+FRONT = "front"
+DRAWERS = "drawers-"
+"""Applications of Ray Serve: the front, and the replicas of one model, whose hash follows."""
+WATCH_S = 0.5
+TURN_POLL_S = 0.05
+TRIES = 10
+"""Of a unit; each death of a replica takes its units with it."""
+RETRY_PAUSE_S = 0.2
+
+log = logging.getLogger(__name__)
+
+
+class Model:
+    """The replicas of one model."""
+
+    def __init__(self, name: str, handle: Any, description: dict[str, Any]):
+        self.name, self.handle, self.description = name, handle, description
+        content = description["content"]
+        self.config = DalleConfig.from_dict(content["dalle"])
+        self.picture_bytes = 3 * (self.config.image_side * description["downscale"]) ** 2
+        self.latency = latency_from_json(description["latency"])
+        self.prompts = 0
+        """That are being drawn by it."""
+
+    def num_drawn(self, request: Request) -> int:
+        """How many pictures of a request are drawn: without a scorer, only those that are kept."""
+        settings = request.settings
+        return settings.num_best if self.description["scorer"] is None else settings.num_images
+
+    def seconds(self, request: Request) -> float:
+        """Of a request when no other is drawn."""
+        return self.latency.seconds(self.num_drawn(request), request.settings.guidance != 1)
+
+    def described(self, request: Request) -> dict[str, Any]:
+        """What fixes the pictures besides the prompt, where it differs from what a client knows."""
+        return {name: self.description[name] for name in ("precision", "scorer")} | {
+            "model_sha256": self.description["content"]["parts"]["model.safetensors"]
+        }
+
+    def units(self, request: Request) -> list[Request]:
+        """A request in parts of at most UNIT pictures; each part keeps as many as the whole, so none is missed."""
+        settings, total = request.settings, self.num_drawn(request)
+        sizes = [min(UNIT, total - first) for first in range(0, total, UNIT)]
+        return [
+            replace(
+                request,
+                settings=replace(settings, num_images=size, best=min(size, settings.num_best)),
+                first=number * UNIT,
+            )
+            for number, size in enumerate(sizes)
+        ]
+
+
+@dataclass
+class Drawing:
+    """What is known of a prompt that is being drawn."""
+
+    shares: list[float]
+    """Of each unit, 0..1."""
+    note: str
+    previews: list[str]
+    """New ones."""
+    pictures: list[dict[str, Any]]
+
+
+class Front:
+    """A Ray Serve deployment.
+
+    Args:
+        at_once: prompts that are drawn at the same time.
+        waiting: prompts in line, at most.
+        units_at_once: units that the replicas may have been given, at most.
+    """
+
+    def __init__(self, at_once: int, waiting: int, units_at_once: int):
+        self.line = Scheduler(at_once, waiting)
+        self.units_at_once = units_at_once
+        # First come, first served: prompts that are drawn at the same time get their units drawn by turns.
+        self.slots = asyncio.Semaphore(units_at_once)
+        self.models: dict[str, Model] = {}
+        self.model: Model | None = None
+        """The newest, which draws what comes next."""
+        self.replicas = 0
+        self.reading = 0
+        self.prompts_total = Counter("dalle_lean_prompts", "Prompts by how they ended.", ("result",))
+        self.pictures_total = Counter("dalle_lean_pictures", "Pictures drawn for finished prompts.")
+        self.redrawn_total = Counter("dalle_lean_units_redrawn", "Units drawn again after a failure.")
+        self.line_gauge = Gauge("dalle_lean_line", "Prompts in the engine by their state.", ("state",))
+        self.replicas_gauge = Gauge("dalle_lean_replicas", "Replicas that draw.")
+        self.seconds = Histogram(
+            "dalle_lean_prompt_seconds", "From arrival to pictures.", [0.5, 1, 2, 5, 10, 20, 60, 300]
+        )
+        self.watching = asyncio.get_running_loop().create_task(self.watch())
+
+    async def watch(self) -> None:
+        """Follow which models and how many replicas there are."""
+        while True:
+            try:
+                await self.look()
+            except Exception:  # the controller is starting again
+                log.exception("cannot see the replicas")
+            drawn = min(len(self.line), self.line.at_once)
+            self.line_gauge.set(drawn, {"state": "drawing"})
+            self.line_gauge.set(len(self.line) - drawn, {"state": "waiting"})
+            self.replicas_gauge.set(self.replicas)
+            await asyncio.sleep(WATCH_S)
+
+    async def look(self) -> None:
+        """Take the newest model that runs; forget those that are gone."""
+        apps = (await asyncio.to_thread(serve.status)).applications
+        running = {
+            name: sum(one.replica_states.get(ReplicaState.RUNNING, 0) for one in app.deployments.values())
+            for name, app in apps.items()
+            if name.startswith(DRAWERS)
+        }
+        ready = [name for name in running if apps[name].status == "RUNNING"]
+        newest = max(ready, key=lambda name: apps[name].last_deployed_time_s, default=None)
+        if newest is not None and newest not in self.models:
+            handle = serve.get_app_handle(newest)
+            self.models[newest] = Model(newest, handle, await handle.describe.remote())
+        if newest is not None:
+            self.model = self.models[newest]
+        for name in self.models.keys() - running.keys():
+            del self.models[name]
+        self.replicas = 0 if self.model is None else running.get(self.model.name, 0)
+        if self.model is not None:
+            self.model.latency.replicas = max(1, self.replicas)
+
+    async def in_use(self) -> tuple[str | None, dict[str, int]]:
+        """The newest model, and how many prompts each one is drawing."""
+        newest = None if self.model is None else self.model.name
+        return newest, {name: model.prompts for name, model in self.models.items()}
+
+    async def __call__(self, message: HttpRequest) -> Response:
+        """The HTTP interface; docs/serving.md describes it."""
+        routes = {
+            "GET /ready": self.ready,
+            "GET /model": self.describe,
+            "POST /read": self.read,
+            "POST /preview": self.preview,
+            "POST /draw": self.draw,
+        }
+        route = routes.get(f"{message.method} {message.url.path}")
+        return JSONResponse({"error": "not found"}, 404) if route is None else await route(message)
+
+    async def ready(self, message: HttpRequest) -> Response:
+        """200 once it can draw."""
+        return JSONResponse({"replicas": self.replicas}, 200 if self.model and self.replicas else 503)
+
+    async def describe(self, message: HttpRequest) -> Response:
+        """What a client needs to know of the model; docs/serving.md says what."""
+        model = self.model
+        if model is None:
+            return no_model()
+        return JSONResponse({**model.description, "latency": latency_to_json(model.latency)})
+
+    async def read(self, message: HttpRequest) -> Response:
+        """The codes of a picture's pixels, RGB bytes row by row."""
+        model = self.model
+        if model is None:
+            return no_model()
+        try:
+            pixels = await body(message, model.picture_bytes)
+            if len(pixels) != model.picture_bytes:
+                raise UserError(f"{len(pixels)} bytes; a picture of this model has {model.picture_bytes}")
+            with self.reading_one():
+                return JSONResponse({"codes": await model.handle.read.remote(pixels)})
+        except (Busy, UserError) as refusal:
+            return refused(refusal)
+
+    async def preview(self, message: HttpRequest) -> Response:
+        """The part of a picture that its first codes draw."""
+        model = self.model
+        if model is None:
+            return no_model()
+        try:
+            content = read_object(await body(message))
+            codes = codes_from_json(content.get("codes"), model.config)
+            if len(codes) < model.config.image_side:
+                raise UserError(f"{len(codes)} codes; a row of this model has {model.config.image_side}")
+            with self.reading_one():
+                return JSONResponse({"png": await model.handle.preview.remote(codes)})
+        except (Busy, UserError) as refusal:
+            return refused(refusal)
+
+    @contextmanager
+    def reading_one(self) -> Iterator[None]:
+        """One of the few pictures that are read at the same time; Busy where there are more."""
+        if self.reading > UPLOADS_WAITING:
+            raise Busy(1, UPLOADS_WAITING, 1.0)
+        self.reading += 1
+        try:
+            yield
+        finally:
+            self.reading -= 1
+
+    async def draw(self, message: HttpRequest) -> Response:
+        """A line of JSON for each event, the last with the pictures. A closed connection cancels."""
+        model = self.model
+        if model is None:
+            return no_model()
+        try:
+            request = request_from_json(read_object(await body(message)), model.config)
+            events = self.answer(request)
+            first = await anext(events)
+        except Busy as busy:
+            self.prompts_total.inc(tags={"result": "busy"})
+            return refused(busy)
+        except UserError as mistake:
+            self.prompts_total.inc(tags={"result": "refused"})
+            return refused(mistake)
+
+        async def lines() -> AsyncIterator[str]:
+            yield json.dumps(first) + "\n"
+            async for event in events:
+                yield json.dumps(event) + "\n"
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+    async def answer(self, request: Request) -> AsyncIterator[dict[str, Any]]:
+        """The events of one prompt, counted by its end; Busy where the line is full."""
+        result, arrived_s = "cancelled", time.monotonic()
+        assert self.model is not None
+        with self.line.ticket(self.model.seconds(request)) as ticket:
+            try:
+                while not ticket.wait(0):
+                    yield {"state": "waiting", "line": ticket.line, "seconds": ticket.forecast()[0]}
+                    said_s = time.monotonic()
+                    while not ticket.wait(0) and time.monotonic() - said_s < LINE_INTERVAL_S:
+                        await asyncio.sleep(TURN_POLL_S)
+                model = self.model
+                request.check(model.config)  # a new model may have come in the meantime
+                model.prompts += 1
+                try:
+                    async for event in self.draw_served(request, model, ticket):
+                        yield event
+                finally:
+                    model.prompts -= 1
+                result = "drawn"
+                self.pictures_total.inc(model.num_drawn(request))
+                self.seconds.observe(time.monotonic() - arrived_s)
+            except UserError as mistake:
+                result = "refused"
+                yield {"state": FAILED, "mistake": str(mistake)}
+            except Exception as error:  # whatever it was, the front goes on
+                log.exception("drawing failed")
+                result = FAILED
+                yield {"state": FAILED, "error": type(error).__name__}
+            finally:
+                self.prompts_total.inc(tags={"result": result})
+
+    async def draw_served(self, request: Request, model: Model, ticket: Ticket) -> AsyncIterator[dict[str, Any]]:
+        """Spread a prompt over the replicas and merge what they draw."""
+        started_s, units = time.monotonic(), model.units(request)
+        drawing, waiting = Drawing([0.0] * len(units), "drawing", [], []), list(range(len(units)))
+
+        async def work() -> None:
+            while waiting:
+                number = waiting.pop(0)
+                async with self.slots:
+                    await self.draw_unit(model, units[number], number, drawing)
+
+        workers = [asyncio.create_task(work()) for _ in range(min(len(units), self.units_at_once))]
+        try:
+            pending: set[Any] = set(workers)
+            while pending:
+                share = sum(drawing.shares) / len(units)
+                ticket.left_s = (1 - share) * model.seconds(request)
+                previews, drawing.previews = drawing.previews, []
+                yield {
+                    "state": "drawing",
+                    "note": drawing.note,
+                    "share": share,
+                    "seconds": ticket.forecast()[1],
+                    "others": min(len(self.line), self.line.at_once) - 1,
+                    "previews": previews,
+                }
+                done, pending = await asyncio.wait(
+                    pending, timeout=PREVIEW_INTERVAL_S, return_when=asyncio.FIRST_EXCEPTION
+                )
+                for worker in done:
+                    worker.result()
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+        yield {
+            "state": "drawn",
+            "pictures": best_of(drawing.pictures, request),
+            "seconds": time.monotonic() - started_s,
+            "described": model.described(request),
+        }
+
+    async def draw_unit(self, model: Model, unit: Request, number: int, drawing: Drawing) -> None:
+        """Draw one unit on some replica, and on another where that one dies."""
+        for attempt in range(TRIES):
+            try:
+                last = await self.follow(model, unit, number, drawing)
+            except Exception:
+                if attempt == TRIES - 1:
+                    raise
+                log.warning("drawing a unit again", exc_info=True)
+                self.redrawn_total.inc()
+                await asyncio.sleep(RETRY_PAUSE_S * attempt)
+                continue
+            if last.mistake is not None:
+                raise UserError(last.mistake)
+            assert last.pictures is not None
+            assert last.learned is not None
+            drawing.shares[number] = 1.0
+            drawing.pictures += last.pictures
+            num_images, row_s, painting_s = last.learned
+            model.latency.learn_row(num_images, row_s, unit.settings.guidance != 1)
+            model.latency.learn_painting(unit.settings.num_images, painting_s)
+            return
+
+    async def follow(self, model: Model, unit: Request, number: int, drawing: Drawing) -> Step:
+        """Show the steps of a unit as they come; returns the last one."""
+        steps = model.handle.options(stream=True).draw.remote(unit, number == 0)
+        try:
+            async for step in steps:
+                if step.mistake is not None or step.pictures is not None:
+                    return step
+                drawing.shares[number], drawing.note = step.share, step.note
+                drawing.previews = list(step.previews) or drawing.previews
+        except BaseException:
+            steps.cancel()
+            raise
+        raise RuntimeError("a replica ended a unit without its pictures")
+
+
+def best_of(pictures: Sequence[dict[str, Any]], request: Request) -> list[dict[str, Any]]:
+    """The best of all units' pictures, in the order of one machine."""
+    ranked = sorted(pictures, key=lambda one: (-(one["score"] or 0.0), one["index"]))
+    return ranked[: request.settings.num_best]
+
+
+async def body(message: HttpRequest, most_bytes: int = MOST_REQUEST_BYTES) -> bytes:
+    """A message's body; ValueError where it is longer than that."""
+    content = b""
+    async for part in message.stream():
+        content += part
+        if len(content) > most_bytes:
+            raise UserError(f"the message has more than {most_bytes} bytes")
+    return content
+
+
+def read_object(content: bytes) -> dict[str, Any]:
+    """A JSON object; ValueError for anything else."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise UserError("the message is no JSON object")
+    return found
+
+
+def refused(reason: Busy | UserError) -> Response:
+    """Why not, and when to try again."""
+    if isinstance(reason, UserError):
+        return JSONResponse({"error": str(reason)}, MISTAKE_STATUS)
+    facts = {"served": reason.served, "waiting": reason.waiting, "seconds": reason.seconds}
+    headers = {"Retry-After": str(max(1, math.ceil(reason.seconds)))}
+    return JSONResponse({"error": "busy", **facts}, BUSY_STATUS, headers)
+
+
+def no_model() -> Response:
+    """No replica has started yet."""
+    return JSONResponse({"error": "starting"}, BUSY_STATUS, {"Retry-After": "1"})

@@ -1,0 +1,93 @@
+"""The commands `serve` and `demo --serve` as their users run them."""
+
+import re
+import signal
+import subprocess
+import time
+
+import httpx
+import psutil
+import pytest
+from gradio_client import Client
+
+from demo.server import free_port
+from tests.children import PROGRAM, kill_family, start
+
+START_S = 300
+
+
+def wait_for(process, log, words):
+    """What the pattern finds in the process's output."""
+    end_s = time.monotonic() + START_S
+    while time.monotonic() < end_s and process.poll() is None:
+        if found := re.search(words, log.read_text()):
+            return found
+        time.sleep(0.2)
+    raise AssertionError(log.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_page_draws_by_the_engine_which_ends_without_a_trace(folder, tmp_path, ending, code):
+    port, metrics_port = free_port("127.0.0.1", 28400, 100), free_port("127.0.0.1", 28600, 100)
+    ports = ["--port", str(port), "--metrics-port", str(metrics_port)]
+    logs = tmp_path / "engine", tmp_path / "page"
+    with logs[0].open("w") as output:
+        command = [*PROGRAM, "serve", str(folder), "--device", "cpu", *ports]
+        engine = start(command, stdout=output, stderr=subprocess.STDOUT)
+    page = None
+    try:
+        address = wait_for(engine, logs[0], r"the engine is at (\S+),")[1]
+        with logs[1].open("w") as output:
+            command = [*PROGRAM, "demo", "--serve", address, "--port", str(free_port("127.0.0.1", 28700, 100))]
+            page = start(command, stdout=output, stderr=subprocess.STDOUT)
+        client = Client(wait_for(page, logs[1], r"the prompt page is at (\S+)")[1], verbose=False)
+        pictures, facts = client.predict("a red heart", num_images=16, best=3, seed=3, api_name="/draw")
+        assert len(pictures) == len(facts["pictures"]) == 3
+        engine.send_signal(signal.SIGHUP)
+        wait_for(engine, logs[0], "the new model draws")
+        assert (
+            client.predict("a red heart", num_images=16, best=3, seed=3, api_name="/draw")[1]["pictures"]
+            == facts["pictures"]
+        )
+        family = psutil.Process(engine.pid).children(recursive=True)
+        engine.send_signal(ending)
+        assert engine.wait(120) == code, logs[0].read_text()
+        psutil.wait_procs(family, 20)
+        assert [process for process in family if process.is_running()] == []
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{address}/ready")
+        assert "Traceback" not in logs[0].read_text()
+    finally:
+        for process in (engine, page):
+            if process is not None:
+                kill_family(process)
+
+
+def test_an_engine_that_is_not_there_is_named_in_a_line(monkeypatch, capsys):
+    from dalle_lean.cli import main
+
+    monkeypatch.setattr("demo.serve.client.PATIENCE_S", 0.5)
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", "--serve", "http://127.0.0.1:9"])
+    assert ended.value.code == 2
+    assert "no engine answers at http://127.0.0.1:9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["demo", "--serve", "127.0.0.1:8000"], "give the engine's address"),
+        (["demo", "--serve", "http://127.0.0.1:8000", "--model", "m"], "has its own"),
+        (["serve", "--replicas", "2", "--max-replicas", "1"], "max_replicas=1 is less"),
+        (["serve", "/nowhere"], "no model folder at /nowhere"),
+    ],
+)
+def test_mistakes_are_said_in_a_line(options, said, capsys):
+    from dalle_lean.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(options)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

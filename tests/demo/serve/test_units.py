@@ -1,0 +1,54 @@
+"""Prompts cut into units, drawn apart and merged, without a cluster."""
+
+import json
+
+import pytest
+
+pytest.importorskip("ray.serve", reason="pip install 'dalle-lean[serve]'")
+
+from dalle_lean.io.model_folder import check_parts
+from demo.serve.front import Model, best_of
+from demo.serve.wire import event_from_json, latency_to_json, picture_to_json, request_from_json, request_to_json
+from demo.service.latency_model import LatencyModel
+from inference.request import Request, Settings
+
+
+@pytest.fixture
+def model(generator, model_folder, latency):
+    content = check_parts(model_folder)
+    return Model(
+        "drawers",
+        None,
+        {
+            "content": content,
+            "downscale": generator.vqgan.config.downscale,
+            "scorer": "CLIP",
+            "precision": "fp32",
+            "latency": latency_to_json(latency),
+        },
+    )
+
+
+@pytest.mark.parametrize(("num_images", "best"), [(1, 1), (8, 8), (20, 5), (33, 16)])
+def test_units_drawn_apart_and_merged_are_what_one_machine_draws(generator, model, num_images, best):
+    settings = Settings(num_images=num_images, best=best, top_k=0, seed=3)
+    asked = Request("a red heart", settings)
+    asked = request_from_json(json.loads(json.dumps(request_to_json(asked))), generator.model.config)
+    drawn = []
+    for unit in reversed(model.units(asked)):
+        *_, last = generator.draw([unit])
+        drawn += [picture_to_json(picture) for picture in last.pictures]
+    event = {"state": "drawn", "pictures": best_of(drawn, asked), "seconds": 0, "described": {}}
+    merged = event_from_json(json.loads(json.dumps(event)), asked).pictures
+    alone = generator.run("a red heart", settings)
+    assert [(one.index, one.score, one.codes.tolist(), one.image.tobytes()) for one in merged] == [
+        (one.index, one.score, one.codes.tolist(), one.image.tobytes()) for one in alone
+    ]
+
+
+def test_a_prompt_takes_as_long_as_the_largest_share_of_a_replica():
+    alone = LatencyModel(4, {8: 1.0, 64: 8.0})
+    shared = LatencyModel(4, {8: 1.0, 64: 8.0}, replicas=4)
+    assert shared.seconds(64) == alone.seconds(16)
+    assert shared.seconds(65) == alone.seconds(24)
+    assert shared.seconds(5) == alone.seconds(5)

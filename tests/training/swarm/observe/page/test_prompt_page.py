@@ -1,0 +1,148 @@
+"""The prompt page behind the run's page."""
+
+import http.server
+import math
+import threading
+import time
+import urllib.request
+
+import pytest
+
+pytest.importorskip("hivemind")
+pytest.importorskip("gradio")
+
+from tests.inference.tiny_model import save_tiny_model
+from training.swarm.host.checkpoints import Checkpoint
+from training.swarm.observe.page import prompt_page as pages
+from training.swarm.observe.page.prompt_page import PromptPage
+from training.swarm.observe.page.server import served
+
+READY_S = 240
+
+
+def checkpoint(folder, step=100):
+    return Checkpoint(folder=folder, step=step, run="run-1", heldout_loss=math.nan, saved_at=0.0, sha256={})
+
+
+class Echo(http.server.BaseHTTPRequestHandler):
+    """Answers with what it was asked, in two pieces: the second waits until `may_end`."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        first = f"{self.command} {self.path} {self.headers['Host']} {self.headers['Accept-Encoding']} ".encode() + body
+        self.send_response(201)
+        self.send_header("X-Own", "kept")
+        self.send_header("Content-Length", str(len(first) + 3))
+        self.end_headers()
+        self.wfile.write(first)
+        self.wfile.flush()
+        assert self.server.may_end.wait(60)
+        self.wfile.write(b"end")
+
+    do_GET = do_POST
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def behind(tmp_path):
+    """A server in place of the prompt page, and the address of the run's page in front of it."""
+    echo = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    echo.may_end = threading.Event()
+    threading.Thread(target=echo.serve_forever, daemon=True).start()
+
+    class Started:
+        url = f"http://127.0.0.1:{echo.server_port}"
+
+    started = Started()
+    (tmp_path / "page").mkdir()
+    with served(tmp_path / "page", "127.0.0.1:0", started) as url:
+        yield echo, started, url
+    echo.shutdown()
+
+
+def test_visitors_are_passed_on_and_pieces_arrive_as_they_come(behind):
+    echo, _, url = behind
+    request = urllib.request.Request(
+        f"{url}draw/a%20b?x=1", data=b"a red heart", headers={"Accept-Encoding": "identity"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        expected = f"POST /a%20b?x=1 {url.split('/')[2]} identity a red heart".encode()
+        assert answer.read(len(expected)) == expected  # before the second piece is sent
+        echo.may_end.set()
+        assert answer.read() == b"end"
+        assert (answer.status, answer.headers["X-Own"]) == (201, "kept")
+        assert "Content-Security-Policy" not in answer.headers
+
+
+def test_nothing_outside_of_its_path_is_passed_on(behind):
+    _, _, url = behind
+    for path in ("", "drawn", "x/draw/"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(url + path, timeout=60)
+
+
+@pytest.mark.parametrize(("at", "code"), [(None, "503"), ("http://127.0.0.1:9", "502")])
+def test_a_prompt_page_that_does_not_answer_is_an_answer(behind, at, code):
+    _, started, url = behind
+    started.url = at
+    with pytest.raises(urllib.error.HTTPError, match=code):
+        urllib.request.urlopen(f"{url}draw/", timeout=60)
+
+
+def test_without_memory_there_is_none_and_that_is_said_once(tmp_path, monkeypatch):
+    notices = []
+    monkeypatch.setattr(pages, "PROGRAM_BYTES", 10**15)
+    page = PromptPage(tmp_path / "log", notices.append)
+    for _ in range(2):
+        page.due_s = 0.0
+        page.poll(checkpoint(tmp_path))
+    assert page.url is None
+    assert notices == ["no prompt page: it needs 1000000.0 GB of free memory"]
+
+
+def test_one_that_cannot_start_is_said_once_and_tried_again_later(tmp_path, monkeypatch):
+    notices = []
+    monkeypatch.setattr(pages, "LOW_PRIORITY", ())
+    page = PromptPage(tmp_path / "log", notices.append)
+    page.poll(checkpoint(tmp_path / "absent"))
+    for _ in range(2):
+        first = page.process
+        first.wait(timeout=READY_S)
+        page.poll(checkpoint(tmp_path / "absent"))
+        assert page.process is first
+        page.due_s = 0.0
+        page.poll(checkpoint(tmp_path / "absent"))
+        assert page.process is not first
+    page.close()
+    [notice] = notices
+    assert notice.startswith("the prompt page on step 100 has ended: ")
+    assert "absent" in notice
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(600)
+def test_the_newest_checkpoint_draws_in_the_browser(browser, tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "LOW_PRIORITY", ())
+    page = PromptPage(tmp_path / "log", pytest.fail)
+    newest = checkpoint(save_tiny_model(tmp_path).parent)
+    (tmp_path / "page").mkdir()
+    page.poll(newest)
+    try:
+        due_s = time.monotonic() + READY_S
+        while page.url is None and time.monotonic() < due_s:
+            time.sleep(0.5)
+        with served(tmp_path / "page", "127.0.0.1:0", page) as url:
+            view = browser.new_page()
+            view.set_default_timeout(1000 * READY_S)
+            asked, errors = [], []
+            view.on("request", lambda request: asked.append(request.url))
+            view.on("pageerror", lambda error: errors.append(str(error)))
+            view.goto(f"{url}draw/?prompt=a+red+heart")
+            view.locator("#gallery img").first.wait_for()
+            assert errors == []
+            assert [at for at in asked if not at.startswith((f"{url}draw/", "data:", "blob:"))] == []
+            view.close()
+    finally:
+        page.close()

@@ -1,0 +1,106 @@
+"""A run at one moment, summarized from what its peers say of themselves."""
+
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from training.swarm.averaging.attestation import Credit
+from training.swarm.config import SwarmSettings
+from training.swarm.observe.peer_metrics import PeerRecords
+
+PACE_STEPS = 20
+COUNTERS = ("dropped_batches", "dropped_tensors", "skipped_steps", "solo_steps", "resyncs")
+"""Of a PeerRecord."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """A run at one moment; `step` and `total_steps` are the schedule's.
+
+    Medians and sums are over the trainers present. `samples_per_s` follows from the pace of the steps, None before two
+    were seen; `reported_samples_per_s` is what the peers claim.
+    """
+
+    step: int
+    total_steps: int
+    loss: float | None
+    heldout_loss: float | None
+    """As the run's donors publish it."""
+    peers: int
+    clients: int
+    samples_per_s: float | None
+    reported_samples_per_s: float
+    left_s: float | None
+    counters: dict[str, int]
+    """Sums of what each of COUNTERS counts, `refused_records`, and what the helpers count of passes and bans."""
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers for the logs."""
+        names = ("loss", "heldout_loss", "peers", "clients", "samples_per_s", "reported_samples_per_s")
+        known = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {**known, **self.counters}
+
+
+class StepPace:
+    """Steps per second over the latest PACE_STEPS observed steps."""
+
+    def __init__(self) -> None:
+        self.observed: deque[tuple[float, int]] = deque(maxlen=PACE_STEPS)
+
+    def observe(self, step: int, now_s: float) -> None:
+        """The run is at `step`; going back resets the pace."""
+        if self.observed and step < self.observed[-1][1]:
+            self.observed.clear()
+        if not self.observed or step > self.observed[-1][1]:
+            self.observed.append((now_s, step))
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """None before two steps were observed."""
+        if len(self.observed) < 2:
+            return None
+        (first_s, first), (last_s, last) = self.observed[0], self.observed[-1]
+        return (last - first) / (last_s - first_s)
+
+
+def summarize(
+    records: PeerRecords,
+    settings: SwarmSettings,
+    steps_per_s: float | None,
+    credits: Mapping[str, Credit] = MappingProxyType({}),
+    admission: Mapping[str, int] = MappingProxyType({}),
+) -> Overview | None:
+    """The run at this moment; None without trainers. `admission`: what the helpers count, see `counts_of`.
+
+    Its step and loss are medians over the trainers, which less than half of them cannot move with false claims. Once
+    helpers have averaged the gradients of some trainers present, only those count: identities cost nothing.
+    """
+    by_peer = {peer: record for peer, record in records.by_peer.items() if record.role == "trainer"}
+    trainers = [record for peer, record in by_peer.items() if peer in credits] or list(by_peer.values())
+    if not trainers:
+        return None
+    donors = [records.by_peer[peer] for peer in settings.swarm.donors if peer in records.by_peer]
+    heldout = [record.loss for record in donors if record.role == "donor" and record.loss is not None]
+    step = statistics.median_low(record.step for record in trainers) * settings.steps_per_epoch
+    batch_size = settings.recipe.data.batch_size
+    losses = [record.loss for record in trainers if record.loss is not None]
+    reported = sum(record.samples_per_s for record in trainers)
+    pace = steps_per_s or reported / batch_size
+    return Overview(
+        step=step,
+        total_steps=settings.total_steps,
+        loss=statistics.median_low(losses) if losses else None,
+        heldout_loss=statistics.median_low(heldout) if heldout else None,
+        peers=len(trainers),
+        clients=sum(record.client_mode for record in trainers),
+        samples_per_s=None if steps_per_s is None else steps_per_s * batch_size,
+        reported_samples_per_s=reported,
+        left_s=max(0, settings.total_steps - step) / pace if pace else None,
+        counters={
+            **{name: sum(getattr(record, name) for record in trainers) for name in COUNTERS},
+            "refused_records": records.refused,
+            **admission,
+        },
+    )

@@ -1,0 +1,104 @@
+"""The newest checkpoint's model folder as one file: packed where it lies, and fetched from there by others."""
+
+import json
+import os
+import re
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from dalle_lean.errors import UserError
+from dalle_lean.io.files import atomic_write, parse, sha256_file, write_json
+from dalle_lean.progress import OnNotice
+from training.swarm.host.checkpoints import Checkpoint
+
+NAME = "model.json"
+FILE = re.compile(r"model-step-[0-9]{6,12}\.zip")
+MOST_BYTES = 2**34
+FETCH_S = 20.0
+"""Of each call of `mirror`; the next one goes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Download:
+    """The content of model.json: the file, and how to know that it is whole."""
+
+    step: int
+    file: str
+    size_bytes: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        counts = type(self.step) is int and type(self.size_bytes) is int and 0 <= self.size_bytes <= MOST_BYTES
+        texts = isinstance(self.file, str) and isinstance(self.sha256, str)
+        if not (counts and texts and FILE.fullmatch(self.file) and re.fullmatch(r"[0-9a-f]{64}", self.sha256)):
+            raise UserError(f"{NAME} makes no sense: {self!r:.200}")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """ValueError unless the text is what `pack` writes."""
+        content = parse(json.loads, text, f"{NAME} is not JSON")
+        try:
+            return cls(**content)
+        except TypeError as error:
+            raise UserError(f"{NAME} makes no sense: {error}") from None
+
+
+def pack(checkpoint: Checkpoint, folder: Path) -> None:
+    """Put the checkpoint's model folder into `folder` as one file, in place of the one before.
+
+    Raises ValueError if the checkpoint is damaged, OSError if it was removed meanwhile or the disk is full.
+    """
+    checkpoint.check()
+    source, name = checkpoint.folder / "model", f"model-step-{checkpoint.step:06d}"
+    path = folder / f"{name}.zip"
+    with atomic_write(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for file in sorted(source.rglob("*")):
+            archive.write(file, f"{name}/{file.relative_to(source)}")
+    size_bytes, sha256 = path.stat().st_size, sha256_file(path)
+    write_json(
+        folder / NAME,
+        asdict(Download(step=checkpoint.step, file=path.name, size_bytes=size_bytes, sha256=sha256)),
+    )
+    remove_others(folder, path)
+
+
+def remove_others(folder: Path, kept: Path) -> None:
+    """Remove models, and parts of them, other than `kept`."""
+    for path in (*folder.glob("model-step-*.zip"), *folder.glob(".*.part")):
+        if path != kept:
+            path.unlink()
+
+
+def mirror(
+    folder: Path, wanted: Download, shown: Download | None, read: Callable[[str, int], bytes | None], say: OnNotice
+) -> Download | None:
+    """What `folder` holds: `wanted` once all of it is there and has its hash, until then `shown`.
+
+    Args:
+        shown: what the call before returned.
+        read: a piece of the file with this name, from this byte on; None or nothing where there is none.
+    """
+    path = folder / wanted.file
+    if wanted == shown or (path.exists() and sha256_file(path) == wanted.sha256):
+        return wanted
+    part, due_s = folder / f".{wanted.sha256}.part", time.monotonic() + FETCH_S
+    for other in folder.glob(".*.part"):
+        if other != part:
+            other.unlink()
+    with open(part, "ab") as file:
+        while file.tell() < wanted.size_bytes:
+            piece = read(wanted.file, file.tell()) if time.monotonic() < due_s else None
+            if not piece:
+                return shown
+            file.write(piece)
+    if sha256_file(part) != wanted.sha256:
+        part.unlink()
+        say(f"{wanted.file} did not arrive as it was sent; fetching it again")
+        return shown
+    os.replace(part, path)
+    remove_others(folder, path)
+    return wanted

@@ -1,0 +1,117 @@
+"""A prompt page on the run's newest checkpoint, which the run's page passes visitors on to."""
+
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from dalle_lean.free_memory import free_ram_bytes
+from dalle_lean.progress import OnNotice
+from dalle_lean.require import require
+from training.swarm.host.checkpoints import Checkpoint
+from training.swarm.observe.page.gallery import DALLE_LEAN, LOW_PRIORITY
+
+PATH = "draw"
+"""Where the run's page has it."""
+RESTART_S = 600.0
+"""Between two starts at least: a new checkpoint ends what visitors draw with the one before."""
+PROGRAM_BYTES = 2 * 10**9
+COPIES = 3
+"""Of the model's file, while it is loaded."""
+FIRST_PORT = 17860
+STARTED = re.compile(r"the prompt page is at (http://127\.0\.0\.1:[0-9]+)")
+OWN_HEADERS = (b"connection", b"keep-alive", b"transfer-encoding", b"upgrade")
+"""Of one connection: these are not passed on."""
+
+
+class PromptPage:
+    """Has `dalle-lean demo` serve the newest checkpoint on loopback, at the lowest priority.
+
+    Args:
+        log: file for what it says.
+    """
+
+    def __init__(self, log: Path, on_notice: OnNotice):
+        self.log, self.on_notice = log, on_notice
+        self.process: subprocess.Popen[bytes] | None = None
+        self.step, self.due_s, self.complaint = -1, 0.0, ""
+
+    @property
+    def url(self) -> str | None:
+        """Where it answers on this machine; None while it does not."""
+        process = self.process  # `poll` and `close` run on another thread
+        if process is None or process.poll() is not None:
+            return None
+        found = STARTED.search(self.log.read_text(errors="replace"))
+        return found[1] if found else None
+
+    def poll(self, newest: Checkpoint | None) -> None:
+        """Start it with the newest checkpoint, or again after it has ended; returns at once."""
+        ended = self.process is not None and self.process.poll() is not None
+        if ended:
+            said = self.log.read_text(errors="replace").strip().rpartition("\n")[2]
+            self.complain(f"the prompt page on step {self.step} has ended: {said}")
+        if newest is None or time.monotonic() < self.due_s or (newest.step == self.step and not ended):
+            return
+        self.close()
+        self.step, self.due_s = newest.step, time.monotonic() + RESTART_S
+        files = (newest.folder / "model").rglob("*")
+        needed = PROGRAM_BYTES + COPIES * sum(file.stat().st_size for file in files if file.is_file())
+        if free_ram_bytes() < needed:
+            self.complain(f"no prompt page: it needs {needed / 1e9:.1f} GB of free memory")
+            self.step = -1
+            return
+        command = [*LOW_PRIORITY, *DALLE_LEAN, "demo", "--model", str(newest.folder / "model"), "--device", "cpu"]
+        command += ["--scorer", "none", "--port", str(FIRST_PORT), "--root-path", f"/{PATH}"]
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def complain(self, notice: str) -> None:
+        """Say it once."""
+        if notice != self.complaint:
+            self.on_notice(notice)
+        self.complaint = notice
+
+    def close(self) -> None:
+        """End it."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+def pass_on(prompt_page: PromptPage) -> Any:
+    """An endpoint of Starlette's that answers with what the prompt page answers, as it comes."""
+    httpx = require("httpx", extra="demo")
+    responses = require("starlette.responses", extra="demo")
+    client = httpx.AsyncClient(timeout=None, trust_env=False, limits=httpx.Limits(max_connections=None))
+
+    async def endpoint(request: Any) -> Any:
+        base = prompt_page.url
+        if base is None:
+            return responses.PlainTextResponse("The prompt page is starting. Try again in a minute.", 503)
+        url = httpx.URL(base, path=f"/{request.path_params['path']}", query=request.url.query.encode())
+        headers = [header for header in request.headers.raw if header[0] not in OWN_HEADERS]
+        has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
+        content = request.stream() if has_body else None
+        try:
+            # A Request of its own: the client's would add headers, such as encodings that the visitor cannot read.
+            answer = await client.send(
+                httpx.Request(request.method, url, headers=headers, content=content), stream=True
+            )
+        except httpx.HTTPError as error:
+            return responses.PlainTextResponse(f"The prompt page does not answer: {type(error).__name__}", 502)
+
+        async def pieces() -> Any:
+            try:
+                async for piece in answer.aiter_raw():
+                    yield piece
+            finally:  # also where the visitor leaves, whose drawing then ends
+                await answer.aclose()
+
+        response = responses.StreamingResponse(pieces(), answer.status_code)
+        response.raw_headers = [header for header in answer.headers.raw if header[0].lower() not in OWN_HEADERS]
+        return response
+
+    return endpoint
