@@ -30,11 +30,9 @@ def demo(
     root_path: Annotated[
         str | None, typer.Option(help="Path under which a proxy serves the page, such as /dalle.")
     ] = None,
-    engine: Annotated[
+    serve: Annotated[
         str | None,
-        typer.Option(
-            "--serve", metavar="ADDRESS", help="Let the engine there draw (see `serve`), instead of this process."
-        ),
+        typer.Option(metavar="ADDRESS", help="Let the engine there draw (see `serve`), instead of this process."),
     ] = None,
     api: Annotated[bool, typer.Option(help="Let programs draw through the endpoint /draw.")] = True,
 ) -> None:
@@ -45,7 +43,8 @@ def demo(
 
     require("gradio", extra="demo")
     from demo import progress_views as views
-    from demo.server import free_port, plain_card, read_auth, read_card, read_root_path, serve
+    from demo import server as page_server
+    from demo.server import free_port, plain_card, read_auth, read_card, read_root_path
     from demo.service.drawing_service import DrawingService
     from inference import Generator
 
@@ -53,13 +52,13 @@ def demo(
     free = free_port(host, port)
     if free != port:
         say(f"port {port} is taken; taking {free}")
-    if engine is not None:
+    if serve is not None:
         if model is not None:
             raise UserError("--model: the engine at --serve has its own; give the model to `dalle-lean serve`")
         from demo.serve.client import RemoteService
 
-        say(f"asking the engine at {engine} ...")
-        remote = RemoteService(engine)
+        say(f"asking the engine at {serve} ...")
+        remote = RemoteService(serve)
         card = plain_card(remote.card)
         service: DrawingService = remote
     else:
@@ -69,7 +68,7 @@ def demo(
         say("measuring how fast this machine draws ...")
         service, card = DrawingService(generator), read_card(folder)
     say(views.default_count(service))
-    server = serve(
+    server = page_server.serve(
         *(service, host, free),
         card=card,
         share=share,

