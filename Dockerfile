@@ -12,6 +12,7 @@ COPY inference inference
 COPY demo demo
 COPY benchmarks benchmarks
 COPY models models
+COPY notebooks notebooks
 RUN if [ -n "$TORCH_INDEX" ]; then pip install --no-cache-dir --constraint constraints.txt --index-url "$TORCH_INDEX" torch torchvision; fi
 RUN pip install --no-cache-dir --constraint constraints.txt --editable '.[demo,serve]'
 RUN useradd --create-home drawer
