@@ -231,8 +231,8 @@ class Generator:
         return sample_codes(self.decoder, prompts, rows)
 
     def num_drawn(self, settings: Settings) -> int:
-        """How many pictures are drawn: without a scorer, only those that are kept."""
-        return settings.num_best if self.scorer is None else settings.num_images
+        """How many pictures this generator draws."""
+        return settings.num_drawn(ranked=self.scorer is not None)
 
     def read_picture(self, image: Image.Image) -> Tensor:
         """The codes [I] of the centre square of a picture; ValueError for broken data."""

@@ -44,6 +44,10 @@ class Settings(Sampling):
         """How many pictures are kept."""
         return min(DEFAULT_BEST, self.num_images) if self.best is None else self.best
 
+    def num_drawn(self, ranked: bool) -> int:
+        """How many pictures are drawn: where nothing ranks them, only those that are kept."""
+        return self.num_images if ranked else self.num_best
+
 
 @dataclass(frozen=True)
 class Request:

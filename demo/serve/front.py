@@ -62,9 +62,8 @@ class Model:
         """That are being drawn by it."""
 
     def num_drawn(self, request: Request) -> int:
-        """How many pictures of a request are drawn: without a scorer, only those that are kept."""
-        settings = request.settings
-        return settings.num_best if self.description["scorer"] is None else settings.num_images
+        """How many pictures of a request are drawn."""
+        return request.settings.num_drawn(ranked=self.description["scorer"] is not None)
 
     def seconds(self, request: Request) -> float:
         """Of a request when no other is drawn."""
@@ -335,7 +334,7 @@ class Front:
         for attempt in range(TRIES):
             try:
                 last = await self.follow(model, unit, number, drawing)
-            except Exception:
+            except Exception:  # a replica that dies shows in many ways; what is redrawn is counted
                 if attempt == TRIES - 1:
                     raise
                 log.warning("drawing a unit again", exc_info=True)

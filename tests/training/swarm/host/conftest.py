@@ -3,6 +3,7 @@
 import pytest
 
 from tests.tiny import DALLE_FIELDS
+from tests.training.conftest import write_shards
 from training.run.recipe import Recipe, ScheduleRecipe
 from training.swarm.config import SwarmSettings, write_settings
 
@@ -19,3 +20,8 @@ def run(tmp_path, settings):
     write_settings(tmp_path / "swarm.toml", settings)
     (tmp_path / "tokenizer.json").write_text("{}")
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return write_shards(tmp_path_factory.mktemp("shards") / "train")

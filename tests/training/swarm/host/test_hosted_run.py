@@ -1,0 +1,294 @@
+"""`dalle-lean host` with real processes on loopback."""
+
+import contextlib
+import dataclasses
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+
+from dalle_lean.io.files import read_json
+from tests.children import PROGRAM, kill_family, start
+from tests.training.swarm.host.small_run import PATIENCE_S, PLACE, make, run_program, until
+from tests.training.swarm.nursery import is_alive
+from training.swarm.admission.keys import SigningKey
+from training.swarm.admission.newcomer import enter_by_pass
+from training.swarm.admission.passes import Invite
+from training.swarm.config import read_settings, write_settings
+from training.swarm.host.checkpoints import list_checkpoints
+from training.swarm.host.host_config import HostConfig, identity_path, peer_id
+from training.swarm.host.host_gate import begin_host_admission, host_gate_with_pass, run_key_file
+from training.swarm.host.run_setup import make_helper
+from training.swarm.network.addresses import free_ports
+from training.swarm.network.bootstrap_service import fetch_run, offer_run
+from training.swarm.network.dht import open_dht
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Hosted:
+    """A run that `dalle-lean host` keeps alive, and a trainer of it."""
+
+    def __init__(self, run_dir, *options):
+        self.run_dir = run_dir
+        self.started = []
+        self.output = run_dir.parent / "host.out"
+        self.host = self.start("host", str(run_dir), *options, output=self.output)
+
+    def start(self, *arguments, output):
+        with open(output, "ab") as file:
+            process = start(
+                [*PROGRAM, *arguments], stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            )
+        self.started.append(process)
+        return process
+
+    def train(self, name):
+        addresses = read_settings(self.run_dir).swarm.addresses
+        options = ("--client", "--batch-size", "8", "--folder", str(self.run_dir.parent / name))
+        return self.start("join", *addresses, *options, output=self.run_dir.parent / f"{name}.out")
+
+    def status(self, name):
+        path = self.run_dir / "status" / f"{name}.json"
+        return read_json(path) if path.exists() else {}
+
+    def step(self):
+        return self.status("donor-0").get("step") or 0
+
+    def said(self, words):
+        return words in self.output.read_text()
+
+    def report(self):
+        for path in [*self.run_dir.parent.glob("*.out"), *self.run_dir.glob("logs/*.log")]:
+            print(f"== {path}\n{path.read_text(errors='replace')[-3000:]}")
+
+    def close(self):
+        for process in self.started:
+            kill_family(process)
+
+
+@pytest.fixture(scope="module")
+def hosted(shards, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("hosted") / "run"
+    make(run_dir, shards)
+    (run_dir / ".run.lock").touch()
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    hosted = Hosted(run_dir, "--page", "--page-address", address)
+    hosted.page_address = address
+    try:
+        until("the host", lambda: hosted.said("dalle-lean join"))
+        hosted.trainer = hosted.train("trainer")
+        yield hosted
+    except BaseException:
+        hosted.report()
+        raise
+    finally:
+        hosted.close()
+
+
+@pytest.fixture
+def running(hosted, request):
+    """The same; what its processes said, where a test fails."""
+    before = request.session.testsfailed
+    yield hosted
+    if request.session.testsfailed > before:
+        hosted.report()
+
+
+@pytest.mark.swarm
+def test_a_hosted_run_that_is_joined_takes_steps_and_keeps_checkpoints(running):
+    until("step 2", lambda: running.step() >= 2)
+    checkpoint = until("a checkpoint", lambda: list_checkpoints(running.run_dir, print))[0]
+    checkpoint.check()
+    assert 0 < checkpoint.heldout_loss < 10
+
+
+@pytest.mark.swarm
+@pytest.mark.browser
+def test_the_page_of_a_hosted_run_shows_in_chromium_what_its_helpers_averaged(running):
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    pytest.importorskip("gradio")
+    from docs.screenshot import FLAGS
+
+    if shutil.which("chromium") is None:
+        pytest.skip("apt-get install chromium")
+    run_json = running.run_dir / "watch" / "page" / "run.json"
+    run = until("gradients on the page", lambda: read_json(run_json)["samples_in_all"] if run_json.exists() else 0, 300)
+    assert run > 0
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
+        page = chromium.new_page()
+        page.goto(f"http://{running.page_address}")
+        page.wait_for_function("() => document.body.dataset.ready")
+        assert "averaged into steps" in page.locator("#board-note").inner_text()
+        assert "dalle-lean join /ip4/127.0.0.1" in page.locator("#line").inner_text()
+        chromium.close()
+
+
+@pytest.mark.swarm
+def test_a_killed_helper_comes_back_as_the_same_peer(running):
+    settings, before = read_settings(running.run_dir), running.step()
+    killed = running.status("helper-0")["pid"]
+    os.kill(killed, signal.SIGKILL)
+    until("another process", lambda: running.status("helper-0").get("pid", killed) != killed)
+    # libp2p proves who answers: the address ends in the peer id.
+    until("the helper", lambda: HostConfig.load(running.run_dir).is_up("helper-0"))
+    dht = open_dht([settings.swarm.addresses[0]], client_mode=True, only_asks=True)
+    try:
+        files = until("its files", lambda: try_to_fetch(dht, settings.swarm.addresses[0]), 30)
+    finally:
+        dht.shutdown()
+    assert files.settings == settings
+    assert running.said("helper-0 ended (killed by signal 9); it starts again in 1 s as the same peer")
+    until("a step after it", lambda: running.step() > before)
+
+
+def try_to_fetch(dht, address):
+    with contextlib.suppress(ValueError):
+        return fetch_run(dht, address)
+
+
+@pytest.mark.slow
+@pytest.mark.swarm
+def test_a_killed_donor_goes_on_with_the_others(running):
+    before, killed = running.step(), running.status("donor-0")["pid"]
+    os.kill(killed, signal.SIGKILL)
+    until("another process", lambda: running.status("donor-0").get("pid", killed) != killed)
+    until("a later step", lambda: running.step() > before)
+
+
+@pytest.mark.swarm
+def test_kill_9_of_the_host_leaves_no_process(running):
+    processes = psutil.Process(running.host.pid).children(recursive=True)
+    assert len(processes) > 6
+    running.host.kill()
+    running.host.wait()
+    until("the end of all", lambda: not any(is_alive(process) for process in processes), 15)
+
+
+@pytest.mark.slow
+@pytest.mark.swarm
+@pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_host_that_is_interrupted_ends_cleanly_and_goes_on_with_the_same_command(shards, tmp_path, ending, code):
+    make(tmp_path / "run", shards)
+    (tmp_path / "run/.run.lock").touch()
+    for _ in range(2):
+        hosted = Hosted(tmp_path / "run")
+        try:
+            until("the host", lambda hosted=hosted: hosted.said("dalle-lean join"))
+            processes = psutil.Process(hosted.host.pid).children(recursive=True)
+            hosted.host.send_signal(ending)
+            assert hosted.host.wait(PATIENCE_S) == code
+            until("the end of all", lambda those=processes: not any(is_alive(process) for process in those), 15)
+            assert hosted.said("stopped; what was finished is kept" if code == 130 else "To go on: dalle-lean host")
+        finally:
+            hosted.report()
+            hosted.close()
+        hosted.output.unlink()
+
+
+def test_a_helper_of_another_run_needs_somebody_who_answers(tmp_path):
+    with pytest.raises(ValueError, match=r"no helper at .* hands out the run's files"):
+        make_helper(tmp_path / "helper", ["/ip4/127.0.0.1/tcp/1/p2p/QmNo"], PLACE, print)
+
+
+@pytest.mark.parametrize("option", [("--data", "shards"), ("--donors", "2"), ("--mode", "diloco"), ("--lr", "1e-3")])
+def test_a_helper_of_another_run_is_given_nothing_of_a_run_of_its_own(tmp_path, capsys, option):
+    address = "/ip4/127.0.0.1/tcp/1/p2p/QmNo"
+    assert run_program("host", str(tmp_path / "helper"), "--helper-of", address, *option) == 2
+    assert f"leave out {option[0]}" in capsys.readouterr().err
+    assert not (tmp_path / "helper").exists()
+
+
+def test_the_folder_of_a_hosted_run_is_not_made_one_of_a_helper(shards, tmp_path):
+    make(tmp_path / "run", shards)
+    with pytest.raises(ValueError, match="hosted here"):
+        make_helper(tmp_path / "run", ["/ip4/127.0.0.1/tcp/1/p2p/QmNo"], PLACE, print)
+
+
+@pytest.mark.slow
+@pytest.mark.swarm
+def test_one_more_helper_elsewhere_lets_newcomers_in_and_goes_back_with_the_run(shards, tmp_path):
+    settings = make(tmp_path / "run", shards, admission="invite")
+    node = open_helper(tmp_path / "run")
+    address = settings.swarm.addresses[0]
+    options = ("--helper-of", address, "--port", "0", "--announce", "127.0.0.1", "--listen", "127.0.0.1")
+    options = (*options, "--code", make_code(tmp_path / "run", "helper"))
+    hosted = Hosted(tmp_path / "helper", *options)
+    try:
+        until("the helper", lambda: hosted.said("dalle-lean join"))
+        host_config = HostConfig.load(hosted.run_dir)
+        assert list(host_config.ports) == ["helper-0"]
+        own = host_config.address(hosted.run_dir, "helper-0")
+        assert f"dalle-lean join {own} {address}" in hosted.output.read_text().replace("\n", " ").replace("  ", " ")
+        assert fetched_by(own).run_id == settings.run_id
+        node.shutdown()
+        back = dataclasses.replace(settings, swarm=dataclasses.replace(settings.swarm, name="run-back1"))
+        write_settings(tmp_path / "run/swarm.toml", back)
+        node = open_helper(tmp_path / "run")
+        until("the run of now", lambda: (fetched_by(own) or settings).run_id == back.run_id)
+    except BaseException:
+        hosted.report()
+        raise
+    finally:
+        hosted.close()
+        node.shutdown()
+
+
+@pytest.mark.swarm
+def test_a_helper_elsewhere_admits_newcomers_while_the_host_is_away(shards, tmp_path):
+    settings = make(tmp_path / "run", shards, admission="invite")
+    host_node = open_helper(tmp_path / "run")
+    addresses = [settings.swarm.addresses[0]]
+    trainers, helpers = (make_code(tmp_path / "run", role) for role in ("trainer", "helper"))
+    for code, words in (("", "host invites"), (trainers, "code is for a trainer")):
+        with pytest.raises(ValueError, match=words):
+            make_helper(tmp_path / words, addresses, PLACE, print, code=code)
+    make_helper(tmp_path / "helper", addresses, PLACE, print, code=helpers)
+    elsewhere = open_helper(tmp_path / "helper")
+    host_node.shutdown()
+    address = HostConfig.load(tmp_path / "helper").address(tmp_path / "helper", "helper-0")
+    newcomer = open_dht([address], client_mode=True, only_asks=True)
+    code = make_code(tmp_path / "run", "trainer")
+    try:
+        given = enter_by_pass(newcomer, [address], settings, tmp_path / "newcomer", code=code).own_pass()
+    finally:
+        newcomer.shutdown()
+        elsewhere.shutdown()
+    assert (given.role, given.issuer) == ("trainer", peer_id(tmp_path / "helper", "helper-0"))
+
+
+def make_code(run_dir, role):
+    """Of an invitation for one machine."""
+    invite = Invite(id=secrets.token_hex(4), uses=1, ends=int(time.time() + 3600), role=role)
+    return invite.code(SigningKey.load(run_key_file(run_dir)))
+
+
+def open_helper(run_dir):
+    """The first helper of a run hosted in this folder, or the one elsewhere, without a process of its own."""
+    settings, host_config = read_settings(run_dir), HostConfig.load(run_dir)
+    node = open_dht(
+        host_config.helper_of,
+        client_mode=False,
+        listen=[f"/ip4/127.0.0.1/tcp/{host_config.ports['helper-0']}"],
+        identity=identity_path(run_dir, "helper-0"),
+        gate=host_gate_with_pass(run_dir, settings, "helper-0"),
+    )
+    begin_host_admission(node, run_dir, settings, "helper-0")
+    offer_run(node, run_dir)
+    return node
+
+
+def fetched_by(address):
+    """The settings that a newcomer gets who has this address alone; None while nobody answers there."""
+    with contextlib.suppress(ValueError):
+        dht = open_dht([address], client_mode=True, only_asks=True)
+        try:
+            return fetch_run(dht, address).settings
+        finally:
+            dht.shutdown()
