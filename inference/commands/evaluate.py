@@ -44,8 +44,11 @@ def evaluate(
         ),
     ] = None,
     classifier: Annotated[
-        Path | None,
-        typer.Option(help="OUT/classifier of train-things, to judge which thing is drawn.", show_default="no judging"),
+        list[Path] | None,
+        typer.Option(
+            help="OUT/classifier of train-things, to judge which thing is drawn; may be given several times.",
+            show_default="no judging",
+        ),
     ] = None,
     scorer: Annotated[str, typer.Option(help="What ranks the pictures, as for generate, or a CLIP folder.")] = "clip",
     inception: Annotated[
@@ -84,14 +87,14 @@ def evaluate(
         raise UserError(f"{out} is a file; --out needs a folder")
     generator = Generator.from_folder(model, device, scorer=scorer)
     clip = None if judge is None else make_judge(judge, generator.device)
-    things = None if classifier is None else ThingClassifier.load(classifier, generator.device)
+    classifiers = {short_name(folder): ThingClassifier.load(folder, generator.device) for folder in classifier or ()}
     network = None if inception is None else Inception(inception, generator.device)
     with progress_bar("evaluating", "items") as on_progress:
         found = run(
             *(generator, data, config),
             seed=seed,
             judge=clip,
-            classifier=things,
+            classifiers=classifiers,
             inception=network,
             batch_size=batch_size,
             on_progress=on_progress,
@@ -102,6 +105,11 @@ def evaluate(
     for comparison in found.comparisons:
         say(str(comparison))
     say(f"the report is {out / 'report.html'}")
+
+
+def short_name(classifier: Path) -> str:
+    """Of the run that trained it: runs/judge/classifier -> judge."""
+    return classifier.parent.name if classifier.name == "classifier" and classifier.parent.name else classifier.name
 
 
 def parse_counts(name: str, text: str) -> tuple[int, ...]:

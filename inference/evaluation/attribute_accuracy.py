@@ -8,7 +8,7 @@ from typing import Any
 
 from inference.evaluation.captions import open_drawing
 from inference.evaluation.prompt_sampling import PromptSampler, Samples, num_shown
-from inference.evaluation.questions import Question
+from inference.evaluation.questions import AttributeQuestion
 from inference.evaluation.stats import Comparison, Proportion, compare
 
 
@@ -16,7 +16,7 @@ from inference.evaluation.stats import Comparison, Proportion, compare
 class AttributeAccuracy:
     """The questions of one attribute, and what was drawn for them."""
 
-    questions: list[Question]
+    questions: list[AttributeQuestion]
     samples: list[Samples]
 
     def hits(self, best_of: int) -> list[bool]:
@@ -36,13 +36,17 @@ class AttributeAccuracy:
         return Proportion(max(expected.values()), len(self.questions))
 
 
-def accuracy_on_drawings(questions: Sequence[Question]) -> Proportion:
+def accuracy_on_drawings(questions: Sequence[AttributeQuestion]) -> Proportion:
     """What is right of the real drawings: what the pixel judge itself can do."""
     return Proportion.of([question.is_right(open_drawing(question.drawing)) for question in questions])
 
 
 def measure_attributes(
-    sampler: PromptSampler, questions: Mapping[str, list[Question]], note: str, best_of: tuple[int, ...], **changes: Any
+    sampler: PromptSampler,
+    questions: Mapping[str, list[AttributeQuestion]],
+    note: str,
+    best_of: tuple[int, ...],
+    **changes: Any,
 ) -> dict[str, AttributeAccuracy]:
     """Draw the questions of each attribute, with `changes` to the sampler's settings."""
     return {

@@ -1,6 +1,6 @@
 """The whole evaluation: what is measured of a model folder, in order."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +14,19 @@ from dalle_lean.progress import OnProgress
 from inference.evaluation.attribute_accuracy import accuracy_on_drawings, compare_ranking, measure_attributes
 from inference.evaluation.bits_per_code import measure_bits
 from inference.evaluation.captions import match_kinds
-from inference.evaluation.classification import check_classifier, classify
+from inference.evaluation.classification import (
+    HELD_OUT_PAIRS,
+    check_classifier,
+    choose_thing_questions,
+    drawn_alone,
+    judge_things,
+)
 from inference.evaluation.clip_metrics import ClipMetrics, measure_clip, same_clip
 from inference.evaluation.distribution_metrics import Distances, frechet_distance
 from inference.evaluation.eval_data import EvalData, choose_data
 from inference.evaluation.inception import Inception
 from inference.evaluation.prompt_sampling import PromptSampler
-from inference.evaluation.questions import Question, choose_questions
+from inference.evaluation.questions import AttributeQuestion, choose_questions
 from inference.evaluation.reconstruction import encode, reconstruct
 from inference.evaluation.results import EvalConfig, Evaluation
 from inference.evaluation.sampling_grid import compare_settings, measure_grid
@@ -36,7 +42,7 @@ def evaluate(
     *,
     seed: int = 0,
     judge: ClipScorer | None = None,
-    classifier: ThingClassifier | None = None,
+    classifiers: Mapping[str, ThingClassifier] = {},
     inception: Inception | None = None,
     batch_size: int | None = None,
     on_progress: OnProgress | None = None,
@@ -46,12 +52,12 @@ def evaluate(
     Args:
         seed: of what is chosen and drawn.
         judge: a CLIP that did not rank the pictures; without it the one that did judges the captions.
-        classifier: recognises the things drawn; it learnt from drawings of other sets.
+        classifiers: by the name for the report, recognise the things drawn; they learnt from other pictures.
         inception: in whose features the Frechet distance is measured.
         on_progress: called with (done, total, note): prompts, pictures or captions.
 
     Raises:
-        ValueError: another kind of folder, too little in it, or nothing that the classifier knows.
+        ValueError: another kind of folder, too little in it, or nothing that a classifier knows.
     """
     scorer = generator.scorer
     best_of = (1,) if scorer is None else config.best_of
@@ -59,8 +65,9 @@ def evaluate(
     sampler = PromptSampler(generator, settings, batch_size, on_progress)
     data = choose_data(folder, config, seed, generator.picture_side)
     questions = choose_questions(folder / "heldout", config.questions, seed)
-    if classifier is not None:
-        check_classifier([question for asked in questions.values() for question in asked], classifier)
+    for name, classifier in classifiers.items():
+        check_classifier(name, [question for asked in questions.values() for question in asked], classifier)
+    thing_questions = choose_thing_questions(folder, config.questions, seed) if classifiers else {}
     on_drawings = {name: accuracy_on_drawings(asked) for name, asked in questions.items()}
     count = len(data.heldout)
     reconstruction, codes, reconstructed = reconstruct(
@@ -72,7 +79,16 @@ def evaluate(
     captions = [line["text"] for line in data.heldout]
     bits = measure_bits(generator, captions, codes, train_codes, sampler.counter("held-out captions", 3 * count), seed)
     attributes = measure_attributes(sampler, questions, "questions", best_of)
-    classified = None if classifier is None else classify(classifier, generator.vqgan, attributes, seed)
+    drawn = {HELD_OUT_PAIRS: drawn_alone(attributes)}
+    for prompts, asked in thing_questions.items():
+        samples = sampler.draw([question.prompt for question in asked], f"questions about things {prompts}", best_of)
+        drawn[prompts] = list(zip(asked, samples, strict=True))
+    things = [
+        found
+        for name, classifier in classifiers.items()
+        for prompts, answered in drawn.items()
+        for found in judge_things(name, classifier, generator.vqgan, prompts, answered, seed)
+    ]
     clip, distances = measure_captions(sampler, data, reconstructed, judge, inception, best_of)
     few = {} if scorer is None else first_questions(questions, config.curve_questions)
     curve = measure_attributes(sampler, few, f"best of {config.curve[-1]}: questions", config.curve)
@@ -89,7 +105,7 @@ def evaluate(
         attributes=attributes,
         on_drawings=on_drawings,
         curve=curve,
-        classifier=classified,
+        things=things,
         clip=clip,
         inception=distances,
         grid=grid,
@@ -97,7 +113,7 @@ def evaluate(
     )
 
 
-def first_questions(questions: dict[str, list[Question]], count: int) -> dict[str, list[Question]]:
+def first_questions(questions: dict[str, list[AttributeQuestion]], count: int) -> dict[str, list[AttributeQuestion]]:
     """The first `count` of each attribute; no attribute where that is 0."""
     return {name: asked[:count] for name, asked in questions.items()} if count else {}
 

@@ -10,6 +10,7 @@ from PIL import Image
 
 from dalle_lean.draw.svg_plot import plot
 from inference.evaluation.captions import open_drawing
+from inference.evaluation.classification import HELD_OUT_PAIRS
 from inference.evaluation.questions import ATTRIBUTES, num_subjects
 from inference.evaluation.results import Evaluation
 from inference.evaluation.stats import SIGNIFICANT, Proportion
@@ -33,6 +34,7 @@ def page(title: str, evaluation: Evaluation, measures: Sequence[tuple[str, str]]
     """The whole document; `measures` are (measure, value)."""
     parts = [
         *summary(evaluation, measures),
+        *things_table(evaluation),
         *what_helps(evaluation),
         *ranking_curves(evaluation),
         *sampling_table(evaluation),
@@ -49,7 +51,7 @@ def page(title: str, evaluation: Evaluation, measures: Sequence[tuple[str, str]]
 
 def summary(evaluation: Evaluation, measures: Sequence[tuple[str, str]]) -> Iterator[str]:
     """How it was measured, and all figures."""
-    settings, classified = evaluation.settings, evaluation.classifier
+    settings = evaluation.settings
     yield paragraph(
         "Prompts that training never saw: things on grounds, in colours and beside things with which they were never "
         "shown. Proportions come with their 95 % confidence interval (Wilson). "
@@ -64,17 +66,40 @@ def summary(evaluation: Evaluation, measures: Sequence[tuple[str, str]]) -> Iter
     yield table(("measure", "value"), measures)
     if evaluation.clip is not None:
         yield paragraph(f"Captions and kernel distances are judged by {evaluation.clip.judge}.")
-    if classified is not None:
-        yield paragraph(
-            f"Things are judged by a classifier, in {classified.on_drawings.trials} prompts about "
-            f"{classified.different_things} different things, on grounds, in colours and of sizes; "
-            f"{classified.left_out} prompts about things that it does not know are left out."
-        )
     if evaluation.inception is not None:
         yield paragraph(
             "The Frechet distance of few pictures is too large: compare it only for equal numbers of pictures. "
             "Published distances use 10,000 and more."
         )
+
+
+def things_table(evaluation: Evaluation) -> Iterator[str]:
+    """Which things are right, by each classifier, beside what it says of the real drawings."""
+    if not evaluation.things:
+        return
+    counts = list(evaluation.things[0].best_of)
+    yield heading("Is it the right thing?")
+    yield paragraph(
+        "Classifiers look at what was drawn for prompts about one thing, and at the real drawings of the same prompts: "
+        "no model can be found right more often than those, through the tokenizer."
+    )
+    yield table(
+        (
+            "a thing",
+            "judge",
+            "first of",
+            *(f"best of {count}" for count in counts),
+            "drawings",
+            "through the tokenizer",
+        ),
+        [
+            (each.prompts, each.judge, each.among, *each.best_of.values(), each.on_drawings, each.on_reconstructions)
+            for each in evaluation.things
+        ],
+    )
+    for each in evaluation.things:
+        if each.left_out:
+            yield paragraph(f"{each.judge} does not know the thing of {each.left_out} prompts: {each.prompts}.")
 
 
 def what_helps(evaluation: Evaluation) -> Iterator[str]:
@@ -95,8 +120,9 @@ def ranking_curves(evaluation: Evaluation) -> Iterator[str]:
         return
     accuracies = evaluation.curve or evaluation.attributes
     curves = {ATTRIBUTES[name].title: accuracy.by_best_of for name, accuracy in accuracies.items()}
-    if (classified := evaluation.classifier) is not None:
-        curves[f"right thing first of {classified.compete}"] = classified.best_of
+    for each in evaluation.things:
+        if each.prompts == HELD_OUT_PAIRS:
+            curves[f"right thing first of {each.among} ({each.judge})"] = each.best_of
     if (clip := evaluation.clip) is not None:
         curves[f"right caption first of {clip.candidates}"] = clip.by_best_of
     if not curves:

@@ -1,4 +1,4 @@
-"""Prompts that training never saw, each with what its picture must show, from a folder that `make data` writes."""
+"""Prompts, each with what its picture must show, from a folder that `make data` writes."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from inference.evaluation.captions import drawing_path, read_lines, sample
+from inference.evaluation.captions import Line, drawing_path, read_lines, sample
 from inference.evaluation.pixels import COLOURS, colour_centre, ground_colour, thing_colour, thing_size
 
 SIDES = ("left of", "right of")
@@ -16,16 +16,22 @@ SIDES = ("left of", "right of")
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A prompt, and what its picture must show as far as pixels alone can tell."""
+    """A prompt, and what its picture must show."""
 
-    attribute: str
-    """One of ATTRIBUTES."""
     prompt: str
-    expected: str
     things: tuple[str, ...]
     """The names of what the picture shows."""
     drawing: Path
     """The real drawing of this prompt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributeQuestion(Question):
+    """A prompt about something that pixels alone can tell."""
+
+    attribute: str
+    """One of ATTRIBUTES."""
+    expected: str
 
     def is_right(self, picture: Image.Image) -> bool:
         """Whether a picture shows what is expected."""
@@ -88,20 +94,19 @@ ATTRIBUTES = {
 }
 
 
-def choose_questions(heldout: Path, of_each: int, seed: int = 0) -> dict[str, list[Question]]:
+def question_of(folder: Path, line: Line) -> Question:
+    """Of a line of the folder's listing that tells what its picture shows."""
+    return Question(prompt=line["text"], things=tuple(line["things"]), drawing=drawing_path(folder, line))
+
+
+def choose_questions(heldout: Path, of_each: int, seed: int = 0) -> dict[str, list[AttributeQuestion]]:
     """At most `of_each` questions of each attribute that the data has, with different prompts."""
-    found: dict[str, dict[str, Question]] = defaultdict(dict)
+    found: dict[str, dict[str, AttributeQuestion]] = defaultdict(dict)
     for line in read_lines(heldout):
         for name, attribute in ATTRIBUTES.items():
             expected = attribute.label(line) if "kind" in line else None
             if expected is not None:
-                question = Question(
-                    attribute=name,
-                    prompt=line["text"],
-                    expected=expected,
-                    things=tuple(line["things"]),
-                    drawing=drawing_path(heldout, line),
-                )
+                question = AttributeQuestion(**vars(question_of(heldout, line)), attribute=name, expected=expected)
                 found[name].setdefault(question.prompt, question)
     return {name: sample(list(found[name].values()), of_each, f"{seed}/{name}") for name in ATTRIBUTES if found[name]}
 

@@ -51,11 +51,13 @@ def measures(evaluation: Evaluation) -> list[tuple[str, str]]:
             ("the same judge on the real drawings", str(evaluation.on_drawings[name])),
             ("the commonest answer to all of them", str(accuracy.commonest_answer)),
         ]
-    if (classified := evaluation.classifier) is not None:
+    for each in evaluation.things:
         found += [
-            (f"right thing first of {classified.compete}, best of {most}", str(classified.best_of[most])),
-            ("the same classifier on the real drawings", str(classified.on_drawings)),
-            ("the same on the tokenizer's reconstructions of them", str(classified.on_reconstructions)),
+            (
+                f"thing {each.prompts}: right first of {each.among}, best of {most}, says {each.judge}",
+                f"{each.best_of[most]}; {each.on_drawings.value:.0%} of the real drawings, "
+                f"{each.on_reconstructions.value:.0%} through the tokenizer",
+            )
         ]
     if (clip := evaluation.clip) is not None:
         found += [
@@ -110,7 +112,7 @@ def to_json(evaluation: Evaluation) -> dict[str, Any]:
             for name, accuracy in evaluation.attributes.items()
         },
         "curve": {name: accuracy.by_best_of for name, accuracy in evaluation.curve.items()},
-        "right_thing_first": evaluation.classifier,
+        "right_thing_first": evaluation.things,
         "judged": clip
         and {
             "judge": clip.judge,

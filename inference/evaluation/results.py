@@ -6,7 +6,7 @@ from typing import ClassVar
 from dalle_lean.errors import UserError
 from inference.evaluation.attribute_accuracy import AttributeAccuracy
 from inference.evaluation.bits_per_code import BitsPerCode
-from inference.evaluation.classification import ClassifierAccuracy
+from inference.evaluation.classification import ThingAccuracy
 from inference.evaluation.clip_metrics import ClipMetrics
 from inference.evaluation.distribution_metrics import Distances
 from inference.evaluation.reconstruction import Reconstruction
@@ -74,7 +74,8 @@ class Evaluation:
     """Of the real drawings, for each attribute: what the pixel judge itself can do."""
     curve: dict[str, AttributeAccuracy]
     """The first questions of each attribute, with more pictures; empty where nothing ranks them."""
-    classifier: ClassifierAccuracy | None
+    things: list[ThingAccuracy]
+    """By each classifier, for each kind of prompts."""
     clip: ClipMetrics | None
     inception: Distances | None
     """Frechet inception distances."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from inference.evaluation.attribute_accuracy import measure_attributes
 from inference.evaluation.prompt_sampling import PromptSampler
-from inference.evaluation.questions import Question
+from inference.evaluation.questions import AttributeQuestion
 from inference.evaluation.stats import Comparison, compare
 
 
@@ -41,7 +41,7 @@ def settings_to_try(caption_dropout: float | None) -> tuple[SamplingSetting, ...
     return (*UNGUIDED, *GUIDED, GUIDED_TOP_K) if caption_dropout else UNGUIDED
 
 
-def measure_grid(sampler: PromptSampler, questions: Mapping[str, list[Question]]) -> Grid:
+def measure_grid(sampler: PromptSampler, questions: Mapping[str, list[AttributeQuestion]]) -> Grid:
     """Ask the same questions with each setting; nothing without questions."""
     pictures = min(GRID_PICTURES, sampler.settings.num_images)
     grid: Grid = {}

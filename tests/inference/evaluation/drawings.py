@@ -63,7 +63,7 @@ HELDOUT = [
         pair("a red circle and a green circle", "red", "green", "left of"),
         discs("white", ("red", 0.25, 0.4), ("green", 0.75, 0.4)),
     ),
-    (line("a cube", "concept"), discs("white", ("green", 0.5, 0.9))),
+    (line("a cube", "concept", things=["cube"]), discs("white", ("green", 0.5, 0.9))),
 ]
 TRAIN = [(line(f"a {colour} ball"), discs("white", (colour, 0.5, 0.6))) for colour in ("red", "green", "blue")]
 

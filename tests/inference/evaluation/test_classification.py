@@ -10,10 +10,17 @@ from PIL import Image
 from dalle_lean.cli import main
 from dalle_lean.images.thing_classifier import ThingClassifier
 from inference.evaluation.attribute_accuracy import AttributeAccuracy
-from inference.evaluation.classification import classify, comes_first, rivals
+from inference.evaluation.classification import (
+    HELD_OUT_PAIRS,
+    choose_thing_questions,
+    comes_first,
+    drawn_alone,
+    judge_things,
+    rivals,
+)
 from inference.evaluation.evaluate import evaluate
 from inference.evaluation.prompt_sampling import Samples
-from inference.evaluation.questions import Question
+from inference.evaluation.questions import AttributeQuestion
 from inference.evaluation.results import EvalConfig
 from inference.evaluation.stats import Proportion
 from inference.generator import Generator
@@ -58,7 +65,14 @@ def question(thing, folder, *others):
     colour = COLOURS.get(thing, "yellow")
     drawing = folder / f"{thing}.png"
     discs("white", (colour, 0.5, 0.5)).save(drawing)
-    return Question(attribute="ground", prompt=f"a {thing}", expected="white", things=(thing, *others), drawing=drawing)
+    return AttributeQuestion(
+        attribute="ground", prompt=f"a {thing}", expected="white", things=(thing, *others), drawing=drawing
+    )
+
+
+def judged(attributes):
+    (found,) = judge_things("colours", ByColour(), Keeps(), HELD_OUT_PAIRS, drawn_alone(attributes))
+    return found
 
 
 def drawn(colour):
@@ -69,53 +83,75 @@ def drawn(colour):
 def test_the_right_thing_is_counted_of_pictures_and_of_real_drawings(tmp_path):
     questions = [question(thing, tmp_path) for thing in ("strawberry", "frog", "whale")]
     answered = {"ground": AttributeAccuracy(questions, [drawn("red"), drawn("red"), drawn("blue")])}
-    found = classify(ByColour(), Keeps(), answered)
+    found = judged(answered)
     assert found.best_of == {1: Proportion(2, 3)}
     assert found.on_drawings == found.on_reconstructions == Proportion(3, 3)
-    assert (found.compete, found.different_things, found.left_out) == (4, 3, 0)
+    assert (found.among, found.different_things, found.left_out) == (4, 3, 0)
 
 
 def test_a_prompt_counts_once_and_pairs_and_unknown_things_do_not(tmp_path):
     one, unknown, pair = question("frog", tmp_path), question("dragon", tmp_path), question("whale", tmp_path, "owl")
     asked = AttributeAccuracy([one, unknown, pair], [drawn("green")] * 3)
-    found = classify(ByColour(), Keeps(), {"ground": asked, "size": AttributeAccuracy([one], [drawn("red")])})
+    found = judged({"ground": asked, "size": AttributeAccuracy([one], [drawn("red")])})
     assert found.best_of == {1: Proportion(1, 1)}
     assert found.left_out == 1
 
 
 def test_a_classifier_of_none_of_the_things_is_refused_before_anything_is_drawn(generator_that_must_not_draw, tmp_path):
     data = write_data(tmp_path / "emoji")
-    with pytest.raises(ValueError, match="no prompt is about one thing that the classifier knows"):
-        evaluate(generator_that_must_not_draw, data, EvalConfig(captions=4, pictures=8), classifier=ByColour())
+    with pytest.raises(ValueError, match="no prompt is about one thing that the classifier colours knows"):
+        evaluate(
+            generator_that_must_not_draw, data, EvalConfig(captions=4, pictures=8), classifiers={"colours": ByColour()}
+        )
 
 
-def test_199_others_compete_and_the_seed_chooses_them():
+def test_the_thing_competes_with_200_and_with_all_it_knows(tmp_path):
+    classifier = ByColour()
+    classifier.things = (*classifier.things, *map(str, range(300)))
+    classifier.row_of = {thing: row for row, thing in enumerate(classifier.things)}
+    classifier.scores_of_pixels = lambda pixels, batch_size=64: torch.arange(304.0).flip(0).expand(len(pixels), -1)
+    asked = {"ground": AttributeAccuracy([question("strawberry", tmp_path)], [drawn("red")])}
+    found = judge_things("order", classifier, Keeps(), HELD_OUT_PAIRS, drawn_alone(asked))
+    assert [(each.among, each.best_of[1].hits) for each in found] == [(200, 1), (304, 1)]
+
+
+def test_the_seed_chooses_the_others():
     things = [str(number) for number in range(500)]
-    chosen = rivals("7", things, seed=0)
+    chosen = rivals("7", things, seed=0, count=199)
     assert len(chosen) == len({*chosen}) == 199
     assert "7" not in chosen
-    assert chosen == rivals("7", things, seed=0) != rivals("7", things, seed=1)
-    assert sorted(rivals("7", things[:50], seed=0)) == sorted({*things[:50]} - {"7"})
+    assert chosen == rivals("7", things, seed=0, count=199) != rivals("7", things, seed=1, count=199)
+    assert sorted(rivals("7", things, seed=0, count=499)) == sorted({*things} - {"7"})
 
 
 def test_only_things_that_compete_are_in_the_way():
-    scores, others = torch.tensor([0.1, 0.9, 0.5]), torch.tensor([0])
-    assert comes_first(scores, 2, others)
-    assert not comes_first(scores, 2, torch.tensor([0, 1]))
-    assert not comes_first(torch.full((3,), torch.nan), 2, others)
+    classifier, scores = ThingClassifier(["a", "b", "c"], 32), torch.tensor([0.1, 0.9, 0.5])
+    assert comes_first(classifier, scores, "c", ["a"])
+    assert not comes_first(classifier, scores, "c", ["a", "b"])
+    assert not comes_first(classifier, torch.full((3,), torch.nan), "c", ["a"])
+
+
+def test_things_seen_in_training_and_things_never_seen_are_asked_too(tmp_path):
+    asked = choose_thing_questions(write_data(tmp_path / "emoji"), 2, seed=0)
+    assert {name: {question.things for question in questions} for name, questions in asked.items()} == {
+        "on grounds it was seen on": {("ball",)},
+        "never seen at all": {("cube",)},
+    }
+    assert [len(questions) for questions in asked.values()] == [2, 1]
 
 
 def test_the_command_tells_what_the_classifier_sees(model_folder, tmp_path, capsys):
     data = write_data(tmp_path / "emoji")
     torch.manual_seed(0)
-    ThingClassifier(["ball", "cube"], 32).save(tmp_path / "classifier")
+    ThingClassifier(["ball", "cube"], 32).save(tmp_path / "judge" / "classifier")
     few = "--questions 2 --captions 4 --pictures 8 --best-of 1 --curve-questions 0 --grid 0 --nearest-among 0"
     arguments = [str(model_folder), "--data", str(data), "--out", str(tmp_path / "report"), *few.split()]
     with pytest.raises(SystemExit) as ended:
-        main(["evaluate", *arguments, "--classifier", str(tmp_path / "classifier")])
+        main(["evaluate", *arguments, "--classifier", str(tmp_path / "judge" / "classifier")])
     assert ended.value.code == 0
-    found = json.loads((tmp_path / "report" / "report.json").read_text())["right_thing_first"]
+    found, seen, never = json.loads((tmp_path / "report" / "report.json").read_text())["right_thing_first"]
     assert found["best_of"]["1"]["of"] == found["on_drawings"]["of"] == 4
-    assert (found["compete"], found["left_out"]) == (2, 0)
-    assert "right thing first of 2, best of 1: " in capsys.readouterr().out
+    assert (seen["best_of"]["1"]["of"], never["best_of"]["1"]["of"]) == (2, 1)
+    assert (found["judge"], found["among"], found["left_out"]) == ("judge", 2, 0)
+    assert f"thing {HELD_OUT_PAIRS}: right first of 2, best of 1, says judge: " in capsys.readouterr().out
     Image.open(tmp_path / "report" / "pictures.png").verify()

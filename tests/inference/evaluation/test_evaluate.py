@@ -62,7 +62,7 @@ def test_the_report_tells_every_measure(report):
     assert content["tokenizer"]["psnr_db"] > 0
     judged = content["judged"]
     assert judged["right_caption_first"]["best_of"]["2"]["of"] == judged["right_caption_first"]["among"] == 4
-    assert content["right_thing_first"] is None
+    assert content["right_thing_first"] == []
     assert set(judged["kernel_distance"]) == {"drawn", "floor", "trained", "pictures"}
     assert judged["kernel_distance"]["pictures"] == {"real": 4, "drawn": 4, "floor": 4, "trained": 3}
     assert judged["judge"] == "CLIP, which chose the pictures too"
