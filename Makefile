@@ -59,40 +59,50 @@ data: install
 	npm install --prefix data/npm --ignore-scripts --no-audit --no-fund --no-save $(EMOJI_PACKAGES)
 	$(BIN)/python -m preprocessing.emoji $(DATA) --packages data/npm/node_modules --side $(SIDE)
 
-# What judges the drawings: a CLIP and a classifier that learn from four other sets. Two of them are share-alike, so these are not shipped.
+# What judges the drawings: classifiers that learn from other scenes of the same set, drawn with another seed, and from
+# four other sets, and a CLIP of the latter. They are not shipped; two of the sets are share-alike.
 JUDGE_SETS := emojione,emojione-v1,fxemoji,openmoji
 JUDGE_PACKAGES := @iconify-json/emojione@1.2.3 @iconify-json/emojione-v1@1.2.3 @iconify-json/fxemoji@1.2.2 \
 	@iconify-json/openmoji@1.2.29
 
-data/emoji-judge/heldout.json: | install
+data/emoji-same-set/heldout.json: | install
+	test -d data/npm/node_modules || $(MAKE) data
+	$(BIN)/python -m preprocessing.emoji data/emoji-same-set --packages data/npm/node_modules --side $(SIDE) \
+		--seed 7 --only-pairs-held-out
+
+data/emoji-other-sets/heldout.json: | install
 	npm install --prefix data/npm --ignore-scripts --no-audit --no-fund --no-save $(EMOJI_PACKAGES) $(JUDGE_PACKAGES)
-	$(BIN)/python -m preprocessing.emoji data/emoji-judge --packages data/npm/node_modules --side $(SIDE) \
+	$(BIN)/python -m preprocessing.emoji data/emoji-other-sets --packages data/npm/node_modules --side $(SIDE) \
 		--sets $(JUDGE_SETS) --only-pairs-held-out
 
-# models/emoji from nothing. Every step continues where it was stopped. The VQGAN learns small pictures first. The card's
-# pictures are drawn by `make evaluate`.
+# models/emoji from nothing. Every step continues where it was stopped. The VQGAN learns crops first, then whole pictures,
+# then its decoder alone. The card's pictures are drawn by `make evaluate`.
 RUN := runs/emoji
+TRAIN_VQGAN := $(BIN)/dalle-lean train-vqgan --heldout data/emoji/heldout --discriminator-start 1
+WHOLE := --picture-side 128 --batch-size 8 --save-dtype bfloat16
 bundled-model: install
+	@echo "some 11 hours on two CPU cores with fast bfloat16: drawing 1/2, VQGAN 3, codes 1/2, transformer 5, CLIP 2"
 	test -e data/emoji/heldout.json || $(MAKE) data
-	$(BIN)/dalle-lean train-vqgan data/emoji/train $(RUN)/vqgan64 --heldout data/emoji/heldout --picture-side 64 \
-		--steps 5500 --discriminator-start 0.75
-	$(BIN)/dalle-lean train-vqgan data/emoji/train $(RUN)/vqgan --heldout data/emoji/heldout --picture-side 128 \
-		--init-from $(RUN)/vqgan64 --batch-size 6 --lr 4e-4 --steps 6000 --discriminator-start 0.75 --save-dtype bfloat16
+	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan-crops --picture-side 64 --crop-from 128 --codebook-size 4096 --batch-size 32 --steps 6000
+	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan-fast $(WHOLE) --init-from $(RUN)/vqgan-crops --lr 5e-4 --steps 800
+	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan-slow $(WHOLE) --init-from $(RUN)/vqgan-fast --lr 4e-4 --steps 3000
+	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan $(WHOLE) --init-from $(RUN)/vqgan-slow --decoder-only --lr 5e-4 --steps 1600
 	$(BIN)/dalle-lean preprocess data/emoji/train $(RUN)/shards/train --vqgan $(RUN)/vqgan --bf16
 	$(BIN)/dalle-lean preprocess data/emoji/heldout $(RUN)/shards/heldout --vqgan $(RUN)/vqgan --bf16
 	$(BIN)/dalle-lean train $(RUN)/shards/train $(RUN)/dalle --config emoji128 \
 		--heldout $(RUN)/shards/heldout --vqgan $(RUN)/vqgan
 	$(BIN)/dalle-lean train-clip data/emoji/train $(RUN)/clip --heldout data/emoji/heldout \
-		--vqgan $(RUN)/vqgan --steps 1800 --save-dtype bfloat16
+		--vqgan $(RUN)/vqgan --save-dtype bfloat16
 	$(BIN)/dalle-lean pack $(RUN)/dalle/model models/emoji --clip $(RUN)/clip/clip \
 		--card models/emoji/README.md --guidance 2 --dtype bfloat16
 
 # The card's table and pictures: what the bundled model can do, and how sure that is.
-evaluate: install data/emoji-judge/heldout.json
+evaluate: install data/emoji-same-set/heldout.json data/emoji-other-sets/heldout.json
 	test -e data/emoji/heldout.json || $(MAKE) data
-	$(BIN)/dalle-lean train-clip data/emoji-judge/train $(RUN)/judge --heldout data/emoji/heldout \
+	$(BIN)/dalle-lean train-clip data/emoji-other-sets/train $(RUN)/judge --heldout data/emoji/heldout \
 		--vqgan models/emoji/vqgan --steps 1800
-	$(BIN)/dalle-lean train-things data/emoji-judge/train $(RUN)/things --heldout data/emoji/heldout
-	$(BIN)/dalle-lean evaluate --data data/emoji --judge $(RUN)/judge/clip --classifier $(RUN)/things/classifier \
-		--out $(RUN)/report
+	$(BIN)/dalle-lean train-things data/emoji-same-set/train $(RUN)/same-set --heldout data/emoji/heldout
+	$(BIN)/dalle-lean train-things data/emoji-other-sets/train $(RUN)/other-sets --heldout data/emoji/heldout
+	$(BIN)/dalle-lean evaluate --data data/emoji --judge $(RUN)/judge/clip \
+		--classifier $(RUN)/same-set/classifier --classifier $(RUN)/other-sets/classifier --out $(RUN)/report
 	cp $(RUN)/report/pictures.png models/emoji/pictures.png
