@@ -1,6 +1,7 @@
 """The VQGAN: pictures <-> codes (Esser et al. 2021, "Taming Transformers", arXiv 2012.09841).
 
-Encoder and decoder are those of the package taming-transformers; the two quantizers and the folder format are here.
+Encoder and decoder are those of the package taming-transformers; the encoder of one window, the two quantizers and the
+folder format are here.
 Names of weights are the published checkpoints' names.
 
 Shapes: N pictures, H x W pixels, h x w codes (h = H / downscale), K codebook size, C code width.
@@ -59,6 +60,9 @@ class VQGANConfig:
     picture_side: int = 256
     norm_groups: int = NORM_GROUPS
     """Groups of every GroupNorm. With few channels per group a flat colour cannot pass: keep four or more."""
+    encoder_window: int | None = None
+    """Side in pixels of what a code sees, centred on its own patch; None: the published encoder, whose codes see the
+    whole picture."""
 
     def __post_init__(self) -> None:
         for name, largest in (("channel_multipliers", LARGEST_MULTIPLIER), ("attention_resolutions", 8192)):
@@ -83,6 +87,12 @@ class VQGANConfig:
             )
         if self.picture_side % self.downscale:
             raise UserError(f"picture_side={self.picture_side}: must be a multiple of {self.downscale}")
+        windows = range(self.downscale, 4 * self.downscale + 1, 2)
+        if self.encoder_window is not None and not (is_whole(self.encoder_window) and self.encoder_window in windows):
+            raise UserError(
+                f"encoder_window={self.encoder_window!r}: must be an even number of pixels in "
+                f"{windows[0]}..{windows[-1]}, or left out"
+            )
 
     @property
     def downscale(self) -> int:
@@ -95,15 +105,46 @@ class VQGANConfig:
         return self.picture_side // self.downscale
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """For JSON; without `encoder_window` where there is none, as before there was one."""
+        content = asdict(self)
+        if self.encoder_window is None:
+            del content["encoder_window"]
+        return content
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
         """The config of `to_dict`; an unknown or missing field is a ValueError that names it."""
         known = {field.name for field in fields(cls)}
-        if wrong := known ^ set(content):
+        if wrong := known ^ {*content, "encoder_window"}:
             raise UserError(f"VQGAN config: unknown or missing fields {sorted(wrong)}")
         return cls(**content)
+
+
+class WindowEncoder(nn.Module):
+    """Each code from one window of pixels: what looks the same gets the same code, whatever stands beside it.
+
+    The published encoder attends to the whole picture and norms over it: on another ground, a thing has other codes.
+    """
+
+    def __init__(self, config: VQGANConfig, window: int):
+        super().__init__()
+        width = 2 * config.channels * config.channel_multipliers[-1]
+        step = config.downscale
+        self.patches = nn.Conv2d(3, width, window, step, padding=(window - step) // 2, padding_mode="replicate")
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+            for _ in range(2 * config.num_res_blocks)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.out = nn.Linear(width, config.z_channels)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """pixels [N, 3, H, W] -> [N, Z, h, w]."""
+        x = self.patches(pixels).permute(0, 2, 3, 1)
+        for block in self.blocks:
+            x = x + block(x)
+        z: Tensor = self.out(self.norm(x)).permute(0, 3, 1, 2)
+        return z
 
 
 class GumbelQuantizer(nn.Module):
@@ -164,7 +205,8 @@ class VQGAN(nn.Module):
             "dropout": 0.0,
         }
         with redirect_stdout(io.StringIO()):  # the package prints as it builds
-            self.encoder = taming.Encoder(**shape)
+            window = config.encoder_window
+            self.encoder = taming.Encoder(**shape) if window is None else WindowEncoder(config, window)
             self.decoder = taming.Decoder(**shape)
         for module in self.modules():
             if isinstance(module, nn.GroupNorm):

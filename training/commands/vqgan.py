@@ -56,6 +56,14 @@ def train_vqgan(
     num_res_blocks: Annotated[
         int | None, shape_option("num_res_blocks", "Residual blocks at each resolution.", least=1)
     ] = None,
+    encoder_window: Annotated[
+        int | None,
+        typer.Option(
+            help="Pixels per side that decide a code: what looks the same has the same code on any ground. "
+            "[default: the whole picture, or that of --init-from]",
+            show_default=False,
+        ),
+    ] = None,
     discriminator_start: Annotated[
         float, typer.Option(help="Share of the steps before the discriminator joins; 1 leaves it out.")
     ] = VQGANRecipe.discriminator_start,
@@ -95,6 +103,7 @@ def train_vqgan(
         "channels": channels,
         "channel_multipliers": channel_multipliers and parse_multipliers(channel_multipliers),
         "num_res_blocks": num_res_blocks,
+        "encoder_window": encoder_window,
     }
     if decoder_only and init_from is None:
         raise UserError("--decoder-only needs the VQGAN whose decoder to train: --init-from FOLDER")

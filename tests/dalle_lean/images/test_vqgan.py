@@ -121,6 +121,9 @@ def test_what_are_no_codes_is_refused(codes, complaint):
         ({"picture_side": 10**9}, r"picture_side=1000000000: must be a whole number in 1\.\.8192"),
         ({"channels": 2**20}, "channels=1048576"),
         ({"quantizer": "gumbel", "z_channels": 16}, "z_channels=16"),
+        ({"encoder_window": 6}, r"encoder_window=6: must be an even number of pixels in 8\.\.32"),
+        ({"encoder_window": 9}, "encoder_window=9"),
+        ({"encoder_window": "8"}, "encoder_window='8'"),
     ],
 )
 def test_a_wrong_config_says_what_is_wrong(changes, complaint):
@@ -128,8 +131,18 @@ def test_a_wrong_config_says_what_is_wrong(changes, complaint):
         dataclasses.replace(VQGAN_CONFIG, **changes)
 
 
-def test_a_saved_folder_loads_as_the_same_model(tmp_path):
-    model = tiny_vqgan()
+@pytest.mark.parametrize(("window", "changed"), [(8, {5}), (16, {0, 1, 2, 4, 5, 6, 8, 9, 10}), (None, {*range(16)})])
+def test_a_code_is_decided_by_its_window_alone(window, changed):
+    model, images = tiny_vqgan(encoder_window=window), pictures()[:1]
+    other = images.clone()
+    other[..., 8:16, 8:16] = 1 - other[..., 8:16, 8:16]
+    differ = (model.latents(images) - model.latents(other)).abs().amax(dim=1).flatten() > 0
+    assert {*differ.nonzero().flatten().tolist()} == changed
+
+
+@pytest.mark.parametrize("window", [None, 12])
+def test_a_saved_folder_loads_as_the_same_model(window, tmp_path):
+    model = tiny_vqgan(encoder_window=window)
     model.save(tmp_path)
     loaded = VQGAN.load(tmp_path)
     assert loaded.config == model.config
@@ -145,6 +158,11 @@ def test_the_fingerprint_is_that_of_the_values_not_of_their_storage(tmp_path):
     assert VQGAN.load(tmp_path / "wide").fingerprint() == rounded.fingerprint()
     assert rounded.fingerprint() != model.fingerprint()  # rounding changed the weights, so it changed the codes
     assert tiny_vqgan(norm_groups=4).fingerprint() != model.fingerprint()
+
+
+def test_a_folder_without_a_window_is_written_as_before_there_was_one():
+    assert "encoder_window" not in tiny_vqgan().config.to_dict()
+    assert tiny_vqgan(encoder_window=8).config.to_dict()["encoder_window"] == 8
 
 
 def test_weights_that_were_swapped_are_refused(tmp_path):
