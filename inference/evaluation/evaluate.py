@@ -22,6 +22,7 @@ from inference.evaluation.classification import (
     judge_things,
 )
 from inference.evaluation.clip_metrics import ClipMetrics, measure_clip, same_clip
+from inference.evaluation.code_stability import kept_on_other_ground
 from inference.evaluation.distribution_metrics import Distances, frechet_distance
 from inference.evaluation.eval_data import EvalData, choose_data
 from inference.evaluation.inception import Inception
@@ -73,6 +74,7 @@ def evaluate(
     reconstruction, codes, reconstructed = reconstruct(
         generator.vqgan, data.heldout_pixels, sampler.counter("reconstructions", count)
     )
+    kept = kept_on_other_ground(generator.vqgan, data.heldout_pixels, codes, sampler.counter("other grounds", count))
     train_codes = encode(
         generator.vqgan, data.train_pixels, sampler.counter("training pictures", len(data.train_pixels))
     )
@@ -101,6 +103,7 @@ def evaluate(
         ranker=None if scorer is None else scorer.name,
         caption_dropout=generator.caption_dropout,
         reconstruction=reconstruction,
+        kept_on_other_ground=kept,
         bits=bits,
         attributes=attributes,
         on_drawings=on_drawings,

@@ -45,6 +45,10 @@ def measures(evaluation: Evaluation) -> list[tuple[str, str]]:
         ("count model of training pictures, codes alone", f"{bits.counts:.3f}"),
         ("count model, a table for each place", f"{bits.counts_by_place:.3f}"),
     ]
+    if evaluation.kept_on_other_ground is not None:
+        found.append(
+            ("tokenizer, codes of things that stay on another ground", f"{evaluation.kept_on_other_ground:.0%}")
+        )
     for name, accuracy in evaluation.attributes.items():
         found += [
             (f"{ATTRIBUTES[name].title}, best of {most}", str(accuracy.by_best_of[most])),
@@ -101,6 +105,7 @@ def to_json(evaluation: Evaluation) -> dict[str, Any]:
         "ranker": evaluation.ranker,
         "caption_dropout": evaluation.caption_dropout,
         "tokenizer": evaluation.reconstruction,
+        "codes_kept_on_other_ground": evaluation.kept_on_other_ground,
         "bits_per_code": evaluation.bits,
         "attributes": {
             name: {

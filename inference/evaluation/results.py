@@ -68,6 +68,8 @@ class Evaluation:
     caption_dropout: float | None
     """Of the model's training; None is unknown."""
     reconstruction: Reconstruction
+    kept_on_other_ground: float | None
+    """See code_stability."""
     bits: BitsPerCode
     attributes: dict[str, AttributeAccuracy]
     on_drawings: dict[str, Proportion]
