@@ -26,6 +26,7 @@ from training.data.heldout import heldout_rows
 from training.data.loader import Batch, TrainingData, collate
 from training.data.sampler import Position
 from training.run.checkpoint import load_checkpoint
+from training.run.crops import crop_of_step
 from training.run.folder import place_tokenizer, place_vocabulary, placed_vocabulary, remove_leftovers
 from training.run.graceful_stop import TimeLimit
 from training.run.loop import TrainingRun
@@ -34,7 +35,6 @@ from training.run.previews import draw_codes, save_sheet
 from training.run.processes import ALONE, Processes, open_processes
 from training.run.progress import StepCount
 from training.run.recipe import DataRecipe, OptimizerRecipe, Recipe
-from training.run.schedule import crop_of_step, learning_rate
 from training.step.build import build_model, matching_vqgan, new_config, refuse_other_codes, stated_codes
 from training.step.data_parallel import in_shards, sharded, whole_model
 from training.step.learner import Learner
@@ -279,9 +279,7 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         tokens = progress.sample_tokens * self.settings.batch_size
         progress.tokens += tokens
         self.pace.count(tokens=tokens)
-        lr = learning_rate(
-            step, peak=schedule.peak_lr, warmup_steps=schedule.warmup_steps, total_steps=schedule.total_steps
-        )
+        lr = schedule.learning_rate(step)
         loss, grad_norm, rescaled = self.learner.step(samples, lr, crop)
         if rescaled:
             progress.rescaled += 1

@@ -36,7 +36,7 @@ from training.run.folder import place_tokenizer
 from training.run.graceful_stop import TimeLimit
 from training.run.loop import TrainingRun
 from training.run.progress import MeasuredProgress
-from training.run.schedule import cosine_rate
+from training.run.rates import cosine_rate
 from training.step.guarded_step import guarded_step
 from training.step.precision import autocast
 

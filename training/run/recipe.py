@@ -11,6 +11,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.io.files import parse, read_text
 from dalle_lean.memory.setup import OPTIMIZERS, PRECISIONS, TrainingSetup
 from training.run.fields import check_fields, check_one_of, typed_section
+from training.run.rates import learning_rate
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 LAMB_ONLY = ("clamp_weight_norm", "bias_correction", "eight_bit", "block_size", "min_eight_bit_numel", "delayed")
@@ -100,7 +101,8 @@ class ScheduleRecipe:
     Args:
         peak_lr: learning rate at the end of the warm-up.
         warmup_steps: linear rise from 0.
-        total_steps: linear fall to 0 after the warm-up.
+        hold_steps: at the peak after the warm-up; a run that is made longer while they last is as if planned so.
+        total_steps: linear fall to 0 after these.
         length_warmup: (until_step, text_len, image_side), until_step rising: up to that step the loss is taken over the
             first text_len ids of each caption and a square of codes of that side, elsewhere at each step; after the
             last over everything.
@@ -109,6 +111,7 @@ class ScheduleRecipe:
 
     peak_lr: float = 2.5e-3
     warmup_steps: int = 3125
+    hold_steps: int = 0
     total_steps: int = 31250
     length_warmup: tuple[tuple[int, int, int], ...] = ()
     log_every: int = 10
@@ -117,13 +120,28 @@ class ScheduleRecipe:
     checkpoint_every: int = 500
 
     def __post_init__(self) -> None:
-        check_fields(self, 0, "peak_lr", "warmup_steps", "heldout_every", "sample_every", "checkpoint_every")
+        check_fields(
+            self, 0, "peak_lr", "warmup_steps", "hold_steps", "heldout_every", "sample_every", "checkpoint_every"
+        )
         check_fields(self, 1, "total_steps", "log_every")
-        if self.warmup_steps > self.total_steps:
-            raise UserError(f"warmup_steps = {self.warmup_steps}: more than total_steps = {self.total_steps}")
+        if self.warmup_steps + self.hold_steps > self.total_steps:
+            raise UserError(
+                f"warmup_steps = {self.warmup_steps} and hold_steps = {self.hold_steps}: more than "
+                f"total_steps = {self.total_steps}"
+            )
         ends = [until_step for until_step, _, _ in self.length_warmup]
         if ends != sorted(set(ends)) or not all(1 <= end <= self.total_steps for end in ends):
             raise UserError(f"length_warmup ends at the steps {ends}: they must rise within 1..{self.total_steps}")
+
+    def learning_rate(self, step: int) -> float:
+        """Of a step, from 1."""
+        return learning_rate(
+            step,
+            peak=self.peak_lr,
+            warmup_steps=self.warmup_steps,
+            hold_steps=self.hold_steps,
+            total_steps=self.total_steps,
+        )
 
     def check_lengths(self, config: DalleConfig) -> None:
         """ValueError where a stage of `length_warmup` is no part of the model's captions and pictures."""
@@ -135,7 +153,7 @@ class ScheduleRecipe:
                 )
 
     def with_steps(self, steps: int) -> Self:
-        """The same over another number of steps; warm-ups keep their share of them."""
+        """The same over another number of steps; warm-ups and the hold keep their share of them."""
 
         def share(step: int) -> int:
             return round(step * steps / self.total_steps)
@@ -143,7 +161,11 @@ class ScheduleRecipe:
         stages = {share(until_step): (text_len, side) for until_step, text_len, side in self.length_warmup}
         lengths = tuple((until_step, *length) for until_step, length in stages.items() if until_step)
         return dataclasses.replace(
-            self, total_steps=steps, warmup_steps=share(self.warmup_steps), length_warmup=lengths
+            self,
+            total_steps=steps,
+            warmup_steps=share(self.warmup_steps),
+            hold_steps=share(self.warmup_steps + self.hold_steps) - share(self.warmup_steps),
+            length_warmup=lengths,
         )
 
 

@@ -18,7 +18,6 @@ from dalle_lean.io.files import atomic_write, parse, read_text
 from dalle_lean.require import require
 from training.run.fields import check_at_least, check_one_of, typed_section
 from training.run.recipe import MOST_RECIPE_BYTES, Recipe
-from training.run.schedule import learning_rate
 
 NAME = "swarm.toml"
 PROTOCOL = 2
@@ -28,7 +27,7 @@ COMPRESSIONS = ("fp32", "fp16", "8bit")
 ADMISSION_KEYS = ("run_key", "admission")
 ADMISSIONS = ("open", "invite", "list")
 AGGREGATIONS = ("centred_clipping", "trimmed_mean", "median", "mean")
-SHARED_SCHEDULE = ("peak_lr", "warmup_steps", "total_steps", "length_warmup")
+SHARED_SCHEDULE = ("peak_lr", "warmup_steps", "hold_steps", "total_steps", "length_warmup")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,10 +207,7 @@ class SwarmSettings:
 
     def learning_rate(self, step: int) -> float:
         """Of a step of the schedule, from 1."""
-        schedule = self.recipe.schedule
-        return learning_rate(
-            step, peak=schedule.peak_lr, warmup_steps=schedule.warmup_steps, total_steps=schedule.total_steps
-        )
+        return self.recipe.schedule.learning_rate(step)
 
     @property
     def steps_per_epoch(self) -> int:

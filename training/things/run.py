@@ -24,7 +24,7 @@ from training.run.checkpoint import load_checkpoint
 from training.run.graceful_stop import TimeLimit
 from training.run.loop import TrainingRun
 from training.run.progress import MeasuredProgress
-from training.run.schedule import cosine_rate
+from training.run.rates import cosine_rate
 from training.step.guarded_step import guarded_step
 from training.step.precision import autocast
 from training.things.recipe import ThingRecipe

@@ -62,6 +62,9 @@ class VQGANRecipe(PictureRecipe):
     heldout_every: int = 500
     checkpoint_every: int = 250
 
+    def identity(self) -> dict[str, Any]:
+        return {**super().identity(), "config": self.config.to_dict()}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.crop_from is not None and self.crop_from < self.config.picture_side:

@@ -28,7 +28,7 @@ OTHER_WIRE = {
     "outer_momentum": 0.5,
 }
 OTHER_OPTIMIZER = {"betas": (0.8, 0.9), "eps": 1e-5, "weight_decay": 0.1, "clip_norm": 1.0, "bias_correction": True}
-OTHER_SCHEDULE = {"peak_lr": 1e-4, "warmup_steps": 3, "total_steps": 99, "length_warmup": ((5, 2, 2),)}
+OTHER_SCHEDULE = {"peak_lr": 1e-4, "warmup_steps": 3, "hold_steps": 5, "total_steps": 99, "length_warmup": ((5, 2, 2),)}
 
 
 def changed(settings, part, **values):

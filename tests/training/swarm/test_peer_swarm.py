@@ -11,8 +11,8 @@ from dalle_lean.tokenizer import Tokenizer
 from tests.training.swarm.harness import TIMING, Swarm
 from training.data.catalog import find_shards
 from training.data.loader import TrainingData
+from training.run.rates import learning_rate
 from training.run.recipe import LAMB_ONLY
-from training.run.schedule import learning_rate
 from training.step.gradients import GradientComputer
 from training.swarm.config import WireSection, write_settings
 from training.swarm.peer.gradient_worker import build_model

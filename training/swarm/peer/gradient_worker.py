@@ -15,9 +15,9 @@ from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet
 from training.data.loader import Batch, TrainingData
 from training.data.sampler import Position
+from training.run.crops import crop_of_step
 from training.run.processes import ALONE, Processes
 from training.run.recipe import MemoryRecipe
-from training.run.schedule import crop_of_step
 from training.step.gradients import GradientComputer
 from training.step.learner import Learner
 from training.swarm.config import SwarmSettings
