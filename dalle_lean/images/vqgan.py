@@ -287,9 +287,13 @@ class VQGAN(nn.Module):
         """SHA-256 over config and weights, however they are stored."""
         return fingerprint(self.config, self.state_dict())
 
-    def codes_fingerprint(self) -> str:
-        """As `fingerprint`, without the decoder: equal for VQGANs that give a picture the same codes."""
-        return fingerprint(self.config, without_decoder(self.state_dict()))
+    def codes_fingerprint(self, dtype: torch.dtype = torch.float32) -> str:
+        """As `fingerprint`, without the decoder: equal for VQGANs that give a picture the same codes.
+
+        dtype: to which the weights are rounded first.
+        """
+        weights = without_decoder(self.state_dict())
+        return fingerprint(self.config, {name: weight.to(dtype) for name, weight in weights.items()})
 
     def reads_codes_of(self, recorded: str) -> bool:
         """Whether codes recorded under `recorded` are this VQGAN's; older data sets and models hold `fingerprint`."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dalle_lean.errors import UserError
 from dalle_lean.images.codebook_usage import codebook_use
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.progress import OnProgress
@@ -76,6 +77,11 @@ def train_vqgan(
         KeyboardInterrupt, Terminated: on Ctrl+C or SIGTERM, once the step is finished and saved.
     """
     limit = TimeLimit(max_minutes)
+    if recipe.decoder_only and init_from and init_from.codes_fingerprint(save_dtype) != init_from.codes_fingerprint():
+        raise UserError(
+            f"save_dtype={save_dtype} would round the encoder, and the codes of shards would not stay valid: leave "
+            "it out, or begin with a VQGAN that was saved so"
+        )
     train_set, heldout_set = read_sets(data, heldout, recipe, out, on_progress)
     learner = VQGANLearner(recipe).to(device)
     if init_from is not None:

@@ -303,6 +303,13 @@ def test_a_run_whose_time_is_up_leaves_a_vqgan_and_goes_on_to_the_same_one(train
     assert VQGAN.load(tmp_path).fingerprint() == VQGAN.load(trained).fingerprint()
 
 
+def test_a_decoder_trained_alone_may_not_be_saved_so_that_codes_change(tmp_path):
+    first = VQGANLearner(TINY).vqgan
+    recipe = dataclasses.replace(TINY, decoder_only=True)
+    with pytest.raises(ValueError, match="would round the encoder"):
+        train_vqgan(EMOJI, tmp_path, recipe, init_from=first, save_dtype=torch.bfloat16)
+
+
 def test_a_decoder_trained_alone_draws_better_from_the_same_codes(trained, tmp_path):
     before = VQGAN.load(trained)
     recipe = dataclasses.replace(TINY, decoder_only=True, steps=150)
