@@ -23,6 +23,8 @@ BEGIN, END = "<!-- python -m benchmarks.scale -->\n", "<!-- end -->\n"
 DAY_S, MONTH_HOURS = 86_400, 30 * 24
 PEERS = 3
 """Listening ones, whose bytes BENCHMARKS.md has."""
+GROWTH = {"matchmaking": 0, "a volunteer's uplink": 0, "the host's link": 1, "clipping": 2}
+"""The power of the number of volunteers with which the work of a round grows; clipping compares all pairs of them."""
 
 
 def link_s(num_bytes: float, bit_per_s: float) -> float:
@@ -75,15 +77,23 @@ def averaging_s(case: Case, f: Figures) -> dict[str, float]:
         "matchmaking": f.matchmakings_per_round * f.matchmaking_s,
         "a volunteer's uplink": link_s(sent_bytes, f.uplink_bit_per_s),
         "the host's link": link_s(f.volunteers * sent_bytes, f.link_bit_per_s),
-        "clipping": f.volunteers * case.model.parameters * f.clip_s_per_value / f.clip_threads,
+        "clipping": f.volunteers**2 * case.model.parameters * f.clip_s_per_pair_value / f.clip_threads,
     }
 
 
 def most_volunteers(case: Case, f: Figures, steps: float) -> dict[str, float]:
-    """That each part bears: with n of them a round has 1 / n of the time, and the host n times the work."""
+    """That each part bears: n of them leave a round 1 / n of the time, and give the part n**GROWTH times the work."""
     one = dataclasses.replace(f, volunteers=1.0)
-    spare = {part: round_s(case, one, steps) / needed_s for part, needed_s in averaging_s(case, one).items()}
-    return {part: math.sqrt(n) if part in ("the host's link", "clipping") else n for part, n in spare.items()}
+    return {
+        part: (round_s(case, one, steps) / needed_s) ** (1 / (1 + GROWTH[part]))
+        for part, needed_s in averaging_s(case, one).items()
+    }
+
+
+def least_samples_per_step(case: Case, f: Figures) -> float:
+    """With which DiLoCo is nowhere full, if nothing is clipped."""
+    needed_s = max(seconds for part, seconds in averaging_s(case, f).items() if part != "clipping")
+    return f.samples_per_step * needed_s / round_s(case, f, f.diloco_steps)
 
 
 def host_bytes(case: Case, f: Figures, steps: float) -> float:
@@ -198,17 +208,15 @@ def training_rows(case: Case, f: Figures) -> dict[str, str]:
 def volunteer_rows(case: Case, f: Figures) -> dict[str, str]:
     """Of the table: how many volunteers fill each part, and how large a step bears those asked for."""
     ways = (("each step", 1.0), (f"DiLoCo, {rounded(f.diloco_steps)} steps", f.diloco_steps))
-    fuller = max(averaging_s(case, f).values()) / round_s(case, f, f.diloco_steps)
+    samples_per_step = least_samples_per_step(case, f)
     return {
         **{
             f"{name}: {part}": rounded(most)
             for name, steps in ways
             for part, most in most_volunteers(case, f, steps).items()
         },
-        f"samples a step at which DiLoCo bears {rounded(f.volunteers)}": rounded(fuller * f.samples_per_step),
-        "rounds of DiLoCo that all samples are then": rounded(
-            samples(f) / (fuller * f.samples_per_step * f.diloco_steps)
-        ),
+        f"samples a step for {rounded(f.volunteers)}, DiLoCo, not clipped": rounded(samples_per_step),
+        "rounds of the whole training then": rounded(samples(f) / (samples_per_step * f.diloco_steps)),
     }
 
 

@@ -61,7 +61,7 @@ def test_a_figure_is_the_number_of_its_quote():
     figures = Figures()
     assert figures.preprocess_pictures_per_s == 45
     assert figures.row_bytes == 862_704 / 4096
-    assert figures.clip_s_per_value == pytest.approx(0.2 / (10 * 524_288))
+    assert figures.clip_s_per_pair_value == pytest.approx(0.2 / (10 * 10 * 524_288))
 
 
 def test_a_figure_that_the_user_gave_is_not_called_measured():
@@ -102,7 +102,7 @@ def test_averaging_by_hand():
         link_bit_per_s=12_000.0,
         matchmaking_s=3.0,
         matchmakings_per_round=5.0,
-        clip_s_per_value=1e-3,
+        clip_s_per_pair_value=1e-4,
         clip_threads=2.0,
     )
     assert scale.round_s(CASE, figures, 2) == 20  # 400 samples at 10 x 4 x 0.5 samples/s
@@ -134,14 +134,23 @@ def test_twice_the_pictures_cost_twice():
 
 
 def test_what_the_page_says_is_full_first_is():
-    bundled, _, gpu = cases(Figures())
-    for case in (bundled, gpu):
+    for case in cases(Figures()):
         shares = scale.shares_in_use(case, Figures())
-        averaging = sorted(scale.averaging_s(case, Figures()), key=shares.__getitem__)
-        assert averaging[-1] == "clipping"
         assert max(shares, key=shares.__getitem__) == "clipping"
-    shares = scale.shares_in_use(gpu, Figures())
-    assert sorted(shares, key=shares.__getitem__)[-2] == "the host's link"
+    assert sorted(shares, key=shares.__getitem__)[-2] == "the host's link"  # on GPUs
+
+
+def test_clipping_takes_what_was_measured_with_four_senders_too():
+    figures = Figures(volunteers=4.0, clip_threads=1.0)
+    part = dataclasses.replace(CASE, model=dataclasses.replace(MODEL, parameters=524_288))
+    assert scale.averaging_s(part, figures)["clipping"] == pytest.approx(0.040, rel=0.25)
+
+
+def test_the_step_that_is_just_large_enough_fills_nothing_but_clipping():
+    figures = Figures(samples_per_step=scale.least_samples_per_step(CASE, Figures()))
+    seconds = scale.averaging_s(CASE, figures)
+    del seconds["clipping"]
+    assert max(seconds.values()) == pytest.approx(scale.round_s(CASE, figures, figures.diloco_steps))
 
 
 def test_other_numbers_give_other_tables(monkeypatch, capsys):
