@@ -303,7 +303,10 @@ def main() -> None:
     if not write:
         print(tables.getvalue(), end="")
         return
-    page = with_tables(PAGE.read_text(), tables.getvalue())
+    try:
+        page = with_tables(PAGE.read_text(), tables.getvalue())
+    except (OSError, UserError) as mistake:
+        parser.error(str(mistake))
     with atomic_write(PAGE) as path:
         path.write_text(page)
 

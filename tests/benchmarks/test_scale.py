@@ -167,6 +167,23 @@ def test_what_is_no_number_above_0_is_refused(monkeypatch, capsys, value):
     assert "--volunteers" in capsys.readouterr().err
 
 
-def test_a_page_without_the_markers_is_not_written_over():
-    with pytest.raises(ValueError, match="must enclose the tables"):
-        scale.with_tables("# a page\n", "tables")
+def test_a_page_without_the_markers_is_left_as_it_is(monkeypatch, capsys, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# a page\n")
+    monkeypatch.setattr(scale, "PAGE", page)
+    monkeypatch.setattr(scale, "ROOT", tmp_path)
+    with pytest.raises(SystemExit) as end:
+        printed(monkeypatch, capsys, "--write")
+    assert end.value.code == 2
+    assert "must enclose the tables" in capsys.readouterr().err
+    assert page.read_text() == "# a page\n"
+
+
+def test_write_replaces_the_tables_alone(monkeypatch, capsys, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{scale.BEGIN}old tables\n{scale.END}after\n")
+    tables = printed(monkeypatch, capsys)
+    monkeypatch.setattr(scale, "PAGE", page)
+    monkeypatch.setattr(scale, "ROOT", tmp_path)
+    assert printed(monkeypatch, capsys, "--write") == ""
+    assert page.read_text() == f"before\n{scale.BEGIN}\n{tables}\n{scale.END}after\n"
