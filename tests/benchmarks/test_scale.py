@@ -61,7 +61,7 @@ def test_a_figure_is_the_number_of_its_quote():
     figures = Figures()
     assert figures.preprocess_pictures_per_s == 45
     assert figures.row_bytes == 862_704 / 4096
-    assert figures.clip_s_per_pair_value == pytest.approx(0.2 / (10 * 10 * 524_288))
+    assert figures.clip_s_per_pair_value == pytest.approx(0.052 / (40 * 40 * 524_288))
 
 
 def test_a_figure_that_the_user_gave_is_not_called_measured():
@@ -102,11 +102,18 @@ def test_averaging_by_hand():
         link_bit_per_s=12_000.0,
         matchmaking_s=3.0,
         matchmakings_per_round=5.0,
+        clip_s_per_value=1e-3,
         clip_s_per_pair_value=1e-4,
         clip_threads=2.0,
     )
     assert scale.round_s(CASE, figures, 2) == 20  # 400 samples at 10 x 4 x 0.5 samples/s
-    expected = {"matchmaking": 15, "a volunteer's uplink": 10, "the host's link": 10, "clipping": 5}
+    expected = {
+        "matchmaking": 15,
+        "a volunteer's uplink": 10,
+        "the host's link": 10,
+        "clipping": 5,
+        "distances to clip by": 5,
+    }
     assert scale.averaging_s(CASE, figures) == pytest.approx(expected)  # of 1,500 bytes a volunteer
 
 
@@ -134,22 +141,26 @@ def test_twice_the_pictures_cost_twice():
 
 
 def test_what_the_page_says_is_full_first_is():
-    for case in cases(Figures()):
-        shares = scale.shares_in_use(case, Figures())
-        assert max(shares, key=shares.__getitem__) == "clipping"
-    assert sorted(shares, key=shares.__getitem__)[-2] == "the host's link"  # on GPUs
+    full = [
+        max(shares, key=shares.__getitem__)
+        for case in cases(Figures())
+        for shares in [scale.shares_in_use(case, Figures())]
+    ]
+    assert full == ["distances to clip by", "the front", "distances to clip by"]
 
 
-def test_clipping_takes_what_was_measured_with_four_senders_too():
-    figures = Figures(volunteers=4.0, clip_threads=1.0)
+@pytest.mark.parametrize(("senders", "measured_s"), [(4, 0.020), (40, 0.225), (100, 0.760)])
+def test_clipping_takes_what_was_measured_with_other_numbers_of_senders_too(senders, measured_s):
+    figures = Figures(volunteers=float(senders), clip_threads=1.0)
     part = dataclasses.replace(CASE, model=dataclasses.replace(MODEL, parameters=524_288))
-    assert scale.averaging_s(part, figures)["clipping"] == pytest.approx(0.040, rel=0.25)
+    seconds = scale.averaging_s(part, figures)
+    assert seconds["clipping"] + seconds["distances to clip by"] == pytest.approx(measured_s, rel=0.25)
 
 
 def test_the_step_that_is_just_large_enough_fills_nothing_but_clipping():
     figures = Figures(samples_per_step=scale.least_samples_per_step(CASE, Figures()))
     seconds = scale.averaging_s(CASE, figures)
-    del seconds["clipping"]
+    del seconds["clipping"], seconds["distances to clip by"]
     assert max(seconds.values()) == pytest.approx(scale.round_s(CASE, figures, figures.diloco_steps))
 
 

@@ -19,6 +19,8 @@ REJECT_RADII = 4.0
 """Parts farther than so many radii from the centre count for nothing."""
 TRIMMED_SHARE = 0.25
 """Of the senders, left out at either end."""
+PRODUCT_COLUMNS = 65_536
+"""Values of each sender that are float64 at once."""
 
 
 class CollectingRule(FiniteMean):
@@ -99,8 +101,20 @@ class Median(CollectingRule):
 
 def medoid(parts: Tensor) -> int:
     """The sender of [N, n] whose median distance to the others is the least; the first of equals."""
-    distances = torch.stack([(parts - part).norm(dim=1) for part in parts])
-    return int(distances.quantile(0.5, dim=1).argmin())
+    return int(pairwise_distances(parts).quantile(0.5, dim=1).argmin())
+
+
+def pairwise_distances(parts: Tensor) -> Tensor:
+    """Euclidean, between every two of [N, n]: [N, N] float64, from the products of all pairs.
+
+    In float64, because the differences of weights are small beside the weights.
+    """
+    products = torch.zeros(len(parts), len(parts), dtype=torch.float64, device=parts.device)
+    for columns in parts.split(PRODUCT_COLUMNS, dim=1):
+        wide = columns.double()
+        products.addmm_(wide, wide.T)
+    squares = products.diagonal()
+    return (squares[:, None] + squares - 2 * products).clamp(min=0).sqrt()
 
 
 def cap_weights(weights: Tensor) -> Tensor:
