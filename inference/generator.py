@@ -50,6 +50,7 @@ class Generator:
         self.decoder = Decoder(model, precision)
         self.model, self.tokenizer, self.vqgan, self.scorer = model, tokenizer, vqgan, scorer
         self.device = model.output.weight.device
+        self.bf16 = precision == "bf16"
         self.model_sha256: str | None = None
         self.caption_dropout: float | None = None
         """Share of captions left empty in training, which guidance needs; None is unknown."""
@@ -70,7 +71,8 @@ class Generator:
 
         Args:
             device: "auto" takes CUDA where there is one.
-            precision: of the transformer's products; None is fp32 on a CPU and bf16 on a GPU.
+            precision: of the transformer's products, and bf16 of the VQGAN's decoder too; None is fp32 on a CPU and
+                bf16 on a GPU.
             scorer: what ranks the pictures, as in `make_scorer`; "none" ranks nothing.
 
         Raises:
@@ -209,7 +211,8 @@ class Generator:
                 if sum(map(len, parts.values())) == counts[number]:
                     all_codes, ranked = torch.cat([parts[first] for first in sorted(parts)]), []
                     note = "painting" if self.scorer is None else "ranking"
-                    for decoded in decode_and_score(all_codes, requests[number].prompt, self.vqgan, self.scorer):
+                    prompt = requests[number].prompt
+                    for decoded in decode_and_score(all_codes, prompt, self.vqgan, self.scorer, bf16=self.bf16):
                         yield Progress(done, total, note, request=number)
                         ranked.append(decoded)
                     request = requests[number]
@@ -252,7 +255,7 @@ class Generator:
         drawn = codes[:, : rows * side].unflatten(1, (rows, side))
         whole = drawn[:, torch.arange(side).clamp(max=rows - 1)].flatten(1)
         pictures = []
-        for image in collect(decode_and_score(whole, "", self.vqgan))[0]:
+        for image in collect(decode_and_score(whole, "", self.vqgan, bf16=self.bf16))[0]:
             preview = Image.new("RGBA", image.size)
             preview.paste(image.crop((0, 0, image.width, rows * scale)))
             pictures.append(preview)

@@ -8,6 +8,7 @@ import torch
 from benchmarks.allocations import allocated
 from dalle_lean.clip.scorer import ClipScorer
 from dalle_lean.images.vqgan import VQGAN, VQGANConfig
+from dalle_lean.io.model_folder import bundled_model
 from inference.ranking import collect, decode_and_score, decode_batch_size, decode_bytes, to_bytes
 from tests.tiny import VQGAN_CONFIG, tiny_vqgan
 
@@ -39,6 +40,16 @@ def test_pictures_and_scores_are_the_decoders_and_the_scorers(vqgan, clip):
     pixels = vqgan.decode(codes)
     assert [image.tobytes() for image in images] == [values.tobytes() for values in to_bytes(pixels).numpy()]
     assert scores == clip.score(pixels, PROMPT).tolist()
+
+
+def test_in_bfloat16_pictures_look_the_same():
+    vqgan, codes = VQGAN.load(bundled_model() / "vqgan"), some_codes(4, side=16)
+    exact, rounded = (
+        torch.cat([part.pixels for part in decode_and_score(codes, "", vqgan, bf16=bf16)]).float()
+        for bf16 in (False, True)
+    )
+    assert not torch.equal(exact, rounded)
+    assert 10 * torch.log10(255**2 / (exact - rounded).square().mean()) > 40  # dB
 
 
 def test_picture_i_is_the_same_however_many_there_are(vqgan, clip):
