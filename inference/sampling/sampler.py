@@ -80,7 +80,8 @@ def sample_codes(decoder: Decoder, prompts: Prompts, rows: Sequence[Row]) -> Ite
         if guided:
             conditional, null = logits.chunk(2)
             logits = null + (conditional - null) * guidance
-        codes[:, step] = sample(filter_logits(logits, top_k, top_p, largest_k), noise.at(step), temperature)
+        logits = filter_logits(logits, top_k, top_p, largest_k)
+        codes[:, step] = sample(logits, noise.at_kept(step, logits), temperature)
         yield codes[:, : step + 1]
         if step + 1 < config.image_len:
             logits = cache.decode_step(codes[:, step].repeat(copies))
