@@ -3,6 +3,7 @@
 B batch, C codebook.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,18 +38,25 @@ def filter_logits(
     top_k_B1 = torch.as_tensor(top_k, device=logits_BC.device).expand(batch)[:, None]
     top_p_B1 = torch.as_tensor(top_p, device=logits_BC.device).expand(batch)[:, None]
     top_k_B1 = torch.where(top_k_B1 > 0, top_k_B1, codes).clamp(max=codes)
-    # In float64, so that rounding never depends on how many values are looked at.
-    largest_BK = logits_BC.topk(min(largest_k or codes, codes)).values.double()
+    largest_BK = largest(logits_BC, min(largest_k or codes, codes))
     kth_B1 = largest_BK.gather(1, top_k_B1 - 1)
-    num_kept_B1 = (logits_BC >= kth_B1).sum(dim=1, keepdim=True)
-    weight_BK = (largest_BK - largest_BK[:, :1]).exp()
+    num_kept_B1 = (logits_BC >= kth_B1).sum(dim=1, keepdim=True, dtype=torch.int32)
+    # In float64, so that rounding never depends on how many values are looked at.
+    weight_BK = (largest_BK.double() - largest_BK[:, :1]).exp_()
     mass_BK = weight_BK.cumsum(dim=1)
     total_B1 = mass_BK.gather(1, top_k_B1 - 1) + (num_kept_B1 - top_k_B1) * weight_BK.gather(1, top_k_B1 - 1)
-    crosses_BK = (mass_BK > top_p_B1 * total_B1) & (top_p_B1 < 1)
-    # Where no value crosses, argmax gives 0.
-    crossing_B1 = torch.where(crosses_BK.any(dim=1, keepdim=True), crosses_BK.int().argmax(1, keepdim=True), codes)
+    crossing_B1 = (mass_BK <= top_p_B1 * total_B1).sum(dim=1, keepdim=True)
     threshold_B1 = largest_BK.gather(1, crossing_B1.clamp(max=largest_BK.shape[1] - 1)).maximum(kth_B1)
     return logits_BC.masked_fill(logits_BC < threshold_B1, -torch.inf)
+
+
+def largest(values_BC: Tensor, count: int) -> Tensor:
+    """The `count` largest of each row, [B, count], falling."""
+    if not values_BC.is_cpu:
+        return values_BC.topk(count).values
+    # NumPy sorts with vector instructions, several times as fast as PyTorch does on a CPU.
+    rest = values_BC.shape[1] - count
+    return torch.from_numpy(np.sort(np.partition(values_BC.numpy(), rest)[:, rest:])).flip(1)
 
 
 def sample(logits_BC: Tensor, noise_BC: Tensor, temperature: float | Tensor) -> Tensor:
@@ -60,4 +68,5 @@ def sample(logits_BC: Tensor, noise_BC: Tensor, temperature: float | Tensor) -> 
     temperature_B = torch.as_tensor(temperature, device=logits_BC.device, dtype=logits_BC.dtype).expand(len(logits_BC))
     is_greedy_B1 = (temperature_B == 0)[:, None]
     divisor_B1 = temperature_B[:, None].masked_fill(is_greedy_B1, 1)
-    return (logits_BC / divisor_B1 + noise_BC.masked_fill(is_greedy_B1, 0)).argmax(dim=-1)
+    scores_BC = logits_BC / divisor_B1 + noise_BC * ~is_greedy_B1
+    return scores_BC.max(dim=-1).indices  # argmax, several times as fast on a CPU

@@ -2,13 +2,14 @@
 
 The hash is Philox-4x32 with ten rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
 
-R pictures, S steps, C codebook.
+R pictures, C codebook, B blocks of four codes, which are hashed together.
 """
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import max_pool1d
 
 from dalle_lean.errors import UserError
 
@@ -64,20 +65,37 @@ class GumbelNoise:
         """Float32 Gumbel noise [R, C] of a step: argmax(log p + noise) is a draw from p."""
         if not self.first <= step < self.first + len(self.noise):
             self.first = step
-            uniform = self.uniform(range(step, min(step + self.at_once, self.steps)))
-            # In float64, so that devices agree after rounding to float32.
-            self.noise = uniform.double().log_().neg_().log_().neg_().float()
-        return self.noise[step - self.first]
+            device = self.seed.device
+            steps = torch.arange(step, min(step + self.at_once, self.steps), device=device)[:, None, None]
+            rows = torch.arange(self.seed.shape[1], device=device)[:, None]
+            self.noise = gumbel(self.uniform(steps, rows, torch.arange(-(-self.codes // 4), device=device)))
+        return self.noise[step - self.first].flatten(1)[:, : self.codes]
 
-    def uniform(self, steps: range) -> Tensor:
-        """Float32 [S, R, C] in the open interval (0, 1)."""
-        block = torch.arange(-(-self.codes // 4), device=self.seed.device)
-        step = torch.arange(steps.start, steps.stop, device=self.seed.device)[:, None, None]
-        picture, seed = self.picture[:, :, None], self.seed[:, :, None]
+    def at_kept(self, step: int, logits_RC: Tensor) -> Tensor:
+        """`at(step)` wherever a code may be drawn; anything finite where its logit is -inf."""
+        # Finding what is kept would wait for a GPU, and costs more than hashing many small steps at once.
+        if not logits_RC.is_cpu or self.at_once > 4:
+            return self.at(step)
+        is_kept_RB = max_pool1d(logits_RC, 4, ceil_mode=True) > -torch.inf
+        row, block = is_kept_RB.nonzero(as_tuple=True)
+        if 2 * len(row) > is_kept_RB.numel():
+            return self.at(step)
+        noise = torch.zeros(*is_kept_RB.shape, 4)
+        noise[row, block] = gumbel(self.uniform(torch.full_like(row, step), row, block))
+        return noise.flatten(1)[:, : self.codes]
+
+    def uniform(self, step: Tensor, row: Tensor, block: Tensor) -> Tensor:
+        """Float32 [.., 4] in the open interval (0, 1) for the codes of each block; the three indices broadcast."""
+        seed, picture = self.seed[:, row], self.picture[:, row]
         counter = torch.broadcast_tensors(block, picture[0], step, picture[1])
-        bits = torch.stack(philox_4x32(tuple(counter), (seed[0], seed[1])), dim=-1).flatten(2)  # type: ignore[arg-type]
+        bits = torch.stack(philox_4x32(tuple(counter), (seed[0], seed[1])), dim=-1)  # type: ignore[arg-type]
         # 23 bits and a half: exact in float32, and never 0 or 1.
-        return (bits[..., : self.codes] >> 9).float().add_(0.5).mul_(2.0**-23)
+        return (bits >> 9).float().add_(0.5).mul_(2.0**-23)
+
+
+def gumbel(uniform: Tensor) -> Tensor:
+    """Gumbel noise from uniform noise, through float64 so that devices agree after rounding to float32."""
+    return uniform.double().log_().neg_().log_().neg_().float()
 
 
 def words(numbers: Sequence[int], device: torch.device | str) -> Tensor:

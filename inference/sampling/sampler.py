@@ -69,6 +69,7 @@ def sample_codes(decoder: Decoder, prompts: Prompts, rows: Sequence[Row]) -> Ite
     ]
     top_k, top_p, temperature = settings
     largest_k = 0 if any(row.sampling.top_k == 0 for row in rows) else max(row.sampling.top_k for row in rows)
+    unfiltered = all(row.sampling.top_k == 0 and row.sampling.top_p == 1 for row in rows)
     seeds, pictures = [row.sampling.seed for row in rows], [row.picture for row in rows]
     noise = GumbelNoise(seeds, pictures, config.image_vocab_size, config.image_len, device)
     codes = torch.empty(len(rows), config.image_len, dtype=torch.long, device=device)
@@ -80,7 +81,9 @@ def sample_codes(decoder: Decoder, prompts: Prompts, rows: Sequence[Row]) -> Ite
         if guided:
             conditional, null = logits.chunk(2)
             logits = null + (conditional - null) * guidance
-        codes[:, step] = sample(filter_logits(logits, top_k, top_p, largest_k), noise.at(step), temperature)
+        if not unfiltered:
+            logits = filter_logits(logits, top_k, top_p, largest_k)
+        codes[:, step] = sample(logits, noise.at_kept(step, logits), temperature)
         yield codes[:, : step + 1]
         if step + 1 < config.image_len:
             logits = cache.decode_step(codes[:, step].repeat(copies))

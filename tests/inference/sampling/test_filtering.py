@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from inference.sampling.filtering import check_sampling, filter_logits, sample
+from inference.sampling.noise import GumbelNoise
 
 NAN = float("nan")
 LOGITS = torch.tensor([[0.1, 0.4, 0.3, 0.2]]).log()
@@ -81,6 +82,41 @@ def test_what_is_kept_is_what_the_definition_keeps(ties, largest_k):
     found = kept(filter_logits(logits, top_k, top_p, largest_k))
     rows = zip(logits.tolist(), top_k.tolist(), top_p.tolist(), strict=True)
     assert found == [by_the_definition(*row) for row in rows]
+
+
+def drawn_with_all_noise(logits, noise, top_k, top_p, temperature):
+    """One code for each row by sorting all codes and adding noise to each."""
+    codes = logits.shape[1]
+    top_k = torch.where(top_k > 0, top_k, codes).clamp(max=codes)[:, None]
+    falling = logits.topk(codes).values.double()
+    kth = falling.gather(1, top_k - 1)
+    weight = (falling - falling[:, :1]).exp()
+    mass = weight.cumsum(dim=1)
+    num_kept = (logits >= kth).sum(dim=1, keepdim=True)
+    total = mass.gather(1, num_kept - 1)
+    crosses = (mass > top_p[:, None] * total) & (top_p[:, None] < 1)
+    first = torch.where(crosses.any(dim=1), crosses.int().argmax(dim=1), codes - 1)[:, None]
+    kept = (logits >= kth) & (logits >= falling.gather(1, first))
+    greedy = (temperature == 0)[:, None]
+    scores = logits / temperature[:, None].masked_fill(greedy, 1) + noise.masked_fill(greedy, 0)
+    return scores.masked_fill(~kept, -torch.inf).argmax(dim=1)
+
+
+@pytest.mark.parametrize("codes", [1024, 1021, 8192])
+@pytest.mark.parametrize("top_k_is_on", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # bfloat16 makes ties
+def test_what_is_drawn_is_what_all_codes_and_all_noise_draw(codes, top_k_is_on, dtype):
+    torch.manual_seed(0)
+    noise = GumbelNoise(range(50), range(50), codes, steps=8)
+    for step in range(8):
+        logits = (torch.randn(50, codes) * 3).to(dtype).float()
+        top_k = torch.randint(int(top_k_is_on), 300, (50,))
+        top_p = torch.rand(50) * 1.2  # 1 is off, for a sixth of the rows
+        top_p, temperature = top_p.clamp(max=1), (torch.rand(50) * 2 - 0.2).clamp(min=0)
+        filtered = filter_logits(logits, top_k, top_p, 300 if top_k_is_on else None)
+        drawn = sample(filtered, noise.at_kept(step, filtered), temperature)
+        expected = drawn_with_all_noise(logits, noise.at(step), top_k, top_p, temperature)
+        assert torch.equal(drawn, expected)
 
 
 def test_the_callers_logits_stay_as_they_are():

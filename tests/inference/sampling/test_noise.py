@@ -21,7 +21,8 @@ KNOWN_ANSWERS = [
 def uniform_noise(seed, pictures, step, codes, device="cpu"):
     """[R, codes] of one step."""
     noise = GumbelNoise([seed] * len(pictures), list(pictures), codes, step + 1, device)
-    return noise.uniform(range(step, step + 1))[0]
+    rows, blocks = torch.arange(len(pictures), device=device), torch.arange(-(-codes // 4), device=device)
+    return noise.uniform(torch.tensor(step, device=device), rows[:, None], blocks).flatten(1)[:, :codes]
 
 
 def gumbel_noise(seed, pictures, step, codes, device="cpu"):
@@ -97,6 +98,19 @@ def test_rows_have_seeds_and_pictures_of_their_own():
     for row, (seed, picture) in enumerate([(5, 0), (2**63, 0), (5, 2**40)]):
         assert torch.equal(together[row], gumbel_noise(seed, [picture], 0, 10)[0])
     assert len({tuple(row.tolist()) for row in together}) == 3
+
+
+@pytest.mark.parametrize("codes", [1024, 1023, 1021, 8192])
+@pytest.mark.parametrize("kept", [1, 30, 500])
+def test_noise_of_the_kept_codes_alone_is_the_same(codes, kept):
+    chance = torch.rand(40, codes, generator=torch.Generator().manual_seed(0))
+    logits = torch.where(chance < kept / codes, chance, -torch.inf)
+    noise = GumbelNoise(range(40), range(2**40, 2**40 + 40), codes, steps=5)
+    all_noise, kept_noise = noise.at(3), noise.at_kept(3, logits)
+    assert torch.equal(kept_noise[logits.isfinite()], all_noise[logits.isfinite()])
+    assert kept_noise.isfinite().all()
+    # With most codes kept all are hashed.
+    assert (kept_noise == 0).any() == (kept < codes / 4)
 
 
 @pytest.mark.gpu
