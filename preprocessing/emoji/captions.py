@@ -69,7 +69,7 @@ def scene_caption(
     name: str, ground: str, size: str | None, place: str, random: Random, paint: str | None = None
 ) -> str:
     """A caption of one thing on a ground; size and place are told in some of them."""
-    said_size = size if random.random() < 0.75 else None
+    said_size = size if random.random() < 0.5 else None
     said_place = PLACES[place] if random.random() < (0.15 if place == "centre" else 0.7) else None
     thing, where = said(name, random, said_size, paint), on_ground(ground, random)
     if said_place is None:

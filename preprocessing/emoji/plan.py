@@ -10,7 +10,7 @@ from preprocessing.emoji.names import contains_words, plural
 from preprocessing.emoji.scenes import Picture, pair, plain, scene, several
 from preprocessing.emoji.sets import Drawing, Thing, by_thing
 
-COPIES = {"plain": 6, "scene": 44, "pair": 14, "count": 9}
+COPIES = {"plain": 10, "scene": 40, "pair": 14, "count": 9}
 """Training pictures of each kind of a thing; of a pair it is the first."""
 PAINTED_COPIES = 18
 """Training pictures of a thing that may be painted, in all its colours; every other one on white."""

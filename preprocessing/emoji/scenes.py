@@ -14,8 +14,8 @@ from preprocessing.emoji.heldout import GROUNDS
 from preprocessing.emoji.sets import Drawing
 
 CELLS = 16
-SIZES = {"small": 6, None: 8, "big": 12}
-"""Cells of the square box that a thing fills, by the word for it."""
+SIZES = {"small": 6, "big": 12}
+"""Cells of the square box that a thing fills, by the word for it. Each size of a thing has to be learnt alone."""
 WHITE = (255, 255, 255)
 
 PLACE_SHIFTS = {
@@ -31,8 +31,10 @@ PLACE_SHIFTS = {
 }
 """Across and down from the centre, in cells times SHIFT_CELLS."""
 SHIFT_CELLS = 4
-SHARE_IN_CENTRE = 0.4
-"""Of the things that are not big; those always stand there."""
+SHARE_BIG = 0.6
+"""Of the things that stand alone; those always stand in the centre."""
+SHARE_IN_CENTRE = 0.25
+"""Of the small ones."""
 
 PAIR_CORNERS = {
     "left of": ((1, 5), (9, 5)),
@@ -123,7 +125,7 @@ def plain(drawing: Drawing, tags: Sequence[str], random: Random) -> Picture:
 
 def scene(drawing: Drawing, ground: str, random: Random, paint: str | None = None) -> Picture:
     """A thing on a ground: a big one in the centre, others there or elsewhere; `paint` is the colour of all of it."""
-    size = random.choice(("small", "big", None, None))
+    size = "big" if random.random() < SHARE_BIG else "small"
     centred = size == "big" or random.random() < SHARE_IN_CENTRE
     place = "centre" if centred else random.choice(list(PLACE_SHIFTS)[1:])
     return Picture(
@@ -136,7 +138,7 @@ def scene(drawing: Drawing, ground: str, random: Random, paint: str | None = Non
     )
 
 
-def at(drawing: Drawing, size: str | None, place: str, paint: str | None = None) -> Placed:
+def at(drawing: Drawing, size: str, place: str, paint: str | None = None) -> Placed:
     """A drawing of a size at a place."""
     cells = SIZES[size]
     middle = (CELLS - cells) // 2
