@@ -2,7 +2,6 @@
 
 import os
 import time
-from contextlib import suppress
 from pathlib import Path
 
 TICK_S = 0.002
@@ -18,12 +17,19 @@ def descendants(pid: int | None = None) -> list[int]:
 
 def ray_actors(pid: int | None = None) -> list[int]:
     """Ray's actors that hold a VQGAN, below `pid` or below this process."""
-    found = []
-    for one in descendants(pid):
-        with suppress(OSError):
-            if Path(f"/proc/{one}/cmdline").read_bytes().startswith(b"ray::MapWorker(MapBatches(EncodingActor))"):
-                found.append(one)
-    return found
+    return [one for one in descendants(pid) if b"ray::MapWorker(MapBatches(EncodingActor))" in command_line(one)]
+
+
+def worker_processes() -> list[int]:
+    """The worker processes that this process started itself."""
+    return [one for one in children(os.getpid()) if b"preprocessing.encoding.worker_process" in command_line(one)]
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it is gone
+        return b""
 
 
 def children(pid: int) -> list[int]:

@@ -18,7 +18,7 @@ from preprocessing.encoding.decode_pool import GROUP_BYTES, GROUP_SIZE, DecodePo
 from preprocessing.encoding.decoding import Candidate, Decoding, Rejection
 from preprocessing.sources import Sample
 from tests.preprocessing.deadly import Deadly, Trap
-from tests.preprocessing.processes import descendants, wait_for
+from tests.preprocessing.processes import wait_for, worker_processes
 
 MIB = 2**20
 
@@ -51,9 +51,9 @@ def _workers_find_these_tests(monkeypatch):
 
 @pytest.fixture
 def new_processes():
-    """Tells the processes below this one that a test has started; others may have left theirs."""
-    before = set(descendants())
-    return lambda: set(descendants()) - before
+    """Tells the worker processes that a test has started. Ray, where another test left it, starts its own at any time."""
+    before = set(worker_processes())
+    return lambda: set(worker_processes()) - before
 
 
 def test_processes_decode_as_one_call_does_and_keep_the_order(emoji, new_processes):
