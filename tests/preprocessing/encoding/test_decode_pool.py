@@ -51,7 +51,7 @@ def _workers_find_these_tests(monkeypatch):
 
 @pytest.fixture
 def new_processes():
-    """Tells the worker processes that a test has started. Ray, where another test left it, starts its own at any time."""
+    """Tells the worker processes that a test has started. Ray, left by another test, starts its own at any time."""
     before = set(worker_processes())
     return lambda: set(worker_processes()) - before
 
