@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("ray.serve", reason="pip install 'dalle-lean[serve]'")
 
 from dalle_lean.io.model_folder import check_parts
-from demo.serve.front import Model, best_of
+from demo.serve.model_replicas import Model, best_of
 from demo.serve.wire import event_from_json, latency_to_json, picture_to_json, request_from_json, request_to_json
 from demo.service.latency_model import LatencyModel
 from inference.request import Request, Settings
