@@ -1,5 +1,7 @@
 """What tests of the trainer do with a run and read from its folder."""
 
+import json
+
 import torch
 
 from dalle_lean import load_model
@@ -40,3 +42,13 @@ def kill():
 
 def saved_progress(out):
     return torch.load(out / CHECKPOINT, weights_only=True)["progress"]
+
+
+def relabelled(shards, folder, **changes):
+    """The same shards with other words in their dataset.json."""
+    folder.mkdir()
+    for shard in shards.glob("*.parquet"):
+        (folder / shard.name).hardlink_to(shard)
+    info = json.loads((shards / "dataset.json").read_text())
+    (folder / "dataset.json").write_text(json.dumps({**info, **changes}))
+    return folder

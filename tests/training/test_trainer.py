@@ -9,16 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 from dalle_lean import Dalle
 from dalle_lean.cli import main
-from dalle_lean.images.vqgan import VQGAN
-from dalle_lean.io.files import sha256_file
-from dalle_lean.io.model_folder import bundled_model, check_parts
+from dalle_lean.io.model_folder import check_parts
 from tests.children import PROGRAM, start
-from tests.tiny import tiny_vqgan
-from tests.training.runs import Killed, at_step, kill, losses, saved_progress, weights
+from tests.training.runs import Killed, at_step, kill, losses, relabelled, saved_progress, weights
 from training.data.loader import Batch
 from training.run.checkpoint import NAME as CHECKPOINT
 from training.run.checkpoint import has_checkpoint, save_checkpoint
@@ -323,81 +319,6 @@ def random_batch():
     generator = torch.Generator().manual_seed(1)
     text_ids = torch.randint(1, 300, (8, 12), generator=generator)
     return Batch(text_ids, torch.randint(0, 32, (8, 16), generator=generator))
-
-
-@pytest.fixture(scope="module")
-def vqgan(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("parts") / "vqgan"
-    tiny_vqgan().save(folder)
-    return folder
-
-
-def relabelled(shards, folder, **changes):
-    """The same shards with other words in their dataset.json."""
-    folder.mkdir()
-    for shard in shards.glob("*.parquet"):
-        (folder / shard.name).hardlink_to(shard)
-    info = json.loads((shards / "dataset.json").read_text())
-    (folder / "dataset.json").write_text(json.dumps({**info, **changes}))
-    return folder
-
-
-@pytest.fixture
-def decodable(shards, vqgan, tmp_path):
-    """The shards, as if made by `vqgan`."""
-    return relabelled(shards, tmp_path / "decodable", vqgan=VQGAN.load(vqgan).fingerprint())
-
-
-def test_samples_are_drawn_below_the_pictures_whose_captions_they_have(decodable, recipe, vqgan, tmp_path):
-    out = tmp_path / "out"
-    train(decodable, out, recipe, vqgan=vqgan)
-    with Image.open(out / "samples" / "step-000012.png") as sheet:
-        assert sheet.size == (8 * 32, 2 * 32)
-    assert (out / "model" / "vqgan" / "config.json").exists()
-    check_parts(out / "model")
-
-
-def test_a_vqgan_that_did_not_make_the_codes_is_refused(shards, recipe, vqgan, tmp_path):
-    with pytest.raises(ValueError, match="preprocessed with"):
-        train(shards, tmp_path, recipe, vqgan=vqgan)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"vqgan": "b" * 64}, f"vqgan {'b' * 64}, but .* has {'a' * 64}; preprocess both"),
-        ({"image_side": 8}, "image_side 8, but .* has 4; preprocess both"),
-        ({"codebook_size": 64}, "codebook_size 64, but .* has 32; preprocess both"),
-    ],
-)
-def test_held_out_shards_of_other_codes_are_refused(shards, recipe, tmp_path, changes, message):
-    heldout = relabelled(shards, tmp_path / "heldout", **changes)
-    with pytest.raises(ValueError, match=message):
-        train(shards, tmp_path / "out", recipe, heldout=heldout)
-    assert not (tmp_path / "out").exists()
-
-
-def run_command(data, out):
-    with pytest.raises(SystemExit) as end:
-        main(["train", str(data), str(out), "--config", "tiny", "--steps", "1", "--device", "cpu"])
-    assert end.value.code == 0
-
-
-def test_the_bundled_vqgan_is_taken_where_it_made_the_codes(shards, tmp_path, capsys):
-    bundled = bundled_model() / "vqgan"
-    run_command(relabelled(shards, tmp_path / "data", vqgan=VQGAN.load(bundled).fingerprint()), tmp_path / "out")
-    assert sha256_file(tmp_path / "out/model/vqgan/config.json") == sha256_file(bundled / "config.json")
-    assert list((tmp_path / "out/samples").iterdir())
-    assert "warning" not in capsys.readouterr().err
-
-
-def test_a_model_that_will_have_no_vqgan_is_announced_in_one_line(shards, tmp_path, capsys):
-    run_command(shards, tmp_path / "out")
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
-    assert "no VQGAN" in line
-    assert "--vqgan" in line
-    assert not (tmp_path / "out/model/vqgan").exists()
 
 
 def test_a_run_can_start_from_a_model_folder(shards, recipe, uninterrupted, tmp_path):
