@@ -105,8 +105,7 @@ class Dalle(Decoder):
         hidden = self._hidden(text_rows, codes, grid)
         text = Section(slice(0, grid.text_len), slice(0, config.num_text_tokens), text_rows)
         image = Section(slice(grid.text_len, None), slice(config.num_text_tokens, None), codes)
-        text_nats, image_nats = self.section_losses(hidden, text, image)
-        return text_nats, image_nats
+        return self.section_losses(hidden, text, image).unbind()  # type: ignore[return-value]
 
     def _hidden(self, text_rows: Tensor, codes: Tensor, crop: Crop) -> Tensor:
         """Normalised outputs of the stack before the output layer, [B, S, D]."""
@@ -176,7 +175,7 @@ class Dalle(Decoder):
             raise ValueError(f"text_ids has {text_ids.shape[1]} ids a caption; this model takes {config.text_len}")
         if image_codes.shape[1] > config.image_len:
             raise ValueError(
-                f"image_codes has {image_codes.shape[1]} codes; this model takes at most {config.image_len}"
+                f"image_codes has {image_codes.shape[1]} codes; the model takes at most {config.image_len}"
             )
         if len(text_ids) == 0:
             raise ValueError("text_ids has 0 rows; a batch has at least one sample")

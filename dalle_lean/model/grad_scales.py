@@ -51,8 +51,7 @@ class BranchScales:
         """
         overflowed = agreed(self._overflow).tolist()
         self._overflow.zero_()
-        for branch, too_large in enumerate(overflowed):
-            value = self.values[branch]
+        for branch, (value, too_large) in enumerate(zip(self.values, overflowed, strict=True)):
             self.values[branch] = max(value / 2, 1.0) if too_large else min(value * self.growth, LARGEST)
         return not any(overflowed)
 

@@ -90,8 +90,7 @@ class MemoryPlan:
 
         if self.residual_dtype is None:
             return torch.promote_types(weights, torch.float32)
-        dtype: torch.dtype = getattr(torch, self.residual_dtype)
-        return dtype
+        return getattr(torch, self.residual_dtype)  # type: ignore[no-any-return]
 
 
 def ranges(count: int, size: int | None) -> Iterator[slice]:

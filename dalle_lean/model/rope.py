@@ -52,8 +52,7 @@ def rotary_table(angles: Tensor, dtype: torch.dtype) -> Tensor:
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
     """Rotate each adjacent pair of channels by its position's angle; x [..., S, d], table [2, S, 3 n]."""
-    rotated: Tensor = _Rotation.apply(x, table)
-    return rotated
+    return _Rotation.apply(x, table)  # type: ignore[no-any-return]
 
 
 class _Rotation(torch.autograd.Function):
@@ -73,9 +72,8 @@ class _Rotation(torch.autograd.Function):
 
 def _rotate_pairs(x: Tensor, rotation: Tensor) -> Tensor:
     """x [..., S, d] times the unit numbers `rotation` [S, 3 n], in their precision; contiguous."""
-    num_rest = x.shape[-1] // 2 - rotation.shape[-1]
     # One product of whole heads is faster than one of a part of their channels and a copy of the rest.
-    rotation = F.pad(rotation, (0, num_rest), value=1.0)
+    rotation = F.pad(rotation, (0, x.shape[-1] // 2 - rotation.shape[-1]), value=1.0)
     copy = x.to(rotation.real.dtype, memory_format=torch.contiguous_format, copy=True)
     pairs = torch.view_as_complex(copy.unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs.mul_(rotation)).flatten(-2).to(x.dtype)
