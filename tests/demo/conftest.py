@@ -5,6 +5,7 @@ import os
 import socket
 from contextlib import contextmanager
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,15 @@ from demo.service.drawing_service import DrawingService
 from demo.service.latency_model import LatencyModel
 from inference import Generator
 from tests.inference.tiny_model import CAPTIONS, save_tiny_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def downloads(tmp_path_factory):
+    """gradio_client leaves a folder behind for each file that it fetches: here, not in /tmp."""
+    folder = str(tmp_path_factory.mktemp("downloads"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gradio_client.client.tempfile", SimpleNamespace(gettempdir=lambda: folder))
+        yield
 
 
 @pytest.fixture(scope="session")
