@@ -5,6 +5,10 @@ const FAULTS = {
     dropped_batches: "batches dropped", dropped_tensors: "tensors dropped", skipped_steps: "steps skipped",
     solo_steps: "steps taken alone", resyncs: "state downloads", refused_records: "records refused",
 };
+const ADMISSION = {
+    invite: "This run admits whoever its host invites: ask for a code, and put it in the place of CODE.",
+    list: "This run admits the machines on its host's list: the line below names your machine's peer id, for you to send to the host.",
+};
 const place = id => document.getElementById(id);
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const PLOTS = {
@@ -92,7 +96,9 @@ function showBoard(run) {
 }
 
 function showJoin(run) {
-    place("line").textContent = `pip install 'dalle-lean[training]'\ndalle-lean join ${run.addresses.join(" ")}`;
+    place("line").textContent = `pip install 'dalle-lean[training]'\ndalle-lean join ${run.addresses.join(" ")}${run.admission === "invite" ? " --code CODE" : ""}`;
+    place("admission").textContent = ADMISSION[run.admission] ?? "";
+    for (const id of ["method", "security"]) place(id).replaceChildren(...run[id].map(text => element("p", text)));
     place("needs").textContent = `a clock set by the network, and ${megabytes(run.download_bytes)} to fetch the model's state at first:`;
     place("model").hidden = !run.checkpoint && !run.prompt_page;
     const link = place("prompt-page");

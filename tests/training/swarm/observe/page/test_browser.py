@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -38,6 +39,22 @@ def test_a_run_without_history_has_no_empty_plots(browser, tmp_path):
         page.wait_for_function("() => document.body.dataset.ready", timeout=TIMEOUT_MS)
         assert not page.locator("#curves").is_visible()
         assert "No trainers at the moment" in page.locator("#state").inner_text()
+        page.close()
+
+
+@pytest.mark.parametrize("admission", ["open", "invite", "list"])
+def test_the_line_for_volunteers_fits_whom_the_run_admits(browser, tmp_path, admission):
+    site = open_site(tmp_path)
+    settings = site.watcher.settings
+    site.watcher.settings = replace(settings, swarm=replace(settings.swarm, admission=admission))
+    site.refresh(None, Leaderboard(tmp_path / "out" / CONTRIBUTIONS, "new"), PeerRecords({}, 0))
+    with served(site.folder, "127.0.0.1:0") as url:
+        page = browser.new_page()
+        page.goto(url, timeout=TIMEOUT_MS)
+        page.wait_for_function("() => document.body.dataset.ready", timeout=TIMEOUT_MS)
+        assert page.locator("#line").inner_text().endswith(" --code CODE") == (admission == "invite")
+        assert page.locator("#admission").is_visible() == (admission != "open")
+        assert ("Anybody" in page.locator("#security").inner_text()) == (admission == "open")
         page.close()
 
 
