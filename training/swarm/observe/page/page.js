@@ -16,7 +16,7 @@ const PLOTS = {
     peers: {x: "time", lines: [["peers", "participants", "#0f9d6b"]], range: {start: 0}},
     speed: {x: "time", lines: [["samples_per_s", "samples/s", "#b0579a"]], range: {start: 0}},
 };
-const CLOCK = Object.fromEntries(["minsec", "minutes", "hourmin", "hours"].map(unit => [unit, "%H:%M"]));
+const CLOCK = {seconds: "%H:%M:%S", minsec: "%H:%M:%S", minutes: "%H:%M", hourmin: "%H:%M", hours: "%H:%M"};
 const drawn = {};  // Bokeh's data sources by plot
 const inView = new Set();
 let shown = null, bokeh = null;
@@ -61,7 +61,7 @@ function showNow(run) {
     }));
     const faults = Object.entries(FAULTS).filter(([name]) => now?.counters[name]);
     place("faults").textContent = now ? "Faults, as the trainers present count them: " +
-        (faults.map(([name, words]) => `${count(now.counters[name])} ${words}`).join(", ") || "none") + "." : "";
+        (faults.map(([name, words]) => `${words} ${count(now.counters[name])}`).join(", ") || "none") + "." : "";
 }
 
 function showPictures({prompts, drawn}) {
@@ -144,6 +144,12 @@ function makePlot(id) {
     return source;
 }
 
+// A step may be looked at several times, and the median step of few trainers goes back at times: the last look counts.
+function byStep(data) {
+    const last = [...new Map(data.step.map((step, look) => [step, look]))].sort(([one], [other]) => one - other);
+    return Object.fromEntries(Object.entries(data).map(([name, values]) => [name, last.map(([, look]) => values[look])]));
+}
+
 // Bokeh is loaded, and each plot drawn, when a plot comes into view: the rest of the page does not wait for it.
 async function showPlots() {
     if (!shown || !inView.size) return;
@@ -156,7 +162,7 @@ async function showPlots() {
         heldout_loss: history.heldout_loss.map(value => measured = value ?? measured),
         time: history.time.map(seconds => local(1000 * seconds))};
     for (const id of inView) drawn[id] ??= makePlot(id);
-    for (const source of Object.values(drawn)) source.data = data;
+    for (const [id, source] of Object.entries(drawn)) source.data = PLOTS[id].x === "step" ? byStep(data) : data;
 }
 
 async function refresh() {
