@@ -26,6 +26,17 @@ def test_the_notebook_asks_for_the_address_first(tmp_path):
         run(filled_in("join.ipynb"), tmp_path)
 
 
+def test_the_notebook_passes_every_address_and_the_code_on():
+    notebook = filled_in("join.ipynb", ADDRESS="/ip4/one /ip4/two", CODE="secret")
+    filled: dict[str, str] = {}
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and not cell.source.startswith("!"):
+            exec(cell.source, filled)
+    words = shlex.split(filled["OPTIONS"])
+    assert words[:2] == ["/ip4/one", "/ip4/two"]
+    assert words[words.index("--code") + 1] == "secret"
+
+
 @pytest.fixture
 def address(tmp_path):
     """Of a tiny run of three steps that `dalle-lean host` keeps alive."""

@@ -25,7 +25,7 @@ class Credit:
     seconds: float = 0.0
     """From step to step, over all steps that it took part in one after the other."""
     samples_per_s: float = 0.0
-    """In its latest step; 0 if it was not in the one before."""
+    """Of its latest step, over the time since its step before; 0 if that was longer ago than MOST_STEP_S."""
     time: float = 0.0
     """Of its latest step, in seconds since 1970."""
 
@@ -50,7 +50,8 @@ class Attestation:
         for peer, count in samples.items():
             before = self.credits.get(peer, Credit())
             own_s = seconds if peer in self.last_peers else 0.0
-            rate = count / own_s if own_s else 0.0
+            since_s = now - before.time  # it may have missed steps between
+            rate = count / since_s if 0 < since_s <= MOST_STEP_S else 0.0
             self.credits[peer] = Credit(before.samples + count, before.seconds + own_s, rate, now)
         self.last_step_s, self.last_peers = now, frozenset(samples)
         self.credits = dict(sorted(self.credits.items(), key=lambda item: -item[1].samples)[:MOST_PEERS])

@@ -27,6 +27,15 @@ def test_samples_and_the_time_between_steps_add_up_over_restarts(tmp_path, clock
     assert found["b"] == Credit(samples=16.0, seconds=20.0, samples_per_s=0.4, time=5020.0)
 
 
+def test_a_peer_that_misses_every_other_step_has_a_speed(tmp_path, clock):
+    kept = Attestation(tmp_path / "credits.json")
+    for step in range(5):
+        clock[0] = 1000.0 + 10 * step
+        kept.add({"fast": 8.0} if step % 2 else {"fast": 8.0, "slow": 4.0})
+    assert kept.credits["slow"].samples_per_s == 0.2
+    assert kept.credits["fast"].samples_per_s == 0.8
+
+
 def test_a_pause_of_the_run_is_no_computing(tmp_path, clock):
     kept = Attestation(tmp_path / "credits.json")
     for clock[0] in (0.0, 10.0, 1e6):

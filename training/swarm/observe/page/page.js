@@ -5,6 +5,10 @@ const FAULTS = {
     dropped_batches: "batches dropped", dropped_tensors: "tensors dropped", skipped_steps: "steps skipped",
     solo_steps: "steps taken alone", resyncs: "state downloads", refused_records: "records refused",
 };
+const ADMISSION = {
+    invite: "This run admits whoever its host invites: ask for a code, and put it in the place of CODE.",
+    list: "This run admits the machines on its host's list: the line below names your machine's peer id, for you to send to the host.",
+};
 const place = id => document.getElementById(id);
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const PLOTS = {
@@ -12,7 +16,7 @@ const PLOTS = {
     peers: {x: "time", lines: [["peers", "participants", "#0f9d6b"]], range: {start: 0}},
     speed: {x: "time", lines: [["samples_per_s", "samples/s", "#b0579a"]], range: {start: 0}},
 };
-const CLOCK = Object.fromEntries(["minsec", "minutes", "hourmin", "hours"].map(unit => [unit, "%H:%M"]));
+const CLOCK = {seconds: "%H:%M:%S", minsec: "%H:%M:%S", minutes: "%H:%M", hourmin: "%H:%M", hours: "%H:%M"};
 const drawn = {};  // Bokeh's data sources by plot
 const inView = new Set();
 let shown = null, bokeh = null;
@@ -57,7 +61,7 @@ function showNow(run) {
     }));
     const faults = Object.entries(FAULTS).filter(([name]) => now?.counters[name]);
     place("faults").textContent = now ? "Faults, as the trainers present count them: " +
-        (faults.map(([name, words]) => `${count(now.counters[name])} ${words}`).join(", ") || "none") + "." : "";
+        (faults.map(([name, words]) => `${words} ${count(now.counters[name])}`).join(", ") || "none") + "." : "";
 }
 
 function showPictures({prompts, drawn}) {
@@ -92,7 +96,9 @@ function showBoard(run) {
 }
 
 function showJoin(run) {
-    place("line").textContent = `pip install 'dalle-lean[training]'\ndalle-lean join ${run.addresses.join(" ")}`;
+    place("line").textContent = `pip install 'dalle-lean[training]'\ndalle-lean join ${run.addresses.join(" ")}${run.admission === "invite" ? " --code CODE" : ""}`;
+    place("admission").textContent = ADMISSION[run.admission] ?? "";
+    for (const id of ["method", "security"]) place(id).replaceChildren(...run[id].map(text => element("p", text)));
     place("needs").textContent = `a clock set by the network, and ${megabytes(run.download_bytes)} to fetch the model's state at first:`;
     place("model").hidden = !run.checkpoint && !run.prompt_page;
     const link = place("prompt-page");
@@ -138,6 +144,12 @@ function makePlot(id) {
     return source;
 }
 
+// A step may be looked at several times, and the median step of few trainers goes back at times: the last look counts.
+function byStep(data) {
+    const last = [...new Map(data.step.map((step, look) => [step, look]))].sort(([one], [other]) => one - other);
+    return Object.fromEntries(Object.entries(data).map(([name, values]) => [name, last.map(([, look]) => values[look])]));
+}
+
 // Bokeh is loaded, and each plot drawn, when a plot comes into view: the rest of the page does not wait for it.
 async function showPlots() {
     if (!shown || !inView.size) return;
@@ -150,7 +162,7 @@ async function showPlots() {
         heldout_loss: history.heldout_loss.map(value => measured = value ?? measured),
         time: history.time.map(seconds => local(1000 * seconds))};
     for (const id of inView) drawn[id] ??= makePlot(id);
-    for (const source of Object.values(drawn)) source.data = data;
+    for (const [id, source] of Object.entries(drawn)) source.data = PLOTS[id].x === "step" ? byStep(data) : data;
 }
 
 async function refresh() {

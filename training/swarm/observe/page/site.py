@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from training.swarm.network.bootstrap_service import PUBLIC, read_chunk
 from training.swarm.observe.leaderboard import Leaderboard
 from training.swarm.observe.monitor import Monitor
 from training.swarm.observe.overview import Overview
-from training.swarm.observe.page import gallery, model_file
+from training.swarm.observe.page import gallery, model_file, words
 from training.swarm.observe.page.gallery import Gallery, Painter
 from training.swarm.observe.page.history import History
 from training.swarm.observe.page.model_file import Download
@@ -61,6 +62,11 @@ class Snapshot:
     attested: bool
     """Whether helpers say what they averaged."""
     addresses: tuple[str, ...]
+    admission: str
+    """One of ADMISSIONS."""
+    method: list[str]
+    security: list[str]
+    """Paragraphs in plain words."""
     download_bytes: int
     """What a newcomer fetches at first."""
     gallery: Gallery
@@ -100,7 +106,7 @@ class Site:
         for name in BOKEH:
             copy(bokeh_file(name), folder / f"{name}.js")
         self.addresses = watcher.settings.swarm.addresses or watcher.addresses
-        copy_notebook(folder / NOTEBOOK, self.addresses[0])
+        copy_notebook(folder / NOTEBOOK, self.addresses)
         self.download_bytes = state_bytes(watcher.settings)
         self.history = History(out / "history.json")
         self.download: Download | None = None
@@ -145,6 +151,7 @@ class Site:
             prompt_page.poll(newest)
             prompt_page = None if prompt_page.url is None else f"{PATH}/"
         self.download = self.newest_download()
+        settings = self.watcher.settings
         ranked, credits = board.ranked(), self.watcher.credits
         snapshot = Snapshot(
             run=board.run,
@@ -169,6 +176,9 @@ class Site:
             claimed_in_all=sum(one.total_samples for _, one in ranked),
             attested=bool(credits),
             addresses=self.addresses,
+            admission=settings.swarm.admission,
+            method=words.method(settings),
+            security=words.security(settings),
             download_bytes=self.download_bytes,
             gallery=self.pictures(),
             checkpoint=self.download,
@@ -226,12 +236,12 @@ def bokeh_file(name: str) -> Path:
     return found[0]
 
 
-def copy_notebook(target: Path, address: str) -> None:
-    """notebooks/join.ipynb with the run's address filled in."""
+def copy_notebook(target: Path, addresses: Sequence[str]) -> None:
+    """notebooks/join.ipynb with the run's addresses filled in."""
     checkout = HERE.parents[3] / "notebooks" / NOTEBOOK
     notebook = read_json(checkout if checkout.exists() else HERE / NOTEBOOK)  # where it is installed, it lies here
     empty = 'ADDRESS = ""'
-    filled = f"ADDRESS = {json.dumps(address)}"
+    filled = f"ADDRESS = {json.dumps(' '.join(addresses))}"
     for cell in notebook["cells"]:
         cell["source"] = [line.replace(empty, filled) for line in cell["source"]]
     write_json(target, notebook)

@@ -1,7 +1,9 @@
 """The run's page in headless Chromium: a run of 300 peers and 30,000 steps, in which everybody else lies."""
 
+import json
 import os
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -38,6 +40,40 @@ def test_a_run_without_history_has_no_empty_plots(browser, tmp_path):
         page.wait_for_function("() => document.body.dataset.ready", timeout=TIMEOUT_MS)
         assert not page.locator("#curves").is_visible()
         assert "No trainers at the moment" in page.locator("#state").inner_text()
+        page.close()
+
+
+@pytest.mark.parametrize("admission", ["open", "invite", "list"])
+def test_the_line_for_volunteers_fits_whom_the_run_admits(browser, tmp_path, admission):
+    site = open_site(tmp_path)
+    settings = site.watcher.settings
+    site.watcher.settings = replace(settings, swarm=replace(settings.swarm, admission=admission))
+    site.refresh(None, Leaderboard(tmp_path / "out" / CONTRIBUTIONS, "new"), PeerRecords({}, 0))
+    with served(site.folder, "127.0.0.1:0") as url:
+        page = browser.new_page()
+        page.goto(url, timeout=TIMEOUT_MS)
+        page.wait_for_function("() => document.body.dataset.ready", timeout=TIMEOUT_MS)
+        assert page.locator("#line").inner_text().endswith(" --code CODE") == (admission == "invite")
+        assert page.locator("#admission").is_visible() == (admission != "open")
+        assert ("Anybody" in page.locator("#security").inner_text()) == (admission == "open")
+        page.close()
+
+
+def test_the_loss_is_drawn_once_for_each_step_in_their_order(browser, tmp_path):
+    site = simulate(tmp_path, peers=2, steps=2)
+    looks = {"time": [1.0, 2.0, 3.0, 4.0], "step": [1, 2, 1, 3], "loss": [9.0, 8.0, 7.0, 6.0]}
+    run = json.loads((site.folder / "run.json").read_text())
+    run["history"] = {name: [1.0] * 4 for name in run["history"]} | looks
+    run["overview"]["counters"] |= {"solo_steps": 1}
+    (site.folder / "run.json").write_text(json.dumps(run))
+    with served(site.folder, "127.0.0.1:0") as url:
+        page = browser.new_page()
+        page.goto(url, timeout=TIMEOUT_MS)
+        page.wait_for_function(DRAWN, arg="loss", timeout=TIMEOUT_MS)
+        data = "Bokeh.documents[0].roots()[0].renderers[0].data_source.data"
+        page.wait_for_function(f"() => {data}.step?.length", timeout=TIMEOUT_MS)
+        assert page.evaluate(f"[[...{data}.step], [...{data}.loss]]") == [[1, 2, 3], [7.0, 8.0, 6.0]]
+        assert "steps taken alone 1" in page.locator("#faults").inner_text()
         page.close()
 
 

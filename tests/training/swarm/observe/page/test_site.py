@@ -61,14 +61,15 @@ def test_an_installed_package_finds_its_own_notebook(tmp_path, monkeypatch):
     installed.mkdir(parents=True)
     shutil.copy(ROOT / "notebooks/join.ipynb", installed)
     monkeypatch.setattr(pages, "HERE", installed)
-    pages.copy_notebook(tmp_path / "join.ipynb", ADDRESS)
+    pages.copy_notebook(tmp_path / "join.ipynb", [ADDRESS])
     assert f'ADDRESS = \\"{ADDRESS}\\"' in (tmp_path / "join.ipynb").read_text()
 
 
-def test_the_notebook_has_the_address(tmp_path):
-    cells = json.loads((open_site(tmp_path).folder / "join.ipynb").read_text())["cells"]
+def test_the_notebook_has_the_addresses_of_all_helpers(tmp_path):
+    pages.copy_notebook(tmp_path / "join.ipynb", [ADDRESS, ADDRESS[:-1] + "M"])
+    cells = json.loads((tmp_path / "join.ipynb").read_text())["cells"]
     [line] = [line for cell in cells for line in cell["source"] if line.startswith("ADDRESS = ")]
-    assert line == f'ADDRESS = "{ADDRESS}"  # of the run\n'
+    assert line.startswith(f'ADDRESS = "{ADDRESS} {ADDRESS[:-1]}M"  # ')
 
 
 def test_the_newest_checkpoint_can_be_downloaded_with_its_hash(tmp_path):
