@@ -27,6 +27,7 @@ from hivemind.utils.asyncio import as_aiter, azip
 from torch import Tensor
 
 from training.swarm.averaging.attestation import Attestation
+from training.swarm.averaging.complaints import Complaints
 from training.swarm.averaging.finite_mean import FiniteMean
 from training.swarm.averaging.matchmaking import Absentees, HostFirstKeys, HostFirstLeaders
 from training.swarm.averaging.receipts import Receipt, Signer, check_statement
@@ -201,8 +202,14 @@ class FilteredAverager(DecentralizedAverager):
         # hivemind builds it in the process that averages and takes no key manager.
         keys = matchmaking.group_key_manager
         matchmaking.group_key_manager = HostFirstKeys(
-            keys.dht, keys.prefix, keys.group_bits, keys.target_group_size, host=self.host.all
+            keys.dht,
+            keys.prefix,
+            keys.group_bits,
+            keys.target_group_size,
+            host=self.host.all,
+            absentees=self.absentees,
         )
+        self.complaints = Complaints(keys.dht, f"{keys.prefix}.complaints", self.absentees)
         matchmaking.potential_leaders = HostFirstLeaders(
             matchmaking.peer_id, matchmaking.min_matchmaking_time, matchmaking.target_group_size
         )
@@ -265,6 +272,7 @@ class FilteredAverager(DecentralizedAverager):
         self._dropped_tensors.value += len(runner.impossible)
         absent = runner.banned_senders | runner.impossible
         self.absentees.note(set(runner.active_senders) - absent, absent)
+        self.complaints.round_over(group_id, len(group_info.peer_ids), runner.whole_receipts)
         self.averaged_weights = runner.averaged_weights()
 
     @property
