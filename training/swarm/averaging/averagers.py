@@ -26,11 +26,12 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.asyncio import as_aiter, azip
 from torch import Tensor
 
+from training.swarm.admission.gate import gate_of
 from training.swarm.averaging.attestation import Attestation
 from training.swarm.averaging.complaints import Complaints
 from training.swarm.averaging.finite_mean import FiniteMean
 from training.swarm.averaging.matchmaking import Absentees, HostFirstKeys, HostFirstLeaders
-from training.swarm.averaging.receipts import Receipt, Signer, check_statement
+from training.swarm.averaging.receipts import Receipt, SignedGroups, Signer, check_statement
 from training.swarm.averaging.robust_rules import REJECT_RADII
 from training.swarm.averaging.wire_checks import CheckedStub, checked_parts
 from training.swarm.host_peers import HostPeers
@@ -65,6 +66,7 @@ class RuleRunner(AllReduceRunner):
         trusted: Collection[PeerID] = (),
         max_shift: float = math.inf,
         dht: DHT,
+        signed_groups: SignedGroups,
         **arguments: Any,
     ):
         super().__init__(**arguments)
@@ -80,7 +82,8 @@ class RuleRunner(AllReduceRunner):
         self.impossible: set[PeerID] = set()
         """Reducers that returned what can be no average, or not what they signed."""
         self.signer: Signer | None = None
-        if self.peer_id not in trusted:
+        if self.peer_id not in trusted and self.parts_for_local_averaging:
+            signed_groups.add(self.group_id)
             self.signer = Signer(dht.private_key, owner_key(dht), self.group_id, self.sender_timeout)
         self.answers: dict[PeerID, deque[averaging_pb2.AveragingData]] = defaultdict(deque)
         """Of reducers that are not trusted, until they are registered."""
@@ -88,13 +91,21 @@ class RuleRunner(AllReduceRunner):
         """For the latest part that each of them returned."""
         tensors = arguments["tensors"]
         self.root_mean_square = rms(torch.stack([tensor.norm() for tensor in tensors]), sum(map(torch.numel, tensors)))
-        self._register = self.tensor_part_container.register_processed_part
-        self.tensor_part_container.register_processed_part = self.register
+        self.failed: set[PeerID] = set()
+        """Reducers in whose place this peer's own parts are registered."""
+        container = self.tensor_part_container
+        self._register, self._register_failed = container.register_processed_part, container.register_failed_reducer
+        container.register_processed_part, container.register_failed_reducer = self.register, self.register_failed
+
+    def register_failed(self, peer_index: int) -> None:
+        """Keep this peer's own parts for those that a reducer has not returned."""
+        self.failed.add(self.ordered_peer_ids[peer_index])
+        self._register_failed(peer_index)
 
     def register(self, peer_index: int, part_index: int, delta: Tensor) -> None:
         """Take what a reducer returned, as its difference from this peer's part, unless it is impossible."""
         peer = self.ordered_peer_ids[peer_index]
-        if peer != self.peer_id and peer not in self.trusted:
+        if peer != self.peer_id and peer not in self.trusted and peer not in self.failed:
             try:
                 self.check(peer, peer_index, part_index, delta)
             except ValueError as error:
@@ -209,6 +220,9 @@ class FilteredAverager(DecentralizedAverager):
             host=self.host.all,
             absentees=self.absentees,
         )
+        gate = gate_of(keys.dht)
+        folder = None if gate is None else gate.bans_file.path.parent
+        self.signed_groups = SignedGroups(None if folder is None else folder / f"signed-{keys.prefix}.json")
         self.complaints = Complaints(keys.dht, f"{keys.prefix}.complaints", self.absentees)
         matchmaking.potential_leaders = HostFirstLeaders(
             matchmaking.peer_id, matchmaking.min_matchmaking_time, matchmaking.target_group_size
@@ -249,6 +263,7 @@ class FilteredAverager(DecentralizedAverager):
             trusted=self.host.all,
             max_shift=self.max_shift,
             dht=self.dht,
+            signed_groups=self.signed_groups,
             p2p=self._p2p,
             servicer_type=type(self),
             prefix=self.prefix,

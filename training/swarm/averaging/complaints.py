@@ -116,7 +116,7 @@ class Complaints:
         """The other peers' records."""
         found = await self.dht.get(self.key, latest=True, return_future=True)
         entries = found.value if found is not None and isinstance(found.value, dict) else {}
-        records = {
+        records: dict[PeerID, Record] = {
             peer: entry.value
             for owner, entry in list(entries.items())[:MAX_READ]
             if (peer := owner_peer(owner)) is not None

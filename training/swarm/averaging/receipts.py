@@ -7,19 +7,23 @@ different receipts for one part, and two of these are the proof.
 """
 
 import asyncio
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from hashlib import sha256, shake_256
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 from cryptography.hazmat.primitives import serialization
+from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.crypto import RSAPrivateKey, RSAPublicKey
 from torch import Tensor
 
+from dalle_lean.io.files import read_json, write_json
 from training.swarm.host_peers import owner_peer
 from training.swarm.observe.peer_metrics import OWNER
 
@@ -33,6 +37,8 @@ ROUNDING_DEVIATIONS = 0.25
 ROUNDING_SHARE, ROUNDING_LEAST = 1e-4, 1e-7
 """Of float32 beside large values, and of float16 near zero."""
 MAX_STATEMENT_BYTES = 2**16
+MAX_CLOCK_ERROR_S, REMEMBERED_S = 600, 3600.0
+"""Between two peers; how long a group's id is remembered, more than receipts of one round can be apart."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +48,14 @@ class Receipt:
     Args:
         owner: the reducer's public key, as in its records.
         group: id of the group.
+        time: when it was signed, in seconds since 1970.
         part: its number among those that this reducer averages.
         digest: of the rest of the statement and, through it, of all earlier parts.
     """
 
     owner: bytes
     group: bytes
+    time: int
     part: int
     digest: bytes
     signature: bytes
@@ -60,7 +68,7 @@ class Receipt:
         if match is None or peer is None:
             return None
         key = RSAPublicKey(serialization.load_ssh_public_key(match[1]))
-        return peer if key.verify(signed_bytes(self.group, self.part, self.digest), self.signature) else None
+        return peer if key.verify(signed_bytes(self.group, self.time, self.part, self.digest), self.signature) else None
 
     @property
     def place(self) -> tuple[bytes, bytes, int]:
@@ -70,17 +78,42 @@ class Receipt:
     @classmethod
     def parse(cls, content: Any) -> Self:
         """Of a list that anybody may have sent, the signature not checked; ValueError if it cannot be a receipt."""
-        kinds = (bytes, bytes, int, bytes, bytes)
+        kinds = (bytes, bytes, int, int, bytes, bytes)
         if not isinstance(content, list | tuple) or [type(value) for value in content] != [*kinds]:
             raise ValueError("not a receipt")
         return cls(*content)
 
 
 def contradiction(one: Receipt, other: Receipt) -> PeerID | None:
-    """The reducer that signed both, if no honest one can have."""
-    if one.place != other.place or one.digest == other.digest or one.reducer is None:
+    """The reducer that signed both, if no honest one can have: SignedGroups keeps it from signing for an id twice."""
+    if one.place != other.place or one.digest == other.digest or abs(one.time - other.time) > 3 * MAX_CLOCK_ERROR_S:
+        return None
+    if one.reducer is None:
         return None
     return other.reducer
+
+
+class SignedGroups:
+    """The groups that a peer has signed receipts in, over restarts.
+
+    Whoever leads a group chooses its id: with that of an earlier one it would have an honest reducer contradict itself.
+    """
+
+    def __init__(self, path: Path | None):
+        self.path = path
+        self.times: dict[str, float] = {}
+        if path is not None and path.exists():
+            self.times = {str(group): float(signed) for group, signed in read_json(path).items()}
+
+    def add(self, group: bytes) -> None:
+        """Note a group; AllreduceException if it is in there."""
+        now = time.time()
+        self.times = {known: signed for known, signed in self.times.items() if signed > now - REMEMBERED_S}
+        if group.hex() in self.times:
+            raise AllreduceException("the group has the id of an earlier one")
+        self.times[group.hex()] = now
+        if self.path is not None:
+            write_json(self.path, self.times)
 
 
 class Signer:
@@ -116,10 +149,11 @@ class Signer:
     def sign(self, part: int, hashes: list[bytes], average: Tensor) -> bytes:
         """The statement."""
         values = sampled(average, hashes, self.group, part).numpy().astype("<f4").tobytes()
-        content = [self.previous, hashes, values]
+        content, now = [self.previous, hashes, values], int(time.time())
         self.previous = digest_of(content)
-        signature = self.key.sign(signed_bytes(self.group, part, self.previous))
-        packed: bytes = MSGPackSerializer.dumps([[self.owner, self.group, part, self.previous, signature], content])
+        signature = self.key.sign(signed_bytes(self.group, now, part, self.previous))
+        receipt = [self.owner, self.group, now, part, self.previous, signature]
+        packed: bytes = MSGPackSerializer.dumps([receipt, content])
         return packed
 
 
@@ -153,6 +187,8 @@ def check_statement(
         raise ValueError(f"no statement: {error}") from None
     if receipt.reducer != reducer or (receipt.group, receipt.part) != (group, part):
         raise ValueError("a statement of another part, or that the reducer has not signed")
+    if abs(receipt.time - time.time()) > MAX_CLOCK_ERROR_S:
+        raise ValueError("a statement of another time")
     if receipt.digest != digest_of(content) or before != previous or not hashed:
         raise ValueError("a statement that does not cover the answer")
     if delta.isfinite().all() and not agrees(values, expected, sent, delta):
@@ -190,6 +226,6 @@ def digest_of(content: list[Any]) -> bytes:
     return sha256(MSGPackSerializer.dumps(content)).digest()
 
 
-def signed_bytes(group: bytes, part: int, digest: bytes) -> bytes:
+def signed_bytes(group: bytes, time_s: int, part: int, digest: bytes) -> bytes:
     """What the signature is of."""
-    return b"dalle-lean averaged part\n" + bytes(MSGPackSerializer.dumps([group, part, digest]))
+    return b"dalle-lean averaged part\n" + bytes(MSGPackSerializer.dumps([group, time_s, part, digest]))

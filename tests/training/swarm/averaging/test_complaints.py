@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -135,8 +136,9 @@ def test_complaints_expire(run, monkeypatch):
 
 def receipt(node, digest, group=b"group"):
     """As the node signs it for its last part."""
-    signature = node.private_key.sign(signed_bytes(group, 3, digest))
-    return Receipt(owner_key(node), group, 3, digest, signature)
+    now = int(time.time())
+    signature = node.private_key.sign(signed_bytes(group, now, 3, digest))
+    return Receipt(owner_key(node), group, now, 3, digest, signature)
 
 
 def given(member, reducer, digest):
@@ -168,7 +170,7 @@ def test_who_disputes_an_honest_receipt_proves_nothing(run):
     honest, liar = run.board.node(), run.member("liar")
     one = given(run.member("one"), honest, b"1")
     forged = receipt(liar.dht, b"2" * 32)
-    liar.receipts[b"group"] = {honest.peer_id: Receipt(owner_key(honest), b"group", 3, b"2" * 32, forged.signature)}
+    liar.receipts[b"group"] = {honest.peer_id: replace(forged, owner=owner_key(honest))}
     liar.shown = list(liar.receipts[b"group"].values())
     exchange(liar, one, liar, one)
     assert one.shown == list(one.receipts[b"group"].values())
@@ -182,7 +184,7 @@ def test_nothing_is_told_while_all_is_well(run):
     assert run.board.records == {}
 
 
-@pytest.mark.parametrize("content", ["[]", "[1, 2]", "nothing", '[["QQ==", "QQ==", 3, "QQ==", "QQ=="]]'])
+@pytest.mark.parametrize("content", ["[]", "[1, 2]", "nothing", '[["QQ==", "QQ==", 3, 3, "QQ==", "QQ=="]]'])
 def test_evidence_that_proves_nothing_is_said_to(run, content):
     folder = run.folder / "host" / EVIDENCE
     folder.mkdir()
@@ -199,7 +201,7 @@ def test_evidence_that_proves_nothing_is_said_to(run, content):
     [
         {"absent": 3, "receipts": 3, "digests": 3, "group": 3, "pass": 3},
         {"absent": [3, None], "receipts": [3, None], "digests": {}, "group": [], "pass": []},
-        {"receipts": [[b"x", b"x", 1, b"x", b"x"]], "digests": {b"x": 3}, "group": b"group", "pass": "x" * 99},
+        {"receipts": [[b"x", b"x", 1, 1, b"x", b"x"]], "digests": {b"x": 3}, "group": b"group", "pass": "x" * 99},
     ],
 )
 def test_a_record_of_nonsense_is_passed_over(run, said, caplog):

@@ -69,7 +69,7 @@ def averagers(tmp_path):
     """A helper and listening peers; each brings its place in the list as all values, and may be given a rule."""
     with ExitStack() as stack:
 
-        def make(*rules, ghost=None, two_faced=None, hosted=True):
+        def make(*rules, ghost=None, two_faced=None, enemy=FiniteMean, hosted=True):
             nodes, run_key = [], SigningKey.load_or_create(tmp_path / "run.key")
             for number in range(1 + len(rules)):
                 addresses = [str(nodes[0].get_visible_maddrs()[0])] if nodes else []
@@ -83,7 +83,7 @@ def averagers(tmp_path):
                 nodes.append(node)
             host = HostPeers(helpers=frozenset({nodes[0].peer_id}) if hosted else frozenset())
             made = []
-            for number, (node, rule) in enumerate(zip(nodes, (FiniteMean, *rules), strict=True)):
+            for number, (node, rule) in enumerate(zip(nodes, (enemy, *rules), strict=True)):
                 averager = FilteredAverager(
                     [torch.full((SIZE,), float(number)) for _ in range(TENSORS)],
                     node,
@@ -153,6 +153,17 @@ def test_a_reducer_that_gives_two_senders_different_averages_proves_it_by_its_ow
     enemy.step(wait=False, timeout=40.0)
     (group, _), _ = average([one, other], (1.0, 1.0))
     assert set(group) == {one.peer_id, other.peer_id}
+
+
+@pytest.mark.timeout(280)
+def test_without_a_host_what_an_enemy_reduces_is_ignored_and_the_round_ends(averagers):
+    enemy, one, other = peers = averagers(FiniteMean, FiniteMean, enemy=Garbage, hosted=False)
+    groups, values = average(peers, (1.0, 1.0, 1.0))
+    assert all(set(group) == {peer.peer_id for peer in peers} for group in groups)
+    assert enemy.dropped_tensors == 0
+    for number, peer in ((1, one), (2, other)):
+        assert peer.dropped_tensors == 1
+        assert set(values[number].unique().tolist()) == {1.0, float(number)}  # the mean, and its own parts
 
 
 @pytest.mark.timeout(280)

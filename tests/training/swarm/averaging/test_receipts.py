@@ -1,19 +1,25 @@
 """A reducer owes all senders of a part the same average, and its own signature proves that it did not give it."""
 
 import asyncio
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from hivemind.averaging.partition import AllreduceException
 from hivemind.compression import CompressionInfo, deserialize_torch_tensor
 from hivemind.p2p import P2P, PeerID
 from hivemind.utils import MSGPackSerializer
 
+from training.swarm.averaging import receipts
 from training.swarm.averaging.compression import wire_compression
 from training.swarm.averaging.receipts import (
+    MAX_CLOCK_ERROR_S,
     MAX_STATEMENT_BYTES,
+    REMEMBERED_S,
     Receipt,
+    SignedGroups,
     Signer,
     check_statement,
     contradiction,
@@ -89,9 +95,9 @@ def test_an_honest_reducer_is_believed_by_all(reducer, parts, compression):
     average = torch.stack(sent).mean(0)
     answers = answers_to(average, sent, compression)
     statements = signed(signer(reducer), 0, answers, average)
-    receipts = [check(reducer, *told) for told in zip(statements, answers, sent, strict=True)]
-    assert len({receipt.digest for receipt in receipts}) == 1
-    assert receipts[0].reducer == reducer.peer
+    taken = [check(reducer, *told) for told in zip(statements, answers, sent, strict=True)]
+    assert len({receipt.digest for receipt in taken}) == 1
+    assert taken[0].reducer == reducer.peer
 
 
 LIES = {
@@ -134,6 +140,7 @@ def test_different_receipts_for_one_part_prove_the_lie_whoever_shows_them(reduce
     assert contradiction(lasts[0], replace(lasts[1], digest=b"made up")) is None
     assert contradiction(lasts[0], replace(lasts[1], group=b"another")) is None
     assert contradiction(lasts[0], replace(lasts[1], part=0)) is None
+    assert contradiction(lasts[0], replace(lasts[1], time=lasts[0].time + 1)) is None
 
 
 def test_a_statement_counts_for_its_own_place_only(reducer):
@@ -157,7 +164,7 @@ def test_a_statement_counts_for_its_own_place_only(reducer):
         b"",
         b"\xc1",
         MSGPackSerializer.dumps([1, 2]),
-        MSGPackSerializer.dumps([[1] * 5, [b"", [b""], b"1234"]]),
+        MSGPackSerializer.dumps([[1] * 6, [b"", [b""], b"1234"]]),
         b"x" * (MAX_STATEMENT_BYTES + 1),
     ],
 )
@@ -165,6 +172,28 @@ def test_an_answer_without_a_statement_is_no_average(reducer, statement):
     sent = random(SIZE)
     with pytest.raises(ValueError, match="no statement"):
         check(reducer, statement, on_the_wire(sent), sent)
+
+
+def test_a_receipt_of_another_time_is_none_of_this_round(reducer, monkeypatch):
+    (first, _), answer, sent = two_parts(reducer)
+    later = time.time() + MAX_CLOCK_ERROR_S + 9
+    monkeypatch.setattr(receipts, "time", SimpleNamespace(time=lambda: later))
+    with pytest.raises(ValueError, match="another time"):
+        check(reducer, first, answer, sent)
+
+
+def test_a_leader_that_uses_an_id_again_makes_nobody_sign_twice(tmp_path, monkeypatch):
+    groups = SignedGroups(tmp_path / "signed.json")
+    groups.add(b"one")
+    groups.add(b"other")
+    for again in (groups, SignedGroups(tmp_path / "signed.json")):  # the second after a restart
+        with pytest.raises(AllreduceException, match="earlier one"):
+            again.add(b"one")
+    later = time.time() + REMEMBERED_S + 9
+    monkeypatch.setattr(receipts, "time", SimpleNamespace(time=lambda: later))
+    groups.add(b"one")
+    assert list(groups.times) == [b"one".hex()]
+    assert REMEMBERED_S > 5 * MAX_CLOCK_ERROR_S  # receipts of both cannot be taken for those of one round
 
 
 def test_a_sender_that_fails_before_its_answer_keeps_the_others_waiting_for_a_bounded_time(reducer):
@@ -181,7 +210,7 @@ def test_a_sender_that_fails_before_its_answer_keeps_the_others_waiting_for_a_bo
     check(reducer, asyncio.run(run()), answer, sent)
 
 
-@pytest.mark.parametrize("content", [None, [], [1] * 5, [b"x", b"x", True, b"x", b"x"], b"12345"])
+@pytest.mark.parametrize("content", [None, [], [1] * 5, [b"x", b"x", 1, True, b"x", b"x"], [b"x"] * 6, b"12345"])
 def test_what_is_no_receipt_is_not_read_as_one(content):
     with pytest.raises(ValueError, match="not a receipt"):
         Receipt.parse(content)
@@ -189,4 +218,4 @@ def test_what_is_no_receipt_is_not_read_as_one(content):
 
 @pytest.mark.parametrize("owner", [b"x", b"[owner:ssh-rsa " + b"A" * 200 + b"]"])
 def test_a_receipt_of_no_key_is_nobodys(owner):
-    assert Receipt(owner, GROUP, 0, b"x", b"x").reducer is None
+    assert Receipt(owner, GROUP, 0, 0, b"x", b"x").reducer is None
