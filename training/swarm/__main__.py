@@ -66,6 +66,7 @@ def be_helper(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], bo
     """Reduce, and hand newcomers the run's files."""
     from training.swarm.averaging.attestation import Attestation
     from training.swarm.host.host_config import HostConfig
+    from training.swarm.host.host_gate import ban_proven
     from training.swarm.host.roles import run_helper
     from training.swarm.network.bootstrap_service import PUBLIC, credits_name, offer_run
     from training.swarm.network.run_watch import RunWatch
@@ -77,15 +78,19 @@ def be_helper(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], bo
     def has_moved() -> bool:
         return watch is not None and watch.moved is not None
 
+    def report(optimizer: Any) -> None:
+        step = optimizer.tracker.global_epoch * settings.steps_per_epoch
+        status.update(step=step, trainers=optimizer.tracker.trainers)
+        for line in ban_proven(run_dir):
+            status.notice(line)
+
     try:
         offer_run(dht, run_dir)
         run_helper(
             settings,
             dht,
             lambda seconds: has_moved() or wait(seconds),
-            lambda optimizer: status.update(
-                step=optimizer.tracker.global_epoch * settings.steps_per_epoch, trainers=optimizer.tracker.trainers
-            ),
+            report,
             Attestation(run_dir / PUBLIC / credits_name(dht.peer_id.to_base58())),
         )
         if has_moved():

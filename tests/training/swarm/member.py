@@ -23,11 +23,14 @@ from hivemind.averaging.control import AveragingStage
 from hivemind.p2p import P2PContext
 from hivemind.proto import averaging_pb2
 
+from dalle_lean.io.files import write_json
 from dalle_lean.tokenizer import Tokenizer
 from tests.training.swarm.nursery import DIE
 from training.data.catalog import find_shards
 from training.data.heldout import heldout_rows
 from training.data.loader import Batch, collate
+from training.swarm.admission.gate import Gate
+from training.swarm.admission.service import Renewal, begin_admission
 from training.swarm.averaging import averagers
 from training.swarm.averaging.gradient_averager import SwarmGradientAverager
 from training.swarm.averaging.robust_rules import CentredClipping
@@ -87,6 +90,9 @@ class Diary:
 def live(spec: dict) -> None:
     """Be the member that `harness.Swarm.start` asks for, until SIGINT or the end of the run."""
     global shared
+    if spec["role"] == "bystander":
+        stand_by(spec)
+        return
     shared = Shared()
     folder, run = Path(spec["folder"]), Path(spec["run"])
     settings = read_settings(run / "swarm.toml")
@@ -131,6 +137,21 @@ def live(spec: dict) -> None:
     finally:
         dht.shutdown()
         diary.tell("left")
+
+
+def stand_by(spec: dict) -> None:
+    """Be a member of a run with a key that only asks the DHT, and keep gate.json: what its gate says."""
+    folder = Path(spec["folder"])
+    guard_children()
+    log_to(folder / "log")
+    gate = Gate(spec["run_key"], folder / "pass", folder / "bans")
+    options = {"listen": [spec["listen"]], "identity": folder / "identity", "gate": gate}
+    dht = open_dht(spec["addresses"], client_mode=False, **options)
+    begin_admission(dht, Renewal(spec["addresses"]))
+    while True:
+        dht.get("anything", latest=True)  # calls the others, who may refuse it
+        write_json(folder / "gate.json", {"refused": gate.refused, "own_refusal": gate.own_refusal})
+        time.sleep(0.5)
 
 
 def give_state(spec: dict, settings, dht, diary: Diary, wait) -> None:

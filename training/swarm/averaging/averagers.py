@@ -7,28 +7,35 @@ import dataclasses
 import logging
 import math
 import multiprocessing as mp
+from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
 from typing import Any, AsyncIterator  # noqa: UP035 (hivemind reads no other)
 
 import torch
+from hivemind import DHT
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.allreduce import AllReduceRunner, AveragingMode
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.averaging.partition import AllreduceException
+from hivemind.compression import deserialize_torch_tensor
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.asyncio import as_aiter, azip
 from torch import Tensor
 
+from training.swarm.admission.gate import gate_of
 from training.swarm.averaging.attestation import Attestation
+from training.swarm.averaging.complaints import Complaints
 from training.swarm.averaging.finite_mean import FiniteMean
 from training.swarm.averaging.matchmaking import Absentees, HostFirstKeys, HostFirstLeaders
+from training.swarm.averaging.receipts import Receipt, SignedGroups, Signer, check_statement
 from training.swarm.averaging.robust_rules import REJECT_RADII
 from training.swarm.averaging.wire_checks import CheckedStub, checked_parts
 from training.swarm.host_peers import HostPeers
+from training.swarm.observe.peer_metrics import owner_key
 
 LEAST_OWN_WEIGHT = 1e-3
 """Who weighs less, having no samples or stale weights, cannot tell from its own tensors what an average may be."""
@@ -58,6 +65,8 @@ class RuleRunner(AllReduceRunner):
         preferred: Collection[PeerID] = (),
         trusted: Collection[PeerID] = (),
         max_shift: float = math.inf,
+        dht: DHT,
+        signed_groups: SignedGroups,
         **arguments: Any,
     ):
         super().__init__(**arguments)
@@ -71,22 +80,62 @@ class RuleRunner(AllReduceRunner):
         )
         self.trusted, self.max_shift = trusted, max_shift
         self.impossible: set[PeerID] = set()
-        """Reducers that returned what can be no average."""
+        """Reducers that returned what can be no average, or not what they signed."""
+        self.signer: Signer | None = None
+        if self.peer_id not in trusted and self.parts_for_local_averaging:
+            signed_groups.add(self.group_id)
+            self.signer = Signer(dht.private_key, owner_key(dht), self.group_id, self.sender_timeout)
+        self.answers: dict[PeerID, deque[averaging_pb2.AveragingData]] = defaultdict(deque)
+        """Of reducers that are not trusted, until they are registered."""
+        self.receipts: dict[PeerID, Receipt] = {}
+        """For the latest part that each of them returned."""
         tensors = arguments["tensors"]
         self.root_mean_square = rms(torch.stack([tensor.norm() for tensor in tensors]), sum(map(torch.numel, tensors)))
-        self._register = self.tensor_part_container.register_processed_part
-        self.tensor_part_container.register_processed_part = self.register
+        self.failed: set[PeerID] = set()
+        """Reducers in whose place this peer's own parts are registered."""
+        container = self.tensor_part_container
+        self._register, self._register_failed = container.register_processed_part, container.register_failed_reducer
+        container.register_processed_part, container.register_failed_reducer = self.register, self.register_failed
+
+    def register_failed(self, peer_index: int) -> None:
+        """Keep this peer's own parts for those that a reducer has not returned."""
+        self.failed.add(self.ordered_peer_ids[peer_index])
+        self._register_failed(peer_index)
 
     def register(self, peer_index: int, part_index: int, delta: Tensor) -> None:
         """Take what a reducer returned, as its difference from this peer's part, unless it is impossible."""
         peer = self.ordered_peer_ids[peer_index]
-        if peer != self.peer_id and peer not in self.trusted and self.weight >= LEAST_OWN_WEIGHT:
-            own, _ = self.tensor_part_container._input_parts_by_peer[peer_index][part_index]
-            if not is_possible(own, delta, self.root_mean_square, self.max_shift):
+        if peer != self.peer_id and peer not in self.trusted and peer not in self.failed:
+            try:
+                self.check(peer, peer_index, part_index, delta)
+            except ValueError as error:
                 self.impossible.add(peer)
-                logger.warning(f"{peer} returned what is no average of the group's tensors: ignored in this round")
-                raise AllreduceException(f"{peer} returned no average")
+                logger.warning(f"{peer} returned {error}: ignored in this round")
+                raise AllreduceException(f"{peer} returned no average") from None
         self._register(peer_index, part_index, delta)
+
+    def check(self, peer: PeerID, peer_index: int, part_index: int, delta: Tensor) -> None:
+        """Keep the receipt for a part; ValueError if it has none, or can be no average."""
+        own, info = self.tensor_part_container._input_parts_by_peer[peer_index][part_index]
+        if self.weight >= LEAST_OWN_WEIGHT and not is_possible(own, delta, self.root_mean_square, self.max_shift):
+            raise ValueError("what is no average of the group's tensors")
+        answer, before = self.answers[peer].popleft(), self.receipts.get(peer)
+        self.receipts[peer] = check_statement(
+            answer.peer_id,
+            answer.tensor_part.buffer,
+            deserialize_torch_tensor(self.tensor_part_container.compression.compress(own, info)),
+            delta,
+            reducer=peer,
+            group=self.group_id,
+            part=part_index,
+            previous=b"" if before is None else before.digest,
+        )
+
+    @property
+    def whole_receipts(self) -> dict[PeerID, Receipt]:
+        """Of those that returned all of their parts: what others have must be the same."""
+        last = dict(zip(self.ordered_peer_ids, self.tensor_part_container.num_parts_by_peer, strict=True))
+        return {peer: receipt for peer, receipt in self.receipts.items() if receipt.part == last[peer] - 1}
 
     def averaged_weights(self) -> dict[str, float]:
         """By peer id, what each sender's parts counted for that this peer reduced."""
@@ -96,7 +145,8 @@ class RuleRunner(AllReduceRunner):
         return {peer.to_base58(): min(weight / parts, reducer.max_weight) for peer, weight in counted if weight}
 
     def _get_peer_stub(self, peer: PeerID) -> Any:
-        return CheckedStub(super()._get_peer_stub(peer))
+        stub = super()._get_peer_stub(peer)
+        return CheckedStub(stub) if peer in self.trusted else CheckedStub(stub, self.answers[peer].append)
 
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
@@ -104,6 +154,24 @@ class RuleRunner(AllReduceRunner):
         async for answer in super().rpc_aggregate_part(
             checked_parts(stream, self.tensor_part_reducer.part_shapes), context
         ):
+            yield answer
+
+    async def _accumulate_parts_streaming(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        reducer, part_index = self.tensor_part_reducer, 0
+        async for answer in super()._accumulate_parts_streaming(stream, sender_index):
+            if self.signer is not None:
+                answered = [
+                    sender
+                    for sender, failed_after in enumerate(reducer.sender_failed_after)
+                    if failed_after > part_index and self.sender_peer_ids[sender] != self.peer_id
+                ]
+                # hivemind's answers leave this field empty.
+                answer.peer_id = await self.signer.statement(
+                    part_index, sender_index, answer.tensor_part.buffer, reducer.average, answered
+                )
+                part_index += 1
             yield answer
 
 
@@ -145,8 +213,17 @@ class FilteredAverager(DecentralizedAverager):
         # hivemind builds it in the process that averages and takes no key manager.
         keys = matchmaking.group_key_manager
         matchmaking.group_key_manager = HostFirstKeys(
-            keys.dht, keys.prefix, keys.group_bits, keys.target_group_size, host=self.host.all
+            keys.dht,
+            keys.prefix,
+            keys.group_bits,
+            keys.target_group_size,
+            host=self.host.all,
+            absentees=self.absentees,
         )
+        gate = gate_of(keys.dht)
+        folder = None if gate is None else gate.bans_file.path.parent
+        self.signed_groups = SignedGroups(None if folder is None else folder / f"signed-{keys.prefix}.json")
+        self.complaints = Complaints(keys.dht, f"{keys.prefix}.complaints", self.absentees)
         matchmaking.potential_leaders = HostFirstLeaders(
             matchmaking.peer_id, matchmaking.min_matchmaking_time, matchmaking.target_group_size
         )
@@ -185,6 +262,8 @@ class FilteredAverager(DecentralizedAverager):
             preferred=self.preferred,
             trusted=self.host.all,
             max_shift=self.max_shift,
+            dht=self.dht,
+            signed_groups=self.signed_groups,
             p2p=self._p2p,
             servicer_type=type(self),
             prefix=self.prefix,
@@ -208,6 +287,7 @@ class FilteredAverager(DecentralizedAverager):
         self._dropped_tensors.value += len(runner.impossible)
         absent = runner.banned_senders | runner.impossible
         self.absentees.note(set(runner.active_senders) - absent, absent)
+        self.complaints.round_over(group_id, len(group_info.peer_ids), runner.whole_receipts)
         self.averaged_weights = runner.averaged_weights()
 
     @property

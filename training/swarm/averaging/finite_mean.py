@@ -34,6 +34,8 @@ class FiniteMean(TensorPartReducer):
         self.max_weight, self.excluded, self.preferred = max_weight, excluded, preferred
         self.counted_weights = [0.0] * num_senders
         """Of each sender's usable parts, summed."""
+        self.average = torch.zeros(0)
+        """Of the latest part."""
         super().__init__(part_shapes, num_senders)
 
     async def accumulate_part(
@@ -49,7 +51,8 @@ class FiniteMean(TensorPartReducer):
         if weight > 0:
             self.counted_weights[sender_index] += weight
             self.take(sender_index, part_index, tensor_part, weight)
-        return await super().accumulate_part(sender_index, part_index, tensor_part, weight)
+        self.average = await super().accumulate_part(sender_index, part_index, tensor_part, weight)
+        return self.average
 
     def take(self, sender_index: int, part_index: int, tensor_part: Tensor, weight: float) -> None:
         """Called for each usable part, possibly before all senders have sent the parts before it."""

@@ -33,13 +33,14 @@ class HostFirstKeys(GroupKeyManager):
 
     Args:
         host: the peers that lead; empty if anybody may.
+        absentees: of the others, who is not followed.
     """
 
     last_lookup_s = -math.inf
 
-    def __init__(self, *arguments: Any, host: Collection[PeerID] = ()):
+    def __init__(self, *arguments: Any, host: Collection[PeerID] = (), absentees: "Absentees | None" = None):
         super().__init__(*arguments)
-        self.host = host
+        self.host, self.absentees = host, absentees or Absentees()
         self.saw_host, self.searches_without_host = True, 0
 
     @property
@@ -76,7 +77,7 @@ class HostFirstKeys(GroupKeyManager):
             (peer, entry.expiration_time)
             for owner, entry in entries.items()
             if (peer := owner_peer(owner)) is not None and isinstance(entry, ValueWithExpiration)
-            if entry.value is True or not only_active
+            if (entry.value is True or not only_active) and not self.absentees.is_left_out(peer)
         ]
         of_host = [(peer, expiration) for peer, expiration in found if peer in self.host]
         self.saw_host |= bool(of_host)
@@ -104,10 +105,25 @@ class Absentees:
     def __init__(self) -> None:
         self.by_peer: dict[PeerID, tuple[float, float]] = {}
         """Until when each is left out, and for how long."""
+        self.by_others: tuple[Collection[str], float] = ((), 0.0)
+        """Whom enough others complain about, and until when that holds."""
 
     def is_left_out(self, peer: PeerID) -> bool:
         """Whether it must wait."""
+        names, until_s = self.by_others
+        return self.must_wait(peer) or (str(peer) in names and time.monotonic() < until_s)
+
+    def leave_out(self, names: Collection[str], until_s: float) -> None:
+        """Leave out these alone, besides this peer's own, until then: peer ids, and the time of the monotonic clock."""
+        self.by_others = (names, until_s)
+
+    def must_wait(self, peer: PeerID) -> bool:
+        """Whether it has let down this peer's own groups."""
         return peer in self.by_peer and time.monotonic() < self.by_peer[peer][0]
+
+    def waiting(self) -> list[PeerID]:
+        """All of those, the latest first."""
+        return [peer for peer in reversed(self.by_peer) if self.must_wait(peer)]
 
     def note(self, present: Collection[PeerID], absent: Collection[PeerID]) -> None:
         """What became of the members of a round."""

@@ -1,7 +1,7 @@
 """Tensors on the wire, checked before hivemind reads them: a lying header can cost gigabytes or end a process."""
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,10 +53,14 @@ async def checked_parts(
 
 
 class CheckedStub:
-    """A reducer's stub that takes back only parts of the sizes that were sent."""
+    """A reducer's stub that takes back only parts of the sizes that were sent.
 
-    def __init__(self, stub: Any):
-        self.stub = stub
+    Args:
+        on_answer: called with each of them.
+    """
+
+    def __init__(self, stub: Any, on_answer: Callable[[averaging_pb2.AveragingData], None] = lambda _: None):
+        self.stub, self.on_answer = stub, on_answer
 
     async def rpc_aggregate_part(
         self, parts: AsyncIterator[averaging_pb2.AveragingData]
@@ -69,4 +73,11 @@ class CheckedStub:
                 sizes.append(tuple(message.tensor_part.size))
                 yield message
 
-        return checked_parts(await self.stub.rpc_aggregate_part(sent()), sizes)
+        answers = checked_parts(await self.stub.rpc_aggregate_part(sent()), sizes)
+
+        async def told() -> AsyncIterator[averaging_pb2.AveragingData]:
+            async for answer in answers:
+                self.on_answer(answer)
+                yield answer
+
+        return told()

@@ -1,14 +1,18 @@
 """The gates of the host's own peers: which keys and passes they have, and the desks of helpers."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import hivemind
 
+from dalle_lean.errors import UserError
 from training.swarm.admission.bans import NAME as BANS
+from training.swarm.admission.bans import change_bans
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.keys import SigningKey
 from training.swarm.admission.passes import HELPER
 from training.swarm.admission.service import DeskPlace, Renewal, begin_admission, issue_own
+from training.swarm.averaging.complaints import EVIDENCE, read_evidence
 from training.swarm.config import SwarmSettings
 from training.swarm.host.host_config import IDENTITIES, HostConfig, peer_id
 
@@ -53,3 +57,25 @@ def begin_host_admission(dht: hivemind.DHT, run_dir: Path, settings: SwarmSettin
             peer_list=None if host_config.peer_list is None else Path(host_config.peer_list),
         )
     begin_admission(dht, renewal, place)
+
+
+def ban_proven(run_dir: Path) -> list[str]:
+    """Ban reducers whose own signatures prove that they lied, if this machine has the run's key; returns what to say.
+
+    Each proof counts once, so that the host may unban them.
+    """
+    lines, key = [], run_key_file(run_dir)
+    for path in sorted((run_dir / EVIDENCE).glob("*.json")):
+        with suppress(FileNotFoundError):  # another of the host's helpers was first
+            try:
+                peer = str(read_evidence(path))
+                kept = path.replace(path.with_suffix(".read"))
+            except UserError as error:
+                lines.append(str(error))
+                path.replace(path.with_suffix(".bad"))
+                continue
+            if key.exists():
+                change_bans(run_dir, SigningKey.load(key), peer, banned=True)
+            done = "is banned" if key.exists() else "should be banned by the run's host"
+            lines.append(f"{peer} {done}: it signed two different averages of the same tensors; the proof is in {kept}")
+    return lines

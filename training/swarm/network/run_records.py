@@ -38,7 +38,7 @@ class RunRecords(RecordValidatorBase):
     def __init__(self, run_id: str, host: Collection[PeerID] = (), max_age_s: float = MAX_AGE_S):
         self.host, self.max_age_s = set(host), max_age_s
         owned = [f"{run_id}_{name}" for name in ("progress", "metrics", "waiting")]
-        owned += [f"{run_id}_{name}.0b" for name in AVERAGERS]
+        owned += [f"{run_id}_{name}.{kind}" for name in AVERAGERS for kind in ("0b", "complaints")]
         self.owned = set(map(key_of, owned))
         self.announcements = {key_of(f"{run_id}_{name}.all_averagers") for name in AVERAGERS}
         self.expirations: dict[bytes, dict[bytes, float]] = {}

@@ -5,9 +5,17 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from hivemind.compression import deserialize_torch_tensor, serialize_torch_tensor
 
-from training.swarm.averaging.averagers import FilteredAverager
+from tests.training.swarm.harness import wait_for
+from training.swarm.admission.gate import Gate
+from training.swarm.admission.keys import SigningKey
+from training.swarm.admission.service import issue_own
+from training.swarm.averaging import averagers as averagers_module
+from training.swarm.averaging.averagers import FilteredAverager, RuleRunner
+from training.swarm.averaging.complaints import EVIDENCE, read_evidence
 from training.swarm.averaging.finite_mean import FiniteMean
+from training.swarm.averaging.receipts import Signer
 from training.swarm.host_peers import HostPeers
 from training.swarm.network.dht import open_dht
 from training.swarm.observe.peer_metrics import protect_records
@@ -15,6 +23,7 @@ from training.swarm.observe.peer_metrics import protect_records
 pytestmark = pytest.mark.swarm
 LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 TIMES = {"min_matchmaking_time": 6.0, "request_timeout": 4.0, "next_chunk_timeout": 8.0, "allreduce_timeout": 60.0}
+LIE = 0.5
 TENSORS, SIZE = 12, 1000
 """Enough tensors that each member reduces some where all may."""
 
@@ -28,6 +37,29 @@ class Garbage(FiniteMean):
         super().check_current_part_finished()
 
 
+class TwoFaced(RuleRunner):
+    """Gives its first sender another average than the rest, and signs both."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.other = Signer(self.signer.key, self.signer.owner, self.group_id, 1.0)
+        self.signer.timeout_s = 0.2  # it does not wait for the first one's answer
+
+    async def _accumulate_parts_streaming(self, stream, sender_index):
+        if self.sender_peer_ids[sender_index] != min(set(self.sender_peer_ids) - {self.peer_id}):
+            async for answer in super()._accumulate_parts_streaming(stream, sender_index):
+                yield answer
+            return
+        part = 0
+        async for answer in super(RuleRunner, self)._accumulate_parts_streaming(stream, sender_index):
+            lie = self.tensor_part_reducer.average + LIE
+            delta = deserialize_torch_tensor(answer.tensor_part) + LIE
+            answer.tensor_part.CopyFrom(serialize_torch_tensor(delta))
+            answer.peer_id = await self.other.statement(part, 0, answer.tensor_part.buffer, lie, [0])
+            part += 1
+            yield answer
+
+
 async def say_nothing(*_, **__):
     await asyncio.sleep(3600)
 
@@ -37,17 +69,21 @@ def averagers(tmp_path):
     """A helper and listening peers; each brings its place in the list as all values, and may be given a rule."""
     with ExitStack() as stack:
 
-        def make(*rules, ghost=None):
-            nodes = []
+        def make(*rules, ghost=None, two_faced=None, enemy=FiniteMean, hosted=True):
+            nodes, run_key = [], SigningKey.load_or_create(tmp_path / "run.key")
             for number in range(1 + len(rules)):
                 addresses = [str(nodes[0].get_visible_maddrs()[0])] if nodes else []
                 node = open_dht(addresses, client_mode=False, listen=LISTEN, identity=tmp_path / str(number))
                 protect_records(node, "test")
                 stack.callback(node.shutdown)
+                folder = tmp_path / f"folder-{number}"
+                folder.mkdir()
+                node.gate = Gate(run_key.public, folder / "pass", folder / "bans")
+                issue_own(node.gate, run_key, str(node.peer_id), "trainer")
                 nodes.append(node)
-            host = HostPeers(helpers=frozenset({nodes[0].peer_id}))
+            host = HostPeers(helpers=frozenset({nodes[0].peer_id}) if hosted else frozenset())
             made = []
-            for number, (node, rule) in enumerate(zip(nodes, (FiniteMean, *rules), strict=True)):
+            for number, (node, rule) in enumerate(zip(nodes, (enemy, *rules), strict=True)):
                 averager = FilteredAverager(
                     [torch.full((SIZE,), float(number)) for _ in range(TENSORS)],
                     node,
@@ -60,7 +96,10 @@ def averagers(tmp_path):
                 )
                 if number == ghost:
                     averager._run_allreduce_inplace_ = say_nothing
-                averager.run_in_background(await_ready=True)
+                with pytest.MonkeyPatch.context() as patch:  # for its own process
+                    if number == two_faced:
+                        patch.setattr(averagers_module, "RuleRunner", TwoFaced)
+                    averager.run_in_background(await_ready=True)
                 stack.callback(averager.shutdown)
                 made.append(averager)
             return made
@@ -101,3 +140,37 @@ def test_a_peer_that_says_nothing_is_in_one_group_only(averagers):
     assert ghost.peer_id in first
     assert set(second) == {helper.peer_id, honest.peer_id}
     torch.testing.assert_close(values[1], torch.ones(TENSORS, SIZE))
+
+
+@pytest.mark.timeout(280)
+def test_a_reducer_that_gives_two_senders_different_averages_proves_it_by_its_own_signature(averagers, tmp_path):
+    enemy, one, other = averagers(FiniteMean, FiniteMean, two_faced=0, hosted=False)
+    _, values = average([enemy, one, other], (1.0, 1.0, 1.0))
+    assert (values[1] - values[2]).abs().max() > LIE / 2  # neither can notice alone
+    files = [tmp_path / f"folder-{number}" / EVIDENCE / f"{enemy.peer_id}.json" for number in (1, 2)]
+    wait_for(lambda: all(file.exists() for file in files), 60, "the evidence")
+    assert [read_evidence(file) for file in files] == [enemy.peer_id] * 2
+    enemy.step(wait=False, timeout=40.0)
+    (group, _), _ = average([one, other], (1.0, 1.0))
+    assert set(group) == {one.peer_id, other.peer_id}
+
+
+@pytest.mark.timeout(280)
+def test_without_a_host_what_an_enemy_reduces_is_ignored_and_the_round_ends(averagers):
+    enemy, one, other = peers = averagers(FiniteMean, FiniteMean, enemy=Garbage, hosted=False)
+    groups, values = average(peers, (1.0, 1.0, 1.0))
+    assert all(set(group) == {peer.peer_id for peer in peers} for group in groups)
+    assert enemy.dropped_tensors == 0
+    for number, peer in ((1, one), (2, other)):
+        assert peer.dropped_tensors == 1
+        assert set(values[number].unique().tolist()) == {1.0, float(number)}  # the mean, and its own parts
+
+
+@pytest.mark.timeout(280)
+def test_an_honest_round_without_a_host_leaves_no_evidence(averagers, tmp_path):
+    peers = averagers(FiniteMean, FiniteMean, hosted=False)
+    for _ in "ab":
+        groups, _ = average(peers, (1.0, 1.0, 1.0))
+        assert all(set(group) == {peer.peer_id for peer in peers} for group in groups)
+        assert not any(peer.dropped_tensors for peer in peers)
+    assert not list(tmp_path.glob(f"*/{EVIDENCE}"))

@@ -24,7 +24,15 @@ def record(key=GROUP, subkey=OWNERS[0], value=b"x", age_s=60.0):
     return DHTRecord(key_of(key), dumps(subkey), value, get_dht_time() + age_s)
 
 
-@pytest.mark.parametrize("name", ["progress", "metrics", "waiting", "grad_averager.0b", "state_averager.0b"])
+NAMES = [
+    "progress",
+    "metrics",
+    "waiting",
+    *(f"{kind}_averager.{name}" for kind in ("grad", "state") for name in ("0b", "complaints")),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_what_an_owner_says_under_the_runs_keys_is_kept(name):
     assert RunRecords(RUN).validate(record(f"{RUN}_{name}"))
 
