@@ -1,4 +1,4 @@
-"""What reducers sign: one receipt for all who sent a part, so that none can give two of them different averages unseen.
+"""What reducers sign: one receipt of a part for all its senders; two of them prove a lie.
 
 Answers are differences from what each sender sent, rounded to 8 bits, so no two are alike. A reducer therefore signs,
 part by part, the hashes of all answers and a few values of its average. Which values follows from the hashes: it must
