@@ -1,5 +1,6 @@
 """The mean of what several peers sent, without what cannot be a gradient or a weight."""
 
+import asyncio
 import math
 from collections.abc import Collection
 
@@ -51,7 +52,9 @@ class FiniteMean(TensorPartReducer):
         if weight > 0:
             self.counted_weights[sender_index] += weight
             self.take(sender_index, part_index, tensor_part, weight)
-        self.average = await super().accumulate_part(sender_index, part_index, tensor_part, weight)
+        # Shielded: all senders wait for one future, which is cancelled with the first of their tasks that is.
+        added = super().accumulate_part(sender_index, part_index, tensor_part, weight)
+        self.average = await asyncio.shield(added)
         return self.average
 
     def take(self, sender_index: int, part_index: int, tensor_part: Tensor, weight: float) -> None:

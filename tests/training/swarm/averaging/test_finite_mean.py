@@ -112,3 +112,16 @@ def test_a_part_that_does_not_fit_costs_its_sender_that_part_and_nobody_waits(wr
 
     for got in asyncio.run(run()):
         torch.testing.assert_close(got, good)
+
+
+def test_a_sender_that_hangs_up_while_it_waits_spoils_the_part_of_nobody(parts):
+    async def run():
+        reducer = FiniteMean((parts[0, 0].shape,), len(parts))
+        sent = [asyncio.create_task(reducer.accumulate_part(number, 0, parts[number, 0])) for number in range(2)]
+        await asyncio.sleep(0.01)
+        sent[1].cancel()
+        await asyncio.sleep(0.01)
+        return await asyncio.gather(sent[0], reducer.accumulate_part(2, 0, parts[2, 0]))
+
+    for got in asyncio.run(run()):
+        torch.testing.assert_close(got, parts[:, 0].mean(0))
