@@ -288,15 +288,14 @@ class VQGAN(nn.Module):
         return fingerprint(self.config, self.state_dict())
 
     def codes_fingerprint(self, dtype: torch.dtype = torch.float32) -> str:
-        """As `fingerprint`, without the decoder: equal for VQGANs that give a picture the same codes.
+        """As `fingerprint`, without the decoder and the training side: equal for VQGANs that give the same codes.
 
         dtype: to which the weights are rounded first.
         """
-        weights = without_decoder(self.state_dict())
-        return fingerprint(self.config, {name: weight.to(dtype) for name, weight in weights.items()})
+        return codes_fingerprint(self.config, {name: weight.to(dtype) for name, weight in self.state_dict().items()})
 
     def reads_codes_of(self, recorded: str) -> bool:
-        """Whether codes recorded under `recorded` are this VQGAN's; older data sets and models hold `fingerprint`."""
+        """Whether codes recorded under `recorded` are this VQGAN's; older data holds older fingerprints."""
         return recorded in self.stored_as or recorded in (self.codes_fingerprint(), self.fingerprint())
 
     def save(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
@@ -305,7 +304,7 @@ class VQGAN(nn.Module):
         save_weights(stored, Path(folder) / "model.safetensors", dtype)
         fingerprints = {
             "fingerprint": fingerprint(self.config, stored),
-            "codes_fingerprint": fingerprint(self.config, without_decoder(stored)),
+            "codes_fingerprint": codes_fingerprint(self.config, stored),
         }
         write_json(Path(folder) / "config.json", {"format": FORMAT, **fingerprints, **self.config.to_dict()})
 
@@ -323,7 +322,7 @@ class VQGAN(nn.Module):
         path = Path(folder) / "model.safetensors"
         weights = {name: tensor.float() for name, tensor in read_weights(path, model.state_dict()).items()}
         load_strictly(model, weights, str(path), assign=True)
-        if not checked and (model.fingerprint() != expected or codes not in (None, model.codes_fingerprint())):
+        if not checked and model.fingerprint() != expected:
             raise UserError(f"{folder}: the weights are not those that config.json was written for")
         model.stored_as = (expected,) if codes is None else (expected, codes)
         return model.eval()
@@ -340,14 +339,20 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     return description
 
 
-def without_decoder(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights on which the codes of a picture depend."""
-    return {name: weight for name, weight in weights.items() if not name.startswith(("decoder.", "post_quant_conv."))}
-
-
 def fingerprint(config: VQGANConfig, weights: Mapping[str, Tensor]) -> str:
     """SHA-256 (hexadecimal) over the config and every weight as float32."""
-    digest = hashlib.sha256(json.dumps(config.to_dict(), sort_keys=True).encode())
+    return sha256_of(config.to_dict(), weights)
+
+
+def codes_fingerprint(config: VQGANConfig, weights: Mapping[str, Tensor]) -> str:
+    """As `fingerprint`, over that on which the codes of a picture depend."""
+    description = {name: value for name, value in config.to_dict().items() if name != "picture_side"}
+    decoder = ("decoder.", "post_quant_conv.")
+    return sha256_of(description, {name: weight for name, weight in weights.items() if not name.startswith(decoder)})
+
+
+def sha256_of(description: Mapping[str, Any], weights: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
     for name, weight in sorted(weights.items()):
         digest.update(f"{name} {list(weight.shape)}".encode())
         digest.update(weight.detach().to("cpu", torch.float32).contiguous().numpy().astype("<f4").tobytes())

@@ -320,3 +320,11 @@ def test_a_decoder_trained_alone_draws_better_from_the_same_codes(trained, tmp_p
     assert lines(tmp_path)[-1]["heldout_psnr_db"] > lines(trained)[-1]["heldout_psnr_db"]
     assert after.reads_codes_of(before.codes_fingerprint())
     assert not after.reads_codes_of(before.fingerprint())  # as recorded for other VQGANs by older data sets
+
+
+def test_a_decoder_trained_on_larger_pictures_reads_the_same_codes():
+    before = VQGAN(SHAPE)
+    after = VQGAN(dataclasses.replace(SHAPE, picture_side=2 * SHAPE.picture_side))
+    after.load_state_dict(before.state_dict())
+    assert after.reads_codes_of(before.codes_fingerprint())
+    assert after.fingerprint() != before.fingerprint()
