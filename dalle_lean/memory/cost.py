@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dalle_lean.memory.flops import Flop, forward_flop, step_flop
-from dalle_lean.memory.parameters import parameter_sizes
+from dalle_lean.memory.parameters import muon_sizes, parameter_sizes
 from dalle_lean.memory.peak_memory import PeakPoint, peak_points
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.model.config import DalleConfig
@@ -87,23 +87,35 @@ def cost_of(config: DalleConfig, plan: MemoryPlan, setup: TrainingSetup) -> Cost
     """
     sizes = parameter_sizes(config)
     forward, step = forward_flop(config, setup.batch), step_flop(config, setup.batch, plan)
-    return cost_at_worst(sizes, forward, step, list(peak_points(config, plan, setup)), plan, setup)
+    at = list(peak_points(config, plan, setup))
+    return cost_at_worst(sizes, forward, step, at, plan, setup, muon=muon_sizes(config))
 
 
 def cost_at_worst(
-    sizes: Sequence[int], forward: Flop, step: Flop, at: Sequence[PeakPoint], plan: MemoryPlan, setup: TrainingSetup
+    sizes: Sequence[int],
+    forward: Flop,
+    step: Flop,
+    at: Sequence[PeakPoint],
+    plan: MemoryPlan,
+    setup: TrainingSetup,
+    muon: Sequence[int] = (),
 ) -> Cost:
-    """The cost of a model with parameter tensors of these sizes, at the point where device memory peaks."""
-    host, resident = standing_bytes(sizes, plan, setup)
+    """The cost of a model with parameter tensors of these sizes, at the point where device memory peaks.
+
+    muon: sizes of the tensors that Muon takes.
+    """
+    host, resident = standing_bytes(sizes, plan, setup, muon)
     filled = [(m.name, dataclasses.replace(resident, **{kind: getattr(m, kind) for kind in KINDS})) for m in at]
     name, device = max(filled, key=lambda named: named[1].total)
     return Cost(parameters=sum(sizes), forward=forward, step=step, moment=name, device=device, host=host)
 
 
-def standing_bytes(sizes: Sequence[int], plan: MemoryPlan, setup: TrainingSetup) -> tuple[Bytes, Bytes]:
+def standing_bytes(
+    sizes: Sequence[int], plan: MemoryPlan, setup: TrainingSetup, muon: Sequence[int] = ()
+) -> tuple[Bytes, Bytes]:
     """Bytes that persist from step to step, (host, device); LAMB's are the host's where it is offloaded."""
     own = Bytes(
-        optimizer_state=optimizer_state_bytes(sizes, setup),
+        optimizer_state=optimizer_state_bytes(sizes, setup, muon),
         master_weights=master_bytes(sizes, plan, setup),
         transfer=transfer_bytes(sizes, plan, setup),
     )
@@ -140,14 +152,16 @@ def transfer_bytes(sizes: Sequence[int], plan: MemoryPlan, setup: TrainingSetup)
     return each * max(sizes) if is_offloaded(plan, setup) else 0
 
 
-def optimizer_state_bytes(sizes: Sequence[int], setup: TrainingSetup) -> int:
-    """Two statistics of every parameter.
+def optimizer_state_bytes(sizes: Sequence[int], setup: TrainingSetup, muon: Sequence[int] = ()) -> int:
+    """Two statistics of every parameter, one of those that Muon takes.
 
     float32: 8 bytes a parameter (adamw: in the weights' type, and a step count of 4 bytes a tensor). 8 bits: 2 bytes a
     parameter and 8 a block; small tensors stay float32.
     """
     if setup.optimizer == "adamw":
         return 2 * sum(sizes) * setup.weight_bytes + 4 * len(sizes)
+    if setup.optimizer == "muon":
+        return (2 * sum(sizes) - sum(muon)) * setup.weight_bytes + 4 * (len(sizes) - len(muon))
     if setup.optimizer == "lamb":
         return 8 * sum(sizes)
     block, smallest = BITSANDBYTES_BLOCK, BITSANDBYTES_SMALLEST

@@ -23,6 +23,14 @@ def block_sizes(config: DalleConfig) -> list[int]:
     return [size for layer in projection_shapes(config).values() for size in projection_sizes(config, *layer)]
 
 
+def muon_sizes(config: DalleConfig) -> list[int]:
+    """Elements of each matrix that Muon takes: the blocks' weights, of PixelFly's the low-rank factors."""
+    projections = [(projection_sizes(config, *layer), layer[2]) for layer in projection_shapes(config).values()]
+    weights = [sizes[: len(sizes) - bias] for sizes, bias in projections]
+    first = 0 if config.pixelfly_rank is None else 1
+    return [size for sizes in weights for size in sizes[first:]] * (max(config.layer_blocks) + 1)
+
+
 def projection_shapes(config: DalleConfig) -> dict[str, tuple[int, int, bool]]:
     """The projections of a block: (inputs, outputs, bias)."""
     width, attention = config.hidden_size, config.num_heads * config.head_size

@@ -6,8 +6,8 @@ from typing import Any, Self
 from dalle_lean.errors import UserError, is_whole
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-OPTIMIZERS = ("lamb", "adamw", "adamw8bit")
-"""By the names that recipes have for them; see dalle_lean.optim.lamb.make_optimizer."""
+OPTIMIZERS = ("lamb", "adamw", "adamw8bit", "muon")
+"""By the names that recipes have for them; see dalle_lean.optim.make_optimizer."""
 STATISTICS = ("lamb8bit", *OPTIMIZERS)
 """Optimizers by what they keep."""
 DEVICES = ("cuda", "cpu")
@@ -28,8 +28,8 @@ class TrainingSetup:
         batch: samples at once (a micro-batch where gradients are accumulated).
         weight_dtype: of the weights and gradients.
         compute_dtype: of autocast; None computes in the weights' dtype.
-        optimizer: "lamb8bit" (dalle_lean.optim.lamb.Lamb), "lamb" (the same with float32 statistics), "adamw" (torch's)
-            or "adamw8bit" (bitsandbytes').
+        optimizer: "lamb8bit" (dalle_lean.optim.lamb.Lamb), "lamb" (the same with float32 statistics), "adamw"
+            (torch's), "adamw8bit" (bitsandbytes') or "muon" (dalle_lean.optim.muon).
         block_size, min_eight_bit_numel: of "lamb8bit": elements with one scale; smaller tensors stay float32.
         delayed: LAMB's step runs beside the next forward and backward, on copies (dalle_lean.optim.lamb_delayed).
         device: "cuda", or "cpu": there the host is the device, and nothing can be offloaded.

@@ -23,6 +23,8 @@ def shape_cost(shape: TransformerShape, plan: MemoryPlan, setup: TrainingSetup) 
     activations = plan.activations or "keep"
     if activations not in SHAPE_ACTIVATIONS:
         raise UserError(f"activations={activations!r}: this model takes {' or '.join(SHAPE_ACTIVATIONS)}")
+    if setup.optimizer == "muon":
+        raise UserError("optimizer='muon': is known of this program's own model alone")
     forward = shape_forward_flop(shape, setup.batch)
     again = activations != "keep"
     # A checkpoint's second forward ends with the last thing that backward wants, the input of the last projection.

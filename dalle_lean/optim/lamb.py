@@ -1,4 +1,4 @@
-"""LAMB with 8-bit statistics kept on the CPU, and the other optimizers a run may choose.
+"""LAMB with 8-bit statistics kept on the CPU.
 
 Source: You et al. 2020, "Large Batch Optimization for Deep Learning", algorithm 2.
 """
@@ -12,58 +12,14 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dalle_lean.errors import UserError
-from dalle_lean.memory.setup import OPTIMIZERS
 from dalle_lean.optim.lamb_spread import is_spread, local, local_state, total_over
 from dalle_lean.optim.lamb_state import check_state, follow
 from dalle_lean.optim.lamb_step import Rule, new_statistics, step_plain
 from dalle_lean.optim.quantize8 import CPU
 from dalle_lean.require import require
-
-
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two optimizer groups: matrices decay; vectors (biases, LayerNorm and LayerScale weights) do not.
-
-    A tied parameter is listed once.
-    """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in parameters if parameter.squeeze().ndim >= 2]
-    vectors = [parameter for parameter in parameters if parameter.squeeze().ndim < 2]
-    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-
-
-def make_optimizer(
-    name: str,
-    groups: list[dict[str, Any]],
-    *,
-    lr: float = 0.0,
-    betas: tuple[float, float] = (0.9, 0.96),
-    eps: float = 1e-6,
-    **lamb_settings: Any,
-) -> torch.optim.Optimizer:
-    """The optimizer of that name over the groups of `parameter_groups`; each group brings its `weight_decay`.
-
-    "lamb" is Lamb, "adamw" torch's AdamW, "adamw8bit" bitsandbytes' for small runs. (On a CPU the latter's 8-bit
-    statistics do not keep exact zeros, so weights that never get a gradient drift a little.)
-
-    Raises:
-        ValueError: an unknown name, or settings of Lamb for another optimizer.
-        MissingPackage: "adamw8bit" without bitsandbytes.
-    """
-    if name not in OPTIMIZERS:
-        raise UserError(f"optimizer {name!r}: must be one of {', '.join(OPTIMIZERS)}")
-    if name == "lamb":
-        return Lamb(groups, lr=lr, betas=betas, eps=eps, **lamb_settings)
-    if lamb_settings:
-        raise UserError(f"{', '.join(lamb_settings)}: {name} has no such setting, leave it out or choose lamb")
-    if name == "adamw":
-        return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)
-    optimizer: torch.optim.Optimizer = require("bitsandbytes", "training").optim.AdamW8bit(
-        groups, lr=lr, betas=betas, eps=eps
-    )
-    return optimizer
 
 
 @cache

@@ -30,7 +30,7 @@ def calculator(
     optimizer: Annotated[
         str | None,
         typer.Option(
-            help="lamb8bit, lamb, adamw, adamw8bit. [default: the recipe's, else lamb8bit]", show_default=False
+            help="lamb8bit, lamb, adamw, adamw8bit, muon. [default: the recipe's, else lamb8bit]", show_default=False
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="cuda, or cpu: there host and device are one.")] = "cuda",

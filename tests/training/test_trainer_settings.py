@@ -30,6 +30,7 @@ CHANGES = {
     "bf16 weights": {"memory": {"precision": "bf16-weights"}},
     "delayed bf16 weights": {"memory": {"precision": "bf16-weights"}, "optimizer": {"delayed": True}},
     "adamw8bit": {"optimizer": {"name": "adamw8bit"}},
+    "muon": {"optimizer": {"name": "muon"}},
     "length warm-up": {"schedule": {"length_warmup": ((4, 4, 2), (7, 8, 3))}},
     "caption dropout": {"data": {"caption_dropout": 0.5}, "schedule": {"length_warmup": ((4, 4, 2),)}},
 }

@@ -59,7 +59,8 @@ class OptimizerRecipe:
     """The optimizer; the defaults are the paper's. See dalle_lean.optim.lamb.Lamb for the fields they share.
 
     Args:
-        name: "lamb"; "adamw" (torch's) and "adamw8bit" (bitsandbytes') take none of the fields after clip_norm.
+        name: "lamb"; "adamw" (torch's), "adamw8bit" (bitsandbytes') and "muon" (torch's for the blocks' matrices,
+            AdamW for the rest) take none of the fields after clip_norm.
         max_skipped_in_row: non-finite steps in a row that end the run.
         clip_norm: the gradient is scaled down to this norm.
         delayed: the step runs in parallel with the next forward and backward, whose gradient is taken at the weights

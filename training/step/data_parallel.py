@@ -124,7 +124,7 @@ def missing_for_shards(recipe: Recipe) -> list[str]:
             needed.append("[memory] offload_optimizer = false")
     if optimizer.delayed:
         needed.append("[optimizer] delayed = false")
-    if optimizer.name == "adamw8bit":
+    if optimizer.name in ("adamw8bit", "muon"):
         needed.append('[optimizer] name = "adamw" or "lamb"')
     if memory.precision == "bf16-weights":
         needed.append('[memory] precision = "bf16"')

@@ -8,8 +8,9 @@ from torch.distributed.tensor import DTensor
 
 from dalle_lean import Dalle, MemoryPlan
 from dalle_lean.model.dalle import Crop
-from dalle_lean.optim.lamb import Lamb, make_optimizer, parameter_groups
+from dalle_lean.optim.lamb import Lamb
 from dalle_lean.optim.lamb_delayed import DelayedLamb
+from dalle_lean.optim.make_optimizer import make_optimizer, muon_groups, parameter_groups
 from training.data.loader import Batch
 from training.run.processes import ALONE, Processes
 from training.run.recipe import LAMB_ONLY, OptimizerRecipe, Recipe
@@ -25,7 +26,7 @@ def build_optimizer(
         settings = {name: getattr(recipe, name) for name in LAMB_ONLY if name != "delayed"}
         settings |= {"offload": plan.offload_optimizer, "master_weights": plan.master_weights}
     beta_mean, beta_square = recipe.betas
-    groups = parameter_groups(model, recipe.weight_decay)
+    groups = (muon_groups if recipe.name == "muon" else parameter_groups)(model, recipe.weight_decay)
     optimizer = make_optimizer(recipe.name, groups, betas=(beta_mean, beta_square), eps=recipe.eps, **settings)
     if not recipe.delayed:
         return optimizer

@@ -9,8 +9,8 @@ from benchmarks.allocations import step_bytes
 from dalle_lean import Dalle, DalleConfig, MemoryPlan
 from dalle_lean.memory import TrainingSetup, cost_of
 from dalle_lean.memory.cost import Bytes, optimizer_state_bytes, standing_bytes
-from dalle_lean.memory.parameters import parameter_sizes
-from dalle_lean.optim.lamb import make_optimizer, parameter_groups
+from dalle_lean.memory.parameters import muon_sizes, parameter_sizes
+from dalle_lean.optim.make_optimizer import make_optimizer, muon_groups, parameter_groups
 from tests.dalle_lean.memory.variants import TINY, batch
 
 TOLERANCE = 0.05
@@ -127,6 +127,7 @@ OPTIMIZERS = {
     "lamb": ("lamb", {"eight_bit": False}),
     "adamw": ("adamw", {}),
     "adamw8bit": ("adamw8bit", {}),
+    "muon": ("muon", {}),
 }
 SHARED_TABLES = ("qmap1", "qmap2")
 
@@ -139,7 +140,8 @@ def test_the_predicted_optimizer_state_is_what_a_step_leaves(optimizer, weight_d
     name, settings = OPTIMIZERS[optimizer]
     config = changed(num_layers=2)
     model = Dalle(config, dtype=getattr(torch, weight_dtype))
-    made = make_optimizer(name, parameter_groups(model, 0.01), lr=0.0, **settings)
+    groups = (muon_groups if name == "muon" else parameter_groups)(model, 0.01)
+    made = make_optimizer(name, groups, lr=0.0, **settings)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     made.step()
@@ -150,7 +152,9 @@ def test_the_predicted_optimizer_state_is_what_a_step_leaves(optimizer, weight_d
         if isinstance(value, torch.Tensor) and name not in SHARED_TABLES
     ]
     setup = TrainingSetup(optimizer=optimizer, weight_dtype=weight_dtype)
-    assert optimizer_state_bytes(parameter_sizes(config), setup) == sum(tensor.nbytes for tensor in tensors)
+    assert optimizer_state_bytes(parameter_sizes(config), setup, muon_sizes(config)) == sum(
+        tensor.nbytes for tensor in tensors
+    )
 
 
 def test_offloaded_statistics_and_master_weights_are_on_the_host():

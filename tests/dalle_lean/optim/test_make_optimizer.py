@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dalle_lean import Dalle, DalleConfig
-from dalle_lean.optim.lamb import make_optimizer, parameter_groups
+from dalle_lean.optim.make_optimizer import make_optimizer, parameter_groups
 from dalle_lean.require import MissingPackage
 from training.run.checkpoint import load_checkpoint, save_checkpoint
 
@@ -59,7 +59,7 @@ def test_a_missing_bitsandbytes_is_one_clear_line(monkeypatch):
 
 def test_wrong_choices_of_an_optimizer_are_refused_by_name():
     groups = [{"params": [nn.Parameter(torch.ones(3))]}]
-    with pytest.raises(ValueError, match="optimizer 'sgd': must be one of lamb, adamw, adamw8bit"):
+    with pytest.raises(ValueError, match="optimizer 'sgd': must be one of lamb, adamw, adamw8bit, muon"):
         make_optimizer("sgd", groups)
     with pytest.raises(ValueError, match="block_size: adamw has no such setting"):
         make_optimizer("adamw", groups, block_size=64)

@@ -1,0 +1,35 @@
+"""Muon for the weight matrices of the blocks, AdamW for everything else.
+
+Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; the scale of its updates: Liu et
+al. 2025, "Muon is Scalable for LLM Training", section 2.2, so that one learning rate serves both.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+MOMENTUM = 0.95
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """Muon over the first of `make_optimizer.muon_groups`, AdamW over the others; one state dict for both.
+
+    Args:
+        betas, eps: AdamW's; Muon has Nesterov momentum MOMENTUM.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float):
+        hidden, *others = groups
+        self.muon = torch.optim.Muon([hidden], lr=lr, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw")
+        self.adamw = torch.optim.AdamW(others, lr=lr, betas=betas, eps=eps, fused=True)
+        super().__init__([*self.muon.param_groups, *self.adamw.param_groups], {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One step of both."""
+        assert closure is None
+        parts = ((self.muon, self.param_groups[:1]), (self.adamw, self.param_groups[1:]))
+        for optimizer, groups in parts:  # loading a state dict made new dicts of both
+            optimizer.state, optimizer.param_groups = self.state, groups
+            optimizer.step()
