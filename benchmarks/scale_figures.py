@@ -64,12 +64,12 @@ class Figures:
     egress_dollars_per_gb: float = assumed(0.01, "invented price; some charge 0.09")
 
     preprocess_pictures_per_s: float = measured(
-        "The three jobs", "| preprocess: read, filter, encode, write | {45} pictures/s"
+        "The three jobs", "| preprocess: read, filter, encode, write | {79} pictures/s"
     )
     train_samples_per_s: float = measured(
-        "The three jobs", "| train: 4.45 M parameters, batch 32, bf16, AdamW | {36} samples/s |"
+        "The three jobs", "| train: 8.66 M parameters, batch 32, bf16, Muon | {26} samples/s |"
     )
-    draw_pictures_per_s: float = measured("The three jobs", "| generate: draw 64, decode, rank | {15} pictures/s |")
+    draw_pictures_per_s: float = measured("The three jobs", "| generate: draw 64, decode, rank | {11} pictures/s |")
     decode_s: float = measured("Preprocessing", "so decoding, {0.39} ms,", 1e-3)
     row_bytes: float = measured("Bytes of codes", "4,096 pictures of `make data` 998,466 and {862,704}", 1 / 4096)
     paper_sample_s: float = measured(

@@ -16,11 +16,11 @@ from demo.service.drawing_service import DrawingService
 TITLE = "dalle_lean"
 EXAMPLES = (
     "a red heart",
-    "a smiling face",
-    "a crying face on a blue ground",
+    "a panda",
+    "a smiling face with sunglasses",
     "a big purple heart on a yellow ground",
-    "a green circle left of a red heart on a white ground",
-    "a small green apple in the top right corner on a pink ground",
+    "three red hearts on a pink ground",
+    "a strawberry on a brown ground",
     "an astronaut riding a horse",
 )
 """What the bundled model does well; the last is beyond it."""

@@ -6,8 +6,8 @@ from dalle_lean.io.model_folder import bundled_model
 from inference import Generator
 from inference.evaluation.pixels import ground_colour
 
-LIMIT_BYTES = 24_000_000
-LARGEST_FILE_BYTES = 15_000_000
+LIMIT_BYTES = 60_000_000
+LARGEST_FILE_BYTES = 25_000_000
 
 
 @pytest.fixture(scope="module")
