@@ -59,14 +59,14 @@ def test_every_measured_figure_is_quoted_from_its_section():
 
 def test_a_figure_is_the_number_of_its_quote():
     figures = Figures()
-    assert figures.preprocess_pictures_per_s == 45
+    assert figures.preprocess_pictures_per_s == 79
     assert figures.row_bytes == 862_704 / 4096
     assert figures.clip_s_per_pair_value == pytest.approx(0.052 / (40 * 40 * 524_288))
 
 
 def test_a_figure_that_the_user_gave_is_not_called_measured():
     specs = {spec.name: spec for spec in dataclasses.fields(Figures)}
-    assert source(specs["png_bytes"], Figures()).startswith("measured, [What its successor learns from](../BENCH")
+    assert source(specs["png_bytes"], Figures()).startswith("measured, [Its data and its tokenizer](../BENCH")
     assert source(specs["png_bytes"], Figures(png_bytes=1.0)) == "given"
     assert source(specs["egress_dollars_per_gb"], Figures()).startswith("invented price")
 
