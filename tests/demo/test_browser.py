@@ -80,9 +80,9 @@ def test_a_prompt_typed_and_entered_becomes_pictures(visit, page_url):
 
 def test_a_clicked_example_is_drawn(visit, page_url):
     page = visit(page_url)
-    page.get_by_role("button", name="a smiling face").click()
+    page.get_by_role("button", name="a panda").click()
     pictures(page)
-    assert page.locator("#prompt input").input_value() == "a smiling face"
+    assert page.locator("#prompt input").input_value() == "a panda"
 
 
 def test_the_picture_grows_and_the_time_left_is_said(visit, slow_url):
@@ -210,7 +210,7 @@ def test_everything_is_reached_with_the_keyboard(visit, page_url):
     for _ in range(40):
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.id || document.activeElement.innerText.split('\\n')[0]"))
-    names = ["draw", "a smiling face", "download", "more", "keep", "Settings", "Continue a picture"]
+    names = ["draw", "a panda", "download", "more", "keep", "Settings", "Continue a picture"]
     found = [next((place for place, name in enumerate(reached) if name == wanted), None) for wanted in names]
     assert None not in found, reached
     assert found == sorted(found)
