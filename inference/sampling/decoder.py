@@ -5,6 +5,7 @@ precision; scores of queries and keys come out of their product in the precision
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,6 +88,8 @@ class Decoder:
         self.score_biases = {kind: score_bias(self.config, kind, self.device, self.dtype) for kind in kinds}
         self.rotations = rotations(self.config, self.device)
         self.output = pack(code_output(model), precision)
+        self.idle_cache: Any = None
+        """On CUDA, the KVCache of the last batch with its recorded graphs."""
 
     def embed(self, codes: Tensor, place: Tensor) -> Tensor:
         """Codes [R] at `place` [1] in the picture -> float32 [R, D]."""

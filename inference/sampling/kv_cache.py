@@ -5,6 +5,8 @@ groups for attention; H heads, d head size, P text positions, n cells read, f si
 D hidden size, C codebook.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -80,6 +82,15 @@ class KVCache:
         self.text_values = [values.flatten(0, 1) for values in prompts.values]
         self.views: dict[int, list[LayerViews]] = {}
         self.graphs = StepGraphs(batch, device) if device.type == "cuda" else None
+        self._load(prompts)
+
+    def restart(self, prompts: Prompts) -> None:
+        """Forget all codes and go on from other prompts, as many as before, in the same buffers."""
+        texts = zip([*self.prompts.keys, *self.prompts.values], [*prompts.keys, *prompts.values], strict=True)
+        for text, other in texts:
+            text.copy_(other)
+        for buffer in (*self.cells, self.inputs):
+            buffer.zero_()
         self._load(prompts)
 
     @property
@@ -189,6 +200,24 @@ class KVCache:
                     line = code_inputs[:, first : first + side].repeat_interleave(per_prompt, dim=0)
                     inputs[: line.shape[1]] = line.transpose(0, 1)
         self.codes_read = num_codes
+
+
+@contextmanager
+def kv_cache(decoder: Decoder, prompts: Prompts, batch: int) -> Iterator[KVCache]:
+    """A cache for `batch` pictures, an equal number for each prompt.
+
+    On CUDA it is the last batch's if that had the same size, so that its graphs need not be recorded again. It is freed
+    where drawing is cancelled or fails.
+    """
+    cache, decoder.idle_cache = decoder.idle_cache, None
+    if cache is not None and (cache.pictures, cache.prompts.count) == (batch, prompts.count):
+        cache.restart(prompts)
+    else:
+        cache = None  # its memory may be needed
+        cache = KVCache(decoder, prompts, batch)
+    yield cache
+    if cache.graphs is not None:
+        decoder.idle_cache = cache
 
 
 def as_pairs(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from dalle_lean.io.model_folder import check_guidance
 from inference.sampling.decoder import Decoder
 from inference.sampling.filtering import check_sampling, filter_logits, sample
-from inference.sampling.kv_cache import KVCache
+from inference.sampling.kv_cache import kv_cache
 from inference.sampling.noise import GumbelNoise, check_seed
 from inference.sampling.prefill import Prompts
 
@@ -54,7 +54,7 @@ def sample_codes(decoder: Decoder, prompts: Prompts, rows: Sequence[Row]) -> Ite
     """Draw pictures; yields their codes so far, [R, n] for n = m + 1..I, where m codes came with the prompts.
 
     Code n of a picture depends on its prompt, its sampling and its number, not on the other rows.
-    Stop iterating, or close the iterator, to cancel: nothing is kept.
+    Stop iterating, or close the iterator, to cancel: nothing is kept then.
     """
     config, device = decoder.config, decoder.device
     given = prompts.num_codes
@@ -62,7 +62,6 @@ def sample_codes(decoder: Decoder, prompts: Prompts, rows: Sequence[Row]) -> Ite
     guided = prompts.guided
     assert guided or all(row.sampling.guidance == 1 for row in rows), "guidance needs the empty captions"
     copies = 2 if guided else 1
-    cache = KVCache(decoder, prompts, copies * len(rows))
     settings = [
         torch.tensor([getattr(row.sampling, name) for row in rows], device=device)
         for name in ("top_k", "top_p", "temperature")
@@ -77,13 +76,14 @@ def sample_codes(decoder: Decoder, prompts: Prompts, rows: Sequence[Row]) -> Ite
         len(rows) * copies // prompts.count, dim=0
     )
     logits = prompts.logits.repeat_interleave(copies * len(rows) // prompts.count, dim=0)
-    for step in range(given, config.image_len):
-        if guided:
-            conditional, null = logits.chunk(2)
-            logits = null + (conditional - null) * guidance
-        if not unfiltered:
-            logits = filter_logits(logits, top_k, top_p, largest_k)
-        codes[:, step] = sample(logits, noise.at_kept(step, logits), temperature)
-        yield codes[:, : step + 1]
-        if step + 1 < config.image_len:
-            logits = cache.decode_step(codes[:, step].repeat(copies))
+    with kv_cache(decoder, prompts, copies * len(rows)) as cache:
+        for step in range(given, config.image_len):
+            if guided:
+                conditional, null = logits.chunk(2)
+                logits = null + (conditional - null) * guidance
+            if not unfiltered:
+                logits = filter_logits(logits, top_k, top_p, largest_k)
+            codes[:, step] = sample(logits, noise.at_kept(step, logits), temperature)
+            yield codes[:, : step + 1]
+            if step + 1 < config.image_len:
+                logits = cache.decode_step(codes[:, step].repeat(copies))

@@ -152,6 +152,21 @@ def test_rows_given_as_tensors_do_the_same(kind):
         assert torch.equal(logits, expected[:, place + 1])
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_cache_that_starts_again_gives_what_a_new_one_gives(variant):
+    config = DalleConfig(**TINY | VARIANTS[variant])
+    decoder = Decoder(lively(config))
+    text, codes = inputs(config, batch=8)
+    given = codes[:1, : config.image_side // 2]
+    cache = KVCache(decoder, read_prompts(decoder, text.flip(1) + 1, codes[:1, : config.image_len - 1]), batch=8)
+    for prompts in (read_prompts(decoder, text + 1), read_prompts(decoder, text, given)):
+        with torch.inference_mode():
+            cache.restart(prompts)
+        new = KVCache(decoder, prompts, batch=8)
+        for place in range(prompts.num_codes, config.image_len - 1):
+            assert torch.equal(cache.decode_step(codes[:, place]), new.decode_step(codes[:, place]))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_graphs_give_what_a_cpu_gives(kind):

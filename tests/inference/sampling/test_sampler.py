@@ -1,6 +1,8 @@
 """Whole pictures' codes: the reference's, the same in every batch, and gone when cancelled."""
 
 import weakref
+from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -155,6 +157,29 @@ def test_cancelling_frees_the_cache(decoder, monkeypatch):
     assert len(caches) == 1
     codes.close()
     assert len(caches) == 0
+
+
+def test_graphs_are_recorded_once_for_a_batch_size_and_freed_where_drawing_is_cancelled(decoder, monkeypatch):
+    made, captions = [], [CAPTION, CAPTION.flip(1), CAPTION]
+    expected = [draw(decoder, range(8), text) for text in captions]
+    initialise = KVCache.__init__
+
+    def with_graphs(cache, decoder, prompts, batch):
+        initialise(cache, decoder, prompts, batch)
+        cache.graphs = SimpleNamespace(run=lambda step, codes, column, row, place: step(codes, column, row, place))
+        made.append(batch)
+
+    monkeypatch.setattr(KVCache, "__init__", with_graphs)
+    assert all(
+        torch.equal(draw(decoder, range(8), text), codes) for text, codes in zip(captions, expected, strict=True)
+    )
+    assert made == [8]
+    draw(decoder, range(4))
+    assert made == [8, 4]
+    with closing(sample_codes(decoder, read_prompts(decoder, CAPTION), rows(range(4)))) as codes:
+        next(codes)
+    assert made == [8, 4]
+    assert decoder.idle_cache is None
 
 
 def test_a_consumer_may_train_between_two_codes(decoder):
