@@ -1,6 +1,6 @@
 """`dalle-lean demo`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,9 @@ def demo(
     scorer: Annotated[
         str, typer.Option(help="What ranks the pictures, as in `generate`; also the folder of a CLIP.")
     ] = "clip",
+    precision: Annotated[
+        str | None, typer.Option(help="As in `generate`.", show_default="the faster of bf16 and fp32")
+    ] = None,
     device: Device = "auto",
     share: Annotated[bool, typer.Option(help="Ask gradio.live for a public address (needs the network).")] = False,
     auth: Annotated[
@@ -37,6 +40,7 @@ def demo(
     api: Annotated[bool, typer.Option(help="Let programs draw through the endpoint /draw.")] = True,
 ) -> None:
     """Serve the prompt page until Ctrl+C."""
+    from dalle_lean.devices import pick_device
     from dalle_lean.errors import UserError
     from dalle_lean.io.model_folder import find_model
     from dalle_lean.require import require
@@ -47,14 +51,16 @@ def demo(
     from demo.server import free_port, plain_card, read_auth, read_card, read_root_path
     from demo.service.drawing_service import DrawingService
     from inference import Generator
+    from inference.sampling.packed_linear import fastest_precision
 
     login = read_auth(auth)
     free = free_port(host, port)
     if free != port:
         say(f"port {port} is taken; taking {free}")
     if serve is not None:
-        if model is not None:
-            raise UserError("--model: the engine at --serve has its own; give the model to `dalle-lean serve`")
+        for option, value in (("--model", model), ("--precision", precision)):
+            if value is not None:
+                raise UserError(f"{option}: the engine at --serve has its own; give it to `dalle-lean serve`")
         from demo.serve.client import RemoteService
 
         say(f"asking the engine at {serve} ...")
@@ -62,11 +68,11 @@ def demo(
         card = plain_card(remote.card)
         service: DrawingService = remote
     else:
-        say("loading the model ...")
-        folder = find_model(model)
-        generator = Generator.from_folder(folder, device=device, scorer=scorer)
-        say("measuring how fast this machine draws ...")
-        service, card = DrawingService(generator), read_card(folder)
+        say("loading the model and measuring how fast this machine draws ...")
+        folder, where = find_model(model), pick_device(device)
+        chosen: Any = precision or fastest_precision(where)
+        service = DrawingService.load(lambda: Generator.from_folder(folder, where, chosen, scorer))
+        card = read_card(folder)
     say(views.default_count(service))
     server = page_server.serve(
         *(service, host, free),

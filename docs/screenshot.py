@@ -15,10 +15,12 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
+from dalle_lean.devices import pick_device
 from dalle_lean.io.model_folder import find_model
 from demo.server import free_port, read_card, serve
 from demo.service.drawing_service import DrawingService
 from inference import Generator
+from inference.sampling.packed_linear import fastest_precision
 
 # Without these Chromium looks for hosts of its own at every start.
 QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run")
@@ -76,9 +78,11 @@ def main() -> None:
             take_run(browser, options.run_page, options.out / "run-page.png")
             browser.close()
         return
-    folder = find_model(options.model)
+    folder, device = find_model(options.model), pick_device("auto")
     server = serve(
-        DrawingService(Generator.from_folder(folder)), port=free_port("127.0.0.1", 7860), card=read_card(folder)
+        DrawingService.load(lambda: Generator.from_folder(folder, device, fastest_precision(device))),
+        port=free_port("127.0.0.1", 7860),
+        card=read_card(folder),
     )
     url = f"{server.local_url}?{urllib.parse.urlencode({'prompt': options.prompt, 'seed': options.seed})}"
     with sync_playwright() as playwright:

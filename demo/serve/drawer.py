@@ -79,12 +79,12 @@ class Drawer:
         self, folder: str, sha256: str, device: str, precision: Any, scorer: str, threads: int, batch_size: int
     ):
         torch.set_num_threads(threads)
-        self.generator = Generator.from_folder(folder, device, precision, scorer)
+        # Cached tensors and OpenMP's threads belong to the thread that computes.
+        self.worker = ThreadPoolExecutor(1, thread_name_prefix="drawing")
+        self.generator = self.worker.submit(Generator.from_folder, folder, device, precision, scorer).result()
         if self.generator.model_sha256 != sha256:
             raise UserError(f"{folder} has changed since the engine loaded it; send the engine SIGHUP to take it")
         self.folder, self.batch_size = Path(folder), batch_size
-        # Cached tensors belong to the thread that computes.
-        self.worker = ThreadPoolExecutor(1, thread_name_prefix="drawing")
         self.draw_together.set_max_batch_size(max(1, batch_size // UNIT))
 
     async def run(self, job: Any, *arguments: Any) -> Any:

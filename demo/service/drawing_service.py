@@ -4,10 +4,10 @@ Knows nothing of pages; the prompt page and its endpoint show the same events, e
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from PIL import Image
 from torch import Tensor
@@ -20,8 +20,6 @@ from demo.upload import NO_PICTURE, open_upload
 from inference.generator import Generator
 from inference.request import Picture, Progress, Request
 
-AT_ONCE = 3
-WAITING = 20
 UPLOADS_WAITING = 3
 FIRST_UPLOAD_S = 1.0
 # How often the place in line is updated, and at most how often unfinished pictures are shown.
@@ -83,17 +81,27 @@ class Step:
 
 
 class DrawingService:
-    """Draws for several people at once."""
+    """Draws for several people at once; how fast, it measures first unless `latency` says so."""
 
-    def __init__(
-        self, generator: Generator, latency: LatencyModel | None = None, at_once: int = AT_ONCE, waiting: int = WAITING
-    ):
+    def __init__(self, generator: Generator, latency: LatencyModel | None = None, scheduler: Scheduler | None = None):
         self.generator = generator
-        self.scheduler = Scheduler(at_once, waiting)
+        self.scheduler = Scheduler() if scheduler is None else scheduler
         self.uploads = Scheduler(at_once=1, waiting=UPLOADS_WAITING)
         self.upload_s = FIRST_UPLOAD_S
         """What the last one took."""
-        self.latency = self.scheduler.run(lambda: measure(generator, at_once)) if latency is None else latency
+        self.latency = (
+            self.scheduler.run(lambda: measure(generator, self.scheduler.at_once)) if latency is None else latency
+        )
+
+    @classmethod
+    def load(cls, make_generator: Callable[[], Generator]) -> Self:
+        """The service of a generator that is made on the thread that will draw.
+
+        Where a second thread has computed as well, OpenMP counts more threads than there are cores. They then sleep
+        between operations instead of spinning, and drawing takes twice as long.
+        """
+        scheduler = Scheduler()
+        return cls(scheduler.run(make_generator), scheduler=scheduler)
 
     @property
     def guidance(self) -> float:

@@ -12,7 +12,7 @@ from inference.request import Progress, Request, Settings
 
 PAPER_NUM_IMAGES = 128
 COUNTS = (4, 8, 16, 32, 64, PAPER_NUM_IMAGES)
-PATIENCE_S = 20.0
+PATIENCE_S = 10.0
 """The most that one prompt may take by default when nobody else draws."""
 LONGEST_TURN_S = 2.0
 SMALL_BATCH = 8

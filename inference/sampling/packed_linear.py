@@ -33,6 +33,12 @@ def check_precision(precision: str, device: torch.device) -> None:
         raise UserError("precision='int8': only on a CPU; take bf16 or fp16")
 
 
+def fastest_precision(device: torch.device) -> Precision:
+    """The faster of fp32 and bf16: bf16 on a GPU, and on a CPU that multiplies it itself instead of converting it."""
+    multiplies_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bf16" if device.type != "cpu" or (multiplies_bf16 and can_pack(torch.bfloat16)) else "fp32"
+
+
 def compute_dtype(precision: Precision) -> torch.dtype:
     """What projections take and give in this precision."""
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)

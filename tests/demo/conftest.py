@@ -15,6 +15,7 @@ from demo.controls import Controls
 from demo.server import free_port, serve
 from demo.service.drawing_service import DrawingService
 from demo.service.latency_model import LatencyModel
+from demo.service.scheduler import Scheduler
 from inference import Generator
 from tests.inference.tiny_model import CAPTIONS, save_tiny_model
 
@@ -54,12 +55,12 @@ def latency():
 
 @pytest.fixture
 def service(generator, latency):
-    return DrawingService(generator, latency, at_once=2, waiting=1)
+    return DrawingService(generator, latency, scheduler=Scheduler(2, 1))
 
 
 @pytest.fixture
 def knowing_service(knowing, latency):
-    return DrawingService(knowing, latency, at_once=2, waiting=1)
+    return DrawingService(knowing, latency, scheduler=Scheduler(2, 1))
 
 
 def named_actions(service, examples=()):

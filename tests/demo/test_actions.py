@@ -9,7 +9,7 @@ from demo import progress_views as views
 from demo.form import FormValues, default_settings, read_request
 from demo.service.drawing_service import DrawingService, Queued, Running
 from demo.service.latency_model import LatencyModel
-from demo.service.scheduler import Busy
+from demo.service.scheduler import Busy, Scheduler
 from inference.generator import Generator
 from tests.demo.conftest import named_actions
 
@@ -157,7 +157,7 @@ def test_a_failure_while_drawing_is_answered_with_a_sentence(generator, latency,
 
 
 def test_a_full_page_is_answered_kindly(generator, latency):
-    service = DrawingService(generator, latency, at_once=1, waiting=0)
+    service = DrawingService(generator, latency, scheduler=Scheduler(1, 0))
     with closing(ask(service)) as first:
         next(first), next(first)
         *_, last = ask(service)
@@ -201,19 +201,19 @@ def test_what_a_sentence_quotes_cannot_become_markup():
 
 
 def test_the_page_says_why_so_many_candidates(generator):
-    fast, slow = (DrawingService(generator, LatencyModel(4, {8: seconds, 64: seconds})) for seconds in (0.01, 3.0))
+    fast, slow = (DrawingService(generator, LatencyModel(4, {8: seconds, 64: 8 * seconds})) for seconds in (0.01, 2.0))
     assert views.advice(fast).endswith("128 as in the paper")
     assert "The paper draws 128, which would take about" in views.advice(slow)
     assert "so 8 are set" in views.advice(slow)
-    assert views.estimate(slow, 8) == "8 candidates take about 12 s on this CPU."
+    assert views.estimate(slow, 8) == "8 candidates take about 8 s on this CPU."
 
 
 @pytest.mark.parametrize(
     ("row_s", "said"),
     [
         (0.01, "by default 128 candidates, about 1 s (as in the paper)"),
-        (3.0, "by default 8 candidates, about 12 s (the paper's 128, halved until they take at most 20 s)"),
-        (9.0, "by default 4 candidates, about 36 s (the fewest that are set; this machine takes longer than 20 s"),
+        (2.0, "by default 8 candidates, about 8 s (the paper's 128, halved until they take at most 10 s)"),
+        (9.0, "by default 4 candidates, about 36 s (the fewest that are set; this machine takes longer than 10 s"),
     ],
 )
 def test_the_terminal_says_why_so_many_candidates(generator, row_s, said):

@@ -11,6 +11,7 @@ from PIL import Image
 from dalle_lean.vocabulary import Vocabulary
 from demo.service.drawing_service import DrawingService
 from demo.service.latency_model import LatencyModel
+from demo.service.scheduler import Scheduler
 from inference import Generator
 from tests.demo.conftest import served
 
@@ -50,7 +51,7 @@ def bundled():
 def slow_url(bundled):
     """One prompt at once, one in line; 128 candidates of the bundled model, 8 together, take seconds."""
     latency = LatencyModel(bundled.model.config.image_side, {8: 0.05}, largest_batch=8)
-    with served(DrawingService(bundled, latency, at_once=1, waiting=1)) as url:
+    with served(DrawingService(bundled, latency, scheduler=Scheduler(1, 1))) as url:
         yield url
 
 

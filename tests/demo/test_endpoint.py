@@ -10,6 +10,7 @@ from gradio_client.exceptions import AppError
 from PIL import Image
 
 from demo.service.drawing_service import DrawingService
+from demo.service.scheduler import Scheduler
 from inference import Generator
 from inference.gallery import codes_sha256
 from inference.request import Settings
@@ -123,7 +124,7 @@ def test_rows_that_cannot_be_kept_are_an_error_that_says_so(client, tmp_path, ca
 
 
 def test_a_full_page_says_busy(generator, latency):
-    service = DrawingService(generator, latency, at_once=1, waiting=0)
+    service = DrawingService(generator, latency, scheduler=Scheduler(1, 0))
     with served(service) as url, service.scheduler.ticket(30.0):
         client = Client(url, verbose=False, analytics_enabled=False)
         with pytest.raises(AppError, match="busy: try again in 30 s"):

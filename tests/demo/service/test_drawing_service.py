@@ -11,7 +11,7 @@ from PIL import Image
 
 from demo.form import FormValues, first_rows, read_request
 from demo.service.drawing_service import Done, DrawingService, Queued, Running
-from demo.service.scheduler import Busy
+from demo.service.scheduler import Busy, Scheduler
 from inference.generator import Generator
 from inference.request import Request, Settings
 
@@ -60,7 +60,7 @@ def test_requests_by_turns_are_not_mixed_up(service):
 
 
 def test_many_threads_get_what_they_asked_for(generator, latency):
-    service, answers = DrawingService(generator, latency, at_once=3, waiting=9), {}
+    service, answers = DrawingService(generator, latency, scheduler=Scheduler(3, 9)), {}
 
     def ask(seed):
         *_, answers[seed] = service.draw(request(seed=seed))
@@ -113,7 +113,7 @@ def test_a_failed_drawing_frees_its_place(generator, latency):
 
 
 def test_the_time_left_counts_those_who_draw_at_the_same_time(generator):
-    service = DrawingService(generator, at_once=2, waiting=0)
+    service = DrawingService(generator, scheduler=Scheduler(2, 0))
     with closing(service.draw(request())) as first:
         alone = next(first)
         with closing(service.draw(request())) as second:
@@ -163,3 +163,20 @@ def test_a_model_without_clip_draws_only_what_is_shown(generator, latency):
     values = FormValues(1, 3, 0, 1.0, 1.0, 1.0, 3)
     *_, last = service.draw(read_request(service, "a red heart", values))
     assert [picture.index for picture in last.pictures] == [0, 1, 2]
+
+
+def test_a_loaded_generator_computes_on_one_thread_alone(generator, latency, monkeypatch):
+    threads = []
+
+    def make():
+        threads.append(threading.get_ident())
+        return generator
+
+    service = DrawingService.load(make)
+    step = service._step
+    monkeypatch.setattr(service, "_step", lambda *given: threads.append(threading.get_ident()) or step(*given))
+    for _ in service.draw(Request("a red heart", Settings(num_images=4, best=1))):
+        pass
+    assert len(threads) > 2
+    assert len(set(threads)) == 1
+    assert threading.get_ident() not in threads
