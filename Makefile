@@ -80,7 +80,7 @@ data/emoji-other-sets/heldout.json: | install
 RUN := runs/emoji
 TRAIN_VQGAN := $(BIN)/dalle-lean train-vqgan --heldout data/emoji/heldout --discriminator-start 1 --save-dtype bfloat16
 bundled-model: install
-	@echo "some 13 hours on two CPU cores with fast bfloat16: drawing 1/2, VQGAN 2, codes 1/2, transformer 8, CLIP 2"
+	@echo "some 8 hours on two CPU cores with fast bfloat16: drawing 1/2, VQGAN 3, codes 1/2, transformer 3, CLIP 1"
 	test -e data/emoji/heldout.json || $(MAKE) data
 	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan-crops --picture-side 64 --crop-from 128 --codebook-size 4096 \
 		--encoder-window 8 --batch-size 32 --steps 6000

@@ -18,9 +18,9 @@ EXAMPLES = (
     "a red heart",
     "a panda",
     "a smiling face with sunglasses",
-    "a big purple heart on a yellow ground",
+    "a dog on a green ground",
     "three red hearts on a pink ground",
-    "a strawberry on a brown ground",
+    "a house on a pink ground",
     "an astronaut riding a horse",
 )
 """What the bundled model does well; the last is beyond it."""
