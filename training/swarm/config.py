@@ -169,7 +169,8 @@ class SwarmSettings:
     def __post_init__(self) -> None:
         if self.recipe.optimizer.name != "lamb":
             raise UserError(
-                f"optimizer name = {self.recipe.optimizer.name!r}: a swarm shares the state of lamb, choose it"
+                f"optimizer name = {self.recipe.optimizer.name!r}: a swarm shares the state of LAMB; give --config a "
+                'recipe with name = "lamb" and a rate for it'
             )
         if self.recipe.memory.precision == "bf16-weights":
             raise UserError("precision = 'bf16-weights': a swarm averages float32 weights, choose fp32, bf16 or fp16")
