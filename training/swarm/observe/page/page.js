@@ -81,7 +81,8 @@ function showPictures({prompts, drawn}) {
 
 function showBoard(run) {
     const {attested, peers, peers_in_all} = run;
-    place("board-note").textContent = (attested
+    place("board").hidden = !peers.length;
+    place("board-note").textContent = !peers.length ? "Nobody has given samples yet." : (attested
         ? "Samples and hours are what the run's helpers averaged into steps; hours are the time from step to step that a peer took part in. "
         : "No helper says what it averaged, so all of this is claimed. ") +
         `${count(peers_in_all)} peer${peers_in_all === 1 ? "" : "s"} gave ${count(run.samples_in_all)} samples (they claim ${count(run.claimed_in_all)}).` +
