@@ -36,7 +36,8 @@ def dataset_card(info: DatasetInfo, name: str, license: str, license_link: str |
     counts = info.counts
     rows = {
         "pictures": f"{counts.kept:,}",
-        "rows": f"{info.num_rows:,} in {len(info.shards):,} shards",
+        "rows": f"{info.num_rows:,}",
+        "shards": f"{len(info.shards):,}",
         "seen in the source": f"{counts.seen:,}",
         **{f"left out: {reason}": f"{count:,}" for reason, count in counts.rejected.items()},
         "picture": f"{info.picture_side} x {info.picture_side} pixels",
