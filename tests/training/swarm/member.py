@@ -45,7 +45,6 @@ from training.swarm.network.orphan_reaper import guard_children
 from training.swarm.network.run_records import keep_own_records
 from training.swarm.observe.peer_metrics import protect_records
 from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
-from training.swarm.peer.gradient_worker import build_model
 from training.swarm.peer.trainer import Peer
 
 HELDOUT_SAMPLES = 512
@@ -156,7 +155,7 @@ def stand_by(spec: dict) -> None:
 
 def give_state(spec: dict, settings, dht, diary: Diary, wait) -> None:
     """A donor; where `checkpoints` names a folder, it writes the state there as the run's own donor does."""
-    model, checkpointer = build_model(settings), None
+    checkpointer = None
     if spec.get("checkpoints"):
 
         def notice(text: str) -> None:
@@ -177,7 +176,6 @@ def give_state(spec: dict, settings, dht, diary: Diary, wait) -> None:
         dht,
         wait,
         on_step=on_step,
-        model=model,
         checkpointer=checkpointer,
         heldout=measured_on(settings, Path(spec["run"])) if spec.get("judges") else None,
         on_notice=lambda text: diary.tell("notice", text=text),

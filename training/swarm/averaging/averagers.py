@@ -254,6 +254,7 @@ class FilteredAverager(DecentralizedAverager):
     async def _run_allreduce_inplace_(
         self, tensors: Sequence[Tensor], group_info: GroupInfo, group_id: bytes | None = None, **options: Any
     ) -> None:
+        # A helper sends and receives like all others, with weight 0: hivemind passes no modes to an all-reduce.
         group_id = group_info.group_id if group_id is None else group_id
         runner = RuleRunner(
             rule=self.rule,
@@ -273,10 +274,6 @@ class FilteredAverager(DecentralizedAverager):
             **options,
         )
         self._running_groups[group_id].set_result(runner)
-        if runner.modes[group_info.peer_ids.index(self.peer_id)] == AveragingMode.AUX:
-            async for _ in runner:
-                raise ValueError("auxiliary peers receive no averaged tensors")
-            return
         async for tensor, update in azip(as_aiter(*tensors), runner):
             if torch.isfinite(update).all():
                 tensor.add_(update, alpha=self._averaging_alpha)

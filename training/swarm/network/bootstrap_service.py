@@ -125,10 +125,10 @@ def ip_of(address: Multiaddr) -> str | None:
     return None
 
 
-async def takes_connections(host: str, port: int, timeout_s: float = DIAL_TIMEOUT_S) -> bool:
+async def takes_connections(host: str, port: int) -> bool:
     """Whether a TCP connection can be made."""
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), timeout_s)
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), DIAL_TIMEOUT_S)
     except (TimeoutError, OSError):
         return False
     writer.close()
