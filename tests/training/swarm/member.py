@@ -30,7 +30,7 @@ from training.data.catalog import find_shards
 from training.data.heldout import heldout_rows
 from training.data.loader import Batch, collate
 from training.swarm.admission.gate import Gate
-from training.swarm.admission.service import Renewal, begin_admission
+from training.swarm.admission.service import begin_admission
 from training.swarm.averaging import averagers
 from training.swarm.averaging.gradient_averager import SwarmGradientAverager
 from training.swarm.averaging.robust_rules import CentredClipping
@@ -146,7 +146,7 @@ def stand_by(spec: dict) -> None:
     gate = Gate(spec["run_key"], folder / "pass", folder / "bans")
     options = {"listen": [spec["listen"]], "identity": folder / "identity", "gate": gate}
     dht = open_dht(spec["addresses"], client_mode=False, **options)
-    begin_admission(dht, Renewal(spec["addresses"]))
+    begin_admission(dht, spec["addresses"])
     while True:
         dht.get("anything", latest=True)  # calls the others, who may refuse it
         write_json(folder / "gate.json", {"refused": gate.refused, "own_refusal": gate.own_refusal})

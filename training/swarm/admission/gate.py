@@ -25,7 +25,6 @@ class Gate:
         self.run_key = run_key
         self.own, self.bans_file = FollowedFile(pass_file, MAX_PASS_BYTES), FollowedFile(bans_file, MAX_BANS_BYTES)
         self.bans, self.bans_statement, self.bans_read = Bans(), b"", b""
-        self.read_passes: OrderedDict[bytes, Pass] = OrderedDict()
         self.admitted: OrderedDict[str, Pass] = OrderedDict()
         """The pass that each peer has last shown to this process."""
         self._refused = mp.Value("q", 0)
@@ -57,20 +56,20 @@ class Gate:
         shown = self.genuine(peer, statement)
         if shown.ends < time.time():
             raise Refused("ended")
-        remember(self.admitted, peer, shown)
+        self.admitted[peer] = shown
+        self.admitted.move_to_end(peer)
+        if len(self.admitted) > MAX_REMEMBERED:
+            self.admitted.popitem(last=False)
         return shown
 
     def genuine(self, peer: str, statement: bytes) -> Pass:
         """The pass that the peer shows, which may have ended; Refused if it is not its own, or banned."""
         if not statement:
             raise Refused("no pass")
-        shown = self.read_passes.get(statement)
-        if shown is None:
-            try:
-                shown = Pass.read(statement, self.run_key)
-            except Forged:
-                raise Refused("forged") from None
-            remember(self.read_passes, statement, shown)
+        try:
+            shown = Pass.read(statement, self.run_key)
+        except Forged:
+            raise Refused("forged") from None
         if shown.peer != peer:
             raise Refused("other peer")
         if self.bans_by(shown):
@@ -126,14 +125,6 @@ class Gate:
         if own is None or own.ends < time.time():
             return str(Refused("ended"))
         return str(Refused("banned")) if self.bans_by(own) else ""
-
-
-def remember(kept: OrderedDict[Any, Pass], key: Any, shown: Pass) -> None:
-    """Keep a pass, and forget the one that was not needed for longest if there are MAX_REMEMBERED."""
-    kept[key] = shown
-    kept.move_to_end(key)
-    if len(kept) > MAX_REMEMBERED:
-        kept.popitem(last=False)
 
 
 def gate_of(dht: Any) -> Gate | None:

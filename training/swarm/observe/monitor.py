@@ -16,7 +16,7 @@ from training.run.metrics import NAME as METRICS
 from training.run.metrics import MetricsLog, read_metrics
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.newcomer import IDENTITY, enter_by_pass
-from training.swarm.admission.service import Renewal, begin_admission, counts_of
+from training.swarm.admission.service import begin_admission, counts_of
 from training.swarm.averaging.attestation import Credit, parse_credits
 from training.swarm.config import SwarmSettings, read_settings
 from training.swarm.host.host_gate import run_key_file
@@ -127,7 +127,7 @@ class Monitor:
         """A node in client mode; ValueError if no helper answers."""
         dht = open_dht(self.addresses, client_mode=True, identity=self.identity, gate=self.gate)
         if self.gate is not None:
-            begin_admission(dht, Renewal(self.addresses))
+            begin_admission(dht, self.addresses)
         return dht
 
     def fetch_settings(self) -> SwarmSettings | None:

@@ -18,7 +18,7 @@ from dalle_lean.progress import OnNotice, silent
 from dalle_lean.tokenizer import Tokenizer
 from training.run.folder import remove_leftovers, run_folder
 from training.swarm.admission.newcomer import IDENTITY
-from training.swarm.admission.service import Renewal, begin_admission
+from training.swarm.admission.service import begin_admission
 from training.swarm.config import SwarmSettings
 from training.swarm.network import dht as network
 from training.swarm.network.bootstrap_service import TOKENIZER
@@ -138,7 +138,7 @@ def take_part(
             gate=found.gate,
         )
         if found.gate is not None:
-            begin_admission(dht, Renewal(found.addresses))
+            begin_admission(dht, found.addresses)
         stack.callback(signal.signal, signal.SIGINT, signal.default_int_handler)
         stack.callback(dht.shutdown)
         keep_own_records(dht, settings)
