@@ -87,7 +87,7 @@ class WireSection:
         compression: of averaged tensors; "8bit" sends tensors of at least `min_eight_bit_numel` elements in 8 bits and
             others in 16, as in the paper's run.
         power_sgd_rank: send gradients as products of matrices of this rank (Vogels et al. 2019); 0 turns it off.
-        aggregation: the rule that reduces many tensors to one; see training.swarm.averaging.aggregation.
+        aggregation: the rule that reduces many tensors to one; see training.swarm.averaging.robust_rules.
         average_state_every: steps between averages of the weights.
         delayed: the optimizer's step runs while the next gradients are computed, with the weights before the step.
         inner_steps, outer_lr, outer_momentum: of "diloco".

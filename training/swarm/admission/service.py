@@ -16,14 +16,19 @@ from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import runtime_pb2
 
+from training.swarm.admission.bans import NAME as BANS
 from training.swarm.admission.bans import write_statement
 from training.swarm.admission.desk import Application, Desk
 from training.swarm.admission.gate import Gate, gate_of
 from training.swarm.admission.keys import Forged, SigningKey
 from training.swarm.admission.passes import HELPER_PASS_S, PASS_S, TRAINER, Pass, Refused, decoded, encoded
+from training.swarm.config import SwarmSettings
 from training.swarm.network.addresses import peer_of
 from training.swarm.network.bootstrap_service import Unanswered, ask, call, hosts_of
+from training.swarm.network.identity import make_identity, peer_id_in
 
+IDENTITY, PASS = "identity", "pass"
+"""In a newcomer's folder."""
 POLL_S = 2.0
 RENEW_INTERVAL_S = 60.0
 
@@ -185,6 +190,36 @@ def apply(dht: hivemind.DHT, addresses: Sequence[str], gate: Gate, asked: Applic
     own = gate.own_pass()
     if own is None or own.ends < time.time():
         raise Unanswered(f"no helper at {', '.join(addresses)} hands out passes of this run")
+
+
+def enter_by_pass(
+    dht: hivemind.DHT,
+    addresses: Sequence[str],
+    settings: SwarmSettings,
+    folder: Path,
+    *,
+    name: str = "",
+    code: str = "",
+    run_key_file: Path | None = None,
+) -> Gate:
+    """A gate with a pass for the identity in `folder`, which helpers at `addresses` give.
+
+    Args:
+        dht: any node that reaches them: a pass is useless to all but its peer.
+        name: to show to people.
+        code: of the host's invitation; not needed while an earlier pass in the folder holds.
+        run_key_file: of the run's key, if this machine has it: then it needs nobody's pass.
+
+    Raises Refused, and Unanswered if no helper answers.
+    """
+    make_identity(folder / IDENTITY)
+    gate = Gate(settings.swarm.run_key, folder / PASS, folder / BANS)
+    peer = peer_id_in(folder / IDENTITY)
+    if run_key_file is not None and run_key_file.exists():
+        issue_own(gate, SigningKey.load(run_key_file), peer, TRAINER)
+    else:
+        apply(dht, addresses, gate, Application(peer=peer, name=name, code=code))
+    return gate
 
 
 def counts_of(dht: hivemind.DHT, addresses: Sequence[str]) -> dict[str, int]:

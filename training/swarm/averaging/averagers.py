@@ -179,7 +179,7 @@ class FilteredAverager(DecentralizedAverager):
     """Averages by a rule and drops averages that are not finite.
 
     Args:
-        rule: see training.swarm.averaging.aggregation.
+        rule: see training.swarm.averaging.robust_rules.
         max_weight: cap on one sender's weight.
         host: the run's own peers; while they are there nobody else leads a group or reduces.
         attestation: told after each round what each sender counted for.

@@ -15,8 +15,7 @@ from dalle_lean.require import require
 from training.run.metrics import NAME as METRICS
 from training.run.metrics import MetricsLog, read_metrics
 from training.swarm.admission.gate import Gate
-from training.swarm.admission.newcomer import IDENTITY, enter_by_pass
-from training.swarm.admission.service import begin_admission, counts_of
+from training.swarm.admission.service import IDENTITY, begin_admission, counts_of, enter_by_pass
 from training.swarm.averaging.attestation import Credit, parse_credits
 from training.swarm.config import SwarmSettings, read_settings
 from training.swarm.host.host_gate import run_key_file

@@ -11,10 +11,10 @@ from dalle_lean import Dalle
 from dalle_lean.optim.make_optimizer import parameter_groups
 from dalle_lean.progress import OnNotice, silent
 from training.run.recipe import LAMB_ONLY
-from training.swarm.averaging.aggregation import rule_of
 from training.swarm.averaging.attestation import Attestation
-from training.swarm.averaging.compression import wire_compression
 from training.swarm.averaging.gradient_averager import SwarmGradientAverager, SwarmPowerSGDAverager
+from training.swarm.averaging.robust_rules import rule_of
+from training.swarm.averaging.wire_checks import wire_compression
 from training.swarm.config import SwarmSettings
 from training.swarm.host_peers import host_peers
 from training.swarm.optimizer.diloco import DilocoOptimizer, PseudoGradientAverager, make_outer

@@ -17,8 +17,7 @@ from dalle_lean.ending import EXIT_CODE
 from dalle_lean.progress import OnNotice, silent
 from dalle_lean.tokenizer import Tokenizer
 from training.run.folder import remove_leftovers, run_folder
-from training.swarm.admission.newcomer import IDENTITY
-from training.swarm.admission.service import begin_admission
+from training.swarm.admission.service import IDENTITY, begin_admission
 from training.swarm.config import SwarmSettings
 from training.swarm.network import dht as network
 from training.swarm.network.bootstrap_service import TOKENIZER

@@ -21,8 +21,8 @@ from dalle_lean.io.remote_io import Patience
 from training.data.catalog import ShardSet
 from training.run.folder import run_folder
 from training.swarm.admission.gate import Gate
-from training.swarm.admission.newcomer import enter_by_pass
 from training.swarm.admission.passes import Refused
+from training.swarm.admission.service import enter_by_pass
 from training.swarm.config import NAME, SwarmSettings, read_settings
 from training.swarm.network.addresses import EVERYWHERE, addresses_of, free_ports, port_is_free
 from training.swarm.network.bootstrap_service import (
