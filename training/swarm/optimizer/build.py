@@ -26,7 +26,7 @@ def lr_of_epoch(settings: SwarmSettings, epoch: int) -> float:
     """The learning rate of the step after `epoch` steps of the swarm; in "diloco" mode the outer one."""
     if settings.wire.mode == "diloco":
         return settings.wire.outer_lr
-    return settings.learning_rate(epoch + 1)
+    return settings.recipe.schedule.learning_rate(epoch + 1)
 
 
 def make_lamb(settings: SwarmSettings, groups: Any) -> SwarmLamb:
@@ -63,13 +63,10 @@ def swarm_optimizer(
         on_notice=on_notice,
         is_donor=role == "donor",
         load_state_attempts=timing.load_state_attempts,
-        state_options={
-            "rule": rule_of(settings),
+        averager_opts={
+            **averager_options(settings, max_weight=1.0),
             "lr_of_epoch": partial(lr_of_epoch, settings),
             "last_epoch": settings.last_epoch,
-            "host": host_peers(settings.swarm),
-            "request_timeout": timing.request_timeout_s,
-            "max_weight": 1.0,
         },
         dht=dht,
         run_id=settings.run_id,
@@ -100,20 +97,21 @@ def swarm_optimizer(
     )
 
 
-def gradient_averager(
-    settings: SwarmSettings, attestation: Attestation | None = None
-) -> Callable[..., GradientAverager]:
-    """The factory of the averager of gradients that the settings name."""
-    wire, timing = settings.wire, settings.timing
-    options: dict[str, Any] = {
+def averager_options(settings: SwarmSettings, max_weight: float) -> dict[str, Any]:
+    """What the averagers of weights and of gradients are both told, see FilteredAverager."""
+    return {
         "rule": rule_of(settings),
-        "max_weight": float(settings.target_batch_size),
+        "max_weight": max_weight,
         "host": host_peers(settings.swarm),
-        "request_timeout": timing.request_timeout_s,
-        "attestation": attestation,
+        "request_timeout": settings.timing.request_timeout_s,
     }
-    if wire.mode == "diloco":
+
+
+def gradient_averager(settings: SwarmSettings, attestation: Attestation | None) -> Callable[..., GradientAverager]:
+    """The factory of the averager of gradients that the settings name."""
+    options = {**averager_options(settings, float(settings.target_batch_size)), "attestation": attestation}
+    if settings.wire.mode == "diloco":
         return partial(PseudoGradientAverager, **options)
-    if wire.power_sgd_rank:
-        return partial(SwarmPowerSGDAverager, averager_rank=wire.power_sgd_rank, **options)
+    if rank := settings.wire.power_sgd_rank:
+        return partial(SwarmPowerSGDAverager, averager_rank=rank, **options)
     return partial(SwarmGradientAverager, **options)
