@@ -205,10 +205,6 @@ class SwarmSettings:
         """Of the schedule; a "diloco" step of the swarm consists of `inner_steps` of them."""
         return self.recipe.schedule.total_steps
 
-    def learning_rate(self, step: int) -> float:
-        """Of a step of the schedule, from 1."""
-        return self.recipe.schedule.learning_rate(step)
-
     @property
     def steps_per_epoch(self) -> int:
         """Steps of the schedule per step of the swarm."""

@@ -90,7 +90,8 @@ class RuleRunner(AllReduceRunner):
         self.receipts: dict[PeerID, Receipt] = {}
         """For the latest part that each of them returned."""
         tensors = arguments["tensors"]
-        self.root_mean_square = rms(torch.stack([tensor.norm() for tensor in tensors]), sum(map(torch.numel, tensors)))
+        norm, values = torch.stack([tensor.norm() for tensor in tensors]).norm(), sum(map(torch.numel, tensors))
+        self.root_mean_square = float(norm) / math.sqrt(max(1, values))
         self.failed: set[PeerID] = set()
         """Reducers in whose place this peer's own parts are registered."""
         container = self.tensor_part_container
@@ -330,11 +331,6 @@ def is_possible(own: Tensor, delta: Tensor, root_mean_square: float, max_shift: 
     size = max(float(own.norm()), root_mean_square * math.sqrt(own.numel()))
     returned, shift = float((own + delta).norm()), float(delta.norm())
     return size == 0 or (returned <= REJECT_RADII * size and shift <= max_shift * size)
-
-
-def rms(norms: Tensor, values: int) -> float:
-    """Of that many values in tensors with these norms."""
-    return float(norms.norm()) / math.sqrt(max(1, values))
 
 
 def is_report(content: bytes) -> bool:

@@ -105,7 +105,7 @@ def make_run(
     else:
         shards = find_shards(data, codes=stated_codes(recipe, vqgan) if is_url(data) else None, on_notice=on_notice)
         settings = new_settings(run_dir, data, shards, recipe, tokenizer)
-        key = before.swarm.run_key if before is not None else make_run_key(run_dir)
+        key = before.swarm.run_key if before else SigningKey.load_or_create(run_key_file(run_dir)).public
         swarm = dataclasses.replace(settings.swarm, name=name or slug(run_dir), min_peers=min_peers, run_key=key)
         settings = dataclasses.replace(
             settings, swarm=swarm, wire=wire or WireSection(), timing=timing or TimingSection()
@@ -136,11 +136,6 @@ def hosted_settings(run_dir: Path) -> SwarmSettings:
     if not (run_dir / NAME).is_file():
         raise UserError(f"{run_dir} holds no run: name the folder that `dalle-lean host` was given")
     return read_settings(run_dir)
-
-
-def make_run_key(run_dir: Path) -> str:
-    """The public half of a new run's key."""
-    return SigningKey.load_or_create(run_key_file(run_dir)).public
 
 
 def checked_admission(before: SwarmSettings | None, admission: str | None, has_list: bool) -> str:

@@ -161,6 +161,7 @@ class Supervisor:
         if peer.process is None or peer.process.poll() is None:
             return
         code = peer.process.returncode
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         peer.process = None
         self.pass_on_notices(peer)
         if self.finished:
@@ -169,7 +170,7 @@ class Supervisor:
             peer.pause_s = MIN_PAUSE_S
         peer.due_s = time.monotonic() + peer.pause_s
         self.on_notice(
-            f"{peer.name} ended ({how_it_ended(code)}); it starts again in {peer.pause_s:.0f} s as the same peer, "
+            f"{peer.name} ended ({how}); it starts again in {peer.pause_s:.0f} s as the same peer, "
             f"see {self.run_dir / 'logs' / peer.name}.log"
         )
         peer.pause_s = min(2 * peer.pause_s, MAX_PAUSE_S)
@@ -246,11 +247,6 @@ class Supervisor:
             for name in names:
                 self.pass_on_notices(self.processes[name])
                 self.processes[name].process = None
-
-
-def how_it_ended(code: int) -> str:
-    """A process's return code in words."""
-    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
 
 @contextmanager

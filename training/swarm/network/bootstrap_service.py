@@ -19,7 +19,6 @@ import hivemind
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import runtime_pb2
-from hivemind.utils.multiaddr import Multiaddr
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write
@@ -114,15 +113,7 @@ def read_chunk(path: Path, start: int) -> bytes:
 async def hosts_of(p2p: P2P, caller: PeerID) -> list[str]:
     """The IP addresses that a peer calls from."""
     addresses = [address for peer in await p2p.list_peers() if peer.peer_id == caller for address in peer.addrs]
-    return sorted({host for host in map(ip_of, addresses) if host is not None})
-
-
-def ip_of(address: Multiaddr) -> str | None:
-    """The IP address in it."""
-    for protocol in ("ip4", "ip6"):
-        if protocol in address:
-            return str(address[protocol])
-    return None
+    return sorted({str(address[kind]) for address in addresses for kind in ("ip4", "ip6") if kind in address})
 
 
 async def takes_connections(host: str, port: int) -> bool:

@@ -127,7 +127,7 @@ class Site:
             "attested": bool(credits),  # whether helpers say what they averaged
             "addresses": self.addresses,
             "admission": settings.swarm.admission,
-            "method": words.method(settings),
+            "method": [words.how_it_trains(settings), words.what_it_trains(settings)],
             "security": words.security(settings),
             "download_bytes": self.download_bytes,  # what a newcomer fetches at first
             "gallery": asdict(self.pictures()),
