@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from dalle_lean import DalleConfig
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import atomic_write, parse, read_text
+from dalle_lean.io.files import parse, read_text, write_bytes
 from dalle_lean.require import require
 from training.run.fields import check_at_least, check_one_of, typed_section
 from training.run.recipe import MOST_RECIPE_BYTES, Recipe
@@ -263,8 +263,7 @@ def digest(content: Any) -> str:
 def write_settings(path: Path, settings: SwarmSettings) -> None:
     """Write swarm.toml."""
     text = require("tomli_w", extra="training").dumps(for_toml(settings.to_dict()))
-    with atomic_write(path) as temporary:
-        temporary.write_text(f"# What a volunteer needs to take part in this run; nothing here is secret.\n\n{text}")
+    write_bytes(path, f"# What a volunteer needs to take part in this run; nothing here is secret.\n\n{text}".encode())
 
 
 def parse_settings(text: str, name: str) -> SwarmSettings:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from dalle_lean.io.files import atomic_write
+from dalle_lean.io.files import write_bytes
 from training.swarm.admission.keys import Forged, SigningKey, read_signed
 
 NAME = "bans"
@@ -58,12 +58,6 @@ class FollowedFile:
         return self.content
 
 
-def write_statement(path: Path, statement: bytes) -> None:
-    """Replace a file that is followed."""
-    with atomic_write(path) as temporary:
-        temporary.write_bytes(statement)
-
-
 def change_bans(run_dir: Path, key: SigningKey, subject: str, *, banned: bool) -> bool:
     """Ban or unban a peer id or an invitation; returns whether that changed anything."""
     path = run_dir / NAME
@@ -71,5 +65,5 @@ def change_bans(run_dir: Path, key: SigningKey, subject: str, *, banned: bool) -
     now = before.banned | {subject} if banned else before.banned - {subject}
     if now == before.banned:
         return False
-    write_statement(path, Bans(max(before.version + 1, time.time_ns() // 10**6), now).signed(key))
+    write_bytes(path, Bans(max(before.version + 1, time.time_ns() // 10**6), now).signed(key))
     return True

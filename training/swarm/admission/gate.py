@@ -6,7 +6,8 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from training.swarm.admission.bans import MAX_BANS_BYTES, Bans, FollowedFile, write_statement
+from dalle_lean.io.files import write_bytes
+from training.swarm.admission.bans import MAX_BANS_BYTES, Bans, FollowedFile
 from training.swarm.admission.keys import Forged
 from training.swarm.admission.limits import MAX_REMEMBERED
 from training.swarm.admission.passes import MAX_PASS_BYTES, Pass, Refused
@@ -116,7 +117,7 @@ class Gate:
         """Keep a list that another peer sent, for all processes of this one, if it is newer."""
         self.current_bans(now=True)
         if self.take_if_newer(statement):
-            write_statement(self.bans_file.path, statement)
+            write_bytes(self.bans_file.path, statement)
 
     @property
     def own_refusal(self) -> str:

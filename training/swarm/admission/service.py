@@ -16,8 +16,8 @@ from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import runtime_pb2
 
+from dalle_lean.io.files import write_bytes
 from training.swarm.admission.bans import NAME as BANS
-from training.swarm.admission.bans import write_statement
 from training.swarm.admission.desk import Application, Desk
 from training.swarm.admission.gate import Gate, gate_of
 from training.swarm.admission.keys import Forged, SigningKey
@@ -165,7 +165,7 @@ def keep_pass(gate: Gate, peer: str, statement: bytes) -> None:
     """Write this peer's pass to its file; Forged if it is another's or not of this run."""
     if Pass.read(statement, gate.run_key).peer != peer:
         raise Forged("a pass of another peer")
-    write_statement(gate.own.path, statement)
+    write_bytes(gate.own.path, statement)
 
 
 def apply(dht: hivemind.DHT, addresses: Sequence[str], gate: Gate, asked: Application) -> None:

@@ -21,7 +21,7 @@ from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import runtime_pb2
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import atomic_write
+from dalle_lean.io.files import write_bytes
 from dalle_lean.tokenizer import MOST_TOKENIZER_BYTES
 from training.swarm.config import NAME, SwarmSettings, parse_settings
 from training.swarm.network.addresses import peer_of
@@ -58,9 +58,8 @@ class RunFiles:
 
     def write(self, folder: Path) -> None:
         """Write both files into a folder."""
-        for name, content in {NAME: self.settings_text.encode(), TOKENIZER: self.tokenizer}.items():
-            with atomic_write(folder / name) as temporary:
-                temporary.write_bytes(content)
+        write_bytes(folder / NAME, self.settings_text.encode())
+        write_bytes(folder / TOKENIZER, self.tokenizer)
 
 
 class BootstrapService(ServicerBase):

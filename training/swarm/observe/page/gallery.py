@@ -14,7 +14,7 @@ from typing import Self
 from PIL import Image
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import atomic_write, parse, read_text, write_json
+from dalle_lean.io.files import atomic_write, parse, read_text, write_bytes, write_json
 from dalle_lean.progress import OnNotice
 from training.data.catalog import find_shards
 from training.data.heldout import heldout_rows
@@ -173,6 +173,5 @@ def mirror(folder: Path, gallery: Gallery, fetch: Callable[[str], bytes | None])
     remove_others(folder, gallery.files)
     for name in gallery.files:
         if not (folder / name).exists() and (content := fetch(name)) and content[8:12] == b"WEBP":
-            with atomic_write(folder / name) as temporary:
-                temporary.write_bytes(content)
+            write_bytes(folder / name, content)
     return Gallery(gallery.prompts, [d for d in gallery.drawn if all((folder / name).exists() for name in d.files)])

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import math
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import atomic_write, read_json, write_json
+from dalle_lean.io.files import read_json, write_bytes, write_json
 from dalle_lean.progress import OnNotice, silent
 from training.swarm.averaging.attestation import Credit
 from training.swarm.host.checkpoints import list_checkpoints
@@ -61,9 +60,9 @@ class Site:
             raise UserError(f"{folder} is not empty and holds no run's page; name another folder")
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("index.html", "page.css", "page.js"):
-            copy(HERE / name, folder / name)
+            write_bytes(folder / name, (HERE / name).read_bytes())
         for name in BOKEH:
-            copy(bokeh_file(name), folder / f"{name}.js")
+            write_bytes(folder / f"{name}.js", bokeh_file(name).read_bytes())
         self.addresses = watcher.settings.swarm.addresses or watcher.addresses
         copy_notebook(folder / NOTEBOOK, self.addresses)
         self.download_bytes = state_bytes(watcher.settings)
@@ -135,8 +134,7 @@ class Site:
             "prompt_page": prompt_page,  # its address, which may be relative to the page
         }
         self.history.save()
-        with atomic_write(self.folder / "run.json") as temporary:
-            temporary.write_text(json.dumps(shown, separators=(",", ":")), encoding="utf-8")
+        write_bytes(self.folder / "run.json", json.dumps(shown, separators=(",", ":")).encode())
 
     def pictures(self) -> Gallery:
         """The run's gallery as it is in the page's folder now."""
@@ -182,12 +180,6 @@ def row(peer: str, one: Contributor, credit: Credit, record: PeerRecord | None) 
         "claimed_samples_per_s": 0.0 if record is None else record.samples_per_s,
         "present": record is not None,
     }
-
-
-def copy(source: Path, target: Path) -> None:
-    """Copy a file's content, atomically."""
-    with atomic_write(target) as temporary:
-        shutil.copyfile(source, temporary)
 
 
 def bokeh_file(name: str) -> Path:
