@@ -261,7 +261,6 @@ def digest(content: Any) -> str:
 
 
 def write_settings(path: Path, settings: SwarmSettings) -> None:
-    """Write swarm.toml."""
     text = require("tomli_w", extra="training").dumps(for_toml(settings.to_dict()))
     write_bytes(path, f"# What a volunteer needs to take part in this run; nothing here is secret.\n\n{text}".encode())
 

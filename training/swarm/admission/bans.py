@@ -32,7 +32,6 @@ class Bans:
         return cls(content["version"], frozenset(map(str, content.get("banned", ()))))
 
     def signed(self, key: SigningKey) -> bytes:
-        """The statement."""
         return key.sign("bans", {"version": self.version, "banned": sorted(self.banned)})
 
 

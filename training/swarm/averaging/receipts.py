@@ -147,7 +147,6 @@ class Signer:
         return made.result()
 
     def sign(self, part: int, hashes: list[bytes], average: Tensor) -> bytes:
-        """The statement."""
         values = sampled(average, hashes, self.group, part).numpy().astype("<f4").tobytes()
         content, now = [self.previous, hashes, values], int(time.time())
         self.previous = digest_of(content)
@@ -217,7 +216,6 @@ def sampled(average: Tensor, hashes: list[bytes], group: bytes, part: int) -> Te
 
 
 def hash_of(answer: bytes) -> bytes:
-    """Of an answer."""
     return sha256(answer).digest()[:HASH_BYTES]
 
 
@@ -227,5 +225,4 @@ def digest_of(content: list[Any]) -> bytes:
 
 
 def signed_bytes(group: bytes, time_s: int, part: int, digest: bytes) -> bytes:
-    """What the signature is of."""
     return b"dalle-lean averaged part\n" + bytes(MSGPackSerializer.dumps([group, time_s, part, digest]))

@@ -112,7 +112,6 @@ class Checkpoints:
         settings: of the run; its schedule's `checkpoint_every` is the interval in steps.
         vqgan: folder that goes into the model folders, so that `generate` can use them.
         vqgan_fingerprint: of the VQGAN that made the codes.
-        on_notice: called with what could not be written.
     """
 
     def __init__(

@@ -53,7 +53,6 @@ class HostConfig:
             raise UserError(f"{path} is not what this version writes: {error}") from None
 
     def save(self, run_dir: Path) -> None:
-        """Write host.json."""
         write_json(run_dir / NAME, dataclasses.asdict(self))
 
     @property
@@ -103,5 +102,4 @@ def make_identities(run_dir: Path, names: Iterable[str]) -> None:
 
 
 def peer_id(run_dir: Path, name: str) -> str:
-    """Its peer id."""
     return peer_id_in(identity_path(run_dir, name))

@@ -24,7 +24,6 @@ PASSES = "passes"
 
 
 def role_in(name: str) -> str:
-    """The role of the host's peer of that name."""
     return name.partition("-")[0]
 
 
@@ -33,12 +32,11 @@ def run_key_file(run_dir: Path) -> Path:
 
 
 def host_gate(run_dir: Path, settings: SwarmSettings, name: str) -> Gate:
-    """The gate of one of the host's peers."""
     return Gate(settings.swarm.run_key, run_dir / PASSES / name, run_dir / BANS)
 
 
 def host_gate_with_pass(run_dir: Path, settings: SwarmSettings, name: str) -> Gate:
-    """The same, with a new pass if this machine has the run's key; a helper elsewhere has got one from the host."""
+    """With a new pass if this machine has the run's key; a helper elsewhere has got one from the host."""
     gate = host_gate(run_dir, settings, name)
     if run_key_file(run_dir).exists():
         issue_own(gate, SigningKey.load(run_key_file(run_dir)), peer_id(run_dir, name), role_in(name))

@@ -35,7 +35,6 @@ def run_helper(
 
     Args:
         on_round: called after each wait.
-        attestation: told whose gradients were averaged.
     """
     optimizer = swarm_optimizer(settings, build_model(settings), dht, role="helper", attestation=attestation)
     try:
@@ -67,7 +66,6 @@ def run_donor(
         checkpointer: restores the newest checkpoint, saves others, and saves the last state.
         on_step: called after each step of the swarm, with that step's weights in the model.
         on_round: called after each wait.
-        on_notice: called when this peer is behind the others, and with how it continues.
 
     Raises OutOfSync, StateRefused.
     """

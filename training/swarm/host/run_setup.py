@@ -209,7 +209,6 @@ def make_helper(
 
     Args:
         code: of the host's invitation, the first time.
-        peer_list: see make_run.
 
     Raises ValueError if nobody there hands out the run's files and the folder does not have them, and Refused.
     """

@@ -58,11 +58,9 @@ class Supervisor:
     """Starts the host's peers, and restarts those that end.
 
     Args:
-        host_config: of the run.
         device: for donors to measure on.
         page: options of `dalle-lean monitor` with which the run's page is kept; none without them. It starts when all
             are up, and the run does not depend on it.
-        on_notice: called with what happens to them.
     """
 
     def __init__(
@@ -128,7 +126,6 @@ class Supervisor:
         peer.port_reported = True
 
     def start(self, peer: ManagedProcess) -> None:
-        """Start a peer's process."""
         # -P: the current folder may hold a package named `training`.
         command = [sys.executable, "-P", "-m", "training.swarm", peer.name.partition("-")[0], str(self.run_dir)]
         self.launch(peer, [*command, "--name", peer.name, "--device", self.device])
@@ -196,7 +193,6 @@ class Supervisor:
         self.was_ready = self.was_ready or self.all_up
 
     def pass_on_notices(self, peer: ManagedProcess) -> None:
-        """Pass on a peer's new notices."""
         status = read_status(self.run_dir, peer.name)
         pid, noticed, lines = status.get("pid", 0), status.get("noticed", 0), status.get("notices", [])
         before = peer.notices_read[1] if pid == peer.notices_read[0] else 0
@@ -285,7 +281,6 @@ def host_run(
     """Keep the run alive until its last step; returns its final status.
 
     Args:
-        page: see Supervisor.
         on_ready: called once all of the host's peers are up.
         on_progress: called with steps done, steps in all, and a note.
 

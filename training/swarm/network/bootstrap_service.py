@@ -57,7 +57,6 @@ class RunFiles:
     """tokenizer.json."""
 
     def write(self, folder: Path) -> None:
-        """Write both files into a folder."""
         write_bytes(folder / NAME, self.settings_text.encode())
         write_bytes(folder / TOKENIZER, self.tokenizer)
 

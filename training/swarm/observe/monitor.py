@@ -63,7 +63,6 @@ class Outputs:
             self.wandb.log(overview.metrics(), step=overview.step)
 
     def close(self) -> None:
-        """Flush and close."""
         if self.log is not None:
             self.log.close()
             self.log = None
@@ -76,7 +75,6 @@ class Monitor:
 
     Args:
         sources: addresses of its helpers, or its swarm.toml.
-        on_notice: called with one line when something is wrong.
 
     Raises ValueError if no helper answers.
     """
@@ -185,7 +183,6 @@ class Monitor:
             self.settings, self.pace = settings, StepPace()
 
     def close(self) -> None:
-        """Leave the DHT."""
         self.dht.shutdown()
 
     def __enter__(self) -> Self:

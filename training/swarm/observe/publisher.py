@@ -25,7 +25,6 @@ class Publisher:
     """Publishes this peer's metrics at each step of the swarm and at least every INTERVAL_S, on its own thread.
 
     Args:
-        dht: as `open_dht` makes it.
         user: display name on the leaderboard; ValueError unless it is a UserName.
     """
 

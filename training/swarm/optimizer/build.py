@@ -52,7 +52,6 @@ def swarm_optimizer(
 
     Args:
         role: "trainer"; "donor", which hands out states and has no samples; "helper", which only reduces.
-        on_notice: called when this peer is behind the others, and with how it continues.
         attestation: of a helper; kept in the process that averages.
     """
     wire, timing, client_mode = settings.wire, settings.timing, dht.client_mode

@@ -197,7 +197,6 @@ def up_to(epoch: float, records: Records) -> Records:
 
 
 def donor_epochs(records: Records, donors: Collection[PeerID]) -> list[int]:
-    """The steps of the donors' own records."""
     return [record.epoch for key, record in records.items() if owner_peer(key) in donors] if donors else []
 
 

@@ -43,7 +43,6 @@ class SwarmOptimizer(hivemind.Optimizer):
     Args:
         is_donor: contributes no samples but takes every step with the others.
         load_state_attempts: see TimingSection.
-        on_notice: called when a state is downloaded.
     """
 
     scheduled_grads: Any

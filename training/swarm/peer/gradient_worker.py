@@ -82,10 +82,9 @@ class GradientWorker(StepWorker):
     """The process that reads the data, alone or the first of several.
 
     Args:
-        settings: see StepWorker, as for the options.
-        shards, tokenizer: the run's.
         identity: of the peer; seeds its order of the data.
         folder: keeps its place in the data, from which it continues.
+        options: see StepWorker.
     """
 
     def __init__(
@@ -121,7 +120,6 @@ class GradientWorker(StepWorker):
             yield ahead
 
     def read_cursor(self) -> Position:
-        """Where this process stopped in its data."""
         if not self.cursor.exists():
             return Position()
         saved: dict[str, Any] = read_json(self.cursor)

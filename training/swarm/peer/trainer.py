@@ -34,12 +34,9 @@ class Peer(GradientWorker):
     """A trainer of a run.
 
     Args:
-        settings: of the run, with the recipe's complete [model].
-        dht: this machine's node.
         options: see GradientWorker; a batch is what this process computes between two reports to the others. If
             several processes share the work, this is the first, and the others `obey`.
         on_step: called after each batch and each step of the swarm with the metrics.
-        on_download: see SwarmStateAverager.
     """
 
     def __init__(
@@ -124,7 +121,6 @@ class Peer(GradientWorker):
         return bool(progress.epoch > 0 or progress.samples_accumulated > 0)
 
     def train(self) -> None:
-        """Batch after batch."""
         with self.batches(stop_waiting=self.interrupted) as ahead:
             losses: list[float] = []
             for batch, position in ahead:

@@ -150,14 +150,12 @@ class Painter:
         remove_others(self.folder, self.gallery.files)
 
     def close(self) -> None:
-        """End the drawing."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
         self.clear()
 
     def clear(self) -> None:
-        """Remove what is being drawn."""
         shutil.rmtree(self.drawing, ignore_errors=True)
 
 

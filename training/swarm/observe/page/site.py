@@ -161,7 +161,6 @@ class Site:
         return read_chunk(path, start) if path.exists() else None
 
     def close(self) -> None:
-        """End what draws."""
         if self.painter is not None:
             self.painter.close()
         if isinstance(self.prompt_page, PromptPage):
