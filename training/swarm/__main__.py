@@ -127,15 +127,7 @@ def be_donor(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], boo
         )
 
     heldout = heldout_batch(settings, run_dir / "tokenizer.json", status.notice, device)
-    checkpointer = Checkpointer(
-        settings,
-        checkpoints,
-        heldout,
-        device=device,
-        on_notice=status.notice,
-        on_change=report,
-        stopped=lambda: wait(0),
-    )
+    checkpointer = Checkpointer(checkpoints, heldout, device=device, on_change=report, stopped=lambda: wait(0))
 
     def on_round(optimizer: Any) -> None:
         step = optimizer.local_epoch * settings.steps_per_epoch

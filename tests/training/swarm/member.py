@@ -165,7 +165,7 @@ def give_state(spec: dict, settings, dht, diary: Diary, wait) -> None:
             diary.tell("checkpoint", saved_step=checkpointer.saved_step, failed=checkpoints.failed)
 
         checkpoints = Checkpoints(Path(spec["checkpoints"]), settings, on_notice=notice)
-        checkpointer = Checkpointer(settings, checkpoints, None, on_notice=notice, on_change=change)
+        checkpointer = Checkpointer(checkpoints, None, on_change=change)
 
     def on_step(optimizer: SwarmOptimizer) -> None:
         epoch = optimizer.local_epoch

@@ -42,18 +42,18 @@ class Checkpointer:
 
     def __init__(
         self,
-        settings: SwarmSettings,
         checkpoints: Checkpoints,
         heldout: Batch | None,
         *,
         device: str = "cpu",
-        on_notice: OnNotice,
         on_change: Callable[[], None] = lambda: None,
         stopped: Callable[[], bool] = lambda: False,
     ):
-        self.settings, self.checkpoints, self.heldout = settings, checkpoints, heldout
-        self.on_notice, self.on_change, self.stopped = on_notice, on_change, stopped
-        self.copy = GradientComputer(build_model(settings).to(device), settings.recipe.memory, micro_batch_size=1)
+        self.checkpoints, self.heldout, self.on_change, self.stopped = checkpoints, heldout, on_change, stopped
+        self.settings, self.on_notice = checkpoints.settings, checkpoints.on_notice
+        self.copy = GradientComputer(
+            build_model(self.settings).to(device), self.settings.recipe.memory, micro_batch_size=1
+        )
         self.statistics: list[Tensor] = []
         self.worker: threading.Thread | None = None
         self.heldout_loss = math.nan

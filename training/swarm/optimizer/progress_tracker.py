@@ -68,7 +68,6 @@ class SwarmTracker(ProgressTracker):
             for key, record in records.items()
         }
         progress = super()._parse_swarm_progress_data(listening)
-        progress.num_clients = sum(record.client_mode for record in records.values())
         self.trainers = sum(map(is_trainer, records.values()))
         self.others_seen |= any(key != self._local_public_key for key in records)
         return progress
