@@ -77,9 +77,9 @@ def make_run(
     vqgan: Path | None = None,
     name: str | None = None,
     min_peers: int = 1,
-    wire: WireSection | None = None,
-    timing: TimingSection | None = None,
-    place: ListenOptions | None = None,
+    wire: WireSection = WireSection(),
+    timing: TimingSection = TimingSection(),
+    place: ListenOptions = ListenOptions(),
     admission: str | None = None,
     peer_list: Path | None = None,
     on_notice: OnNotice,
@@ -107,15 +107,12 @@ def make_run(
         settings = new_settings(run_dir, data, shards, recipe, tokenizer)
         key = before.swarm.run_key if before else SigningKey.load_or_create(run_key_file(run_dir)).public
         swarm = dataclasses.replace(settings.swarm, name=name or slug(run_dir), min_peers=min_peers, run_key=key)
-        settings = dataclasses.replace(
-            settings, swarm=swarm, wire=wire or WireSection(), timing=timing or TimingSection()
-        )
+        settings = dataclasses.replace(settings, swarm=swarm, wire=wire, timing=timing)
         if vqgan is not None:
             matching_vqgan(vqgan, shards.info)
         vqgan_fingerprint = shards.info.vqgan
         if before is not None:
             settings = continued(run_dir, before, settings, named=name is not None)
-    place = place or ListenOptions()
     donors = place.donors or len(previous_config(run_dir).donors) or 1
     names = [f"helper-{number}" for number in range(HELPERS)] + [f"donor-{number}" for number in range(donors)]
     host_config = make_host_config(

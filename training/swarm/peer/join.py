@@ -14,7 +14,7 @@ import torch
 from hivemind.utils import get_dht_time
 
 from dalle_lean.ending import EXIT_CODE
-from dalle_lean.progress import OnNotice, silent
+from dalle_lean.progress import OnNotice
 from dalle_lean.tokenizer import Tokenizer
 from training.run.folder import remove_leftovers, run_folder
 from training.swarm.admission.service import IDENTITY, begin_admission
@@ -104,9 +104,9 @@ def take_part(
     *,
     on_ready: Callable[[Volunteer], None],
     on_step: Callable[[], None],
-    on_download: OnDownload | None = None,
-    on_notice: OnNotice = silent,
-    on_stop: Callable[[], None] = lambda: None,
+    on_download: OnDownload,
+    on_notice: OnNotice,
+    on_stop: Callable[[], None],
 ) -> str | None:
     """Train until the run ends, Ctrl+C or SIGTERM; returns a sentence if it continues without peers like this one.
 
