@@ -19,7 +19,7 @@ from dalle_lean.require import require
 from training.run.fields import check_at_least, check_one_of, typed_section
 from training.run.recipe import MOST_RECIPE_BYTES, Recipe
 
-NAME = "swarm.toml"
+SWARM_TOML = "swarm.toml"
 PROTOCOL = 2
 """Peers with different protocols cannot work together."""
 MODES = ("gradients", "diloco")
@@ -275,7 +275,7 @@ def parse_settings(text: str, name: str) -> SwarmSettings:
 
 def read_settings(path: Path) -> SwarmSettings:
     """Read a swarm.toml, or the one in a folder; ValueError as `parse_settings`."""
-    path = path / NAME if path.is_dir() else path
+    path = path / SWARM_TOML if path.is_dir() else path
     try:
         text = read_text(path, MOST_RECIPE_BYTES)
     except FileNotFoundError:

@@ -8,7 +8,7 @@ from typing import Self
 from dalle_lean.io.files import write_bytes
 from training.swarm.admission.keys import Forged, SigningKey, read_signed
 
-NAME = "bans"
+BANS = "bans"
 MAX_BANS_BYTES = 2**18
 """Some 4,000 bans."""
 RELOAD_S = 0.5
@@ -59,7 +59,7 @@ class FollowedFile:
 
 def change_bans(run_dir: Path, key: SigningKey, subject: str, *, banned: bool) -> bool:
     """Ban or unban a peer id or an invitation; returns whether that changed anything."""
-    path = run_dir / NAME
+    path = run_dir / BANS
     before = Bans.read(path.read_bytes() if path.exists() else b"", key.public)
     now = before.banned | {subject} if banned else before.banned - {subject}
     if now == before.banned:

@@ -17,7 +17,7 @@ from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import runtime_pb2
 
 from dalle_lean.io.files import write_bytes
-from training.swarm.admission.bans import NAME as BANS
+from training.swarm.admission.bans import BANS
 from training.swarm.admission.desk import Application, Desk
 from training.swarm.admission.gate import Gate, gate_of
 from training.swarm.admission.keys import Forged, SigningKey

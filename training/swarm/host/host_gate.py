@@ -7,8 +7,7 @@ from pathlib import Path
 import hivemind
 
 from dalle_lean.errors import UserError
-from training.swarm.admission.bans import NAME as BANS
-from training.swarm.admission.bans import change_bans
+from training.swarm.admission.bans import BANS, change_bans
 from training.swarm.admission.desk import Desk
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.keys import SigningKey

@@ -27,7 +27,7 @@ from training.swarm.admission.passes import HELPER
 from training.swarm.admission.service import apply
 from training.swarm.config import (
     ADMISSIONS,
-    NAME,
+    SWARM_TOML,
     SwarmSection,
     SwarmSettings,
     TimingSection,
@@ -36,8 +36,7 @@ from training.swarm.config import (
     write_settings,
 )
 from training.swarm.host.checkpoints import first_name
-from training.swarm.host.host_config import IDENTITIES, HostConfig, make_identities, peer_id
-from training.swarm.host.host_config import NAME as HOST_JSON
+from training.swarm.host.host_config import HOST_JSON, IDENTITIES, HostConfig, make_identities, peer_id
 from training.swarm.host.host_gate import HELPER_KEY, host_gate, run_key_file
 from training.swarm.network.addresses import EVERYWHERE, LOOPBACK, check_ip, free_ports, outward_ip
 from training.swarm.network.bootstrap_service import fetch_run, first_answer
@@ -94,7 +93,7 @@ def make_run(
     Raises ValueError if the existing run has another recipe; it names what differs.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    before = read_settings(run_dir) if (run_dir / NAME).exists() else None
+    before = read_settings(run_dir) if (run_dir / SWARM_TOML).exists() else None
     listed = previous_config(run_dir).peer_list is not None if peer_list is None else peer_list.is_file()
     admission = checked_admission(before, admission, listed)
     vqgan_fingerprint = None
@@ -124,13 +123,13 @@ def make_run(
         addresses=tuple(host_config.address(run_dir, helper) for helper in host_config.helpers),
         donors=tuple(peer_id(run_dir, donor) for donor in host_config.donors),
     )
-    write_settings(run_dir / NAME, dataclasses.replace(settings, swarm=swarm))
+    write_settings(run_dir / SWARM_TOML, dataclasses.replace(settings, swarm=swarm))
     return read_settings(run_dir)
 
 
 def hosted_settings(run_dir: Path) -> SwarmSettings:
     """Settings of the run in a host's folder; ValueError if `dalle-lean host` has made none there."""
-    if not (run_dir / NAME).is_file():
+    if not (run_dir / SWARM_TOML).is_file():
         raise UserError(f"{run_dir} holds no run: name the folder that `dalle-lean host` was given")
     return read_settings(run_dir)
 
@@ -214,7 +213,7 @@ def make_helper(
         raise UserError(f"{run_dir} holds a run that is hosted here; give another folder for the helper of another run")
     make_identities(run_dir, [HELPER_NAME])
     if not update_run_files(run_dir, addresses, code):
-        if not (run_dir / NAME).exists():
+        if not (run_dir / SWARM_TOML).exists():
             raise UserError(f"no helper at {', '.join(addresses)} hands out the run's files; is the host up?")
         on_notice(f"no helper at {', '.join(addresses)} answers; this one starts when one of them does")
     make_host_config(run_dir, [HELPER_NAME], place, helper_of=addresses, peer_list=peer_list)

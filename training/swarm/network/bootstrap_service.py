@@ -23,11 +23,11 @@ from hivemind.proto import runtime_pb2
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import write_bytes
 from dalle_lean.tokenizer import MOST_TOKENIZER_BYTES
-from training.swarm.config import NAME, SwarmSettings, parse_settings
+from training.swarm.config import SWARM_TOML, SwarmSettings, parse_settings
 from training.swarm.network.addresses import peer_of
 
 TOKENIZER = "tokenizer.json"
-LIMITS_BYTES = {NAME: 2**18, TOKENIZER: MOST_TOKENIZER_BYTES}
+LIMITS_BYTES = {SWARM_TOML: 2**18, TOKENIZER: MOST_TOKENIZER_BYTES}
 """A newcomer accepts no more than this."""
 CHUNK_BYTES = 2**20
 """libp2p's daemon carries answers of up to 2 MiB."""
@@ -57,7 +57,7 @@ class RunFiles:
     """tokenizer.json."""
 
     def write(self, folder: Path) -> None:
-        write_bytes(folder / NAME, self.settings_text.encode())
+        write_bytes(folder / SWARM_TOML, self.settings_text.encode())
         write_bytes(folder / TOKENIZER, self.tokenizer)
 
 
@@ -171,7 +171,7 @@ def fetch_settings(dht: hivemind.DHT, address: str) -> SwarmSettings:
 def fetch_settings_text(dht: hivemind.DHT, address: str) -> str:
     """swarm.toml as the helper sends it."""
     try:
-        return read_file(dht, address, NAME).decode()
+        return read_file(dht, address, SWARM_TOML).decode()
     except UnicodeDecodeError:
         raise Unanswered(f"{address} sent a swarm.toml that is not UTF-8") from None
 
