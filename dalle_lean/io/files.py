@@ -87,10 +87,15 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """Write a small file whole, atomically."""
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(content)
+
+
 def write_json(path: str | Path, content: Any) -> None:
     """Write `content` as indented JSON with a final newline, atomically."""
-    with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_bytes(path, f"{json.dumps(content, indent=2, ensure_ascii=False)}\n".encode())
 
 
 def read_bytes(path: str | Path, limit_bytes: int = MOST_BYTES) -> bytes:

@@ -168,7 +168,7 @@ def host(
 
     for module in ("hivemind", "psutil", "pyarrow"):
         require(module, extra="training")
-    from training.swarm.config import NAME, TimingSection, WireSection
+    from training.swarm.config import SWARM_TOML, TimingSection, WireSection
     from training.swarm.host.host_config import HostConfig
     from training.swarm.host.publisher import publishing
     from training.swarm.host.run_setup import ListenOptions, make_helper, make_run, previous_config
@@ -186,7 +186,7 @@ def host(
         )
     if code is not None and not helper_of:
         raise UserError("--code is for a helper of another host's run: name that run's address with --helper-of")
-    if data is None and (run_dir / NAME).exists() and (given := given_beside(context, MACHINE_OPTIONS)):
+    if data is None and (run_dir / SWARM_TOML).exists() and (given := given_beside(context, MACHINE_OPTIONS)):
         raise UserError(
             f"without --data the run in {run_dir} continues unchanged: leave out {given}, or name its --data"
         )

@@ -54,7 +54,7 @@ def main() -> None:
             if arguments.role == "helper":
                 be_helper(run_dir, settings, dht, wait, status)
             else:
-                be_donor(run_dir, settings, dht, wait, status, arguments.device, name)
+                be_donor(run_dir, settings, dht, wait, status, arguments.device)
         finally:
             dht.shutdown()
     except UserError as error:  # OutOfSync among them
@@ -100,9 +100,7 @@ def be_helper(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], bo
             watch.close()
 
 
-def be_donor(
-    run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], bool], status: Any, device: str, name: str
-) -> None:
+def be_donor(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], bool], status: Any, device: str) -> None:
     """Keep the state, starting from the newest checkpoint."""
     from training.swarm.host.checkpointer import Checkpointer, heldout_batch
     from training.swarm.host.checkpoints import Checkpoints
@@ -129,15 +127,7 @@ def be_donor(
         )
 
     heldout = heldout_batch(settings, run_dir / "tokenizer.json", status.notice, device)
-    checkpointer = Checkpointer(
-        settings,
-        checkpoints,
-        heldout,
-        device=device,
-        on_notice=status.notice,
-        on_change=report,
-        stopped=lambda: wait(0),
-    )
+    checkpointer = Checkpointer(checkpoints, heldout, device=device, on_change=report, stopped=lambda: wait(0))
 
     def on_round(optimizer: Any) -> None:
         step = optimizer.local_epoch * settings.steps_per_epoch

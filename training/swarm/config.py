@@ -14,12 +14,12 @@ from typing import Any, Self
 
 from dalle_lean import DalleConfig
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import atomic_write, parse, read_text
+from dalle_lean.io.files import parse, read_text, write_bytes
 from dalle_lean.require import require
 from training.run.fields import check_at_least, check_one_of, typed_section
 from training.run.recipe import MOST_RECIPE_BYTES, Recipe
 
-NAME = "swarm.toml"
+SWARM_TOML = "swarm.toml"
 PROTOCOL = 2
 """Peers with different protocols cannot work together."""
 MODES = ("gradients", "diloco")
@@ -87,7 +87,7 @@ class WireSection:
         compression: of averaged tensors; "8bit" sends tensors of at least `min_eight_bit_numel` elements in 8 bits and
             others in 16, as in the paper's run.
         power_sgd_rank: send gradients as products of matrices of this rank (Vogels et al. 2019); 0 turns it off.
-        aggregation: the rule that reduces many tensors to one; see training.swarm.averaging.aggregation.
+        aggregation: the rule that reduces many tensors to one; see training.swarm.averaging.robust_rules.
         average_state_every: steps between averages of the weights.
         delayed: the optimizer's step runs while the next gradients are computed, with the weights before the step.
         inner_steps, outer_lr, outer_momentum: of "diloco".
@@ -206,10 +206,6 @@ class SwarmSettings:
         """Of the schedule; a "diloco" step of the swarm consists of `inner_steps` of them."""
         return self.recipe.schedule.total_steps
 
-    def learning_rate(self, step: int) -> float:
-        """Of a step of the schedule, from 1."""
-        return self.recipe.schedule.learning_rate(step)
-
     @property
     def steps_per_epoch(self) -> int:
         """Steps of the schedule per step of the swarm."""
@@ -266,10 +262,8 @@ def digest(content: Any) -> str:
 
 
 def write_settings(path: Path, settings: SwarmSettings) -> None:
-    """Write swarm.toml."""
     text = require("tomli_w", extra="training").dumps(for_toml(settings.to_dict()))
-    with atomic_write(path) as temporary:
-        temporary.write_text(f"# What a volunteer needs to take part in this run; nothing here is secret.\n\n{text}")
+    write_bytes(path, f"# What a volunteer needs to take part in this run; nothing here is secret.\n\n{text}".encode())
 
 
 def parse_settings(text: str, name: str) -> SwarmSettings:
@@ -282,7 +276,7 @@ def parse_settings(text: str, name: str) -> SwarmSettings:
 
 def read_settings(path: Path) -> SwarmSettings:
     """Read a swarm.toml, or the one in a folder; ValueError as `parse_settings`."""
-    path = path / NAME if path.is_dir() else path
+    path = path / SWARM_TOML if path.is_dir() else path
     try:
         text = read_text(path, MOST_RECIPE_BYTES)
     except FileNotFoundError:

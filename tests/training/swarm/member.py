@@ -30,7 +30,7 @@ from training.data.catalog import find_shards
 from training.data.heldout import heldout_rows
 from training.data.loader import Batch, collate
 from training.swarm.admission.gate import Gate
-from training.swarm.admission.service import Renewal, begin_admission
+from training.swarm.admission.service import begin_admission
 from training.swarm.averaging import averagers
 from training.swarm.averaging.gradient_averager import SwarmGradientAverager
 from training.swarm.averaging.robust_rules import CentredClipping
@@ -45,7 +45,6 @@ from training.swarm.network.orphan_reaper import guard_children
 from training.swarm.network.run_records import keep_own_records
 from training.swarm.observe.peer_metrics import protect_records
 from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
-from training.swarm.peer.gradient_worker import build_model
 from training.swarm.peer.trainer import Peer
 
 HELDOUT_SAMPLES = 512
@@ -147,7 +146,7 @@ def stand_by(spec: dict) -> None:
     gate = Gate(spec["run_key"], folder / "pass", folder / "bans")
     options = {"listen": [spec["listen"]], "identity": folder / "identity", "gate": gate}
     dht = open_dht(spec["addresses"], client_mode=False, **options)
-    begin_admission(dht, Renewal(spec["addresses"]))
+    begin_admission(dht, spec["addresses"])
     while True:
         dht.get("anything", latest=True)  # calls the others, who may refuse it
         write_json(folder / "gate.json", {"refused": gate.refused, "own_refusal": gate.own_refusal})
@@ -156,7 +155,7 @@ def stand_by(spec: dict) -> None:
 
 def give_state(spec: dict, settings, dht, diary: Diary, wait) -> None:
     """A donor; where `checkpoints` names a folder, it writes the state there as the run's own donor does."""
-    model, checkpointer = build_model(settings), None
+    checkpointer = None
     if spec.get("checkpoints"):
 
         def notice(text: str) -> None:
@@ -166,7 +165,7 @@ def give_state(spec: dict, settings, dht, diary: Diary, wait) -> None:
             diary.tell("checkpoint", saved_step=checkpointer.saved_step, failed=checkpoints.failed)
 
         checkpoints = Checkpoints(Path(spec["checkpoints"]), settings, on_notice=notice)
-        checkpointer = Checkpointer(settings, checkpoints, None, on_notice=notice, on_change=change)
+        checkpointer = Checkpointer(checkpoints, None, on_change=change)
 
     def on_step(optimizer: SwarmOptimizer) -> None:
         epoch = optimizer.local_epoch
@@ -177,7 +176,6 @@ def give_state(spec: dict, settings, dht, diary: Diary, wait) -> None:
         dht,
         wait,
         on_step=on_step,
-        model=model,
         checkpointer=checkpointer,
         heldout=measured_on(settings, Path(spec["run"])) if spec.get("judges") else None,
         on_notice=lambda text: diary.tell("notice", text=text),

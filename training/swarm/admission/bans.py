@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from dalle_lean.io.files import atomic_write
+from dalle_lean.io.files import write_bytes
 from training.swarm.admission.keys import Forged, SigningKey, read_signed
 
-NAME = "bans"
+BANS = "bans"
 MAX_BANS_BYTES = 2**18
 """Some 4,000 bans."""
 RELOAD_S = 0.5
@@ -32,7 +32,6 @@ class Bans:
         return cls(content["version"], frozenset(map(str, content.get("banned", ()))))
 
     def signed(self, key: SigningKey) -> bytes:
-        """The statement."""
         return key.sign("bans", {"version": self.version, "banned": sorted(self.banned)})
 
 
@@ -58,18 +57,12 @@ class FollowedFile:
         return self.content
 
 
-def write_statement(path: Path, statement: bytes) -> None:
-    """Replace a file that is followed."""
-    with atomic_write(path) as temporary:
-        temporary.write_bytes(statement)
-
-
 def change_bans(run_dir: Path, key: SigningKey, subject: str, *, banned: bool) -> bool:
     """Ban or unban a peer id or an invitation; returns whether that changed anything."""
-    path = run_dir / NAME
+    path = run_dir / BANS
     before = Bans.read(path.read_bytes() if path.exists() else b"", key.public)
     now = before.banned | {subject} if banned else before.banned - {subject}
     if now == before.banned:
         return False
-    write_statement(path, Bans(max(before.version + 1, time.time_ns() // 10**6), now).signed(key))
+    write_bytes(path, Bans(max(before.version + 1, time.time_ns() // 10**6), now).signed(key))
     return True

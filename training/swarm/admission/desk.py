@@ -81,13 +81,13 @@ class Desk:
         policy: OPEN, to anybody at a limited rate for each address; INVITE, to those with a code; LIST, to the peer ids
             in `peer_list`. A code is good under each of them.
         folder: where it keeps who has come with which code; the desks of one host share it.
-        key: the run's, or the helper's own: then it admits trainers only.
+        key_file: of the run's key, or the helper's own: then it admits trainers only.
         peer_list: a peer id on each line; `#` begins a comment.
     """
 
-    def __init__(self, gate: Gate, policy: str, folder: Path, key: SigningKey, peer_list: Path | None = None):
-        self.gate, self.policy, self.folder, self.key = gate, policy, folder, key
-        self.is_host = key.public == gate.run_key
+    def __init__(self, gate: Gate, policy: str, folder: Path, key_file: Path, peer_list: Path | None = None):
+        self.gate, self.policy, self.folder, self.key = gate, policy, folder, SigningKey.load(key_file)
+        self.is_host = self.key.public == gate.run_key
         self.peer_list = None if peer_list is None else FollowedFile(peer_list, MAX_LIST_BYTES)
         self.addresses = Buckets(OPEN_PASSES_PER_S, OPEN_PASSES_AT_ONCE)
 

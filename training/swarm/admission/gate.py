@@ -6,7 +6,8 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from training.swarm.admission.bans import MAX_BANS_BYTES, Bans, FollowedFile, write_statement
+from dalle_lean.io.files import write_bytes
+from training.swarm.admission.bans import MAX_BANS_BYTES, Bans, FollowedFile
 from training.swarm.admission.keys import Forged
 from training.swarm.admission.limits import MAX_REMEMBERED
 from training.swarm.admission.passes import MAX_PASS_BYTES, Pass, Refused
@@ -25,7 +26,6 @@ class Gate:
         self.run_key = run_key
         self.own, self.bans_file = FollowedFile(pass_file, MAX_PASS_BYTES), FollowedFile(bans_file, MAX_BANS_BYTES)
         self.bans, self.bans_statement, self.bans_read = Bans(), b"", b""
-        self.read_passes: OrderedDict[bytes, Pass] = OrderedDict()
         self.admitted: OrderedDict[str, Pass] = OrderedDict()
         """The pass that each peer has last shown to this process."""
         self._refused = mp.Value("q", 0)
@@ -57,20 +57,20 @@ class Gate:
         shown = self.genuine(peer, statement)
         if shown.ends < time.time():
             raise Refused("ended")
-        remember(self.admitted, peer, shown)
+        self.admitted[peer] = shown
+        self.admitted.move_to_end(peer)
+        if len(self.admitted) > MAX_REMEMBERED:
+            self.admitted.popitem(last=False)
         return shown
 
     def genuine(self, peer: str, statement: bytes) -> Pass:
         """The pass that the peer shows, which may have ended; Refused if it is not its own, or banned."""
         if not statement:
             raise Refused("no pass")
-        shown = self.read_passes.get(statement)
-        if shown is None:
-            try:
-                shown = Pass.read(statement, self.run_key)
-            except Forged:
-                raise Refused("forged") from None
-            remember(self.read_passes, statement, shown)
+        try:
+            shown = Pass.read(statement, self.run_key)
+        except Forged:
+            raise Refused("forged") from None
         if shown.peer != peer:
             raise Refused("other peer")
         if self.bans_by(shown):
@@ -117,7 +117,7 @@ class Gate:
         """Keep a list that another peer sent, for all processes of this one, if it is newer."""
         self.current_bans(now=True)
         if self.take_if_newer(statement):
-            write_statement(self.bans_file.path, statement)
+            write_bytes(self.bans_file.path, statement)
 
     @property
     def own_refusal(self) -> str:
@@ -128,28 +128,6 @@ class Gate:
         return str(Refused("banned")) if self.bans_by(own) else ""
 
 
-def remember(kept: OrderedDict[Any, Pass], key: Any, shown: Pass) -> None:
-    """Keep a pass, and forget the one that was not needed for longest if there are MAX_REMEMBERED."""
-    kept[key] = shown
-    kept.move_to_end(key)
-    if len(kept) > MAX_REMEMBERED:
-        kept.popitem(last=False)
-
-
 def gate_of(dht: Any) -> Gate | None:
     """The gate of a node; None in a run without a key."""
     return getattr(dht, "gate", None)
-
-
-def role_of(dht: Any, peer: Any) -> str | None:
-    """The role in the pass that a peer has last shown to this process.
-
-    Args:
-        dht: this peer's own node.
-        peer: a peer id.
-
-    None if it has shown none that still holds, and in a run without a key.
-    """
-    gate = gate_of(dht)
-    shown = gate.known(str(peer)) if gate is not None else None
-    return None if shown is None else shown.role

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from training.swarm.admission.passes import Refused
@@ -19,14 +19,15 @@ MAX_REMEMBERED = 4096
 
 
 class TokenBucket:
-    """Lets `rate_per_s` through, and up to `burst` at once after a pause. `now_s` is any clock's."""
+    """Lets `rate_per_s` through, and up to `burst` at once after a pause."""
 
-    def __init__(self, rate_per_s: float, burst: float, now_s: float):
+    def __init__(self, rate_per_s: float, burst: float):
         self.rate_per_s, self.burst = rate_per_s, burst
-        self.tokens, self.filled_s = burst, now_s
+        self.tokens, self.filled_s = burst, time.monotonic()
 
-    def take(self, now_s: float) -> bool:
+    def take(self) -> bool:
         """Whether one more may pass now."""
+        now_s = time.monotonic()
         self.tokens = min(self.burst, self.tokens + (now_s - self.filled_s) * self.rate_per_s)
         self.filled_s = now_s
         if self.tokens < 1:
@@ -38,35 +39,34 @@ class TokenBucket:
 class Buckets:
     """A bucket for each caller; of more than MAX_REMEMBERED, those that called least recently begin with a full one."""
 
-    def __init__(self, rate_per_s: float, burst: float, clock: Callable[[], float] = time.monotonic):
-        self.rate_per_s, self.burst, self.clock = rate_per_s, burst, clock
+    def __init__(self, rate_per_s: float, burst: float):
+        self.rate_per_s, self.burst = rate_per_s, burst
         self.buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def take(self, caller: str) -> None:
         """Count a call; Refused if the caller makes too many."""
         bucket = self.buckets.get(caller)
         if bucket is None:
-            bucket = self.buckets[caller] = TokenBucket(self.rate_per_s, self.burst, self.clock())
+            bucket = self.buckets[caller] = TokenBucket(self.rate_per_s, self.burst)
         self.buckets.move_to_end(caller)
         if len(self.buckets) > MAX_REMEMBERED:
             self.buckets.popitem(last=False)
-        if not bucket.take(self.clock()):
+        if not bucket.take():
             raise Refused("busy")
 
 
 class Limits:
     """What one process lets peers do."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self.clock = clock
-        self.calls = Buckets(CALLS_PER_S, CALLS_AT_ONCE, clock)
-        self.strangers = TokenBucket(STRANGE_CALLS_PER_S, STRANGE_CALLS_AT_ONCE, clock())
+    def __init__(self) -> None:
+        self.calls = Buckets(CALLS_PER_S, CALLS_AT_ONCE)
+        self.strangers = TokenBucket(STRANGE_CALLS_PER_S, STRANGE_CALLS_AT_ONCE)
         self.streams: Counter[str] = Counter()
         self.strange_streams = 0
 
     def count_call(self, peer: str, *, known: bool) -> None:
         """Refused if this peer, or all strangers together, make too many calls."""
-        if not known and not self.strangers.take(self.clock()):
+        if not known and not self.strangers.take():
             raise Refused("busy")
         self.calls.take(peer)
 

@@ -6,6 +6,7 @@ A pass names a peer id, and libp2p proves the peer id at each connection: whoeve
 import base64
 import binascii
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, Self
 
 from dalle_lean.errors import UserError
@@ -74,6 +75,7 @@ class Pass:
             raise Forged("not a pass")
 
     @classmethod
+    @lru_cache(maxsize=4096)  # of genuine ones: a lie is read again
     def read(cls, statement: bytes, run_key: str) -> Self:
         """The pass in a statement of the run's key, or of a helper that has a pass of the run's key; else Forged."""
         if not 0 < len(statement) <= MAX_PASS_BYTES:

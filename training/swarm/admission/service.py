@@ -5,8 +5,8 @@ import json
 import logging
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,39 +16,21 @@ from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import runtime_pb2
 
-from training.swarm.admission.bans import write_statement
+from dalle_lean.io.files import write_bytes
+from training.swarm.admission.bans import BANS
 from training.swarm.admission.desk import Application, Desk
 from training.swarm.admission.gate import Gate, gate_of
 from training.swarm.admission.keys import Forged, SigningKey
 from training.swarm.admission.passes import HELPER_PASS_S, PASS_S, TRAINER, Pass, Refused, decoded, encoded
+from training.swarm.config import SwarmSettings
 from training.swarm.network.addresses import peer_of
 from training.swarm.network.bootstrap_service import Unanswered, ask, call, hosts_of
+from training.swarm.network.identity import make_identity, peer_id_in
 
+IDENTITY, PASS = "identity", "pass"
+"""In a newcomer's folder."""
 POLL_S = 2.0
 RENEW_INTERVAL_S = 60.0
-
-
-@dataclass(frozen=True)
-class Renewal:
-    """How a peer renews its pass in the second half of its time.
-
-    Args:
-        addresses: of helpers to ask.
-        run_key_file: of the run's key, which only the host has.
-    """
-
-    addresses: Sequence[str] = ()
-    run_key_file: Path | None = None
-
-
-@dataclass(frozen=True)
-class DeskPlace:
-    """A helper's desk: see Desk."""
-
-    policy: str
-    folder: Path
-    key_file: Path
-    peer_list: Path | None = None
 
 
 class AdmissionService(ServicerBase):
@@ -81,21 +63,38 @@ class AdmissionService(ServicerBase):
         return runtime_pb2.ExpertResponse(metadata=json.dumps(counts).encode())
 
 
-def begin_admission(dht: hivemind.DHT, renewal: Renewal, place: DeskPlace | None = None) -> None:
-    """Have a guarded node renew its pass, learn of bans and tell others of them, and keep a desk at `place`."""
-    dht.run_coroutine(partial(start, renewal=renewal, place=place))
+def begin_admission(
+    dht: hivemind.DHT,
+    addresses: Sequence[str],
+    *,
+    run_key_file: Path | None = None,
+    make_desk: Callable[[Gate], Desk] | None = None,
+) -> None:
+    """Have a guarded node renew its pass in the second half of its time, learn of bans and tell others of them.
+
+    Args:
+        addresses: of helpers to ask for passes.
+        run_key_file: of the run's key, which only the host has.
+        make_desk: of a helper: called in the node's process.
+    """
+    dht.run_coroutine(partial(start, addresses=addresses, run_key_file=run_key_file, make_desk=make_desk))
 
 
-async def start(dht: hivemind.DHT, node: DHTNode, renewal: Renewal, place: DeskPlace | None) -> None:
+async def start(
+    dht: hivemind.DHT,
+    node: DHTNode,
+    addresses: Sequence[str],
+    run_key_file: Path | None,
+    make_desk: Callable[[Gate], Desk] | None,
+) -> None:
     """Runs in the node's process."""
     gate = gate_of(dht)
     assert gate is not None
     if not node.protocol.client_mode:
-        desk = None
-        if place is not None:
-            desk = Desk(gate, place.policy, place.folder, SigningKey.load(place.key_file), place.peer_list)
+        desk = None if make_desk is None else make_desk(gate)
         await AdmissionService(node.p2p, gate, desk).add_p2p_handlers(node.p2p)
-    keeping, shutdown = asyncio.create_task(keep_admitted(gate, node, renewal)), node.shutdown
+    keeping = asyncio.create_task(keep_admitted(gate, node, addresses, run_key_file))
+    shutdown = node.shutdown
 
     async def stop_keeping() -> None:
         keeping.cancel()
@@ -104,16 +103,16 @@ async def start(dht: hivemind.DHT, node: DHTNode, renewal: Renewal, place: DeskP
     node.shutdown = stop_keeping
 
 
-async def keep_admitted(gate: Gate, node: DHTNode, renewal: Renewal) -> None:
+async def keep_admitted(gate: Gate, node: DHTNode, addresses: Sequence[str], run_key_file: Path | None) -> None:
     """Until the node ends: every POLL_S learn of bans from one peer by chance, and renew the pass in time."""
     renew_s = 0.0
     while True:
         await asyncio.sleep(POLL_S)
         try:
-            await learn_bans(gate, node, renewal.addresses)
+            await learn_bans(gate, node, addresses)
             if time.monotonic() > renew_s and is_half_gone(gate.own_pass()):
                 renew_s = time.monotonic() + RENEW_INTERVAL_S
-                await renew(gate, node, renewal)
+                await renew(gate, node, addresses, run_key_file)
         except Exception:  # a stranger's answer may raise anything
             logging.getLogger("hivemind").exception("keeping up with passes and bans failed")
 
@@ -128,14 +127,14 @@ async def learn_bans(gate: Gate, node: DHTNode, addresses: Sequence[str]) -> Non
             gate.learn_bans(newer)
 
 
-async def renew(gate: Gate, node: DHTNode, renewal: Renewal) -> None:
+async def renew(gate: Gate, node: DHTNode, addresses: Sequence[str], run_key_file: Path | None) -> None:
     """Replace this peer's pass by one that ends later, if anybody gives one."""
     own = gate.own_pass()
-    if own is not None and renewal.run_key_file is not None:
-        issue_own(gate, SigningKey.load(renewal.run_key_file), own.peer, own.role)
+    if own is not None and run_key_file is not None:
+        issue_own(gate, SigningKey.load(run_key_file), own.peer, own.role)
         return
     asked = Application(peer=str(node.peer_id), current=encoded(gate.shown))
-    for peer in map(peer_of, renewal.addresses):
+    for peer in map(peer_of, addresses):
         answer = json.loads(await answer_of(node, peer, "rpc_apply", asked.to_json()) or b"{}")
         if "pass" in answer:
             keep_pass(gate, asked.peer, decoded(answer["pass"]))
@@ -166,7 +165,7 @@ def keep_pass(gate: Gate, peer: str, statement: bytes) -> None:
     """Write this peer's pass to its file; Forged if it is another's or not of this run."""
     if Pass.read(statement, gate.run_key).peer != peer:
         raise Forged("a pass of another peer")
-    write_statement(gate.own.path, statement)
+    write_bytes(gate.own.path, statement)
 
 
 def apply(dht: hivemind.DHT, addresses: Sequence[str], gate: Gate, asked: Application) -> None:
@@ -191,6 +190,36 @@ def apply(dht: hivemind.DHT, addresses: Sequence[str], gate: Gate, asked: Applic
     own = gate.own_pass()
     if own is None or own.ends < time.time():
         raise Unanswered(f"no helper at {', '.join(addresses)} hands out passes of this run")
+
+
+def enter_by_pass(
+    dht: hivemind.DHT,
+    addresses: Sequence[str],
+    settings: SwarmSettings,
+    folder: Path,
+    *,
+    name: str = "",
+    code: str = "",
+    run_key_file: Path | None = None,
+) -> Gate:
+    """A gate with a pass for the identity in `folder`, which helpers at `addresses` give.
+
+    Args:
+        dht: any node that reaches them: a pass is useless to all but its peer.
+        name: to show to people.
+        code: of the host's invitation; not needed while an earlier pass in the folder holds.
+        run_key_file: of the run's key, if this machine has it: then it needs nobody's pass.
+
+    Raises Refused, and Unanswered if no helper answers.
+    """
+    make_identity(folder / IDENTITY)
+    gate = Gate(settings.swarm.run_key, folder / PASS, folder / BANS)
+    peer = peer_id_in(folder / IDENTITY)
+    if run_key_file is not None and run_key_file.exists():
+        issue_own(gate, SigningKey.load(run_key_file), peer, TRAINER)
+    else:
+        apply(dht, addresses, gate, Application(peer=peer, name=name, code=code))
+    return gate
 
 
 def counts_of(dht: hivemind.DHT, addresses: Sequence[str]) -> dict[str, int]:

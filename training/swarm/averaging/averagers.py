@@ -8,11 +8,10 @@ import logging
 import math
 import multiprocessing as mp
 from collections import defaultdict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, AsyncIterator  # noqa: UP035 (hivemind reads no other)
 
 import torch
-from hivemind import DHT
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.allreduce import AllReduceRunner, AveragingMode
 from hivemind.averaging.control import StepControl
@@ -58,39 +57,43 @@ class RuleRunner(AllReduceRunner):
 
     def __init__(
         self,
-        *,
-        rule: type[FiniteMean],
-        max_weight: float = math.inf,
-        excluded: Collection[PeerID] = (),
-        preferred: Collection[PeerID] = (),
-        trusted: Collection[PeerID] = (),
-        max_shift: float = math.inf,
-        dht: DHT,
-        signed_groups: SignedGroups,
-        **arguments: Any,
+        averager: "FilteredAverager",
+        tensors: Sequence[Tensor],
+        group_info: GroupInfo,
+        group_id: bytes,
+        **options: Any,
     ):
-        super().__init__(**arguments)
+        super().__init__(
+            p2p=averager._p2p,
+            servicer_type=type(averager),
+            prefix=averager.prefix,
+            tensors=tensors,
+            group_id=group_id,
+            ordered_peer_ids=group_info.peer_ids,
+            **options,
+        )
+        excluded, preferred = averager.excluded_from(group_info), averager.preferred
         self.tensor_part_reducer.finished.set()  # or it warns when it is deleted
-        self.tensor_part_reducer = rule(
+        self.tensor_part_reducer = averager.rule(
             tuple(part.shape for part in self.parts_for_local_averaging),
             len(self.sender_peer_ids),
-            max_weight=max_weight,
+            max_weight=averager.max_weight,
             excluded=[index for index, peer in enumerate(self.sender_peer_ids) if peer in excluded],
             preferred=[index for index, peer in enumerate(self.sender_peer_ids) if peer in preferred],
         )
-        self.trusted, self.max_shift = trusted, max_shift
+        self.trusted, self.max_shift = averager.host.all, averager.max_shift
         self.impossible: set[PeerID] = set()
         """Reducers that returned what can be no average, or not what they signed."""
         self.signer: Signer | None = None
-        if self.peer_id not in trusted and self.parts_for_local_averaging:
-            signed_groups.add(self.group_id)
-            self.signer = Signer(dht.private_key, owner_key(dht), self.group_id, self.sender_timeout)
+        if self.peer_id not in self.trusted and self.parts_for_local_averaging:
+            averager.signed_groups.add(group_id)
+            self.signer = Signer(averager.dht.private_key, owner_key(averager.dht), group_id, self.sender_timeout)
         self.answers: dict[PeerID, deque[averaging_pb2.AveragingData]] = defaultdict(deque)
         """Of reducers that are not trusted, until they are registered."""
         self.receipts: dict[PeerID, Receipt] = {}
         """For the latest part that each of them returned."""
-        tensors = arguments["tensors"]
-        self.root_mean_square = rms(torch.stack([tensor.norm() for tensor in tensors]), sum(map(torch.numel, tensors)))
+        norm, values = torch.stack([tensor.norm() for tensor in tensors]).norm(), sum(map(torch.numel, tensors))
+        self.root_mean_square = float(norm) / math.sqrt(max(1, values))
         self.failed: set[PeerID] = set()
         """Reducers in whose place this peer's own parts are registered."""
         container = self.tensor_part_container
@@ -179,7 +182,7 @@ class FilteredAverager(DecentralizedAverager):
     """Averages by a rule and drops averages that are not finite.
 
     Args:
-        rule: see training.swarm.averaging.aggregation.
+        rule: see training.swarm.averaging.robust_rules.
         max_weight: cap on one sender's weight.
         host: the run's own peers; while they are there nobody else leads a group or reduces.
         attestation: told after each round what each sender counted for.
@@ -254,29 +257,10 @@ class FilteredAverager(DecentralizedAverager):
     async def _run_allreduce_inplace_(
         self, tensors: Sequence[Tensor], group_info: GroupInfo, group_id: bytes | None = None, **options: Any
     ) -> None:
+        # A helper sends and receives like all others, with weight 0: hivemind passes no modes to an all-reduce.
         group_id = group_info.group_id if group_id is None else group_id
-        runner = RuleRunner(
-            rule=self.rule,
-            max_weight=self.max_weight,
-            excluded=self.excluded_from(group_info),
-            preferred=self.preferred,
-            trusted=self.host.all,
-            max_shift=self.max_shift,
-            dht=self.dht,
-            signed_groups=self.signed_groups,
-            p2p=self._p2p,
-            servicer_type=type(self),
-            prefix=self.prefix,
-            tensors=tensors,
-            group_id=group_id,
-            ordered_peer_ids=group_info.peer_ids,
-            **options,
-        )
+        runner = RuleRunner(self, tensors, group_info, group_id, **options)
         self._running_groups[group_id].set_result(runner)
-        if runner.modes[group_info.peer_ids.index(self.peer_id)] == AveragingMode.AUX:
-            async for _ in runner:
-                raise ValueError("auxiliary peers receive no averaged tensors")
-            return
         async for tensor, update in azip(as_aiter(*tensors), runner):
             if torch.isfinite(update).all():
                 tensor.add_(update, alpha=self._averaging_alpha)
@@ -333,11 +317,6 @@ def is_possible(own: Tensor, delta: Tensor, root_mean_square: float, max_shift: 
     size = max(float(own.norm()), root_mean_square * math.sqrt(own.numel()))
     returned, shift = float((own + delta).norm()), float(delta.norm())
     return size == 0 or (returned <= REJECT_RADII * size and shift <= max_shift * size)
-
-
-def rms(norms: Tensor, values: int) -> float:
-    """Of that many values in tensors with these norms."""
-    return float(norms.norm()) / math.sqrt(max(1, values))
 
 
 def is_report(content: bytes) -> bool:

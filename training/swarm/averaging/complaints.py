@@ -186,7 +186,6 @@ def receipts_in(said: Record) -> list[Receipt]:
 
 
 def short(peer: PeerID) -> bytes:
-    """The end of a peer id."""
     return bytes(peer.to_bytes()[-SHORT_BYTES:])
 
 

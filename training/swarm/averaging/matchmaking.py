@@ -109,7 +109,6 @@ class Absentees:
         """Whom enough others complain about, and until when that holds."""
 
     def is_left_out(self, peer: PeerID) -> bool:
-        """Whether it must wait."""
         names, until_s = self.by_others
         return self.must_wait(peer) or (str(peer) in names and time.monotonic() < until_s)
 

@@ -16,7 +16,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives import serialization
 from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
@@ -63,11 +62,10 @@ class Receipt:
     @property
     def reducer(self) -> PeerID | None:
         """The peer whose key signed it; None if it is no receipt."""
-        match = OWNER.fullmatch(self.owner) if isinstance(self.owner, bytes) else None
-        peer = owner_peer(self.owner) if match else None
-        if match is None or peer is None:
+        peer = owner_peer(self.owner)
+        if peer is None:
             return None
-        key = RSAPublicKey(serialization.load_ssh_public_key(match[1]))
+        key = RSAPublicKey.from_bytes(*OWNER.findall(self.owner))
         return peer if key.verify(signed_bytes(self.group, self.time, self.part, self.digest), self.signature) else None
 
     @property
@@ -147,7 +145,6 @@ class Signer:
         return made.result()
 
     def sign(self, part: int, hashes: list[bytes], average: Tensor) -> bytes:
-        """The statement."""
         values = sampled(average, hashes, self.group, part).numpy().astype("<f4").tobytes()
         content, now = [self.previous, hashes, values], int(time.time())
         self.previous = digest_of(content)
@@ -217,7 +214,6 @@ def sampled(average: Tensor, hashes: list[bytes], group: bytes, part: int) -> Te
 
 
 def hash_of(answer: bytes) -> bytes:
-    """Of an answer."""
     return sha256(answer).digest()[:HASH_BYTES]
 
 
@@ -227,5 +223,4 @@ def digest_of(content: list[Any]) -> bytes:
 
 
 def signed_bytes(group: bytes, time_s: int, part: int, digest: bytes) -> bytes:
-    """What the signature is of."""
     return b"dalle-lean averaged part\n" + bytes(MSGPackSerializer.dumps([group, time_s, part, digest]))

@@ -1,6 +1,7 @@
-"""Rules that a minority of senders cannot steer: each needs the parts of all senders at once.
+"""Rules that reduce what several peers sent to one tensor, and that a minority of senders cannot steer.
 
-N senders, n values of a part. The result depends on who sent what, never on the order of arrival.
+N senders, n values of a part. The result depends on who sent what, never on the order of arrival. To add a rule, put
+its class into `RULES` and its name into training.swarm.config.
 """
 
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from training.swarm.averaging.finite_mean import FiniteMean
+from training.swarm.config import AGGREGATIONS, SwarmSettings
 
 MAX_WEIGHT_RATIO = 2.0
 """One sender counts for at most so many times the median weight."""
@@ -70,7 +72,7 @@ class CentredClipping(CollectingRule):
     """Of the median distance: less for a run that went wrong."""
 
     def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
-        centre = parts[medoid(parts)]
+        centre = parts[pairwise_distances(parts).quantile(0.5, dim=1).argmin()]
         for _ in range(CLIPPING_ROUNDS):
             offsets = parts - centre
             distances = offsets.norm(dim=1)
@@ -81,6 +83,12 @@ class CentredClipping(CollectingRule):
             shares[distances > REJECT_RADII * radius] = 0.0
             centre = centre + (shares / weights.sum()) @ offsets
         return centre
+
+
+class TighterClipping(CentredClipping):
+    """For a run that was taken back because its loss had risen."""
+
+    radius_share = 0.5
 
 
 class TrimmedMean(CollectingRule):
@@ -99,9 +107,20 @@ class Median(CollectingRule):
         return parts.quantile(0.5, dim=0)
 
 
-def medoid(parts: Tensor) -> int:
-    """The sender of [N, n] whose median distance to the others is the least; the first of equals."""
-    return int(pairwise_distances(parts).quantile(0.5, dim=1).argmin())
+RULES: dict[str, type[FiniteMean]] = {
+    "centred_clipping": CentredClipping,
+    "trimmed_mean": TrimmedMean,
+    "median": Median,
+    "mean": FiniteMean,
+}
+assert set(RULES) == set(AGGREGATIONS)
+
+
+def rule_of(settings: SwarmSettings) -> type[FiniteMean]:
+    """The rule that a run's settings name, tighter once the run was rolled back: all its peers see that by its name."""
+    if settings.wire.aggregation == "centred_clipping" and settings.swarm.rollbacks:
+        return TighterClipping
+    return RULES[settings.wire.aggregation]
 
 
 def pairwise_distances(parts: Tensor) -> Tensor:
@@ -120,9 +139,3 @@ def pairwise_distances(parts: Tensor) -> Tensor:
 def cap_weights(weights: Tensor) -> Tensor:
     """[N], none above MAX_WEIGHT_RATIO times their median."""
     return weights.clamp(max=MAX_WEIGHT_RATIO * float(weights.quantile(0.5)))
-
-
-class TighterClipping(CentredClipping):
-    """For a run that was taken back because its loss had risen."""
-
-    radius_share = 0.5

@@ -44,7 +44,6 @@ class SwarmStateAverager(WeightAverager):
     """Averages weights, hands out the state, and downloads it from others.
 
     Args:
-        lr_of_epoch: see WeightAverager.
         last_epoch: the end of the schedule; states of later steps are refused.
     """
 

@@ -72,7 +72,6 @@ def signer_of(metadata: Any, run: str) -> PeerID | None:
 
 
 def signed_content(metadata: dict[str, Any], run: str) -> bytes:
-    """What a donor signs."""
     return json.dumps([run, metadata["epoch"], metadata["sha256"]]).encode()
 
 
@@ -97,6 +96,5 @@ def validate_state(
 
 @torch.no_grad()
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy each source into its target."""
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)

@@ -1,4 +1,7 @@
-"""Tensors on the wire, checked before hivemind reads them: a lying header can cost gigabytes or end a process."""
+"""Tensors on the wire: how they are compressed, and their checks before hivemind reads them.
+
+A lying header can cost gigabytes or end a process.
+"""
 
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -6,10 +9,30 @@ from typing import Any
 
 import numpy as np
 import torch
+from hivemind.compression import (
+    CompressionBase,
+    Float16Compression,
+    NoCompression,
+    SizeAdaptiveCompression,
+    Uniform8BitQuantization,
+)
 from hivemind.proto import averaging_pb2, runtime_pb2
+
+from training.swarm.config import WireSection
 
 CODEBOOK_SIZE = 256
 """Entries of an 8-bit part's codebook, each a float32 behind an int64 that counts them."""
+
+
+def wire_compression(wire: WireSection) -> CompressionBase:
+    """The compression that the settings name."""
+    if wire.compression == "fp32":
+        return NoCompression()
+    if wire.compression == "fp16":
+        return Float16Compression()
+    return SizeAdaptiveCompression(
+        threshold=wire.min_eight_bit_numel, less=Float16Compression(), greater_equal=Uniform8BitQuantization()
+    )
 
 
 def check_tensor(message: runtime_pb2.Tensor, size: Sequence[int], dtype: torch.dtype = torch.float32) -> None:

@@ -35,27 +35,25 @@ class Checkpointer:
     """Saves and measures the state of a run.
 
     Args:
-        checkpoints: where to save.
         heldout: samples to measure, if any.
-        on_notice: called with what a person should know.
         on_change: called when a number below has changed.
         stopped: whether to finish soon, without measuring; called on any thread.
     """
 
     def __init__(
         self,
-        settings: SwarmSettings,
         checkpoints: Checkpoints,
         heldout: Batch | None,
         *,
         device: str = "cpu",
-        on_notice: OnNotice,
         on_change: Callable[[], None] = lambda: None,
         stopped: Callable[[], bool] = lambda: False,
     ):
-        self.settings, self.checkpoints, self.heldout = settings, checkpoints, heldout
-        self.on_notice, self.on_change, self.stopped = on_notice, on_change, stopped
-        self.copy = GradientComputer(build_model(settings).to(device), settings.recipe.memory, micro_batch_size=1)
+        self.checkpoints, self.heldout, self.on_change, self.stopped = checkpoints, heldout, on_change, stopped
+        self.settings, self.on_notice = checkpoints.settings, checkpoints.on_notice
+        self.copy = GradientComputer(
+            build_model(self.settings).to(device), self.settings.recipe.memory, micro_batch_size=1
+        )
         self.statistics: list[Tensor] = []
         self.worker: threading.Thread | None = None
         self.heldout_loss = math.nan
@@ -100,7 +98,6 @@ class Checkpointer:
 
     @torch.no_grad()
     def take_copy(self, optimizer: SwarmOptimizer, model: Dalle) -> None:
-        """Copy the current state."""
         self.copy.model.load_state_dict(model.state_dict())
         averager = optimizer.state_averager
         self.statistics = [tensor.clone() for tensor in averager.state_tensors()[len(averager.main_parameters) :]]
@@ -152,11 +149,9 @@ class Checkpointer:
         )
 
     def saved(self) -> list[Checkpoint]:
-        """All checkpoints, by step."""
         return list_checkpoints(self.checkpoints.run_dir, self.on_notice)
 
     def save(self, step: int, heldout_loss: float) -> None:
-        """Save the copy."""
         if self.checkpoints.save(step, self.copy.model, self.statistics, heldout_loss):
             self.saved_step = step
         self.on_change()

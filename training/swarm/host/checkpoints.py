@@ -25,8 +25,7 @@ from dalle_lean.io.files import fresh_folder, read_json, sha256_file, sync_folde
 from dalle_lean.io.safetensors_io import read_weights, save_weights
 from dalle_lean.progress import OnNotice, silent
 from training.run.folder import placed_vocabulary
-from training.swarm.config import NAME as SETTINGS
-from training.swarm.config import SwarmSection, SwarmSettings, read_settings, write_settings
+from training.swarm.config import SWARM_TOML, SwarmSection, SwarmSettings, read_settings, write_settings
 
 FOLDER = "checkpoints"
 META = "checkpoint.json"
@@ -112,7 +111,6 @@ class Checkpoints:
         settings: of the run; its schedule's `checkpoint_every` is the interval in steps.
         vqgan: folder that goes into the model folders, so that `generate` can use them.
         vqgan_fingerprint: of the VQGAN that made the codes.
-        on_notice: called with what could not be written.
     """
 
     def __init__(
@@ -288,5 +286,5 @@ def rollback(run_dir: Path, step: int, on_notice: OnNotice = silent) -> SwarmSet
             aside.mkdir(exist_ok=True)
             os.rename(checkpoint.folder, aside / checkpoint.folder.name)
     settings = dataclasses.replace(settings, swarm=swarm)
-    write_settings(run_dir / SETTINGS, settings)
+    write_settings(run_dir / SWARM_TOML, settings)
     return settings

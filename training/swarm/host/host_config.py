@@ -12,7 +12,7 @@ from dalle_lean.io.files import read_json, write_json
 from training.swarm.network.addresses import EVERYWHERE, LOOPBACK
 from training.swarm.network.identity import make_identity, peer_id_in
 
-NAME = "host.json"
+HOST_JSON = "host.json"
 IDENTITIES = "identities"
 CONNECT_TIMEOUT_S = 1.0
 
@@ -44,7 +44,7 @@ class HostConfig:
     @classmethod
     def load(cls, run_dir: Path) -> Self:
         """ValueError unless `dalle-lean host` made the folder."""
-        path = run_dir / NAME
+        path = run_dir / HOST_JSON
         if not path.is_file():
             raise UserError(f"{path} is missing: {run_dir} is no folder of a run hosted here")
         try:
@@ -53,8 +53,7 @@ class HostConfig:
             raise UserError(f"{path} is not what this version writes: {error}") from None
 
     def save(self, run_dir: Path) -> None:
-        """Write host.json."""
-        write_json(run_dir / NAME, dataclasses.asdict(self))
+        write_json(run_dir / HOST_JSON, dataclasses.asdict(self))
 
     @property
     def helpers(self) -> list[str]:
@@ -103,5 +102,4 @@ def make_identities(run_dir: Path, names: Iterable[str]) -> None:
 
 
 def peer_id(run_dir: Path, name: str) -> str:
-    """Its peer id."""
     return peer_id_in(identity_path(run_dir, name))

@@ -20,7 +20,7 @@ class CheckpointPublisher:
 
     Args:
         destination: see dalle_lean.io.publish.
-        on_notice: called on a thread with what could not be published; it is tried again.
+        on_notice: called on a thread.
     """
 
     def __init__(self, run_dir: Path, destination: str, on_notice: OnNotice):
@@ -47,7 +47,6 @@ class CheckpointPublisher:
         return True
 
     def run(self, stopped: threading.Event) -> None:
-        """Publish until stopped."""
         while not stopped.is_set():
             stopped.wait(POLL_S if self.publish_newest() else RETRY_S)
 

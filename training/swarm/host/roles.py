@@ -5,7 +5,6 @@ from functools import partial
 
 import hivemind
 
-from dalle_lean import Dalle
 from dalle_lean.progress import OnNotice, silent
 from training.data.loader import Batch
 from training.step.gradients import GradientComputer
@@ -36,7 +35,6 @@ def run_helper(
 
     Args:
         on_round: called after each wait.
-        attestation: told whose gradients were averaged.
     """
     optimizer = swarm_optimizer(settings, build_model(settings), dht, role="helper", attestation=attestation)
     try:
@@ -52,7 +50,6 @@ def run_donor(
     dht: hivemind.DHT,
     wait: Callable[[float], bool],
     *,
-    model: Dalle | None = None,
     heldout: Batch | None = None,
     checkpointer: Checkpointer | None = None,
     on_step: OnOptimizer = lambda _: None,
@@ -64,17 +61,15 @@ def run_donor(
     With a checkpointer it also ends with the schedule, once the final state is saved or `wait(seconds)` is true.
 
     Args:
-        model: with the run's first weights, by default a new one.
         heldout: the first few of these samples validate the states of others; without them, all whole and finite
             states are accepted.
         checkpointer: restores the newest checkpoint, saves others, and saves the last state.
         on_step: called after each step of the swarm, with that step's weights in the model.
         on_round: called after each wait.
-        on_notice: called when this peer is behind the others, and with how it continues.
 
     Raises OutOfSync, StateRefused.
     """
-    model, scale = model or build_model(settings), settings.steps_per_epoch
+    model, scale = build_model(settings), settings.steps_per_epoch
     restored = None if checkpointer is None else checkpointer.restore(model)
     optimizer = swarm_optimizer(settings, model, dht, role="donor", on_notice=on_notice)
     averager = optimizer.state_averager

@@ -27,7 +27,7 @@ from training.swarm.admission.passes import HELPER
 from training.swarm.admission.service import apply
 from training.swarm.config import (
     ADMISSIONS,
-    NAME,
+    SWARM_TOML,
     SwarmSection,
     SwarmSettings,
     TimingSection,
@@ -36,8 +36,7 @@ from training.swarm.config import (
     write_settings,
 )
 from training.swarm.host.checkpoints import first_name
-from training.swarm.host.host_config import IDENTITIES, HostConfig, make_identities, peer_id
-from training.swarm.host.host_config import NAME as HOST_JSON
+from training.swarm.host.host_config import HOST_JSON, IDENTITIES, HostConfig, make_identities, peer_id
 from training.swarm.host.host_gate import HELPER_KEY, host_gate, run_key_file
 from training.swarm.network.addresses import EVERYWHERE, LOOPBACK, check_ip, free_ports, outward_ip
 from training.swarm.network.bootstrap_service import fetch_run, first_answer
@@ -77,9 +76,9 @@ def make_run(
     vqgan: Path | None = None,
     name: str | None = None,
     min_peers: int = 1,
-    wire: WireSection | None = None,
-    timing: TimingSection | None = None,
-    place: ListenOptions | None = None,
+    wire: WireSection = WireSection(),
+    timing: TimingSection = TimingSection(),
+    place: ListenOptions = ListenOptions(),
     admission: str | None = None,
     peer_list: Path | None = None,
     on_notice: OnNotice,
@@ -94,7 +93,7 @@ def make_run(
     Raises ValueError if the existing run has another recipe; it names what differs.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    before = read_settings(run_dir) if (run_dir / NAME).exists() else None
+    before = read_settings(run_dir) if (run_dir / SWARM_TOML).exists() else None
     listed = previous_config(run_dir).peer_list is not None if peer_list is None else peer_list.is_file()
     admission = checked_admission(before, admission, listed)
     vqgan_fingerprint = None
@@ -105,17 +104,14 @@ def make_run(
     else:
         shards = find_shards(data, codes=stated_codes(recipe, vqgan) if is_url(data) else None, on_notice=on_notice)
         settings = new_settings(run_dir, data, shards, recipe, tokenizer)
-        key = before.swarm.run_key if before is not None else make_run_key(run_dir)
+        key = before.swarm.run_key if before else SigningKey.load_or_create(run_key_file(run_dir)).public
         swarm = dataclasses.replace(settings.swarm, name=name or slug(run_dir), min_peers=min_peers, run_key=key)
-        settings = dataclasses.replace(
-            settings, swarm=swarm, wire=wire or WireSection(), timing=timing or TimingSection()
-        )
+        settings = dataclasses.replace(settings, swarm=swarm, wire=wire, timing=timing)
         if vqgan is not None:
             matching_vqgan(vqgan, shards.info)
         vqgan_fingerprint = shards.info.vqgan
         if before is not None:
             settings = continued(run_dir, before, settings, named=name is not None)
-    place = place or ListenOptions()
     donors = place.donors or len(previous_config(run_dir).donors) or 1
     names = [f"helper-{number}" for number in range(HELPERS)] + [f"donor-{number}" for number in range(donors)]
     host_config = make_host_config(
@@ -127,20 +123,15 @@ def make_run(
         addresses=tuple(host_config.address(run_dir, helper) for helper in host_config.helpers),
         donors=tuple(peer_id(run_dir, donor) for donor in host_config.donors),
     )
-    write_settings(run_dir / NAME, dataclasses.replace(settings, swarm=swarm))
+    write_settings(run_dir / SWARM_TOML, dataclasses.replace(settings, swarm=swarm))
     return read_settings(run_dir)
 
 
 def hosted_settings(run_dir: Path) -> SwarmSettings:
     """Settings of the run in a host's folder; ValueError if `dalle-lean host` has made none there."""
-    if not (run_dir / NAME).is_file():
+    if not (run_dir / SWARM_TOML).is_file():
         raise UserError(f"{run_dir} holds no run: name the folder that `dalle-lean host` was given")
     return read_settings(run_dir)
-
-
-def make_run_key(run_dir: Path) -> str:
-    """The public half of a new run's key."""
-    return SigningKey.load_or_create(run_key_file(run_dir)).public
 
 
 def checked_admission(before: SwarmSettings | None, admission: str | None, has_list: bool) -> str:
@@ -214,7 +205,6 @@ def make_helper(
 
     Args:
         code: of the host's invitation, the first time.
-        peer_list: see make_run.
 
     Raises ValueError if nobody there hands out the run's files and the folder does not have them, and Refused.
     """
@@ -223,7 +213,7 @@ def make_helper(
         raise UserError(f"{run_dir} holds a run that is hosted here; give another folder for the helper of another run")
     make_identities(run_dir, [HELPER_NAME])
     if not update_run_files(run_dir, addresses, code):
-        if not (run_dir / NAME).exists():
+        if not (run_dir / SWARM_TOML).exists():
             raise UserError(f"no helper at {', '.join(addresses)} hands out the run's files; is the host up?")
         on_notice(f"no helper at {', '.join(addresses)} answers; this one starts when one of them does")
     make_host_config(run_dir, [HELPER_NAME], place, helper_of=addresses, peer_list=peer_list)

@@ -58,11 +58,9 @@ class Supervisor:
     """Starts the host's peers, and restarts those that end.
 
     Args:
-        host_config: of the run.
         device: for donors to measure on.
         page: options of `dalle-lean monitor` with which the run's page is kept; none without them. It starts when all
             are up, and the run does not depend on it.
-        on_notice: called with what happens to them.
     """
 
     def __init__(
@@ -128,7 +126,6 @@ class Supervisor:
         peer.port_reported = True
 
     def start(self, peer: ManagedProcess) -> None:
-        """Start a peer's process."""
         # -P: the current folder may hold a package named `training`.
         command = [sys.executable, "-P", "-m", "training.swarm", peer.name.partition("-")[0], str(self.run_dir)]
         self.launch(peer, [*command, "--name", peer.name, "--device", self.device])
@@ -161,6 +158,7 @@ class Supervisor:
         if peer.process is None or peer.process.poll() is None:
             return
         code = peer.process.returncode
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         peer.process = None
         self.pass_on_notices(peer)
         if self.finished:
@@ -169,7 +167,7 @@ class Supervisor:
             peer.pause_s = MIN_PAUSE_S
         peer.due_s = time.monotonic() + peer.pause_s
         self.on_notice(
-            f"{peer.name} ended ({how_it_ended(code)}); it starts again in {peer.pause_s:.0f} s as the same peer, "
+            f"{peer.name} ended ({how}); it starts again in {peer.pause_s:.0f} s as the same peer, "
             f"see {self.run_dir / 'logs' / peer.name}.log"
         )
         peer.pause_s = min(2 * peer.pause_s, MAX_PAUSE_S)
@@ -195,7 +193,6 @@ class Supervisor:
         self.was_ready = self.was_ready or self.all_up
 
     def pass_on_notices(self, peer: ManagedProcess) -> None:
-        """Pass on a peer's new notices."""
         status = read_status(self.run_dir, peer.name)
         pid, noticed, lines = status.get("pid", 0), status.get("noticed", 0), status.get("notices", [])
         before = peer.notices_read[1] if pid == peer.notices_read[0] else 0
@@ -248,11 +245,6 @@ class Supervisor:
                 self.processes[name].process = None
 
 
-def how_it_ended(code: int) -> str:
-    """A process's return code in words."""
-    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-
-
 @contextmanager
 def supervised(
     run_dir: Path, *, device: str = "cpu", page: Sequence[str] = (), on_notice: OnNotice
@@ -289,7 +281,6 @@ def host_run(
     """Keep the run alive until its last step; returns its final status.
 
     Args:
-        page: see Supervisor.
         on_ready: called once all of the host's peers are up.
         on_progress: called with steps done, steps in all, and a note.
 

@@ -19,16 +19,15 @@ import hivemind
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import runtime_pb2
-from hivemind.utils.multiaddr import Multiaddr
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import atomic_write
+from dalle_lean.io.files import write_bytes
 from dalle_lean.tokenizer import MOST_TOKENIZER_BYTES
-from training.swarm.config import NAME, SwarmSettings, parse_settings
+from training.swarm.config import SWARM_TOML, SwarmSettings, parse_settings
 from training.swarm.network.addresses import peer_of
 
 TOKENIZER = "tokenizer.json"
-LIMITS_BYTES = {NAME: 2**18, TOKENIZER: MOST_TOKENIZER_BYTES}
+LIMITS_BYTES = {SWARM_TOML: 2**18, TOKENIZER: MOST_TOKENIZER_BYTES}
 """A newcomer accepts no more than this."""
 CHUNK_BYTES = 2**20
 """libp2p's daemon carries answers of up to 2 MiB."""
@@ -58,10 +57,8 @@ class RunFiles:
     """tokenizer.json."""
 
     def write(self, folder: Path) -> None:
-        """Write both files into a folder."""
-        for name, content in {NAME: self.settings_text.encode(), TOKENIZER: self.tokenizer}.items():
-            with atomic_write(folder / name) as temporary:
-                temporary.write_bytes(content)
+        write_bytes(folder / SWARM_TOML, self.settings_text.encode())
+        write_bytes(folder / TOKENIZER, self.tokenizer)
 
 
 class BootstrapService(ServicerBase):
@@ -114,21 +111,13 @@ def read_chunk(path: Path, start: int) -> bytes:
 async def hosts_of(p2p: P2P, caller: PeerID) -> list[str]:
     """The IP addresses that a peer calls from."""
     addresses = [address for peer in await p2p.list_peers() if peer.peer_id == caller for address in peer.addrs]
-    return sorted({host for host in map(ip_of, addresses) if host is not None})
+    return sorted({str(address[kind]) for address in addresses for kind in ("ip4", "ip6") if kind in address})
 
 
-def ip_of(address: Multiaddr) -> str | None:
-    """The IP address in it."""
-    for protocol in ("ip4", "ip6"):
-        if protocol in address:
-            return str(address[protocol])
-    return None
-
-
-async def takes_connections(host: str, port: int, timeout_s: float = DIAL_TIMEOUT_S) -> bool:
+async def takes_connections(host: str, port: int) -> bool:
     """Whether a TCP connection can be made."""
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), timeout_s)
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), DIAL_TIMEOUT_S)
     except (TimeoutError, OSError):
         return False
     writer.close()
@@ -182,7 +171,7 @@ def fetch_settings(dht: hivemind.DHT, address: str) -> SwarmSettings:
 def fetch_settings_text(dht: hivemind.DHT, address: str) -> str:
     """swarm.toml as the helper sends it."""
     try:
-        return read_file(dht, address, NAME).decode()
+        return read_file(dht, address, SWARM_TOML).decode()
     except UnicodeDecodeError:
         raise Unanswered(f"{address} sent a swarm.toml that is not UTF-8") from None
 

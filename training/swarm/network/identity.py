@@ -19,5 +19,4 @@ def make_identity(path: Path) -> None:
 
 
 def peer_id_in(path: Path) -> str:
-    """The peer id of an identity file."""
     return str(PeerID.from_identity(path.read_bytes()).to_base58())

@@ -15,7 +15,8 @@ import hivemind
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
-from hivemind.utils.multiaddr import Multiaddr
+
+from training.swarm.network.addresses import peer_of
 
 PING_INTERVAL_S = 5.0
 MAX_PINGS = 4
@@ -29,8 +30,7 @@ MAX_UNANSWERED = 60
 
 def reconnect_lost_peers(dht: hivemind.DHT, addresses: Collection[str]) -> None:
     """Have the node ping peers at `addresses`, and others it met, while they are missing from its routing table."""
-    peers = {PeerID.from_base58(Multiaddr(address)["p2p"]) for address in addresses}
-    dht.run_coroutine(partial(start_pinging, peers=peers))
+    dht.run_coroutine(partial(start_pinging, peers=set(map(peer_of, addresses))))
 
 
 async def start_pinging(_dht: hivemind.DHT, node: DHTNode, peers: set[PeerID]) -> None:

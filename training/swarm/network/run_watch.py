@@ -13,18 +13,10 @@ WATCH_INTERVAL_S = 20.0
 
 
 class RunWatch:
-    """Asks the helpers every `interval_s` whether the run still has these settings."""
+    """Asks the helpers at these addresses every WATCH_INTERVAL_S whether the run still has these settings."""
 
-    def __init__(
-        self,
-        dht: hivemind.DHT,
-        settings: SwarmSettings,
-        addresses: Sequence[str] | None = None,
-        *,
-        interval_s: float = WATCH_INTERVAL_S,
-    ):
-        self.dht, self.settings, self.interval_s = dht, settings, interval_s
-        self.addresses = settings.swarm.addresses if addresses is None else addresses
+    def __init__(self, dht: hivemind.DHT, settings: SwarmSettings, addresses: Sequence[str]):
+        self.dht, self.settings, self.addresses = dht, settings, addresses
         self.moved: str | None = None
         """A sentence, once the run goes on without peers like this one, or without this one."""
         self.closed = threading.Event()
@@ -34,7 +26,7 @@ class RunWatch:
     def watch(self) -> None:
         """Until the run has moved or the watch is closed."""
         gate = gate_of(self.dht)
-        while self.moved is None and not self.closed.wait(self.interval_s):
+        while self.moved is None and not self.closed.wait(WATCH_INTERVAL_S):
             if gate is not None and (refusal := gate.own_refusal):
                 self.moved = refusal
                 break

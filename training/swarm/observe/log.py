@@ -11,14 +11,14 @@ from typing import Any
 LOG_BYTES = 10_000_000
 
 
-def set_aside(log: Path, limit_bytes: int = LOG_BYTES) -> None:
+def set_aside(log: Path) -> None:
     """Move a log that has reached its limit to NAME.1, replacing that."""
-    if log.exists() and log.stat().st_size >= limit_bytes:
+    if log.exists() and log.stat().st_size >= LOG_BYTES:
         os.replace(log, f"{log}.1")
 
 
 class BoundedFileHandler(WatchedFileHandler):
-    """Writes to a file that is moved to NAME.1 at `limit_bytes`, so that at most two files are kept.
+    """Writes to a file that is moved to NAME.1 at LOG_BYTES, so that at most two files are kept.
 
     Several processes may write the same file, such as those that hivemind forks: one of them moves it, the others
     follow. With logging's RotatingFileHandler each would move away what another has just begun.
@@ -27,8 +27,8 @@ class BoundedFileHandler(WatchedFileHandler):
         output: this process's stdout and stderr go to the file too.
     """
 
-    def __init__(self, path: Path, *, limit_bytes: int = LOG_BYTES, output: bool = False):
-        self.path, self.limit_bytes, self.output = path, limit_bytes, output
+    def __init__(self, path: Path, *, output: bool = False):
+        self.path, self.output = path, output
         super().__init__(path, encoding="utf-8")
 
     def _open(self) -> Any:
@@ -40,7 +40,7 @@ class BoundedFileHandler(WatchedFileHandler):
 
     def emit(self, record: LogRecord) -> None:
         try:
-            if self.stream is not None and os.fstat(self.stream.fileno()).st_size >= self.limit_bytes:
+            if self.stream is not None and os.fstat(self.stream.fileno()).st_size >= LOG_BYTES:
                 self.set_aside(self.stream.fileno())
         except OSError:
             self.handleError(record)

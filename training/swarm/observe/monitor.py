@@ -15,8 +15,7 @@ from dalle_lean.require import require
 from training.run.metrics import NAME as METRICS
 from training.run.metrics import MetricsLog, read_metrics
 from training.swarm.admission.gate import Gate
-from training.swarm.admission.newcomer import IDENTITY, enter_by_pass
-from training.swarm.admission.service import Renewal, begin_admission, counts_of
+from training.swarm.admission.service import IDENTITY, begin_admission, counts_of, enter_by_pass
 from training.swarm.averaging.attestation import Credit, parse_credits
 from training.swarm.config import SwarmSettings, read_settings
 from training.swarm.host.host_gate import run_key_file
@@ -64,7 +63,6 @@ class Outputs:
             self.wandb.log(overview.metrics(), step=overview.step)
 
     def close(self) -> None:
-        """Flush and close."""
         if self.log is not None:
             self.log.close()
             self.log = None
@@ -77,7 +75,6 @@ class Monitor:
 
     Args:
         sources: addresses of its helpers, or its swarm.toml.
-        on_notice: called with one line when something is wrong.
 
     Raises ValueError if no helper answers.
     """
@@ -127,7 +124,7 @@ class Monitor:
         """A node in client mode; ValueError if no helper answers."""
         dht = open_dht(self.addresses, client_mode=True, identity=self.identity, gate=self.gate)
         if self.gate is not None:
-            begin_admission(dht, Renewal(self.addresses))
+            begin_admission(dht, self.addresses)
         return dht
 
     def fetch_settings(self) -> SwarmSettings | None:
@@ -186,7 +183,6 @@ class Monitor:
             self.settings, self.pace = settings, StepPace()
 
     def close(self) -> None:
-        """Leave the DHT."""
         self.dht.shutdown()
 
     def __enter__(self) -> Self:

@@ -179,7 +179,6 @@ class IdentitySigner(RecordValidatorBase):
 
 
 def metrics_key(run_id: str) -> str:
-    """The DHT key of a run's records."""
     return f"{run_id}_metrics"
 
 

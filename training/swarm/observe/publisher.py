@@ -22,26 +22,16 @@ STORE_TIMEOUT_S = 20.0
 
 
 class Publisher:
-    """Publishes this peer's metrics at each step of the swarm and at least every `interval_s`, on its own thread.
+    """Publishes this peer's metrics at each step of the swarm and at least every INTERVAL_S, on its own thread.
 
     Args:
-        dht: as `open_dht` makes it.
         user: display name on the leaderboard; ValueError unless it is a UserName.
     """
 
-    def __init__(
-        self,
-        dht: hivemind.DHT,
-        run_id: str,
-        *,
-        user: str | None = None,
-        role: str = "trainer",
-        interval_s: float = INTERVAL_S,
-    ):
+    def __init__(self, dht: hivemind.DHT, run_id: str, *, user: str | None = None, role: str = "trainer"):
         if user is not None:
             check_user_name(user)
-        self.dht, self.key, self.interval_s = dht, metrics_key(run_id), interval_s
-        self.subkey = owner_key(dht)
+        self.dht, self.key, self.subkey = dht, metrics_key(run_id), owner_key(dht)
         protect_records(dht, run_id)
         self.constant = {
             "role": role,
@@ -67,7 +57,7 @@ class Publisher:
 
     def keep_publishing(self) -> None:
         while not self.closed.is_set():
-            self.due.wait(self.interval_s)
+            self.due.wait(INTERVAL_S)
             self.due.clear()
             if not self.closed.is_set():
                 self.store()

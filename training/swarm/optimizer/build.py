@@ -11,10 +11,10 @@ from dalle_lean import Dalle
 from dalle_lean.optim.make_optimizer import parameter_groups
 from dalle_lean.progress import OnNotice, silent
 from training.run.recipe import LAMB_ONLY
-from training.swarm.averaging.aggregation import rule_of
 from training.swarm.averaging.attestation import Attestation
-from training.swarm.averaging.compression import wire_compression
 from training.swarm.averaging.gradient_averager import SwarmGradientAverager, SwarmPowerSGDAverager
+from training.swarm.averaging.robust_rules import rule_of
+from training.swarm.averaging.wire_checks import wire_compression
 from training.swarm.config import SwarmSettings
 from training.swarm.host_peers import host_peers
 from training.swarm.optimizer.diloco import DilocoOptimizer, PseudoGradientAverager, make_outer
@@ -26,7 +26,7 @@ def lr_of_epoch(settings: SwarmSettings, epoch: int) -> float:
     """The learning rate of the step after `epoch` steps of the swarm; in "diloco" mode the outer one."""
     if settings.wire.mode == "diloco":
         return settings.wire.outer_lr
-    return settings.learning_rate(epoch + 1)
+    return settings.recipe.schedule.learning_rate(epoch + 1)
 
 
 def make_lamb(settings: SwarmSettings, groups: Any) -> SwarmLamb:
@@ -52,7 +52,6 @@ def swarm_optimizer(
 
     Args:
         role: "trainer"; "donor", which hands out states and has no samples; "helper", which only reduces.
-        on_notice: called when this peer is behind the others, and with how it continues.
         attestation: of a helper; kept in the process that averages.
     """
     wire, timing, client_mode = settings.wire, settings.timing, dht.client_mode
@@ -63,13 +62,10 @@ def swarm_optimizer(
         on_notice=on_notice,
         is_donor=role == "donor",
         load_state_attempts=timing.load_state_attempts,
-        state_options={
-            "rule": rule_of(settings),
+        averager_opts={
+            **averager_options(settings, max_weight=1.0),
             "lr_of_epoch": partial(lr_of_epoch, settings),
             "last_epoch": settings.last_epoch,
-            "host": host_peers(settings.swarm),
-            "request_timeout": timing.request_timeout_s,
-            "max_weight": 1.0,
         },
         dht=dht,
         run_id=settings.run_id,
@@ -100,20 +96,21 @@ def swarm_optimizer(
     )
 
 
-def gradient_averager(
-    settings: SwarmSettings, attestation: Attestation | None = None
-) -> Callable[..., GradientAverager]:
-    """The factory of the averager of gradients that the settings name."""
-    wire, timing = settings.wire, settings.timing
-    options: dict[str, Any] = {
+def averager_options(settings: SwarmSettings, max_weight: float) -> dict[str, Any]:
+    """What the averagers of weights and of gradients are both told, see FilteredAverager."""
+    return {
         "rule": rule_of(settings),
-        "max_weight": float(settings.target_batch_size),
+        "max_weight": max_weight,
         "host": host_peers(settings.swarm),
-        "request_timeout": timing.request_timeout_s,
-        "attestation": attestation,
+        "request_timeout": settings.timing.request_timeout_s,
     }
-    if wire.mode == "diloco":
+
+
+def gradient_averager(settings: SwarmSettings, attestation: Attestation | None) -> Callable[..., GradientAverager]:
+    """The factory of the averager of gradients that the settings name."""
+    options = {**averager_options(settings, float(settings.target_batch_size)), "attestation": attestation}
+    if settings.wire.mode == "diloco":
         return partial(PseudoGradientAverager, **options)
-    if wire.power_sgd_rank:
-        return partial(SwarmPowerSGDAverager, averager_rank=wire.power_sgd_rank, **options)
+    if rank := settings.wire.power_sgd_rank:
+        return partial(SwarmPowerSGDAverager, averager_rank=rank, **options)
     return partial(SwarmGradientAverager, **options)

@@ -68,7 +68,6 @@ class SwarmTracker(ProgressTracker):
             for key, record in records.items()
         }
         progress = super()._parse_swarm_progress_data(listening)
-        progress.num_clients = sum(record.client_mode for record in records.values())
         self.trainers = sum(map(is_trainer, records.values()))
         self.others_seen |= any(key != self._local_public_key for key in records)
         return progress
@@ -197,7 +196,6 @@ def up_to(epoch: float, records: Records) -> Records:
 
 
 def donor_epochs(records: Records, donors: Collection[PeerID]) -> list[int]:
-    """The steps of the donors' own records."""
     return [record.epoch for key, record in records.items() if owner_peer(key) in donors] if donors else []
 
 

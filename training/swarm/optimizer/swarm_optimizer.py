@@ -43,8 +43,6 @@ class SwarmOptimizer(hivemind.Optimizer):
     Args:
         is_donor: contributes no samples but takes every step with the others.
         load_state_attempts: see TimingSection.
-        state_options: of SwarmStateAverager.
-        on_notice: called when a state is downloaded.
     """
 
     scheduled_grads: Any
@@ -56,12 +54,10 @@ class SwarmOptimizer(hivemind.Optimizer):
         *,
         is_donor: bool,
         load_state_attempts: int,
-        state_options: dict[str, Any],
         on_notice: OnNotice = silent,
         **options: Any,
     ):
-        self.is_donor, self.load_state_attempts = is_donor, load_state_attempts
-        self.state_options, self.on_notice = state_options, on_notice
+        self.is_donor, self.load_state_attempts, self.on_notice = is_donor, load_state_attempts, on_notice
         self.resyncs = 0
         """Downloads of the state."""
         self.resyncs_in_row = 0
@@ -93,7 +89,6 @@ class SwarmOptimizer(hivemind.Optimizer):
             client_mode=self.client_mode,
             auxiliary=self.auxiliary,
             start=True,
-            **self.state_options,
             **options,
         )
 

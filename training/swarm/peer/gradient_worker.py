@@ -66,7 +66,7 @@ class StepWorker:
         recipe = self.settings.recipe
         crop = crop_of_step(step, recipe.schedule.length_warmup, self.model.config.image_side, recipe.data.seed)
         if isinstance(self.gradients, Learner):
-            loss, grad_norm, rescaled = self.gradients.step(share, self.settings.learning_rate(step), crop)
+            loss, grad_norm, rescaled = self.gradients.step(share, recipe.schedule.learning_rate(step), crop)
             self.rescaled += rescaled
             return loss if math.isfinite(grad_norm) and not rescaled else math.nan
         loss_nats = self.gradients.accumulate_gradient(share, crop)
@@ -82,10 +82,9 @@ class GradientWorker(StepWorker):
     """The process that reads the data, alone or the first of several.
 
     Args:
-        settings: see StepWorker, as for the options.
-        shards, tokenizer: the run's.
         identity: of the peer; seeds its order of the data.
         folder: keeps its place in the data, from which it continues.
+        options: see StepWorker.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class GradientWorker(StepWorker):
         **options: Any,
     ):
         super().__init__(settings, **options)
-        self.tokenizer, self.folder = tokenizer, folder
+        self.tokenizer, self.folder, self.cursor = tokenizer, folder, folder / CURSOR
         recipe = settings.recipe.data
         self.data = TrainingData(
             shards=shards,
@@ -120,13 +119,7 @@ class GradientWorker(StepWorker):
         with closing(self.data.ahead(batches, pin=pin, stop_waiting=stop_waiting)) as ahead:
             yield ahead
 
-    @property
-    def cursor(self) -> Path:
-        """The file that keeps the place in the data."""
-        return self.folder / CURSOR
-
     def read_cursor(self) -> Position:
-        """Where this process stopped in its data."""
         if not self.cursor.exists():
             return Position()
         saved: dict[str, Any] = read_json(self.cursor)

@@ -14,11 +14,10 @@ import torch
 from hivemind.utils import get_dht_time
 
 from dalle_lean.ending import EXIT_CODE
-from dalle_lean.progress import OnNotice, silent
+from dalle_lean.progress import OnNotice
 from dalle_lean.tokenizer import Tokenizer
 from training.run.folder import remove_leftovers, run_folder
-from training.swarm.admission.newcomer import IDENTITY
-from training.swarm.admission.service import Renewal, begin_admission
+from training.swarm.admission.service import IDENTITY, begin_admission
 from training.swarm.config import SwarmSettings
 from training.swarm.network import dht as network
 from training.swarm.network.bootstrap_service import TOKENIZER
@@ -105,9 +104,9 @@ def take_part(
     *,
     on_ready: Callable[[Volunteer], None],
     on_step: Callable[[], None],
-    on_download: OnDownload | None = None,
-    on_notice: OnNotice = silent,
-    on_stop: Callable[[], None] = lambda: None,
+    on_download: OnDownload,
+    on_notice: OnNotice,
+    on_stop: Callable[[], None],
 ) -> str | None:
     """Train until the run ends, Ctrl+C or SIGTERM; returns a sentence if it continues without peers like this one.
 
@@ -138,7 +137,7 @@ def take_part(
             gate=found.gate,
         )
         if found.gate is not None:
-            begin_admission(dht, Renewal(found.addresses))
+            begin_admission(dht, found.addresses)
         stack.callback(signal.signal, signal.SIGINT, signal.default_int_handler)
         stack.callback(dht.shutdown)
         keep_own_records(dht, settings)

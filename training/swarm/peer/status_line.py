@@ -79,7 +79,6 @@ class Download:
 
 
 def bar(share: float, width: int) -> str:
-    """A bar of at most `width` columns."""
     width = max(0, min(width, MAX_BAR_COLUMNS))
     full = round(share * width)
     return FULL * full + EMPTY * (width - full)

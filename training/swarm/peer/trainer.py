@@ -34,12 +34,9 @@ class Peer(GradientWorker):
     """A trainer of a run.
 
     Args:
-        settings: of the run, with the recipe's complete [model].
-        dht: this machine's node.
         options: see GradientWorker; a batch is what this process computes between two reports to the others. If
             several processes share the work, this is the first, and the others `obey`.
         on_step: called after each batch and each step of the swarm with the metrics.
-        on_download: see SwarmStateAverager.
     """
 
     def __init__(
@@ -49,8 +46,8 @@ class Peer(GradientWorker):
         shards: ShardSet,
         tokenizer: Tokenizer,
         *,
-        on_step: Callable[["Peer", PeerMetrics], None] | None = None,
-        on_download: Callable[[int, int, str], None] | None = None,
+        on_step: Callable[["Peer", PeerMetrics], None] = lambda *_: None,
+        on_download: Callable[[int, int, str], None] = lambda *_: None,
         on_notice: OnNotice = silent,
         **options: Any,
     ):
@@ -98,8 +95,7 @@ class Peer(GradientWorker):
     def report_download(self, received: int, total: int, donor: str) -> None:
         """Show a download's progress; KeyboardInterrupt or Terminated if this process is to end."""
         self.interrupted.end()
-        if self.on_download is not None:
-            self.on_download(received, total, donor)
+        self.on_download(received, total, donor)
 
     def wait_for_peers(self) -> None:
         """The barrier before the first step: alone, hivemind would run ahead and then wait for the others in vain."""
@@ -124,7 +120,6 @@ class Peer(GradientWorker):
         return bool(progress.epoch > 0 or progress.samples_accumulated > 0)
 
     def train(self) -> None:
-        """Batch after batch."""
         with self.batches(stop_waiting=self.interrupted) as ahead:
             losses: list[float] = []
             for batch, position in ahead:
@@ -173,8 +168,7 @@ class Peer(GradientWorker):
         metrics.dropped_tensors = optimizer.state_averager.dropped_tensors + optimizer.grad_averager.dropped_tensors
         metrics.skipped_steps, metrics.rescaled = optimizer.opt.skipped_steps, self.rescaled
         metrics.solo_steps, metrics.resyncs = optimizer.solo_steps, optimizer.resyncs
-        if self.on_step is not None:
-            self.on_step(self, metrics)
+        self.on_step(self, metrics)
 
     def leave(self) -> None:
         """Say goodbye; the swarm goes on."""

@@ -8,7 +8,6 @@ import math
 import shutil
 import time
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -177,26 +176,19 @@ def plan_batch(
 
 
 def measure_batch(
-    settings: SwarmSettings,
-    plan: BatchPlan,
-    model: Dalle,
-    *,
-    fixed: bool = False,
-    ranks: int = 1,
-    seconds_of: Callable[[GradientComputer, int], float] | None = None,
+    settings: SwarmSettings, plan: BatchPlan, model: Dalle, *, fixed: bool = False, ranks: int = 1
 ) -> BatchPlan:
     """The plan with the fastest number of samples at once, and as many parts as take about REPORT_S.
 
     Doubles the samples at once on the real model, on its device. `fixed`: keep the batch and only measure it.
     """
-    seconds_of = seconds_of or batch_seconds
     gradients = GradientComputer(model, dataclasses.replace(plan.memory, compile=False), 1)
     if fixed:
-        return dataclasses.replace(plan, seconds=seconds_of(gradients, plan.samples_at_once))
-    samples, seconds = 1, seconds_of(gradients, 1)
+        return dataclasses.replace(plan, seconds=batch_seconds(gradients, plan.samples_at_once))
+    samples, seconds = 1, batch_seconds(gradients, 1)
     while 2 * samples <= plan.samples_at_once and 2 * seconds <= MAX_REPORT_S:
         try:
-            longer = seconds_of(gradients, 2 * samples)
+            longer = batch_seconds(gradients, 2 * samples)
         except torch.OutOfMemoryError:  # another program took what was free
             break
         if longer > 2 * MAX_TIME_RATIO * seconds:

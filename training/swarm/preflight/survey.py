@@ -21,9 +21,9 @@ from dalle_lean.io.remote_io import Patience
 from training.data.catalog import ShardSet
 from training.run.folder import run_folder
 from training.swarm.admission.gate import Gate
-from training.swarm.admission.newcomer import enter_by_pass
 from training.swarm.admission.passes import Refused
-from training.swarm.config import NAME, SwarmSettings, read_settings
+from training.swarm.admission.service import enter_by_pass
+from training.swarm.config import SWARM_TOML, SwarmSettings, read_settings
 from training.swarm.network.addresses import EVERYWHERE, addresses_of, free_ports, port_is_free
 from training.swarm.network.bootstrap_service import (
     TOKENIZER,
@@ -163,7 +163,7 @@ def survey(targets: Sequence[str], options: JoinOptions, on_check: Callable[[Che
 
 def read_files(path: Path) -> RunFiles:
     """A run's files, by its swarm.toml or that file's folder; ValueError if one is missing or malformed."""
-    path = path / NAME if path.is_dir() else path
+    path = path / SWARM_TOML if path.is_dir() else path
     settings, tokenizer = read_settings(path), path.with_name(TOKENIZER)
     if not tokenizer.is_file():
         raise UserError(f"{tokenizer} is missing; it belongs beside {path.name}, or join by the run's address")

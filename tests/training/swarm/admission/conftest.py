@@ -8,7 +8,7 @@ import pytest
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.keys import SigningKey
 from training.swarm.admission.passes import Pass
-from training.swarm.admission.service import Renewal, begin_admission
+from training.swarm.admission.service import begin_admission
 from training.swarm.network.dht import open_dht
 from training.swarm.network.identity import make_identity, peer_id_in
 
@@ -33,19 +33,19 @@ class Network:
         (folder / "pass").write_bytes(given.signed(key or self.key))
         return Gate(self.key.public, folder / "pass", folder / "bans")
 
-    def open(self, name, *, gate=None, client_mode=False, place=None, **options):
+    def open(self, name, *, gate=None, client_mode=False, **options):
         """A node; `gate`: of a member, None for a stranger."""
         identity = None if gate is None else self.folder / name / "identity"
         node = open_dht(self.addresses, client_mode=client_mode, listen=LISTEN, identity=identity, gate=gate, **options)
         self.stack.callback(node.shutdown)
         if gate is not None:
-            begin_admission(node, Renewal(), place)
+            begin_admission(node, [])
             self.gates.append(gate)
         return node
 
-    def member(self, name, *, client_mode=False, place=None, **fields):
+    def member(self, name, *, client_mode=False, **fields):
         """A node with a pass."""
-        return self.open(name, gate=self.gate(name, **fields), client_mode=client_mode, place=place)
+        return self.open(name, gate=self.gate(name, **fields), client_mode=client_mode)
 
     def helper(self):
         """The first node, which the others find the network by."""

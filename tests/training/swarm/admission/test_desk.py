@@ -29,7 +29,7 @@ def gate(run_key, tmp_path, monkeypatch):
 
 @pytest.fixture
 def desk(gate, run_key, tmp_path):
-    return lambda policy, **options: Desk(gate, policy, tmp_path, run_key, **options)
+    return lambda policy, **options: Desk(gate, policy, tmp_path, tmp_path / "run.key", **options)
 
 
 def code(run_key, *, uses=1, lasts_s=60, **fields):
@@ -162,7 +162,7 @@ def helpers_desk(run_key, tmp_path):
         own = SigningKey.load_or_create(folder / "helper.key")
         given = Pass(peer=HELP, role=HELPER, name="", ends=int(time.time() + lasts_s), key=own.public)
         (folder / "pass").write_bytes(given.signed(run_key))
-        return Desk(Gate(run_key.public, folder / "pass", folder / "bans"), policy, folder, own)
+        return Desk(Gate(run_key.public, folder / "pass", folder / "bans"), policy, folder, folder / "helper.key")
 
     return made
 

@@ -13,7 +13,6 @@ from hivemind.p2p import PeerID
 from hivemind.utils import MPFuture, MSGPackSerializer, get_dht_time
 
 from training.swarm.averaging.averagers import NO_REPORT, is_possible, with_host_reducing, with_readable_reports
-from training.swarm.averaging.compression import wire_compression
 from training.swarm.averaging.gradient_averager import (
     SwarmGradientAverager,
     SwarmPowerSGDAverager,
@@ -23,6 +22,7 @@ from training.swarm.averaging.gradient_averager import (
 from training.swarm.averaging.state_averager import STALE_EPOCH, STALE_WEIGHT, out_of_step
 from training.swarm.averaging.state_transfer import SwarmStateAverager
 from training.swarm.averaging.state_validation import StateRefused, check_epoch, check_state, tensors_sha256
+from training.swarm.averaging.wire_checks import wire_compression
 from training.swarm.config import WireSection
 from training.swarm.host_peers import HostPeers
 

@@ -40,8 +40,8 @@ class Garbage(FiniteMean):
 class TwoFaced(RuleRunner):
     """Gives its first sender another average than the rest, and signs both."""
 
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
         self.other = Signer(self.signer.key, self.signer.owner, self.group_id, 1.0)
         self.signer.timeout_s = 0.2  # it does not wait for the first one's answer
 

@@ -13,7 +13,6 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.utils import MSGPackSerializer
 
 from training.swarm.averaging import receipts
-from training.swarm.averaging.compression import wire_compression
 from training.swarm.averaging.receipts import (
     MAX_CLOCK_ERROR_S,
     MAX_STATEMENT_BYTES,
@@ -24,6 +23,7 @@ from training.swarm.averaging.receipts import (
     check_statement,
     contradiction,
 )
+from training.swarm.averaging.wire_checks import wire_compression
 from training.swarm.config import WireSection
 from training.swarm.observe.peer_metrics import IdentityKey, owner_key
 

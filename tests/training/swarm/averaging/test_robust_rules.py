@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from training.swarm.averaging import robust_rules
-from training.swarm.averaging.aggregation import RULES
-from training.swarm.averaging.robust_rules import CLIPPING_ROUNDS, REJECT_RADII, cap_weights
+from training.swarm.averaging.robust_rules import CLIPPING_ROUNDS, REJECT_RADII, RULES, cap_weights
 from training.swarm.averaging.state_averager import STALE_WEIGHT
 
 ROBUST = sorted(set(RULES) - {"mean"})

@@ -9,8 +9,13 @@ import torch
 from hivemind.compression import CompressionInfo, Uniform8BitQuantization
 from hivemind.proto import averaging_pb2, runtime_pb2
 
-from training.swarm.averaging.compression import wire_compression
-from training.swarm.averaging.wire_checks import CODEBOOK_SIZE, CheckedStub, check_tensor, checked_parts
+from training.swarm.averaging.wire_checks import (
+    CODEBOOK_SIZE,
+    CheckedStub,
+    check_tensor,
+    checked_parts,
+    wire_compression,
+)
 from training.swarm.config import WireSection
 
 SIZE = (70_000,)

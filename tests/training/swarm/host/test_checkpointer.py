@@ -32,7 +32,7 @@ def heldout(settings):
 
 def make_checkpointer(run, settings, heldout, notices, **options):
     checkpoints = Checkpoints(run, settings, on_notice=notices.append)
-    return Checkpointer(settings, checkpoints, heldout, on_notice=notices.append, **options)
+    return Checkpointer(checkpoints, heldout, **options)
 
 
 def test_a_run_is_finished_only_once_its_last_state_is_written(run, settings):

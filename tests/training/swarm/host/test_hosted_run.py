@@ -17,8 +17,8 @@ from tests.children import PROGRAM, kill_family, start
 from tests.training.swarm.host.small_run import PATIENCE_S, PLACE, make, run_program, until
 from tests.training.swarm.nursery import is_alive
 from training.swarm.admission.keys import SigningKey
-from training.swarm.admission.newcomer import enter_by_pass
 from training.swarm.admission.passes import Invite
+from training.swarm.admission.service import enter_by_pass
 from training.swarm.config import read_settings, write_settings
 from training.swarm.host.checkpoints import list_checkpoints
 from training.swarm.host.host_config import HostConfig, identity_path, peer_id

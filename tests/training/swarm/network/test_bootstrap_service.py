@@ -158,9 +158,15 @@ def test_what_is_no_address_is_told_what_one_looks_like(address):
         peer_of(address)
 
 
+@pytest.fixture
+def often(monkeypatch):
+    monkeypatch.setattr("training.swarm.network.run_watch.WATCH_INTERVAL_S", 0.1)
+
+
+@pytest.mark.usefixtures("often")
 def test_who_is_in_a_run_that_is_taken_back_is_told_once(run, settings, helper, newcomer, address):
-    before = dataclasses.replace(settings[1], swarm=dataclasses.replace(settings[1].swarm, addresses=(address,)))
-    watch = RunWatch(newcomer, before, interval_s=0.2)
+    before = settings[1]
+    watch = RunWatch(newcomer, before, [address])
     time.sleep(1)
     assert watch.moved is None
     after = dataclasses.replace(before, swarm=dataclasses.replace(before.swarm, name="offered-back1"))
@@ -172,9 +178,9 @@ def test_who_is_in_a_run_that_is_taken_back_is_told_once(run, settings, helper, 
     assert "taken back to an earlier step and goes on as offered-back1" in watch.moved
 
 
+@pytest.mark.usefixtures("often")
 def test_a_helper_that_is_away_for_a_while_is_asked_again(helper, newcomer, address, settings):
-    before = dataclasses.replace(settings[1], swarm=dataclasses.replace(settings[1].swarm, addresses=(address,)))
-    watch = RunWatch(newcomer, before, interval_s=0.1)
+    watch = RunWatch(newcomer, settings[1], [address])
     time.sleep(1)
     assert watch.thread.is_alive()
     assert watch.moved is None

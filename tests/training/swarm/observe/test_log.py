@@ -12,6 +12,11 @@ from training.swarm.observe.log import BoundedFileHandler, set_aside
 LIMIT_BYTES = 2000
 
 
+@pytest.fixture(autouse=True)
+def _limit(monkeypatch):
+    monkeypatch.setattr("training.swarm.observe.log.LOG_BYTES", LIMIT_BYTES)
+
+
 @pytest.fixture
 def log(tmp_path):
     return tmp_path / "peer.log"
@@ -21,7 +26,7 @@ def log(tmp_path):
 def logger(log):
     """Writes its lines to `log`."""
     logger = logging.Logger("test")
-    handler = BoundedFileHandler(log, limit_bytes=LIMIT_BYTES)
+    handler = BoundedFileHandler(log)
     logger.addHandler(handler)
     yield logger
     handler.close()
@@ -69,9 +74,10 @@ def test_processes_that_are_forked_go_on_in_the_same_log_and_lose_no_line_of_it(
 PRINTING = f"""
 import logging, os, sys
 from pathlib import Path
-from training.swarm.observe.log import BoundedFileHandler
+from training.swarm.observe import log
+log.LOG_BYTES = {LIMIT_BYTES}
 logger = logging.Logger("test")
-logger.addHandler(BoundedFileHandler(Path(sys.argv[1]), limit_bytes={LIMIT_BYTES}, output=True))
+logger.addHandler(log.BoundedFileHandler(Path(sys.argv[1]), output=True))
 for number in range(500):
     logger.info("line %d", number)
 print("printed", flush=True)
@@ -89,11 +95,11 @@ def test_what_a_process_prints_goes_where_its_log_is_by_then(log):
 
 
 def test_a_log_that_is_full_is_set_aside_before_it_is_opened_and_another_is_not(log):
-    set_aside(log, LIMIT_BYTES)
+    set_aside(log)
     log.write_text("x" * (LIMIT_BYTES - 1))
-    set_aside(log, LIMIT_BYTES)
+    set_aside(log)
     assert not older(log).exists()
     log.write_text("x" * LIMIT_BYTES)
-    set_aside(log, LIMIT_BYTES)
+    set_aside(log)
     assert older(log).stat().st_size == LIMIT_BYTES
     assert not log.exists()

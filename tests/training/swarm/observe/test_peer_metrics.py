@@ -118,9 +118,9 @@ async def keep_forgery(_dht, node, subkey, content):
     return node.protocol.storage.store(key, value, get_dht_time() + 2 * EXPIRATION_S, subkey=subkey)
 
 
-def test_a_silent_peer_is_still_told_of(nodes):
-    node = nodes("peer")
-    publisher = Publisher(node, RUN, interval_s=0.1)
+def test_a_silent_peer_is_still_told_of(nodes, monkeypatch):
+    monkeypatch.setattr("training.swarm.observe.publisher.INTERVAL_S", 0.1)
+    publisher = Publisher(nodes("peer"), RUN)
     publisher.publish(DONE)
     wait_for(lambda: publisher.published >= 3)
     publisher.close()

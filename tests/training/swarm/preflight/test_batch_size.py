@@ -12,6 +12,7 @@ from training.run.recipe import Recipe, load_recipe
 from training.swarm.config import SwarmSettings, WireSection
 from training.swarm.optimizer.build import make_lamb
 from training.swarm.peer.gradient_worker import build_model
+from training.swarm.preflight import batch_size
 from training.swarm.preflight.batch_size import (
     USABLE_SHARE,
     Memory,
@@ -84,22 +85,19 @@ def test_in_diloco_mode_a_step_of_ones_own_has_the_recipes_batch(settings):
 @pytest.mark.parametrize(
     ("seconds_a_sample", "report_s"), [(0.001, (0.02, 0.06)), (0.25, (1, 10)), (2.0, (1, 10)), (30.0, (30, 30))]
 )
-def test_a_report_takes_seconds_whatever_the_machine(settings, seconds_a_sample, report_s):
-    plan = plan_batch(settings, CPU, there(RAM))
-    plan = measure_batch(
-        settings, plan, build_model(settings), seconds_of=lambda _, samples: samples * seconds_a_sample
-    )
+def test_a_report_takes_seconds_whatever_the_machine(settings, seconds_a_sample, report_s, monkeypatch):
+    monkeypatch.setattr(batch_size, "batch_seconds", lambda _, samples: samples * seconds_a_sample)
+    plan = measure_batch(settings, plan_batch(settings, CPU, there(RAM)), build_model(settings))
     assert report_s[0] <= plan.report_s <= report_s[1]
     assert plan.batch_size == plan.samples_at_once * plan.memory.micro_batches <= 256 // 8
 
 
-def test_more_samples_at_once_are_taken_only_where_they_are_faster(settings):
-    plan = plan_batch(settings, CPU, there(RAM))
-
+def test_more_samples_at_once_are_taken_only_where_they_are_faster(settings, monkeypatch):
     def seconds_of(_, samples):
         return 0.2 + 0.01 * samples if samples <= 8 else samples * 1.0
 
-    plan = measure_batch(settings, plan, build_model(settings), seconds_of=seconds_of)
+    monkeypatch.setattr(batch_size, "batch_seconds", seconds_of)
+    plan = measure_batch(settings, plan_batch(settings, CPU, there(RAM)), build_model(settings))
     assert plan.samples_at_once == 8
 
 

@@ -14,7 +14,7 @@ from typing import Self
 from PIL import Image
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import atomic_write, parse, read_text, write_json
+from dalle_lean.io.files import atomic_write, parse, read_text, write_bytes, write_json
 from dalle_lean.progress import OnNotice
 from training.data.catalog import find_shards
 from training.data.heldout import heldout_rows
@@ -150,14 +150,12 @@ class Painter:
         remove_others(self.folder, self.gallery.files)
 
     def close(self) -> None:
-        """End the drawing."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
         self.clear()
 
     def clear(self) -> None:
-        """Remove what is being drawn."""
         shutil.rmtree(self.drawing, ignore_errors=True)
 
 
@@ -173,6 +171,5 @@ def mirror(folder: Path, gallery: Gallery, fetch: Callable[[str], bytes | None])
     remove_others(folder, gallery.files)
     for name in gallery.files:
         if not (folder / name).exists() and (content := fetch(name)) and content[8:12] == b"WEBP":
-            with atomic_write(folder / name) as temporary:
-                temporary.write_bytes(content)
+            write_bytes(folder / name, content)
     return Gallery(gallery.prompts, [d for d in gallery.drawn if all((folder / name).exists() for name in d.files)])

@@ -43,7 +43,6 @@ class History:
             self.looks *= 2
 
     def save(self) -> None:
-        """Write the file."""
         write_json(self.path, {"run_id": self.run_id, "looks": self.looks, "points": self.points})
 
     def columns(self) -> dict[str, list[float | None]]:

@@ -26,11 +26,7 @@ OWN_HEADERS = (b"connection", b"keep-alive", b"transfer-encoding", b"upgrade")
 
 
 class PromptPage:
-    """Has `dalle-lean demo` serve the newest checkpoint on loopback, at the lowest priority.
-
-    Args:
-        log: file for what it says.
-    """
+    """Has `dalle-lean demo` serve the newest checkpoint on loopback, at the lowest priority, and log into `log`."""
 
     def __init__(self, log: Path, on_notice: OnNotice):
         self.log, self.on_notice = log, on_notice
@@ -74,7 +70,6 @@ class PromptPage:
         self.complaint = notice
 
     def close(self) -> None:
-        """End it."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()

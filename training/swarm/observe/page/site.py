@@ -3,19 +3,19 @@
 import importlib.util
 import json
 import math
-import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import atomic_write, read_json, write_json
+from dalle_lean.io.files import read_json, write_bytes, write_json
 from dalle_lean.progress import OnNotice, silent
 from training.swarm.averaging.attestation import Credit
 from training.swarm.host.checkpoints import list_checkpoints
 from training.swarm.network.bootstrap_service import PUBLIC, read_chunk
-from training.swarm.observe.leaderboard import Leaderboard
+from training.swarm.observe.leaderboard import Contributor, Leaderboard
 from training.swarm.observe.monitor import Monitor
 from training.swarm.observe.overview import Overview
 from training.swarm.observe.page import gallery, model_file, words
@@ -23,7 +23,7 @@ from training.swarm.observe.page.gallery import Gallery, Painter
 from training.swarm.observe.page.history import History
 from training.swarm.observe.page.model_file import Download
 from training.swarm.observe.page.prompt_page import PATH, PromptPage
-from training.swarm.observe.peer_metrics import PeerRecords
+from training.swarm.observe.peer_metrics import PeerRecord, PeerRecords
 from training.swarm.preflight.batch_size import state_bytes
 
 HERE = Path(__file__).parent
@@ -31,48 +31,6 @@ NOTEBOOK = "join.ipynb"
 REFRESH_S = 60.0
 SHOWN_PEERS = 100
 BOKEH = ("bokeh", "bokeh-api")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A peer on the leaderboard; `samples`, `hours` and `samples_per_s` are what helpers averaged."""
-
-    peer: str
-    name: str | None
-    samples: float
-    hours: float
-    samples_per_s: float
-    claimed_samples: int
-    claimed_samples_per_s: float
-    present: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """All that the page shows of a run at one moment: the content of run.json."""
-
-    run: str
-    updated: float
-    overview: Overview | None
-    history: dict[str, list[float | None]]
-    peers: list[Row]
-    peers_in_all: int
-    samples_in_all: float
-    claimed_in_all: int
-    attested: bool
-    """Whether helpers say what they averaged."""
-    addresses: tuple[str, ...]
-    admission: str
-    """One of ADMISSIONS."""
-    method: list[str]
-    security: list[str]
-    """Paragraphs in plain words."""
-    download_bytes: int
-    """What a newcomer fetches at first."""
-    gallery: Gallery
-    checkpoint: Download | None
-    prompt_page: str | None
-    """Its address, which may be relative to the page."""
 
 
 class Site:
@@ -102,9 +60,9 @@ class Site:
             raise UserError(f"{folder} is not empty and holds no run's page; name another folder")
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("index.html", "page.css", "page.js"):
-            copy(HERE / name, folder / name)
+            write_bytes(folder / name, (HERE / name).read_bytes())
         for name in BOKEH:
-            copy(bokeh_file(name), folder / f"{name}.js")
+            write_bytes(folder / f"{name}.js", bokeh_file(name).read_bytes())
         self.addresses = watcher.settings.swarm.addresses or watcher.addresses
         copy_notebook(folder / NOTEBOOK, self.addresses)
         self.download_bytes = state_bytes(watcher.settings)
@@ -153,40 +111,30 @@ class Site:
         self.download = self.newest_download()
         settings = self.watcher.settings
         ranked, credits = board.ranked(), self.watcher.credits
-        snapshot = Snapshot(
-            run=board.run,
-            updated=time.time(),
-            overview=overview,
-            history=self.history.columns(),
-            peers=[
-                Row(
-                    peer=peer,
-                    name=one.user,
-                    samples=one.averaged_samples,
-                    hours=one.averaged_s / 3600,
-                    samples_per_s=credits.get(peer, Credit()).samples_per_s,
-                    claimed_samples=one.total_samples,
-                    claimed_samples_per_s=records.by_peer[peer].samples_per_s if peer in records.by_peer else 0.0,
-                    present=peer in records.by_peer,
-                )
+        shown = {
+            "run": board.run,
+            "updated": time.time(),
+            "overview": overview and asdict(overview),
+            "history": self.history.columns(),
+            "peers": [
+                row(peer, one, credits.get(peer, Credit()), records.by_peer.get(peer))
                 for peer, one in ranked[:SHOWN_PEERS]
             ],
-            peers_in_all=len(ranked),
-            samples_in_all=sum(one.averaged_samples for _, one in ranked),
-            claimed_in_all=sum(one.total_samples for _, one in ranked),
-            attested=bool(credits),
-            addresses=self.addresses,
-            admission=settings.swarm.admission,
-            method=words.method(settings),
-            security=words.security(settings),
-            download_bytes=self.download_bytes,
-            gallery=self.pictures(),
-            checkpoint=self.download,
-            prompt_page=prompt_page,
-        )
+            "peers_in_all": len(ranked),
+            "samples_in_all": sum(one.averaged_samples for _, one in ranked),
+            "claimed_in_all": sum(one.total_samples for _, one in ranked),
+            "attested": bool(credits),  # whether helpers say what they averaged
+            "addresses": self.addresses,
+            "admission": settings.swarm.admission,
+            "method": [words.how_it_trains(settings), words.what_it_trains(settings)],
+            "security": words.security(settings),
+            "download_bytes": self.download_bytes,  # what a newcomer fetches at first
+            "gallery": asdict(self.pictures()),
+            "checkpoint": self.download and asdict(self.download),
+            "prompt_page": prompt_page,  # its address, which may be relative to the page
+        }
         self.history.save()
-        with atomic_write(self.folder / "run.json") as temporary:
-            temporary.write_text(json.dumps(asdict(snapshot), separators=(",", ":")), encoding="utf-8")
+        write_bytes(self.folder / "run.json", json.dumps(shown, separators=(",", ":")).encode())
 
     def pictures(self) -> Gallery:
         """The run's gallery as it is in the page's folder now."""
@@ -213,17 +161,24 @@ class Site:
         return read_chunk(path, start) if path.exists() else None
 
     def close(self) -> None:
-        """End what draws."""
         if self.painter is not None:
             self.painter.close()
         if isinstance(self.prompt_page, PromptPage):
             self.prompt_page.close()
 
 
-def copy(source: Path, target: Path) -> None:
-    """Copy a file's content, atomically."""
-    with atomic_write(target) as temporary:
-        shutil.copyfile(source, temporary)
+def row(peer: str, one: Contributor, credit: Credit, record: PeerRecord | None) -> dict[str, Any]:
+    """A peer on the leaderboard; `samples`, `hours` and `samples_per_s` are what helpers averaged."""
+    return {
+        "peer": peer,
+        "name": one.user,
+        "samples": one.averaged_samples,
+        "hours": one.averaged_s / 3600,
+        "samples_per_s": credit.samples_per_s,
+        "claimed_samples": one.total_samples,
+        "claimed_samples_per_s": 0.0 if record is None else record.samples_per_s,
+        "present": record is not None,
+    }
 
 
 def bokeh_file(name: str) -> Path:

@@ -11,11 +11,6 @@ ADMITTED = {
 }
 
 
-def method(settings: SwarmSettings) -> list[str]:
-    """A paragraph on how the trainers work together, and one on the model."""
-    return [how_it_trains(settings), what_it_trains(settings)]
-
-
 def how_it_trains(settings: SwarmSettings) -> str:
     """Steps, and what travels between the trainers."""
     wire, bits = settings.wire, SENT[settings.wire.compression]
