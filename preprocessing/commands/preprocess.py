@@ -15,7 +15,7 @@ from dalle_lean.terminal import progress_bar, say, warn
 if TYPE_CHECKING:
     from dalle_lean.images.vqgan import VQGAN
     from preprocessing.encoding.encode import MakeParts
-    from preprocessing.shards.files import DatasetInfo
+    from preprocessing.shards.manifest import DatasetInfo
 
 
 class Cluster(StrEnum):

@@ -18,8 +18,13 @@ from preprocessing.encoding.decode_pool import MEMORY_BYTES, MIN_MEMORY_BYTES
 from preprocessing.encoding.decoding import Decoding
 from preprocessing.encoding.filters import Rules
 from preprocessing.encoding.pipeline import EncodingJob, Report, make_parts, no_report
-from preprocessing.shards.files import MAX_CODEBOOK_SIZE, DatasetInfo, read_dataset_info, write_dataset_info
-from preprocessing.shards.manifest import MAX_IMAGE_SIDE
+from preprocessing.shards.manifest import (
+    MAX_CODEBOOK_SIZE,
+    MAX_IMAGE_SIDE,
+    DatasetInfo,
+    read_dataset_info,
+    write_dataset_info,
+)
 from preprocessing.sources import Source
 
 MAX_WORKERS = 16

@@ -11,7 +11,7 @@ from preprocessing.encoding import encode
 from preprocessing.encoding import part_records as progress
 from preprocessing.encoding.encode import make_nothing, preprocess
 from preprocessing.encoding.filters import Rules
-from preprocessing.shards.files import read_dataset_info
+from preprocessing.shards.manifest import read_dataset_info
 from preprocessing.sources import open_source
 from tests.preprocessing.runs import Stop, contents
 
