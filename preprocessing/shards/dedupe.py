@@ -23,7 +23,6 @@ from dalle_lean.io.files import atomic_write, sha256_file
 from dalle_lean.progress import OnProgress
 from dalle_lean.require import require
 from preprocessing.encoding.part_records import (
-    PartRecord,
     begin,
     gather,
     is_finished,
@@ -186,7 +185,7 @@ def write_part(
         written = thin_out(folder / shard.file, out / shard.file, np.repeat(keep, views))
     else:
         written = None
-    write_record(out, name, PartRecord(shard=written, kept=kept, rejected={REASON: len(keep) - kept}))
+    write_record(out, name, written, kept, {REASON: len(keep) - kept})
 
 
 def thin_out(source: Path, target: Path, keep: NDArray[np.bool_]) -> Shard:
