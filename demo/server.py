@@ -12,8 +12,7 @@ import gradio as gr
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_text
 from demo.page import build_page
-from demo.service.drawing_service import DrawingService
-from demo.upload import MAX_UPLOAD_BYTES
+from demo.service.drawing_service import MAX_UPLOAD_BYTES, DrawingService
 
 PORTS_TRIED = 20
 # Each waiting visitor holds one.

@@ -9,17 +9,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self, cast
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from dalle_lean.errors import UserError
-from dalle_lean.images.files import UnusablePicture, square_pixels
+from dalle_lean.images.files import MAX_PICTURE_BYTES, UnusablePicture, open_picture, square_pixels
 from demo.service.latency_model import LatencyModel, measure, wait_for_device
 from demo.service.scheduler import Scheduler, Ticket
-from demo.upload import NO_PICTURE, open_upload
 from inference.generator import Generator
 from inference.request import Picture, Progress, Request
 
+MAX_UPLOAD_BYTES = MAX_PICTURE_BYTES // 4
 UPLOADS_WAITING = 3
 FIRST_UPLOAD_S = 1.0
 # How often the place in line is updated, and at most how often unfinished pictures are shown.
@@ -179,10 +181,7 @@ class DrawingService:
         with self.uploads.ticket(self.upload_s) as ticket:
             ticket.wait()
             started_s = time.monotonic()
-            try:
-                pixels = square_pixels(open_upload(upload), self.generator.picture_side)
-            except UnusablePicture:
-                raise UserError(NO_PICTURE) from None
+            pixels = upload_pixels(upload, self.generator.picture_side)
             codes = self.scheduler.run(lambda: self.generator.read_pixels(pixels))
             self.upload_s = time.monotonic() - started_s
             return codes
@@ -190,3 +189,18 @@ class DrawingService:
     def preview(self, codes: Tensor) -> Image.Image:
         """The part of a picture that its first codes [m] draw, transparent below."""
         return self.scheduler.run(lambda: self.generator.preview(codes[None]))[0]
+
+
+def upload_pixels(upload: bytes, side: int) -> NDArray[np.uint8]:
+    """The centre square [side, side, 3] of an uploaded file, which may be anything; ValueError, in a sentence, for what
+    is no picture."""
+    if len(upload) > MAX_UPLOAD_BYTES:
+        raise UserError(f"the file has {len(upload) / 2**20:.0f} MiB; a picture may have {MAX_UPLOAD_BYTES // 2**20}")
+    try:
+        return square_pixels(open_picture(upload), side)
+    except UnusablePicture as unusable:
+        if unusable.reason == "too_many_pixels":
+            raise UserError(f"the picture is too large: {unusable}") from None
+        raise UserError(
+            "the file is not a picture that can be read; take a PNG, JPEG, WebP, GIF, BMP or TIFF"
+        ) from None
