@@ -3,7 +3,6 @@
 import errno
 import re
 import socket
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,34 +93,36 @@ def serve(
         api: whether programs may draw too.
     """
     page = build_page(service, card, api)
-    launch = partial(
-        page.launch,
+    try:
+        return launch(
+            page,
+            host,
+            port,
+            share=share,
+            auth=auth,
+            root_path=root_path,
+            footer_links=["api"] if api else [],
+            max_threads=THREADS,
+            max_file_size=MAX_UPLOAD_BYTES,
+            state_session_capacity=VISITORS_KEPT,
+            js=ESCAPE_STOPS,
+        )
+    except ValueError as error:  # Gradio's, where a proxy stands before localhost
+        raise UserError(f"the page does not start: {error}") from None
+
+
+def launch(page: Any, host: str, port: int, **options: Any) -> Any:
+    """Start a page in background threads, in Gradio's own theme with the machine's fonts, and return it."""
+    fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
+    page.launch(
         server_name=host,
         server_port=port,
-        share=share,
-        auth=auth,
-        root_path=root_path,
         quiet=True,
         prevent_thread_lock=True,
         ssr_mode=False,
-        footer_links=["api"] if api else [],
         show_error=False,
-        max_threads=THREADS,
-        max_file_size=MAX_UPLOAD_BYTES,
-        state_session_capacity=VISITORS_KEPT,
-        theme=theme(),
+        theme=gr.themes.Default(primary_hue="indigo", **fonts),
         css_paths=STYLE,
-        js=ESCAPE_STOPS,
+        **options,
     )
-    try:
-        launch()
-    except ValueError as error:  # Gradio's, where a proxy stands before localhost
-        raise UserError(f"the page does not start: {error}") from None
     return page
-
-
-def theme() -> Any:
-    """Gradio's own, with the machine's fonts."""
-    return gr.themes.Default(
-        primary_hue="indigo", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
-    )

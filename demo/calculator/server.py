@@ -6,7 +6,7 @@ from typing import Any
 import gradio as gr
 
 from demo.calculator.page import add_calculator
-from demo.server import STYLE, free_port, theme
+from demo.server import free_port, launch
 
 
 def serve(name: str = "paper", host: str = "127.0.0.1", port: int = 7860) -> Any:
@@ -17,15 +17,4 @@ def serve(name: str = "paper", host: str = "127.0.0.1", port: int = 7860) -> Any
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # otherwise Gradio asks other hosts for its latest version
     with gr.Blocks(title="dalle_lean calculator", analytics_enabled=False) as page:
         add_calculator(name)
-    page.launch(
-        server_name=host,
-        server_port=free_port(host, port),
-        quiet=True,
-        prevent_thread_lock=True,
-        ssr_mode=False,
-        footer_links=[],
-        show_error=False,
-        theme=theme(),
-        css_paths=STYLE,
-    )
-    return page
+    return launch(page, host, free_port(host, port), footer_links=[])
