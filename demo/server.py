@@ -113,7 +113,9 @@ def serve(
 
 def launch(page: Any, host: str, port: int, **options: Any) -> Any:
     """Start a page in background threads, in Gradio's own theme with the machine's fonts, and return it."""
-    fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
+    theme = gr.themes.Default(
+        primary_hue="indigo", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+    )
     page.launch(
         server_name=host,
         server_port=port,
@@ -121,7 +123,7 @@ def launch(page: Any, host: str, port: int, **options: Any) -> Any:
         prevent_thread_lock=True,
         ssr_mode=False,
         show_error=False,
-        theme=gr.themes.Default(primary_hue="indigo", **fonts),
+        theme=theme,
         css_paths=STYLE,
         **options,
     )
