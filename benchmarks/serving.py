@@ -66,12 +66,6 @@ def processes(name: str) -> list[psutil.Process]:
     return found
 
 
-def kill_one(dice: random.Random) -> None:
-    """Kill a replica, if there is one."""
-    if drawers := processes("Drawer"):
-        os.kill(dice.choice(drawers).pid, signal.SIGKILL)
-
-
 def disturb(stop: threading.Event, kill_interval_s: float, memory: list[int], kills: list[float]) -> None:
     """Kill a replica from time to time, and look at the memory of the front."""
     dice, started_s = random.Random(0), time.monotonic()
@@ -79,7 +73,8 @@ def disturb(stop: threading.Event, kill_interval_s: float, memory: list[int], ki
     while not stop.wait(1.0):
         if kill_interval_s and time.monotonic() - last_s >= kill_interval_s:
             last_s = time.monotonic()
-            kill_one(dice)
+            if drawers := processes("Drawer"):
+                os.kill(dice.choice(drawers).pid, signal.SIGKILL)
             kills.append(last_s)
         if len(memory) * MEMORY_INTERVAL_S <= time.monotonic() - started_s:
             memory.append(sum(process.memory_info().rss for process in processes("Front")))
