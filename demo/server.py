@@ -1,6 +1,7 @@
-"""Starting the prompt page."""
+"""Starting the pages."""
 
 import errno
+import os
 import re
 import socket
 from pathlib import Path
@@ -10,6 +11,7 @@ import gradio as gr
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_text
+from demo.calculator.page import add_calculator
 from demo.page import build_page
 from demo.service.drawing_service import MAX_UPLOAD_BYTES, DrawingService
 
@@ -109,6 +111,17 @@ def serve(
         )
     except ValueError as error:  # Gradio's, where a proxy stands before localhost
         raise UserError(f"the page does not start: {error}") from None
+
+
+def serve_calculator(name: str = "paper", host: str = "127.0.0.1", port: int = 7860) -> Any:
+    """Start it on a free port from `port` on and return it; `block_thread()` waits, `close()` ends it.
+
+    name: of the model that it opens with.
+    """
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # as in build_page
+    with gr.Blocks(title="dalle_lean calculator", analytics_enabled=False) as page:
+        add_calculator(name)
+    return launch(page, host, free_port(host, port), footer_links=[])
 
 
 def launch(page: Any, host: str, port: int, **options: Any) -> Any:
