@@ -22,13 +22,12 @@ from inference.evaluation.classification import (
     judge_things,
 )
 from inference.evaluation.clip_metrics import ClipMetrics, measure_clip, same_clip
-from inference.evaluation.code_stability import kept_on_other_ground
 from inference.evaluation.distribution_metrics import Distances, frechet_distance
 from inference.evaluation.eval_data import EvalData, choose_data
 from inference.evaluation.inception import Inception
 from inference.evaluation.prompt_sampling import PromptSampler
 from inference.evaluation.questions import AttributeQuestion, choose_questions
-from inference.evaluation.reconstruction import encode, reconstruct
+from inference.evaluation.reconstruction import encode, kept_on_other_ground, reconstruct
 from inference.evaluation.results import EvalConfig, Evaluation
 from inference.evaluation.sampling_grid import compare_settings, measure_grid
 from inference.evaluation.stats import holm
