@@ -21,11 +21,10 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from benchmarks.allocations import Step, allocated, hooked_bytes, step_bytes
-from benchmarks.plans import REVERSIBLE, SEQUENTIAL
 from benchmarks.reference import random_batch
 from benchmarks.report import Column, make_parser, print_figures, print_json
 from benchmarks.timing import in_turns
-from benchmarks.training import stream_name
+from benchmarks.training import REVERSIBLE, SEQUENTIAL, stream_name
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.memory import MemoryPlan
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from benchmarks import memory
-from benchmarks.plans import KEEP
+from benchmarks.training import KEEP
 
 SIZES = {"hidden_size": 48, "num_heads": 2, "head_size": 24, "text_len": 8, "image_side": 4, "text_vocab_size": 32}
 TINY = dataclasses.replace(memory.SMALL, image_vocab_size=32, **SIZES)
