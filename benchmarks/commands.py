@@ -55,7 +55,7 @@ def training_figures(found: dict[str, Any]) -> Figures:
 
 def memory_figures(found: dict[str, Any]) -> Figures:
     # Beside them stand published figures of others, which no run measures.
-    measured = [line for line in found.get("layers", ()) if "hooked_bytes" in line]
+    measured = [line for line in found.get("layers", ()) if "live_bytes" in line]
     figures = {f"a layer, {line['way']}: widths a token": line["widths"] for line in measured}
     for line in found.get("peaks", ()):
         name = f"{line['function']}, {line['way']}, batch {line['batch_size']}"
