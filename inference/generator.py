@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from dalle_lean.devices import pick_device
-from dalle_lean.errors import UserError
+from dalle_lean.errors import UserError, is_out_of_memory
 from dalle_lean.images.files import square_pixels
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.model_folder import check_parts, find_model, read_model
@@ -24,7 +24,7 @@ from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.dalle import Dalle
 from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vocabulary import Vocabulary
-from inference.batching import Batch, Kind, default_batch_size, halve, is_out_of_memory, plan_batches
+from inference.batching import Batch, Kind, default_batch_size, halve, plan_batches
 from inference.ranking import best_pictures, collect, decode_and_score
 from inference.request import Picture, Progress, Request, Settings
 from inference.sampling.decoder import Decoder
