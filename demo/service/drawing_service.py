@@ -72,16 +72,6 @@ class Done:
 DrawingEvent = Queued | Running | Done
 
 
-@dataclass(frozen=True)
-class Step:
-    """One turn."""
-
-    progress: Progress
-    seconds: float
-    """Of drawing, painting and ranking; without the previews."""
-    previews: list[Image.Image]
-
-
 class DrawingService:
     """Draws for several people at once; how fast, it measures first unless `latency` says so."""
 
@@ -140,18 +130,18 @@ class DrawingService:
         try:
             while True:
                 preview_due = time.monotonic() - previewed_s >= PREVIEW_INTERVAL_S
-                step = self.scheduler.run(partial(self._step, steps, preview_due))
-                if step.previews:
+                progress, seconds, previews = self.scheduler.run(partial(self._step, steps, preview_due))
+                if previews:
                     previewed_s = time.monotonic()
-                progress, codes = step.progress, step.progress.codes
+                codes = progress.codes
                 share = progress.done / progress.total
                 if codes is None:
-                    painting_s += step.seconds
+                    painting_s += seconds
                     ticket.left_s = max(0.0, num_images * self.latency.picture_s - painting_s)
                 else:
                     # A batch's first row also reads the prompt; the others show how fast this machine is.
                     if rows_before is not None and codes.shape[1] > rows_before:
-                        self.latency.learn_row(len(codes), step.seconds, guided)
+                        self.latency.learn_row(len(codes), seconds, guided)
                     rows_before = codes.shape[1]
                     painting_left_s = num_images * self.latency.picture_s
                     drawing_s = self.latency.seconds(num_images, guided) - painting_left_s
@@ -162,16 +152,17 @@ class DrawingService:
                     yield Done(request, progress.pictures, time.monotonic() - started_s, described)
                     return
                 others = min(len(self.scheduler), self.scheduler.at_once) - 1
-                yield Running(progress.note, share, ticket.forecast()[1], others, step.previews)
+                yield Running(progress.note, share, ticket.forecast()[1], others, previews)
         finally:
             self.scheduler.run(cast(Any, steps).close)
 
-    def _step(self, steps: Iterator[Progress], preview: bool) -> Step:
+    def _step(self, steps: Iterator[Progress], preview: bool) -> tuple[Progress, float, list[Image.Image]]:
+        """One turn: what it drew, its seconds without the previews, and those."""
         started_s = time.perf_counter()
         progress = wait_for_device(next(steps))
         seconds = time.perf_counter() - started_s
         codes = progress.codes if preview else None
-        return Step(progress, seconds, [] if codes is None else self.generator.preview(codes[:PREVIEWS]))
+        return progress, seconds, ([] if codes is None else self.generator.preview(codes[:PREVIEWS]))
 
     def read_upload(self, upload: bytes) -> Tensor:
         """The codes [I] of an uploaded picture; ValueError for what is no picture, Busy where many are being read.
