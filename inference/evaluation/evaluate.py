@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dalle_lean.clip.scorer import ClipScorer
 from dalle_lean.images.thing_classifier import ThingClassifier
-from dalle_lean.progress import OnProgress
+from dalle_lean.progress import OnProgress, unwatched
 from inference.evaluation.attribute_accuracy import accuracy_on_drawings, compare_ranking, measure_attributes
 from inference.evaluation.bits_per_code import measure_bits
 from inference.evaluation.captions import match_kinds
@@ -45,7 +45,7 @@ def evaluate(
     classifiers: Mapping[str, ThingClassifier] = {},
     inception: Inception | None = None,
     batch_size: int | None = None,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = unwatched,
 ) -> Evaluation:
     """Measure a model on a folder that has train/ and heldout/, as `make data` writes it.
 

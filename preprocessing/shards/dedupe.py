@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write, sha256_file
-from dalle_lean.progress import OnProgress
+from dalle_lean.progress import OnProgress, unwatched
 from dalle_lean.require import require
 from preprocessing.encoding.part_records import (
     begin,
@@ -47,7 +47,7 @@ class Pictures(NamedTuple):
 
 
 def dedupe(
-    folder: str | Path, out: str | Path, *, threads: int | None = None, on_progress: OnProgress | None = None
+    folder: str | Path, out: str | Path, *, threads: int | None = None, on_progress: OnProgress = unwatched
 ) -> DatasetInfo:
     """Write the shards of `folder` to `out` with the first of each picture, in the order of shards and rows.
 
@@ -78,7 +78,7 @@ def make_shards(
     out: Path,
     settings: dict[str, Any],
     threads: int,
-    on_progress: OnProgress | None,
+    on_progress: OnProgress,
 ) -> None:
     """Write everything in `out`, dataset.json last."""
     if not records_folder(out).exists() and any(out.glob("*.parquet")):
@@ -91,8 +91,7 @@ def make_shards(
         nonlocal done
         for shard, result in zip(info.shards, pool.map(function, info.shards, *of_shards), strict=True):
             done += shard.rows
-            if on_progress is not None:
-                on_progress(done, 2 * info.num_rows, shard.file)
+            on_progress(done, 2 * info.num_rows, shard.file)
             yield result
 
     with ThreadPoolExecutor(threads, thread_name_prefix="dedupe") as pool:
