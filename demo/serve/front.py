@@ -251,7 +251,7 @@ class Front:
             "state": "drawn",
             "pictures": best_of(drawing.pictures, request),
             "seconds": time.monotonic() - started_s,
-            "described": model.described(request),
+            "described": model.described,
         }
 
 

@@ -104,7 +104,7 @@ def make_shards(
             first = first_of_each(np.concatenate([pictures.hashes for pictures in found]))
             views = [pictures.views for pictures in found]
             keep = np.split(first, np.cumsum([len(one) for one in views[:-1]]))
-            for _ in each(lambda *of_shard: write_part(folder, out, info, *of_shard), views, keep):
+            for _ in each(lambda *of_shard: write_part(folder, out, *of_shard), views, keep):
                 pass
         finally:
             pool.shutdown(cancel_futures=True)
@@ -168,9 +168,7 @@ def first_of_each(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
     return first
 
 
-def write_part(
-    folder: Path, out: Path, info: DatasetInfo, shard: Shard, views: NDArray[np.uint16], keep: NDArray[np.bool_]
-) -> None:
+def write_part(folder: Path, out: Path, shard: Shard, views: NDArray[np.uint16], keep: NDArray[np.bool_]) -> None:
     """Write a shard's pictures for which `keep` [P] is true, each with `views` [P] rows, and the shard's record."""
     name = part_name(shard)
     if is_finished(out, name):
