@@ -6,14 +6,12 @@ matrix library takes for itself.
 
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
 
@@ -54,26 +52,6 @@ def memory_events(recording: Any) -> list[int]:
     """Bytes allocated, negative where released, in order; the profiler's public events tell no order."""
     events = [event for event in recording.profiler.kineto_results.events() if event.name() == "[memory]"]
     return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-
-
-def hooked_bytes(forward: Callable[[], Tensor], parameters: Iterable[nn.Parameter]) -> int:
-    """Bytes of the storages that autograd saves in forward(), each once, parameters aside.
-
-    It does not see what selective checkpointing keeps, nor what a function keeps without saving it for backward.
-    """
-    known = {parameter.untyped_storage().data_ptr() for parameter in parameters}
-    saved: dict[int, Tensor] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        saved.setdefault(tensor.untyped_storage().data_ptr(), tensor)
-        return tensor
-
-    with warnings.catch_warnings(), saved_tensors_hooks(pack, lambda tensor: tensor):
-        # Selective checkpointing announces that hooks shall see what it keeps some day.
-        warnings.simplefilter("ignore", FutureWarning)
-        result = forward()
-    del result
-    return sum(tensor.untyped_storage().nbytes() for pointer, tensor in saved.items() if pointer not in known)
 
 
 @contextmanager

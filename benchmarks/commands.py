@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -12,19 +13,11 @@ import typer
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import say, warn
 
+OPENING, CLOSING = "<!-- figures:", "-->"
+"""Around the JSON line of a published run, which BENCHMARKS.md keeps in a comment."""
 MEGA = 1e6
 
 Figures = dict[str, float]
-
-
-class BenchmarkName(StrEnum):
-    """The benchmarks."""
-
-    SAMPLING = "sampling"
-    TRAINING = "training"
-    MEMORY = "memory"
-    OPTIMIZER = "optimizer"
-    JOBS = "jobs"
 
 
 class Benchmark(NamedTuple):
@@ -62,7 +55,7 @@ def training_figures(found: dict[str, Any]) -> Figures:
 
 def memory_figures(found: dict[str, Any]) -> Figures:
     # Beside them stand published figures of others, which no run measures.
-    measured = [line for line in found.get("layers", ()) if "hooked_bytes" in line]
+    measured = [line for line in found.get("layers", ()) if "live_bytes" in line]
     figures = {f"a layer, {line['way']}: widths a token": line["widths"] for line in measured}
     for line in found.get("peaks", ()):
         name = f"{line['function']}, {line['way']}, batch {line['batch_size']}"
@@ -79,15 +72,16 @@ def job_figures(found: dict[str, Any]) -> Figures:
     return {name.replace("_per_", "/").replace("_", " "): found[name] for name in rates if name in found}
 
 
-BENCHMARKS: dict[BenchmarkName, Benchmark] = {
-    BenchmarkName.SAMPLING: Benchmark(
+BENCHMARKS = {
+    "sampling": Benchmark(
         "sampling", ("--batches", "1", "8", "32", "--rounds", "1"), sampling_figures, takes_reference=True
     ),
-    BenchmarkName.TRAINING: Benchmark("training", ("--turns", "1"), training_figures, takes_reference=True),
-    BenchmarkName.MEMORY: Benchmark("memory", ("--tables", "layers"), memory_figures),
-    BenchmarkName.OPTIMIZER: Benchmark("optimizer", ("--rounds", "2"), optimizer_figures),
-    BenchmarkName.JOBS: Benchmark("speed", (), job_figures),
+    "training": Benchmark("training", ("--turns", "1"), training_figures, takes_reference=True),
+    "memory": Benchmark("memory", ("--tables", "layers"), memory_figures),
+    "optimizer": Benchmark("optimizer", ("--rounds", "2"), optimizer_figures),
+    "jobs": Benchmark("speed", (), job_figures),
 }
+BenchmarkName = StrEnum("BenchmarkName", [(name, name) for name in BENCHMARKS])  # type: ignore[misc]
 
 
 def bench(
@@ -102,12 +96,10 @@ def bench(
     ] = None,
 ) -> None:
     """Run benchmarks on this machine and compare with the published figures of BENCHMARKS.md."""
-    from benchmarks.published import published_figures, published_page
-
     published = published_figures(published_page().read_text())
     failed = []
     for name in dict.fromkeys(what or BenchmarkName):
-        benchmark = BENCHMARKS[name]
+        benchmark = BENCHMARKS[name.value]
         arguments = [] if full else [*benchmark.quick]
         if reference is not None and benchmark.takes_reference:
             arguments += ["--reference", reference]
@@ -154,6 +146,33 @@ def comparison(
     if missing := there.keys() - here.keys():
         lines.append(f"{len(missing)} published figures were not measured in this run; --full measures more.")
     return lines
+
+
+def published_page() -> Path:
+    """BENCHMARKS.md beside this package in a checkout, inside it where it is installed."""
+    here = Path(__file__).resolve().parent
+    checkout = here.parent / "BENCHMARKS.md"
+    return checkout if checkout.exists() else here / "BENCHMARKS.md"
+
+
+def published_figures(text: str) -> dict[str, dict[str, Any]]:
+    """Benchmark -> its published JSON line; ValueError names a comment that is none, or comes twice."""
+    found: dict[str, dict[str, Any]] = {}
+    for part in text.split(OPENING)[1:]:
+        line, closing, _ = part.partition(CLOSING)
+        try:
+            figures = json.loads(line)
+            name = figures["benchmark"]
+        except (ValueError, TypeError, KeyError):
+            figures, name = None, None
+        if not closing or not isinstance(name, str):
+            raise UserError(
+                f"BENCHMARKS.md: {OPENING}{line[:60]}: this is no comment with the JSON line of a benchmark"
+            )
+        if name in found:
+            raise UserError(f"BENCHMARKS.md: the figures of {name} come twice")
+        found[name] = figures
+    return found
 
 
 def number(value: float | None) -> str:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from benchmarks.child_process import ROOT
-from benchmarks.reference import SMALL
+from benchmarks.reference import SMALL, random_batch
 from benchmarks.report import Column, make_parser, print_figures, print_json
 from benchmarks.roofline import matmul_rate
 from benchmarks.timing import now
@@ -145,7 +145,7 @@ def train(config: DalleConfig, device: torch.device, *, batch_size: int, seconds
     recipe = Recipe(model=config.to_dict(), memory=memory)
     recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, batch_size=batch_size))
     learner = Learner(Dalle(config, device=device), recipe)
-    batch = random_samples(config, batch_size)
+    batch = Batch(**random_batch(config, batch_size))
     gradient = learner.accumulate_gradient
     gradient(batch)
     figures: dict[str, Any] = {"plan": str(plan), "batch": batch_size}
@@ -190,20 +190,12 @@ def follow_recipe(device: torch.device, *, seconds: float) -> dict[str, Any]:
     recipe = load_recipe("emoji128")
     config = load_model(bundled_model()).config
     learner = Learner(Dalle(config, device=device), recipe)
-    batch = random_samples(config, recipe.data.batch_size)
+    batch = Batch(**random_batch(config, recipe.data.batch_size))
     losses: list[float] = []
     step_s, steps = repeated(lambda: losses.append(learner.step(batch, 1e-3).loss), device, seconds)
     if not (math.isfinite(losses[-1]) and losses[-1] < losses[0]):
         raise RuntimeError(f"recipe: the loss went from {losses[0]:.3f} to {losses[-1]:.3f} in {steps} steps")
     return {"samples_per_s": recipe.data.batch_size / step_s, "steps": steps, "losses": [losses[0], losses[-1]]}
-
-
-def random_samples(config: DalleConfig, count: int) -> Batch:
-    """Samples on the host, as a loader gives them."""
-    return Batch(
-        torch.randint(config.text_vocab_size, (count, config.text_len)),
-        torch.randint(config.image_vocab_size, (count, config.image_len)),
-    )
 
 
 def repeated(run: Callable[[], Any], device: torch.device, seconds: float) -> tuple[float, int]:

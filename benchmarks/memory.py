@@ -2,9 +2,8 @@
 
 Three tables in fp32 on the CPU, by plan:
 
-1. What a layer keeps for backward, per token, at the paper's width: by live storages (what forward leaves allocated)
-   and by saved-tensor hooks (unique storages that are not parameters), from the difference between two depths. Beside
-   it plain PyTorch layers of the same sizes, and what is published of LeanTransformer.
+1. What a layer keeps for backward, per token, at the paper's width: what forward leaves allocated, from the difference
+   between two depths. Beside it plain PyTorch layers of the same sizes, and what is published of LeanTransformer.
 2. What forward keeps, and the peak of forward and backward: two layers of the paper's model with all its vocabulary.
 3. How both grow with depth, batch and length, in a small model.
 
@@ -20,12 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from benchmarks.allocations import Step, allocated, hooked_bytes, step_bytes
-from benchmarks.plans import REVERSIBLE, SEQUENTIAL
+from benchmarks.allocations import Step, allocated, step_bytes
 from benchmarks.reference import random_batch
 from benchmarks.report import Column, make_parser, print_figures, print_json
 from benchmarks.timing import in_turns
-from benchmarks.training import stream_name
+from benchmarks.training import REVERSIBLE, SEQUENTIAL, stream_name
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.memory import MemoryPlan
 
@@ -111,35 +109,26 @@ def layer_figures(config: DalleConfig, depths: tuple[int, int] = (2, 4)) -> list
     """Bytes per layer and token that forward keeps, from the difference between two depths."""
     width, tokens = config.hidden_size, config.sequence_len
 
-    def per_layer(way: str, of_depth: Callable[[int], tuple[Forward, nn.Module]]) -> Figures:
-        live, hooked = [], []
-        for depth in depths:
-            forward, model = of_depth(depth)
-            live.append(allocated(forward)[1])
-            hooked.append(hooked_bytes(forward, model.parameters()))
-        live_bytes, saved_bytes = ((b - a) / (depths[1] - depths[0]) / tokens for a, b in (live, hooked))
-        widths = live_bytes / width / FLOAT_BYTES
-        return {"way": way, "widths": widths, "live_bytes": live_bytes, "hooked_bytes": saved_bytes}
+    def per_layer(way: str, of_depth: Callable[[int], Forward]) -> Figures:
+        shallow_bytes, deep_bytes = (allocated(of_depth(depth))[1] for depth in depths)
+        live_bytes = (deep_bytes - shallow_bytes) / (depths[1] - depths[0]) / tokens
+        return {"way": way, "widths": live_bytes / width / FLOAT_BYTES, "live_bytes": live_bytes}
 
-    def ours(reversible: bool, plan: MemoryPlan, depth: int) -> tuple[Forward, nn.Module]:
-        model = Dalle(dataclasses.replace(config, num_layers=depth, reversible=reversible), plan)
-        return loss_of(model, 1), model
+    def ours(reversible: bool, plan: MemoryPlan, depth: int) -> Forward:
+        return loss_of(Dalle(dataclasses.replace(config, num_layers=depth, reversible=reversible), plan), 1)
 
-    ways: dict[str, Callable[[int], tuple[Forward, nn.Module]]] = {
+    ways: dict[str, Callable[[int], Forward]] = {
         "plain PyTorch, torch's attention": partial(plain_forward, config, True),
         "plain PyTorch, explicit softmax": partial(plain_forward, config, False),
     }
     for reversible, name, plan in all_plans():
         if not name.startswith("+"):  # pieces keep nothing more or less
             ways[f"{stream_name(reversible)}: {name}"] = partial(ours, reversible, plan)
-    published = [
-        {"way": way, "widths": widths, "live_bytes": widths * width * FLOAT_BYTES}
-        for way, widths in LEAN_TRANSFORMER.items()
-    ]
+    published = [{"way": way, "widths": widths} for way, widths in LEAN_TRANSFORMER.items()]
     return counted({way: partial(per_layer, way, of_depth) for way, of_depth in ways.items()}) + published
 
 
-def plain_forward(config: DalleConfig, fused: bool, depth: int) -> tuple[Forward, nn.Module]:
+def plain_forward(config: DalleConfig, fused: bool, depth: int) -> Forward:
     """A stack of plain layers of the config's sizes over random inputs that want a gradient."""
     layers = nn.ModuleList(PlainLayer(config.hidden_size, config.num_heads, fused) for _ in range(depth))
     length = config.sequence_len
@@ -152,7 +141,7 @@ def plain_forward(config: DalleConfig, fused: bool, depth: int) -> tuple[Forward
             out = layer(out, forbidden)
         return out.sum()
 
-    return forward, layers
+    return forward
 
 
 def all_plans() -> list[tuple[bool, str, MemoryPlan]]:
@@ -214,13 +203,12 @@ KEPT_AND_PEAK = ("kept", "peak")
 BY_PLAN = (Column("function", "function"), Column("plan", "way"))
 TABLES: dict[str, tuple[str, Callable[[], list[Figures]], tuple[Column, ...]]] = {
     "layers": (
-        "Kept for backward by a layer, per token; what has no bytes by hooks was not measured here",
+        "Kept for backward by a layer, per token; what has no bytes was not measured here",
         lambda: layer_figures(PAPER_LAYERS),
         (
             Column("layer", "way"),
             Column("widths", "widths", ".2f"),
-            Column("bytes, by live storages", "live_bytes", ",.0f"),
-            Column("bytes, by hooks", "hooked_bytes", ",.0f"),
+            Column("bytes", "live_bytes", ",.0f"),
         ),
     ),
     "peaks": (

@@ -7,9 +7,7 @@ the endpoint, and compares every answer with what that prompt and seed give alon
 """
 
 import hashlib
-import itertools
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,9 @@ from gradio_client import Client
 from gradio_client.exceptions import AppError
 from PIL import Image
 
+from benchmarks.crowd import Load, Person, run_crowd
 from benchmarks.report import make_parser, print_json, print_table
+from demo.service.scheduler import Busy
 from inference import Generator
 from inference.gallery import codes_sha256
 
@@ -44,16 +44,6 @@ class DrawRequest:
     seed: int
     num_images: int
     answer: str
-
-
-@dataclass
-class LoadResult:
-    """What happened to the requests of all users."""
-
-    latencies_s: list[float] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
-    mixed_up: int = 0
-    busy: int = 0
 
 
 def fingerprint(codes: Sequence[str], pixels: Sequence[bytes]) -> str:
@@ -74,47 +64,34 @@ def make_requests(generator: Generator, user: int, num_images: int) -> list[Draw
 
 
 def ask(client: Client, request: DrawRequest) -> str:
-    """The fingerprint of the page's answer."""
+    """The fingerprint of the page's answer; Busy where it sends the visitor away."""
     asked = {"prompt": request.prompt, "num_images": request.num_images, "seed": request.seed}
-    pictures, facts = client.predict(**asked, best=min(4, request.num_images), api_name="/draw")
+    try:
+        pictures, facts = client.predict(**asked, best=min(4, request.num_images), api_name="/draw")
+    except AppError as error:
+        if str(error).startswith("busy"):
+            raise Busy(0, 0, 1.0) from None
+        raise
     pixels = [Image.open(picture["image"]).convert("RGB").tobytes() for picture in pictures]
     return fingerprint([one["codes_sha256"] for one in facts["pictures"]], pixels)
 
 
-def draw_until(end_s: float, url: str, requests: Sequence[DrawRequest], result: LoadResult, folder: Path) -> None:
-    """One user: their requests again and again until the time is up, a second's pause after one that failed."""
+def make_person(url: str, requests: Sequence[DrawRequest], folder: Path) -> Person:
+    """One user: their requests again and again."""
     client = Client(url, download_files=folder, verbose=False, analytics_enabled=False)
-    for request in itertools.cycle(requests):
-        started_s = time.monotonic()
-        if started_s >= end_s:
-            return
-        try:
-            answer = ask(client, request)
-        except Exception as error:  # whatever the reason: the answer is lost, and that is what is counted
-            if isinstance(error, AppError) and str(error).startswith("busy"):
-                result.busy += 1
-            else:
-                result.lost.append(f"{type(error).__name__}: {error}")
-            time.sleep(1)
-            continue
-        result.latencies_s.append(time.monotonic() - started_s)
-        result.mixed_up += answer != request.answer
+
+    def person(number: int) -> bool:
+        request = requests[number % len(requests)]
+        return ask(client, request) == request.answer
+
+    return person
 
 
-def run_users(url: str, requests: Sequence[Sequence[DrawRequest]], seconds: float) -> LoadResult:
-    """All users at once for so many seconds; a drawing that was begun is waited for."""
-    result = LoadResult()
-    end_s = time.monotonic() + seconds
+def run_users(url: str, requests: Sequence[Sequence[DrawRequest]], seconds: float) -> Load:
+    """All users at once for so many seconds."""
     with tempfile.TemporaryDirectory() as folder:
-        users = [
-            threading.Thread(target=draw_until, args=(end_s, url, own, result, Path(folder) / str(number)))
-            for number, own in enumerate(requests)
-        ]
-        for user in users:
-            user.start()
-        for user in users:
-            user.join()
-    return result
+        people = [make_person(url, own, Path(folder) / str(number)) for number, own in enumerate(requests)]
+        return run_crowd(people, seconds)
 
 
 @contextmanager
@@ -150,16 +127,16 @@ def watch_memory(process: psutil.Process, samples: list[int], stop: threading.Ev
     samples.append(process.memory_info().rss)
 
 
-def figures(result: LoadResult, memory_bytes: Sequence[int], seconds: float, people: int) -> dict[str, Any]:
+def figures(result: Load, memory_bytes: Sequence[int], seconds: float, people: int) -> dict[str, Any]:
     """What is reported."""
-    times_s = sorted(result.latencies_s)
+    answered = len(result.latencies_s)
     return {
         "people": people,
         "minutes": round(seconds / 60, 2),
-        "requests": len(times_s) + len(result.lost) + result.busy,
-        "answered": len(times_s),
-        "latency_median_s": round(statistics.median(times_s), 2) if times_s else None,
-        "latency_p95_s": round(times_s[int(0.95 * (len(times_s) - 1))], 2) if times_s else None,
+        "requests": answered + len(result.lost) + result.busy,
+        "answered": answered,
+        "latency_median_s": result.latency_s(0.5),
+        "latency_p95_s": result.latency_s(0.95),
         "lost": len(result.lost),
         "mixed_up": result.mixed_up,
         "refused_as_busy": result.busy,

@@ -9,7 +9,6 @@ import io
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import permutations
 from pathlib import Path
@@ -34,6 +33,7 @@ from preprocessing.encoding.encode import MAX_WORKERS, preprocess
 from preprocessing.encoding.pipeline import Encoder, EncodingJob, prepare, samples_of
 from preprocessing.shards.files import write_shard
 from preprocessing.sources import Sample, Source, open_source
+from preprocessing.sources.sample import NumberedParts
 
 PART_ROWS = 1024
 VARIANTS = [(channels, mirrored) for mirrored in (False, True) for channels in permutations(range(3))]
@@ -170,35 +170,28 @@ def resident_bytes() -> int:
     return sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))
 
 
-@dataclass(frozen=True)
-class VariedFolder:
-    """A folder's pictures, repeated with variations until there are `rows`."""
+class VariedFolder(NumberedParts):
+    """A folder's pictures, repeated with variations until there are so many rows."""
 
-    folder: Path
-    rows: int
+    def __init__(self, folder: Path, num_rows: int):
+        super().__init__(num_rows, PART_ROWS)
+        self.folder = folder
 
     @cached_property
     def pictures(self) -> list[Sample]:
         source = open_source(self.folder, PART_ROWS)
         found = [sample for part in range(len(source.parts)) for sample in source.samples(part) if not sample.problem]
-        return found[: self.rows]
-
-    @property
-    def parts(self) -> list[str]:
-        return [f"{part:05d}" for part in range(-(-self.rows // PART_ROWS))]
-
-    def size(self, part: int) -> int:
-        return min(PART_ROWS, self.rows - part * PART_ROWS)
+        return found[: self.num_samples]
 
     def samples(self, part: int) -> Iterator[Sample]:
-        for row in range(part * PART_ROWS, part * PART_ROWS + self.size(part)):
+        for row in self.rows(part):
             repeat, index = divmod(row, len(self.pictures))
             found, variant = self.pictures[index], repeat % len(VARIANTS)
             picture = varied(found.picture, variant) if variant else found.picture
             yield Sample(key=f"{row}", caption=f"{found.caption}, {repeat}", picture=picture, metadata=found.metadata)
 
     def fingerprint(self) -> str:
-        return f"{open_source(self.folder, PART_ROWS).fingerprint()} {self.rows}"
+        return f"{open_source(self.folder, PART_ROWS).fingerprint()} {self.num_samples}"
 
 
 @cache

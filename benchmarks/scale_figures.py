@@ -180,15 +180,11 @@ def cases(f: Figures) -> list[Case]:
     speed_up = f.gpu_flop_per_s / f.cpu_flop_per_s
     on_gpu = (encoded_per_s * speed_up, f.gpu_flop_per_s / paper.sample_flop, drawn_per_s * speed_up)
     as_measured = (f.preprocess_pictures_per_s, f.train_samples_per_s, f.draw_pictures_per_s)
-    weights = (f.caption_bytes + codes_bytes(paper), f.png_share * 3 * paper.picture_side**2)
+    codes_bytes = paper.codes * math.log2(paper.codebook_size) / 8  # nothing compresses them
+    weights = (f.caption_bytes + codes_bytes, f.png_share * 3 * paper.picture_side**2)
     cpu, gpu = f.cpu_dollars_per_hour, f.gpu_dollars_per_hour
     return [
         Case("bundled model, two cores", bundled, *as_measured, cpu, f.row_bytes, f.png_bytes),
         Case("paper's, two cores", paper, encoded_per_s, 1 / f.paper_sample_s, drawn_per_s, cpu, *weights),
         Case("paper's, a GPU", paper, *on_gpu, gpu, *weights),
     ]
-
-
-def codes_bytes(model: Model) -> float:
-    """Of a picture, if nothing compresses its codes."""
-    return model.codes * math.log2(model.codebook_size) / 8

@@ -6,7 +6,6 @@ Each eight pictures take a fixed time, slept by their scorer, so that a machine 
 people are the page's own client; each compares every answer with what its prompt and seed give alone.
 """
 
-import itertools
 import os
 import random
 import signal
@@ -14,39 +13,26 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from benchmarks.crowd import Load, run_crowd
 from benchmarks.report import make_parser, print_json, print_table
 from demo.serve.client import RemoteService
 from demo.serve.cluster import EngineSettings, engine_running
 from demo.serve.drawer import UNIT
 from demo.server import free_port
-from demo.service.drawing_service import Done
-from demo.service.scheduler import Busy
 from inference import Generator
 from inference.request import Request, Settings
 
 SLOW, FAST = "benchmarks.slow_scorer:Slow", "benchmarks.slow_scorer:Fast"
 PROMPTS = 5
 MEMORY_INTERVAL_S = 20.0
-
-
-@dataclass
-class Load:
-    """What happened to everybody's prompts."""
-
-    latencies_s: list[float] = field(default_factory=list)
-    ended_s: list[float] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
-    answered_twice: int = 0
-    mixed_up: int = 0
-    busy: int = 0
 
 
 def make_request(unit_s: float, num_images: int, number: int) -> Request:
@@ -59,42 +45,15 @@ def fingerprint(pictures: Sequence[Any]) -> list[Any]:
     return [(one.index, one.score, one.codes.tolist(), one.image.tobytes()) for one in pictures]
 
 
-def draw_until(
-    end_s: float, service: RemoteService, person: int, asked: Sequence[Request], right: Any, load: Load
-) -> None:
-    """One person: prompt after prompt until the time is up."""
-    for number in itertools.count(person):
-        started_s = time.monotonic()
-        if started_s >= end_s:
-            return
-        request = asked[number % len(asked)]
-        try:
-            finished = [event for event in service.draw(request) if isinstance(event, Done)]
-        except Busy as busy:
-            load.busy += 1
-            time.sleep(min(busy.seconds, 5.0))
-            continue
-        except Exception as error:  # whatever the reason: the answer is lost, and that is what is counted
-            load.lost.append(f"{type(error).__name__}: {error}")
-            continue
-        load.ended_s.append(time.monotonic())
-        load.latencies_s.append(time.monotonic() - started_s)
-        load.answered_twice += len(finished) > 1
-        load.mixed_up += fingerprint(finished[-1].pictures) != right[number % len(asked)]
-
-
 def run_people(service: RemoteService, people: int, seconds: float, asked: Sequence[Request], right: Any) -> Load:
-    """Everybody at once for so many seconds; what was begun is waited for."""
-    load, end_s = Load(), time.monotonic() + seconds
-    threads = [
-        threading.Thread(target=draw_until, args=(end_s, service, person, asked, right, load))
-        for person in range(people)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return load
+    """Everybody at once for so many seconds, each beginning with another prompt."""
+
+    def person(first: int, number: int) -> bool:
+        place = (first + number) % len(asked)
+        *_, done = service.draw(asked[place])
+        return fingerprint(done.pictures) == right[place]
+
+    return run_crowd([partial(person, first) for first in range(people)], seconds)
 
 
 def processes(name: str) -> list[psutil.Process]:
@@ -107,21 +66,17 @@ def processes(name: str) -> list[psutil.Process]:
     return found
 
 
-def kill_one(dice: random.Random) -> None:
-    """Kill a replica, if there is one."""
-    if drawers := processes("Drawer"):
-        os.kill(dice.choice(drawers).pid, signal.SIGKILL)
-
-
 def disturb(stop: threading.Event, kill_interval_s: float, memory: list[int], kills: list[float]) -> None:
     """Kill a replica from time to time, and look at the memory of the front."""
-    dice, last_s = random.Random(0), time.monotonic()
+    dice, started_s = random.Random(0), time.monotonic()
+    last_s = started_s
     while not stop.wait(1.0):
         if kill_interval_s and time.monotonic() - last_s >= kill_interval_s:
             last_s = time.monotonic()
-            kill_one(dice)
+            if drawers := processes("Drawer"):
+                os.kill(dice.choice(drawers).pid, signal.SIGKILL)
             kills.append(last_s)
-        if len(memory) * MEMORY_INTERVAL_S <= time.monotonic() - stop.started_s:  # type: ignore[attr-defined]
+        if len(memory) * MEMORY_INTERVAL_S <= time.monotonic() - started_s:
             memory.append(sum(process.memory_info().rss for process in processes("Front")))
 
 
@@ -173,25 +128,15 @@ def answers(folder: Path, asked: Sequence[Request]) -> list[Any]:
     return [fingerprint(generator.run(request.prompt, request.settings)) for request in asked]
 
 
-class engine:
+@contextmanager
+def engine(folder: Path, replicas: int, batch_size: int) -> Iterator[RemoteService]:
     """An engine on loopback, as the page's client sees it."""
-
-    def __init__(self, folder: Path, replicas: int, batch_size: int):
-        port, metrics_port = free_port("127.0.0.1", 29000, 100), free_port("127.0.0.1", 29200, 100)
-        self.running = engine_running(
-            folder,
-            EngineSettings(
-                replicas, port=port, metrics_port=metrics_port, device="cpu", scorer=SLOW, batch_size=batch_size
-            ),
-        )
-        self.address = f"http://127.0.0.1:{port}"
-
-    def __enter__(self) -> RemoteService:
-        self.running.__enter__()
-        return RemoteService(self.address)
-
-    def __exit__(self, *error: Any) -> None:
-        self.running.__exit__(*error)
+    port, metrics_port = free_port("127.0.0.1", 29000, 100), free_port("127.0.0.1", 29200, 100)
+    settings = EngineSettings(
+        replicas, port=port, metrics_port=metrics_port, device="cpu", scorer=SLOW, batch_size=batch_size
+    )
+    with engine_running(folder, settings):
+        yield RemoteService(f"http://127.0.0.1:{port}")
 
 
 def measure_load(folder: Path, people: int, seconds: float, kill_interval_s: float, unit_s: float) -> dict[str, Any]:
@@ -200,24 +145,21 @@ def measure_load(folder: Path, people: int, seconds: float, kill_interval_s: flo
     right, memory, kills = answers(folder, asked), [], []
     with engine(folder, 2, batch_size=2 * UNIT) as service:
         stop = threading.Event()
-        stop.started_s = time.monotonic()  # type: ignore[attr-defined]
         watcher = threading.Thread(target=disturb, args=(stop, kill_interval_s, memory, kills))
         watcher.start()
         load = run_people(service, people, seconds, asked, right)
         stop.set()
         watcher.join()
-    times_s = sorted(load.latencies_s)
     return {
         "people": people,
         "minutes": round(seconds / 60, 2),
         "replicas_killed": len(kills),
-        "answered": len(times_s),
+        "answered": len(load.latencies_s),
         "lost": len(load.lost),
         "reasons": sorted(set(load.lost)),
-        "answered_twice": load.answered_twice,
         "mixed_up": load.mixed_up,
         "busy": load.busy,
-        "latency_median_s": round(statistics.median(times_s), 2) if times_s else None,
+        "latency_median_s": load.latency_s(0.5),
         "front_rss_mib": [round(one / 2**20) for one in memory],
     }
 

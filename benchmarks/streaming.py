@@ -19,7 +19,8 @@ import pyarrow.parquet
 from benchmarks.report import Column, make_parser, print_figures, print_json, print_table
 from benchmarks.timing import timed
 from dalle_lean.tokenizer import Tokenizer
-from preprocessing.shards.files import Counts, DatasetInfo, Row, write_dataset_info, write_shard
+from preprocessing.shards.files import Row, write_shard
+from preprocessing.shards.manifest import Counts, DatasetInfo, write_dataset_info
 from training.data.catalog import ShardSet, find_shards
 from training.data.loader import TrainingData, collate
 from training.data.reader import read_rows

@@ -29,7 +29,6 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.child_process import Child
-from benchmarks.plans import REVERSIBLE, SEQUENTIAL
 from benchmarks.reference import (
     REFERENCE,
     SMALL,
@@ -63,6 +62,29 @@ COLUMNS = (
     Column("step, less by", "step_less_by", ".1f"),
     Column("of the matmul rate", "matmul_rate_reached", ".0%"),
 )
+
+
+def in_pieces(whole: MemoryPlan, name: str) -> dict[str, MemoryPlan]:
+    """A plan that computes branches again, then the same a piece at a time; each "+" is added to the plan above it."""
+    logits = dataclasses.replace(whole, loss_tokens=256)
+    branches = dataclasses.replace(logits, samples=1, attention_heads=4, feed_forward_tokens=256)
+    return {
+        name: whole,
+        "+ logits in pieces": logits,
+        "+ branches in pieces": branches,
+        "+ gradients in place": dataclasses.replace(branches, grads_in_place=True),
+    }
+
+
+KEEP = MemoryPlan(activations="keep", loss_tokens=None)
+REVERSIBLE = {"keep": KEEP, **in_pieces(dataclasses.replace(KEEP, activations="reversible"), "reversible")}
+"""For configs with reversible=True."""
+SEQUENTIAL = {
+    "keep": KEEP,
+    "selective": dataclasses.replace(KEEP, activations="selective"),
+    **in_pieces(dataclasses.replace(KEEP, activations="checkpoint"), "checkpoint"),
+}
+"""For configs with reversible=False."""
 
 
 class Comparison(NamedTuple):

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Column
 from rich.text import Text
 
-from dalle_lean.errors import UserError
+from dalle_lean.errors import UserError, is_out_of_memory
 from dalle_lean.progress import OnProgress
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; auto takes CUDA where there is one.")]
@@ -88,15 +88,6 @@ def explain(failure: Exception) -> int:
         f"this is a bug of dalle-lean {importlib.metadata.version('dalle-lean')}; please report it with what is above"
     )
     return 1
-
-
-def is_out_of_memory(failure: Exception) -> bool:
-    """Python's, torch's on a GPU, or torch's on the CPU, which is a bare RuntimeError; does not import torch."""
-    return (
-        isinstance(failure, MemoryError)
-        or type(failure).__name__ == "OutOfMemoryError"
-        or "can't allocate memory" in str(failure)
-    )
 
 
 def begin_loading() -> None:

@@ -43,15 +43,8 @@ def read_request(service: DrawingService, prompt: str, values: FormValues) -> Re
     num_images = values.num_images
     if service.generator.scorer is None and isinstance(num_images, int) and isinstance(values.best, int):
         num_images = max(num_images, values.best)
-    settings = Settings(
-        num_images=num_images,
-        best=values.best,
-        top_k=values.top_k,
-        top_p=values.top_p,
-        temperature=values.temperature,
-        guidance=values.guidance,
-        seed=values.seed,
-    )
+    chosen = {name: value for name, value in vars(values).items() if name in Settings.__dataclass_fields__}
+    settings = Settings(**{**chosen, "num_images": num_images})
     check_limits(prompt, settings, service.generator.model.config)
     start = None if values.upload is None else first_rows(service, service.read_upload(values.upload), values.rows)
     return Request(prompt, settings, start)

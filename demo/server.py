@@ -1,9 +1,9 @@
-"""Starting the prompt page."""
+"""Starting the pages."""
 
 import errno
+import os
 import re
 import socket
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ import gradio as gr
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_text
+from demo.calculator.page import add_calculator
 from demo.page import build_page
-from demo.service.drawing_service import DrawingService
-from demo.upload import MAX_UPLOAD_BYTES
+from demo.service.drawing_service import MAX_UPLOAD_BYTES, DrawingService
 
 PORTS_TRIED = 20
 # Each waiting visitor holds one.
@@ -95,34 +95,49 @@ def serve(
         api: whether programs may draw too.
     """
     page = build_page(service, card, api)
-    launch = partial(
-        page.launch,
+    try:
+        return launch(
+            page,
+            host,
+            port,
+            share=share,
+            auth=auth,
+            root_path=root_path,
+            footer_links=["api"] if api else [],
+            max_threads=THREADS,
+            max_file_size=MAX_UPLOAD_BYTES,
+            state_session_capacity=VISITORS_KEPT,
+            js=ESCAPE_STOPS,
+        )
+    except ValueError as error:  # Gradio's, where a proxy stands before localhost
+        raise UserError(f"the page does not start: {error}") from None
+
+
+def serve_calculator(name: str = "paper", host: str = "127.0.0.1", port: int = 7860) -> Any:
+    """Start it on a free port from `port` on and return it; `block_thread()` waits, `close()` ends it.
+
+    name: of the model that it opens with.
+    """
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # as in build_page
+    with gr.Blocks(title="dalle_lean calculator", analytics_enabled=False) as page:
+        add_calculator(name)
+    return launch(page, host, free_port(host, port), footer_links=[])
+
+
+def launch(page: Any, host: str, port: int, **options: Any) -> Any:
+    """Start a page in background threads, in Gradio's own theme with the machine's fonts, and return it."""
+    theme = gr.themes.Default(
+        primary_hue="indigo", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+    )
+    page.launch(
         server_name=host,
         server_port=port,
-        share=share,
-        auth=auth,
-        root_path=root_path,
         quiet=True,
         prevent_thread_lock=True,
         ssr_mode=False,
-        footer_links=["api"] if api else [],
         show_error=False,
-        max_threads=THREADS,
-        max_file_size=MAX_UPLOAD_BYTES,
-        state_session_capacity=VISITORS_KEPT,
-        theme=theme(),
+        theme=theme,
         css_paths=STYLE,
-        js=ESCAPE_STOPS,
+        **options,
     )
-    try:
-        launch()
-    except ValueError as error:  # Gradio's, where a proxy stands before localhost
-        raise UserError(f"the page does not start: {error}") from None
     return page
-
-
-def theme() -> Any:
-    """Gradio's own, with the machine's fonts."""
-    return gr.themes.Default(
-        primary_hue="indigo", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
-    )

@@ -13,7 +13,6 @@ from inference.sampling.packed_linear import ROW_GROUP
 LARGEST_BATCH = 128
 # The rest is for what a step computes, the VQGAN's decoder and other programs.
 SHARE_OF_FREE_MEMORY = 0.5
-OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 class Part(NamedTuple):
@@ -71,13 +70,6 @@ def halve(batch: Batch) -> list[Batch]:
         raise MemoryError("not enough memory to draw even one picture; close other programs or take a smaller model")
     middle = len(pictures) // 2
     return [[Part(request, pictures[:middle])], [Part(request, pictures[middle:])]]
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out, on a GPU or in torch's allocator for the CPU."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
-        words in str(error) for words in OUT_OF_MEMORY
-    )
 
 
 def picture_bytes(config: DalleConfig, dtype: torch.dtype) -> int:

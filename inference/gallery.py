@@ -153,7 +153,9 @@ def enlarged(image: Image.Image, side: int = TILE_SIDE) -> Image.Image:
 
 def contact_sheet(prompt: str, pictures: Sequence[Picture]) -> Image.Image:
     """All pictures on one sheet, the prompt above, each one's index and score below it."""
-    return tile_sheet([picture.image for picture in pictures], [picture_caption(p) for p in pictures], heading=prompt)
+    scores = ["" if picture.score is None else f" - score {picture.score:.3f}" for picture in pictures]
+    captions = [f"no. {picture.index}{score}" for picture, score in zip(pictures, scores, strict=True)]
+    return tile_sheet([picture.image for picture in pictures], captions, heading=prompt)
 
 
 def tile_sheet(
@@ -184,8 +186,3 @@ def tile_sheet(
         for row, text in enumerate(wrapped(caption, font, side)[:caption_lines]):
             draw.text((left, upper + side + 3 + LINE_HEIGHT * row), text, fill="#333333", font=font)
     return sheet
-
-
-def picture_caption(picture: Picture) -> str:
-    """ "no. 17 - score 0.312", or the number alone where nothing was ranked."""
-    return f"no. {picture.index}" + ("" if picture.score is None else f" - score {picture.score:.3f}")

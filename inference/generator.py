@@ -4,7 +4,7 @@ n pictures, m codes given, I codes in a picture, R rows.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -16,15 +16,16 @@ from PIL import Image
 from torch import Tensor
 
 from dalle_lean.devices import pick_device
-from dalle_lean.errors import UserError
+from dalle_lean.errors import UserError, is_out_of_memory
 from dalle_lean.images.files import square_pixels
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.model_folder import check_parts, find_model, read_model
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.dalle import Dalle
+from dalle_lean.progress import OnProgress, unwatched
 from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vocabulary import Vocabulary
-from inference.batching import Batch, Kind, default_batch_size, halve, is_out_of_memory, plan_batches
+from inference.batching import Batch, Kind, default_batch_size, halve, plan_batches
 from inference.ranking import best_pictures, collect, decode_and_score
 from inference.request import Picture, Progress, Request, Settings
 from inference.sampling.decoder import Decoder
@@ -118,7 +119,7 @@ class Generator:
         seed: int = 0,
         guidance: float | None = None,
         batch_size: int | None = None,
-        on_progress: Callable[[int, int, str], None] | None = None,
+        on_progress: OnProgress = unwatched,
     ) -> list[Picture]:
         """Draw `num_images` pictures and return the `best` of them, best first.
 
@@ -153,13 +154,12 @@ class Generator:
         prompt: str,
         settings: Settings,
         batch_size: int | None = None,
-        on_progress: Callable[[int, int, str], None] | None = None,
+        on_progress: OnProgress = unwatched,
     ) -> list[Picture]:
         """As a call, with the settings in one object and no warning of a cut prompt (see `excess_tokens`)."""
         pictures = None
         for progress in self.draw([Request(prompt, settings)], batch_size):
-            if on_progress is not None:
-                on_progress(progress.done, progress.total, progress.note)
+            on_progress(progress.done, progress.total, progress.note)
             pictures = progress.pictures
         assert pictures is not None
         return pictures

@@ -13,9 +13,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dalle_lean.errors import UserError
+from dalle_lean.errors import UserError, is_out_of_memory
 from dalle_lean.images.vqgan import VQGAN, VQGANConfig
-from inference.batching import is_out_of_memory
 from inference.request import Picture
 from inference.scorer import Scorer
 

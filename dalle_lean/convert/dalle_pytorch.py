@@ -18,7 +18,8 @@ from dalle_lean.model.rope import rotary_angles
 GENERATIONS = ("fork", "1.4")
 """The training run's fork, and dalle-pytorch 1.4.0 to 1.6.6."""
 
-LAYER_KEY = re.compile(r"transformer\.layers\.(?:blocks\.(\d+)\.(f|g)\.net|layers\.(\d+)\.(0|1))\.(.+)")
+WRAPPERS = re.compile(r"(?<=\.)(fn\.)+(?=to_|net\.)")
+"""Between a layer and its inner module: any number above 0, which differs between the generations."""
 POSITIONS_KEY = "transformer.pos_emb"
 # their leaf -> ours, for the attention and the feed-forward branch
 OWN_LEAVES = {"scale": "scale", "fn.norm.weight": "norm.weight", "fn.norm.bias": "norm.bias"}
@@ -48,6 +49,9 @@ def from_dalle_pytorch(state_dict: dict[str, Tensor], config: DalleConfig) -> Da
     _check_convertible(config)
     model = Dalle(config)
     wanted = model.state_dict()
+    our_names = {
+        WRAPPERS.sub("fn.", theirs): ours for ours, names in _their_names(config, "fork").items() for theirs in names
+    }
     found: dict[str, tuple[str, Tensor]] = {}
     input_tables: dict[str, Tensor] = {}
     for key, value in state_dict.items():
@@ -58,7 +62,7 @@ def from_dalle_pytorch(state_dict: dict[str, Tensor], config: DalleConfig) -> Da
         if not config.tie_embeddings and name in ("text_emb.weight", "image_emb.weight"):
             input_tables[name] = value
             continue
-        ours = _our_name(name, config)
+        ours = our_names.get(WRAPPERS.sub("fn.", name))
         if ours is None:
             raise UserError(f"{key} does not belong to this model")
         value = value.reshape(-1) if ours.endswith(".scale") else value
@@ -98,26 +102,6 @@ def to_dalle_pytorch(model: Dalle, generation: str = "fork", prefix: str = "") -
         for theirs in names.get(ours, []):
             published[theirs] = value.reshape(1, 1, -1) if ours.endswith(".scale") else value
     return {prefix + key: value for key, value in published.items()}
-
-
-def _our_name(name: str, config: DalleConfig) -> str | None:
-    if name in OUTPUT_KEYS:
-        return OUTPUT_KEYS[name]
-    if config.tie_embeddings and name in TIED_ALIASES:
-        return TIED_ALIASES[name]
-    match = LAYER_KEY.fullmatch(name)
-    if match is None or (match[1] is not None) != config.reversible:
-        return None
-    layer = int(match[1] or match[3])
-    branch = "fg".index(match[2]) if config.reversible else int(match[4])
-    if layer >= config.num_layers:
-        return None
-    if match[5] in OWN_LEAVES:
-        return f"layers.{layer}.{BRANCHES[branch]}.{OWN_LEAVES[match[5]]}"
-    leaf = re.sub(r"^(fn\.)+", "", match[5])
-    if leaf == match[5] or leaf not in SHARED_LEAVES[branch]:
-        return None
-    return f"blocks.{config.layer_blocks[layer]}.{BRANCHES[branch]}.{SHARED_LEAVES[branch][leaf]}"
 
 
 def _their_names(config: DalleConfig, generation: str) -> dict[str, list[str]]:

@@ -73,7 +73,8 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
             with torch.serialization.safe_globals([(Callback, LIGHTNING_CALLBACK)]):
                 content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged files raise nearly anything
-        raise UserError(f"{path} cannot be read as weights: {first_line(error)}") from None
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UserError(f"{path} cannot be read as weights: {reason}") from None
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]
     if not isinstance(content, dict) or not all(
@@ -81,7 +82,3 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     ):
         raise UserError(f"{path} does not hold a state dict (names and tensors)")
     return content
-
-
-def first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -283,16 +283,19 @@ class VQGAN(nn.Module):
             raise ValueError(f"codes: {codes.min()}..{codes.max()}; must be in 0..{self.config.codebook_size - 1}")
         return side
 
-    def fingerprint(self) -> str:
-        """SHA-256 over config and weights, however they are stored."""
-        return fingerprint(self.config, self.state_dict())
+    def fingerprint(self, dtype: torch.dtype = torch.float32) -> str:
+        """SHA-256 (hexadecimal) over the config and every weight, rounded to `dtype`, as float32."""
+        return sha256_of(self.config.to_dict(), self.rounded(dtype))
 
     def codes_fingerprint(self, dtype: torch.dtype = torch.float32) -> str:
-        """As `fingerprint`, without the decoder and the training side: equal for VQGANs that give the same codes.
+        """As `fingerprint`, without the decoder and the training side: equal for VQGANs that give the same codes."""
+        description = {name: value for name, value in self.config.to_dict().items() if name != "picture_side"}
+        decoder = ("decoder.", "post_quant_conv.")
+        return sha256_of(description, {n: w for n, w in self.rounded(dtype).items() if not n.startswith(decoder)})
 
-        dtype: to which the weights are rounded first.
-        """
-        return codes_fingerprint(self.config, {name: weight.to(dtype) for name, weight in self.state_dict().items()})
+    def rounded(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The weights in `dtype`."""
+        return {name: weight.detach().to(dtype) for name, weight in self.state_dict().items()}
 
     def reads_codes_of(self, recorded: str) -> bool:
         """Whether codes recorded under `recorded` are this VQGAN's; older data holds older fingerprints."""
@@ -300,12 +303,8 @@ class VQGAN(nn.Module):
 
     def save(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
         """Write `config.json` and `model.safetensors`, each atomically; bfloat16 rounds what is written."""
-        stored = {name: weight.detach().to(dtype) for name, weight in self.state_dict().items()}
-        save_weights(stored, Path(folder) / "model.safetensors", dtype)
-        fingerprints = {
-            "fingerprint": fingerprint(self.config, stored),
-            "codes_fingerprint": codes_fingerprint(self.config, stored),
-        }
+        save_weights(self.state_dict(), Path(folder) / "model.safetensors", dtype)
+        fingerprints = {"fingerprint": self.fingerprint(dtype), "codes_fingerprint": self.codes_fingerprint(dtype)}
         write_json(Path(folder) / "config.json", {"format": FORMAT, **fingerprints, **self.config.to_dict()})
 
     @classmethod
@@ -337,18 +336,6 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     if not isinstance(description.get("fingerprint"), str):
         raise UserError(f"{path}: the fingerprint of the weights is missing")
     return description
-
-
-def fingerprint(config: VQGANConfig, weights: Mapping[str, Tensor]) -> str:
-    """SHA-256 (hexadecimal) over the config and every weight as float32."""
-    return sha256_of(config.to_dict(), weights)
-
-
-def codes_fingerprint(config: VQGANConfig, weights: Mapping[str, Tensor]) -> str:
-    """As `fingerprint`, over that on which the codes of a picture depend."""
-    description = {name: value for name, value in config.to_dict().items() if name != "picture_side"}
-    decoder = ("decoder.", "post_quant_conv.")
-    return sha256_of(description, {name: weight for name, weight in weights.items() if not name.startswith(decoder)})
 
 
 def sha256_of(description: Mapping[str, Any], weights: Mapping[str, Tensor]) -> str:

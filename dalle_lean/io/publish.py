@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write, parse, sha256_file
 from dalle_lean.io.remote_errors import Refused, Unreachable, meaning, one_line, storage_of
-from dalle_lean.progress import OnProgress
+from dalle_lean.progress import OnProgress, unwatched
 from dalle_lean.require import require
 
 Files = Mapping[str, Path | bytes]
@@ -35,7 +35,7 @@ SECRET_WORDS = re.compile(r"\bhf_\w*[^\W_]{8,}|(?i:bearer)\s+[^\s'\"]+|(?<=\?)[^
 """Tokens, and the queries of signed addresses."""
 
 
-def publish(files: Files, destination: str, *, message: str, on_progress: OnProgress | None = None) -> str:
+def publish(files: Files, destination: str, *, message: str, on_progress: OnProgress = unwatched) -> str:
     """Copy files to a destination; those that an earlier copy put there and that are no longer among them are removed.
 
     Args:
@@ -47,12 +47,11 @@ def publish(files: Files, destination: str, *, message: str, on_progress: OnProg
     token. The same call continues.
     """
     check_destination(destination)
-    progress = on_progress or (lambda done, total, note: None)
     hashes = {name: content_sha256(source) for name, source in files.items()}
     with failures_named(destination):
         if destination.startswith("hf://"):
-            return to_hub(files, hashes, destination, message, progress)
-        return to_storage(files, hashes, destination, progress)
+            return to_hub(files, hashes, destination, message, on_progress)
+        return to_storage(files, hashes, destination, on_progress)
 
 
 def check_destination(destination: str) -> None:

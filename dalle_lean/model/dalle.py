@@ -123,7 +123,9 @@ class Dalle(Decoder):
         ids = nn.functional.pad(ids, (1, 0), value=BOS)[:, : crop.text_len + crop.side**2]
         x = embed(ids, self.table, self.plan)
         if not config.rotary:
-            x = x + self._position_table()[self._places(crop, x.device)][: x.shape[1]]
+            picture = self.row_positions[:, None] + self.column_positions[None, :]
+            positions = torch.cat([self.text_positions, picture.flatten(0, 1)])
+            x = x + positions[self._places(crop, x.device)][: x.shape[1]]
         return x
 
     def context(
@@ -162,10 +164,6 @@ class Dalle(Decoder):
         """Vocabulary rows of the caption: every id 0 becomes the padding id of its position."""
         padding = torch.arange(self.config.text_len, device=text_ids.device) + self.config.text_vocab_size
         return torch.where(text_ids == 0, padding, text_ids.long())
-
-    def _position_table(self) -> Tensor:
-        picture = self.row_positions[:, None] + self.column_positions[None, :]
-        return torch.cat([self.text_positions, picture.flatten(0, 1)])
 
     def check_inputs(self, text_ids: Tensor, image_codes: Tensor) -> None:
         config = self.config

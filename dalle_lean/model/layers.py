@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
-from torch.nn.functional import layer_norm
+from torch.nn.functional import gelu, layer_norm
 
 from dalle_lean.model.compute_weights import ComputeWeights
 from dalle_lean.model.config import DalleConfig
-from dalle_lean.model.geglu import geglu
 from dalle_lean.model.pixelfly import PixelFly
 from dalle_lean.model.rope import rotate
 
@@ -24,6 +24,31 @@ from dalle_lean.model.rope import rotate
 def relu_squared(x: Tensor) -> Tensor:
     """relu(x)^2 (So et al. 2021, "Primer")."""
     return functional.relu(x).square()
+
+
+def geglu(x: Tensor) -> Tensor:
+    """x [..., 2 n], values then gates -> values * gelu(gates), [..., n] (Shazeer 2020). Backward keeps x alone."""
+    out: Tensor = _Geglu.apply(x)
+    return out
+
+
+class _Geglu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        value, gate = x.chunk(2, dim=-1)
+        return gelu(gate).mul_(value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        value, gate = x.chunk(2, dim=-1)
+        out = torch.empty_like(x)
+        grad_value, grad_gate = out.chunk(2, dim=-1)
+        torch.mul(grad, gelu(gate), out=grad_value)
+        torch.ops.aten.gelu_backward.grad_input(grad * value, gate, grad_input=grad_gate)
+        return out
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 from torch import Tensor
 
 from dalle_lean.optim.lamb_step import Rule
@@ -37,22 +36,6 @@ def compiled(function: Callable[..., Any]) -> Any:
         return njit(function, **settings)
 
 
-def bitcast(source: Any, target: Any) -> Any:
-    """A compiled function that reads the 32 bits of one type as another."""
-
-    def typed(typing_context, number):
-        def code(context, builder, signature, arguments):
-            return builder.bitcast(arguments[0], context.get_value_type(target))
-
-        return target(source), code
-
-    return intrinsic(typed)
-
-
-bits_of = bitcast(types.float32, types.uint32)
-float_of = bitcast(types.uint32, types.float32)
-
-
 @compiled
 def decode(codes, scale, values, out):
     for i in range(len(codes)):
@@ -64,7 +47,7 @@ def encode(numbers, scale, nearest, codes):
     """Codes by the upper 16 bits of number / scale, rounded; a scale of zero makes zeros."""
     inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
     for i in range(len(codes)):
-        bits = bits_of(numbers[i] * inverse)
+        bits = np.float32(numbers[i] * inverse).view(np.uint32)
         codes[i] = nearest[(bits + np.uint32(0x8000)) >> np.uint32(16)]
 
 
@@ -81,9 +64,9 @@ def measure_block(weight, gradient, mean, square, rule):
         weight_sum += weight[i] * weight[i]
         update_sum += update * update
         # As integers, magnitudes keep their order and NaN is above all: no comparison loses it.
-        largest_mean = max(largest_mean, bits_of(m) & np.uint32(0x7FFFFFFF))
-        largest_square = max(largest_square, bits_of(s) & np.uint32(0x7FFFFFFF))
-    return weight_sum, update_sum, float_of(largest_mean), float_of(largest_square)
+        largest_mean = max(largest_mean, np.float32(m).view(np.uint32) & np.uint32(0x7FFFFFFF))
+        largest_square = max(largest_square, np.float32(s).view(np.uint32) & np.uint32(0x7FFFFFFF))
+    return weight_sum, update_sum, np.uint32(largest_mean).view(np.float32), np.uint32(largest_square).view(np.float32)
 
 
 @compiled

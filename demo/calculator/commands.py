@@ -76,8 +76,8 @@ def serve_page(model: str, host: str, port: int) -> None:
     from dalle_lean.require import require
 
     require("gradio", extra="demo")
-    from demo.calculator.server import serve
+    from demo.server import serve_calculator
 
-    server = serve(model, host, port)
+    server = serve_calculator(model, host, port)
     say(f"the calculator is at {server.local_url} (Ctrl+C ends it)")
     server.block_thread()

@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -48,13 +48,6 @@ REFRESH_S = 10.0
 
 class EngineAway(Exception):
     """The engine does not answer, or breaks off."""
-
-
-@dataclass(frozen=True)
-class Named:
-    """A scorer that is elsewhere."""
-
-    name: str
 
 
 class Engine:
@@ -124,7 +117,8 @@ class RemoteGenerator(Generator):
             if "vocabulary.json" in files:
                 write_json(place / "vocabulary.json", json.loads(files["vocabulary.json"]))
                 self.vocabulary = Vocabulary.load(place / "vocabulary.json")
-        self.scorer = None if description["scorer"] is None else cast(Any, Named(description["scorer"]))
+        scorer = description["scorer"]
+        self.scorer = None if scorer is None else cast(Any, SimpleNamespace(name=scorer))
         self.decoder = cast(Any, SimpleNamespace(precision=description["precision"]))
         self.device = torch.device(description["device"])
         self.model_sha256 = content["parts"]["model.safetensors"]

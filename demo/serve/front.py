@@ -113,55 +113,44 @@ class Front:
 
     async def __call__(self, message: HttpRequest) -> Response:
         """The HTTP interface; docs/serving.md describes it."""
+        route = f"{message.method} {message.url.path}"
+        if route == "GET /ready":  # 200 once it can draw
+            return JSONResponse({"replicas": self.replicas}, 200 if self.model and self.replicas else 503)
         routes = {
-            "GET /ready": self.ready,
             "GET /model": self.describe,
             "POST /read": self.read,
             "POST /preview": self.preview,
             "POST /draw": self.draw,
         }
-        route = routes.get(f"{message.method} {message.url.path}")
-        return JSONResponse({"error": "not found"}, 404) if route is None else await route(message)
+        if route not in routes:
+            return JSONResponse({"error": "not found"}, 404)
+        if self.model is None:
+            return JSONResponse({"error": "starting"}, BUSY_STATUS, {"Retry-After": "1"})
+        try:
+            return await routes[route](message, self.model)
+        except (Busy, UserError) as refusal:
+            return refused(refusal)
 
-    async def ready(self, message: HttpRequest) -> Response:
-        """200 once it can draw."""
-        return JSONResponse({"replicas": self.replicas}, 200 if self.model and self.replicas else 503)
-
-    async def describe(self, message: HttpRequest) -> Response:
+    async def describe(self, message: HttpRequest, model: Model) -> Response:
         """What a client needs to know of the model; docs/serving.md says what."""
-        model = self.model
-        if model is None:
-            return no_model()
         return JSONResponse({**model.description, "latency": latency_to_json(model.latency)})
 
-    async def read(self, message: HttpRequest) -> Response:
+    async def read(self, message: HttpRequest, model: Model) -> Response:
         """The codes of a picture's pixels, RGB bytes row by row."""
-        model = self.model
-        if model is None:
-            return no_model()
-        try:
-            pixels = await body(message, model.picture_bytes)
-            if len(pixels) != model.picture_bytes:
-                raise UserError(f"{len(pixels)} bytes; a picture of this model has {model.picture_bytes}")
-            with self.reading_one():
-                return JSONResponse({"codes": await model.handle.read.remote(pixels)})
-        except (Busy, UserError) as refusal:
-            return refused(refusal)
+        pixels = await body(message, model.picture_bytes)
+        if len(pixels) != model.picture_bytes:
+            raise UserError(f"{len(pixels)} bytes; a picture of this model has {model.picture_bytes}")
+        with self.reading_one():
+            return JSONResponse({"codes": await model.handle.read.remote(pixels)})
 
-    async def preview(self, message: HttpRequest) -> Response:
+    async def preview(self, message: HttpRequest, model: Model) -> Response:
         """The part of a picture that its first codes draw."""
-        model = self.model
-        if model is None:
-            return no_model()
-        try:
-            content = read_object(await body(message))
-            codes = codes_from_json(content.get("codes"), model.config)
-            if len(codes) < model.config.image_side:
-                raise UserError(f"{len(codes)} codes; a row of this model has {model.config.image_side}")
-            with self.reading_one():
-                return JSONResponse({"png": await model.handle.preview.remote(codes)})
-        except (Busy, UserError) as refusal:
-            return refused(refusal)
+        content = read_object(await body(message))
+        codes = codes_from_json(content.get("codes"), model.config)
+        if len(codes) < model.config.image_side:
+            raise UserError(f"{len(codes)} codes; a row of this model has {model.config.image_side}")
+        with self.reading_one():
+            return JSONResponse({"png": await model.handle.preview.remote(codes)})
 
     @contextmanager
     def reading_one(self) -> Iterator[None]:
@@ -174,21 +163,15 @@ class Front:
         finally:
             self.reading -= 1
 
-    async def draw(self, message: HttpRequest) -> Response:
+    async def draw(self, message: HttpRequest, model: Model) -> Response:
         """A line of JSON for each event, the last with the pictures. A closed connection cancels."""
-        model = self.model
-        if model is None:
-            return no_model()
         try:
             request = request_from_json(read_object(await body(message)), model.config)
             events = self.answer(request)
             first = await anext(events)
-        except Busy as busy:
-            self.prompts_total.inc(tags={"result": "busy"})
-            return refused(busy)
-        except UserError as mistake:
-            self.prompts_total.inc(tags={"result": "refused"})
-            return refused(mistake)
+        except (Busy, UserError) as refusal:
+            self.prompts_total.inc(tags={"result": "busy" if isinstance(refusal, Busy) else "refused"})
+            raise
 
         async def lines() -> AsyncIterator[str]:
             yield json.dumps(first) + "\n"
@@ -268,7 +251,7 @@ class Front:
             "state": "drawn",
             "pictures": best_of(drawing.pictures, request),
             "seconds": time.monotonic() - started_s,
-            "described": model.described(request),
+            "described": model.described,
         }
 
 
@@ -300,8 +283,3 @@ def refused(reason: Busy | UserError) -> Response:
     facts = {"served": reason.served, "waiting": reason.waiting, "seconds": reason.seconds}
     headers = {"Retry-After": str(max(1, math.ceil(reason.seconds)))}
     return JSONResponse({"error": "busy", **facts}, BUSY_STATUS, headers)
-
-
-def no_model() -> Response:
-    """No replica has started yet."""
-    return JSONResponse({"error": "starting"}, BUSY_STATUS, {"Retry-After": "1"})

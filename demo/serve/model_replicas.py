@@ -40,6 +40,9 @@ class Model:
         self.config = DalleConfig.from_dict(content["dalle"])
         self.picture_bytes = 3 * (self.config.image_side * description["downscale"]) ** 2
         self.latency = latency_from_json(description["latency"])
+        self.described = {name: description[name] for name in ("precision", "scorer")}
+        """What fixes the pictures besides the prompt, where it differs from what a client knows."""
+        self.described["model_sha256"] = content["parts"]["model.safetensors"]
         self.prompts = 0
         """That are being drawn by it."""
 
@@ -50,12 +53,6 @@ class Model:
     def seconds(self, request: Request) -> float:
         """Of a request when no other is drawn."""
         return self.latency.seconds(self.num_drawn(request), request.settings.guidance != 1)
-
-    def described(self, request: Request) -> dict[str, Any]:
-        """What fixes the pictures besides the prompt, where it differs from what a client knows."""
-        return {name: self.description[name] for name in ("precision", "scorer")} | {
-            "model_sha256": self.description["content"]["parts"]["model.safetensors"]
-        }
 
     def units(self, request: Request) -> list[Request]:
         """A request in parts of at most UNIT pictures; each part keeps as many as the whole, so none is missed."""

@@ -9,17 +9,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self, cast
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from dalle_lean.errors import UserError
-from dalle_lean.images.files import UnusablePicture, square_pixels
+from dalle_lean.images.files import MAX_PICTURE_BYTES, UnusablePicture, open_picture, square_pixels
 from demo.service.latency_model import LatencyModel, measure, wait_for_device
 from demo.service.scheduler import Scheduler, Ticket
-from demo.upload import NO_PICTURE, open_upload
 from inference.generator import Generator
 from inference.request import Picture, Progress, Request
 
+MAX_UPLOAD_BYTES = MAX_PICTURE_BYTES // 4
 UPLOADS_WAITING = 3
 FIRST_UPLOAD_S = 1.0
 # How often the place in line is updated, and at most how often unfinished pictures are shown.
@@ -68,16 +70,6 @@ class Done:
 
 
 DrawingEvent = Queued | Running | Done
-
-
-@dataclass(frozen=True)
-class Step:
-    """One turn."""
-
-    progress: Progress
-    seconds: float
-    """Of drawing, painting and ranking; without the previews."""
-    previews: list[Image.Image]
 
 
 class DrawingService:
@@ -138,18 +130,18 @@ class DrawingService:
         try:
             while True:
                 preview_due = time.monotonic() - previewed_s >= PREVIEW_INTERVAL_S
-                step = self.scheduler.run(partial(self._step, steps, preview_due))
-                if step.previews:
+                progress, seconds, previews = self.scheduler.run(partial(self._step, steps, preview_due))
+                if previews:
                     previewed_s = time.monotonic()
-                progress, codes = step.progress, step.progress.codes
+                codes = progress.codes
                 share = progress.done / progress.total
                 if codes is None:
-                    painting_s += step.seconds
+                    painting_s += seconds
                     ticket.left_s = max(0.0, num_images * self.latency.picture_s - painting_s)
                 else:
                     # A batch's first row also reads the prompt; the others show how fast this machine is.
                     if rows_before is not None and codes.shape[1] > rows_before:
-                        self.latency.learn_row(len(codes), step.seconds, guided)
+                        self.latency.learn_row(len(codes), seconds, guided)
                     rows_before = codes.shape[1]
                     painting_left_s = num_images * self.latency.picture_s
                     drawing_s = self.latency.seconds(num_images, guided) - painting_left_s
@@ -160,16 +152,17 @@ class DrawingService:
                     yield Done(request, progress.pictures, time.monotonic() - started_s, described)
                     return
                 others = min(len(self.scheduler), self.scheduler.at_once) - 1
-                yield Running(progress.note, share, ticket.forecast()[1], others, step.previews)
+                yield Running(progress.note, share, ticket.forecast()[1], others, previews)
         finally:
             self.scheduler.run(cast(Any, steps).close)
 
-    def _step(self, steps: Iterator[Progress], preview: bool) -> Step:
+    def _step(self, steps: Iterator[Progress], preview: bool) -> tuple[Progress, float, list[Image.Image]]:
+        """One turn: what it drew, its seconds without the previews, and those."""
         started_s = time.perf_counter()
         progress = wait_for_device(next(steps))
         seconds = time.perf_counter() - started_s
         codes = progress.codes if preview else None
-        return Step(progress, seconds, [] if codes is None else self.generator.preview(codes[:PREVIEWS]))
+        return progress, seconds, ([] if codes is None else self.generator.preview(codes[:PREVIEWS]))
 
     def read_upload(self, upload: bytes) -> Tensor:
         """The codes [I] of an uploaded picture; ValueError for what is no picture, Busy where many are being read.
@@ -179,10 +172,7 @@ class DrawingService:
         with self.uploads.ticket(self.upload_s) as ticket:
             ticket.wait()
             started_s = time.monotonic()
-            try:
-                pixels = square_pixels(open_upload(upload), self.generator.picture_side)
-            except UnusablePicture:
-                raise UserError(NO_PICTURE) from None
+            pixels = upload_pixels(upload, self.generator.picture_side)
             codes = self.scheduler.run(lambda: self.generator.read_pixels(pixels))
             self.upload_s = time.monotonic() - started_s
             return codes
@@ -190,3 +180,18 @@ class DrawingService:
     def preview(self, codes: Tensor) -> Image.Image:
         """The part of a picture that its first codes [m] draw, transparent below."""
         return self.scheduler.run(lambda: self.generator.preview(codes[None]))[0]
+
+
+def upload_pixels(upload: bytes, side: int) -> NDArray[np.uint8]:
+    """The centre square [side, side, 3] of an uploaded file, which may be anything; ValueError, in a sentence, for what
+    is no picture."""
+    if len(upload) > MAX_UPLOAD_BYTES:
+        raise UserError(f"the file has {len(upload) / 2**20:.0f} MiB; a picture may have {MAX_UPLOAD_BYTES // 2**20}")
+    try:
+        return square_pixels(open_picture(upload), side)
+    except UnusablePicture as unusable:
+        if unusable.reason == "too_many_pixels":
+            raise UserError(f"the picture is too large: {unusable}") from None
+        raise UserError(
+            "the file is not a picture that can be read; take a PNG, JPEG, WebP, GIF, BMP or TIFF"
+        ) from None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dalle_lean.clip.scorer import ClipScorer
 from dalle_lean.images.thing_classifier import ThingClassifier
-from dalle_lean.progress import OnProgress
+from dalle_lean.progress import OnProgress, unwatched
 from inference.evaluation.attribute_accuracy import accuracy_on_drawings, compare_ranking, measure_attributes
 from inference.evaluation.bits_per_code import measure_bits
 from inference.evaluation.captions import match_kinds
@@ -22,13 +22,12 @@ from inference.evaluation.classification import (
     judge_things,
 )
 from inference.evaluation.clip_metrics import ClipMetrics, measure_clip, same_clip
-from inference.evaluation.code_stability import kept_on_other_ground
 from inference.evaluation.distribution_metrics import Distances, frechet_distance
 from inference.evaluation.eval_data import EvalData, choose_data
 from inference.evaluation.inception import Inception
 from inference.evaluation.prompt_sampling import PromptSampler
 from inference.evaluation.questions import AttributeQuestion, choose_questions
-from inference.evaluation.reconstruction import encode, reconstruct
+from inference.evaluation.reconstruction import encode, kept_on_other_ground, reconstruct
 from inference.evaluation.results import EvalConfig, Evaluation
 from inference.evaluation.sampling_grid import compare_settings, measure_grid
 from inference.evaluation.stats import holm
@@ -46,7 +45,7 @@ def evaluate(
     classifiers: Mapping[str, ThingClassifier] = {},
     inception: Inception | None = None,
     batch_size: int | None = None,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = unwatched,
 ) -> Evaluation:
     """Measure a model on a folder that has train/ and heldout/, as `make data` writes it.
 

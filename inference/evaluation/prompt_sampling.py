@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from dalle_lean.progress import OnProgress
+from dalle_lean.progress import OnProgress, unwatched
 from inference.generator import Generator
 from inference.request import Picture, Settings
 
@@ -54,7 +54,7 @@ class PromptSampler:
     generator: Generator
     settings: Settings = field(default_factory=Settings)
     batch_size: int | None = None
-    on_progress: OnProgress | None = None
+    on_progress: OnProgress = unwatched
 
     def counter(self, note: str, total: int) -> Callable[[int], None]:
         """A callback that takes how many more are done."""
@@ -63,8 +63,7 @@ class PromptSampler:
         def count(done: int) -> None:
             nonlocal so_far
             so_far += done
-            if self.on_progress is not None:
-                self.on_progress(so_far, total, note)
+            self.on_progress(so_far, total, note)
 
         return count
 

@@ -1,4 +1,4 @@
-"""How much of a picture its codes keep.
+"""How much of a picture its codes keep, and whether a thing keeps its codes when the ground under it changes.
 
 Shapes: N pictures, S side in pixels, I codes in a picture.
 """
@@ -8,10 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from dalle_lean.images.codebook_usage import codebook_use
+from dalle_lean.images.ground import ground_rgb, thing_mask
+from dalle_lean.images.ground import pixels as rgb_pixels
 from dalle_lean.images.vqgan import VQGAN
 
 BATCH = 16
@@ -69,6 +72,29 @@ def encode(vqgan: VQGAN, pixels: Tensor, on_batch: Callable[[int], None] = lambd
         codes.append(vqgan.encode(chunk.to(device).float() / 255).cpu())
         on_batch(len(chunk))
     return torch.cat(codes)
+
+
+def kept_on_other_ground(
+    vqgan: VQGAN, pictures: Tensor, codes: Tensor, on_batch: Callable[[int], None] = lambda done: None
+) -> float | None:
+    """Of the codes whose patch a thing covers, the share that stays when the ground takes its complementary colour.
+
+    The others have to be learnt for every ground. None where nothing covers a patch.
+
+    Args:
+        pictures: uint8 [N, 3, S, S].
+        codes: theirs, [N, I].
+    """
+    step = vqgan.config.downscale
+    repainted, covered = pictures.clone(), torch.zeros(codes.shape, dtype=torch.bool)
+    for row, picture in enumerate(pictures):
+        rgb = rgb_pixels(Image.fromarray(picture.permute(1, 2, 0).numpy()))
+        mask = torch.from_numpy(thing_mask(rgb))
+        other = torch.from_numpy(255 - ground_rgb(rgb).round()).byte()
+        repainted[row] = torch.where(mask, picture, other[:, None, None])
+        covered[row] = mask.unfold(0, step, step).unfold(1, step, step).flatten(2).all(dim=2).flatten()
+    kept = (encode(vqgan, repainted, on_batch) == codes)[covered]
+    return kept.float().mean().item() if len(kept) else None
 
 
 def ssim(first: Tensor, second: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ class Evaluation:
     """Of the model's training; None is unknown."""
     reconstruction: Reconstruction
     kept_on_other_ground: float | None
-    """See code_stability."""
+    """See `reconstruction.kept_on_other_ground`."""
     bits: BitsPerCode
     attributes: dict[str, AttributeAccuracy]
     on_drawings: dict[str, Proportion]

@@ -16,7 +16,7 @@ from dalle_lean.free_memory import free_ram_bytes
 from dalle_lean.memory.plan_search import human_bytes
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.dalle import Dalle
-from dalle_lean.model.layers import Attention, BranchParameters, FeedForward, Layer
+from dalle_lean.model.layers import Block, BranchParameters, FeedForward, Layer
 from dalle_lean.model.rope import rotary_angles
 from inference.sampling.kv_layout import biases_bytes, score_bias
 from inference.sampling.packed_linear import Precision, Projection, check_precision, compute_dtype, pack
@@ -75,14 +75,20 @@ class Decoder:
         check_precision(precision, self.device)
         self.precision, self.dtype = precision, compute_dtype(precision)
         refuse_lack_of_memory(self.config, self.dtype)
-        blocks = [block_projections(block.attention, block.feed_forward, precision) for block in model.blocks]  # type: ignore[arg-type]
+        # Packed once for all layers that share a block.
+        blocks = []
+        for block in model.blocks:
+            assert isinstance(block, Block)
+            attention, feed_forward = block.attention, block.feed_forward
+            linears = (attention.qkv, attention.out, feed_forward.up, feed_forward.down)
+            blocks.append([pack(linear, precision) for linear in linears])
         self.layers = []
         for index, layer in enumerate(model.layers):
             assert isinstance(layer, Layer)
             qkv, out, up, down = blocks[model.config.layer_blocks[index]]
-            attention, feed_forward = BranchWeights(layer.attention), BranchWeights(layer.feed_forward)
             kind, ffn = model.config.layer_kinds[index], model.block(index).feed_forward
-            self.layers.append(LayerWeights(kind, attention, qkv, out, feed_forward, up, down, ffn))
+            branches = BranchWeights(layer.attention), BranchWeights(layer.feed_forward)
+            self.layers.append(LayerWeights(kind, branches[0], qkv, out, branches[1], up, down, ffn))
         self.norm = float_norm(model.norm)
         kinds = dict.fromkeys(self.config.layer_kinds)
         self.score_biases = {kind: score_bias(self.config, kind, self.device, self.dtype) for kind in kinds}
@@ -117,15 +123,6 @@ def refuse_lack_of_memory(config: DalleConfig, dtype: torch.dtype) -> None:
             f"image_side={config.image_side}: to draw pictures of {config.image_len:,} codes takes {human_bytes(need)} "
             f"before the first one, and only {human_bytes(free)} of memory are free"
         )
-
-
-def block_projections(
-    attention: Attention, feed_forward: FeedForward, precision: Precision
-) -> tuple[Projection, Projection, Projection, Projection]:
-    """qkv, out, up and down of a block, packed once for all layers that share it."""
-    layers = (attention.qkv, attention.out, feed_forward.up, feed_forward.down)
-    qkv, out, up, down = (pack(layer, precision) for layer in layers)
-    return qkv, out, up, down
 
 
 def code_output(model: Dalle) -> torch.nn.Linear:

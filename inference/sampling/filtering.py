@@ -7,20 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dalle_lean.errors import UserError
-
-HIGHEST_TEMPERATURE = 1e6
-
-
-def check_sampling(top_k: int, top_p: float, temperature: float) -> None:
-    """Raise ValueError when a setting is outside its range: top_k >= 0, 0 <= top_p <= 1, 0 <= temperature <= 1e6."""
-    if not 0 <= top_k < 2**31:
-        raise UserError(f"top_k={top_k}: it must be 0 (off) or the number of codes to keep")
-    if not 0 <= top_p <= 1:
-        raise UserError(f"top_p={top_p}: it must lie in 0..1 (1 is off)")
-    if not 0 <= temperature <= HIGHEST_TEMPERATURE:
-        raise UserError(f"temperature={temperature}: it must lie in 0 (greedy)..{HIGHEST_TEMPERATURE:g}")
-
 
 def filter_logits(
     logits_BC: Tensor, top_k: int | Tensor = 0, top_p: float | Tensor = 1.0, largest_k: int | None = None

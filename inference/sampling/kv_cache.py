@@ -68,7 +68,7 @@ class KVCache:
         self.no_left = buffer(batch, channels // 2, dtype=torch.float32)
         # Queries, keys and values of the code that is read; what attention gives for it.
         self.qkv = buffer(3, *grid, config.head_size, dtype=torch.float32)
-        self.target = as_pairs(self.qkv) if config.rotary else self.qkv
+        self.target = torch.view_as_complex(self.qkv.unflatten(-1, (-1, 2))) if config.rotary else self.qkv
         self.target = self.target[:, :, :, :per_prompt]
         self.key_value = self.qkv[1:]
         flat = heads * prompts.count * rows
@@ -218,8 +218,3 @@ def kv_cache(decoder: Decoder, prompts: Prompts, batch: int) -> Iterator[KVCache
     yield cache
     if cache.graphs is not None:
         decoder.idle_cache = cache
-
-
-def as_pairs(x: Tensor) -> Tensor:
-    """Adjacent channels [..., d] as complex numbers [..., d / 2]."""
-    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
-from dalle_lean.errors import UserError
-
 MASK_32 = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -38,12 +36,6 @@ def philox_4x32(counter: Words, key: tuple[Tensor | int, Tensor | int]) -> Words
         word_1, word_3 = product_1.bitwise_and_(MASK_32), product_0.bitwise_and_(MASK_32)
         key_0, key_1 = (key_0 + KEY_STEPS[0]) & MASK_32, (key_1 + KEY_STEPS[1]) & MASK_32
     return word_0, word_1, word_2, word_3
-
-
-def check_seed(seed: int) -> None:
-    """Raise ValueError unless 0 <= seed < 2^64."""
-    if not 0 <= seed < 2**64:
-        raise UserError(f"seed={seed}: it must lie in 0..{2**64 - 1}")
 
 
 class GumbelNoise:

@@ -101,7 +101,8 @@ def _read(
 
     for index, layer in enumerate(decoder.layers):
         qkv = layer.qkv(enter(b, layer.attention.norm))
-        query, key, value = rotated_qkv(decoder, qkv, len(a), context.table)  # [N, H, S, d]
+        qkv = qkv.view(len(a), -1, 3, config.num_heads, config.head_size).permute(2, 0, 3, 1, 4)
+        query, key, value = (qkv if context.table is None else rotate(qkv, context.table)).unbind(0)  # [N, H, S, d]
         keys.append(key[:, :, :num_text].transpose(0, 1).contiguous())
         values.append(value[:, :, :num_text].transpose(0, 1).contiguous())
         code_kv.append(torch.stack([key, value])[:, :, :, num_text:].transpose(1, 2).contiguous())
@@ -109,10 +110,3 @@ def _read(
         layer.attention.add(a, layer.out(seen.transpose(1, 2).flatten(0, 1).flatten(1)).view(a.shape))
         layer.feed_forward.add(b, layer.feed(enter(a, layer.feed_forward.norm)).view(b.shape))
     return keys, values, code_kv, code_inputs, decoder.logits(a[:, -1], b[:, -1])
-
-
-def rotated_qkv(decoder: Decoder, qkv: Tensor, batch: int, table: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Projected rows [N * S, 3 * H * d] -> rotated queries, keys and values, [N, H, S, d] each."""
-    heads = qkv.view(batch, -1, 3, decoder.config.num_heads, decoder.config.head_size).permute(2, 0, 3, 1, 4)
-    query, key, value = (heads if table is None else rotate(heads, table)).unbind(0)
-    return query, key, value

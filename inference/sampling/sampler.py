@@ -9,12 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dalle_lean.errors import UserError
 from dalle_lean.io.model_folder import check_guidance
 from inference.sampling.decoder import Decoder
-from inference.sampling.filtering import check_sampling, filter_logits, sample
+from inference.sampling.filtering import filter_logits, sample
 from inference.sampling.kv_cache import kv_cache
-from inference.sampling.noise import GumbelNoise, check_seed
+from inference.sampling.noise import GumbelNoise
 from inference.sampling.prefill import Prompts
+
+HIGHEST_TEMPERATURE = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +39,15 @@ class Sampling:
     """
 
     def __post_init__(self) -> None:
-        check_sampling(self.top_k, self.top_p, self.temperature)
+        if not 0 <= self.top_k < 2**31:
+            raise UserError(f"top_k={self.top_k}: it must be 0 (off) or the number of codes to keep")
+        if not 0 <= self.top_p <= 1:
+            raise UserError(f"top_p={self.top_p}: it must lie in 0..1 (1 is off)")
+        if not 0 <= self.temperature <= HIGHEST_TEMPERATURE:
+            raise UserError(f"temperature={self.temperature}: it must lie in 0 (greedy)..{HIGHEST_TEMPERATURE:g}")
         check_guidance(self.guidance)
-        check_seed(self.seed)
+        if not 0 <= self.seed < 2**64:
+            raise UserError(f"seed={self.seed}: it must lie in 0..{2**64 - 1}")
 
 
 @dataclass(frozen=True)

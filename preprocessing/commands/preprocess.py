@@ -15,7 +15,7 @@ from dalle_lean.terminal import progress_bar, say, warn
 if TYPE_CHECKING:
     from dalle_lean.images.vqgan import VQGAN
     from preprocessing.encoding.encode import MakeParts
-    from preprocessing.shards.files import DatasetInfo
+    from preprocessing.shards.manifest import DatasetInfo
 
 
 class Cluster(StrEnum):
@@ -178,12 +178,11 @@ def load_vqgan(folder: Path) -> "VQGAN":
 
 def pick_makers(
     device: str, cluster: Cluster | None, cluster_workers: int | None, gather: bool
-) -> tuple["MakeParts", str, bool]:
-    """The function that encodes, where it does so, for people, and whether that is on GPUs."""
+) -> tuple["MakeParts | None", str, bool]:
+    """The function that encodes (None to gather), where it does so, for people, and whether that is on GPUs."""
     import torch
 
     from dalle_lean.devices import pick_device
-    from preprocessing.encoding.encode import make_nothing
     from preprocessing.encoding.pipeline import make_parts
     from preprocessing.encoding.ray_data import make_on_devices, make_on_ray, num_gpus
 
@@ -191,7 +190,7 @@ def pick_makers(
         raise UserError(f"cluster_workers={cluster_workers}: must be positive")
     if cluster:
         gpus = num_gpus()
-        make: MakeParts = make_nothing if gather else partial(make_on_ray, workers=cluster_workers)
+        make = None if gather else partial(make_on_ray, workers=cluster_workers)
         return make, f"the cluster ({gpus} GPUs)", gpus > 0
     names = device.split(",")
     if device == "auto" and torch.cuda.device_count() > 1:
@@ -199,7 +198,7 @@ def pick_makers(
     picked = [pick_device(name) for name in names]
     gpu = picked[0].type == "cuda"
     if gather:
-        return make_nothing, "cpu", gpu
+        return None, "cpu", gpu
     if len(picked) == 1:
         return make_parts, str(picked[0]), gpu
     if len({one.type for one in picked}) > 1:

@@ -11,7 +11,7 @@ from dalle_lean.terminal import out as console
 
 if TYPE_CHECKING:
     from dalle_lean.images.vqgan import VQGAN
-    from preprocessing.shards.files import DatasetInfo
+    from preprocessing.shards.manifest import DatasetInfo
 
 shards = typer.Typer(
     help="Check, show, adopt, mix, deduplicate and publish folders of shards.",
@@ -68,7 +68,7 @@ def show(
     from dalle_lean.devices import pick_device
     from dalle_lean.io.files import atomic_write
     from preprocessing.shards.contact_sheet import contact_sheet, decode_sample_rows
-    from preprocessing.shards.files import read_dataset_info
+    from preprocessing.shards.manifest import read_dataset_info
     from preprocessing.shards.statistics import collect_statistics
 
     model = vqgan_of(read_dataset_info(folder), vqgan).to(pick_device(device))

@@ -16,7 +16,7 @@ from PIL.Image import Image
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import write_json
-from dalle_lean.progress import OnProgress
+from dalle_lean.progress import OnProgress, unwatched
 from preprocessing.emoji.heldout import HeldOut, hold_out
 from preprocessing.emoji.licences import write_licences
 from preprocessing.emoji.lookalikes import without_lookalikes
@@ -35,7 +35,7 @@ def build(
     processes: int,
     sets: Sequence[str] = (BUNDLED_SET,),
     only_pairs_held_out: bool = False,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = unwatched,
 ) -> dict[str, dict[str, int]]:
     """Write OUT/train, OUT/heldout, OUT/heldout.json and OUT/LICENSES; count what is in and what is left out.
 
@@ -57,7 +57,7 @@ def build(
     done = count(1)
 
     def step(part: str) -> None:
-        if on_progress is not None and ((so_far := next(done)) % 100 == 0 or so_far == total):
+        if (so_far := next(done)) % 100 == 0 or so_far == total:
             on_progress(so_far, total, part)
 
     with get_context("spawn").Pool(processes, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:

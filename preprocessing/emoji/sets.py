@@ -56,7 +56,9 @@ def read_things(emojibase: Path, dropped: Counter[str]) -> dict[str, Thing]:
             raise UserError(f"two emoji are both named {name!r}; give one of them another name in names.RENAMED")
         names.add(name)
         shape = name.rpartition(" ")[2] in SHAPES and name.split(" ")[0] in SHAPES[name.rpartition(" ")[2]]
-        tags = tuple(tag for tag in entry.get("tags", ()) if is_plain_word(tag) and not contains_words(name, tag))
+        # English words: no emoticon, number or accent.
+        words = [tag for tag in entry.get("tags", ()) if tag.isascii() and tag.replace(" ", "").isalpha()]
+        tags = tuple(tag for tag in words if not contains_words(name, tag))
         things[code_key(entry["hexcode"])] = Thing(name=name, tags=tags, group="shape" if shape else group)
     return things
 
@@ -108,11 +110,6 @@ def read_icons(packages: Path, name: str, file: str) -> dict[str, Any]:
     if not package.is_dir():
         raise UserError(f"{packages} has no @iconify-json/{name}; install it with npm, as `make data` does")
     return dict(read_json(package / file, MOST_DRAWING_BYTES))
-
-
-def is_plain_word(tag: str) -> bool:
-    """Whether a tag is English words: no emoticon, number or accent."""
-    return tag.isascii() and tag.replace(" ", "").isalpha()
 
 
 def code_key(code: str) -> str:

@@ -46,6 +46,11 @@ class PartBuffer:
         """Only with `explain`: a few bytes of a damaged source can stand for millions."""
         self.copies = None if max_hash_distance is None else NearDuplicates(max_hash_distance)
 
+    @property
+    def seen(self) -> int:
+        """Samples that were added."""
+        return self.kept + self.rejected.total()
+
     def add(self, result: Candidate | Rejection) -> None:
         if isinstance(result, Candidate) and (copy := self.earlier_copy(result)) is not None:
             result = Rejection(result.key, "duplicate", f"looks like {copy}")
@@ -80,4 +85,4 @@ class PartBuffer:
         chosen = [self.pending.popleft() for _ in range(min(self.batch_size, len(self.pending)))]
         pixels = torch.zeros(self.batch_size, *chosen[0][1].shape, dtype=torch.uint8, pin_memory=self.pinned)
         np.stack([one for _, one in chosen], out=pixels.numpy()[: len(chosen)])
-        return Batch(self.number, [row for row, _ in chosen], pixels, self.kept + self.rejected.total())
+        return Batch(self.number, [row for row, _ in chosen], pixels, self.seen)

@@ -18,8 +18,13 @@ from preprocessing.encoding.decode_pool import MEMORY_BYTES, MIN_MEMORY_BYTES
 from preprocessing.encoding.decoding import Decoding
 from preprocessing.encoding.filters import Rules
 from preprocessing.encoding.pipeline import EncodingJob, Report, make_parts, no_report
-from preprocessing.shards.files import MAX_CODEBOOK_SIZE, DatasetInfo, read_dataset_info, write_dataset_info
-from preprocessing.shards.manifest import MAX_IMAGE_SIDE
+from preprocessing.shards.manifest import (
+    MAX_CODEBOOK_SIZE,
+    MAX_IMAGE_SIDE,
+    DatasetInfo,
+    read_dataset_info,
+    write_dataset_info,
+)
 from preprocessing.sources import Source
 
 MAX_WORKERS = 16
@@ -45,7 +50,7 @@ def preprocess(
     explain: bool = False,
     workers: int | None = None,
     share: tuple[int, int] = (1, 1),
-    make: MakeParts = make_parts,
+    make: MakeParts | None = make_parts,
     on_progress: OnProgress | None = None,
 ) -> DatasetInfo | None:
     """Encode every usable picture of `source` and write the shards and `dataset.json` to `out`.
@@ -57,7 +62,7 @@ def preprocess(
 
     The others decide only how the shards are made: `workers` processes decode for each VQGAN; with `share` = (i, n)
     this call makes every n-th part from the i-th on; `make` runs the VQGAN on its device by default, see `ray_data`
-    for alternatives. With `make_nothing`, which only gathers, `bf16` is that of the existing parts.
+    for alternatives. None only gathers, and raises a ValueError that names the missing parts; `bf16` is then theirs.
 
     The same call continues a killed run, and returns at once if the run was finished. Returns None while parts of other
     shares are missing: the call that makes the last part writes `dataset.json`.
@@ -97,10 +102,10 @@ def preprocess(
         memory_bytes=memory_bytes,
     )
     settings = settings_of(job)
-    if make is make_nothing:
+    if make is None:
         # Often on a machine without the GPUs that made the shards, with another precision as its default.
         if not (recorded := part_records.recorded_settings(out)):
-            make_nothing(job, vqgan, range(len(job.parts)), no_report)
+            raise not_made(job, range(len(job.parts)))
         settings["precision"] = recorded.get("precision", settings["precision"])
     if (info := finished(out, settings)) is None:
         try:
@@ -111,6 +116,8 @@ def preprocess(
                 raise
             missing = []
         if missing and finished(out, settings) is None:
+            if make is None:
+                raise not_made(job, missing)
             make(job, vqgan, missing, Reporter(source, missing, on_progress) if on_progress else no_report)
         info = gather(job, vqgan, settings)
     if info:
@@ -182,11 +189,11 @@ def gather(job: EncodingJob, vqgan: VQGAN, settings: dict[str, Any]) -> DatasetI
     return info
 
 
-def make_nothing(job: EncodingJob, vqgan: VQGAN, parts: Sequence[int], report: Report) -> None:
-    """For a call that only gathers: raises a ValueError that names the missing parts."""
+def not_made(job: EncodingJob, parts: Sequence[int]) -> UserError:
+    """For a call that only gathers: names the missing parts."""
     names = [job.parts[part] for part in parts]
     listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-    raise UserError(f"{len(names)} of {len(job.parts)} parts are not made yet: {listed}")
+    return UserError(f"{len(names)} of {len(job.parts)} parts are not made yet: {listed}")
 
 
 class Reporter:

@@ -11,7 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,6 @@ from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write, read_json, write_json
 from preprocessing.encoding.decoding import Rejection
 from preprocessing.shards.manifest import PACKED, Counts, Shard, read_manifest
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartRecord:
-    """The outcome of a part."""
-
-    shard: Shard | None
-    """None if nothing was kept."""
-    kept: int
-    """Pictures; a shard can have several rows for each."""
-    rejected: Mapping[str, int]
-    explained: Sequence[Rejection] = field(default_factory=tuple)
 
 
 def records_folder(out: Path) -> Path:
@@ -84,9 +72,25 @@ def refuse_other_settings(out: Path, before: Mapping[str, Any], now: Mapping[str
         raise UserError(f"{out} was begun with other settings ({listed}): choose another folder or remove it")
 
 
-def write_record(out: Path, name: str, record: PartRecord) -> None:
-    """Write this after the shard: a part without a record is done again."""
-    write_json(records_folder(out) / f"part-{name}.json", asdict(record))
+def write_record(
+    out: Path,
+    name: str,
+    shard: Shard | None,
+    kept: int,
+    rejected: Mapping[str, int],
+    explained: Sequence[Rejection] = (),
+) -> None:
+    """The outcome of a part, written after its shard (None if nothing was kept): a part without a record is done again.
+
+    kept: pictures; a shard can have several rows for each.
+    """
+    record = {
+        "shard": None if shard is None else asdict(shard),
+        "kept": kept,
+        "rejected": rejected,
+        "explained": [asdict(rejection) for rejection in explained],
+    }
+    write_json(records_folder(out) / f"part-{name}.json", record)
 
 
 def read_record(out: Path, name: str) -> Any:

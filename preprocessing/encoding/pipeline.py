@@ -4,7 +4,7 @@ What a shard holds depends on its part alone: a part is encoded in batches of on
 because convolutions round differently for batches of other sizes.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import nullcontext
@@ -20,7 +20,7 @@ from dalle_lean.images.vqgan import VQGAN
 from preprocessing.encoding.batches import Batch, PartBuffer
 from preprocessing.encoding.decode_pool import DecodePool
 from preprocessing.encoding.decoding import Candidate, Decoding, Rejection
-from preprocessing.encoding.part_records import PartRecord, records_folder, write_record
+from preprocessing.encoding.part_records import records_folder, write_record
 from preprocessing.shards.files import Row, write_shard
 from preprocessing.sources import Sample, Source
 
@@ -111,25 +111,23 @@ class Encoder:
 
 
 @dataclass(frozen=True)
-class PartDone:
-    """After the last batch of a part: its counts."""
+class PartStart:
+    """Comes before the samples of a part."""
 
     part: int
-    kept: int
-    rejected: Counter[str]
-    explained: Sequence[Rejection]
-    """The rejections one by one, where the job explains them."""
 
 
 @dataclass(frozen=True)
-class PartFailed:
-    """Instead of `PartDone`: the part could not be read to its end."""
+class PartEnd:
+    """Comes after the samples of a part."""
 
     part: int
-    error: OSError
+    error: OSError | None
+    """Why it could not be read to its end."""
 
 
-Event = Batch | PartDone | PartFailed
+Event = Batch | PartBuffer | PartEnd
+"""Of a part: its batches; then its buffer with the counts, or an end with an error."""
 
 
 def make_parts(job: EncodingJob, vqgan: VQGAN, parts: Iterable[int], report: Report) -> None:
@@ -172,7 +170,7 @@ class ShardWriter:
     report: Report
     rows: list[Row] = field(default_factory=list)
     writing: deque[Future[None]] = field(default_factory=deque)
-    failed: list[PartFailed] = field(default_factory=list)
+    failed: list[PartEnd] = field(default_factory=list)
 
     def take(self, event: Event, codes: Future[Tensor] | None) -> None:
         """The next event of a part, with the codes [B, I] if it is a batch."""
@@ -183,12 +181,12 @@ class ShardWriter:
             self.report(event.part, event.seen, False)
             return
         rows, self.rows = self.rows, []
-        if isinstance(event, PartFailed):
+        if isinstance(event, PartEnd):
             self.failed.append(event)
             return
         self.wait(SHARDS_BEHIND - 1)
         self.writing.append(self.writer.submit(write_part, self.job, event, rows))
-        self.report(event.part, event.kept + event.rejected.total(), True)
+        self.report(event.number, event.seen, True)
 
     def wait(self, behind: int) -> None:
         """Wait until at most `behind` parts are still to be written."""
@@ -196,16 +194,14 @@ class ShardWriter:
             self.writing.popleft().result()
 
 
-def write_part(job: EncodingJob, end: PartDone, rows: Sequence[Row]) -> None:
-    name = job.parts[end.part]
+def write_part(job: EncodingJob, part: PartBuffer, rows: Sequence[Row]) -> None:
+    name = job.parts[part.number]
     path = job.out / f"shard-{name}.parquet"
     if not records_folder(job.out).is_dir():
         return  # another process wrote this part too, and the whole is finished
     try:
         shard = write_shard(path, rows, vqgan=job.vqgan) if rows else None
-        write_record(
-            job.out, name, PartRecord(shard=shard, kept=end.kept, rejected=dict(end.rejected), explained=end.explained)
-        )
+        write_record(job.out, name, shard, part.kept, part.rejected, part.explained)
     except FileNotFoundError:  # the same, and it removed the records while this one wrote
         if records_folder(job.out).is_dir():
             raise
@@ -214,49 +210,34 @@ def write_part(job: EncodingJob, end: PartDone, rows: Sequence[Row]) -> None:
 def prepare(job: EncodingJob, pool: DecodePool, parts: Iterable[int], pinned: bool) -> Iterator[Event]:
     """Read and decode part after part; the next one starts before the last one is done."""
     buffer: PartBuffer
-    results: Iterator[Candidate | Rejection | PartMarker] = pool.map(samples_of(job.source, parts))
+    results: Iterator[Candidate | Rejection | PartStart | PartEnd] = pool.map(samples_of(job.source, parts))
     for result in results:
         if isinstance(result, PartStart):
             distance = job.decoding.rules.max_hash_distance
             buffer = PartBuffer(
                 result.part, job.batch_size, max_hash_distance=distance, explain=job.explain, pinned=pinned
             )
-        elif isinstance(result, PartFailed):
-            yield result
-        elif isinstance(result, PartEnd):
-            if buffer.pending:
-                yield buffer.take_batch()
-            yield PartDone(buffer.number, buffer.kept, buffer.rejected, buffer.explained)
-        else:
+        elif not isinstance(result, PartEnd):
             buffer.add(result)
             while len(buffer.pending) >= job.batch_size:
                 yield buffer.take_batch()
+        elif result.error is not None:
+            yield result
+        else:
+            if buffer.pending:
+                yield buffer.take_batch()
+            yield buffer
 
 
-@dataclass(frozen=True)
-class PartStart:
-    """Comes before the samples of a part."""
-
-    part: int
-
-
-@dataclass(frozen=True)
-class PartEnd:
-    """Comes after the samples of a part."""
-
-
-PartMarker = PartStart | PartFailed | PartEnd
-
-
-def samples_of(source: Source, parts: Iterable[int]) -> Iterator[Sample | PartMarker]:
+def samples_of(source: Source, parts: Iterable[int]) -> Iterator[Sample | PartStart | PartEnd]:
     for part in parts:
         yield PartStart(part)
+        error = None
         try:
             yield from source.samples(part)
-        except OSError as error:
-            yield PartFailed(part, error)
-        else:
-            yield PartEnd()
+        except OSError as failure:
+            error = failure
+        yield PartEnd(part, error)
 
 
 def ahead(executor: Executor, items: Iterator[T], depth: int) -> Iterator[T]:

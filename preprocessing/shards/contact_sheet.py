@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from dalle_lean.draw.text_wrap import Font, wrapped
 from dalle_lean.images.vqgan import VQGAN
-from dalle_lean.progress import OnProgress
+from dalle_lean.progress import OnProgress, unwatched
 from preprocessing.shards.statistics import SampleRow, ShardStatistics
 
 COLUMNS = 8
@@ -26,7 +26,7 @@ INK, GREY, BLUE, FRAME = "black", "#555555", "#3b6ea5", "#cccccc"
 
 
 def decode_sample_rows(
-    sample_rows: Sequence[SampleRow], vqgan: VQGAN, on_progress: OnProgress | None = None
+    sample_rows: Sequence[SampleRow], vqgan: VQGAN, on_progress: OnProgress = unwatched
 ) -> list[Image.Image]:
     """Decode the rows' codes on the VQGAN's device."""
     pictures: list[Image.Image] = []
@@ -35,8 +35,7 @@ def decode_sample_rows(
         images = vqgan.decode(torch.from_numpy(codes.astype(np.int64)))
         pixels = (images * 255).round().to("cpu", torch.uint8).permute(0, 2, 3, 1).numpy()
         pictures += [Image.fromarray(picture) for picture in pixels]
-        if on_progress is not None:
-            on_progress(len(pictures), len(sample_rows), "")
+        on_progress(len(pictures), len(sample_rows), "")
     return pictures
 
 

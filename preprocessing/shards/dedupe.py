@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write, sha256_file
-from dalle_lean.progress import OnProgress
+from dalle_lean.progress import OnProgress, unwatched
 from dalle_lean.require import require
 from preprocessing.encoding.part_records import (
-    PartRecord,
     begin,
     gather,
     is_finished,
@@ -48,7 +47,7 @@ class Pictures(NamedTuple):
 
 
 def dedupe(
-    folder: str | Path, out: str | Path, *, threads: int | None = None, on_progress: OnProgress | None = None
+    folder: str | Path, out: str | Path, *, threads: int | None = None, on_progress: OnProgress = unwatched
 ) -> DatasetInfo:
     """Write the shards of `folder` to `out` with the first of each picture, in the order of shards and rows.
 
@@ -79,7 +78,7 @@ def make_shards(
     out: Path,
     settings: dict[str, Any],
     threads: int,
-    on_progress: OnProgress | None,
+    on_progress: OnProgress,
 ) -> None:
     """Write everything in `out`, dataset.json last."""
     if not records_folder(out).exists() and any(out.glob("*.parquet")):
@@ -92,8 +91,7 @@ def make_shards(
         nonlocal done
         for shard, result in zip(info.shards, pool.map(function, info.shards, *of_shards), strict=True):
             done += shard.rows
-            if on_progress is not None:
-                on_progress(done, 2 * info.num_rows, shard.file)
+            on_progress(done, 2 * info.num_rows, shard.file)
             yield result
 
     with ThreadPoolExecutor(threads, thread_name_prefix="dedupe") as pool:
@@ -106,7 +104,7 @@ def make_shards(
             first = first_of_each(np.concatenate([pictures.hashes for pictures in found]))
             views = [pictures.views for pictures in found]
             keep = np.split(first, np.cumsum([len(one) for one in views[:-1]]))
-            for _ in each(lambda *of_shard: write_part(folder, out, info, *of_shard), views, keep):
+            for _ in each(lambda *of_shard: write_part(folder, out, *of_shard), views, keep):
                 pass
         finally:
             pool.shutdown(cancel_futures=True)
@@ -170,9 +168,7 @@ def first_of_each(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
     return first
 
 
-def write_part(
-    folder: Path, out: Path, info: DatasetInfo, shard: Shard, views: NDArray[np.uint16], keep: NDArray[np.bool_]
-) -> None:
+def write_part(folder: Path, out: Path, shard: Shard, views: NDArray[np.uint16], keep: NDArray[np.bool_]) -> None:
     """Write a shard's pictures for which `keep` [P] is true, each with `views` [P] rows, and the shard's record."""
     name = part_name(shard)
     if is_finished(out, name):
@@ -186,7 +182,7 @@ def write_part(
         written = thin_out(folder / shard.file, out / shard.file, np.repeat(keep, views))
     else:
         written = None
-    write_record(out, name, PartRecord(shard=written, kept=kept, rejected={REASON: len(keep) - kept}))
+    write_record(out, name, written, kept, {REASON: len(keep) - kept})
 
 
 def thin_out(source: Path, target: Path, keep: NDArray[np.bool_]) -> Shard:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,43 +21,10 @@ from dalle_lean.io.files import atomic_write, sha256_file
 from dalle_lean.io.parquet_footer import check_footer
 from dalle_lean.require import require
 from dalle_lean.tokenizer import MOST_CHARACTERS
-from preprocessing.shards.manifest import (
-    FORMAT,
-    MAX_CODEBOOK_SIZE,
-    PACKED,
-    Counts,
-    DatasetInfo,
-    Shard,
-    parse_manifest,
-    read_dataset_info,
-    write_dataset_info,
-)
+from preprocessing.shards.manifest import PACKED, Counts, DatasetInfo, Shard, parse_manifest, read_dataset_info
 
-if TYPE_CHECKING:
-    import datasets
-
-__all__ = [
-    "COLUMNS",
-    "FORMAT",
-    "MAX_CODEBOOK_SIZE",
-    "Counts",
-    "DatasetInfo",
-    "Row",
-    "Shard",
-    "code_batches",
-    "damaged",
-    "decode_rows",
-    "keys_of",
-    "open_stream",
-    "parse_manifest",
-    "read_blocks",
-    "read_dataset_info",
-    "read_header",
-    "read_rows",
-    "write_dataset_info",
-    "write_shard",
-    "write_table",
-]
+# Training reads shards through this module alone.
+__all__ = ["Counts", "DatasetInfo", "parse_manifest", "read_dataset_info"]
 
 COLUMNS = ("caption", "code", "NSFW", "original_width", "original_height", "url", "key")
 BROTLI_LEVEL = 11
@@ -182,29 +149,6 @@ def damaged(path: str | Path, error: Exception) -> ValueError:
     if isinstance(error, PackedLayout):
         return UserError(f"{path} is {reason}")
     return UserError(f"{path} is damaged or no shard: {reason}")
-
-
-def open_stream(folder: str | Path) -> "datasets.IterableDataset":
-    """Stream a folder of shards: {"caption": str, "codes": int16 array [I], "key": str}, shard after shard.
-
-    The stream can be shuffled, split by shard and resumed as `datasets` does it. Codes are checked as they are read:
-    a damaged shard, or codes of another length or range, is a ValueError that names the shard.
-    """
-    datasets = require("datasets", extra="preprocessing")
-    info = read_dataset_info(folder)
-    # `datasets` splits and shuffles by the list of paths.
-    paths = [str(Path(folder) / shard.file) for shard in info.shards]
-    arguments = {"paths": paths, "num_codes": info.num_codes, "codebook_size": info.codebook_size}
-    return datasets.IterableDataset.from_generator(read_rows, gen_kwargs=arguments)
-
-
-def read_rows(paths: Sequence[str], num_codes: int, codebook_size: int) -> Iterator[dict[str, Any]]:
-    """The rows of some shards, one after the other, checked; see `open_stream`."""
-    for path in paths:
-        for block in read_blocks(path, num_codes, codebook_size):
-            for caption, codes, key in zip(*block, strict=True):
-                # A copy: a row waiting in a shuffle buffer must not hold its whole block.
-                yield {"caption": caption, "codes": codes.copy(), "key": key}
 
 
 def read_blocks(path: str | Path, num_codes: int, codebook_size: int) -> Iterator[Block]:

@@ -6,13 +6,13 @@ from pathlib import Path
 from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.files import sha256_file
-from dalle_lean.progress import OnProgress
+from dalle_lean.progress import OnProgress, unwatched
 from preprocessing.encoding.part_records import records_folder
 from preprocessing.shards.files import open_shard, read_blocks, read_header
 from preprocessing.shards.manifest import NAME, SHARD_NAME, Counts, DatasetInfo, Shard, write_dataset_info
 
 
-def import_shards(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress | None = None) -> DatasetInfo:
+def import_shards(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress = unwatched) -> DatasetInfo:
     """Read every code of the Parquet files in `folder` and write the `dataset.json` that makes it a folder of shards.
 
     The codes are assumed to be of `vqgan`, since nothing in the files says so; `shards show` lets people check. All
@@ -44,8 +44,7 @@ def import_shards(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress |
     for path in paths:
         for block in read_blocks(path, image_side**2, vqgan.config.codebook_size):
             done += len(block.captions)
-            if on_progress is not None:
-                on_progress(done, total, path.name)
+            on_progress(done, total, path.name)
         shards.append(Shard(file=path.name, rows=rows[path], sha256=sha256_file(path)))
     info = DatasetInfo(
         vqgan=fingerprint,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dalle_lean.progress import OnProgress
+from dalle_lean.progress import OnProgress, unwatched
 from preprocessing.shards.files import read_blocks
 from preprocessing.shards.manifest import DatasetInfo, read_dataset_info
 
@@ -74,7 +74,7 @@ class ShardStatistics:
 
 
 def collect_statistics(
-    folder: str | Path, *, count: int, seed: int, on_progress: OnProgress | None = None
+    folder: str | Path, *, count: int, seed: int, on_progress: OnProgress = unwatched
 ) -> ShardStatistics:
     """Read every row of a folder of shards, and keep a random sample of `count` rows, drawn with `seed`.
 
@@ -95,8 +95,7 @@ def collect_statistics(
                 statistics.sample_rows.append(SampleRow(keys[place], captions[place], codes[place].copy()))
                 next_wanted = next(wanted, None)
             done += len(captions)
-            if on_progress is not None:
-                on_progress(done, info.num_rows, shard.file)
+            on_progress(done, info.num_rows, shard.file)
     return statistics
 
 

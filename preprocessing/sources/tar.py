@@ -80,7 +80,8 @@ def read_samples(file: File, name: str) -> Iterator[Sample]:
         elif match:
             key, kind = match[1], KINDS.get(match[2].lower(), "other")
             if kind not in contents:
-                contents[kind] = read_content(file, member, LIMITS.get(kind, 0))
+                file.seek(member.offset_data)
+                contents[kind] = file.read(member.size) if member.size <= LIMITS.get(kind, 0) else None
     if contents:
         yield make_sample(key, contents)
 
@@ -141,13 +142,6 @@ def first_nonzero(file: File, start: int, stop: int) -> int | None:
             return start + len(content) - len(rest)
         start += SCAN_BYTES
     return None
-
-
-def read_content(file: File, member: tarfile.TarInfo, max_bytes: int) -> bytes | None:
-    if member.size > max_bytes:
-        return None
-    file.seek(member.offset_data)
-    return file.read(member.size)
 
 
 def make_sample(key: str, contents: Contents) -> Sample:

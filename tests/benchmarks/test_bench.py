@@ -5,8 +5,15 @@ import pytest
 
 from benchmarks import commands
 from benchmarks.child_process import ROOT
-from benchmarks.commands import BENCHMARKS, BenchmarkName, comparison, job_figures, run
-from benchmarks.published import published_figures, published_page
+from benchmarks.commands import (
+    BENCHMARKS,
+    BenchmarkName,
+    comparison,
+    job_figures,
+    published_figures,
+    published_page,
+    run,
+)
 from dalle_lean.cli import main
 from tests.foreign import foreign_folder
 

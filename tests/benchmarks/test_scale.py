@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from benchmarks import scale
-from benchmarks.published import published_page
+from benchmarks.commands import published_page
 from benchmarks.scale_figures import Case, Figures, Model, cases, models, source
 
 MODEL = Model(

@@ -3,12 +3,12 @@ import json
 import numpy as np
 
 from benchmarks.streaming import IMAGE_SIDE, codes, measure, report, write_shards
-from preprocessing.shards.files import open_stream
+from tests.preprocessing.shard_folders import stored_rows
 
 
 def test_the_synthetic_shards_are_read_as_any_other_and_every_figure_is_reported(tmp_path, capsys):
     write_shards(tmp_path / "shards", 600, 100)
-    assert len({row["key"] for row in open_stream(tmp_path / "shards")}) == 600
+    assert len({row["key"] for row in stored_rows(tmp_path / "shards")}) == 600
     found = measure(tmp_path / "shards", batch_size=32, shuffle_buffer=100)
     report(found)
     lines = capsys.readouterr().out.splitlines()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import reference, training
-from benchmarks.plans import REVERSIBLE
+from benchmarks.training import REVERSIBLE
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.convert import from_dalle_pytorch
 

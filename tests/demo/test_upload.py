@@ -10,9 +10,8 @@ import pytest
 from PIL import Image
 
 from demo.form import FormValues, read_request
-from demo.service.drawing_service import UPLOADS_WAITING
+from demo.service.drawing_service import MAX_UPLOAD_BYTES, UPLOADS_WAITING, upload_pixels
 from demo.service.scheduler import Busy
-from demo.upload import MAX_UPLOAD_BYTES, open_upload
 from tests.demo.conftest import named_actions
 
 
@@ -24,7 +23,7 @@ def encoded(image, kind):
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
 def test_common_formats_are_read(kind):
-    assert open_upload(encoded(Image.new("RGB", (40, 30), "red"), kind)).size == (40, 30)
+    assert upload_pixels(encoded(Image.new("RGB", (40, 30), "red"), kind), 8).shape == (8, 8, 3)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +39,7 @@ def test_common_formats_are_read(kind):
 )
 def test_everything_else_is_refused_in_a_sentence(upload, said):
     with pytest.raises(ValueError, match=said):
-        open_upload(upload)
+        upload_pixels(upload, 8)
 
 
 def test_a_flood_of_uploads_is_told_busy_and_drawings_keep_their_turns(service):

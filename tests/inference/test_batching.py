@@ -4,16 +4,8 @@ import pytest
 import torch
 
 from dalle_lean import DalleConfig
-from inference.batching import (
-    Kind,
-    Part,
-    default_batch_size,
-    halve,
-    is_out_of_memory,
-    picture_bytes,
-    plan_batches,
-    whole_groups,
-)
+from dalle_lean.errors import is_out_of_memory
+from inference.batching import Kind, Part, default_batch_size, halve, picture_bytes, plan_batches, whole_groups
 from inference.sampling.decoder import Decoder
 from inference.sampling.kv_cache import KVCache
 from inference.sampling.prefill import read_prompts

@@ -207,7 +207,7 @@ def test_loading_hashes_every_part_once(model_folder, monkeypatch):
         monkeypatch.setattr(
             f"dalle_lean.{module}.sha256_file", lambda path: hashed.append(Path(path)) or sha256_file(path)
         )
-    monkeypatch.setattr("dalle_lean.images.vqgan.fingerprint", lambda config, weights: hashed.append("weights"))
+    monkeypatch.setattr("dalle_lean.images.vqgan.VQGAN.fingerprint", lambda vqgan, dtype=None: hashed.append("weights"))
     Generator.from_folder(model_folder, device="cpu")
     assert "weights" not in hashed
     assert sorted(hashed) == sorted(model_folder / name for name in hashed_parts(model_folder))

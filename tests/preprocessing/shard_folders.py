@@ -6,10 +6,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from preprocessing.shards.files import Counts, DatasetInfo, Row, write_dataset_info, write_shard
+from preprocessing.shards.files import Row, read_blocks, write_shard
+from preprocessing.shards.manifest import Counts, DatasetInfo, read_dataset_info, write_dataset_info
 
 PACKED_SHARD = Path(__file__).parents[1] / "data" / "packed-shard.parquet"
 """Eight pictures of 4 x 4 codes in the layout that is no longer read."""
+
+
+def stored_rows(folder):
+    """The rows of a finished folder: {"caption": str, "codes": int16 array [I], "key": str}, shard after shard."""
+    info = read_dataset_info(folder)
+    return read_rows([Path(folder) / shard.file for shard in info.shards], info.num_codes, info.codebook_size)
+
+
+def read_rows(paths, num_codes, codebook_size):
+    """The same, of some shards."""
+    for path in paths:
+        for block in read_blocks(path, num_codes, codebook_size):
+            for caption, codes, key in zip(*block, strict=True):
+                yield {"caption": caption, "codes": codes, "key": key}
 
 
 def make_rows(codes, seed=0):

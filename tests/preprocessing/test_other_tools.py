@@ -10,8 +10,8 @@ import pytest
 import webdataset
 
 from preprocessing.encoding.encode import preprocess
-from preprocessing.shards.files import open_stream
 from preprocessing.sources import open_source
+from tests.preprocessing.shard_folders import stored_rows
 from tests.preprocessing.shards_of_pictures import emoji_rows, read_all
 
 IMG2DATASET = Path(__file__).parents[1] / "data" / "img2dataset"
@@ -68,7 +68,7 @@ def test_the_shards_are_read_by(reader, shards, tmp_path):
     else:
         options = {"streaming": True} if "streamed" in reader else {"cache_dir": str(tmp_path)}
         rows = list(datasets.load_dataset("parquet", data_files=files, split="train", **options))
-    ours = list(open_stream(shards))
+    ours = list(stored_rows(shards))
     assert [row["caption"] for row in rows] == [row["caption"] for row in ours]
     codes = [np.frombuffer(row["code"], "<i2").tolist() for row in rows]
     assert codes == [row["codes"].tolist() for row in ours]

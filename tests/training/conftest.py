@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preprocessing.shards.files import Counts, DatasetInfo, Row, write_dataset_info, write_shard
+from preprocessing.shards.files import Row, write_shard
+from preprocessing.shards.manifest import Counts, DatasetInfo, write_dataset_info
 
 COLOURS = ("red", "green", "blue", "black")
 THINGS = ("heart", "circle", "square", "book", "tree")

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn.functional import gelu
 
-from dalle_lean.model.geglu import geglu
+from dalle_lean.model.layers import geglu
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

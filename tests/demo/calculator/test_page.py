@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from demo.calculator.server import serve
+from demo.server import serve_calculator
 
 pytestmark = pytest.mark.browser
 
@@ -15,7 +15,7 @@ DESKTOP, PHONE = {"width": 1200, "height": 800}, {"width": 360, "height": 780}
 @pytest.fixture(scope="module")
 def url():
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
-    server = serve("tests/demo/calculator/mine.toml", port=22860 + 20 * worker)
+    server = serve_calculator("tests/demo/calculator/mine.toml", port=22860 + 20 * worker)
     yield server.local_url
     server.close(verbose=False)
 

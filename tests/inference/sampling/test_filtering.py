@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from inference.sampling.filtering import check_sampling, filter_logits, sample
+from inference.sampling.filtering import filter_logits, sample
 from inference.sampling.noise import GumbelNoise
+from inference.sampling.sampler import Sampling
 
 NAN = float("nan")
 LOGITS = torch.tensor([[0.1, 0.4, 0.3, 0.2]]).log()
@@ -152,4 +153,4 @@ def test_temperature_comes_after_filtering_and_widens_only_what_is_kept():
 )
 def test_settings_out_of_range_are_refused(settings):
     with pytest.raises(ValueError, match=r"top_k=|top_p=|temperature="):
-        check_sampling(*settings)
+        Sampling(**dict(zip(("top_k", "top_p", "temperature"), settings, strict=True)))

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from inference.sampling.noise import COUNTERS_AT_ONCE, GumbelNoise, check_seed, philox_4x32
+from inference.sampling.noise import COUNTERS_AT_ONCE, GumbelNoise, philox_4x32
+from inference.sampling.sampler import Sampling
 
 ALL_ONES = 0xFFFFFFFF
 # Known answers of Random123, the authors' own implementation (Salmon et al. 2011).
@@ -82,7 +83,7 @@ def test_the_largest_of_logits_plus_noise_is_a_draw_from_them():
 @pytest.mark.parametrize("seed", [-1, 2**64])
 def test_seeds_out_of_range_are_refused(seed):
     with pytest.raises(ValueError, match="seed="):
-        check_seed(seed)
+        Sampling(seed=seed)
 
 
 def test_noise_does_not_depend_on_how_many_steps_are_hashed_at_once():

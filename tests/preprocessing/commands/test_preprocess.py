@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from dalle_lean.cli import main
-from preprocessing.shards.files import read_dataset_info
+from preprocessing.shards.manifest import read_dataset_info
 from tests.foreign import foreign_folder
 
 

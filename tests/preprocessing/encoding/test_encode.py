@@ -9,14 +9,15 @@ from PIL import Image
 from dalle_lean.io.files import sha256_file
 from preprocessing.encoding.encode import preprocess
 from preprocessing.encoding.filters import Rules
-from preprocessing.shards.files import open_stream, read_dataset_info
+from preprocessing.shards.manifest import read_dataset_info
 from preprocessing.sources import open_source
 from tests.preprocessing.runs import add_lines, contents
+from tests.preprocessing.shard_folders import stored_rows
 
 
 def test_the_codes_are_those_of_each_picture_encoded_by_itself(discs, vqgan, tmp_path):
     info = preprocess(open_source(discs, 8), tmp_path / "out", vqgan, batch_size=3)
-    streamed = list(open_stream(tmp_path / "out"))
+    streamed = list(stored_rows(tmp_path / "out"))
     assert info.num_codes == 4
     assert len(streamed) == 30
     for index, row in enumerate(streamed):
@@ -71,7 +72,7 @@ def test_everything_seen_is_kept_or_rejected_for_a_reason_and_named(discs, vqgan
     assert [shard.sha256 for shard in info.shards] == [
         sha256_file(tmp_path / "out" / shard.file) for shard in info.shards
     ]
-    assert list(open_stream(tmp_path / "out"))[-1]["caption"] == "a last disc"
+    assert list(stored_rows(tmp_path / "out"))[-1]["caption"] == "a last disc"
 
 
 def test_a_part_of_which_nothing_is_kept_has_no_shard(discs, vqgan, tmp_path):
@@ -79,7 +80,7 @@ def test_a_part_of_which_nothing_is_kept_has_no_shard(discs, vqgan, tmp_path):
         (discs / f"{index:03d}.png").write_bytes(b"")
     info = preprocess(open_source(discs, 10), tmp_path / "out", vqgan)
     assert [shard.file for shard in info.shards] == ["shard-00000.parquet", "shard-00002.parquet"]
-    assert len(list(open_stream(tmp_path / "out"))) == 20
+    assert len(list(stored_rows(tmp_path / "out"))) == 20
 
 
 def test_crops_and_mirror_images_are_rows_of_their_own(vqgan, tmp_path):
@@ -92,7 +93,7 @@ def test_crops_and_mirror_images_are_rows_of_their_own(vqgan, tmp_path):
     for name in ("wide", "square"):
         (folder / f"{name}.txt").write_text(f"a {name} picture")
     info = preprocess(open_source(folder, 8), tmp_path / "out", vqgan, crops=3, flip=True)
-    rows = {row["key"]: row["codes"].tolist() for row in open_stream(tmp_path / "out")}
+    rows = {row["key"]: row["codes"].tolist() for row in stored_rows(tmp_path / "out")}
 
     def codes(square) -> list[int]:
         return vqgan.encode(torch.from_numpy(square.copy()).permute(2, 0, 1)[None] / 255)[0].tolist()
@@ -123,7 +124,7 @@ def test_copies_within_a_part_are_rejected_and_the_first_is_kept(emoji, vqgan, t
         "reason": "duplicate",
         "detail": "looks like 0.png",
     }
-    assert [row["key"] for row in open_stream(tmp_path / "out")] == ["0.png", "2.png"]
+    assert [row["key"] for row in stored_rows(tmp_path / "out")] == ["0.png", "2.png"]
 
 
 def test_reasons_are_counted_always_and_explained_when_asked(discs, vqgan, tmp_path):
@@ -147,6 +148,6 @@ def test_bfloat16_changes_few_codes(discs, vqgan, tmp_path):
     codes = []
     for bf16 in (False, True):
         info = preprocess(open_source(discs, 8), tmp_path / str(bf16), vqgan, bf16=bf16)
-        codes.append(np.stack([row["codes"] for row in open_stream(tmp_path / str(bf16))]))
+        codes.append(np.stack([row["codes"] for row in stored_rows(tmp_path / str(bf16))]))
     assert info.settings["precision"] == "bfloat16"
     assert (codes[0] == codes[1]).mean() > 0.8

@@ -9,9 +9,9 @@ import pytest
 
 from preprocessing.encoding import encode
 from preprocessing.encoding import part_records as progress
-from preprocessing.encoding.encode import make_nothing, preprocess
+from preprocessing.encoding.encode import preprocess
 from preprocessing.encoding.filters import Rules
-from preprocessing.shards.files import read_dataset_info
+from preprocessing.shards.manifest import read_dataset_info
 from preprocessing.sources import open_source
 from tests.preprocessing.runs import Stop, contents
 
@@ -59,7 +59,7 @@ def test_shares_of_the_parts_come_to_the_whole_whoever_is_last(discs, vqgan, tmp
     for number in (2, 3):
         assert preprocess(open_source(discs, 4), tmp_path / "out", vqgan, share=(number, 3)) is None
     with pytest.raises(ValueError, match="3 of 8 parts are not made yet: 00000, 00003, 00006"):
-        preprocess(open_source(discs, 4), tmp_path / "out", vqgan, make=make_nothing)
+        preprocess(open_source(discs, 4), tmp_path / "out", vqgan, make=None)
     info = preprocess(open_source(discs, 4), tmp_path / "out", vqgan, share=(1, 3))
     assert info.counts.seen == 30
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")
@@ -68,16 +68,16 @@ def test_shares_of_the_parts_come_to_the_whole_whoever_is_last(discs, vqgan, tmp
 def test_a_machine_without_gpus_gathers_what_gpus_made(discs, vqgan, tmp_path, monkeypatch):
     out = tmp_path / "out"
     with pytest.raises(ValueError, match="4 of 4 parts are not made yet"):
-        preprocess(open_source(discs, 8), out, vqgan, make=make_nothing)
+        preprocess(open_source(discs, 8), out, vqgan, make=None)
     assert not out.exists()
     preprocess(open_source(discs, 8), tmp_path / "alone", vqgan, bf16=True)
     with monkeypatch.context() as patch:
         patch.setattr(encode, "gather", lambda job, vqgan, settings: None)  # the last files are seen late
         assert preprocess(open_source(discs, 8), out, vqgan, bf16=True) is None
     with pytest.raises(ValueError, match="crops was 1, now 2"):
-        preprocess(open_source(discs, 8), out, vqgan, crops=2, make=make_nothing)
+        preprocess(open_source(discs, 8), out, vqgan, crops=2, make=None)
     for _ in range(2):
-        preprocess(open_source(discs, 8), out, vqgan, make=make_nothing)
+        preprocess(open_source(discs, 8), out, vqgan, make=None)
         assert contents(out) == contents(tmp_path / "alone")
 
 

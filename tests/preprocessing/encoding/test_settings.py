@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from preprocessing.encoding.encode import preprocess
-from preprocessing.shards.files import read_dataset_info
+from preprocessing.shards.manifest import read_dataset_info
 from preprocessing.sources import open_source
 from preprocessing.sources.tar import TarShards
 from tests.preprocessing.runs import Stop, add_lines, contents, run_command

@@ -12,11 +12,12 @@ import pytest
 from dalle_lean.cli import main
 from preprocessing.encoding.encode import preprocess
 from preprocessing.shards.dedupe import dedupe, first_of_each
-from preprocessing.shards.files import read_dataset_info, read_rows, write_shard
+from preprocessing.shards.files import write_shard
 from preprocessing.shards.import_shards import import_shards
+from preprocessing.shards.manifest import read_dataset_info
 from preprocessing.shards.verify import find_faults
 from preprocessing.sources import open_source
-from tests.preprocessing.shard_folders import make_rows, random_codes, write_folder, write_published
+from tests.preprocessing.shard_folders import make_rows, random_codes, read_rows, write_folder, write_published
 
 
 def contents(folder):

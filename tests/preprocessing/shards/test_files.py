@@ -7,19 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from preprocessing.shards.files import (
-    Counts,
-    DatasetInfo,
-    Row,
-    open_stream,
-    read_blocks,
-    read_dataset_info,
-    read_header,
-    read_rows,
-    write_dataset_info,
-    write_shard,
-)
-from tests.preprocessing.shard_folders import PACKED_SHARD
+from preprocessing.shards.files import Row, read_blocks, read_header, write_shard
+from preprocessing.shards.manifest import Counts, DatasetInfo, read_dataset_info, write_dataset_info
+from tests.preprocessing.shard_folders import PACKED_SHARD, read_rows, stored_rows
 
 NUM_CODES, CODEBOOK_SIZE = 16, 100
 
@@ -109,28 +99,10 @@ def test_the_same_rows_give_the_same_bytes(tmp_path, rows):
 
 
 def test_the_stream_gives_back_every_row_in_order(folder, rows):
-    streamed = list(open_stream(folder))
+    streamed = list(stored_rows(folder))
     assert [row["caption"] for row in streamed] == [row.caption for row in rows]
     assert [row["key"] for row in streamed] == [row.key for row in rows]
     assert (np.stack([row["codes"] for row in streamed]) == np.stack([row.codes for row in rows])).all()
-
-
-def test_the_stream_shuffles_by_seed_splits_by_shard_and_resumes(folder, rows):
-    stream = open_stream(folder)
-    shuffled = [[row["key"] for row in stream.shuffle(seed=seed, buffer_size=100)] for seed in (1, 1, 2)]
-    assert shuffled[0] == shuffled[1] != shuffled[2]
-    assert sorted(shuffled[0]) == sorted(row.key for row in rows)
-
-    halves = [{row["key"] for row in stream.shard(num_shards=2, index=index)} for index in range(2)]
-    assert [len(half) for half in halves] == [700, 300]
-
-    iterator = iter(stream)
-    for _ in range(750):
-        next(iterator)
-    state = stream.state_dict()
-    resumed = open_stream(folder)
-    resumed.load_state_dict(state)
-    assert [row["key"] for row in resumed] == [row.key for row in rows[750:]]
 
 
 def test_dataset_json_comes_back_as_it_was_written(folder):
@@ -188,13 +160,13 @@ def test_a_missing_field_is_named(folder, missing):
 
 def test_an_unfinished_folder_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"has no dataset\.json"):
-        open_stream(tmp_path)
+        stored_rows(tmp_path)
 
 
 def test_a_damaged_shard_is_named(folder):
     path = folder / "shard-00001.parquet"
     path.write_bytes(path.read_bytes()[:-100])
-    stream = iter(open_stream(folder))
+    stream = iter(stored_rows(folder))
     for _ in range(700):
         next(stream)
     with pytest.raises(ValueError, match=r"shard-00001\.parquet is damaged or no shard"):

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from dalle_lean.cli import main
-from preprocessing.shards.files import open_stream, read_dataset_info, write_shard
+from preprocessing.shards.files import write_shard
 from preprocessing.shards.import_shards import import_shards
+from preprocessing.shards.manifest import read_dataset_info
 from preprocessing.shards.verify import find_faults
-from tests.preprocessing.shard_folders import PACKED_SHARD, make_rows, random_codes, write_published
+from tests.preprocessing.shard_folders import PACKED_SHARD, make_rows, random_codes, stored_rows, write_published
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def test_adopted_files_stay_as_they_are_and_are_read_in_order(published, vqgan):
     assert [shard.rows for shard in info.shards] == [500, 100]
     assert progress[-1][:2] == (600, 600)
     assert {name: (published / name).read_bytes() for name in before} == before
-    rows = list(open_stream(published))
+    rows = list(stored_rows(published))
     expected = np.concatenate([random_codes(vqgan, 500, 0), random_codes(vqgan, 100, 1)])
     assert (np.stack([row["codes"] for row in rows]) == expected).all()
     assert find_faults(published, vqgan=vqgan) == []

@@ -7,10 +7,10 @@ import pytest
 
 from dalle_lean.cli import main
 from dalle_lean.errors import UserError
-from preprocessing.shards.files import open_stream, read_dataset_info
+from preprocessing.shards.manifest import read_dataset_info
 from preprocessing.shards.mix import mix
 from preprocessing.shards.verify import find_faults
-from tests.preprocessing.shard_folders import make_rows, random_codes, write_folder
+from tests.preprocessing.shard_folders import make_rows, random_codes, stored_rows, write_folder
 from tests.tiny import tiny_vqgan
 
 
@@ -33,8 +33,8 @@ def test_each_folder_is_there_as_often_as_asked_and_the_sources_stay(few, many, 
     info = read_dataset_info(tmp_path / "mixed")
     assert (info.counts.seen, info.counts.kept, info.counts.rejected) == (3 * 7 + 80, 95, {"small": 6})
     assert find_faults(tmp_path / "mixed", vqgan=vqgan) == []
-    mixed = np.stack([row["codes"] for row in open_stream(tmp_path / "mixed")])
-    parts = [np.stack([row["codes"] for row in open_stream(folder)]) for folder in (few, few, few, many)]
+    mixed = np.stack([row["codes"] for row in stored_rows(tmp_path / "mixed")])
+    parts = [np.stack([row["codes"] for row in stored_rows(folder)]) for folder in (few, few, few, many)]
     assert (mixed == np.concatenate(parts)).all()
     assert find_faults(few) == find_faults(many) == []
 

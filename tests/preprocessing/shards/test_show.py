@@ -14,9 +14,8 @@ from dalle_lean.images.files import open_picture, square_pixels
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.model_folder import bundled_model
 from preprocessing.shards.contact_sheet import contact_sheet, decode_sample_rows, wrapped_within
-from preprocessing.shards.files import open_stream
 from preprocessing.shards.statistics import collect_statistics
-from tests.preprocessing.shard_folders import make_rows, random_codes, write_folder
+from tests.preprocessing.shard_folders import make_rows, random_codes, stored_rows, write_folder
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def emoji_shards(tmp_path_factory):
 
 def test_statistics_are_those_of_plain_counting(folder, vqgan):
     statistics = collect_statistics(folder, count=7, seed=0)
-    rows = list(open_stream(folder))
+    rows = list(stored_rows(folder))
     used = Counter(int(code) for row in rows for code in row["codes"])
     assert {code: count for code, count in enumerate(statistics.code_counts) if count} == used
     assert statistics.codes_used == len(used) / 64
@@ -63,7 +62,7 @@ def test_the_rows_shown_are_drawn_by_seed_from_all_shards(folder):
     assert len(set(keys[0])) == 20
     assert {key[0] for key in keys[0]} == {"0", "1"}
     assert len(collect_statistics(folder, count=1000, seed=0).sample_rows) == 100
-    by_key = {row["key"]: row for row in open_stream(folder)}
+    by_key = {row["key"]: row for row in stored_rows(folder)}
     for row in collect_statistics(folder, count=20, seed=0).sample_rows:
         assert (row.codes == by_key[row.key]["codes"]).all()
         assert row.caption == by_key[row.key]["caption"]

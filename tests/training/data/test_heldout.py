@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from preprocessing.shards import files
-from preprocessing.shards.files import open_stream, read_rows
+from tests.preprocessing.shard_folders import read_rows, stored_rows
 from tests.training.conftest import write_shards
 from training.data.catalog import find_shards
 from training.data.heldout import heldout_rows, is_heldout
@@ -54,7 +54,7 @@ def windows_of_a_pass(data):
 
 
 def test_held_out_rows_have_the_captions_and_codes_of_their_keys(shards):
-    stored = {row["key"]: row for row in open_stream(shards)}
+    stored = {row["key"]: row for row in stored_rows(shards)}
     rows = heldout_rows(find_shards(shards), 0.5, 30)
     assert rows.captions == [stored[key]["caption"] for key in rows.keys]
     assert rows.codes.tolist() == [list(stored[key]["codes"]) for key in rows.keys]

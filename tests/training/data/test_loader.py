@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from dalle_lean.tokenizer import Tokenizer
-from preprocessing.shards.files import open_stream
-from tests.preprocessing.shard_folders import PACKED_SHARD
+from tests.preprocessing.shard_folders import PACKED_SHARD, stored_rows
 from tests.training.conftest import write_shards
 from training.data.catalog import find_shards
 from training.data.heldout import is_heldout
@@ -35,7 +34,7 @@ def tokenizer():
 
 
 def stored_keys(folder, share=0.1):
-    return [row["key"] for row in open_stream(folder) if not is_heldout(row["key"], share)]
+    return [row["key"] for row in stored_rows(folder) if not is_heldout(row["key"], share)]
 
 
 def keys(data, epoch=0):
@@ -136,7 +135,7 @@ def test_to_go_on_no_shard_of_an_earlier_group_is_opened(tmp_path, monkeypatch, 
 
 
 def test_a_batch_has_the_captions_and_codes_of_its_rows(data, shards, tokenizer):
-    stored = {row["key"]: row for row in open_stream(shards)}
+    stored = {row["key"]: row for row in stored_rows(shards)}
     rows, _ = next(data.windows())
     batch = collate(rows, tokenizer, 6)
     assert batch.text_ids.dtype == batch.image_codes.dtype == torch.int64
@@ -289,7 +288,7 @@ def test_data_without_a_training_row_is_refused(shards):
 
 
 def test_the_captions_are_those_trained_on_in_the_order_of_the_shards(data, shards):
-    stored = [row["caption"] for row in open_stream(shards) if not is_heldout(row["key"], 0.1)]
+    stored = [row["caption"] for row in stored_rows(shards) if not is_heldout(row["key"], 0.1)]
     assert list(data.captions()) == stored
 
 

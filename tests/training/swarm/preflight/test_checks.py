@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dalle_lean.io.files import sha256_file
-from preprocessing.shards.files import read_dataset_info
+from preprocessing.shards.manifest import read_dataset_info
 from tests.training.conftest import write_shards
 from training.run.recipe import Recipe
 from training.swarm.config import SwarmSection, SwarmSettings, WireSection, write_settings

@@ -3,8 +3,8 @@
 import torch
 from PIL import Image
 
-from inference.evaluation.code_stability import kept_on_other_ground
 from inference.evaluation.evaluate import to_pixels
+from inference.evaluation.reconstruction import kept_on_other_ground
 from tests.inference.evaluation.drawings import discs
 from tests.tiny import tiny_vqgan
 
