@@ -139,17 +139,3 @@ def remember(kept: OrderedDict[Any, Pass], key: Any, shown: Pass) -> None:
 def gate_of(dht: Any) -> Gate | None:
     """The gate of a node; None in a run without a key."""
     return getattr(dht, "gate", None)
-
-
-def role_of(dht: Any, peer: Any) -> str | None:
-    """The role in the pass that a peer has last shown to this process.
-
-    Args:
-        dht: this peer's own node.
-        peer: a peer id.
-
-    None if it has shown none that still holds, and in a run without a key.
-    """
-    gate = gate_of(dht)
-    shown = gate.known(str(peer)) if gate is not None else None
-    return None if shown is None else shown.role

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from training.swarm.admission.bans import Bans, change_bans
-from training.swarm.admission.gate import Gate, role_of
+from training.swarm.admission.gate import Gate
 from training.swarm.admission.keys import SIGNATURE_BYTES, Forged, SigningKey, read_signed
 from training.swarm.admission.passes import HELPER, REFUSALS, Invite, Pass, Refused
 
@@ -54,14 +54,6 @@ def test_a_peer_with_a_pass_of_the_run_is_let_in(gate, run_key):
     given = a_pass()
     assert gate.check(ANNA, given.signed(run_key)) == given
     assert gate.known(ANNA) == given
-
-
-def test_the_role_in_a_pass_is_known_once_it_was_shown(gate, run_key):
-    node = type("Node", (), {"gate": gate})
-    assert role_of(node, HELP) is None
-    gate.check(HELP, a_pass(HELP, HELPER).signed(run_key))
-    assert role_of(node, HELP) == "helper"
-    assert role_of(object(), HELP) is None
 
 
 def test_a_pass_of_another_run_is_refused(gate, other_key):
