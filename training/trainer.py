@@ -176,13 +176,13 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
             config = new_config(recipe, self.info, words)
         else:
             config = DalleConfig.from_dict(check_parts(init)["dalle"])
-        shards_wanted = in_shards(parallel, config, share, processes)
+        shard_model = in_shards(parallel, config, share, processes)
         if processes.first:
             place_tokenizer(out, source, self.data.captions(), recipe.data.text_vocab_size)
         processes.wait()
         self.tokenizer = Tokenizer.from_file(out / "tokenizer.json")
         torch.manual_seed(recipe.data.seed)
-        if shards_wanted:
+        if shard_model:
             first = build_model(recipe, self.info, self.tokenizer.vocab_size, init) if processes.first else None
             self.model = sharded(first, processes)
         else:

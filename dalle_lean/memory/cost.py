@@ -1,4 +1,7 @@
-"""What a training step costs: parameters, arithmetic, and bytes by kind on the device and on the host."""
+"""What a training step costs: parameters, arithmetic, and bytes by kind on the device and on the host.
+
+The bytes that a memory plan decides are computed in `peak_memory.py`.
+"""
 
 import dataclasses
 from collections.abc import Sequence

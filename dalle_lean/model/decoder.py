@@ -74,7 +74,7 @@ class Decoder(nn.Module):
 
     def run(self, x: Tensor, context: SequenceContext) -> Tensor:
         """The stack over the streams x [B, S, D], as the plan says; normalised, [B, S, D]."""
-        dtype = self._compute_dtype()
+        dtype = self._compute_dtype()  # asked before autocast, which names it, is off
         with without_autocast(x.device):
             return normalise(self.norm, self._run(x, self.stack(context), dtype))
 

@@ -1,4 +1,4 @@
-"""`lamb_plain.step_plain` compiled by numba, for 8-bit statistics on the CPU: the same step, many times faster.
+"""`lamb_step.step_plain` compiled by numba, for 8-bit statistics on the CPU: the same step, many times faster.
 
 Each thread takes a span of blocks and walks it twice: once for the norms and the new scales, once to move the weights
 and write the codes. A block's numbers stay in the cache, so memory is read 10 bytes and 16 bytes an element, no more.

@@ -50,8 +50,8 @@ class KVCache:
         self.codes_read = 0
         self.pictures, batch = batch, max(batch, FEWEST_ROWS)
         self.batch, per_prompt = batch, batch // prompts.count
-        heads, rows = config.num_heads, -(-per_prompt // ROW_GROUP) * ROW_GROUP
-        grid = (heads, prompts.count, rows)
+        heads, padded = config.num_heads, -(-per_prompt // ROW_GROUP) * ROW_GROUP
+        grid = (heads, prompts.count, padded)
         self.windows = {kind: window_of(config, kind) for kind in config.layer_kinds}
 
         def buffer(*shape: int, dtype: torch.dtype = decoder.dtype) -> Tensor:
@@ -71,9 +71,9 @@ class KVCache:
         self.target = torch.view_as_complex(self.qkv.unflatten(-1, (-1, 2))) if config.rotary else self.qkv
         self.target = self.target[:, :, :, :per_prompt]
         self.key_value = self.qkv[1:]
-        flat = heads * prompts.count * rows
+        flat = heads * prompts.count * padded
         self.query = self.qkv[0] if decoder.dtype == torch.float32 else buffer(*grid, config.head_size)
-        self.text_query = self.query.view(heads * prompts.count, rows, -1)
+        self.text_query = self.query.view(heads * prompts.count, padded, -1)
         self.code_query = self.query.view(flat, 1, -1)
         self.attended = buffer(flat, 1, config.head_size)
         self.used = self.attended.view(*grid, -1)[:, :, :per_prompt].permute(1, 2, 0, 3)
@@ -118,17 +118,17 @@ class KVCache:
         biases = {kind: bias.index_select(0, place) for kind, bias in decoder.score_biases.items()}
         for index, (layer, views) in enumerate(zip(decoder.layers, self._views(column), strict=True)):
             window = self.windows[layer.kind]
-            self._project(layer, self._enter(b, layer.attention, views, 0), rotation)
+            self._project(layer, self._prepare(b, layer.attention, views, 0), rotation)
             if isinstance(row, Tensor):
                 slot = row % window.rows
                 views.here.index_copy_(4, slot, self.key_value.unsqueeze(4).to(views.here.dtype))
             else:
                 views.here.select(4, row % window.rows).copy_(self.key_value)
             layer.attention.add(a, layer.out(self._attend(index, views, biases[layer.kind])))
-            layer.feed_forward.add(b, layer.feed(self._enter(a, layer.feed_forward, views, 1)))
+            layer.feed_forward.add(b, layer.feed(self._prepare(a, layer.feed_forward, views, 1)))
         return decoder.logits(a, b)
 
-    def _enter(self, stream: Tensor, weights: BranchWeights, views: LayerViews, branch: int) -> Tensor:
+    def _prepare(self, stream: Tensor, weights: BranchWeights, views: LayerViews, branch: int) -> Tensor:
         """The normalised stream [R, D], part of its channels from the neighbours above and to the left."""
         h = normalise(stream, weights.norm)
         if self.config.token_shift:

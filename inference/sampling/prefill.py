@@ -92,7 +92,7 @@ def _read(
     code_inputs: list[Tensor] = []
     num_text = config.num_text_positions
 
-    def enter(stream: Tensor, norm: Norm) -> Tensor:
+    def prepare(stream: Tensor, norm: Norm) -> Tensor:
         h = normalise(stream, norm)
         if config.token_shift:
             code_inputs.append(h[:, num_text:, : config.hidden_size // 2].clone())
@@ -100,7 +100,7 @@ def _read(
         return h.to(decoder.dtype).flatten(0, 1)
 
     for index, layer in enumerate(decoder.layers):
-        qkv = layer.qkv(enter(b, layer.attention.norm))
+        qkv = layer.qkv(prepare(b, layer.attention.norm))
         qkv = qkv.view(len(a), -1, 3, config.num_heads, config.head_size).permute(2, 0, 3, 1, 4)
         query, key, value = (qkv if context.table is None else rotate(qkv, context.table)).unbind(0)  # [N, H, S, d]
         keys.append(key[:, :, :num_text].transpose(0, 1).contiguous())
@@ -108,5 +108,5 @@ def _read(
         code_kv.append(torch.stack([key, value])[:, :, :, num_text:].transpose(1, 2).contiguous())
         seen = attend(query, key, value, config.layer_kinds[index], context.layout)
         layer.attention.add(a, layer.out(seen.transpose(1, 2).flatten(0, 1).flatten(1)).view(a.shape))
-        layer.feed_forward.add(b, layer.feed(enter(a, layer.feed_forward.norm)).view(b.shape))
+        layer.feed_forward.add(b, layer.feed(prepare(a, layer.feed_forward.norm)).view(b.shape))
     return keys, values, code_kv, code_inputs, decoder.logits(a[:, -1], b[:, -1])

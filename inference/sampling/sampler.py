@@ -71,11 +71,10 @@ def sample_codes(decoder: Decoder, prompts: Prompts, rows: Sequence[Row]) -> Ite
     guided = prompts.guided
     assert guided or all(row.sampling.guidance == 1 for row in rows), "guidance needs the empty captions"
     copies = 2 if guided else 1
-    settings = [
+    top_k, top_p, temperature = (
         torch.tensor([getattr(row.sampling, name) for row in rows], device=device)
         for name in ("top_k", "top_p", "temperature")
-    ]
-    top_k, top_p, temperature = settings
+    )
     largest_k = 0 if any(row.sampling.top_k == 0 for row in rows) else max(row.sampling.top_k for row in rows)
     unfiltered = all(row.sampling.top_k == 0 and row.sampling.top_p == 1 for row in rows)
     seeds, pictures = [row.sampling.seed for row in rows], [row.picture for row in rows]

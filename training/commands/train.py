@@ -65,8 +65,8 @@ def train(
     from training.trainer import train as run
 
     recipe = load_recipe(config).override(steps=steps, batch_size=batch_size, lr=lr, seed=seed, precision=precision)
-    place = str(pick_device(device))
-    processes = open_processes(place)
+    picked_device = str(pick_device(device))
+    processes = open_processes(picked_device)
     if not processes.first:
         logging.disable(logging.INFO)  # the first process says it
     vqgan = vqgan or bundled_vqgan(find_shards(data, on_notice=warn).info)
@@ -82,7 +82,7 @@ def train(
                 heldout=heldout,
                 vqgan=vqgan,
                 init=init,
-                device=place,
+                device=picked_device,
                 parallel=parallel,
                 max_minutes=max_minutes,
                 on_progress=on_progress,

@@ -1,4 +1,4 @@
-"""Shards -> batches: streamed, shuffled with a seed, the same from any position on."""
+"""Shards -> batches: streamed, shuffled with a seed, the same from any `Position` on."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
@@ -75,7 +75,7 @@ class TrainingData:
         return share > 0 and key_hash(f"dropped caption {self.order_seed} {epoch} {key}") < share * 2**64
 
     def windows(self, start: Position = Position()) -> Iterator[tuple[Rows, Position]]:
-        """Window after window for ever, each with its place; of the first one, `start.sample` rows were given before.
+        """Windows for ever, each with its position; of the first one, `start.sample` rows were given before.
 
         A damaged shard is named and passed over. ValueError where a whole pass has nothing to train on.
         """
@@ -139,7 +139,7 @@ class TrainingData:
     def batches(
         self, batch_size: int, tokenizer: Tokenizer, text_len: int, start: Position = Position()
     ) -> Iterator[tuple[Batch, Position]]:
-        """Batches for ever, each with the place behind it; a batch may reach into the next window and the next pass."""
+        """Batches for ever, each with the position where it ends: perhaps in the next window, or the next pass."""
         parts: list[Rows] = []
         dropped: list[bool] = []
         missing = batch_size

@@ -1,4 +1,4 @@
-"""The order in which a pass takes the rows of its shards, resumed anywhere without reading what came before.
+"""The order of a pass over the rows of shards, and the position that a run resumes at without reading what came before.
 
 The shards of a pass are shuffled and taken in groups, read side by side. A window has the next run of rows of every
 shard of the group, shuffled together; where the first run of a shard ends differs from pass to pass, so that other rows
@@ -6,7 +6,7 @@ meet. A position is a few small numbers; to resume from it no more is read again
 in its Parquet row groups).
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """A position in the data: everything before it was given out, nothing after it."""
+    """A position in the data, as checkpoints keep it: everything before it was given out, nothing after it."""
 
     epoch: int = 0
     """Whole passes over the data."""
@@ -36,10 +36,6 @@ class Position:
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Self:
         return cls(**{**content, "lost": tuple(content["lost"])})
-
-    def after(self, samples: int) -> Self:
-        """The position after this many samples of this window."""
-        return replace(self, sample=samples)
 
 
 def shuffled(count: int, *seed: int) -> NDArray[np.intp]:

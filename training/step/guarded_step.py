@@ -1,4 +1,7 @@
-"""An optimizer step that changes nothing where its loss or gradient is not finite."""
+"""An optimizer step that changes nothing where its loss or gradient is not finite: of a CLIP or a classifier.
+
+The transformer's is `Learner.step`.
+"""
 
 import math
 from collections.abc import Callable

@@ -90,6 +90,6 @@ class Learner(GradientComputer):
             self.optimizer.finish()
 
     def measure(self, batch: Batch) -> dict[str, float]:
-        """As Gradients', after a delayed step."""
+        """As `GradientComputer.measure`, once a delayed step is finished."""
         self.finish()
         return super().measure(batch)

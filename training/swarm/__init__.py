@@ -1,1 +1,1 @@
-"""Training together: hivemind's peers, and what the house adds so that nothing on the way loses the run."""
+"""Training together: hivemind's peers, and what is added to them so that no fault on the way loses the run."""
