@@ -23,13 +23,17 @@ from dalle_lean.optim.quantize8 import SMALLEST_SCALE, dynamic_map, nearest_code
 SMALLEST_SPAN = 2**18
 """Elements below which a second thread is not worth its start."""
 
+LANES = 64
+"""Sums that run side by side, so that the compiler can vectorize them without reordering them."""
+
 
 def compiled(function: Callable[..., Any]) -> Any:
     """Compile at the first call, without the GIL; kept on disk for the next process where there is a place for it.
 
-    Sums may be reordered and products fused with sums; zeros, infinities and NaN keep their meaning.
+    Without `fastmath`: with it, numba's code gives other bits in the process that compiles it than in those that load
+    it, so that a run would not resume bit for bit.
     """
-    settings: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract"}, "error_model": "numpy"}
+    settings: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
         return njit(function, cache=True, **settings)
     except RuntimeError:  # neither __pycache__ nor the user's cache folder can be written
@@ -52,21 +56,34 @@ def encode(numbers, scale, nearest, codes):
 
 
 @compiled
+def square_sum(numbers):
+    """The sum of squares, in float32, by LANES sums side by side."""
+    sums = np.zeros(LANES, np.float32)
+    whole = len(numbers) // LANES * LANES
+    for start in range(0, whole, LANES):
+        for lane in range(LANES):
+            sums[lane] += numbers[start + lane] * numbers[start + lane]
+    for i in range(whole, len(numbers)):
+        sums[0] += numbers[i] * numbers[i]
+    return sums.sum()
+
+
+@compiled
 def measure_block(weight, gradient, mean, square, rule):
-    """(sum of weight squared, sum of update squared, largest |mean|, largest square) after the step, of a block."""
+    """(sum of weight squared, sum of update squared, largest |mean|, largest square) after the step, of a block.
+
+    `mean` is overwritten by the update.
+    """
     beta_mean, new_mean, beta_square, new_square, mean_correction, square_correction, eps, weight_decay = rule
-    weight_sum = update_sum = np.float32(0)
     largest_mean = largest_square = np.uint32(0)
     for i in range(len(weight)):
         m = beta_mean * mean[i] + new_mean * gradient[i]
         s = beta_square * square[i] + new_square * (gradient[i] * gradient[i])
-        update = m * mean_correction / (np.sqrt(s * square_correction) + eps) + weight_decay * weight[i]
-        weight_sum += weight[i] * weight[i]
-        update_sum += update * update
-        # As integers, magnitudes keep their order and NaN is above all: no comparison loses it.
+        mean[i] = m * mean_correction / (np.sqrt(s * square_correction) + eps) + weight_decay * weight[i]
         largest_mean = max(largest_mean, np.float32(m).view(np.uint32) & np.uint32(0x7FFFFFFF))
         largest_square = max(largest_square, np.float32(s).view(np.uint32) & np.uint32(0x7FFFFFFF))
-    return weight_sum, update_sum, np.uint32(largest_mean).view(np.float32), np.uint32(largest_square).view(np.float32)
+    largest = np.uint32(largest_mean).view(np.float32), np.uint32(largest_square).view(np.float32)
+    return square_sum(weight), square_sum(mean), largest[0], largest[1]
 
 
 @compiled

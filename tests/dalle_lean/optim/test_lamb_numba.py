@@ -1,6 +1,9 @@
 """The compiled step against its plain twin."""
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +16,8 @@ from dalle_lean.require import MissingPackage
 pytest.importorskip("numba")
 from dalle_lean.optim import lamb_numba as lamb_fused
 from dalle_lean.optim.lamb_numba import compiled, step_fused
+
+ROOT = Path(__file__).parents[3]
 
 
 def rule(block_size, **settings):
@@ -143,3 +148,28 @@ def test_where_no_cache_can_be_written_it_is_compiled_all_the_same():
     without_file: dict = {}
     exec("def double(x):\n    return 2 * x", without_file)
     assert compiled(without_file["double"])(3) == 6
+
+
+THREE_STEPS = """
+import hashlib, torch
+from torch import nn
+from dalle_lean.optim.lamb import Lamb
+generator = torch.Generator().manual_seed(0)
+weight = nn.Parameter(torch.randn(300, 300, generator=generator))
+optimizer = Lamb([weight], lr=0.01, fused=True)
+for _ in range(3):
+    weight.grad = torch.randn(300, 300, generator=generator)
+    optimizer.step()
+print(hashlib.sha256(weight.detach().numpy().tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_steps_have_the_same_bits_compiled_as_from_the_cache(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", THREE_STEPS]
+    compiled_first, from_cache = (
+        subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True).stdout for _ in range(2)
+    )
+    assert any(tmp_path.rglob("*.nbc"))
+    assert compiled_first == from_cache
