@@ -157,6 +157,7 @@ def test_a_drawing_is_stopped(visit, slow_url, way):
     page = visit(slow_url)
     ask(page, "a red heart")
     page.locator(".stage.growing img").first.wait_for()
+    page.locator("#stop:enabled").wait_for()
     if way == "button":
         page.locator("#stop").click()
     else:
