@@ -30,9 +30,19 @@ def host(
         typer.Option(help="Shards written by `preprocess`: folder or URL. Required for a new run.", show_default=False),
     ] = None,
     config: Annotated[str, typer.Option(help="Recipe: a name or a TOML file.")] = "together",
+    init: Annotated[
+        Path | None,
+        typer.Option(
+            help="Model folder to start from, instead of new weights; the recipe's model does not count then.",
+            show_default=False,
+        ),
+    ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="tokenizer.json to use, or a hub id. [default: trained on the captions]", show_default=False),
+        typer.Option(
+            help="tokenizer.json to use, or a hub id. [default: that of --init, or trained on the captions]",
+            show_default=False,
+        ),
     ] = None,
     vqgan: Annotated[
         Path | None,
@@ -204,6 +214,7 @@ def host(
                 run_dir,
                 data,
                 recipe,
+                init=init,
                 tokenizer=find_tokenizer(tokenizer),
                 vqgan=vqgan,
                 name=name,

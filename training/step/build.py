@@ -24,12 +24,17 @@ def build_model(recipe: Recipe, info: DatasetInfo, vocab_size: int, init: Path |
     """The recipe's model with new weights, or `init`; ValueError where it does not fit the data and the tokenizer."""
     if init is None:
         return Dalle(new_config(recipe, info, vocab_size))
-    model = load_model(init)
+    model = load_init(init, info)
+    new_config(dataclasses.replace(recipe, model=model.config.to_dict()), info, vocab_size)
+    return model
+
+
+def load_init(init: Path, info: DatasetInfo) -> Dalle:
+    """The model of a folder, to train on; ValueError if it was trained on other codes than those of the data."""
     recorded = read_json(init / "config.json")["vqgan_fingerprint"]
     if recorded not in (None, info.vqgan) and not holds_vqgan_of(init, info):
         raise UserError(f"{init} was trained on codes of the VQGAN {recorded[:12]}, the data is of {info.vqgan[:12]}")
-    new_config(dataclasses.replace(recipe, model=model.config.to_dict()), info, vocab_size)
-    return model
+    return load_model(init)
 
 
 def bundled_vqgan(info: DatasetInfo) -> Path | None:

@@ -43,6 +43,7 @@ class SwarmSection:
         data: URL or path of the shards; volunteers with a copy name it with --data.
         data_fingerprint: SHA-256 of the data's dataset.json.
         tokenizer_fingerprint: SHA-256 of tokenizer.json, which helpers hand out with this file.
+        first_weights: SHA-256 of the model.safetensors that the run began with; empty where a seed gives them.
         run_key: public key, in hexadecimal, that signs passes; empty in a run that anybody takes part in without one.
         admission: who gets a pass, see training.swarm.admission.desk.
     """
@@ -55,6 +56,7 @@ class SwarmSection:
     data: str = ""
     data_fingerprint: str = ""
     tokenizer_fingerprint: str = ""
+    first_weights: str = ""
     run_key: str = ""
     admission: str = "open"
 
@@ -63,8 +65,10 @@ class SwarmSection:
             raise UserError(f"name = {self.name!r}: must be 1..64 lower-case letters, digits and hyphens")
         check_at_least(1, min_peers=self.min_peers)
         check_one_of(ADMISSIONS, admission=self.admission)
-        if not re.fullmatch(r"([0-9a-f]{64})?", self.run_key):
-            raise UserError(f"run_key = {self.run_key[:80]!r}: must be 64 hexadecimal digits")
+        for key in ("first_weights", "run_key"):
+            value = getattr(self, key)
+            if not re.fullmatch(r"([0-9a-f]{64})?", value):
+                raise UserError(f"{key} = {value[:80]!r}: must be 64 hexadecimal digits")
         if self.protocol != PROTOCOL:
             raise UserError(
                 f"protocol = {self.protocol}: this version of dalle-lean speaks {PROTOCOL}; install the run's version"
@@ -212,6 +216,14 @@ class SwarmSettings:
         return self.wire.inner_steps if self.wire.mode == "diloco" else 1
 
     @property
+    def first_epoch(self) -> int:
+        """The step of the swarm at which the run began: 1 where its first weights have to be downloaded.
+
+        A peer at step 0 is then behind the others, and fetches their state.
+        """
+        return 1 if self.swarm.first_weights else 0
+
+    @property
     def last_epoch(self) -> int:
         """The step of the swarm that ends the schedule."""
         return -(-self.total_steps // self.steps_per_epoch)
@@ -240,7 +252,10 @@ class SwarmSettings:
             "data": self.swarm.data_fingerprint,
             "tokenizer": self.swarm.tokenizer_fingerprint,
         }
-        if self.swarm.run_key:  # a run without one keeps its run id
+        # A run without one of these keeps its run id.
+        if self.swarm.first_weights:
+            parts["first weights"] = self.swarm.first_weights
+        if self.swarm.run_key:
             parts["key"] = self.swarm.run_key
         return {name: digest(part) for name, part in parts.items()}
 
@@ -291,6 +306,8 @@ def for_toml(sections: dict[str, Any]) -> dict[str, Any]:
         section: {name: 0 if value is None else value for name, value in values.items()}
         for section, values in sections.items()
     }
-    if not others["swarm"]["run_key"]:  # older versions read the runs that they can take part in
-        others["swarm"] = {name: value for name, value in others["swarm"].items() if name not in ADMISSION_KEYS}
+    # Older versions read the runs that they can take part in.
+    unused: tuple[str, ...] = ADMISSION_KEYS if not others["swarm"]["run_key"] else ()
+    unused += () if others["swarm"]["first_weights"] else ("first_weights",)
+    others["swarm"] = {name: value for name, value in others["swarm"].items() if name not in unused}
     return {**others, "model": model}

@@ -102,6 +102,7 @@ def test_what_is_everybodys_own_keeps_nobody_apart(settings, part, values):
         ("[swarm]\nprotocol = 99", "this version of dalle-lean speaks 2"),
         ("[swarm]\nmin_peers = 0", "min_peers = 0"),
         ("[swarm]\nrun_key = 'xyz'", "64 hexadecimal digits"),
+        ("[swarm]\nfirst_weights = 'xyz'", "first_weights = 'xyz': must be 64 hexadecimal digits"),
         ("[swarm]\nadmission = 'closed'", "open, invite, list"),
         ("[swarm]\nhost = 'x'", r"\[swarm\] host: unknown key"),
         ("[wire]\nmode = 'x'", "gradients, diloco"),

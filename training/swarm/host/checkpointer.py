@@ -195,13 +195,13 @@ def heldout_batch(settings: SwarmSettings, tokenizer: Path, on_notice: OnNotice,
 
 
 def resume_from(optimizer: SwarmOptimizer, epoch: int, statistics: list[Tensor]) -> None:
-    """Continue at this step of the swarm with the current weights and these statistics.
+    """Continue at this step of the swarm with the current weights and these statistics; without any, with new ones.
 
     StateRefused if the statistics do not fit the optimizer.
     """
     averager = optimizer.state_averager
-    own = averager.state_tensors()
-    tensors = [*own[: len(averager.main_parameters)], *statistics]
+    own, num_weights = averager.state_tensors(), len(averager.main_parameters)
+    tensors = [*own[:num_weights], *(statistics or own[num_weights:])]
     with optimizer.tracker.pause_updates():
         averager.adopt({"epoch": epoch, "sha256": tensors_sha256(tensors)}, tensors)
         optimizer.tracker.report_local_progress(local_epoch=epoch, samples_accumulated=0)

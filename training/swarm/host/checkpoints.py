@@ -185,8 +185,15 @@ class Checkpoints:
             return False
         return True
 
+    def begin_with(self, model: Dalle) -> None:
+        """Write the checkpoint that the run begins with, unless it has one."""
+        with self.locked():
+            if not list_checkpoints(self.run_dir, self.on_notice):
+                step = self.settings.first_epoch * self.settings.steps_per_epoch
+                self.write(self.root / f"step-{step:06d}", step, model, [], math.nan)
+
     def write(self, place: Path, step: int, model: Dalle, statistics: Sequence[Tensor], heldout_loss: float) -> None:
-        """All files into a hidden folder, then one rename."""
+        """All files into a hidden folder, then one rename. Without statistics the optimizer starts anew from it."""
         with fresh_folder(place) as fresh:
             save_model(
                 model,

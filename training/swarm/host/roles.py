@@ -5,6 +5,7 @@ from functools import partial
 
 import hivemind
 
+from dalle_lean.errors import UserError
 from dalle_lean.progress import OnNotice, silent
 from training.data.loader import Batch
 from training.step.gradients import GradientComputer
@@ -67,7 +68,7 @@ def run_donor(
         on_step: called after each step of the swarm, with that step's weights in the model.
         on_round: called after each wait.
 
-    Raises OutOfSync, StateRefused.
+    Raises OutOfSync, StateRefused, and UserError where the run's first weights are lost.
     """
     model, scale = build_model(settings), settings.steps_per_epoch
     restored = None if checkpointer is None else checkpointer.restore(model)
@@ -77,6 +78,8 @@ def run_donor(
         if restored is not None:
             step, statistics = restored
             resume_from(optimizer, step // scale, statistics)
+        elif optimizer.tracker.global_epoch < settings.first_epoch:
+            raise UserError("the run began with the weights of a model, and no checkpoint has any; host it anew")
         if heldout is not None:
             few = Batch(*(tensor[:VALIDATION_SAMPLES] for tensor in heldout))
             gradients = GradientComputer(model, settings.recipe.memory, micro_batch_size=1)

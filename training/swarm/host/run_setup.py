@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import sha256_file
+from dalle_lean.io.model_folder import WEIGHTS, check_parts
 from dalle_lean.progress import OnNotice
 from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet, find_shards, is_url
@@ -20,7 +21,7 @@ from training.data.loader import TrainingData
 from training.run.fields import check_one_of
 from training.run.folder import place_vocabulary
 from training.run.recipe import Recipe
-from training.step.build import matching_vqgan, stated_codes
+from training.step.build import load_init, matching_vqgan, new_config, stated_codes
 from training.swarm.admission.desk import LIST, OPEN, Application
 from training.swarm.admission.keys import SigningKey
 from training.swarm.admission.passes import HELPER
@@ -35,7 +36,7 @@ from training.swarm.config import (
     read_settings,
     write_settings,
 )
-from training.swarm.host.checkpoints import first_name
+from training.swarm.host.checkpoints import Checkpoints, first_name
 from training.swarm.host.host_config import HOST_JSON, IDENTITIES, HostConfig, make_identities, peer_id
 from training.swarm.host.host_gate import HELPER_KEY, host_gate, run_key_file
 from training.swarm.network.addresses import EVERYWHERE, LOOPBACK, check_ip, free_ports, outward_ip
@@ -72,6 +73,7 @@ def make_run(
     data: str | None,
     recipe: Recipe,
     *,
+    init: Path | None = None,
     tokenizer: Path | None = None,
     vqgan: Path | None = None,
     name: str | None = None,
@@ -87,6 +89,8 @@ def make_run(
 
     Args:
         data: shards; None continues an existing run unchanged.
+        init: model folder to begin with, instead of new weights; the recipe's [model] does not count then.
+        tokenizer: by default that of `init`, or one trained on the captions.
         admission: who gets a pass, see training.swarm.admission.desk; None keeps what the run had, or is "open".
         peer_list: file of the peer ids that are admitted, for admission "list"; None keeps what the run had.
 
@@ -96,14 +100,18 @@ def make_run(
     before = read_settings(run_dir) if (run_dir / SWARM_TOML).exists() else None
     listed = previous_config(run_dir).peer_list is not None if peer_list is None else peer_list.is_file()
     admission = checked_admission(before, admission, listed)
-    vqgan_fingerprint = None
+    vqgan_fingerprint = first_model = None
+    if init is not None:
+        recipe = dataclasses.replace(recipe, model=check_parts(init)["dalle"])
     if data is None:
         if before is None:
             raise UserError(f"{run_dir} holds no run yet: name the shards to train on with --data")
         settings = before
     else:
         shards = find_shards(data, codes=stated_codes(recipe, vqgan) if is_url(data) else None, on_notice=on_notice)
-        settings = new_settings(run_dir, data, shards, recipe, tokenizer)
+        if init is not None:
+            first_model = load_init(init, shards.info)
+        settings = new_settings(run_dir, data, shards, recipe, tokenizer, init)
         key = before.swarm.run_key if before else SigningKey.load_or_create(run_key_file(run_dir)).public
         swarm = dataclasses.replace(settings.swarm, name=name or slug(run_dir), min_peers=min_peers, run_key=key)
         settings = dataclasses.replace(settings, swarm=swarm, wire=wire, timing=timing)
@@ -124,7 +132,12 @@ def make_run(
         donors=tuple(peer_id(run_dir, donor) for donor in host_config.donors),
     )
     write_settings(run_dir / SWARM_TOML, dataclasses.replace(settings, swarm=swarm))
-    return read_settings(run_dir)
+    settings = read_settings(run_dir)
+    if first_model is not None:
+        Checkpoints(
+            run_dir, settings, vqgan=vqgan, vqgan_fingerprint=vqgan_fingerprint, on_notice=on_notice
+        ).begin_with(first_model)
+    return settings
 
 
 def hosted_settings(run_dir: Path) -> SwarmSettings:
@@ -147,9 +160,13 @@ def checked_admission(before: SwarmSettings | None, admission: str | None, has_l
     return admission
 
 
-def new_settings(run_dir: Path, data: str, shards: ShardSet, recipe: Recipe, tokenizer: Path | None) -> SwarmSettings:
+def new_settings(
+    run_dir: Path, data: str, shards: ShardSet, recipe: Recipe, tokenizer: Path | None, init: Path | None
+) -> SwarmSettings:
     """Settings with the complete model; writes the run's tokenizer.json and vocabulary.json."""
     path = run_dir / "tokenizer.json"
+    if tokenizer is None and init is not None:
+        tokenizer = init / "tokenizer.json"
     if path.exists() and tokenizer is not None and sha256_file(path) != sha256_file(tokenizer):
         raise UserError(f"{run_dir} holds a run with another tokenizer than {tokenizer}; give another folder")
     if not path.exists():
@@ -163,19 +180,16 @@ def new_settings(run_dir: Path, data: str, shards: ShardSet, recipe: Recipe, tok
             source = Tokenizer.from_file(tokenizer)
         else:
             source = Tokenizer.train(training.captions(), recipe.data.text_vocab_size)
-        place_vocabulary(run_dir, None, training.mixed_captions())
+        place_vocabulary(run_dir, init, training.mixed_captions())
         source.save(path)
-    config = recipe.model_config(
-        image_side=shards.info.image_side,
-        image_vocab_size=shards.info.codebook_size,
-        text_vocab_size=Tokenizer.from_file(path).vocab_size,
-    )
+    config = new_config(recipe, shards.info, Tokenizer.from_file(path).vocab_size)
     return SwarmSettings(
         recipe=dataclasses.replace(recipe, model=config.to_dict()),
         swarm=SwarmSection(
             data=data if is_url(data) else str(Path(data).resolve()),
             data_fingerprint=shards.fingerprint,
             tokenizer_fingerprint=sha256_file(path),
+            first_weights=sha256_file(init / WEIGHTS) if init else "",
         ),
     )
 

@@ -20,6 +20,7 @@ from training.swarm.averaging.state_validation import validate_state
 from training.swarm.config import SwarmSettings
 from training.swarm.observe.peer_metrics import PeerMetrics, owner_key
 from training.swarm.optimizer.build import swarm_optimizer
+from training.swarm.optimizer.swarm_optimizer import OutOfSync
 from training.swarm.peer.gradient_worker import GradientWorker
 from training.swarm.peer.rank_worker import Order
 
@@ -85,8 +86,11 @@ class Peer(GradientWorker):
             with interrupt_deferred(self.on_notice, self.end_at_once, self.on_terminate) as interrupted:
                 self.interrupted = interrupted
                 self.wait_for_peers()
+                self.wait_for_first_weights()
                 if self.optimizer.tracker.global_epoch > self.optimizer.local_epoch:
                     self.optimizer.load_state_from_peers()
+                if self.optimizer.local_epoch < self.settings.first_epoch:
+                    raise OutOfSync("nobody hands out the weights that the run began with; start it again later")
                 self.train()
                 interrupted.end()
         finally:
@@ -113,11 +117,21 @@ class Peer(GradientWorker):
                 before = present
             time.sleep(POLL_S)
 
+    def wait_for_first_weights(self) -> None:
+        """Until the host's donor is there, where the run begins with weights that only it has."""
+        tracker, told = self.optimizer.tracker, False
+        while tracker.global_epoch < self.settings.first_epoch:
+            self.interrupted.end()
+            if not told:
+                self.on_notice("waiting for the host, which has the weights that the run begins with")
+                told = True
+            time.sleep(POLL_S)
+
     @property
     def has_begun(self) -> bool:
         """Whether others train already."""
         progress = self.optimizer.tracker.global_progress
-        return bool(progress.epoch > 0 or progress.samples_accumulated > 0)
+        return bool(progress.epoch > self.settings.first_epoch or progress.samples_accumulated > 0)
 
     def train(self) -> None:
         with self.batches(stop_waiting=self.interrupted) as ahead:

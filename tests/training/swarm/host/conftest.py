@@ -1,10 +1,13 @@
 """The folder of a small run that nobody has trained yet."""
 
 import pytest
+import torch
 
+from dalle_lean import Dalle, save_model
+from dalle_lean.tokenizer import Tokenizer
 from tests.tiny import DALLE_FIELDS
 from tests.training.conftest import write_shards
-from training.run.recipe import Recipe, ScheduleRecipe
+from training.run.recipe import Recipe, ScheduleRecipe, load_recipe
 from training.swarm.config import SwarmSettings, write_settings
 
 STEPS = 20
@@ -25,3 +28,16 @@ def run(tmp_path, settings):
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
     return write_shards(tmp_path_factory.mktemp("shards") / "train")
+
+
+@pytest.fixture(scope="module")
+def given_model(shards, tmp_path_factory):
+    """A model folder for these shards, with weights that no run's seed gives."""
+    folder = tmp_path_factory.mktemp("given")
+    tokenizer = Tokenizer.train(["a red heart", "a green tree"], 300)
+    tokenizer.save(folder / "tokenizer.json")
+    recipe = load_recipe("tiny")
+    config = recipe.model_config(image_side=4, image_vocab_size=32, text_vocab_size=tokenizer.vocab_size)
+    torch.manual_seed(123)
+    save_model(Dalle(config), folder / "model", tokenizer=folder / "tokenizer.json", vqgan_fingerprint="a" * 64)
+    return folder / "model"

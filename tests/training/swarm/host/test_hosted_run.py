@@ -12,6 +12,7 @@ import time
 import psutil
 import pytest
 
+from dalle_lean import load_model
 from dalle_lean.io.files import read_json
 from tests.children import PROGRAM, kill_family, start
 from tests.training.swarm.host.small_run import PATIENCE_S, PLACE, make, run_program, until
@@ -27,6 +28,7 @@ from training.swarm.host.run_setup import make_helper
 from training.swarm.network.addresses import free_ports
 from training.swarm.network.bootstrap_service import fetch_run, offer_run
 from training.swarm.network.dht import open_dht
+from training.swarm.peer.gradient_worker import build_model
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -156,7 +158,8 @@ def try_to_fetch(dht, address):
 @pytest.mark.slow
 @pytest.mark.swarm
 def test_a_killed_donor_goes_on_with_the_others(running):
-    before, killed = running.step(), running.status("donor-0")["pid"]
+    killed = until("the donor", lambda: running.status("donor-0").get("pid"))
+    before = running.step()
     os.kill(killed, signal.SIGKILL)
     until("another process", lambda: running.status("donor-0").get("pid", killed) != killed)
     until("a later step", lambda: running.step() > before)
@@ -169,6 +172,25 @@ def test_kill_9_of_the_host_leaves_no_process(running):
     running.host.kill()
     running.host.wait()
     until("the end of all", lambda: not any(is_alive(process) for process in processes), 15)
+
+
+@pytest.mark.slow
+@pytest.mark.swarm
+def test_all_train_on_from_the_model_that_a_run_was_given(shards, given_model, tmp_path):
+    settings = make(tmp_path / "run", shards, init=given_model)
+    (tmp_path / "run/.run.lock").touch()
+    hosted = Hosted(tmp_path / "run")
+    try:
+        until("the host", lambda: hosted.said("dalle-lean join"))
+        trainer = hosted.train("trainer")
+        until("step 3", lambda: hosted.step() >= 3 or trainer.poll() is not None)
+        newest = until("a checkpoint", lambda: list_checkpoints(tmp_path / "run", print)[1:])[-1]
+        given, seeded = load_model(given_model).output.weight, build_model(settings).output.weight
+        now = load_model(newest.folder / "model").output.weight
+        assert 0 < (now - given).norm() < 0.2 * (now - seeded).norm()
+    finally:
+        hosted.report()
+        hosted.close()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shutil
 import signal
 import socket
 import subprocess
@@ -10,13 +11,15 @@ import threading
 
 import pytest
 
+from dalle_lean import load_model
+from dalle_lean.io.files import read_json, write_json
 from dalle_lean.vocabulary import Vocabulary
 from tests.foreign import foreign_folder
 from tests.training.swarm.host.small_run import PLACE, make, run_program, until
 from training.run.recipe import load_recipe
 from training.swarm.config import WireSection, read_settings
 from training.swarm.host import supervisor as host
-from training.swarm.host.checkpoints import Checkpoints
+from training.swarm.host.checkpoints import Checkpoints, list_checkpoints
 from training.swarm.host.host_config import HostConfig, identity_path
 from training.swarm.host.run_setup import ListenOptions, choose_ports, make_run, slug
 from training.swarm.host.status import StatusFile
@@ -44,6 +47,28 @@ def test_the_same_command_keeps_identities_ports_and_run_id(shards, tmp_path):
         again = make(tmp_path / "run", shards, place=place)
         assert again.run_id == first.run_id
         assert again.swarm == first.swarm
+
+
+def test_a_run_that_is_given_a_model_begins_with_its_weights_and_words(shards, given_model, tmp_path):
+    settings = make(tmp_path / "run", shards, init=given_model)
+    assert settings.model == load_model(given_model).config
+    assert (tmp_path / "run/tokenizer.json").read_bytes() == (given_model / "tokenizer.json").read_bytes()
+    [first] = list_checkpoints(tmp_path / "run", print)
+    assert (first.step, settings.first_epoch) == (1, 1)
+    assert (first.folder / "model/model.safetensors").read_bytes() == (given_model / "model.safetensors").read_bytes()
+    assert make(tmp_path / "run", shards, init=given_model) == settings
+    assert make_run(tmp_path / "run", None, load_recipe("tiny"), on_notice=print) == settings
+    with pytest.raises(ValueError, match=r"another .*first weights"):
+        make(tmp_path / "run", shards)
+
+
+def test_a_model_of_other_codes_is_no_beginning(shards, given_model, tmp_path):
+    other = shutil.copytree(given_model, tmp_path / "model")
+    config = read_json(other / "config.json")
+    write_json(other / "config.json", {**config, "vqgan_fingerprint": "b" * 64})
+    with pytest.raises(ValueError, match="was trained on codes of the VQGAN bbbb"):
+        make(tmp_path / "run", shards, init=other)
+    assert not (tmp_path / "run/swarm.toml").exists()
 
 
 def test_a_run_publishes_where_it_did_until_it_is_told_not_to(shards, tmp_path):
