@@ -54,14 +54,19 @@ def num_gpus() -> int:
 def make_on_devices(
     job: EncodingJob, vqgan: VQGAN, parts: Sequence[int], report: Report, *, devices: Sequence[torch.device]
 ) -> None:
-    """Like `make_on_ray`, with an actor for each of `devices` of this machine: all of them GPUs, or all the CPU."""
+    """Like `make_on_ray`, with an actor for each of `devices` of this machine: all of them GPUs, or all the CPU.
+
+    Ray starts and ends with the call, unless the caller uses it already.
+    """
+    starts = not require("ray", extra="ray").is_initialized()
     gpus = sorted({device.index or 0 for device in devices if device.type == "cuda"})
     with only_gpus(gpus):
         ray = connect(address="local", num_gpus=len(gpus), include_dashboard=False)
     try:
         make_on_ray(job, vqgan, parts, report, workers=len(devices))
     finally:
-        ray.shutdown()
+        if starts:
+            ray.shutdown()
 
 
 @contextmanager

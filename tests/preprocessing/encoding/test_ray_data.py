@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from preprocessing.encoding.encode import preprocess
-from preprocessing.encoding.ray_data import MAX_RUN, WorkersDie, make_on_ray, only_gpus, runs
+from preprocessing.encoding.ray_data import MAX_RUN, WorkersDie, make_on_devices, make_on_ray, only_gpus, runs
 from preprocessing.sources import open_source
 from tests.preprocessing.processes import ray_actors, wait_for
 from tests.preprocessing.runs import contents
@@ -89,6 +90,13 @@ def test_a_killed_actor_is_replaced_and_nothing_is_lost(second_node, emoji, vqga
     with once_made(tmp_path / "out", 1, lambda: os.kill(wait_for(ray_actors)[0], signal.SIGKILL)):
         preprocess(source, tmp_path / "out", vqgan, make=partial(make_on_ray, workers=2))
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")
+
+
+@slow
+def test_ray_goes_on_for_a_caller_that_started_it(cluster, emoji, vqgan, tmp_path):
+    make = partial(make_on_devices, devices=[torch.device("cpu")])
+    preprocess(open_source(emoji, 50), tmp_path / "out", vqgan, make=make)
+    assert ray.is_initialized()
 
 
 def misbehaving(emoji, samples):
