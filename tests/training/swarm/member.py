@@ -1,7 +1,6 @@
 """What one process of a test's swarm does: a real helper, donor or trainer that tells what it does in JSON lines, is as
 slow as it is told to be, and misbehaves where it is told to."""
 
-import asyncio
 import dataclasses
 import hashlib
 import json
@@ -12,19 +11,16 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import AsyncIterator  # noqa: UP035  (hivemind reads no other)
 
 import numpy as np
 import torch
 from hivemind.averaging.control import AveragingStage
-from hivemind.p2p import P2PContext
 from hivemind.proto import averaging_pb2
 
 from dalle_lean.io.files import write_json
 from dalle_lean.tokenizer import Tokenizer
+from tests.training.swarm.enemy import LIES, hand_out_noise, upload_slowly
 from tests.training.swarm.nursery import DIE
 from training.data.catalog import find_shards
 from training.data.heldout import heldout_rows
@@ -32,10 +28,7 @@ from training.data.loader import Batch, collate
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.service import begin_admission
 from training.swarm.averaging import averagers
-from training.swarm.averaging.gradient_averager import SwarmGradientAverager
-from training.swarm.averaging.robust_rules import CentredClipping
-from training.swarm.averaging.state_transfer import SwarmStateAverager
-from training.swarm.averaging.state_validation import StateRefused, tensors_sha256
+from training.swarm.averaging.state_validation import StateRefused
 from training.swarm.config import read_settings
 from training.swarm.host.checkpointer import Checkpointer
 from training.swarm.host.checkpoints import Checkpoints
@@ -100,7 +93,7 @@ def live(spec: dict) -> None:
     if spec.get("slow_upload"):
         upload_slowly()
     if spec.get("misbehaviour") in LIES:
-        LIES[spec["misbehaviour"]]()
+        LIES[spec["misbehaviour"]](lambda: bool(shared.lies.value))
     if spec.get("misbehaviour") == "ruined_state":
         hand_out_noise()
     if os.environ.get("SWARM_DEBUG"):
@@ -308,76 +301,6 @@ class poisoned:
 def die() -> None:
     """kill -9 of this member and of all that it has started."""
     os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
-def upload_slowly() -> None:
-    """Hand out states slowly, a piece in half a second: someone may be killed in the middle."""
-    hand_out = SwarmStateAverager.rpc_download_state
-
-    async def slowly(
-        self, request: averaging_pb2.DownloadRequest, context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.DownloadData]:
-        async for piece in hand_out(self, request, context):
-            yield piece
-            await asyncio.sleep(0.5)
-
-    SwarmStateAverager.rpc_download_state = slowly
-
-
-def hand_out_noise() -> None:
-    """A state that is whole and finite, and says nothing of what was learnt."""
-    hand_out = SwarmStateAverager.get_current_state
-
-    def ruined(self):
-        metadata, tensors, infos = hand_out(self)
-        tensors = [torch.randn_like(tensor) if tensor.is_floating_point() else tensor for tensor in tensors]
-        return {**metadata, "sha256": tensors_sha256(tensors)}, tensors, infos
-
-    SwarmStateAverager.get_current_state = ruined
-
-
-def lie_when_told(kind: type[averagers.FilteredAverager], lie: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Whatever is averaged, send something else while that is asked for: past the checks at home, as an enemy would."""
-    run = kind._run_allreduce_inplace_
-
-    async def hostile(self, tensors, *arguments, **options):
-        if shared.lies.value:
-            tensors = [lie(tensor.detach()) for tensor in tensors]
-        await run(self, tensors, *arguments, **options)
-
-    kind._run_allreduce_inplace_ = hostile
-
-
-def return_garbage() -> None:
-    """Of the parts that this member reduces."""
-    combine = CentredClipping.combine
-
-    def ruined(self, parts, weights):
-        return -10 * combine(self, parts, weights) if shared.lies.value else combine(self, parts, weights)
-
-    CentredClipping.combine = ruined
-
-
-def haunt() -> None:
-    """Join groups, and neither send nor answer anything in them."""
-    run = averagers.FilteredAverager._run_allreduce_inplace_
-
-    async def silent(self, *arguments, **options):
-        while shared.lies.value:
-            await asyncio.sleep(1.0)
-        await run(self, *arguments, **options)
-
-    averagers.FilteredAverager._run_allreduce_inplace_ = silent
-
-
-LIES = {
-    "hostile_nan": partial(lie_when_told, averagers.FilteredAverager, lambda tensor: torch.full_like(tensor, math.nan)),
-    "opposite gradient": partial(lie_when_told, SwarmGradientAverager, lambda tensor: -10 * tensor),
-    "noise for weights": partial(lie_when_told, SwarmStateAverager, torch.randn_like),
-    "garbage for an average": return_garbage,
-    "ghost": haunt,
-}
-"""What an enemy does, once it is told to."""
 
 
 class WatchedRunner(averagers.RuleRunner):

@@ -4,7 +4,8 @@ import random
 import time
 from pathlib import Path
 
-from tests.training.swarm.harness import Member, Nursery, Swarm, agreement, wait_for
+from tests.training.swarm.figures import agreement
+from tests.training.swarm.harness import Member, Nursery, Swarm, wait_for
 
 CHANCES = {"trainer": 0.7, "helper2": 0.15, "donor1": 0.15}
 """Who is killed."""

@@ -5,7 +5,8 @@ from statistics import median
 
 import pytest
 
-from tests.training.swarm.harness import Swarm, tell_figures
+from tests.training.swarm.figures import tell_figures
+from tests.training.swarm.harness import Swarm
 from tests.training.swarm.test_faults_peers import forge_progress
 from training.swarm.network.dht import open_dht
 

@@ -5,7 +5,8 @@ import time
 import pytest
 
 from tests.training.swarm import wires
-from tests.training.swarm.harness import Swarm, agreement, tell_figures
+from tests.training.swarm.figures import agreement, tell_figures
+from tests.training.swarm.harness import Swarm
 from tests.training.swarm.wires import Wires
 from training.swarm.config import TimingSection
 

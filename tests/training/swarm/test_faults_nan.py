@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from tests.training.swarm.harness import Swarm, greatest_difference, tell_figures
+from tests.training.swarm.figures import greatest_difference, tell_figures
+from tests.training.swarm.harness import Swarm
 from training.swarm.config import WireSection
 
 pytestmark = [pytest.mark.swarm, pytest.mark.slow]

@@ -9,7 +9,8 @@ from hivemind.optim.progress_tracker import TrainingProgressSchema
 from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
-from tests.training.swarm.harness import Swarm, agreement, samples_since_step, tell_figures, wait_for
+from tests.training.swarm.figures import agreement, samples_since_step, tell_figures
+from tests.training.swarm.harness import Swarm, wait_for
 from training.swarm.network.dht import open_dht
 
 pytestmark = [pytest.mark.swarm, pytest.mark.slow]

@@ -7,7 +7,8 @@ import time
 import pytest
 
 from tests.training.swarm import wires
-from tests.training.swarm.harness import Swarm, agreement, tell_figures
+from tests.training.swarm.figures import agreement, tell_figures
+from tests.training.swarm.harness import Swarm
 from training.swarm.host.checkpoints import list_checkpoints
 
 pytestmark = [pytest.mark.swarm, pytest.mark.slow]

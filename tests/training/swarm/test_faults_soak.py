@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.training.swarm.harness import tell_figures
+from tests.training.swarm.figures import tell_figures
 from tests.training.swarm.soak import TRAINERS, soak
 
 pytestmark = [pytest.mark.swarm, pytest.mark.slow, pytest.mark.timeout(600)]
