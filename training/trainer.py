@@ -18,7 +18,6 @@ import torch
 from dalle_lean import Dalle, DalleConfig, save_model
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import sha256_file
-from dalle_lean.io.model_folder import check_parts
 from dalle_lean.progress import OnProgress
 from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet, find_shards, is_url
@@ -35,7 +34,14 @@ from training.run.previews import draw_codes, save_sheet
 from training.run.processes import ALONE, Processes, open_processes
 from training.run.progress import StepCount
 from training.run.recipe import DataRecipe, OptimizerRecipe, Recipe
-from training.step.build import build_model, matching_vqgan, new_config, refuse_other_codes, stated_codes
+from training.step.build import (
+    build_model,
+    matching_vqgan,
+    new_config,
+    refuse_other_codes,
+    stated_codes,
+    with_model_of,
+)
 from training.step.data_parallel import in_shards, sharded, whole_model
 from training.step.learner import Learner
 from training.step.memory_budget import most_words
@@ -145,6 +151,7 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         processes: Processes = ALONE,
         parallel: str | None = None,
     ):
+        recipe = with_model_of(recipe, init)
         self.processes, share = processes, recipe.share_of(processes.world)
         self.out, self.result, self.recipe, self.vqgan_folder = out, out / "model", recipe, vqgan
         self.settings = LoopSettings(
@@ -171,12 +178,8 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
             caption_dropout=recipe.data.caption_dropout,
         )
         source = tokenizer or (init / "tokenizer.json" if init else None)
-        if init is None:
-            words = Tokenizer.from_file(source).vocab_size if source else most_words(recipe)
-            config = new_config(recipe, self.info, words)
-        else:
-            config = DalleConfig.from_dict(check_parts(init)["dalle"])
-        shard_model = in_shards(parallel, config, share, processes)
+        words = Tokenizer.from_file(source).vocab_size if source else most_words(recipe)
+        shard_model = in_shards(parallel, new_config(recipe, self.info, words), share, processes)
         if processes.first:
             place_tokenizer(out, source, self.data.captions(), recipe.data.text_vocab_size)
         processes.wait()

@@ -200,7 +200,9 @@ def host(
         raise UserError(
             f"without --data the run in {run_dir} continues unchanged: leave out {given}, or name its --data"
         )
-    recipe = load_recipe(config).override(steps=steps, batch_size=batch_size, lr=lr, seed=seed)
+    recipe = load_recipe(config, needs_model=init is None).override(
+        steps=steps, batch_size=batch_size, lr=lr, seed=seed
+    )
     if vqgan is None and data is not None and not is_url(data):
         vqgan = bundled_vqgan(find_shards(data, on_notice=warn).info)
     with run_folder(run_dir):

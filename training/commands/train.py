@@ -64,7 +64,9 @@ def train(
     from training.step.build import bundled_vqgan
     from training.trainer import train as run
 
-    recipe = load_recipe(config).override(steps=steps, batch_size=batch_size, lr=lr, seed=seed, precision=precision)
+    recipe = load_recipe(config, needs_model=init is None).override(
+        steps=steps, batch_size=batch_size, lr=lr, seed=seed, precision=precision
+    )
     picked_device = str(pick_device(device))
     processes = open_processes(picked_device)
     if not processes.first:

@@ -313,27 +313,29 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.toml"))
 
 
-def load_recipe(name_or_file: str | Path) -> Recipe:
-    """A recipe by its name here or by its file; ValueError names the file and what is wrong with it."""
+def load_recipe(name_or_file: str | Path, *, needs_model: bool = True) -> Recipe:
+    """A recipe by its name here or by its file; ValueError names the file and what is wrong with it.
+
+    Args:
+        needs_model: whether it must name its model; it need not where training starts from one.
+    """
     path = RECIPES / f"{name_or_file}.toml"
     if not path.exists():
         path = Path(name_or_file)
     if not path.is_file():
         raise UserError(f"no recipe {name_or_file!r}: it is neither a file nor one of {', '.join(recipe_names())}")
     try:
-        return parse_recipe(read_text(path, MOST_RECIPE_BYTES))
+        return parse_recipe(read_text(path, MOST_RECIPE_BYTES), needs_model=needs_model)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def parse_recipe(text: str) -> Recipe:
-    """A recipe from its TOML.
-
-    It must name its model, and ask of no other optimizer what only lamb can do; ValueError says what is wrong with it.
-    """
+def parse_recipe(text: str, *, needs_model: bool = True) -> Recipe:
+    """A recipe from its TOML; ValueError says what is wrong with it, as where another optimizer is to do what only
+    lamb can."""
     sections = parse(tomllib.loads, text, "it is not TOML")
     recipe = Recipe.from_dict(sections)
-    if not recipe.model:
+    if needs_model and not recipe.model:
         raise UserError("its [model] is missing or empty; fill it in, or name the recipe paper for the paper's")
     for name in PLAN_LAMB_ONLY:
         if recipe.optimizer.name != "lamb" and sections.get("memory", {}).get(name):

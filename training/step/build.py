@@ -7,7 +7,7 @@ from dalle_lean import Dalle, DalleConfig, load_model
 from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.files import read_json
-from dalle_lean.io.model_folder import bundled_model
+from dalle_lean.io.model_folder import bundled_model, check_parts
 from preprocessing.shards.files import DatasetInfo
 from training.data.catalog import Codes, ShardSet
 from training.run.recipe import Recipe
@@ -20,13 +20,15 @@ def new_config(recipe: Recipe, info: DatasetInfo, vocab_size: int) -> DalleConfi
     )
 
 
+def with_model_of(recipe: Recipe, init: Path | None) -> Recipe:
+    """The recipe with the model of a folder instead of its own, if there is one."""
+    return recipe if init is None else dataclasses.replace(recipe, model=check_parts(init)["dalle"])
+
+
 def build_model(recipe: Recipe, info: DatasetInfo, vocab_size: int, init: Path | None) -> Dalle:
     """The recipe's model with new weights, or `init`; ValueError where it does not fit the data and the tokenizer."""
-    if init is None:
-        return Dalle(new_config(recipe, info, vocab_size))
-    model = load_init(init, info)
-    new_config(dataclasses.replace(recipe, model=model.config.to_dict()), info, vocab_size)
-    return model
+    config = new_config(with_model_of(recipe, init), info, vocab_size)
+    return Dalle(config) if init is None else load_init(init, info)
 
 
 def load_init(init: Path, info: DatasetInfo) -> Dalle:

@@ -76,6 +76,7 @@ def test_a_file_that_names_no_model_asks_for_the_recipes_name(tmp_path, text):
     (tmp_path / "mine.toml").write_text(text)
     with pytest.raises(ValueError, match=r"mine\.toml: its \[model\] is missing or empty.*name the recipe paper"):
         load_recipe(tmp_path / "mine.toml")
+    assert load_recipe(tmp_path / "mine.toml", needs_model=False).model == {}
 
 
 def test_options_override_the_recipe_and_the_warm_up_keeps_its_share():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import sha256_file
-from dalle_lean.io.model_folder import WEIGHTS, check_parts
+from dalle_lean.io.model_folder import WEIGHTS
 from dalle_lean.progress import OnNotice
 from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet, find_shards, is_url
@@ -21,7 +21,7 @@ from training.data.loader import TrainingData
 from training.run.fields import check_one_of
 from training.run.folder import place_vocabulary
 from training.run.recipe import Recipe
-from training.step.build import load_init, matching_vqgan, new_config, stated_codes
+from training.step.build import load_init, matching_vqgan, new_config, stated_codes, with_model_of
 from training.swarm.admission.desk import LIST, OPEN, Application
 from training.swarm.admission.keys import SigningKey
 from training.swarm.admission.passes import HELPER
@@ -101,8 +101,7 @@ def make_run(
     listed = previous_config(run_dir).peer_list is not None if peer_list is None else peer_list.is_file()
     admission = checked_admission(before, admission, listed)
     vqgan_fingerprint = first_model = None
-    if init is not None:
-        recipe = dataclasses.replace(recipe, model=check_parts(init)["dalle"])
+    recipe = with_model_of(recipe, init)
     if data is None:
         if before is None:
             raise UserError(f"{run_dir} holds no run yet: name the shards to train on with --data")
