@@ -51,6 +51,7 @@ checkpoint_every = 1
 [data]
 batch_size = 1
 heldout_samples = 1
+heldout_share = 0.1
 """
 VQGAN_YAML = {
     "target": "taming.models.vqgan.GumbelVQ",
