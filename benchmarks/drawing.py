@@ -12,10 +12,10 @@ from torch import Tensor
 from benchmarks.timing import now
 from dalle_lean.images.vqgan import VQGAN
 from inference.ranking import decode_and_score
-from inference.sampling.decoder import Decoder
 from inference.sampling.filtering import filter_logits, sample
 from inference.sampling.kv_cache import KVCache
 from inference.sampling.noise import GumbelNoise
+from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.prefill import read_prompts
 from inference.sampling.sampler import Row, Sampling, sample_codes
 from inference.scorer import Scorer
@@ -47,7 +47,7 @@ class RenderTimes(NamedTuple):
     score_s: float
 
 
-def draw(decoder: Decoder, text_ids: Tensor, batch: int) -> Drawing:
+def draw(decoder: PackedDecoder, text_ids: Tensor, batch: int) -> Drawing:
     """`batch` pictures of each prompt [N, T], with the defaults people get and seed 0."""
     device, read = decoder.device, KVCache.decode_step
     steps_s, cache_bytes = 0.0, 0
@@ -88,7 +88,7 @@ def render(codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer) -> RenderTi
 
 
 @torch.inference_mode()
-def choices_after(decoder: Decoder, text_ids: Tensor, codes: Tensor) -> Tensor:
+def choices_after(decoder: PackedDecoder, text_ids: Tensor, codes: Tensor) -> Tensor:
     """What this decoder would draw at every place after another's codes [R, I], with the same noise: [R, I]."""
     config, prompts = decoder.config, read_prompts(decoder, text_ids)
     batch = len(codes) // len(text_ids)

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from dalle_lean import Dalle, DalleConfig
-from inference.sampling.decoder import Decoder
 from inference.sampling.kv_layout import window_of
+from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.packed_linear import Precision, compute_dtype
 
 Chain = Callable[[], None]
@@ -42,7 +42,7 @@ def bare_chain(model: Dalle, batch: int) -> Chain:
     return run
 
 
-def packed_chain(decoder: Decoder, batch: int) -> Chain:
+def packed_chain(decoder: PackedDecoder, batch: int) -> Chain:
     """The same products with the weights as sampling packs them, biases included."""
     inputs = random_inputs(step_weights(decoder.model), batch, compute_dtype(decoder.precision))
     products = [product for layer in decoder.layers for product in (layer.qkv, layer.out, layer.up, layer.down)]

@@ -61,7 +61,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN, VQGANConfig
 from dalle_lean.io.model_folder import bundled_model
 from inference import Generator
-from inference.sampling.decoder import Decoder
+from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.packed_linear import Precision
 from inference.sampling.sampler import Sampling
 from inference.scorer import Scorer
@@ -79,7 +79,7 @@ LOGITS_AGREEMENT = 1e-3
 class Pipeline(NamedTuple):
     """A model in each of its precisions, and what makes pictures of its codes."""
 
-    decoders: dict[Precision, Decoder]
+    decoders: dict[Precision, PackedDecoder]
     vqgan: VQGAN
     scorer: Scorer
 
@@ -162,7 +162,7 @@ def make_pipeline(config: DalleConfig, device: torch.device) -> Pipeline:
     fits = bundled.vqgan.config.codebook_size == config.image_vocab_size
     vqgan = bundled.vqgan if fits else VQGAN(VQGANConfig(codebook_size=config.image_vocab_size)).eval().to(device)
     assert bundled.scorer is not None, "the bundled model has a CLIP"
-    return Pipeline({name: Decoder(model, name) for name in precisions(device)}, vqgan, bundled.scorer)
+    return Pipeline({name: PackedDecoder(model, name) for name in precisions(device)}, vqgan, bundled.scorer)
 
 
 def start_reference(
@@ -225,7 +225,7 @@ def measure_agreement(device: torch.device) -> list[dict[str, Any]]:
     """Of the bundled model, for each precision: shares of codes and of pictures that are fp32's."""
     bundled = Generator.from_folder(bundled_model(), device=device, scorer="none")
     text_ids = bundled.tokenizer.encode(list(AGREEMENT_PROMPTS), bundled.model.config.text_len)
-    decoders: dict[Precision, Decoder] = {name: Decoder(bundled.model, name) for name in precisions(device)}
+    decoders: dict[Precision, PackedDecoder] = {name: PackedDecoder(bundled.model, name) for name in precisions(device)}
     expected = draw(decoders["fp32"], text_ids, AGREEMENT_PICTURES).codes
 
     def agreement(precision: Precision) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from dalle_lean.vocabulary import Vocabulary
 from inference.batching import Batch, Kind, default_batch_size, halve, plan_batches
 from inference.ranking import best_pictures, collect, decode_and_score
 from inference.request import Picture, Progress, Request, Settings
-from inference.sampling.decoder import Decoder
+from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.packed_linear import Precision
 from inference.sampling.prefill import read_prompts
 from inference.sampling.sampler import Row, sample_codes
@@ -48,7 +48,7 @@ class Generator:
     ):
         """Put the parts together; ValueError where they do not fit."""
         check_fit(model.config, tokenizer, vqgan)
-        self.decoder = Decoder(model, precision)
+        self.decoder = PackedDecoder(model, precision)
         self.model, self.tokenizer, self.vqgan, self.scorer = model, tokenizer, vqgan, scorer
         self.device = model.output.weight.device
         self.bf16 = precision == "bf16"

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from inference.sampling.cuda_graphs import StepGraphs
-from inference.sampling.decoder import BranchWeights, Decoder, LayerWeights, normalise
 from inference.sampling.kv_layout import window_of
+from inference.sampling.packed_decoder import BranchWeights, LayerWeights, PackedDecoder, normalise
 from inference.sampling.packed_linear import ROW_GROUP
 from inference.sampling.prefill import Prompts
 
@@ -42,7 +42,7 @@ class LayerViews(NamedTuple):
 class KVCache:
     """What decoding remembers of the codes it has read. All buffers are made once, whatever is read."""
 
-    def __init__(self, decoder: Decoder, prompts: Prompts, batch: int):
+    def __init__(self, decoder: PackedDecoder, prompts: Prompts, batch: int):
         """`batch` pictures, an equal number for each prompt."""
         config, device = decoder.config, decoder.device
         assert batch % prompts.count == 0, "every prompt has as many pictures"
@@ -203,7 +203,7 @@ class KVCache:
 
 
 @contextmanager
-def kv_cache(decoder: Decoder, prompts: Prompts, batch: int) -> Iterator[KVCache]:
+def kv_cache(decoder: PackedDecoder, prompts: Prompts, batch: int) -> Iterator[KVCache]:
     """A cache for `batch` pictures, an equal number for each prompt.
 
     On CUDA it is the last batch's if that had the same size, so that its graphs need not be recorded again. It is freed

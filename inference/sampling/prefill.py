@@ -13,7 +13,7 @@ from torch import Tensor
 from dalle_lean.model.attention import attend
 from dalle_lean.model.rope import rotate
 from dalle_lean.model.token_shift import token_shift
-from inference.sampling.decoder import Decoder, Norm, normalise
+from inference.sampling.packed_decoder import Norm, PackedDecoder, normalise
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,9 @@ class Prompts:
 
 
 @torch.inference_mode()
-def read_prompts(decoder: Decoder, text_ids: Tensor, codes: Tensor | None = None, *, guided: bool = False) -> Prompts:
+def read_prompts(
+    decoder: PackedDecoder, text_ids: Tensor, codes: Tensor | None = None, *, guided: bool = False
+) -> Prompts:
     """Run the decoder over captions [N, T] and, for completion, the first codes of their pictures [N, m], m < I.
 
     guided: read as many empty captions (all ids 0) too.
@@ -80,7 +82,7 @@ def joined(parts: Sequence[list[Tensor]], dim: int) -> list[Tensor]:
 
 
 def _read(
-    decoder: Decoder, text_ids: Tensor, codes: Tensor
+    decoder: PackedDecoder, text_ids: Tensor, codes: Tensor
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], Tensor]:
     """The first four fields of Prompts and the logits."""
     config = decoder.config

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.model_folder import check_guidance
-from inference.sampling.decoder import Decoder
 from inference.sampling.filtering import filter_logits, sample
 from inference.sampling.kv_cache import kv_cache
 from inference.sampling.noise import GumbelNoise
+from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.prefill import Prompts
 
 HIGHEST_TEMPERATURE = 1e6
@@ -59,7 +59,7 @@ class Row:
 
 
 @torch.inference_mode()
-def sample_codes(decoder: Decoder, prompts: Prompts, rows: Sequence[Row]) -> Iterator[Tensor]:
+def sample_codes(decoder: PackedDecoder, prompts: Prompts, rows: Sequence[Row]) -> Iterator[Tensor]:
     """Draw pictures; yields their codes so far, [R, n] for n = m + 1..I, where m codes came with the prompts.
 
     Code n of a picture depends on its prompt, its sampling and its number, not on the other rows.

@@ -6,8 +6,8 @@ import torch
 from dalle_lean import DalleConfig
 from dalle_lean.errors import is_out_of_memory
 from inference.batching import Kind, Part, default_batch_size, halve, picture_bytes, plan_batches, whole_groups
-from inference.sampling.decoder import Decoder
 from inference.sampling.kv_cache import KVCache
+from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.prefill import read_prompts
 from tests.inference.tiny_model import tiny_dalle
 
@@ -83,7 +83,7 @@ def test_a_lack_of_memory_is_told_from_other_failures(error, expected):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_pictures_bytes_are_those_its_cache_holds(precision):
-    decoder = Decoder(tiny_dalle(), precision)
+    decoder = PackedDecoder(tiny_dalle(), precision)
     prompts = read_prompts(decoder, torch.ones(1, 16, dtype=torch.long))
     small, large = (KVCache(decoder, prompts, batch).num_bytes for batch in (8, 24))
     assert (large - small) / 16 == picture_bytes(decoder.config, decoder.dtype)

@@ -5,7 +5,7 @@ import torch
 
 from dalle_lean.tokenizer import Tokenizer
 from inference.sampling import kv_cache
-from inference.sampling.decoder import Decoder
+from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.prefill import read_prompts
 from inference.sampling.sampler import Row, Sampling, sample_codes
 from tests.fake_cuda import fake_cuda, moved
@@ -29,7 +29,7 @@ def test_drawing_a_batch(monkeypatch, precision, guidance, given):
     monkeypatch.setattr(kv_cache, "StepGraphs", Eager)
     model = tiny_dalle()
     with fake_cuda():
-        decoder = Decoder(moved(model), precision)
+        decoder = PackedDecoder(moved(model), precision)
         text_ids = torch.zeros(2, model.config.text_len, dtype=torch.long)  # as the tokenizer gives them
         codes = torch.zeros(2, given, dtype=torch.long, device="cuda")
         prompts = read_prompts(decoder, text_ids, codes, guided=guidance != 1)

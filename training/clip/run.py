@@ -26,7 +26,7 @@ from dalle_lean.require import require
 from dalle_lean.tokenizer import Tokenizer
 from training.clip.decoded import decode, partly_decoded
 from training.clip.hard_negatives import HardNegatives
-from training.clip.ranking_test import RankingTest, ranking_test
+from training.clip.ranking_questions import RankingQuestions, ranking_questions
 from training.clip.recipe import ClipRecipe
 from training.data.augmentation import jitter
 from training.data.image_text import ImageTextPairs, hold_out, read_captioned
@@ -132,9 +132,9 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
             seed=recipe.seed,
         )
         self.clip_loss = require("open_clip", extra="training").ClipLoss()
-        self.ranking: RankingTest | None = None
+        self.ranking: RankingQuestions | None = None
         if recipe.alike:
-            self.ranking = ranking_test(heldout, train_set, recipe.alike[0], THING_CHOICES, recipe.seed)
+            self.ranking = ranking_questions(heldout, train_set, recipe.alike[0], THING_CHOICES, recipe.seed)
         saved = load_checkpoint(out, model=self.model, optimizer=self.optimizer, run=identity)
         self.progress = MeasuredProgress(**{**(saved or {"unusable": dict(train_set.skipped)}), "among": AMONG})
 
@@ -210,7 +210,7 @@ def read_sets(
 
 
 def measure(
-    scorer: ClipScorer, views: dict[str, Tensor], captions: list[str], ranking: RankingTest | None
+    scorer: ClipScorer, views: dict[str, Tensor], captions: list[str], ranking: RankingQuestions | None
 ) -> dict[str, float]:
     """For each view of the held-out pictures, uint8 [N, 3, S, S], the share whose own caption comes first: of 50, and
     of the ranking test's."""

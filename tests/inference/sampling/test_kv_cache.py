@@ -6,9 +6,9 @@ import torch
 from benchmarks.allocations import allocated
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.errors import UserError
-from inference.sampling.decoder import Decoder
 from inference.sampling.kv_cache import KVCache
 from inference.sampling.kv_layout import biases_bytes, score_bias
+from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.prefill import read_prompts
 
 TINY = {
@@ -83,7 +83,7 @@ def test_each_step_agrees_with_the_uncached_model(kind, variant):
     model = lively(DalleConfig(**TINY | KINDS[kind] | VARIANTS[variant]))
     text, codes = inputs(model.config, batch=3)
     expected = uncached(model, text.expand(3, -1), codes)
-    torch.testing.assert_close(cached(Decoder(model), text, codes), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(cached(PackedDecoder(model), text, codes), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("given", [3, 5, 15, 17, 24])
@@ -94,7 +94,7 @@ def test_steps_after_given_codes_agree_with_the_uncached_model(kind, shift, give
     text, codes = inputs(model.config, batch=3)
     codes[:, :given] = codes[0, :given]
     expected = uncached(model, text.expand(3, -1), codes)[:, given:]
-    torch.testing.assert_close(cached(Decoder(model), text, codes, given), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(cached(PackedDecoder(model), text, codes, given), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("given", [0, 10])
@@ -107,14 +107,14 @@ def test_prompts_in_one_batch_are_kept_apart(guided, given):
     if guided:
         null = uncached(model, torch.zeros(6, model.config.text_len, dtype=torch.long), codes)
         expected = torch.cat([expected, null])
-    steps = cached(Decoder(model), text, codes, given, guided)
+    steps = cached(PackedDecoder(model), text, codes, given, guided)
     torch.testing.assert_close(steps, expected[:, given:], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("batch", [1, 7, 8, 13])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_row_is_bit_for_bit_the_same_in_any_batch(batch, precision):
-    decoder = Decoder(lively(DalleConfig(**TINY)), precision)
+    decoder = PackedDecoder(lively(DalleConfig(**TINY)), precision)
     text, codes = inputs(decoder.config, batch=24)
     together = cached(decoder, text, codes)
     assert torch.equal(cached(decoder, text, codes[:batch]), together[:batch])
@@ -122,7 +122,7 @@ def test_a_row_is_bit_for_bit_the_same_in_any_batch(batch, precision):
 
 @pytest.mark.parametrize(("head_size", "given"), [(12, 0), (12, 10), (16, 0), (16, 12)])
 def test_a_row_is_bit_for_bit_the_same_among_other_prompts(head_size, given):
-    decoder = Decoder(lively(DalleConfig(**TINY | {"head_size": head_size})))
+    decoder = PackedDecoder(lively(DalleConfig(**TINY | {"head_size": head_size})))
     text, codes = inputs(decoder.config, batch=6, captions=3)
     codes[:, :given] = codes[::2, :given].repeat_interleave(2, dim=0)
     alone = cached(decoder, text[1:2], codes[2:4], given)
@@ -134,14 +134,14 @@ def test_lower_precisions_stay_close(precision, tolerance):
     model = lively(DalleConfig(**TINY))
     text, codes = inputs(model.config, batch=3)
     expected = uncached(model, text.expand(3, -1), codes)
-    error = (cached(Decoder(model, precision), text, codes) - expected).norm() / expected.norm()
+    error = (cached(PackedDecoder(model, precision), text, codes) - expected).norm() / expected.norm()
     assert 1e-4 < error < tolerance
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_given_as_tensors_do_the_same(kind):
     """What a CUDA graph records of one row, it replays for all rows of the column."""
-    decoder = Decoder(lively(DalleConfig(**TINY | KINDS[kind])))
+    decoder = PackedDecoder(lively(DalleConfig(**TINY | KINDS[kind])))
     text, codes = inputs(decoder.config, batch=8)
     expected = cached(decoder, text, codes)
     cache = KVCache(decoder, read_prompts(decoder, text), batch=8)
@@ -155,7 +155,7 @@ def test_rows_given_as_tensors_do_the_same(kind):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_cache_that_starts_again_gives_what_a_new_one_gives(variant):
     config = DalleConfig(**TINY | VARIANTS[variant])
-    decoder = Decoder(lively(config))
+    decoder = PackedDecoder(lively(config))
     text, codes = inputs(config, batch=8)
     given = codes[:1, : config.image_side // 2]
     cache = KVCache(decoder, read_prompts(decoder, text.flip(1) + 1, codes[:1, : config.image_len - 1]), batch=8)
@@ -172,8 +172,8 @@ def test_a_cache_that_starts_again_gives_what_a_new_one_gives(variant):
 def test_graphs_give_what_a_cpu_gives(kind):
     model = lively(DalleConfig(**TINY | KINDS[kind]))
     text, codes = inputs(model.config, batch=8)
-    expected = cached(Decoder(model), text, codes)
-    decoder = Decoder(model.cuda(), "fp32")
+    expected = cached(PackedDecoder(model), text, codes)
+    decoder = PackedDecoder(model.cuda(), "fp32")
     prompts = read_prompts(decoder, text)
     cache = KVCache(decoder, prompts, 8)
     steps = [cache.decode_step(codes[:, place].cuda()).cpu() for place in range(model.config.image_len - 1)]
@@ -183,7 +183,7 @@ def test_graphs_give_what_a_cpu_gives(kind):
 def test_a_step_sees_nothing_of_what_comes_later():
     model = lively(DalleConfig(**TINY))
     text, codes = inputs(model.config, batch=2)
-    decoder = Decoder(model)
+    decoder = PackedDecoder(model)
     cache = KVCache(decoder, read_prompts(decoder, text), batch=2)
     for place in range(12):
         logits = cache.decode_step(codes[:, place])
@@ -193,7 +193,7 @@ def test_a_step_sees_nothing_of_what_comes_later():
 
 
 def test_a_row_layer_keeps_one_row_a_convolution_those_it_sees_and_only_columns_all():
-    decoder = Decoder(lively(DalleConfig(**TINY)))
+    decoder = PackedDecoder(lively(DalleConfig(**TINY)))
     cache = KVCache(decoder, read_prompts(decoder, inputs(decoder.config, 1)[0]), batch=8)
     cells = {kind: window.cells for kind, window in cache.windows.items()}
     # 5 x 5 codes; the paper's centred 5 x 5 convolution sees three rows.
@@ -204,7 +204,7 @@ def test_a_row_layer_keeps_one_row_a_convolution_those_it_sees_and_only_columns_
 
 
 def test_pictures_share_the_keys_of_their_prompt():
-    decoder = Decoder(lively(DalleConfig(**TINY)))
+    decoder = PackedDecoder(lively(DalleConfig(**TINY)))
     prompts = read_prompts(decoder, inputs(decoder.config, 1)[0])
     small, large = (KVCache(decoder, prompts, batch) for batch in (8, 128))
     text_bytes = sum(key.numel() * 4 * 2 for key in prompts.keys)
@@ -212,7 +212,7 @@ def test_pictures_share_the_keys_of_their_prompt():
 
 
 def test_reading_leaves_nothing_allocated():
-    decoder = Decoder(lively(DalleConfig(**TINY)))
+    decoder = PackedDecoder(lively(DalleConfig(**TINY)))
     text, codes = inputs(decoder.config, batch=8)
     cache = KVCache(decoder, read_prompts(decoder, text), batch=8)
 
@@ -225,7 +225,7 @@ def test_reading_leaves_nothing_allocated():
 
 
 def test_giving_every_code_is_refused():
-    decoder = Decoder(lively(DalleConfig(**TINY)))
+    decoder = PackedDecoder(lively(DalleConfig(**TINY)))
     text, codes = inputs(decoder.config, batch=1)
     with pytest.raises(ValueError, match="25 codes are given of 25"):
         read_prompts(decoder, text, codes)
@@ -234,13 +234,13 @@ def test_giving_every_code_is_refused():
 @pytest.mark.parametrize(("precision", "message"), [("fp8", "one of fp32"), ("fp16", "a CPU has no fast float16")])
 def test_a_precision_that_cannot_be_is_refused(precision, message):
     with pytest.raises(ValueError, match=message):
-        Decoder(lively(DalleConfig(**TINY)), precision)
+        PackedDecoder(lively(DalleConfig(**TINY)), precision)
 
 
 def test_pictures_too_large_for_the_memory_are_refused_with_both_figures():
     config = DalleConfig(**TINY | {"image_side": 1024, "attention_pattern": ("full",), "last_attention": "full"})
     with pytest.raises(UserError, match=r"image_side=1024: to draw pictures of 1,048,576 codes takes .* TB before"):
-        Decoder(Dalle(config))
+        PackedDecoder(Dalle(config))
 
 
 @pytest.mark.parametrize("kind", ["row", "column", "conv", "full"])

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from dalle_lean.convert import from_dalle_pytorch
-from inference.sampling.decoder import Decoder
 from inference.sampling.filtering import filter_logits, sample
 from inference.sampling.kv_cache import KVCache
+from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.prefill import read_prompts
 from inference.sampling.sampler import Row, Sampling, sample_codes
 from tests import golden_data as golden
@@ -28,7 +28,7 @@ FREE = {"top_k": 0, "top_p": 1.0}
 
 @pytest.fixture(scope="module")
 def decoder():
-    return Decoder(tiny_dalle())
+    return PackedDecoder(tiny_dalle())
 
 
 def rows(pictures, **sampling):
@@ -45,7 +45,7 @@ def draw(decoder, pictures, text=CAPTION, start=None, **sampling):
 @pytest.mark.parametrize("name", golden.DALLE_FIXTURES)
 def test_the_references_sampled_codes_come_out_of_the_cache(name):
     stored, facts, config = golden.tensors(name), golden.facts(name), golden.config(name)
-    decoder = Decoder(from_dalle_pytorch(golden.state_dict(name), config).eval())
+    decoder = PackedDecoder(from_dalle_pytorch(golden.state_dict(name), config).eval())
     kept = max(int((1 - facts["sample"]["filter_thres"]) * config.num_tokens), 1)
     noise = stored["sample_noise"][:, :, config.num_text_tokens :]
     for row, text in enumerate(stored["text"]):

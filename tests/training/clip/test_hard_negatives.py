@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from training.clip.hard_negatives import HardNegatives, SimilarPictures, shuffled
-from training.clip.ranking_test import RankingTest, ranking_test
+from training.clip.ranking_questions import RankingQuestions, ranking_questions
 from training.data.image_text import ImageTextPairs
 from training.data.picture_batches import caption_key, distinct_batches
 
@@ -188,10 +188,10 @@ def test_rows_are_shuffled_whole_and_a_few_of_them_are_a_fair_draw():
     assert min(counts) > 150
 
 
-def test_a_ranking_test_asks_for_the_own_caption_among_those_of_pictures_that_look_alike():
+def test_ranking_questions_ask_for_the_own_caption_among_those_of_pictures_that_look_alike():
     data = listing()
     heldout, train = data.take(range(0, 144, 9)), data.take([row for row in range(144) if row % 9])
-    questions = ranking_test(heldout, train, LOOK, of=5, seed=0)
+    questions = ranking_questions(heldout, train, LOOK, of=5, seed=0)
     assert questions.choices.shape == (16, 5)
     for picture, choices in zip(questions.pictures.tolist(), questions.choices.tolist(), strict=True):
         own, *others = (data.captions.index(questions.captions[choice]) for choice in choices)
@@ -200,17 +200,17 @@ def test_a_ranking_test_asks_for_the_own_caption_among_those_of_pictures_that_lo
         assert len({data.attributes[other]["things"] for other in others}) == 4
 
 
-def test_a_ranking_test_leaves_out_pictures_with_too_few_negatives():
+def test_ranking_questions_leave_out_pictures_with_too_few_negatives():
     data = listing()
     heldout = data.take([0, 140])
-    assert ranking_test(heldout, data.take(range(1, 12)), LOOK, of=6, seed=0).pictures.tolist() == [0]
-    assert ranking_test(heldout, data, LOOK, of=7, seed=0) is None
-    assert ranking_test(heldout, data, ("price",), of=2, seed=0) is None
+    assert ranking_questions(heldout, data.take(range(1, 12)), LOOK, of=6, seed=0).pictures.tolist() == [0]
+    assert ranking_questions(heldout, data, LOOK, of=7, seed=0) is None
+    assert ranking_questions(heldout, data, ("price",), of=2, seed=0) is None
 
 
-def test_a_ranking_test_counts_own_captions_that_beat_all_others():
+def test_ranking_questions_count_own_captions_that_beat_all_others():
     features = torch.eye(3)
-    questions = RankingTest(torch.tensor([2, 0]), ["c", "a", "b"], torch.tensor([[0, 1, 2], [1, 0, 2]]))
+    questions = RankingQuestions(torch.tensor([2, 0]), ["c", "a", "b"], torch.tensor([[0, 1, 2], [1, 0, 2]]))
     texts = features[[2, 0, 1]]
     assert questions.accuracy(features, texts) == 1.0
     assert questions.accuracy(features[[1, 0, 2]], texts) == 0.5

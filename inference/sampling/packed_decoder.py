@@ -62,11 +62,11 @@ class LayerWeights:
         return self.down(self.ffn.activation(up))
 
 
-class Decoder:
+class PackedDecoder:
     """The transformer's weights for sampling, converted and packed for one precision, on the model's device.
 
-    `KVCache` runs it code by code; the `Decoder` that trains is in `dalle_lean.model.decoder`. What needs no conversion
-    is shared with the model: make a new one after further training.
+    `KVCache` runs it code by code. What needs no conversion is shared with the model: make a new one after further
+    training.
     """
 
     def __init__(self, model: Dalle, precision: Precision = "fp32"):

@@ -13,7 +13,7 @@ from training.data.image_text import ImageTextPairs
 
 
 @dataclass(frozen=True, eq=False)
-class RankingTest:
+class RankingQuestions:
     """Q questions of C choices each."""
 
     pictures: Tensor
@@ -34,9 +34,9 @@ class RankingTest:
         return (scores[:, :1] > scores[:, 1:]).all(dim=1).float().mean().item()
 
 
-def ranking_test(
+def ranking_questions(
     heldout: ImageTextPairs, train: ImageTextPairs, fields: Sequence[str], of: int, seed: int
-) -> RankingTest | None:
+) -> RankingQuestions | None:
     """Questions with `of` choices: the own caption, and those of hard negatives, held out or not, by these `fields`.
     Pictures with fewer hard negatives are left out; None where all are."""
     captions = heldout.captions + train.captions
@@ -51,4 +51,4 @@ def ranking_test(
         return None
     row_of = {caption: row for row, caption in enumerate(dict.fromkeys(c for _, asked in questions for c in asked))}
     choices = [[row_of[caption] for caption in asked] for _, asked in questions]
-    return RankingTest(torch.tensor([row for row, _ in questions]), list(row_of), torch.tensor(choices))
+    return RankingQuestions(torch.tensor([row for row, _ in questions]), list(row_of), torch.tensor(choices))
