@@ -110,6 +110,7 @@ def test_a_donor_that_counts_steps_without_their_weights_saves_none_under_their_
 
         def __init__(self):
             self.local_epoch, self.resyncs = 8, 0
+            self.tracker = SimpleNamespace(global_epoch=8)
             self.state_averager = SimpleNamespace(state_epoch=8, main_parameters=(), state_tensors=list)
 
         def step(self, batch_size):
