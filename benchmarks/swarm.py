@@ -1,4 +1,4 @@
-"""What does training together cost and bring? `python -m benchmarks.swarm bytes|speed|loss|soak`, from a checkout.
+"""What does training together cost and bring? `python -m benchmarks.swarm QUESTION`, from a checkout.
 
 Every figure is of real peers in processes of their own on loopback, started by tests/training/swarm/harness.py.
 
@@ -8,6 +8,8 @@ Every figure is of real peers in processes of their own on loopback, started by 
   a step lasts five times the matchmaking.
 - loss: held-out loss after the same number of samples of one machine and of swarms, on the shards that --shards names.
 - soak: kills at random for --minutes.
+- arena: held-out loss, seconds a step and memory of honest trainers beside enemies of each kind (--honest,
+  --enemies), with a run in which nobody lies before every fifth.
 """
 
 import os
@@ -17,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 from benchmarks.report import Column, make_parser, print_figures, print_json
@@ -26,6 +28,7 @@ from dalle_lean.terminal import tell
 from training.swarm.config import TimingSection, WireSection
 
 try:
+    from tests.training.swarm.arena import ATTACKS, fight
     from tests.training.swarm.harness import Member, Nursery, Swarm
     from tests.training.swarm.soak import soak
 except ModuleNotFoundError:
@@ -76,18 +79,24 @@ Figures = dict[str, Any]
 def main() -> None:
     """Measure one of them, print the table and the JSON line."""
     parser = make_parser(__doc__)
-    parser.add_argument("question", choices=("bytes", "speed", "loss", "soak"))
+    parser.add_argument("question", choices=("bytes", "speed", "loss", "soak", "arena"))
     parser.add_argument("--shards", type=Path, help="for loss: a folder of preprocessed shards")
     parser.add_argument("--modes", nargs="*", help="for bytes and loss: only these")
     parser.add_argument("--steps", type=int, default=60, help="for loss: steps of 128 samples (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=30, help="for soak (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="for soak (default: %(default)s)")
+    parser.add_argument("--attacks", nargs="*", help="for arena: only these")
+    parser.add_argument("--honest", type=int, default=3, help="for arena: honest trainers (default: %(default)s)")
+    parser.add_argument("--enemies", type=int, default=1, help="for arena (default: %(default)s)")
     options = parser.parse_args()
     questions: dict[str, Callable[[Path, Nursery], Figures]] = {
         "bytes": lambda folder, nursery: measure_bytes(folder, nursery, options.modes),
         "speed": measure_speed,
         "loss": lambda folder, nursery: measure_loss(folder, nursery, options.modes, options.steps, options.shards),
         "soak": lambda folder, nursery: measure_soak(folder, nursery, options.minutes, options.seed),
+        "arena": lambda folder, nursery: measure_arena(
+            folder, nursery, options.attacks, options.honest, options.enemies
+        ),
     }
     load_average = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
@@ -251,6 +260,40 @@ def measure_soak(folder: Path, nursery: Nursery, minutes: float, seed: int) -> F
     )
     print_figures([line], columns)
     return figures
+
+
+def measure_arena(folder: Path, nursery: Nursery, names: Sequence[str] | None, honest: int, enemies: int) -> Figures:
+    """What enemies of each kind cost the honest trainers; a clean run before every fifth, since machines change."""
+    attacks = list(chosen(ATTACKS, names).items())
+    lines: list[Figures] = []
+    for number, (name, attack) in enumerate(attacks):
+        turns = [("nobody lies", {})] if number % 5 == 0 else []
+        for way, spec in (*turns, (name, attack)):
+            tell(f"arena: {way}")
+            try:
+                found = fight(folder / f"arena-{len(lines)}", nursery, honest=honest, enemies=enemies, **spec)
+            except AssertionError as failure:
+                lines.append({"attack": way, "failure": str(failure).splitlines()[0]})
+                continue
+            lines.append({"attack": way, **found._asdict()})
+            lines[-1]["heldout_loss"] = max(found.heldout_losses)
+            clean = [line for line in lines if line["attack"] == "nobody lies" and "step_s" in line]
+            if clean:
+                losses = [loss for line in clean for loss in line["heldout_losses"]]
+                lines[-1]["loss_share"] = lines[-1]["heldout_loss"] / median(losses) - 1
+                lines[-1]["times_as_long"] = found.step_s / mean(line["step_s"] for line in clean)
+            tell(str(lines[-1]))
+    columns = (
+        Column("attack", "attack"),
+        Column("worst held-out loss", "heldout_loss", ".3f"),
+        Column("against nobody", "loss_share", "+.1%"),
+        Column("s a step", "step_s", ".1f"),
+        Column("times as long", "times_as_long", ".2f"),
+        Column("memory grown, MB", "grown_mb", ".0f"),
+        Column("failure", "failure"),
+    )
+    print_figures(lines, columns)
+    return {"honest": honest, "enemies": enemies, "attacks": lines}
 
 
 def chosen(modes: dict[str, Any], names: Sequence[str] | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What enemies among a test's swarm do: hand out bad states, lie in an all-reduce, or answer nothing."""
+"""What enemies among a test's swarm do: hand out bad states, lie in an all-reduce or about steps, or are silent."""
 
 import asyncio
 import math
@@ -7,8 +7,15 @@ from functools import partial
 from typing import AsyncIterator  # noqa: UP035  (hivemind reads no other)
 
 import torch
+from hivemind.averaging.allreduce import AllReduceRunner
+from hivemind.dht import DHT
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.dht.schema import SchemaValidator
+from hivemind.optim.progress_tracker import TrainingProgressSchema
 from hivemind.p2p import P2PContext
 from hivemind.proto import averaging_pb2
+from hivemind.utils import MSGPackSerializer, get_dht_time
+from hivemind.utils.crypto import RSAPrivateKey
 
 from training.swarm.averaging import averagers
 from training.swarm.averaging.gradient_averager import SwarmGradientAverager
@@ -44,17 +51,34 @@ def hand_out_noise() -> None:
 
 
 def lie_when_told(
-    kind: type[averagers.FilteredAverager], lie: Callable[[torch.Tensor], torch.Tensor], told: Callable[[], bool]
+    kind: type[averagers.FilteredAverager],
+    lie: Callable[[torch.Tensor], torch.Tensor],
+    told: Callable[[], bool],
+    weight: float | None = None,
 ) -> None:
-    """Whatever is averaged, send something else while that is asked for: past the checks at home, as an enemy would."""
+    """Whatever is averaged, send something else while that is asked for, with a weight of one's own where one is given:
+    past the checks at home, as an enemy would."""
     run = kind._run_allreduce_inplace_
 
     async def hostile(self, tensors, *arguments, **options):
         if told():
             tensors = [lie(tensor.detach()) for tensor in tensors]
+            options = options if weight is None else {**options, "weight": weight}
         await run(self, tensors, *arguments, **options)
 
     kind._run_allreduce_inplace_ = hostile
+
+
+def shift(tensor: torch.Tensor) -> torch.Tensor:
+    """By half its root mean square against signs that all enemies choose alike (Baruch et al. 2019)."""
+    signs = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0)).sign()
+    return tensor + 0.5 * tensor.norm() / tensor.numel() ** 0.5 * signs
+
+
+def disturb(tensor: torch.Tensor, norms: float) -> torch.Tensor:
+    """With noise of so many times its norm."""
+    noise = torch.randn_like(tensor)
+    return tensor + norms * tensor.norm() / noise.norm().clamp(min=1e-30) * noise
 
 
 def return_garbage(told: Callable[[], bool]) -> None:
@@ -79,11 +103,64 @@ def haunt(told: Callable[[], bool]) -> None:
     averagers.FilteredAverager._run_allreduce_inplace_ = silent
 
 
+def lie_in_headers(told: Callable[[], bool]) -> None:
+    """Declare a type of 4 kB for each part that is sent."""
+    generate = AllReduceRunner._generate_input_for_peer
+
+    async def lying(self, peer_index: int):
+        async for message in generate(self, peer_index):
+            if told():
+                message.tensor_part.dtype = "U1024"
+            yield message
+
+    AllReduceRunner._generate_input_for_peer = lying
+
+
+def report_nonsense(told: Callable[[], bool]) -> None:
+    """Join groups with a report that nobody can read."""
+
+    class Nonsense(MSGPackSerializer):
+        @classmethod
+        def dumps(cls, value: object) -> bytes:
+            is_report = isinstance(value, list) and len(value) == 3
+            return b"\xc1" if is_report and told() else super().dumps(value)
+
+    averagers.FilteredAverager.serializer = Nonsense
+
+
+def forge_progress(dht: DHT, run_id: str, epoch: int) -> None:
+    """Have the DHT say that somebody has gone so many steps of the run."""
+    signature = RSASignatureValidator(RSAPrivateKey())
+    dht.add_validators([SchemaValidator(TrainingProgressSchema, prefix=run_id), signature])
+    content = {
+        "peer_id": dht.peer_id.to_bytes(),
+        "epoch": epoch,
+        "samples_accumulated": 0,
+        "samples_per_second": 1.0,
+        "time": get_dht_time(),
+        "client_mode": False,
+    }
+    expiration = get_dht_time() + 300
+    key, subkey = f"{run_id}_progress", signature.local_public_key
+    assert dht.store(key, subkey=subkey, value=content, expiration_time=expiration)
+
+
+of_gradients = partial(partial, lie_when_told, SwarmGradientAverager)
+of_weights = partial(partial, lie_when_told, SwarmStateAverager)
+
 LIES = {
     "hostile_nan": partial(lie_when_told, averagers.FilteredAverager, lambda tensor: torch.full_like(tensor, math.nan)),
-    "opposite gradient": partial(lie_when_told, SwarmGradientAverager, lambda tensor: -10 * tensor),
-    "noise for weights": partial(lie_when_told, SwarmStateAverager, torch.randn_like),
+    "opposite gradient": of_gradients(lambda tensor: -10 * tensor),
+    "opposite gradient of weight 1e9": of_gradients(torch.neg, weight=1e9),
+    "random gradient": of_gradients(partial(disturb, norms=100.0)),
+    "constant gradient": of_gradients(torch.ones_like),
+    "half the opposite gradient": of_gradients(lambda tensor: -0.5 * tensor),
+    "small shift": of_gradients(shift),
+    "noise for weights": of_weights(torch.randn_like),
+    "half noise for weights": of_weights(partial(disturb, norms=0.5)),
     "garbage for an average": return_garbage,
     "ghost": haunt,
+    "lying header": lie_in_headers,
+    "unreadable report": report_nonsense,
 }
 """What an enemy does while it is told to: each takes a function that says so."""

@@ -185,7 +185,7 @@ def train(spec: dict, settings, dht, diary: Diary) -> None:
     run, folder = Path(spec["run"]), Path(spec["folder"])
     shards, tokenizer = find_shards(settings.swarm.data), Tokenizer.from_file(run / "tokenizer.json")
     heldout = measured_on(settings, run)
-    epochs = [-1]
+    epochs, measured = [-1], []
 
     def on_step(peer: Peer, done) -> None:
         content = {name: None if value != value else value for name, value in dataclasses.asdict(done).items()}
@@ -196,8 +196,9 @@ def train(spec: dict, settings, dht, diary: Diary) -> None:
         # A delayed step is in the weights when the next one begins, and so is all of what was just downloaded.
         step = done.epoch - 1 if settings.wire.delayed and peer.adopted_epoch != done.epoch else done.epoch
         found = {"sha": diary.keep(peer.optimizer, step), "parameters_of": step, "sent_bytes": shared.sent_bytes.value}
-        if spec.get("measure_at") == done.epoch:
-            found["heldout_loss"] = peer.gradients.measure(heldout)["heldout_loss"]
+        if "measure_at" in spec and done.epoch >= spec["measure_at"] and not measured:
+            measured.append(peer.gradients.measure(heldout)["heldout_loss"])
+            found["heldout_loss"] = measured[0]
         diary.tell("step", **content, **found)
         if spec.get("stop_at") and done.epoch >= spec["stop_at"]:
             os.kill(os.getpid(), signal.SIGINT)

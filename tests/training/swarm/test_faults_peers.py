@@ -3,12 +3,8 @@
 import time
 
 import pytest
-from hivemind.dht.crypto import RSASignatureValidator
-from hivemind.dht.schema import SchemaValidator
-from hivemind.optim.progress_tracker import TrainingProgressSchema
-from hivemind.utils import get_dht_time
-from hivemind.utils.crypto import RSAPrivateKey
 
+from tests.training.swarm.enemy import forge_progress
 from tests.training.swarm.figures import agreement, samples_since_step, tell_figures
 from tests.training.swarm.harness import Swarm, wait_for
 from training.swarm.network.dht import open_dht
@@ -128,23 +124,6 @@ def test_a_forged_record_of_a_step_far_away_stops_nobody(standing):
     for member in others:
         assert any(f"the swarm at {epoch}" in event["text"] for event in member.events("notice"))
         assert member.step < epoch / 2
-
-
-def forge_progress(dht, run_id, epoch):
-    """Have the DHT say that somebody has gone so many steps of the run."""
-    signature = RSASignatureValidator(RSAPrivateKey())
-    dht.add_validators([SchemaValidator(TrainingProgressSchema, prefix=run_id), signature])
-    content = {
-        "peer_id": dht.peer_id.to_bytes(),
-        "epoch": epoch,
-        "samples_accumulated": 0,
-        "samples_per_second": 1.0,
-        "time": get_dht_time(),
-        "client_mode": False,
-    }
-    expiration = get_dht_time() + 300
-    key, subkey = f"{run_id}_progress", signature.local_public_key
-    assert dht.store(key, subkey=subkey, value=content, expiration_time=expiration)
 
 
 def test_trainers_behind_firewalls_need_helpers_only(tmp_path, nursery):

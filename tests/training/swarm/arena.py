@@ -1,0 +1,90 @@
+"""Honest trainers beside enemies that take part as they do: what the honest ones learn, and what it costs them."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.training.swarm.enemy import forge_progress
+from tests.training.swarm.harness import Nursery, Swarm
+from training.swarm.network.dht import open_dht
+
+SAMPLES_PER_S = 64.0
+"""Of all trainers together: a step takes as long however many they are."""
+FIRST_STEP = 2
+"""The enemies begin here."""
+
+ATTACKS: dict[str, dict[str, Any]] = {
+    "opposite gradient": {"misbehaviour": "opposite gradient"},
+    "opposite gradient of weight 1e9": {"misbehaviour": "opposite gradient of weight 1e9"},
+    "gradient of 100 times the norm": {"misbehaviour": "random gradient"},
+    "constant gradient": {"misbehaviour": "constant gradient"},
+    "inner product manipulation": {"misbehaviour": "half the opposite gradient"},
+    "a little is enough": {"misbehaviour": "small shift"},
+    "noise for weights": {"misbehaviour": "noise for weights"},
+    "half noise for weights": {"misbehaviour": "half noise for weights"},
+    "garbage for an average": {"misbehaviour": "garbage for an average"},
+    "garbage for an average, all reduce": {"misbehaviour": "garbage for an average", "host_reduces": False},
+    "ghost": {"misbehaviour": "ghost"},
+    "parts with lying headers": {"misbehaviour": "lying header"},
+    "reports that cannot be read": {"misbehaviour": "unreadable report"},
+    "bad after good steps": {"misbehaviour": "opposite gradient", "from_step": FIRST_STEP + 6},
+    "claims of the last step": {"claims": 2},
+}
+"""What `fight` is told of the enemies."""
+
+
+class Outcome(NamedTuple):
+    """Of the honest trainers."""
+
+    heldout_losses: list[float]
+    """After the last step, in nats."""
+    step_s: float
+    """Seconds of a step since the enemies began."""
+    grown_mb: float
+    """How much more memory the one that grew most has than when they began, the helper among them."""
+
+
+def fight(
+    folder: Path,
+    nursery: Nursery,
+    *,
+    honest: int = 3,
+    enemies: int = 1,
+    steps: int = 16,
+    claims: int = 0,
+    host_reduces: bool = True,
+    from_step: int = FIRST_STEP,
+    misbehaviour: str | None = None,
+) -> Outcome:
+    """Train for so many steps with a helper and a donor; AssertionError where an honest member ends or goes no step.
+
+    Args:
+        claims: made-up identities that say they have gone the last step.
+        host_reduces: whether helper and donor are the host's, which reduce alone; all reduce where they are not.
+        misbehaviour: of tests.training.swarm.enemy.LIES; without it the enemies are honest.
+    """
+    rate = SAMPLES_PER_S / (honest + enemies)
+    with Swarm(folder, nursery=nursery) as swarm, ExitStack() as stack:
+        if host_reduces:
+            swarm.name_host("helper1", "donor1")
+        helper = swarm.start("helper")
+        swarm.rewrite(min_peers=honest + enemies)
+        donor = swarm.start("donor", wait=False)
+        trainers = [swarm.start("trainer", wait=False, samples_per_s=rate, measure_at=steps) for _ in range(honest)]
+        for number in range(enemies):
+            enemy = {"samples_per_s": rate, "from_step": from_step, "misbehaviour": misbehaviour}
+            swarm.start("trainer", f"enemy{number + 1}", wait=False, **enemy)
+        began_at = swarm.wait_for_common_step(trainers, FIRST_STEP, 120 + 20 * (honest + enemies))
+        for _ in range(claims):
+            stranger = open_dht(swarm.addresses, client_mode=True)
+            stack.callback(stranger.shutdown)
+            forge_progress(stranger, swarm.settings.run_id, swarm.settings.last_epoch)
+        before = [member.memory_bytes for member in (helper, *trainers)]
+        ended_at = swarm.wait_for_common_step(trainers, steps, 60 + 30 * steps)
+        grown = [member.memory_bytes - had for member, had in zip((helper, *trainers), before, strict=True)]
+        down = [member.name for member in (helper, donor, *trainers) if not member.alive]
+        assert not down, f"ended: {', '.join(down)}"
+        losses = [
+            event["heldout_loss"] for peer in trainers for event in peer.events("step") if "heldout_loss" in event
+        ]
+    return Outcome(losses, (ended_at - began_at) / (steps - FIRST_STEP), max(grown) / 1e6)
