@@ -76,9 +76,8 @@ class CentredClipping(CollectingRule):
         for _ in range(CLIPPING_ROUNDS):
             offsets = parts - centre
             distances = offsets.norm(dim=1)
-            if not (distances > 0).any():
-                break
-            radius = self.radius_share * distances[distances > 0].median()
+            # Peers that agree have equal weights: of their zeros, too, or the one that lies sets the radius.
+            radius = self.radius_share * distances.median()
             shares = weights * (radius / distances.clamp(min=1e-30)).clamp(max=1.0)
             shares[distances > REJECT_RADII * radius] = 0.0
             centre = centre + (shares / weights.sum()) @ offsets

@@ -105,6 +105,14 @@ def test_who_sends_the_same_gets_the_same(truth, rule):
 
 
 @pytest.mark.parametrize("rule", ROBUST)
+@pytest.mark.parametrize("apart", [0.0, 1e-6], ids=["equal", "nearly equal"])
+def test_one_enemy_moves_nothing_among_peers_that_agree(truth, honest, rule, apart):
+    agreeing = truth + apart * (honest[:3] - truth)
+    found = reduce(rule, torch.cat([agreeing, 50 * honest[3:4]]))
+    torch.testing.assert_close(found, truth, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", ROBUST)
 def test_a_broken_part_is_left_out(honest, rule):
     broken = honest[:5].clone()
     broken[4, 7] = float("nan")
@@ -146,8 +154,7 @@ def test_centred_clipping_is_the_loop_of_the_paper(honest):
     centre = parts[min(range(4), key=lambda i: sorted(distances[i])[1] + sorted(distances[i])[2])].clone()
     for _ in range(CLIPPING_ROUNDS):
         away = [float((part - centre).norm()) for part in parts]
-        positive = sorted(distance for distance in away if distance > 0)
-        radius = positive[(len(positive) - 1) // 2]
+        radius = sorted(away)[(len(away) - 1) // 2]
         step = torch.zeros_like(centre)
         for part, distance in zip(parts, away, strict=True):
             if 0 < distance <= REJECT_RADII * radius:
