@@ -100,11 +100,15 @@ class Tokenizer:
         return cls(backend)
 
     def save(self, path: str | Path) -> None:
-        """Write a `tokenizer.json` with its padding section, atomically."""
+        """Write a `tokenizer.json`, atomically."""
+        with atomic_write(path) as temporary:
+            temporary.write_text(self.to_json(), encoding="utf-8")
+
+    def to_json(self) -> str:
+        """The text of its `tokenizer.json`, with a padding section."""
         copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
         copy.enable_padding(pad_id=self.padding_id, pad_token=copy.id_to_token(self.padding_id) or SPECIAL_TOKENS[1])
-        with atomic_write(path) as temporary:
-            temporary.write_text(copy.to_str(pretty=True) + "\n", encoding="utf-8")
+        return copy.to_str(pretty=True) + "\n"
 
     def encode(self, captions: Sequence[str], length: int) -> Tensor:
         """Token ids [B, length] (int64, in 0..vocab_size-1), cut at `length`, padded on the right with `padding_id`."""

@@ -110,13 +110,7 @@ def be_donor(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], boo
     from training.swarm.observe.publisher import Publisher
 
     host_config = HostConfig.load(run_dir)
-    checkpoints = Checkpoints(
-        run_dir,
-        settings,
-        vqgan=None if host_config.vqgan is None else Path(host_config.vqgan),
-        vqgan_fingerprint=host_config.vqgan_fingerprint,
-        on_notice=status.notice,
-    )
+    checkpoints = Checkpoints.of_host(run_dir, settings, host_config, status.notice)
 
     def report() -> None:
         status.update(

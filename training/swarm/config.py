@@ -43,7 +43,8 @@ class SwarmSection:
         data: URL or path of the shards; volunteers with a copy name it with --data.
         data_fingerprint: SHA-256 of the data's dataset.json.
         tokenizer_fingerprint: SHA-256 of tokenizer.json, which helpers hand out with this file.
-        first_weights: SHA-256 of the model.safetensors that the run began with; empty where a seed gives them.
+        first_weights: SHA-256 of the model.safetensors of the folder that the run began with: it names the run,
+            peers fetch a checkpoint; empty where a seed gives the weights.
         run_key: public key, in hexadecimal, that signs passes; empty in a run that anybody takes part in without one.
         admission: who gets a pass, see training.swarm.admission.desk.
     """

@@ -45,6 +45,7 @@ class SwarmStateAverager(WeightAverager):
 
     Args:
         last_epoch: the end of the schedule; states of later steps are refused.
+        first_epoch: the step at which the run began; where it is not 0, only a donor can know that step's weights.
     """
 
     validate: Callable[[Sequence[Tensor]], None] | None = None
@@ -56,9 +57,10 @@ class SwarmStateAverager(WeightAverager):
         self,
         *,
         last_epoch: int,
+        first_epoch: int = 0,
         **options: Any,
     ):
-        self.last_epoch = last_epoch
+        self.first_epoch, self.last_epoch = first_epoch, last_epoch
         self._received_bytes = mp.Value("q", 0)
         self.downloads = 0
         self._snapshot: tuple[tuple[int, int, int], dict[str, Any], list[Tensor]] | None = None
@@ -149,7 +151,7 @@ class SwarmStateAverager(WeightAverager):
 
         Raises StateRefused if none is good; it says what was wrong with each.
         """
-        min_epoch = self.local_epoch if min_epoch is None else min_epoch
+        min_epoch = max(self.first_epoch, self.local_epoch if min_epoch is None else min_epoch)
         refusals, left_s = [], math.inf if timeout is None else timeout
         for donor in self.known_donors():
             named, began_s = donor in self.host.donors, time.monotonic()
@@ -169,7 +171,9 @@ class SwarmStateAverager(WeightAverager):
 
     def check_unsigned(self, metadata: Any, max_epoch: float) -> None:
         """StateRefused unless a state that no donor signed may be adopted if its held-out loss is good."""
-        check_epoch(metadata, 0)
+        check_epoch(metadata, self.first_epoch)
+        if metadata["epoch"] == self.first_epoch > 0:
+            raise StateRefused("is of the step at which the run began, and no donor signed it")
         if metadata["epoch"] > max_epoch:
             raise StateRefused(f"is of step {metadata['epoch']}, which no donor has reached")
         if self.validate is None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from safetensors import SafetensorError
 from torch import Tensor
@@ -26,6 +27,7 @@ from dalle_lean.io.safetensors_io import read_weights, save_weights
 from dalle_lean.progress import OnNotice, silent
 from training.run.folder import placed_vocabulary
 from training.swarm.config import SWARM_TOML, SwarmSection, SwarmSettings, read_settings, write_settings
+from training.swarm.host.host_config import HostConfig
 
 FOLDER = "checkpoints"
 META = "checkpoint.json"
@@ -133,6 +135,12 @@ class Checkpoints:
                 shutil.rmtree(leftover)
         self.last_attempt = 0
 
+    @classmethod
+    def of_host(cls, run_dir: Path, settings: SwarmSettings, host: HostConfig, on_notice: OnNotice) -> Self:
+        """As host.json says."""
+        vqgan = None if host.vqgan is None else Path(host.vqgan)
+        return cls(run_dir, settings, vqgan=vqgan, vqgan_fingerprint=host.vqgan_fingerprint, on_notice=on_notice)
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other donors from writing; the kernel releases the lock of one that is killed."""
@@ -186,11 +194,13 @@ class Checkpoints:
         return True
 
     def begin_with(self, model: Dalle) -> None:
-        """Write the checkpoint that the run begins with, unless it has one."""
+        """Write the checkpoint that the run begins with, unless it has one that is whole."""
         with self.locked():
-            if not list_checkpoints(self.run_dir, self.on_notice):
+            if not any(is_intact(checkpoint.folder) for checkpoint in list_checkpoints(self.run_dir, self.on_notice)):
                 step = self.settings.first_epoch * self.settings.steps_per_epoch
-                self.write(self.root / f"step-{step:06d}", step, model, [], math.nan)
+                place = self.root / f"step-{step:06d}"
+                remove(place)
+                self.write(place, step, model, [], math.nan)
 
     def write(self, place: Path, step: int, model: Dalle, statistics: Sequence[Tensor], heldout_loss: float) -> None:
         """All files into a hidden folder, then one rename. Without statistics the optimizer starts anew from it."""

@@ -79,7 +79,7 @@ def run_donor(
             step, statistics = restored
             resume_from(optimizer, step // scale, statistics)
         elif optimizer.tracker.global_epoch < settings.first_epoch:
-            raise UserError("the run began with the weights of a model, and no checkpoint has any; host it anew")
+            raise UserError("the run's first weights are lost: host it again with --data and --init")
         if heldout is not None:
             few = Batch(*(tensor[:VALIDATION_SAMPLES] for tensor in heldout))
             gradients = GradientComputer(model, settings.recipe.memory, micro_batch_size=1)

@@ -21,7 +21,7 @@ from training.data.loader import TrainingData
 from training.run.fields import check_one_of
 from training.run.folder import place_vocabulary
 from training.run.recipe import Recipe
-from training.step.build import load_init, matching_vqgan, new_config, stated_codes, with_model_of
+from training.step.build import holds_vqgan_of, load_init, matching_vqgan, new_config, stated_codes, with_model_of
 from training.swarm.admission.desk import LIST, OPEN, Application
 from training.swarm.admission.keys import SigningKey
 from training.swarm.admission.passes import HELPER
@@ -36,7 +36,7 @@ from training.swarm.config import (
     read_settings,
     write_settings,
 )
-from training.swarm.host.checkpoints import Checkpoints, first_name
+from training.swarm.host.checkpoints import Checkpoints, first_name, list_checkpoints
 from training.swarm.host.host_config import HOST_JSON, IDENTITIES, HostConfig, make_identities, peer_id
 from training.swarm.host.host_gate import HELPER_KEY, host_gate, run_key_file
 from training.swarm.network.addresses import EVERYWHERE, LOOPBACK, check_ip, free_ports, outward_ip
@@ -106,10 +106,16 @@ def make_run(
         if before is None:
             raise UserError(f"{run_dir} holds no run yet: name the shards to train on with --data")
         settings = before
+        if before.first_epoch and not list_checkpoints(run_dir, on_notice):
+            raise UserError(
+                f"{run_dir} has lost the weights that its run began with: host it again with --data and --init"
+            )
     else:
         shards = find_shards(data, codes=stated_codes(recipe, vqgan) if is_url(data) else None, on_notice=on_notice)
         if init is not None:
             first_model = load_init(init, shards.info)
+            if vqgan is None and holds_vqgan_of(init, shards.info):
+                vqgan = init / "vqgan"
         settings = new_settings(run_dir, data, shards, recipe, tokenizer, init)
         key = before.swarm.run_key if before else SigningKey.load_or_create(run_key_file(run_dir)).public
         swarm = dataclasses.replace(settings.swarm, name=name or slug(run_dir), min_peers=min_peers, run_key=key)
@@ -117,6 +123,9 @@ def make_run(
         if vqgan is not None:
             matching_vqgan(vqgan, shards.info)
         vqgan_fingerprint = shards.info.vqgan
+        if settings.first_epoch >= settings.last_epoch:
+            first = settings.first_epoch * settings.steps_per_epoch
+            raise UserError(f"total_steps={settings.total_steps}: a run with --init begins at step {first}; give more")
         if before is not None:
             settings = continued(run_dir, before, settings, named=name is not None)
     donors = place.donors or len(previous_config(run_dir).donors) or 1
@@ -133,9 +142,7 @@ def make_run(
     write_settings(run_dir / SWARM_TOML, dataclasses.replace(settings, swarm=swarm))
     settings = read_settings(run_dir)
     if first_model is not None:
-        Checkpoints(
-            run_dir, settings, vqgan=vqgan, vqgan_fingerprint=vqgan_fingerprint, on_notice=on_notice
-        ).begin_with(first_model)
+        Checkpoints.of_host(run_dir, settings, host_config, on_notice).begin_with(first_model)
     return settings
 
 
@@ -166,22 +173,24 @@ def new_settings(
     path = run_dir / "tokenizer.json"
     if tokenizer is None and init is not None:
         tokenizer = init / "tokenizer.json"
-    if path.exists() and tokenizer is not None and sha256_file(path) != sha256_file(tokenizer):
-        raise UserError(f"{run_dir} holds a run with another tokenizer than {tokenizer}; give another folder")
-    if not path.exists():
+        if not tokenizer.is_file():
+            raise UserError(f"{init} has no tokenizer.json: name the one of its model with --tokenizer")
+    source = None if tokenizer is None else Tokenizer.from_file(tokenizer)
+    if path.exists():
+        if source is not None and source.to_json() != path.read_text(encoding="utf-8"):
+            raise UserError(f"{run_dir} holds a run with another tokenizer than {tokenizer}; give another folder")
+        config = new_config(recipe, shards.info, Tokenizer.from_file(path).vocab_size)
+    else:
         training = TrainingData(
             shards=shards,
             heldout_share=recipe.data.heldout_share,
             shuffle_buffer=recipe.data.shuffle_buffer,
             seed=recipe.data.seed,
         )
-        if tokenizer:
-            source = Tokenizer.from_file(tokenizer)
-        else:
-            source = Tokenizer.train(training.captions(), recipe.data.text_vocab_size)
+        source = source or Tokenizer.train(training.captions(), recipe.data.text_vocab_size)
+        config = new_config(recipe, shards.info, source.vocab_size)  # before anything is written that would be kept
         place_vocabulary(run_dir, init, training.mixed_captions())
         source.save(path)
-    config = new_config(recipe, shards.info, Tokenizer.from_file(path).vocab_size)
     return SwarmSettings(
         recipe=dataclasses.replace(recipe, model=config.to_dict()),
         swarm=SwarmSection(

@@ -65,6 +65,7 @@ def swarm_optimizer(
         averager_opts={
             **averager_options(settings, max_weight=1.0),
             "lr_of_epoch": partial(lr_of_epoch, settings),
+            "first_epoch": settings.first_epoch,
             "last_epoch": settings.last_epoch,
         },
         dht=dht,

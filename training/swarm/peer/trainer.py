@@ -89,7 +89,8 @@ class Peer(GradientWorker):
                 self.wait_for_first_weights()
                 if self.optimizer.tracker.global_epoch > self.optimizer.local_epoch:
                     self.optimizer.load_state_from_peers()
-                if self.optimizer.local_epoch < self.settings.first_epoch:
+                # Steps that were only counted, while nobody had their weights, do not count here.
+                if self.optimizer.state_averager.state_epoch < self.settings.first_epoch and not self.finished:
                     raise OutOfSync("nobody hands out the weights that the run began with; start it again later")
                 self.train()
                 interrupted.end()
@@ -105,7 +106,7 @@ class Peer(GradientWorker):
         """The barrier before the first step: alone, hivemind would run ahead and then wait for the others in vain."""
         min_peers, before = self.settings.swarm.min_peers, -1
         key = f"{self.settings.run_id}_waiting"
-        while min_peers > 1 and not self.interrupted() and not self.has_begun:
+        while min_peers > 1 and not self.finished and not self.has_begun:
             expiration = get_dht_time() + PRESENCE_S
             self.dht.store(key, subkey=owner_key(self.dht), value=True, expiration_time=expiration)
             found = self.dht.get(key, latest=True)
@@ -115,17 +116,23 @@ class Peer(GradientWorker):
             if present != before:
                 self.on_notice(f"{present} of {min_peers} trainers are here; waiting for {min_peers - present} more")
                 before = present
-            time.sleep(POLL_S)
+            self.pause()
 
     def wait_for_first_weights(self) -> None:
-        """Until the host's donor is there, where the run begins with weights that only it has."""
-        tracker, told = self.optimizer.tracker, False
-        while tracker.global_epoch < self.settings.first_epoch:
-            self.interrupted.end()
+        """Where the run begins with weights that only the host has: until a donor of its is there, or trainers who have
+        them already."""
+        tracker, first, told = self.optimizer.tracker, self.settings.first_epoch, False
+        while first > 0 and not self.finished and (tracker.anchor or tracker.global_epoch - 1) < first:
             if not told:
                 self.on_notice("waiting for the host, which has the weights that the run begins with")
                 told = True
-            time.sleep(POLL_S)
+            self.pause()
+
+    def pause(self) -> None:
+        """Between two looks at the others; raises what ends this peer: KeyboardInterrupt, Terminated, ProcessEnded."""
+        self.interrupted.end()
+        self.optimizer.check_processes()
+        time.sleep(POLL_S)
 
     @property
     def has_begun(self) -> bool:

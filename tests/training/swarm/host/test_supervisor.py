@@ -1,6 +1,7 @@
 """How a run is made, its peers are watched, and what `dalle-lean host` says of both."""
 
 import dataclasses
+import json
 import math
 import shutil
 import signal
@@ -11,8 +12,9 @@ import threading
 
 import pytest
 
-from dalle_lean import load_model
+from dalle_lean import load_model, save_model
 from dalle_lean.io.files import read_json, write_json
+from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vocabulary import Vocabulary
 from tests.foreign import foreign_folder
 from tests.training.swarm.host.small_run import PLACE, make, run_program, until
@@ -60,6 +62,56 @@ def test_a_run_that_is_given_a_model_begins_with_its_weights_and_words(shards, g
     assert make_run(tmp_path / "run", None, load_recipe("tiny"), on_notice=print) == settings
     with pytest.raises(ValueError, match=r"another .*first weights"):
         make(tmp_path / "run", shards)
+
+
+def test_the_same_command_goes_on_however_the_given_tokenizer_is_written(shards, given_model, tmp_path):
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text(json.dumps({**read_json(given_model / "tokenizer.json"), "padding": None}))
+    folder = saved_again(given_model, tmp_path / "model", tokenizer)
+    assert make(tmp_path / "run", shards, init=folder) == make(tmp_path / "run", shards, init=folder)
+    Tokenizer.train(["a blue sea"], 280).save(tokenizer)
+    with pytest.raises(ValueError, match="holds a run with another tokenizer"):
+        make(tmp_path / "run", shards, init=folder, tokenizer=tokenizer)
+
+
+def test_a_model_without_a_tokenizer_needs_one_beside_it(shards, given_model, tmp_path):
+    folder = saved_again(given_model, tmp_path / "model", None)
+    with pytest.raises(ValueError, match=r"no tokenizer\.json: name the one of its model with --tokenizer"):
+        make(tmp_path / "run", shards, init=folder)
+    assert make(tmp_path / "run", shards, init=folder, tokenizer=given_model / "tokenizer.json").first_epoch == 1
+
+
+def saved_again(model_folder, folder, tokenizer):
+    """The same model beside another file of a tokenizer."""
+    save_model(load_model(model_folder), folder, tokenizer=tokenizer, vqgan_fingerprint="a" * 64)
+    return folder
+
+
+def test_a_run_that_lost_the_weights_it_began_with_gets_them_by_the_same_command(shards, given_model, tmp_path):
+    run = tmp_path / "run"
+    make(run, shards, init=given_model)
+    [first] = list_checkpoints(run, print)
+    weights = first.folder / "model/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    make(run, shards, init=given_model)
+    assert weights.read_bytes() == (given_model / "model.safetensors").read_bytes()
+    shutil.rmtree(first.folder)
+    with pytest.raises(ValueError, match=r"has lost the weights .*: host it again with --data and --init"):
+        make_run(run, None, load_recipe("tiny"), on_notice=print)
+    make(run, shards, init=given_model)
+    assert weights.exists()
+
+
+def test_a_beginning_that_is_refused_leaves_nothing_to_a_later_one(shards, given_model, tmp_path):
+    Tokenizer.train(["a blue sea"], 280).save(tmp_path / "other.json")
+    with pytest.raises(ValueError, match="vocab"):
+        make(tmp_path / "run", shards, init=given_model, tokenizer=tmp_path / "other.json")
+    assert not (tmp_path / "run/tokenizer.json").exists()
+
+
+def test_a_run_that_would_end_where_it_begins_is_refused(shards, given_model, tmp_path):
+    with pytest.raises(ValueError, match="total_steps=1: a run with --init begins at step 1; give more"):
+        make(tmp_path / "run", shards, steps=1, init=given_model)
 
 
 def test_a_model_of_other_codes_is_no_beginning(shards, given_model, tmp_path):

@@ -209,6 +209,18 @@ def test_a_state_without_a_donors_signature_is_judged_or_refused(averager, key, 
     assert len(judged) == 1
 
 
+def test_the_weights_that_a_run_began_with_are_taken_from_a_donor_alone(averager, key, monkeypatch):
+    averager.first_epoch, averager.validate = 2, lambda _: None
+    for epoch, reason in ((1, "step 1"), (2, "at which the run began, and no donor signed it")):
+        monkeypatch.setattr(averager, "download", lambda *_, epoch=epoch: handed_out(epoch))
+        with pytest.raises(StateRefused, match=reason):
+            averager.load_state_from_peers(min_epoch=0)
+    asked = []
+    monkeypatch.setattr(averager, "download", lambda *arguments: (asked.append(arguments[2]), handed_out(2, key))[1])
+    assert averager.load_state_from_peers(min_epoch=0)
+    assert (averager.local_epoch, asked) == (2, [2])
+
+
 def test_a_donor_signs_what_it_hands_out(averager, monkeypatch):
     averager.host = HostPeers(donors=frozenset({averager.peer_id}))
     metadata, _, _ = averager.get_current_state()
