@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import linear
+
+from dalle_lean.model.products import linear
 
 IN_PLACE_DTYPES = (torch.float32, torch.float64)
 """Of parameters whose .grad many small gradients can be added to without being rounded away."""
@@ -144,7 +145,7 @@ class _Linear(torch.autograd.Function):
                 ctx.weights.add(ctx.weight_grad, rows.t() @ inputs)
         if ctx.bias_grad is not None:
             ctx.weights.add(ctx.bias_grad, rows.sum(0, dtype=ctx.bias_grad.dtype))
-        return grad @ weight, None, None, None, None, None
+        return linear(grad, weight.t()), None, None, None, None, None
 
 
 class _Structured(torch.autograd.Function):

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import cross_entropy, embedding, linear
+from torch.nn.functional import cross_entropy, embedding
 
 from dalle_lean.model.compute_weights import IN_PLACE_DTYPES, GradientBuffers
 from dalle_lean.model.memory_plan import MemoryPlan, ranges
+from dalle_lean.model.products import linear
 
 
 class Section(NamedTuple):
@@ -90,7 +91,7 @@ class _SectionLosses(torch.autograd.Function):
                 grad_logits.sub_(grad_logits.logsumexp(dim=-1, keepdim=True)).exp_()
                 grad_logits[torch.arange(len(targets), device=targets.device), targets] -= 1
                 narrow = grad_logits.to(ctx.dtype)
-                grad_h.addcmul_((narrow @ rows[0]).view(grad_h.shape), factor)
+                grad_h.addcmul_(linear(narrow, rows[0].t()).view(grad_h.shape), factor)
                 if weight_grad is not None:
                     add_scaled_product(weight_grad[section.rows], narrow.t(), h.to(ctx.dtype), factor)
                 if bias_grad is not None:

@@ -17,6 +17,7 @@ from dalle_lean.model.branches import LayerBranch
 from dalle_lean.model.compute_weights import ComputeWeights, GradientBuffers
 from dalle_lean.model.grad_scales import BranchScales
 from dalle_lean.model.memory_plan import MemoryPlan
+from dalle_lean.model.products import PRODUCTS
 from dalle_lean.model.recompute import backward_branch, forward_branch
 
 Run = Callable[[Tensor], Tensor]
@@ -42,8 +43,7 @@ def run_selective(x: Tensor, stack: Sequence[tuple[Run, Run]]) -> Tensor:
 
 
 def _keep_projections(_: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    projections = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-    return CheckpointPolicy.MUST_SAVE if operation in projections else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if operation in PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def run_reversible_keeping(x: Tensor, stack: Sequence[tuple[Run, Run]]) -> Tensor:
