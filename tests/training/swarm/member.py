@@ -170,7 +170,6 @@ def give_state(spec: dict, settings, dht, diary: Diary, wait) -> None:
         wait,
         on_step=on_step,
         checkpointer=checkpointer,
-        heldout=measured_on(settings, Path(spec["run"])) if spec.get("judges") else None,
         on_notice=lambda text: diary.tell("notice", text=text),
     )
 

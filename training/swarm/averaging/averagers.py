@@ -82,6 +82,12 @@ class RuleRunner(AllReduceRunner):
             preferred=[index for index, peer in enumerate(self.sender_peer_ids) if peer in preferred],
         )
         self.trusted, self.max_shift = averager.host.all, averager.max_shift
+        self.judges_trusted = self.weight >= LEAST_OWN_WEIGHT and not averager.preferred.intersection(
+            group_info.peer_ids
+        )
+        """An honest reducer returns half of a lie where there are two senders; beside a donor nobody else counts."""
+        self.kept_parts = 0
+        """Of this peer's own, in place of averages that are too far from them."""
         self.impossible: set[PeerID] = set()
         """Reducers that returned what can be no average, or not what they signed."""
         self.signer: Signer | None = None
@@ -115,7 +121,17 @@ class RuleRunner(AllReduceRunner):
                 self.impossible.add(peer)
                 logger.warning(f"{peer} returned {error}: ignored in this round")
                 raise AllreduceException(f"{peer} returned no average") from None
+        elif peer not in self.failed and self.judges_trusted and not self.is_near(peer_index, part_index, delta):
+            self.kept_parts += 1
+            delta = torch.zeros_like(delta)
         self._register(peer_index, part_index, delta)
+
+    def is_near(self, peer_index: int, part_index: int, delta: Tensor) -> bool:
+        """Whether an average is within `max_shift` of what this peer sent."""
+        if math.isinf(self.max_shift):
+            return True
+        own, _ = self.tensor_part_container._input_parts_by_peer[peer_index][part_index]
+        return float(delta.norm()) <= self.max_shift * size_of(own, self.root_mean_square)
 
     def check(self, peer: PeerID, peer_index: int, part_index: int, delta: Tensor) -> None:
         """Keep the receipt for a part; ValueError if it has none, or can be no average."""
@@ -268,7 +284,7 @@ class FilteredAverager(DecentralizedAverager):
                 self._dropped_tensors.value += 1
             self.last_updated = get_dht_time()
             self._state_updated.set()
-        self._dropped_tensors.value += len(runner.impossible)
+        self._dropped_tensors.value += len(runner.impossible) + runner.kept_parts
         absent = runner.banned_senders | runner.impossible
         self.absentees.note(set(runner.active_senders) - absent, absent)
         self.complaints.round_over(group_id, len(group_info.peer_ids), runner.whole_receipts)
@@ -311,12 +327,16 @@ def with_host_reducing(group_info: GroupInfo, host: HostPeers) -> GroupInfo:
 def is_possible(own: Tensor, delta: Tensor, root_mean_square: float, max_shift: float) -> bool:
     """Whether a part, sent as `own` and returned as `own + delta`, may be an average of parts that clipping allows.
 
-    Clipping rejects what is farther from the centre than REJECT_RADII radii. Single parts may be nearly zero by chance,
-    so the sender's root mean square over all of its tensors is the least to compare with.
+    Clipping rejects what is farther from the centre than REJECT_RADII radii.
     """
-    size = max(float(own.norm()), root_mean_square * math.sqrt(own.numel()))
+    size = size_of(own, root_mean_square)
     returned, shift = float((own + delta).norm()), float(delta.norm())
     return size == 0 or (returned <= REJECT_RADII * size and shift <= max_shift * size)
+
+
+def size_of(part: Tensor, root_mean_square: float) -> float:
+    """A part's norm, or that of a part of its sender's root mean square: single parts may be nearly zero by chance."""
+    return max(float(part.norm()), root_mean_square * math.sqrt(part.numel()))
 
 
 def is_report(content: bytes) -> bool:

@@ -1,6 +1,7 @@
 """Real averagers on loopback: who leads and reduces, and who is left out."""
 
 import asyncio
+import math
 from contextlib import ExitStack
 
 import pytest
@@ -69,7 +70,7 @@ def averagers(tmp_path):
     """A helper and listening peers; each brings its place in the list as all values, and may be given a rule."""
     with ExitStack() as stack:
 
-        def make(*rules, ghost=None, two_faced=None, enemy=FiniteMean, hosted=True):
+        def make(*rules, ghost=None, two_faced=None, enemy=FiniteMean, hosted=True, max_shift=math.inf):
             nodes, run_key = [], SigningKey.load_or_create(tmp_path / "run.key")
             for number in range(1 + len(rules)):
                 addresses = [str(nodes[0].get_visible_maddrs()[0])] if nodes else []
@@ -94,6 +95,7 @@ def averagers(tmp_path):
                     start=False,
                     **TIMES,
                 )
+                averager.max_shift = max_shift
                 if number == ghost:
                     averager._run_allreduce_inplace_ = say_nothing
                 with pytest.MonkeyPatch.context() as patch:  # for its own process
@@ -128,6 +130,15 @@ def test_a_peer_that_returns_garbage_for_its_parts_is_given_none(averagers):
     for value in values:
         torch.testing.assert_close(value, torch.full((TENSORS, SIZE), 1.5))
     assert not any(peer.dropped_tensors for peer in peers)
+
+
+def test_an_average_far_from_what_was_sent_is_not_taken_whoever_reduced_it(averagers):
+    peers = averagers(FiniteMean, FiniteMean, max_shift=0.4)
+    _, (_, near, far) = average(peers, (0.0, 1.0, 1.0))
+    # The mean is 1.5: half of the first one's norm away from it, and a quarter of the second one's.
+    torch.testing.assert_close(near, torch.ones(TENSORS, SIZE))
+    torch.testing.assert_close(far, torch.full((TENSORS, SIZE), 1.5))
+    assert [peer.dropped_tensors > 0 for peer in peers] == [False, True, False]
 
 
 @pytest.mark.timeout(280)

@@ -47,11 +47,11 @@ def test_any_parameters_are_better_than_those_that_are_not_finite(judged):
 
 @pytest.mark.slow
 @pytest.mark.swarm
-def test_a_donor_refuses_a_ruined_state(tmp_path, nursery):
+def test_a_newcomer_refuses_a_ruined_state(tmp_path, nursery):
     with Swarm(tmp_path, timing=TIMING, nursery=nursery, batch_size=32) as swarm:
         swarm.start("helper")
         hostile = swarm.start("trainer", samples_per_s=16.0, misbehaviour="ruined_state")
         hostile.wait_for_step(3)
-        donor = swarm.start("donor", judges=True)
-        assert "held-out loss" in donor.wait_for_event("failed", 60)["error"]
-        assert not donor.events("step")
+        newcomer = swarm.start("trainer", samples_per_s=16.0)
+        assert "held-out loss" in newcomer.wait_for_event("refused", 60)["reason"]
+        assert not newcomer.events("adopted")
