@@ -26,8 +26,9 @@ def with_model_of(recipe: Recipe, init: Path | None) -> Recipe:
 
 
 def build_model(recipe: Recipe, info: DatasetInfo, vocab_size: int, init: Path | None) -> Dalle:
-    """The recipe's model with new weights, or `init`; ValueError where it does not fit the data and the tokenizer."""
-    config = new_config(with_model_of(recipe, init), info, vocab_size)
+    """The recipe's model with new weights, or with those of `init`, whose model the recipe names (see `with_model_of`);
+    ValueError where it does not fit the data and the tokenizer."""
+    config = new_config(recipe, info, vocab_size)
     return Dalle(config) if init is None else load_init(init, info)
 
 

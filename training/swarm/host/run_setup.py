@@ -139,6 +139,8 @@ def make_run(
         addresses=tuple(host_config.address(run_dir, helper) for helper in host_config.helpers),
         donors=tuple(peer_id(run_dir, donor) for donor in host_config.donors),
     )
+    if host_config.vqgan is None:
+        on_notice("checkpoints will have no VQGAN, and generate needs one: name what made the codes with --vqgan")
     write_settings(run_dir / SWARM_TOML, dataclasses.replace(settings, swarm=swarm))
     settings = read_settings(run_dir)
     if first_model is not None:
