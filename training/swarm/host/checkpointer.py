@@ -66,13 +66,29 @@ class Checkpointer:
         """Who took part in the steps before the state that is measured."""
 
     def restore(self, model: Dalle) -> tuple[int, list[Tensor]] | None:
-        """See Checkpoints.restore."""
+        """See Checkpoints.restore; a state that was saved without its held-out loss is measured on the thread."""
         found = self.checkpoints.restore(model)
         if found is not None:
             self.saved_step = self.measured_step = found[0]
-            for checkpoint in self.saved():
-                self.loss_guard.limit(checkpoint.heldout_loss)
+            losses = {checkpoint.step: checkpoint.heldout_loss for checkpoint in self.saved()}
+            for loss in losses.values():
+                self.loss_guard.limit(loss)
+            if math.isnan(losses[found[0]]) and self.heldout is not None:
+                self.copy.model.load_state_dict(model.state_dict())
+                self.start_worker(self.measure_restored, found[0], self.heldout)
         return found
+
+    def start_worker(self, task: Callable[..., None], *arguments: object) -> None:
+        self.worker = threading.Thread(target=task, args=arguments, name="checkpointer", daemon=True)
+        self.worker.start()
+
+    def measure_restored(self, step: int, heldout: Batch) -> None:
+        """What the run may go back to needs a loss: the weights that it began with have none yet."""
+        with self.reported(f"the held-out loss of step {step} was not measured"):
+            self.heldout_loss = self.measure(heldout)
+            self.loss_guard.limit(self.heldout_loss)
+            self.checkpoints.record_loss(step, self.heldout_loss)
+            self.on_change()
 
     def poll(self, step: int, optimizer: SwarmOptimizer, model: Dalle) -> None:
         """Start what is due at this step; returns once the state is copied."""
@@ -86,10 +102,7 @@ class Checkpointer:
             return
         self.take_copy(optimizer, model)
         self.members = optimizer.latest_members()
-        self.worker = threading.Thread(
-            target=self.measure_and_save, args=(step, is_due), name="checkpointer", daemon=True
-        )
-        self.worker.start()
+        self.start_worker(self.measure_and_save, step, is_due)
 
     def is_measuring_due(self, step: int) -> bool:
         """Whether to measure the held-out loss at this step."""

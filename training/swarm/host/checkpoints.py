@@ -193,6 +193,13 @@ class Checkpoints:
             return False
         return True
 
+    def record_loss(self, step: int, heldout_loss: float) -> None:
+        """Add the held-out loss, nats, to a checkpoint that was saved without it; nan adds nothing."""
+        place = self.root / f"step-{step:06d}" / META
+        with self.locked():
+            if math.isfinite(heldout_loss) and place.exists():
+                write_json(place, {**read_json(place), "heldout_loss": heldout_loss})
+
     def begin_with(self, model: Dalle) -> None:
         """Write the checkpoint that the run begins with, unless it has one that is whole."""
         with self.locked():

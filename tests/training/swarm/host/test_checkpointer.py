@@ -67,6 +67,20 @@ def test_the_held_out_loss_is_the_mean_over_all_samples_at_once(run, settings, h
     assert checkpointer.measure(heldout) == pytest.approx(whole, rel=1e-6)
 
 
+def test_a_run_can_go_back_to_the_weights_that_it_began_with(run, settings, heldout):
+    checkpointer = make_checkpointer(run, settings, heldout, [])
+    checkpointer.checkpoints.begin_with(build_model(settings))
+    [first] = list_checkpoints(run, pytest.fail)
+    assert math.isnan(first.heldout_loss)
+    checkpointer.restore(build_model(settings))
+    checkpointer.worker.join()
+    [first] = list_checkpoints(run, pytest.fail)
+    first.check()
+    assert first.heldout_loss == pytest.approx(checkpointer.measure(heldout), rel=1e-6)
+    checkpointer.judge(STEPS // 2, 1.2 * first.heldout_loss)
+    assert checkpointer.go_back_to == first.step
+
+
 def test_a_donor_that_is_to_end_measures_no_more_but_writes_its_state(run, settings, heldout):
     looks = iter([False, True])
     checkpointer = make_checkpointer(run, settings, heldout, [], stopped=lambda: next(looks))
