@@ -10,6 +10,7 @@ from torch.utils.flop_counter import flop_registry
 from dalle_lean import Dalle, DalleConfig, MemoryPlan
 from dalle_lean.memory.flops import forward_flop, step_flop
 from dalle_lean.memory.parameters import parameter_sizes, parameters
+from dalle_lean.model import products
 from tests.dalle_lean.memory.variants import VARIANTS, batch
 
 
@@ -30,6 +31,12 @@ class FlopCounter(TorchDispatchMode):
         elif packet in flop_registry:
             self.total += flop_registry[packet](*args, **(kwargs or {}), out_val=out)
         return out
+
+
+@pytest.fixture(autouse=True)
+def torchs_products(monkeypatch):
+    """torch knows no arithmetic of oneDNN's."""
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: False)
 
 
 def causal_pairs(query):

@@ -370,6 +370,7 @@ def test_the_command_line_lists_checkpoints_and_takes_a_run_back(shards, tmp_pat
     model = build_model(settings)
     for step, loss in ((3, 5.5), (6, math.nan)):
         checkpoints.save(step, model, [], loss)
+    capsys.readouterr()
     assert run_program("rollback", str(tmp_path / "run")) == 0
     listed = capsys.readouterr().out.splitlines()
     assert "step       3  held-out loss        5.5" in listed[0]
