@@ -15,7 +15,7 @@ ROOMS = ("dalle_lean", "preprocessing", "training", "inference", "demo")
 MAY_IMPORT = {
     "dalle_lean": set(),
     "preprocessing": {"dalle_lean"},
-    "training": {"dalle_lean", "preprocessing"},
+    "training": {"dalle_lean", "preprocessing", "inference"},
     "inference": {"dalle_lean"},
     "demo": {"dalle_lean", "inference", "training"},
 }
@@ -45,6 +45,12 @@ def test_training_reads_shards_through_the_one_reader():
     for path in sources("training"):
         for name in imports_of(path):
             assert not name.startswith("preprocessing") or name == "preprocessing.shards.files", path
+
+
+def test_training_draws_its_previews_through_the_one_sampler():
+    for path in sources("training"):
+        for name in imports_of(path):
+            assert not name.startswith("inference") or path.name == "previews.py", path
 
 
 @pytest.mark.parametrize("room", ROOMS)

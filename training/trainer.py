@@ -313,10 +313,8 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         if not self.processes.first:
             return
         path = self.out / "samples" / f"step-{self.progress.step:06d}.png"
-        generator = torch.Generator().manual_seed(self.recipe.data.seed)
         text_ids, image_codes = (part[:NUM_SAMPLES] for part in heldout)
-        with self.learner.autocast():
-            codes = draw_codes(model.to(self.learner.device), text_ids.to(self.learner.device), generator)
+        codes = draw_codes(model.to(self.learner.device), text_ids, seed=self.recipe.data.seed)
         save_sheet(path, [self.vqgan.decode(image_codes), self.vqgan.decode(codes.cpu())])
 
     def save(self) -> None:

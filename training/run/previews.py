@@ -1,4 +1,4 @@
-"""Pictures drawn while the model trains, to look at. `inference` draws better and faster ones."""
+"""Pictures drawn while the model trains, to look at."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,27 +9,19 @@ from torch import Tensor
 
 from dalle_lean import Dalle
 from dalle_lean.io.files import atomic_write
+from inference.sampling.packed_decoder import PackedDecoder
+from inference.sampling.prefill import read_prompts
+from inference.sampling.sampler import Row, Sampling, sample_codes
 
 TOP_K = 64
-LENGTHS = 4
-"""Into how many lengths the sequences of a drawing are rounded up: a CPU's kernels stay in memory for each length."""
 
 
-@torch.no_grad()
-def draw_codes(model: Dalle, text_ids: Tensor, generator: torch.Generator, top_k: int = TOP_K) -> Tensor:
-    """Sample pictures for captions [B, T] -> codes [B, I], the plain way: the whole sequence again for each code.
-
-    Each code is drawn at temperature 1 among the `top_k` likeliest, with `generator` (of the CPU).
-    """
-    config = model.config
-    codes = text_ids.new_zeros(len(text_ids), config.image_len)
-    step = -(-config.image_len // LENGTHS)
-    for position in range(config.image_len):
-        known = codes[:, : (position // step + 1) * step]  # no position sees the codes behind it
-        logits = model(text_ids, known)[:, config.text_len + position, config.num_text_tokens :].float().cpu()
-        likeliest, ids = logits.topk(min(top_k, logits.shape[1]))
-        choice = torch.multinomial(likeliest.softmax(dim=1), 1, generator=generator)
-        codes[:, position] = ids.gather(1, choice)[:, 0].to(codes.device)
+def draw_codes(model: Dalle, text_ids: Tensor, *, seed: int, top_k: int = TOP_K) -> Tensor:
+    """Sample a picture for each caption [B, T], at temperature 1 among the `top_k` likeliest codes -> codes [B, I]."""
+    decoder = PackedDecoder(model)
+    sampling = Sampling(top_k=top_k, top_p=1, seed=seed)
+    rows = [Row(picture, sampling) for picture in range(len(text_ids))]
+    *_, codes = sample_codes(decoder, read_prompts(decoder, text_ids), rows)
     return codes
 
 
