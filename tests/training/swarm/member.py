@@ -28,6 +28,7 @@ from training.data.loader import Batch, collate
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.service import begin_admission
 from training.swarm.averaging import averagers
+from training.swarm.averaging.rule_runner import RuleRunner
 from training.swarm.averaging.state_validation import StateRefused
 from training.swarm.config import read_settings
 from training.swarm.host.checkpointer import Checkpointer
@@ -303,7 +304,7 @@ def die() -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-class WatchedRunner(averagers.RuleRunner):
+class WatchedRunner(RuleRunner):
     """An all-reduce that counts what it sends, and that a member may be killed in: after it has sent a first part."""
 
     folder: Path

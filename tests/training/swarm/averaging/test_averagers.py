@@ -12,13 +12,14 @@ from hivemind.compression import CompressionInfo, deserialize_torch_tensor
 from hivemind.p2p import PeerID
 from hivemind.utils import MPFuture, MSGPackSerializer, get_dht_time
 
-from training.swarm.averaging.averagers import NO_REPORT, is_possible, with_host_reducing, with_readable_reports
 from training.swarm.averaging.gradient_averager import (
     SwarmGradientAverager,
     SwarmPowerSGDAverager,
     epoch_of_group,
     epoch_of_trainers,
 )
+from training.swarm.averaging.group_reports import NO_REPORT, with_host_reducing, with_readable_reports
+from training.swarm.averaging.rule_runner import is_possible
 from training.swarm.averaging.state_averager import STALE_EPOCH, STALE_WEIGHT, out_of_step
 from training.swarm.averaging.state_transfer import SwarmStateAverager
 from training.swarm.averaging.state_validation import StateRefused, check_epoch, check_state, tensors_sha256
