@@ -37,6 +37,9 @@ class SwarmTracker(ProgressTracker):
         donors: of the run; their records are the anchor.
     """
 
+    counts_itself = True
+    """Whether this peer is one of those that take steps."""
+
     def __init__(
         self,
         *arguments: Any,
@@ -70,6 +73,8 @@ class SwarmTracker(ProgressTracker):
         progress = super()._parse_swarm_progress_data(listening)
         self.trainers = sum(map(is_trainer, records.values()))
         self.others_seen |= any(key != self._local_public_key for key in records)
+        if self.counts_itself and self._local_public_key not in records:
+            progress.num_peers += 1  # a newcomer's first record takes a while; one other peer is company already
         return progress
 
     def records(self) -> Records:
@@ -146,6 +151,8 @@ class DonorTracker(SwarmTracker):
 class HelperTracker(SwarmTracker):
     """The tracker of a helper, which has no weights: it goes where the donors or, while they are away, most trainers
     are."""
+
+    counts_itself = False
 
     def within_reach(self, records: Records, donors: list[int]) -> Records:
         own = self.local_progress.epoch

@@ -56,6 +56,13 @@ def said(tracker, *records, own=None, donor=None):
     return tracker.global_progress
 
 
+def test_a_newcomer_whose_own_record_is_not_stored_yet_is_not_alone_beside_a_donor(tracker_at):
+    newcomer, helper = tracker_at(0), tracker_at(0, HelperTracker)
+    assert newcomer._parse_swarm_progress_data({DONOR: record(0)}).num_peers == 2
+    assert said(newcomer, donor=record(0)).num_peers == 2
+    assert helper._parse_swarm_progress_data({DONOR: record(0)}).num_peers == 1  # it takes no steps
+
+
 @pytest.mark.parametrize(
     "broken",
     [
