@@ -24,6 +24,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "half noise for weights": {"misbehaviour": "half noise for weights"},
     "garbage for an average": {"misbehaviour": "garbage for an average"},
     "garbage for an average, all reduce": {"misbehaviour": "garbage for an average", "host_reduces": False},
+    "two averages of a part, all reduce": {"misbehaviour": "two averages of a part", "host_reduces": False},
     "ghost": {"misbehaviour": "ghost"},
     "parts with lying headers": {"misbehaviour": "lying header"},
     "reports that cannot be read": {"misbehaviour": "unreadable report"},

@@ -4,10 +4,11 @@ import asyncio
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import AsyncIterator  # noqa: UP035  (hivemind reads no other)
+from typing import Any, AsyncIterator  # noqa: UP035  (hivemind reads no other)
 
 import torch
 from hivemind.averaging.allreduce import AllReduceRunner
+from hivemind.compression import deserialize_torch_tensor, serialize_torch_tensor
 from hivemind.dht import DHT
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.schema import SchemaValidator
@@ -19,9 +20,14 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from training.swarm.averaging import averagers
 from training.swarm.averaging.gradient_averager import SwarmGradientAverager
+from training.swarm.averaging.receipts import Signer
 from training.swarm.averaging.robust_rules import CentredClipping
+from training.swarm.averaging.rule_runner import RuleRunner
 from training.swarm.averaging.state_transfer import SwarmStateAverager
 from training.swarm.averaging.state_validation import tensors_sha256
+
+LIE = 0.5
+"""Of a part's root mean square: too little for its receiver to notice."""
 
 
 def upload_slowly() -> None:
@@ -89,6 +95,31 @@ def return_garbage(told: Callable[[], bool]) -> None:
         return -10 * combine(self, parts, weights) if told() else combine(self, parts, weights)
 
     CentredClipping.combine = ruined
+
+
+def return_two_averages(told: Callable[[], bool], setattr: Callable[[type, str, Any], None] = setattr) -> None:
+    """Give the first sender another average of a part than the rest, by LIE of its size, and sign both."""
+    honest = RuleRunner._accumulate_parts_streaming
+
+    async def two_faced(self, stream, sender_index: int):
+        lies = self.signer is not None and told()
+        if lies:
+            self.signer.timeout_s = 0.2  # it does not wait for the first one's answer
+        if not lies or self.sender_peer_ids[sender_index] != min(set(self.sender_peer_ids) - {self.peer_id}):
+            async for answer in honest(self, stream, sender_index):
+                yield answer
+            return
+        other = Signer(self.signer.key, self.signer.owner, self.group_id, 1.0)
+        part = 0
+        async for answer in AllReduceRunner._accumulate_parts_streaming(self, stream, sender_index):
+            average = self.tensor_part_reducer.average
+            shift = LIE * average.norm() / average.numel() ** 0.5
+            answer.tensor_part.CopyFrom(serialize_torch_tensor(deserialize_torch_tensor(answer.tensor_part) + shift))
+            answer.peer_id = await other.statement(part, 0, answer.tensor_part.buffer, average + shift, [0])
+            part += 1
+            yield answer
+
+    setattr(RuleRunner, "_accumulate_parts_streaming", two_faced)
 
 
 def haunt(told: Callable[[], bool]) -> None:
@@ -159,6 +190,7 @@ LIES = {
     "noise for weights": of_weights(torch.randn_like),
     "half noise for weights": of_weights(partial(disturb, norms=0.5)),
     "garbage for an average": return_garbage,
+    "two averages of a part": return_two_averages,
     "ghost": haunt,
     "lying header": lie_in_headers,
     "unreadable report": report_nonsense,

@@ -6,18 +6,15 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from hivemind.compression import deserialize_torch_tensor, serialize_torch_tensor
 
+from tests.training.swarm.enemy import LIE, return_two_averages
 from tests.training.swarm.harness import wait_for
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.keys import SigningKey
 from training.swarm.admission.service import issue_own
-from training.swarm.averaging import averagers as averagers_module
 from training.swarm.averaging.averagers import FilteredAverager
 from training.swarm.averaging.complaints import EVIDENCE, read_evidence
 from training.swarm.averaging.finite_mean import FiniteMean
-from training.swarm.averaging.receipts import Signer
-from training.swarm.averaging.rule_runner import RuleRunner
 from training.swarm.host_peers import HostPeers
 from training.swarm.network.dht import open_dht
 from training.swarm.observe.peer_metrics import protect_records
@@ -25,7 +22,6 @@ from training.swarm.observe.peer_metrics import protect_records
 pytestmark = pytest.mark.swarm
 LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 TIMES = {"min_matchmaking_time": 6.0, "request_timeout": 4.0, "next_chunk_timeout": 8.0, "allreduce_timeout": 60.0}
-LIE = 0.5
 TENSORS, SIZE = 12, 1000
 """Enough tensors that each member reduces some where all may."""
 
@@ -37,29 +33,6 @@ class Garbage(FiniteMean):
         if self.current_part_accumulated_from == self.num_current_senders:
             self.accumulator.fill_(1e6)
         super().check_current_part_finished()
-
-
-class TwoFaced(RuleRunner):
-    """Gives its first sender another average than the rest, and signs both."""
-
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
-        self.other = Signer(self.signer.key, self.signer.owner, self.group_id, 1.0)
-        self.signer.timeout_s = 0.2  # it does not wait for the first one's answer
-
-    async def _accumulate_parts_streaming(self, stream, sender_index):
-        if self.sender_peer_ids[sender_index] != min(set(self.sender_peer_ids) - {self.peer_id}):
-            async for answer in super()._accumulate_parts_streaming(stream, sender_index):
-                yield answer
-            return
-        part = 0
-        async for answer in super(RuleRunner, self)._accumulate_parts_streaming(stream, sender_index):
-            lie = self.tensor_part_reducer.average + LIE
-            delta = deserialize_torch_tensor(answer.tensor_part) + LIE
-            answer.tensor_part.CopyFrom(serialize_torch_tensor(delta))
-            answer.peer_id = await self.other.statement(part, 0, answer.tensor_part.buffer, lie, [0])
-            part += 1
-            yield answer
 
 
 async def say_nothing(*_, **__):
@@ -101,7 +74,7 @@ def averagers(tmp_path):
                     averager._run_allreduce_inplace_ = say_nothing
                 with pytest.MonkeyPatch.context() as patch:  # for its own process
                     if number == two_faced:
-                        patch.setattr(averagers_module, "RuleRunner", TwoFaced)
+                        return_two_averages(lambda: True, patch.setattr)
                     averager.run_in_background(await_ready=True)
                 stack.callback(averager.shutdown)
                 made.append(averager)
