@@ -140,6 +140,23 @@ def test_a_code_is_decided_by_its_window_alone(window, changed):
     assert {*differ.nonzero().flatten().tolist()} == changed
 
 
+@pytest.mark.parametrize("quantizer", ["gumbel", "vq"])
+def test_equal_patches_are_encoded_once_and_have_the_codes_of_each_alone(quantizer):
+    model, images = tiny_vqgan(quantizer=quantizer, encoder_window=8), pictures()
+    images[:, :, 8:16] = images[:1, :, :8]  # a row of patches that each picture has, and the first one twice
+    encoded = []
+    model.encoder.register_forward_hook(lambda _encoder, inputs, _output: encoded.append(len(inputs[0])))
+    codes = model.encode(images)
+    assert encoded == [len(images) * 16 - 4 * 3]
+    each = torch.cat(
+        [
+            model.encode(patch[None])
+            for patch in images.unfold(2, 8, 8).unfold(3, 8, 8).permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
+        ]
+    )
+    assert torch.equal(codes, each.view_as(codes))
+
+
 @pytest.mark.parametrize("window", [None, 12])
 def test_a_saved_folder_loads_as_the_same_model(window, tmp_path):
     model = tiny_vqgan(encoder_window=window)
