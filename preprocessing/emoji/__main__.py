@@ -23,6 +23,7 @@ def command(
     ] = False,
     side: Annotated[int, typer.Option(help="Width and height of the pictures, in pixels.")] = 128,
     seed: Annotated[int, typer.Option(help="The same seed writes the same bytes.")] = 0,
+    copies: Annotated[int, typer.Option(min=1, help="Multiplies the number of training pictures.")] = 1,
     processes: Annotated[int, typer.Option(help="Processes that draw.")] = os.cpu_count() or 1,
 ) -> None:
     """Draw the emoji picture set: things alone, on coloured grounds, painted, in pairs, counted."""
@@ -36,6 +37,7 @@ def command(
                 processes=processes,
                 sets=sets.split(","),
                 only_pairs_held_out=only_pairs_held_out,
+                copies=copies,
                 on_progress=on_progress,
             )
     except Exception as failure:

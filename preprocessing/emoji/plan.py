@@ -18,15 +18,15 @@ SHAPE_COPIES = 4
 """Coloured shapes, of which there are few, have so many times as many."""
 
 
-def plan_training(drawings: Sequence[Drawing], held_out: HeldOut, seed: int) -> list[Picture]:
-    """Every training picture, shuffled."""
+def plan_training(drawings: Sequence[Drawing], held_out: HeldOut, seed: int, copies: int = 1) -> list[Picture]:
+    """Every training picture, shuffled; `copies` multiplies the numbers above."""
     pictures: list[Picture] = []
     known = [d for d in drawings if held_out.reason([d.thing.name], [d.set], "white") is None]
     shapes = [d for d in known if d.thing.group == "shape"]
     for drawing in known:
         name = drawing.thing.name
         random = Random(f"{seed}/train/{drawing.set}/{name}")
-        times = SHAPE_COPIES if drawing.thing.group == "shape" else 1
+        times = copies * (SHAPE_COPIES if drawing.thing.group == "shape" else 1)
         tags = safe_tags(drawing.thing, held_out)
         grounds = [g for g in allowed_grounds(drawing.thing) if (name, g) not in held_out.grounds]
         on_white = grounds if contains_words(name, "white") else [*grounds, "white"]
@@ -45,16 +45,16 @@ def plan_training(drawings: Sequence[Drawing], held_out: HeldOut, seed: int) -> 
             pictures += [
                 several(drawing, many, 2 + i % 3, ground, random) for i, ground in enumerate(grounds_of_counts)
             ]
-        pictures += painted(drawing, held_out, Random(f"{seed}/painted/{drawing.set}/{name}"))
+        pictures += painted(drawing, held_out, copies, Random(f"{seed}/painted/{drawing.set}/{name}"))
     Random(f"{seed}/order").shuffle(pictures)
     return pictures
 
 
-def painted(drawing: Drawing, held_out: HeldOut, random: Random) -> Iterator[Picture]:
+def painted(drawing: Drawing, held_out: HeldOut, copies: int, random: Random) -> Iterator[Picture]:
     """A drawing in colours that it may have in training, on grounds that it may have with them."""
     name = drawing.thing.name
     paints = [paint for paint in allowed_paints(drawing.thing) if (name, paint) not in held_out.paints]
-    for i, paint in enumerate(cycled(paints, PAINTED_COPIES, random) if paints else ()):
+    for i, paint in enumerate(cycled(paints, copies * PAINTED_COPIES, random) if paints else ()):
         grounds = [g for g in allowed_grounds(drawing.thing) if g != paint and (name, g) not in held_out.grounds]
         yield scene(drawing, "white" if i % 2 else random.choice(grounds), random, paint)
 
