@@ -3,6 +3,7 @@
 import dataclasses
 import ipaddress
 import math
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -166,6 +167,7 @@ def host(
     trains nothing itself: `dalle-lean join` does, also on this machine. Ctrl+C stops it; the same command, or RUN_DIR
     alone, continues.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes start with it ignored
     begin_loading()
     from dalle_lean.devices import pick_device
     from dalle_lean.io.publish import check_destination

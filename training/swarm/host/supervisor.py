@@ -251,7 +251,9 @@ def supervised(
 ) -> Iterator[Supervisor]:
     """A supervisor whose peers end with the block, and with this process even if it is killed."""
     guard = guard_children()
-    before = signal.signal(signal.SIGTERM, terminate)
+    # SIGINT is ignored after hivemind has opened a node, and in the background of a shell without job control.
+    handlers = {signal.SIGTERM: terminate, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         supervisor = Supervisor(run_dir, HostConfig.load(run_dir), device=device, page=page, on_notice=on_notice)
         try:
@@ -259,7 +261,8 @@ def supervised(
         finally:
             supervisor.stop()
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         guard.terminate()
 
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+from functools import partial
 
 import psutil
 import pytest
@@ -212,6 +213,24 @@ def test_a_host_that_is_interrupted_ends_cleanly_and_goes_on_with_the_same_comma
             hosted.report()
             hosted.close()
         hosted.output.unlink()
+
+
+@pytest.mark.swarm
+def test_a_host_ends_on_sigint_where_its_shell_started_it_with_sigint_ignored(shards, tmp_path):
+    make(tmp_path / "run", shards)
+    (tmp_path / "run/.run.lock").touch()
+    output = tmp_path / "host.out"
+    ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    with open(output, "wb") as file:
+        command = [*PROGRAM, "host", str(tmp_path / "run")]
+        host = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, preexec_fn=ignore)
+    try:
+        until("a peer", lambda: len(psutil.Process(host.pid).children()) > 1 or host.poll() is not None)
+        host.send_signal(signal.SIGINT)
+        assert host.wait(60) == 130, output.read_text()
+        assert "stopped; what was finished is kept" in output.read_text()
+    finally:
+        kill_family(host)
 
 
 def test_a_helper_of_another_run_needs_somebody_who_answers(tmp_path):
