@@ -79,7 +79,7 @@ class Progress(StepCount):
         if self.rescaled:
             words.append(f"{self.rescaled} steps skipped (gradient scales lowered)")
         if self.position.skipped:
-            words.append(f"{self.position.skipped} damaged shards passed over")
+            words.append(f"{self.position.skipped} damaged shards skipped")
         return words
 
 

@@ -109,7 +109,7 @@ def test_a_damaged_shard_is_named_counted_and_killed_beside_as_any_other(
     train(data, tmp_path / "whole", recipe, on_progress=lambda *at: notes.append(at[2]))
     assert caplog.messages
     assert all("shard-00002.parquet is damaged" in line for line in caplog.messages)
-    assert "damaged shards passed over" in notes[-1]
+    assert "damaged shards skipped" in notes[-1]
     counted = [
         line["damaged_shards"] for line in read_metrics(tmp_path / "whole" / METRICS) if "damaged_shards" in line
     ]

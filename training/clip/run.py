@@ -206,7 +206,7 @@ def read_sets(
         train_set, heldout_set = hold_out(train_set, recipe.heldout_share, recipe.seed)
     else:
         heldout_set = read_captioned(heldout, side, fields=fields, store=out / "heldout.npy")
-    return train_set, heldout_set.spread(recipe.heldout_pictures)
+    return train_set, heldout_set.subsample(recipe.heldout_pictures)
 
 
 def measure(

@@ -1,4 +1,4 @@
-"""Where the shards of a data set are, local or remote, and what their codes mean."""
+"""Finds the shards of a data set, local or remote, and what their codes mean."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ HUB = "hf://datasets/"
 
 @dataclass(frozen=True)
 class Codes:
-    """What the codes of a data set without `dataset.json` are; the published one has none."""
+    """What the codes of a data set without `dataset.json` mean, such as the published one's."""
 
     image_side: int
     codebook_size: int
@@ -35,24 +35,24 @@ class Codes:
 
 @dataclass
 class Reading:
-    """What is being read at the moment, for messages about a long wait."""
+    """What is being read, for messages about a long wait."""
 
     path: str = "the list of shards"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardSet:
-    """The shards of one data set, in an order that is always the same.
+    """The shards of one data set, always in the same order.
 
     Args:
         name: for messages.
-        paths: a local path or a URL of each.
-        rows: of each; None where it is not known before it is read.
+        paths: the local path or URL of each shard.
+        rows: rows of each shard; None if unknown until it is read.
         info: what the codes mean.
         fingerprint: SHA-256 that changes with the data.
-        patience: with what is on another machine.
-        on_notice: called with damage, and with what is waited for.
-        reading: kept up to date by the reader.
+        patience: how long to retry remote reads.
+        on_notice: called with a line about damage or a long wait.
+        reading: updated by the reader.
     """
 
     name: str
@@ -66,7 +66,7 @@ class ShardSet:
 
     @contextmanager
     def open(self, index: int) -> Iterator[Any]:
-        """Shard `index` as pyarrow takes it; ValueError where it does not end as Parquet does."""
+        """Open shard `index` for pyarrow; ValueError if it lacks a valid Parquet footer."""
         path = self.paths[index]
         with RemoteFile(path, self.patience, self.on_notice) if is_url(path) else open(path, "rb") as file:
             check_footer(file)
@@ -80,14 +80,16 @@ def find_shards(
     patience: Patience | None = None,
     on_notice: OnNotice = silent,
 ) -> ShardSet:
-    """The shards of `source`, a folder or the URL of one; nothing of them is read yet.
+    """Find the shards of `source`, a folder or its URL, without reading them.
 
     Args:
-        source: URLs are fsspec's (https://..., s3://..., hf://datasets/OWNER/NAME). A data set of the hub may lack a
-            `dataset.json`, as the published one does; then `datasets` finds its files.
-        codes: what the codes mean where there is no `dataset.json`.
+        source: URLs are fsspec's (https://..., s3://..., hf://datasets/OWNER/NAME). A hub data set may lack a
+            `dataset.json`, as the published one does; the library `datasets` then finds its files.
+        codes: what the codes mean if there is no `dataset.json`.
 
-    Raises ValueError for what is no data set or does not define its codes, Unreachable for a remote that fails.
+    Raises:
+        ValueError: `source` is not a data set, or nothing says what its codes mean.
+        Unreachable: a remote kept failing.
     """
     name, patience = str(source).rstrip("/"), patience or Patience()
     paths: tuple[str, ...] | None = None
@@ -101,8 +103,8 @@ def find_shards(
         except FileNotFoundError:
             if codes is None or not name.startswith(HUB):
                 raise UserError(
-                    f"{name} has no dataset.json; to train on a data set of the hub without one, say what its codes "
-                    "are: --vqgan, and a recipe whose [model] has image_side and image_vocab_size"
+                    f"{name} has no dataset.json; a data set of the hub without one needs --vqgan, and a recipe whose "
+                    "[model] sets image_side and image_vocab_size"
                 ) from None
             paths = patience.insist(name, partial(published_files, name.removeprefix(HUB)), on_notice)
             info = DatasetInfo(**asdict(codes), counts=Counts(), shards=())
@@ -125,16 +127,16 @@ def is_url(source: str) -> bool:
 
 
 def read_file(url: str) -> bytes:
-    """The content of a small remote file."""
+    """Read a small remote file."""
     files, path = storage_of(url, extra="training")
     content: bytes = files.cat_file(path, start=0, end=MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
-        raise UserError(f"{url} has more than {MOST_BYTES:,} bytes: it is no dataset.json")
+        raise UserError(f"{url} is larger than {MOST_BYTES:,} bytes: it is not a dataset.json")
     return content
 
 
 def read_info(name: str, content: bytes) -> DatasetInfo:
-    """A remote `dataset.json`; ValueError where it is none."""
+    """Parse a remote `dataset.json`; ValueError if it is invalid."""
     path = f"{name}/dataset.json"
     try:
         text = content.decode("utf-8")
@@ -144,12 +146,12 @@ def read_info(name: str, content: bytes) -> DatasetInfo:
 
 
 def published_files(name: str) -> tuple[str, ...]:
-    """The files of a data set's training split as `datasets` resolves its name: URLs that include their revision."""
+    """The files of a hub data set's training split, as URLs that pin the revision."""
     try:
         builder = require("datasets", extra="training").load_dataset_builder(name)
     except ValueError as error:
         raise UserError(f"{HUB}{name}: {' '.join(str(error).split())}") from None
     paths = tuple(str(path) for path in (builder.config.data_files or {}).get("train", ()))
     if not paths or not all(path.endswith(".parquet") for path in paths):
-        raise UserError(f"{HUB}{name}: its training split is not made of Parquet files")
+        raise UserError(f"{HUB}{name}: its training split holds files other than Parquet, or none")
     return paths

@@ -1,7 +1,4 @@
-"""Folders of pictures, with captions or other labels, read whole.
-
-Shapes: N pictures, S side in pixels.
-"""
+"""Reads folders of pictures with captions or other labels."""
 
 import hashlib
 import json
@@ -18,12 +15,12 @@ from torch import Tensor
 from dalle_lean.errors import UserError
 from dalle_lean.images import files as pictures
 from dalle_lean.progress import OnProgress
-from training.data.pixels import Pixels, in_file, in_memory, stamp
+from training.data.pixels import Pixels, fingerprint, in_file, in_memory
 
 CAPTION_FIELDS = ("text", "caption")
 
 Attributes = dict[str, str]
-"""What a line of a listing says in some fields, each value as JSON; without the fields that the line lacks."""
+"""Some fields of a listing's line, each value as JSON; fields that the line lacks are absent."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,15 +31,15 @@ class ImageTextPairs:
     captions: list[str]
     """Or other labels."""
     skipped: Counter[str] = field(default_factory=Counter)
-    """Pictures or lines of the listing that could not be used, counted by reason."""
+    """Unusable pictures or lines of the listing, counted by reason."""
     attributes: list[Attributes] = field(default_factory=list)
-    """What else their lines say; may be empty."""
+    """Of each picture; may be empty."""
 
     def __len__(self) -> int:
         return len(self.captions)
 
     def take(self, rows: Sequence[int]) -> "ImageTextPairs":
-        """The pictures of these rows."""
+        """The pairs of these rows."""
         return replace(
             self,
             pixels=self.pixels.take(torch.tensor(rows, dtype=torch.int64)),
@@ -50,23 +47,23 @@ class ImageTextPairs:
             attributes=[self.attributes[row] for row in rows if self.attributes],
         )
 
-    def spread(self, most: int) -> "ImageTextPairs":
-        """At most this many, evenly from all."""
+    def subsample(self, most: int) -> "ImageTextPairs":
+        """At most `most` of the pairs, evenly spaced."""
         return self.take(range(0, len(self), math.ceil(len(self) / most)))
 
     def digest(self) -> str:
-        """SHA-256 over pictures, captions and attributes."""
+        """SHA-256 of pictures, captions and attributes."""
         text = "\n".join(self.captions).encode("utf-8", "surrogatepass")
         listed = json.dumps(self.attributes, sort_keys=True).encode() if any(self.attributes) else b""
         return self.pixels.digest(text + listed)
 
 
 class Unusable(Exception):
-    """A line of a listing is passed over; the message is the reason it is counted under."""
+    """A line of a listing is skipped; the message is the reason it is counted under."""
 
 
 def caption_of(entry: dict[str, Any]) -> str:
-    """The caption of a line."""
+    """The caption of a line; raises Unusable if it has none."""
     caption = next((entry[name] for name in CAPTION_FIELDS if isinstance(entry.get(name), str)), "").strip()
     if not caption:
         raise Unusable("no caption")
@@ -74,10 +71,10 @@ def caption_of(entry: dict[str, Any]) -> str:
 
 
 def read_picture(folder: Path, name: str, side: int) -> Tensor:
-    """One picture as uint8 [3, side, side]."""
+    """Read one picture as uint8 [3, side, side]; raises Unusable if that fails."""
     path = folder / name
     if not pictures.lies_in(folder, path):
-        raise Unusable("file_name leads out of the folder")
+        raise Unusable("file_name points outside the folder")
     try:
         with pictures.quiet_pillow():
             square = pictures.square_pixels(pictures.open_picture_file(path), side)
@@ -96,24 +93,25 @@ def read_captioned(
     read: Callable[[Path, str, int], Tensor] = read_picture,
     store: Path | None = None,
 ) -> ImageTextPairs:
-    """Read a folder as `datasets`' ImageFolder has it: pictures, and metadata.jsonl with file_name and text or caption.
+    """Read a folder in the layout of `datasets`' ImageFolder: pictures, and a metadata.jsonl with file_name and text
+    or caption.
 
-    Pictures become side x side as `dalle_lean.images.files` makes them. A line that cannot be used
-    is counted under its reason; ValueError when none can.
+    `dalle_lean.images.files` makes the pictures side x side. Unusable lines are counted by reason; ValueError if no
+    line is usable.
 
     Args:
         fields: of the lines, kept as `attributes`.
-        label_of: the label in a line, which stands in `captions`.
+        label_of: extracts a line's label, stored in `captions`.
         read: (folder, file_name, side) -> uint8 [3, side, side].
-        store: a file for the decoded pictures, in which a later call finds them; else they are in memory.
+        store: file that keeps the decoded pictures for later calls; None keeps them in memory.
     """
     listing = folder / "metadata.jsonl"
     if not listing.is_file():
-        raise UserError(f"{folder} has no metadata.jsonl; give a folder of pictures with one line of JSON for each")
+        raise UserError(f"{folder} has no metadata.jsonl; list its pictures there, one line of JSON for each")
     lines = [line for line in listing.read_bytes().split(b"\n") if line.strip()]
     data = read_lines(folder, lines, side, on_progress, fields, label_of, read, store)
     if not len(data):
-        raise UserError(f"{listing}: no line can be used: {dict(data.skipped) or 'it is empty'}")
+        raise UserError(f"{listing} has no usable line: {dict(data.skipped) or 'it is empty'}")
     return data
 
 
@@ -124,9 +122,9 @@ def read_pictures(
     *,
     store: Path | None = None,
 ) -> ImageTextPairs:
-    """All pictures below a folder in the order of their names, their captions empty; ValueError when none can be read.
+    """Read all pictures below a folder in order of name, with empty captions; ValueError if none can be read.
 
-    Arguments as `read_captioned`'s.
+    Arguments as for `read_captioned`.
     """
     suffixes = pictures.PICTURE_SUFFIXES
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix.lower() in suffixes)
@@ -147,7 +145,7 @@ def read_lines(
     read: Callable[[Path, str, int], Tensor],
     store: Path | None,
 ) -> ImageTextPairs:
-    """The pictures of the lines of a listing; arguments as `read_captioned`'s."""
+    """Read the pictures of a listing's lines; arguments as for `read_captioned`."""
 
     def fill(pixels: Tensor) -> dict[str, Any]:
         used: list[int] = []
@@ -168,7 +166,7 @@ def read_lines(
         pixels, report = in_memory(len(lines), side, fill)
     else:
         how = (label_of.__qualname__, read.__qualname__, hashlib.sha256(b"\n".join(lines)).hexdigest())
-        made_from = stamp(folder, names_in(lines), side, *how)
+        made_from = fingerprint(folder, names_in(lines), side, *how)
         pixels, report = in_file(store, made_from, len(lines), side, fill)
     entries = [parse_line(lines[number]) for number in report["used"]]
     return ImageTextPairs(
@@ -180,7 +178,7 @@ def read_lines(
 
 
 def names_in(lines: Sequence[bytes]) -> list[str]:
-    """The file_name of each line that has one."""
+    """The file names in the lines that have one."""
     names = []
     for line in lines:
         try:
@@ -191,7 +189,7 @@ def names_in(lines: Sequence[bytes]) -> list[str]:
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """One line of metadata.jsonl, which has a file_name."""
+    """Parse a line of metadata.jsonl; raises Unusable if it has no file_name."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -202,15 +200,15 @@ def parse_line(line: bytes) -> dict[str, Any]:
 
 
 def attributes_of(entry: dict[str, Any], fields: Sequence[str]) -> Attributes:
-    """What a line says in these fields."""
+    """These fields of a line, as `Attributes`."""
     return {name: json.dumps(entry[name], sort_keys=True) for name in fields if name in entry}
 
 
 def hold_out(data: ImageTextPairs, share: float, seed: int) -> tuple[ImageTextPairs, ImageTextPairs]:
-    """(the rest, the held-out part): whole captions are held out, so that none of them is in the rest."""
+    """Split into (training, held-out) so that no caption is in both; ValueError if all captions are equal."""
     distinct = sorted(set(data.captions))
     if len(distinct) < 2:
-        raise UserError("all captions are the same; nothing can be held out or learnt")
+        raise UserError("all captions are the same, so none can be held out; add pictures with other captions")
     order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed)).tolist()
     chosen = {distinct[index] for index in order[: math.ceil(share * len(distinct))]}
     rows: dict[bool, list[int]] = {False: [], True: []}

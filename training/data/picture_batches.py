@@ -1,4 +1,4 @@
-"""The order in which a run sees pictures: batches of rows, the same for the same seed and step."""
+"""The order in which a run sees pictures: batches of rows, determined by the seed and the step."""
 
 import itertools
 from collections.abc import Generator, Iterator, Sequence
@@ -12,13 +12,12 @@ from dalle_lean.errors import UserError
 def shuffled_batches(
     count: int, batch_size: int, seed: int, *, start: int, steps: int
 ) -> Generator[Tensor, None, None]:
-    """The rows, of `count`, of the steps that are left of `steps` once `start` are done.
+    """Batches of rows [batch_size] in 0..count-1 for the steps after `start`, up to `steps`.
 
-    Shuffled in each pass, whose last rows are left out where they fill no batch; ValueError where there are too few
-    for one.
+    Each pass is shuffled; its last, incomplete batch is dropped. ValueError if `count` is below `batch_size`.
     """
     if count < batch_size:
-        raise UserError(f"{count} pictures to train on; batch_size={batch_size} needs as many")
+        raise UserError(f"{count} pictures to train on, fewer than batch_size={batch_size}: add pictures or lower it")
 
     def batches() -> Generator[Tensor, None, None]:
         for step in range(start, steps):
@@ -31,15 +30,15 @@ def shuffled_batches(
 
 
 def caption_key(caption: str) -> str:
-    """The same for captions that differ in capitals and spaces only."""
+    """Normalize a caption for comparison: lower case, single spaces."""
     return " ".join(caption.lower().split())
 
 
 def distinct_batches(captions: Sequence[str], batch_size: int, seed: int) -> Iterator[list[int]]:
-    """Endless batches of rows, shuffled in each pass, none holding a caption twice.
+    """Yield batches of rows without end, shuffled in each pass, no caption twice in a batch.
 
-    Two pictures of one caption would count as each other's negatives. A row whose caption the batch already has goes
-    into the next one; the batches that a pass leaves unfilled are dropped.
+    Two pictures with one caption would count as each other's negatives. A row whose caption is already in the batch
+    goes into the next one; batches still incomplete at the end of a pass are dropped.
     """
     keys = [caption_key(caption) for caption in captions]
     if not 2 <= batch_size <= len(set(keys)):

@@ -1,4 +1,4 @@
-"""Prefetching by a thread; long waits are reported."""
+"""Prefetching in a thread; long waits are reported."""
 
 import threading
 import time
@@ -19,14 +19,14 @@ def prefetch(
     stop_waiting: Callable[[], bool] | None = None,
     notice_s: float = NOTICE_S,
 ) -> Generator[T, None, None]:
-    """The same items in the same order, at most `ahead` of them made before they are asked for.
+    """Yield the same items in the same order, at most `ahead` of them produced in advance.
 
     Args:
-        items: iterated and closed in another thread; what it raises is raised here.
-        on_wait: called every `notice_s` seconds with the seconds that an item has been waited for.
-        stop_waiting: asked while an item is waited for; true ends the items early.
+        items: iterated and closed in another thread; its exceptions are raised here.
+        on_wait: called every `notice_s` seconds of waiting for an item, with the seconds waited so far.
+        stop_waiting: polled while waiting for an item; true ends the iteration early.
 
-    Closing the generator, which dropping it does too, ends the thread.
+    Closing or dropping the generator ends the thread.
     """
     made: Queue[tuple[str, Any]] = Queue(ahead)
     stopped = threading.Event()
@@ -66,7 +66,7 @@ def prefetch(
                 return
     finally:
         stopped.set()
-        # A thread that waits for a remote may take longer; it ends when its wait does.
+        # A thread waiting for a remote may take longer, and ends with its wait.
         thread.join(STOP_S)
 
 
@@ -76,8 +76,8 @@ def wait_for(
     stop_waiting: Callable[[], bool] | None,
     notice_s: float,
 ) -> tuple[str, Any]:
-    """What the queue holds next, or its end where waiting is to stop."""
-    started_s = told_s = time.monotonic()
+    """The next entry of the queue, or an "end" entry if `stop_waiting` says so."""
+    started_s = noticed_s = time.monotonic()
     while True:
         try:
             return made.get(timeout=min(POLL_S, notice_s))
@@ -85,6 +85,6 @@ def wait_for(
             now_s = time.monotonic()
             if stop_waiting is not None and stop_waiting():
                 return "end", None
-            if on_wait is not None and now_s - told_s >= notice_s:
-                told_s = now_s
+            if on_wait is not None and now_s - noticed_s >= notice_s:
+                noticed_s = now_s
                 on_wait(now_s - started_s)

@@ -1,6 +1,6 @@
-"""Rows of a shard from any row on, in runs of a chosen length: column by column, never row by row.
+"""Reads a shard from any row on, in chunks of a chosen length: column by column, never row by row.
 
-Shapes: N rows, I codes of a picture.
+Shapes: N rows, I codes per picture.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,11 +22,11 @@ T = TypeVar("T")
 READ_ROWS = 1024
 COLUMNS = ("caption", "code", "key")
 BUFFER_BYTES = 2**20
-"""Read of a column at once: what an open shard holds in memory does not grow with the shard."""
+"""Bytes buffered per column, which bounds the memory of an open shard of any size."""
 
 
 class DamagedShard(UserError):
-    """A shard cannot be read, or holds something else than its data set says."""
+    """A shard cannot be read, or does not hold what its data set says."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Rows:
 
     captions: list[str]
     codes: NDArray[np.int16]
-    """[N, I]; [N, 0] where they were not asked for."""
+    """[N, I]; [N, 0] if codes were not requested."""
     keys: list[str]
 
     @classmethod
@@ -46,17 +46,17 @@ class Rows:
     def __len__(self) -> int:
         return len(self.captions)
 
-    def take(self, places: Sequence[int]) -> "Rows":
-        """The rows at these places, in this order."""
-        return Rows([self.captions[place] for place in places], self.codes[places], [self.keys[at] for at in places])
+    def take(self, indices: Sequence[int]) -> "Rows":
+        """The rows at these indices, in this order."""
+        return Rows([self.captions[i] for i in indices], self.codes[indices], [self.keys[i] for i in indices])
 
     def part(self, start: int, end: int) -> "Rows":
-        """The rows start..end-1, without a copy of the codes."""
+        """The rows start..end-1, without copying the codes."""
         return Rows(self.captions[start:end], self.codes[start:end], self.keys[start:end])
 
 
 def join(parts: Sequence[Rows]) -> Rows:
-    """One or more runs of rows as one."""
+    """Concatenate one or more parts."""
     parts = [part for part in parts if len(part)] or parts[:1]
     if len(parts) == 1:
         return parts[0]
@@ -70,12 +70,12 @@ def join(parts: Sequence[Rows]) -> Rows:
 def read_rows(
     shards: ShardSet, index: int, start: int, count: int, *, first_count: int | None = None, codes: bool = True
 ) -> Iterator[Rows]:
-    """The rows of shard `index` from row `start` on, checked: first `first_count`, then `count` at a time.
+    """Read and check shard `index` from row `start` on: first `first_count` rows, then `count` at a time.
 
-    To begin inside a shard, its rows from the beginning of a Parquet row group on are read and dropped. A shard without
-    keys has the numbers of its rows for keys. `codes=False` reads captions and keys only.
+    Reading starts at a Parquet row group; rows of it before `start` are dropped. In a shard without keys, row numbers
+    serve as keys. `codes=False` reads captions and keys only.
 
-    Raises DamagedShard, and Unreachable where a remote cannot be read at all.
+    Raises DamagedShard, or Unreachable if a remote cannot be read at all.
     """
     with open_shard(shards, index) as file:
         ends = group_ends(file)
@@ -83,29 +83,30 @@ def read_rows(
         if not groups:
             return
         tables = batches(file, groups, count, COLUMNS if codes else ("caption", "key"))
-        for table in runs(tables, start - ends[groups[0]], first_count or count, count):
+        for table in rechunk(tables, start - ends[groups[0]], first_count or count, count):
             yield decode(table, range(start, start + len(table)), shards, codes)
             start += len(table)
 
 
-def read_places(shards: ShardSet, index: int, places: Sequence[int]) -> Iterator[Rows]:
-    """The rows of shard `index` at these places, which rise: those alone are decoded, and nothing behind them is read.
+def read_rows_at(shards: ShardSet, index: int, wanted: Sequence[int]) -> Iterator[Rows]:
+    """Read the `wanted` rows of shard `index`, given in ascending order: only they are decoded, and each row group is
+    read no further than its last one.
 
     Raises as `read_rows` does.
     """
     with open_shard(shards, index) as file:
         for group, (start, end) in enumerate(pairwise(group_ends(file))):
-            left = [place for place in places if start <= place < end]
+            left = [row for row in wanted if start <= row < end]
             parts = batches(file, [group], READ_ROWS, COLUMNS)
             while left and (batch := next(parts, None)) is not None:
-                here = [place for place in left if place < start + len(batch)]
+                here = [row for row in left if row < start + len(batch)]
                 if here:
-                    yield decode(batch.take([place - start for place in here]), here, shards)
+                    yield decode(batch.take([row - start for row in here]), here, shards)
                 start, left = start + len(batch), left[len(here) :]
 
 
 def read_keys(shards: ShardSet, index: int) -> Iterator[list[str]]:
-    """The keys of shard `index`, some at a time; a shard without has the numbers of its rows. Raises as `read_rows`."""
+    """Read the keys of shard `index` in batches; row numbers if it has none. Raises as `read_rows` does."""
     with open_shard(shards, index) as file:
         if "key" not in file.schema_arrow.names:
             yield [str(number) for number in range(file.metadata.num_rows)]
@@ -115,21 +116,21 @@ def read_keys(shards: ShardSet, index: int) -> Iterator[list[str]]:
 
 
 def whole_shard(shards: ShardSet, index: int, *, codes: bool = True) -> Iterator[Rows]:
-    """The rows of shard `index`, some at a time; damage is reported, and the rest of it passed over."""
+    """Read shard `index` in batches; damage is reported, and the rest of the shard skipped."""
     yield from undamaged(shards, read_rows(shards, index, 0, READ_ROWS, codes=codes))
 
 
 def undamaged(shards: ShardSet, parts: Iterator[T]) -> Iterator[T]:
-    """What of a shard is read before it turns out damaged, which is reported."""
+    """The parts read before the shard turns out to be damaged, which is reported."""
     try:
         yield from parts
     except DamagedShard as damage:
-        shards.on_notice(f"{damage}; passed over")
+        shards.on_notice(f"{damage}; the rest of it is skipped")
 
 
 @contextmanager
 def open_shard(shards: ShardSet, index: int) -> Iterator[Any]:
-    """Shard `index` as a Parquet file; whatever is wrong with it while it is open is a DamagedShard."""
+    """Open shard `index` as a Parquet file; whatever goes wrong while it is open is raised as DamagedShard."""
     arrow, parquet = require("pyarrow", extra="training"), require("pyarrow.parquet", extra="training")
     rows = shards.rows[index]
     try:
@@ -147,26 +148,25 @@ def open_shard(shards: ShardSet, index: int) -> Iterator[Any]:
 
 
 def group_ends(file: Any) -> list[int]:
-    """The first row of each row group, and behind the last one how many rows there are."""
+    """The first row of each row group, then the number of rows."""
     sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
     ends: list[int] = np.cumsum([0, *sizes]).tolist()
     return ends
 
 
 def batches(file: Any, groups: Sequence[int], batch_size: int, columns: Sequence[str]) -> Iterator[Any]:
-    """These row groups as Arrow batches.
+    """These row groups as Arrow batches, none of which spans two groups.
 
-    One row group at a time: batches that reach over several begin where the reader did, and so would what is lost with
-    a damaged page.
+    Batches across groups would be aligned to where the reader started, and so would the rows lost with a damaged page.
     """
     for group in groups:
-        # In this thread: one that waits for a remote would keep Arrow's few threads from everybody else.
+        # In this thread: waiting for a remote would block Arrow's few threads for all readers.
         yield from code_batches(file, columns=columns, batch_size=batch_size, row_groups=[group], use_threads=False)
 
 
-def runs(batches: Iterator[Any], skip: int, first_count: int, count: int) -> Iterator[Any]:
-    """The rows of Arrow batches after the first `skip`, as a table of `first_count` rows, then of `count` (the last one
-    has fewer)."""
+def rechunk(batches: Iterator[Any], skip: int, first_count: int, count: int) -> Iterator[Any]:
+    """Regroup Arrow batches, without their first `skip` rows, into tables of `first_count` rows, then of `count`; the
+    last may be shorter."""
     arrow = require("pyarrow", extra="training")
     waiting, wanted = None, first_count
     for batch in batches:
@@ -182,6 +182,6 @@ def runs(batches: Iterator[Any], skip: int, first_count: int, count: int) -> Ite
 
 
 def decode(table: Any, numbers: Sequence[int], shards: ShardSet, codes: bool = True) -> Rows:
-    """The rows of a table or batch; `numbers` are theirs in the shard."""
+    """Decode a table or batch, whose rows have these `numbers` in the shard."""
     info = shards.info
     return Rows(*decode_rows(table, numbers, info.num_codes, info.codebook_size, with_codes=codes))

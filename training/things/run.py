@@ -61,7 +61,7 @@ def train_things(
         known = [row for row, thing in enumerate(found.captions) if thing in classifier.row_of]
         if not known:
             raise UserError(f"{heldout} shows none of the {len(classifier.things)} things that are learnt")
-        heldout_set = found.take(known).spread(recipe.heldout_pictures)
+        heldout_set = found.take(known).subsample(recipe.heldout_pictures)
     run = ThingRun(out, recipe, classifier, train_set, heldout_set)
     return run.go(on_progress, limit)
 

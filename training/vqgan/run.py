@@ -192,4 +192,4 @@ def read_sets(
         rows = range(len(train_set))
         heldout_set = replace(train_set.take(rows[::HELD_OUT_ONE_IN]), skipped=Counter())
         train_set = train_set.take([row for row in rows if row % HELD_OUT_ONE_IN])
-    return train_set, heldout_set.spread(recipe.heldout_pictures)
+    return train_set, heldout_set.subsample(recipe.heldout_pictures)

@@ -264,12 +264,12 @@ def test_lines_that_cannot_be_used_are_counted_by_reason(folder, tmp_path):
         "picture missing": 2,
         "no caption": 2,
         "no file_name": 1,
-        "file_name leads out of the folder": 1,
+        "file_name points outside the folder": 1,
         "line is not JSON": 1,
     }
 
 
-@pytest.mark.parametrize(("listing", "message"), [(None, "has no metadata.jsonl"), ("", "no line can be used")])
+@pytest.mark.parametrize(("listing", "message"), [(None, "has no metadata.jsonl"), ("", "has no usable line")])
 def test_a_folder_without_anything_usable_is_refused_by_name(tmp_path, listing, message):
     if listing is not None:
         (tmp_path / "metadata.jsonl").write_text(listing)

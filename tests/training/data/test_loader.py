@@ -188,7 +188,7 @@ def test_a_damaged_shard_is_named_passed_over_and_counted_and_the_others_are_who
     found = keys(spoilt)
     assert sorted(found) == sorted(trained_on(number for number in range(400) if number // 40 not in (3, 6)))
     assert len(set(noticed)) == 2
-    assert any("shard-00003.parquet is damaged" in line and "passed over" in line for line in noticed)
+    assert any("shard-00003.parquet is damaged" in line and "skipped" in line for line in noticed)
     positions = (position for _, position in spoilt.windows())
     assert next(position.skipped for position in positions if position.epoch == 2) == 4
 

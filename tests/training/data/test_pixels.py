@@ -14,7 +14,7 @@ from PIL import Image
 
 from dalle_lean.errors import UserError
 from training.data.image_text import read_captioned, read_pictures
-from training.data.pixels import Pixels, in_file, stamp
+from training.data.pixels import Pixels, fingerprint, in_file
 
 SIDE = 4
 
@@ -110,8 +110,8 @@ def test_a_changed_picture_is_decoded_again(folder, tmp_path):
     Image.new("RGB", (8, 8), "white").save(folder / "1.png")
     after = read_captioned(folder, SIDE, store=tmp_path / "p.npy").pixels[:]
     assert (before != after).flatten(1).any(dim=1).tolist() == [False, True, False, False, False]
-    assert stamp(folder, ["1.png"], 4) != stamp(folder, ["1.png"], 5)
-    assert stamp(folder, ["not there", "\0", "x" * 5000]) == stamp(folder, ["not there", "\0", "x" * 5000])
+    assert fingerprint(folder, ["1.png"], 4) != fingerprint(folder, ["1.png"], 5)
+    assert fingerprint(folder, ["not there", "\0", "x" * 5000]) == fingerprint(folder, ["not there", "\0", "x" * 5000])
 
 
 def test_more_pictures_than_the_memory_holds_can_be_read(folder, tmp_path):

@@ -224,7 +224,7 @@ def test_a_shard_that_is_not_there_is_passed_over_at_once(server, noticed, statu
     assert all(int(key.removeprefix("picture-")) // 32 != 1 for key in rows)
     assert len(noticed) == 1
     assert "shard-00001.parquet" in noticed[0]
-    assert "passed over" in noticed[0]
+    assert "skipped" in noticed[0]
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -312,7 +312,7 @@ def test_a_wait_for_a_batch_says_what_is_being_read(remote, server, tokenizer, n
     server.faults.coming = [None, None, "hang"]
     data = training_data(replace(remote, patience=replace(HASTY, timeout_s=10)))
     assert len(list(islice(data.ahead(data.batches(20, tokenizer, 6)), 3))) == 3
-    assert any(re.fullmatch(r"waiting for data since \d+ s: reading http.*\.parquet", line) for line in noticed)
+    assert any(re.fullmatch(r"still waiting for data after \d+ s: reading http.*\.parquet", line) for line in noticed)
 
 
 def in_haste(real, made, on_wait, stop_waiting, notice_s):

@@ -45,7 +45,7 @@ def test_a_run_that_never_began_leaves_no_folder(tmp_path, capsys):
     data.mkdir()
     Image.new("RGB", (64, 64)).save(data / "only.png")
     line = refusal("train-vqgan", data, tmp_path / "out", capsys)
-    assert "0 pictures to train on; batch_size=16 needs as many" in line
+    assert "0 pictures to train on, fewer than batch_size=16" in line
     assert not (tmp_path / "out").exists()
 
 

@@ -178,7 +178,7 @@ def test_a_folder_that_names_no_things_is_refused_in_one_line(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["train-things", str(tmp_path), str(tmp_path / "out")])
     assert ended.value.code == 2
-    assert "no line can be used: {'no things named': 1}" in capsys.readouterr().err
+    assert "has no usable line: {'no things named': 1}" in capsys.readouterr().err
 
 
 def test_a_heldout_folder_of_other_things_is_refused(folder, tmp_path):
