@@ -1,4 +1,4 @@
-"""The model and what it is made of."""
+"""The model and its parts."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Dalle", "DalleConfig", "MemoryPlan", "load_model", "save_model"]
 
-_HOMES = {
+_MODULE_OF = {
     "Dalle": "dalle_lean.model.dalle",
     "DalleConfig": "dalle_lean.model.config",
     "MemoryPlan": "dalle_lean.memory",
@@ -21,7 +21,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: the command line's help must not wait for torch."""
-    if name not in _HOMES:
+    """Import a public name on first use, so that `dalle-lean --help` does not wait for torch."""
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'dalle_lean' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULE_OF[name]), name)

@@ -1,4 +1,4 @@
-"""`dalle-lean pack`: the parts of a model -> one model folder."""
+"""`dalle-lean pack`: puts the parts of a model into one model folder."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,32 +9,28 @@ from dalle_lean.terminal import DESTINATIONS, StoredDtype, progress_bar, say
 
 
 def pack(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder to take, such as RUN/model.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder to start from, such as RUN/model.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Model folder to write; an existing one is replaced.")],
     vocabulary: Annotated[
         Path | None,
-        typer.Option(help="vocabulary.json, the words of the captions. [default: MODEL's]", show_default=False),
+        typer.Option(help="vocabulary.json with the captions' words. [default: MODEL's]", show_default=False),
     ] = None,
     vqgan: Annotated[Path | None, typer.Option(help="VQGAN folder. [default: MODEL's]", show_default=False)] = None,
     clip: Annotated[Path | None, typer.Option(help="CLIP folder. [default: MODEL's]", show_default=False)] = None,
     card: Annotated[Path | None, typer.Option(help="README.md. [default: MODEL's]", show_default=False)] = None,
     guidance: Annotated[
         float | None,
-        typer.Option(
-            help="Default guidance of the model; 1 is off. [default: MODEL's]",
-            show_default=False,
-            min=0,
-        ),
+        typer.Option(help="The model's default guidance; 1 is off. [default: MODEL's]", show_default=False, min=0),
     ] = None,
     dtype: Annotated[
         StoredDtype | None,
         typer.Option(help="Type of the transformer's stored weights. [default: MODEL's]", show_default=False),
     ] = None,
     publish: Annotated[
-        str | None, typer.Option(metavar="DESTINATION", help=f"Then copy it there: {DESTINATIONS}", show_default=False)
+        str | None, typer.Option(metavar="DESTINATION", help=f"Then publish it: {DESTINATIONS}", show_default=False)
     ] = None,
 ) -> None:
-    """Put a model folder together: transformer, tokenizer, vocabulary, VQGAN, CLIP and card, every part hashed."""
+    """Put a model folder together: transformer, tokenizer, vocabulary, VQGAN, CLIP and card, with every part's hash."""
     import torch
 
     from dalle_lean.io.model_card import model_files
@@ -44,15 +40,8 @@ def pack(
 
     if publish is not None:
         check_destination(publish)
-    pack_model(
-        *(model, out),
-        vocabulary=vocabulary,
-        vqgan=vqgan,
-        clip=clip,
-        card=card,
-        guidance=guidance,
-        dtype=None if dtype is None else getattr(torch, dtype),
-    )
+    stored = None if dtype is None else getattr(torch, dtype)
+    pack_model(model, out, vocabulary=vocabulary, vqgan=vqgan, clip=clip, card=card, guidance=guidance, dtype=stored)
     total_bytes = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     say(f"{out}: {total_bytes / 1e6:.1f} MB")
     if publish is not None:

@@ -1,9 +1,9 @@
-"""How a process is asked to end, beside Ctrl+C: by SIGTERM, which Slurm, Kubernetes and spot machines send."""
+"""Ending on SIGTERM, with which Slurm, Kubernetes and spot machines ask a process to stop."""
 
 EXIT_CODE = 143
-"""Of a process that SIGTERM has ended: 128 and the signal's number."""
+"""Of a process ended by SIGTERM: 128 plus the signal's number."""
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived and finished work is saved. Not an Exception, like KeyboardInterrupt: only the code that ends the
-    process catches it."""
+    """SIGTERM arrived and finished work is saved. Like KeyboardInterrupt it is not an Exception: only the code that
+    ends the process catches it."""

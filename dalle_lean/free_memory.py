@@ -12,7 +12,7 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of a device that this process can take now; of the CPU as `free_ram_bytes`."""
+    """Memory of a device that this process can allocate now; for the CPU `free_ram_bytes`."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + cached
@@ -20,12 +20,12 @@ def free_bytes(device: torch.device) -> int:
 
 
 def free_ram_bytes(control_groups: Path | None = None, own_groups: Path = OWN_GROUPS) -> int:
-    """RAM that this process can take now without swapping, within the limits of the container it runs in."""
+    """RAM that this process can allocate now without swapping, within the limits of its container."""
     return max(0, min([free_on_machine(), *free_in_groups(control_groups or CONTROL_GROUPS, own_groups)]))
 
 
 def free_on_machine() -> int:
-    """The kernel's estimate; half of all RAM where there is none."""
+    """The kernel's estimate of available RAM; half of all RAM if it gives none."""
     if MEMINFO.exists():
         for line in MEMINFO.read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -34,7 +34,7 @@ def free_on_machine() -> int:
 
 
 def free_in_groups(control_groups: Path, own_groups: Path) -> Iterator[int]:
-    """What is left of the limit of each control group around this process, in versions 2 and 1."""
+    """Bytes left under the limit of each control group (version 2 or 1) that contains this process."""
     paths = {"": "/", "memory": "/"}  # a container sees its own group as the root
     try:
         for line in own_groups.read_text().splitlines():
@@ -52,14 +52,14 @@ def free_in_groups(control_groups: Path, own_groups: Path) -> Iterator[int]:
             if not folder.is_relative_to(root):
                 break
             try:
-                bounded, taken = int((folder / limit).read_text()), int((folder / used).read_text())
+                limit_bytes, used_bytes = int((folder / limit).read_text()), int((folder / used).read_text())
             except (OSError, ValueError):  # no group, or one without a limit ("max")
                 continue
-            yield bounded - taken + reclaimable_bytes(folder)
+            yield limit_bytes - used_bytes + reclaimable_bytes(folder)
 
 
 def reclaimable_bytes(group: Path) -> int:
-    """The part of a group's usage that is page cache, which the kernel reclaims before it kills a process."""
+    """Page cache in a group's usage, which the kernel reclaims before it kills a process."""
     try:
         stat = dict(line.split(" ", 1) for line in (group / "memory.stat").read_text().splitlines())
         return int(stat.get("total_inactive_file") or stat.get("inactive_file") or 0)

@@ -1,1 +1,1 @@
-"""Scoring pictures by a caption, and the CLIP architectures it can read."""
+"""CLIP: scores of pictures for a caption, and the architectures that can be loaded."""

@@ -1,4 +1,4 @@
-"""open_clip's models and tokenizers, by name or by config, with every size checked and nothing fetched.
+"""open_clip's models and tokenizers, by name or by config. Every size is checked; nothing is downloaded.
 
 Shapes: B captions, T text positions.
 """
@@ -21,15 +21,15 @@ from dalle_lean.tokenizer import Tokenizer
 Architecture = str | Mapping[str, Any]
 """The name of an open_clip architecture ("ViT-B-32"), or its model config: embed_dim, vision_cfg, text_cfg, ...
 
-A vision_cfg with "widths" is this package's own: the arguments of `picture_tower.PatchResNet`."""
+A vision_cfg with "widths" is for this package's own tower: it has the arguments of `picture_tower.PatchResNet`."""
 
 OPENAI_SIZES = ("input_resolution", "context_length", "vocab_size")
-"""Buffers of OpenAI's archives that are no weights."""
+"""Buffers in OpenAI's archives that are not weights."""
 
-# Of an image tower that is built only to be replaced.
+# A small image tower that is built only to be replaced.
 PLACEHOLDER = {"image_size": 32, "patch_size": 32, "width": 32, "head_width": 32, "layers": 1}
 
-# Larger numbers than any known architecture has are taken for a damaged or hostile file.
+# Beyond any known architecture: larger numbers mean a damaged or hostile file.
 LARGEST = {
     "embed_dim": 8192,
     "width": 8192,
@@ -48,7 +48,7 @@ LARGEST = {
 
 
 def model_config(architecture: Architecture) -> dict[str, Any]:
-    """A fresh copy of open_clip's model config, with every size checked; ValueError for what cannot be built here."""
+    """A new copy of open_clip's model config, every size checked; ValueError if it cannot be built here."""
     open_clip = require("open_clip", extra="demo")
     if isinstance(architecture, str):
         if architecture not in open_clip.list_models():
@@ -66,18 +66,18 @@ def model_config(architecture: Architecture) -> dict[str, Any]:
             raise UserError(f"architecture: {name} must be an object with the sizes of that tower")
     check_sizes("architecture", config)
     if config["text_cfg"].get("hf_model_name"):
-        raise UserError("architecture: its text tower comes from the hub; take one that open_clip holds whole")
+        raise UserError("architecture: its text tower is on the hub; choose one that open_clip contains in full")
     if ":" in str(config["vision_cfg"].get("timm_model_name", "")):
         raise UserError(
-            f"architecture: timm_model_name={config['vision_cfg']['timm_model_name']!r} is an address, which timm "
-            "would fetch; name a model that timm holds"
+            f"architecture: timm_model_name={config['vision_cfg']['timm_model_name']!r} is an address that timm would "
+            "download; name a model that timm contains"
         )
-    config["vision_cfg"].pop("timm_model_pretrained", None)  # or timm would download weights
+    config["vision_cfg"].pop("timm_model_pretrained", None)  # otherwise timm downloads weights
     return config
 
 
 def check_sizes(where: str, config: Mapping[str, Any]) -> None:
-    """Refuse sizes that are no positive numbers or are beyond LARGEST, however deep they stand."""
+    """ValueError for a size, at any depth, that is not a positive number up to its limit in LARGEST."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             check_sizes(f"{where}.{name}", value)
@@ -89,7 +89,7 @@ def check_sizes(where: str, config: Mapping[str, Any]) -> None:
 
 
 def build_clip(config: Mapping[str, Any]) -> Any:
-    """The model for a config from `model_config`: float32, initialised from torch's global generator."""
+    """The float32 model of a config from `model_config`, initialised by torch's global generator."""
     open_clip = require("open_clip", extra="demo")
     settings = copy.deepcopy(dict(config))
     name = "CustomTextCLIP" if settings.pop("custom_text", False) else "CLIP"
@@ -102,12 +102,12 @@ def build_clip(config: Mapping[str, Any]) -> Any:
         if own_tower is not None:
             model.visual = PatchResNet(settings["embed_dim"], **own_tower)
         return model
-    except Exception as error:  # asserts, TypeErrors, RuntimeErrors: wherever open_clip notices
+    except Exception as error:  # open_clip raises AssertionError, TypeError, RuntimeError and others
         raise UserError(f"architecture: it cannot be built: {type(error).__name__}: {error}") from None
 
 
 def load_clip_weights(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) -> None:
-    """Fill `model` strictly from a file or a state dict, whatever dtype it is stored in; ValueError names the file."""
+    """Load a file or a state dict of any dtype strictly into `model`; ValueError names the file."""
     if not isinstance(weights, Mapping) and is_torchscript(Path(weights)):
         of_archive = torchscript_weights(Path(weights))
         weights = {name: value for name, value in of_archive.items() if name not in OPENAI_SIZES}
@@ -117,19 +117,19 @@ def load_clip_weights(model: nn.Module, weights: str | Path | Mapping[str, Tenso
         return
     path = Path(weights)
     if not path.is_file():
-        raise UserError(f"no file of weights at {path}; pretrained tags are not downloaded, give a file")
+        raise UserError(f"no weights file at {path}; pretrained tags are not downloaded, give a file")
     try:
-        # Knows the names in which CLIPs were published; never unpickles.
+        # It knows the key names of the published CLIPs, and never unpickles.
         require("open_clip", extra="demo").load_checkpoint(model, str(path), strict=True, weights_only=True)
-    except Exception as error:  # each format has exceptions of its own
+    except Exception as error:  # each format raises its own exceptions
         raise UserError(f"{path} does not hold the weights of this CLIP: {error}") from None
     refuse_infinite(model, str(path))
 
 
 def caption_encoder(config: Mapping[str, Any], tokenizer: Tokenizer | None) -> Callable[[Sequence[str]], Tensor]:
-    """The function captions -> ids [B, T] of a CLIP: its own vocabulary, or open_clip's when `tokenizer` is None.
+    """A function from captions to ids [B, T] by `tokenizer`; if it is None, by open_clip's tokenizer.
 
-    ValueError when the vocabulary is not at hand or does not fit the text tower.
+    ValueError if the tokenizer is not available offline or does not fit the text tower.
     """
     open_clip = require("open_clip", extra="demo")
     text: Mapping[str, Any] = {"context_length": 77, "vocab_size": 49408, **config["text_cfg"]}
@@ -137,19 +137,19 @@ def caption_encoder(config: Mapping[str, Any], tokenizer: Tokenizer | None) -> C
         ids_in_use = tokenizer.vocab_size
         if text.get("pool_type") != "eos" or text.get("eos_id") != tokenizer.padding_id:
             raise UserError(
-                "architecture: captions of a tokenizer.json end at the first padding id, so text_cfg needs "
+                "architecture: with a tokenizer.json, captions end at the first padding id, so text_cfg needs "
                 f"pool_type='eos' and eos_id={tokenizer.padding_id}"
             )
     elif text.get("hf_tokenizer_name"):
         raise UserError(
-            f"architecture: its tokenizer {text['hf_tokenizer_name']!r} is on the hub, not in open_clip; "
-            "take one that open_clip holds whole"
+            f"architecture: its tokenizer {text['hf_tokenizer_name']!r} is on the hub; "
+            "choose an architecture that open_clip contains in full"
         )
     else:
         options = text.get("tokenizer_kwargs", {})
         try:
             simple = open_clip.SimpleTokenizer(context_length=text["context_length"], **options)
-        except Exception as error:  # whatever its options lead to
+        except Exception as error:  # wrong options raise various exceptions
             raise UserError(f"architecture: tokenizer_kwargs={options!r}: {type(error).__name__}: {error}") from None
         ids_in_use = simple.vocab_size
     if ids_in_use > text["vocab_size"]:
@@ -160,9 +160,9 @@ def caption_encoder(config: Mapping[str, Any], tokenizer: Tokenizer | None) -> C
 
 
 def end_padded(tokenizer: Tokenizer, captions: Sequence[str], context_length: int) -> Tensor:
-    """Ids [B, context_length] of which the last is always padding.
+    """Ids [B, context_length], the last always padding.
 
-    The first padding id is the end of the caption. The text tower is causal and pools there, so it sees the whole
-    caption and nothing of the padding behind.
+    The first padding id marks the end of the caption. The text tower is causal and pools there, so it sees the whole
+    caption and none of the later padding.
     """
     return F.pad(tokenizer.encode(captions, context_length - 1), (0, 1), value=tokenizer.padding_id)

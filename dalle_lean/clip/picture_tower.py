@@ -1,8 +1,8 @@
-"""An image tower for pictures of 128 pixels on few CPU cores: a residual network (He et al. 2015, arXiv 1512.03385)
-whose first convolution already takes steps of a whole patch.
+"""An image tower for pictures of 128 pixels on a few CPU cores: a residual network (He et al. 2015, arXiv 1512.03385)
+whose first convolution has a stride of a whole patch.
 
-What a small network costs on a CPU with fast bfloat16 is moving activations, not multiplying; most of them are those of
-the first layers, at half and at a quarter of the picture's side. Here the first layer is an eighth or a quarter.
+On a CPU with fast bfloat16 a small network is bound by memory traffic, most of it from the first layers, whose
+activations have half and a quarter of the picture's side. Here the first layer's have a quarter or an eighth.
 
 Shapes: N pictures, S side in pixels, P side of a patch, E features.
 """
@@ -21,11 +21,11 @@ class PatchResNet(nn.Module):
     Args:
         embed_dim: E.
         image_size: S; a multiple of P * 2 ** (len(widths) - 1).
-        patch_size: P, even; the step of the first convolution, whose window is twice as wide.
-        widths: channels at each resolution; each has half the side of the one before, the first S / P.
-        blocks: at each resolution.
+        patch_size: P, even; the stride of the first convolution, whose kernel is twice as wide.
+        widths: channels at each resolution; the first has side S / P, each further one half of the one before.
+        blocks: number of blocks at each resolution.
 
-    Raises ValueError where these do not fit together.
+    Raises ValueError if these do not fit together.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PatchResNet(nn.Module):
                 channels = width
         self.body = nn.Sequential(*body)
         last_side = image_size // (patch_size << (len(widths) - 1))
-        # Not averaged: captions tell where in the picture things are.
+        # Not averaged: captions say where in the picture things are.
         self.head = nn.Linear(channels * last_side**2, embed_dim)
 
     def forward(self, pictures: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class PatchResNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Two convolutions [N, C, S, S] -> [N, D, S / stride, S / stride], added to what came in."""
+    """A residual block of two convolutions: [N, C, S, S] -> [N, D, S / stride, S / stride]."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Block(nn.Module):
         self.first_norm = nn.BatchNorm2d(width)
         self.second = nn.Conv2d(width, width, 3, 1, 1, bias=False)
         self.second_norm = nn.BatchNorm2d(width)
-        nn.init.zeros_(self.second_norm.weight)  # a new block changes nothing
+        nn.init.zeros_(self.second_norm.weight)  # each block starts as the identity
         self.shortcut: nn.Module = nn.Identity()
         if stride > 1 or channels != width:
             self.shortcut = nn.Sequential(

@@ -1,7 +1,7 @@
-"""CLIP: how well a picture fits a caption (Radford et al. 2021, arXiv 2103.00020), over the package open_clip.
+"""CLIP scores how well a picture fits a caption (Radford et al. 2021, arXiv 2103.00020); the models are open_clip's.
 
-Any architecture that open_clip holds whole, with a file of weights; or a CLIP folder: config.json, model.safetensors
-and, for a CLIP with a vocabulary of its own, tokenizer.json. Nothing here reaches for the network.
+A CLIP is loaded from a weights file, for any architecture that open_clip contains in full, or from a CLIP folder:
+config.json, model.safetensors and, if it has its own vocabulary, tokenizer.json. Nothing here uses the network.
 
 Shapes: N pictures, B captions, T text positions, E features.
 """
@@ -26,18 +26,18 @@ from dalle_lean.tokenizer import Tokenizer
 FORMAT = "dalle_lean_clip/1"
 WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
-# Of red, green and blue, as the published CLIPs were trained.
+# Red, green and blue, as in the training of the published CLIPs.
 IMAGE_MEAN = (0.48145466, 0.4578275, 0.40821073)
 IMAGE_STD = (0.26862954, 0.26130258, 0.27577711)
 
 INTERPOLATIONS = ("bicubic", "bilinear")
 
 Images = Tensor | Sequence[Image.Image]
-"""[N, 3, H, W] floating point in 0..1, or N PIL pictures."""
+"""[N, 3, H, W] floating point in 0..1, or N PIL images."""
 
 
 class ClipScorer:
-    """Features and scores of pictures and captions; the model is float32 and in eval mode."""
+    """Features and scores of pictures and captions, by a float32 model in eval mode."""
 
     def __init__(
         self,
@@ -54,13 +54,13 @@ class ClipScorer:
         """
         Args:
             weights: a .safetensors file, a published .pt or .bin (loaded weights-only), or a state dict.
-            tokenizer: the CLIP's own vocabulary; without it, open_clip's for the architecture.
-            image_mean, image_std: of red, green and blue in 0..1.
-            interpolation: how pictures are resized, "bicubic" or "bilinear"; both antialiased.
-            name: what people read beside a score.
+            tokenizer: the CLIP's own vocabulary; None is open_clip's for the architecture.
+            image_mean, image_std: red, green and blue in 0..1.
+            interpolation: how pictures are resized, "bicubic" or "bilinear", both antialiased.
+            name: shown beside a score.
 
         Raises:
-            ValueError: an unknown architecture, weights that do not fit it, or parts of it that are only on the hub.
+            ValueError: the architecture is unknown or partly on the hub, or the weights do not fit it.
         """
         self.architecture = architecture
         self.tokenizer = tokenizer
@@ -86,7 +86,7 @@ class ClipScorer:
     def load(cls, folder: str | Path, device: torch.device | str = "cpu", *, checked: bool = False) -> Self:
         """Read a CLIP folder; ValueError names the file that is missing, altered or wrong.
 
-        checked: its files were compared with their hashes already (`dalle_lean.io.model_folder.check_parts`).
+        checked: the files' hashes were already verified (`dalle_lean.io.model_folder.check_parts`).
         """
         folder = Path(folder)
         config = read_clip_config(folder)
@@ -112,7 +112,7 @@ class ClipScorer:
             raise UserError(f"{folder}: {error}") from None
 
     def save(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
-        """Write a CLIP folder, floating-point weights in `dtype`; config.json comes last and holds the hashes."""
+        """Write a CLIP folder, floating-point weights in `dtype`; config.json holds the hashes and is written last."""
         folder = Path(folder)
         save_weights(self.model.state_dict(), folder / WEIGHTS, dtype)
         names = [WEIGHTS]
@@ -131,9 +131,9 @@ class ClipScorer:
         write_json(folder / "config.json", content)
 
     def score(self, images: Images, prompt: str) -> Tensor:
-        """Cosine similarity in -1..1 of each picture and the prompt: [N] float32 on the device, perhaps still at work.
+        """Cosine similarity in -1..1 of each picture and the prompt: [N] float32, without waiting for the device.
 
-        The features of the latest prompt are kept, so that all its batches read it once.
+        The features of the latest prompt are cached for its next batches.
         """
         latest = self._latest
         if latest is None or latest[0] != prompt:
@@ -150,12 +150,12 @@ class ClipScorer:
 
     @torch.no_grad()
     def text_features(self, captions: Sequence[str], batch_size: int = 256) -> Tensor:
-        """Captions -> [B, E] float32, each of length 1; a caption longer than the text tower is cut."""
+        """Captions -> [B, E] float32, each of length 1; longer captions than the text tower takes are cut."""
         batches = self.caption_ids(captions).to(self.device).split(batch_size)
         return torch.cat([F.normalize(self.model.encode_text(batch), dim=-1) for batch in batches])
 
     def caption_ids(self, captions: Sequence[str]) -> Tensor:
-        """Token ids [B, T] as the text tower takes them."""
+        """Token ids [B, T] for the text tower."""
         if isinstance(captions, str) or not captions or not all(isinstance(caption, str) for caption in captions):
             raise ValueError("captions must be a sequence of one or more strings")
         return self._caption_ids(captions)
@@ -176,20 +176,20 @@ class ClipScorer:
         vision = require("torchvision.transforms.functional", extra="demo")
         pixels = images.to(self.device, torch.float32)
         pixels = vision.resize(pixels, self.image_side, vision.InterpolationMode(self.interpolation), antialias=True)
-        # Bicubic overshoots beside sharp edges; 8-bit pictures cut that off, and so must we.
+        # Bicubic overshoots at sharp edges; the clamp does what rounding to 8 bits does to PIL images.
         pixels = vision.center_crop(pixels.clamp(0, 1), self.image_side)
-        # torchvision's normalize would look at its numbers, and so wait for the device.
+        # torchvision's normalize checks its numbers and so would wait for the device.
         return (pixels - self._mean) / self._std
 
 
 def right_caption_first(
     image_features: Tensor, text_features: Tensor, captions: Sequence[str], of: int = 50, seed: int = 0
 ) -> float:
-    """Share in 0..1 of pictures whose own caption beats `of - 1` different ones drawn at random.
+    """Share in 0..1 of pictures whose own caption scores higher than `of - 1` other captions drawn at random.
 
     Args:
-        image_features, text_features: [N, E], row i of both belonging to captions[i].
-        of: how many captions compete; fewer when there are not so many different ones.
+        image_features, text_features: [N, E]; row i of both belongs to captions[i].
+        of: number of candidate captions; fewer if there are fewer different ones.
     """
     row_of = {caption: row for row, caption in enumerate(captions)}
     rows = torch.tensor(list(row_of.values()))
@@ -208,19 +208,19 @@ def read_clip_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{folder} is not a CLIP folder: it has no config.json")
     config = read_format(path, FORMAT)
-    config.setdefault("interpolation", "bicubic")  # folders of earlier programs do not name it
+    config.setdefault("interpolation", "bicubic")  # older folders lack it
     fields = {"format", "architecture", "image_mean", "image_std", "interpolation", "tokenizer", "sha256"}
     if wrong := fields ^ set(config):
         raise UserError(f"{path}: unknown or missing fields {sorted(wrong)}")
     if config["tokenizer"] not in ("open_clip", TOKENIZER):
         raise UserError(f"{path}: tokenizer={config['tokenizer']!r}: must be 'open_clip' or '{TOKENIZER}'")
     if not isinstance(config["sha256"], dict):
-        raise UserError(f"{path}: sha256 must name the files and their hashes")
+        raise UserError(f"{path}: sha256 must map file names to hashes")
     return config
 
 
 def rgb(name: str, values: Any, smallest: float) -> tuple[float, ...]:
-    """Three numbers in `smallest`..1, checked."""
+    """`values` as a tuple of three; ValueError unless they are numbers in `smallest`..1."""
     numbers = tuple(values) if isinstance(values, list | tuple) else ()
     is_number = [isinstance(number, int | float) and math.isfinite(number) for number in numbers]
     if len(numbers) != 3 or not all(is_number) or not all(smallest <= number <= 1 for number in numbers):
@@ -229,7 +229,7 @@ def rgb(name: str, values: Any, smallest: float) -> tuple[float, ...]:
 
 
 def square_side(size: int | tuple[int, int]) -> int:
-    """The side in pixels of the pictures a vision tower takes."""
+    """Side in pixels of an image tower's input; ValueError unless it is square."""
     height, width = (size, size) if isinstance(size, int) else size
     if height != width:
         raise UserError(f"architecture: image_size={size}: only square pictures are supported")

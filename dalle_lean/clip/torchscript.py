@@ -1,6 +1,6 @@
-"""The weights of a TorchScript archive, as OpenAI published its CLIPs, without running anything of it.
+"""The weights of a TorchScript archive, the format of OpenAI's CLIPs, read without running any of its code.
 
-An archive is a zip: data.pkl describes the modules, data/N has the bytes of a tensor, code/ is not looked at.
+An archive is a zip: data.pkl describes the modules, data/N holds the bytes of a tensor, code/ is ignored.
 """
 
 import io
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dalle_lean.errors import UserError
 
-MOST_DESCRIPTION_BYTES = 2**24
+MAX_PICKLE_BYTES = 2**24
 DTYPES = {
     "HalfStorage": torch.float16,
     "BFloat16Storage": torch.bfloat16,
@@ -25,7 +25,7 @@ DTYPES = {
 
 
 class Module:
-    """Stands for a module of any class; `content` is what it holds."""
+    """Stands for a module of any class; `content` holds its attributes."""
 
     content: Any = None
 
@@ -34,7 +34,7 @@ class Module:
 
 
 def is_torchscript(path: Path) -> bool:
-    """Whether a file is an archive with code; torch's other files have none."""
+    """Whether a file is an archive with code, which torch's other files do not have."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -42,20 +42,19 @@ def is_torchscript(path: Path) -> bool:
 
 
 def torchscript_weights(path: Path) -> dict[str, Tensor]:
-    """Parameters and buffers by name; UserError where the archive is damaged or describes anything else."""
+    """Parameters and buffers by name; UserError if the archive is damaged or holds anything else."""
     try:
         with zipfile.ZipFile(path) as archive:
             [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-            if archive.getinfo(name).file_size > MOST_DESCRIPTION_BYTES:
-                raise UserError(f"its description has more than {MOST_DESCRIPTION_BYTES:,} bytes")
-            root = Description(archive, name).load()
-            return dict(tensors_of(root, ""))
+            if archive.getinfo(name).file_size > MAX_PICKLE_BYTES:
+                raise UserError(f"its data.pkl has more than {MAX_PICKLE_BYTES:,} bytes")
+            return dict(tensors_of(ModuleUnpickler(archive, name).load(), ""))
     except Exception as error:  # damaged archives raise nearly anything
-        raise UserError(f"{path} is no TorchScript archive of weights: {type(error).__name__}: {error}") from None
+        raise UserError(f"{path} is not a TorchScript archive of weights: {type(error).__name__}: {error}") from None
 
 
 def tensors_of(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a module and of those in it."""
+    """The tensors of a module and its submodules, by name."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, Module) and isinstance(value.content, dict):
@@ -63,8 +62,8 @@ def tensors_of(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
             yield from tensors_of(content, f"{name}.{attribute}" if name else attribute)
 
 
-class Description(pickle.Unpickler):
-    """data.pkl, from which modules and tensors are made; no class and no function of the file's choice is called."""
+class ModuleUnpickler(pickle.Unpickler):
+    """Reads modules and tensors from data.pkl; calls no class or function that the file chooses."""
 
     def __init__(self, archive: zipfile.ZipFile, name: str):
         super().__init__(io.BytesIO(archive.read(name)))
@@ -82,7 +81,7 @@ class Description(pickle.Unpickler):
             return dict
         if module == "torch.jit._pickle":
             return lambda content, *_: content  # lists with the type of their elements
-        raise UserError(f"it asks for {module}.{name}")
+        raise UserError(f"it refers to {module}.{name}")
 
     def persistent_load(self, pid: Any) -> Tensor:
         _, dtype, key, *_ = pid
@@ -95,5 +94,5 @@ class Description(pickle.Unpickler):
 
 
 def rebuild_tensor(content: Tensor, offset: int, size: Any, stride: Any, *_: object) -> Tensor:
-    """A tensor over the stored elements; an error where it reaches beyond them."""
+    """A tensor over the stored elements; RuntimeError if it reaches beyond them."""
     return content.as_strided(size, stride, offset)

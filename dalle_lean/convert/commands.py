@@ -10,9 +10,9 @@ from dalle_lean.errors import UserError
 
 def convert(
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A published checkpoint file, or (with --to) a model folder.")
+        Path, typer.Argument(metavar="SOURCE", help="A published checkpoint file; with --to a model folder.")
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write, or (with --to) the file.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; with --to the file.")],
     config: Annotated[
         Path | None,
         typer.Option(
@@ -21,20 +21,21 @@ def convert(
     ] = None,
     kind: Annotated[str, typer.Option(help="What SOURCE is: dalle, vqgan or clip.")] = "dalle",
     architecture: Annotated[
-        str, typer.Option(help="CLIP: open_clip's name for it; OpenAI's have -quickgelu behind it.")
+        str, typer.Option(help="CLIP: open_clip's name of the architecture; for OpenAI's weights with -quickgelu.")
     ] = "ViT-B-32-quickgelu",
     tokenizer: Annotated[
         str | None, typer.Option(help="tokenizer.json, or a hub id, to put into the model folder.")
     ] = None,
     vqgan: Annotated[Path | None, typer.Option(help="VQGAN folder to put into the model folder.")] = None,
     to: Annotated[
-        str | None, typer.Option(help="Go back to a published form: fork (the run's names) or 1.4 (dalle-pytorch).")
+        str | None,
+        typer.Option(help="Write published key names: fork (the paper's run) or 1.4 (dalle-pytorch 1.4.0 to 1.6.6)."),
     ] = None,
-    prefix: Annotated[str, typer.Option(help="With --to: put in front of every key; the run's files have model.")] = "",
+    prefix: Annotated[str, typer.Option(help="With --to: prefix of every key; the run's files have model.")] = "",
 ) -> None:
-    """Published checkpoints <-> model folders.
+    """Convert published checkpoints to model folders, or back with --to.
 
-    Published files are read with weights-only loading; every missing, unknown or misshapen key is refused by name.
+    Published files are loaded weights-only; a missing, unknown or misshapen key is an error that names it.
     """
     from dalle_lean.convert import files
     from dalle_lean.terminal import say
@@ -43,7 +44,7 @@ def convert(
     if kind not in ("dalle", "vqgan", "clip"):
         raise UserError(f"--kind {kind}: must be dalle, vqgan or clip")
     if to is not None and kind != "dalle":
-        raise UserError(f"--kind {kind} --to: only a DALL-E goes back to a published form")
+        raise UserError(f"--kind {kind} --to: only a DALL-E can be written with published key names")
     if to is not None:
         files.export_dalle(source, out, to, prefix)
     elif kind == "vqgan":

@@ -1,7 +1,7 @@
 """State dicts of dalle-pytorch and of the training run's fork <-> Dalle.
 
-Four generations of names differ only in how many `.fn` wrappers stand between a layer and its inner module, so the
-loader ignores that run of wrappers and checks everything else. Shared modules are stored once per layer that uses them.
+The four generations of key names differ only in how many `.fn` wrappers stand between a layer and its inner module. The
+loader ignores those and checks everything else. Shared modules are stored once per layer that uses them.
 """
 
 import re
@@ -19,9 +19,9 @@ GENERATIONS = ("fork", "1.4")
 """The training run's fork, and dalle-pytorch 1.4.0 to 1.6.6."""
 
 WRAPPERS = re.compile(r"(?<=\.)(fn\.)+(?=to_|net\.)")
-"""Between a layer and its inner module: any number above 0, which differs between the generations."""
+"""One or more wrappers between a layer and its inner module; their number differs between the generations."""
 POSITIONS_KEY = "transformer.pos_emb"
-# their leaf -> ours, for the attention and the feed-forward branch
+# published name -> ours, for the attention and the feed-forward branch
 OWN_LEAVES = {"scale": "scale", "fn.norm.weight": "norm.weight", "fn.norm.bias": "norm.bias"}
 SHARED_LEAVES = (
     {"to_qkv.weight": "qkv.weight", "to_out.0.weight": "out.weight", "to_out.0.bias": "out.bias"},
@@ -40,11 +40,11 @@ TIED_ALIASES = {
 
 
 def from_dalle_pytorch(state_dict: dict[str, Tensor], config: DalleConfig) -> Dalle:
-    """The model of a published state dict, any of the four generations of names, with or without the `model.` prefix.
+    """The model of a published state dict in any of the four generations of names, with or without the prefix `model.`.
 
     Raises:
-        ValueError: names a key that is missing, unknown or misshapen, an alias that differs from what it is an alias
-            of, or a position table that is not this model's.
+        ValueError: names the key that is missing, unknown or misshapen, differs from its alias, or holds another
+            position table than this model's.
     """
     _check_convertible(config)
     model = Dalle(config)
@@ -81,11 +81,11 @@ def from_dalle_pytorch(state_dict: dict[str, Tensor], config: DalleConfig) -> Da
 
 
 def to_dalle_pytorch(model: Dalle, generation: str = "fork", prefix: str = "") -> dict[str, Tensor]:
-    """The published names of a model's tensors, aliases included; aliases share their tensor.
+    """A model's tensors by their published names; aliases share their tensor.
 
     Args:
         generation: "fork" (the training run) or "1.4" (dalle-pytorch 1.4.0 to 1.6.6).
-        prefix: "model." for files as the run wrote them.
+        prefix: put in front of every key; the run's files have "model.".
     """
     config = model.config
     _check_convertible(config)
@@ -105,7 +105,7 @@ def to_dalle_pytorch(model: Dalle, generation: str = "fork", prefix: str = "") -
 
 
 def _their_names(config: DalleConfig, generation: str) -> dict[str, list[str]]:
-    """Our name -> every name it has in a published state dict, the first one first."""
+    """Our name -> its names in a published state dict, in order."""
     names: dict[str, list[str]] = {ours: [theirs] for theirs, ours in OUTPUT_KEYS.items()}
     if config.tie_embeddings:
         for alias, ours in TIED_ALIASES.items():
@@ -152,6 +152,6 @@ def _check_positions(key: str, value: Tensor, config: DalleConfig) -> None:
 
 def _check_convertible(config: DalleConfig) -> None:
     if not config.rotary:
-        raise UserError("rotary=False: only models with rotary positions have a published form")
+        raise UserError("rotary=False: the published formats only have rotary positions")
     if config.sandwich_norm:
-        raise UserError("sandwich_norm=True: only models without it have a published form")
+        raise UserError("sandwich_norm=True: the published formats do not have it")

@@ -1,4 +1,4 @@
-"""Conversion of files: what `dalle-lean convert` does."""
+"""Conversion of checkpoint files, for `dalle-lean convert`."""
 
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,13 @@ LIGHTNING_CALLBACK = "pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoi
 
 
 class Callback:
-    """Stands for the class by which PyTorch Lightning's checkpoints, as the published VQGANs are, name a state."""
+    """Stands for the callback class that PyTorch Lightning's checkpoints, such as the published VQGANs, refer to."""
 
 
 def import_dalle(
     source: Path, out: Path, config: Path | None, *, tokenizer: Path | None = None, vqgan: Path | None = None
 ) -> None:
-    """A published DALL-E state dict -> a model folder; `config`: JSON of DalleConfig fields, by default the paper's."""
+    """A published DALL-E state dict -> a model folder. `config`: JSON of DalleConfig fields; None is the paper's."""
     fields = read_json(config) if config is not None else {}
     if not isinstance(fields, dict):
         raise UserError(f"{config} must hold a JSON object of DalleConfig fields")
@@ -39,7 +39,7 @@ def import_dalle(
 def import_vqgan(source: Path, out: Path, config: Path | None) -> None:
     """A published taming-transformers checkpoint and its config.yaml -> a VQGAN folder."""
     if config is None:
-        raise UserError("a VQGAN needs --config: the config.yaml that was published beside its checkpoint")
+        raise UserError("a VQGAN needs --config, the config.yaml published with its checkpoint")
     yaml = require("yaml", extra="preprocessing")
     try:
         content = yaml.safe_load(read_text(config))
@@ -51,19 +51,19 @@ def import_vqgan(source: Path, out: Path, config: Path | None) -> None:
 
 
 def import_clip(source: Path, out: Path, architecture: str) -> None:
-    """Published weights of an architecture of open_clip, in the names of open_clip or OpenAI -> a CLIP folder."""
+    """Published weights of an open_clip architecture, with open_clip's or OpenAI's key names -> a CLIP folder."""
     ClipScorer(architecture, source).save(out)
 
 
 def export_dalle(folder: Path, out: Path, generation: str, prefix: str) -> None:
-    """A model folder -> a file of the published key names, aliases sharing their storage, as torch.save wrote them."""
+    """A model folder -> a torch.save file with the published key names, in which aliases share their storage."""
     state = to_dalle_pytorch(load_model(folder), generation, prefix)
     with atomic_write(out) as temporary:
         torch.save(state, temporary)
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """Tensors by name from safetensors or a `torch.save`d file (weights only), with or without a `state_dict` level."""
+    """Tensors by name from a safetensors or torch.save file (weights-only), with or without a `state_dict` level."""
     if not path.is_file():
         raise UserError(f"{path} is not a file")
     try:

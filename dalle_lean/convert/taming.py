@@ -25,8 +25,12 @@ DDCONFIG = {
 def from_taming(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> VQGAN:
     """The model of a published checkpoint, in eval mode, weights as float32.
 
-    `state_dict`: what `model.ckpt` holds under "state_dict"; keys that begin with "loss." are passed over, any other
-    key that is unknown, missing or misshapen is a ValueError that names it. `config`: the YAML's `model` section.
+    Args:
+        state_dict: the entry "state_dict" of `model.ckpt`; keys that begin with "loss." are ignored.
+        config: the section `model` of the YAML.
+
+    Raises:
+        ValueError: names the key that is unknown, missing or misshapen.
     """
     model = VQGAN(taming_config(config))
     weights = {name: weight for name, weight in state_dict.items() if not name.startswith(TRAINING_ONLY)}
@@ -35,7 +39,7 @@ def from_taming(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> 
 
 
 def taming_config(config: Mapping[str, Any]) -> VQGANConfig:
-    """Translate the YAML's `model` section; what this VQGAN cannot represent is a ValueError that names it."""
+    """Translate the YAML's section `model`; ValueError names the first field that this VQGAN cannot represent."""
     target = config.get("target")
     if target not in QUANTIZERS:
         raise UserError(f"target={target!r}: must be one of {sorted(QUANTIZERS)}")

@@ -1,1 +1,1 @@
-"""Plots and lettering without a drawing library."""
+"""Plots and text layout without a plotting library."""

@@ -1,13 +1,13 @@
-"""Lines through points, as an SVG that needs nothing else."""
+"""Line plots as self-contained SVG."""
 
 import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Okabe and Ito's, which most people can tell apart."""
+"""Okabe and Ito's palette, which colour-blind people can tell apart."""
 DASHES = ("", "6 3", "2 3")
-"""For as many more lines of the same colours."""
+"""Tell lines of the same colour apart."""
 WIDTH, LEFT, TOP, BOTTOM = 480, 56, 10, 44
 LINE_HEIGHT = 18
 
@@ -22,14 +22,14 @@ def plot(
     logarithmic: bool = False,
     legend_width: int = 180,
 ) -> str:
-    """Points (x, y) of each line by its name, which stands beside the plot in the order given.
+    """An SVG of lines through points (x, y), with the lines' names as a legend on the right.
 
     Args:
-        across, up: what the axes say.
-        up_range: of the upright axis, lower end first.
-        up_text: of a value on it.
-        logarithmic: the axis across; then every x must be above 0.
-        legend_width: pixels of the names.
+        across, up: labels of the horizontal and the vertical axis.
+        up_range: (lowest, highest) value on the vertical axis.
+        up_text: formats a value on the vertical axis.
+        logarithmic: the horizontal axis is logarithmic; every x must be above 0.
+        legend_width: in pixels.
     """
     scale = math.log if logarithmic else float
     places = sorted({x for points in lines.values() for x, _ in points})

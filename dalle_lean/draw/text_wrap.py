@@ -1,4 +1,4 @@
-"""Text on drawn sheets."""
+"""Line breaks for text in pictures."""
 
 from PIL import ImageFont
 
@@ -6,7 +6,7 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 def wrapped(text: str, font: Font, width: int) -> list[str]:
-    """`text` in lines no wider than `width` pixels where spaces allow it."""
+    """`text` broken at spaces into lines of at most `width` pixels; a longer word gets a line of its own."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()

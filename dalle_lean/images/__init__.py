@@ -1,1 +1,1 @@
-"""Pictures, their VQGAN codes, and what stands on a plain ground."""
+"""Pictures, their VQGAN codes, and things on a plain ground."""

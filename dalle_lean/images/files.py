@@ -1,6 +1,6 @@
-"""A picture's file -> its bytes -> a square of pixels.
+"""Picture files -> bytes -> squares of pixels.
 
-Pictures come from anywhere: each is right or refused with a reason.
+Files may come from anywhere: each is decoded correctly or refused with a reason.
 """
 
 import io
@@ -14,20 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-# Formats whose decoders are widely exposed to hostile files; never those that start other programs (EPS).
+# Formats whose decoders have long met hostile files; none that starts other programs, as EPS does.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 PICTURE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 MAX_PICTURE_BYTES = 64 * 2**20
 MAX_PIXELS = 2**26
-# Resizing first averages whole pixels, down to this many times the target: several times faster, hardly visible.
+# Resizing first averages whole pixels down to this multiple of the target: several times faster, hardly visible.
 REDUCING_GAP = 3.0
 BAND_PIXELS = 2**20
 
 
 class UnusablePicture(ValueError):
-    """A picture that cannot be turned into pixels.
+    """A picture that cannot be decoded.
 
-    `reason` is "picture_broken", "too_many_pixels" or "too_much_memory"; of a file also what `read_picture` finds.
+    `reason` is "picture_broken", "too_many_pixels" or "too_much_memory"; for a file also a problem of `read_picture`.
     """
 
     def __init__(self, reason: str, detail: str):
@@ -41,7 +41,7 @@ class UnusablePicture(ValueError):
 
 
 def lies_in(folder: Path, path: Path) -> bool:
-    """Whether what a path leads to, through whatever links, is below a folder, or nothing that could be opened."""
+    """Whether a path, with links resolved, is inside a folder; also true if it cannot be resolved, so not opened."""
     try:
         return path.resolve().is_relative_to(folder.resolve())
     except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a zero byte
@@ -49,7 +49,7 @@ def lies_in(folder: Path, path: Path) -> bool:
 
 
 def read_picture(path: Path) -> tuple[bytes, str | None]:
-    """The bytes of a file and what is wrong with it, if anything: "picture_missing", "file_too_large", ..."""
+    """The bytes of a file, and its problem if it has one: "picture_missing", "picture_unreadable", "file_too_large"."""
     try:
         if not path.is_file():  # a pipe or a device would block or never end
             return b"", "picture_missing"
@@ -61,7 +61,7 @@ def read_picture(path: Path) -> tuple[bytes, str | None]:
 
 
 def open_picture_file(path: Path) -> Image.Image:
-    """`open_picture` of a file; also raises UnusablePicture for one that cannot be read."""
+    """`open_picture` of a file; raises UnusablePicture also if the file cannot be read."""
     picture, problem = read_picture(path)
     if problem is not None:
         raise UnusablePicture(problem, f"a regular file of at most {MAX_PICTURE_BYTES:,} bytes is needed")
@@ -69,9 +69,9 @@ def open_picture_file(path: Path) -> Image.Image:
 
 
 def open_picture(picture: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Read a picture's header: size and mode are known, no pixel is decoded yet.
+    """Read a picture's header, which gives size and mode; no pixel is decoded yet.
 
-    Raises UnusablePicture for what is no picture of a known format, or is larger than `max_pixels`.
+    Raises UnusablePicture for an unknown format and for more than `max_pixels`.
     """
     try:
         image = Image.open(io.BytesIO(picture), formats=FORMATS)
@@ -85,11 +85,13 @@ def open_picture(picture: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def square_pixels(image: Image.Image, side: int, place: float = 0.5) -> NDArray[np.uint8]:
-    """The largest square of an opened picture at side x side pixels, antialiased: [side, side, 3], RGB, 0..255.
+    """The largest square of an opened picture, resized with antialiasing to [side, side, 3], RGB, 0..255.
 
-    `place` is where along the longer side it is cut: 0 the left or top end, 0.5 the centre, 1 the other end. Turned
-    upright by its EXIF orientation, transparent parts on white, 16 bits brought to 8, the first frame of an animation.
-    Raises UnusablePicture for broken data, and where the memory does not suffice.
+    The picture is rotated by its EXIF orientation, put on white where it is transparent and reduced from 16 bits to 8;
+    of an animation the first frame is used. Raises UnusablePicture for broken data or too little memory.
+
+    Args:
+        place: where the square lies along the longer side: 0 at the left or top, 0.5 in the centre, 1 at the other end.
     """
     try:
         # A JPEG decodes at 1/2, 1/4 or 1/8 of its size at a fraction of the cost.
@@ -107,9 +109,9 @@ def square_pixels(image: Image.Image, side: int, place: float = 0.5) -> NDArray[
 
 
 def reduced_square(image: Image.Image, left: int, top: int, edge: int, reduction: int) -> Image.Image:
-    """The mean of every `reduction` x `reduction` pixels of a square of `image`, in RGB, the last ones of fewer.
+    """A square of `image` in RGB, reduced to the means of `reduction` x `reduction` pixels, at the far edges of fewer.
 
-    Some rows after the other: all at once takes four times the memory of a large picture.
+    It works band by band: the whole picture at once would take four times the memory.
     """
     reduced_edge = -(-edge // reduction)
     square = Image.new("RGB", (reduced_edge, reduced_edge))
@@ -121,7 +123,7 @@ def reduced_square(image: Image.Image, left: int, top: int, edge: int, reduction
 
 
 def on_white(image: Image.Image) -> Image.Image:
-    """Any mode of 8 or 16 bits -> RGB, transparent parts on white."""
+    """An image of 8 or 16 bits a channel, in any mode -> RGB, transparent parts on white."""
     if image.mode.startswith("I;16"):  # Pillow's own conversion clips at 255
         image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
     elif image.mode in ("I", "F"):
@@ -134,7 +136,7 @@ def on_white(image: Image.Image) -> Image.Image:
 
 @contextmanager
 def quiet_pillow() -> Iterator[None]:
-    """Pillow warns of many oddities that do not stop it; what does is counted."""
+    """Silence Pillow's warnings of oddities that it can decode; failures still raise."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")
         yield
@@ -142,5 +144,5 @@ def quiet_pillow() -> Iterator[None]:
 
 def broken(error: Exception) -> UnusablePicture:
     reason = "too_much_memory" if isinstance(error, MemoryError) else "picture_broken"
-    detail = re.sub(r" at 0x[0-9a-f]+", "", str(error))  # addresses, which are others every time
+    detail = re.sub(r" at 0x[0-9a-f]+", "", str(error))  # memory addresses differ in every run
     return UnusablePicture(reason, f"{type(error).__name__}: {detail}")

@@ -1,4 +1,4 @@
-"""What stands on a plain ground, by its pixels; the bounds fit drawings such as emoji.
+"""Finds the thing on a plain ground by its pixels; the thresholds suit drawings such as emoji.
 
 Shapes: H x W pixels of a picture, RGB in 0..255.
 """
@@ -9,22 +9,22 @@ from PIL import Image
 
 BORDER_SHARE = 0.06
 NOT_GROUND = 45.0
-"""Euclidean distance in RGB from which a pixel does not belong to the ground."""
+"""Pixels farther than this from the ground's colour, in Euclidean RGB distance, are not ground."""
 SPECK_SHARE = 0.02
-"""So few pixels of a row or column are no part of a thing."""
+"""A row or column with at most this share of such pixels holds only specks."""
 MARGIN = 1 / 16
-"""Ground around a thing that is cut out, as a share of its longer side."""
+"""Ground kept on each side of a cut-out thing, as a share of its longer side."""
 
 Mask = NDArray[np.bool_]
 
 
 def pixels(picture: Image.Image) -> NDArray[np.float64]:
-    """[H, W, 3]."""
+    """The RGB values of a picture, [H, W, 3]."""
     return np.asarray(picture.convert("RGB"), dtype=np.float64)
 
 
 def ground_rgb(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The median of the outer frame of [H, W, 3]: [3]."""
+    """The ground's colour [3]: the median over the outer frame of pixels [H, W, 3]."""
     width = max(1, round(BORDER_SHARE * min(rgb.shape[:2])))
     frame = np.ones(rgb.shape[:2], dtype=bool)
     frame[width:-width, width:-width] = False
@@ -33,19 +33,19 @@ def ground_rgb(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def thing_mask(rgb: NDArray[np.float64]) -> Mask:
-    """[H, W]: what is not the ground."""
+    """Which pixels of [H, W, 3] are not ground, [H, W]."""
     mask: Mask = np.linalg.norm(rgb - ground_rgb(rgb), axis=2) > NOT_GROUND
     return mask
 
 
 def extent(mask: Mask, axis: int) -> tuple[int, int]:
-    """The first row (axis 0) or column (1) of more than specks, and the one after the last; (0, 0) without any."""
+    """(first, last + 1) of the rows (axis 0) or columns (axis 1) with more than specks; (0, 0) if there are none."""
     places = np.flatnonzero(mask.mean(axis=1 - axis) > SPECK_SHARE)
     return (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
 
 
 def cut_out(picture: Image.Image, side: int) -> Image.Image:
-    """The thing in the middle of side x side pixels of its ground; the whole picture where nothing stands out."""
+    """The thing, centred in side x side pixels of its ground; the whole picture if no thing is found."""
     picture = picture.convert("RGB")
     rgb = pixels(picture)
     mask = thing_mask(rgb)

@@ -1,5 +1,5 @@
-"""Which of the things it knows a picture shows: a small residual network (He et al. 2015, arXiv 1512.03385) that looks
-at what stands on the ground, cut out of the picture. A classifier folder holds config.json and model.safetensors.
+"""A classifier of the thing in a picture: a small residual network (He et al. 2015, arXiv 1512.03385) over the thing
+cut out of its ground. A classifier folder holds config.json and model.safetensors.
 
 Shapes: N pictures, S side in pixels, T things.
 """
@@ -23,29 +23,29 @@ FORMAT = "dalle_lean_things/1"
 WEIGHTS = "model.safetensors"
 BLOCKS = (1, 1, 1, 1)
 READ_SIDE = 128
-"""To which a picture is brought before its thing is cut out."""
-MOST_THINGS = 100_000
+"""Pixels to which a picture is resized before its thing is cut out."""
+MAX_THINGS = 100_000
 SIDES = range(32, 513)
 
 
 class ThingClassifier:
-    """Scores of the things that it knows; the model is in eval mode, except while it learns.
+    """Scores the things that it knows; the model is in eval mode except in training.
 
     Args:
-        things: their names, each once.
-        picture_side: S; a thing is cut out at this size.
+        things: their names, without duplicates.
+        picture_side: S, the size at which a thing is cut out.
 
-    Raises ValueError where one of them does not fit.
+    Raises ValueError for too few, too many or equal names, or a side out of range.
     """
 
     def __init__(self, things: Sequence[str], picture_side: int = 64, device: torch.device | str = "cpu"):
-        if not 2 <= len(things) <= MOST_THINGS or len({*things}) != len(things):
-            raise UserError(f"things: {len(things)} names: must be 2..{MOST_THINGS} different ones")
+        if not 2 <= len(things) <= MAX_THINGS or len({*things}) != len(things):
+            raise UserError(f"things: {len(things)} names: must be 2..{MAX_THINGS} different ones")
         if picture_side not in SIDES:
             raise UserError(f"picture_side={picture_side}: must be in {SIDES[0]}..{SIDES[-1]}")
         self.things = tuple(things)
         self.sha256: str | None = None
-        """Of the weights, where they were read from a folder."""
+        """Of the weights; None if they were not read from a folder."""
         self.row_of = {thing: row for row, thing in enumerate(self.things)}
         self.picture_side = picture_side
         self.device = torch.device(device)
@@ -73,7 +73,7 @@ class ThingClassifier:
         return classifier
 
     def save(self, folder: str | Path) -> None:
-        """Write a classifier folder; config.json comes last."""
+        """Write a classifier folder, config.json last."""
         folder = Path(folder)
         save_weights(self.model.state_dict(), folder / WEIGHTS)
         content = {
@@ -85,28 +85,28 @@ class ThingClassifier:
         write_json(folder / "config.json", content)
 
     def rows(self, things: Sequence[str]) -> Tensor:
-        """Where things that it knows stand in the scores: [N]."""
+        """The columns [N] of known things in the scores."""
         return torch.tensor([self.row_of[thing] for thing in things])
 
     def scores(self, pictures: Sequence[Image.Image]) -> Tensor:
-        """Of pictures as they are: [N, T] float32, the larger the likelier."""
+        """Logits [N, T], float32, of whole pictures."""
         return self.scores_of_pixels(
             torch.stack([picture_of_thing(picture, self.picture_side) for picture in pictures])
         )
 
     @torch.no_grad()
     def scores_of_pixels(self, pixels: Tensor, batch_size: int = 64) -> Tensor:
-        """Of things cut out, uint8 [N, 3, S, S]: the same."""
+        """Logits [N, T], float32, of cut-out things, uint8 [N, 3, S, S]."""
         return torch.cat([self.model(self.prepare(batch)).float() for batch in pixels.split(batch_size)])
 
     def prepare(self, pixels: Tensor) -> Tensor:
-        """[N, 3, S, S], 0 black and 255 white -> what the model takes."""
+        """Pixels [N, 3, S, S] in 0..255 -> the model's input, float32 in -1..1."""
         centred = pixels.to(self.device, torch.float32) / 127.5 - 1
         return centred.contiguous(memory_format=torch.channels_last)
 
 
 def picture_of_thing(picture: Image.Image, side: int) -> Tensor:
-    """What stands on the ground of a picture, cut out: uint8 [3, side, side]."""
+    """The thing of a picture, cut out: uint8 [3, side, side]."""
     if picture.size != (READ_SIDE, READ_SIDE):
         picture = picture.convert("RGB").resize((READ_SIDE, READ_SIDE), Image.Resampling.LANCZOS)
     return torch.from_numpy(np.array(cut_out(picture, side))).permute(2, 0, 1)
@@ -117,7 +117,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(
-            f"{folder} is not the folder of a classifier: it has no config.json; train-things writes OUT/classifier"
+            f"{folder} is not a classifier folder: it has no config.json; train-things writes OUT/classifier"
         )
     config = read_format(path, FORMAT)
     if wrong := {"format", "things", "picture_side", "sha256"} ^ set(config):

@@ -87,7 +87,7 @@ def test_no_word_at_all_is_answered_with_the_help(capsys):
         (["paint"], "No such command 'paint'"),
         (["convert"], "Missing argument"),
         (["convert", "nothing.pt", "out"], "nothing.pt is not a file"),
-        (["convert", "a.pt", "b", "--kind", "clip"], "no file of weights at a.pt"),
+        (["convert", "a.pt", "b", "--kind", "clip"], "no weights file at a.pt"),
     ],
 )
 def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(arguments, words):

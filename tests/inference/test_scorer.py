@@ -179,8 +179,8 @@ def test_what_is_wrong_with_a_users_class_is_said(user_module, source, message):
         ("ViT-B-32:nowhere.pt", r"nowhere\.pt is neither a file nor a tag of ViT-B-32 \(one of openai, laion400m_e31,"),
         ("RN50:opnai", r"opnai is neither a file nor a tag of RN50 \(one of openai"),
         (f"{SMALL}:openai", rf"openai is neither a file nor a tag of {SMALL} \(but it has none\)"),
-        ("xlm-roberta-base-ViT-B-32:laion5b_s13b_b90k", "its text tower comes from the hub"),
-        ("ViT-B-16-SigLIP:webli", "its tokenizer .* is on the hub, not in open_clip; take one that open_clip holds"),
+        ("xlm-roberta-base-ViT-B-32:laion5b_s13b_b90k", "its text tower is on the hub"),
+        ("ViT-B-16-SigLIP:webli", "its tokenizer .* is on the hub; choose an architecture that open_clip contains"),
     ],
 )
 def test_a_spec_that_names_nothing_is_refused_with_what_to_do(spec, message):

@@ -193,7 +193,7 @@ def write(name, content):
         (edit(format="dalle_lean_clip/9"), "not of the format"),
         (edit(surprise=1), r"unknown or missing fields \['surprise'\]"),
         (edit(tokenizer="http://somewhere"), "tokenizer='http://somewhere'"),
-        (edit(sha256=[]), "sha256 must name"),
+        (edit(sha256=[]), "sha256 must map"),
         (remove("model.safetensors"), r"model\.safetensors is missing"),
         (remove("tokenizer.json"), r"tokenizer\.json is missing"),
         (write("model.safetensors", b"other"), r"model\.safetensors is not a safetensors file"),
@@ -237,7 +237,7 @@ def test_files_of_weights_that_are_none_are_refused_by_name(scorer, tokenizer, t
     [
         ("hf-hub:someone/something", "not an architecture of open_clip"),
         ("local-dir:/somewhere", "not an architecture of open_clip"),
-        ("xlm-roberta-base-ViT-B-32", "text tower comes from the hub"),
+        ("xlm-roberta-base-ViT-B-32", "text tower is on the hub"),
         ("ViT-B-16-SigLIP", "tokenizer .* is on the hub"),
     ],
 )

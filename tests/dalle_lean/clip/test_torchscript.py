@@ -57,7 +57,7 @@ class Hostile:
 def test_what_an_archive_would_run_is_refused(archive, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rewrite(archive, lambda _: pickle.dumps(Hostile(), protocol=2))
-    with pytest.raises(UserError, match=r"ViT-B-32\.pt is no TorchScript archive of weights: .*posix\.mkdir"):
+    with pytest.raises(UserError, match=r"ViT-B-32\.pt is not a TorchScript archive of weights: .*posix\.mkdir"):
         torchscript_weights(archive)
     assert not (tmp_path / "hostile").exists()
 
@@ -70,5 +70,5 @@ def test_a_tensor_beyond_its_bytes_is_refused(archive):
 
 def test_a_cut_archive_is_refused(archive):
     rewrite(archive, lambda content: content[: len(content) // 2])
-    with pytest.raises(UserError, match="is no TorchScript archive of weights"):
+    with pytest.raises(UserError, match="is not a TorchScript archive of weights"):
         torchscript_weights(archive)

@@ -76,5 +76,5 @@ def test_a_folder_that_does_not_fit_is_refused(folder, change, message):
 
 
 def test_a_folder_of_something_else_is_named(tmp_path):
-    with pytest.raises(ValueError, match="is not the folder of a classifier: it has no config"):
+    with pytest.raises(ValueError, match="is not a classifier folder: it has no config"):
         ThingClassifier.load(tmp_path)
