@@ -1,8 +1,7 @@
 """The VQGAN: pictures <-> codes (Esser et al. 2021, "Taming Transformers", arXiv 2012.09841).
 
-Encoder and decoder are those of the package taming-transformers; the encoder of one window, the two quantizers and the
-folder format are here.
-Names of weights are the published checkpoints' names.
+The package taming-transformers provides the encoder and the decoder; the window encoder, both quantizers and the folder
+format are implemented here. Weights have the published checkpoints' names.
 
 Shapes: N pictures, H x W pixels, h x w codes (h = H / downscale), K codebook size, C code width.
 """
@@ -27,7 +26,7 @@ from dalle_lean.io.safetensors_io import load_strictly, read_weights, save_weigh
 from dalle_lean.require import require
 
 FORMAT = "dalle_lean_vqgan/1"
-# Sizes and the largest that is taken: far beyond any known model, but no damaged file can ask for all memory.
+# Upper limits: far beyond any known model, yet no damaged file can ask for all memory.
 LARGEST = {
     "codebook_size": 2**20,
     "code_width": 2**16,
@@ -43,7 +42,7 @@ NORM_GROUPS = 32  # taming-transformers builds every GroupNorm with 32 groups
 
 @dataclass(frozen=True, kw_only=True)
 class VQGANConfig:
-    """Everything that decides which codes a picture gets. The defaults are the published f=8 Gumbel model."""
+    """The VQGAN's architecture. The defaults are the published f=8 Gumbel model."""
 
     quantizer: Literal["gumbel", "vq"] = "gumbel"
     """"gumbel": a 1x1 convolution scores the codes; "vq": the nearest code wins."""
@@ -60,10 +59,10 @@ class VQGANConfig:
     """Sides in pixels, counted down from picture_side, at which blocks attend; the innermost always does."""
     picture_side: int = 256
     norm_groups: int = NORM_GROUPS
-    """Groups of every GroupNorm. With few channels per group a flat colour cannot pass: keep four or more."""
+    """Groups of every GroupNorm. Keep four or more channels per group: with fewer, flat colours are lost."""
     encoder_window: int | None = None
-    """Side in pixels of what a code sees, centred on its own patch; None: the published encoder, whose codes see the
-    whole picture."""
+    """Side in pixels of the window that a code sees, centred on its patch; None is the published encoder, whose codes
+    see the whole picture."""
 
     def __post_init__(self) -> None:
         for name, largest in (("channel_multipliers", LARGEST_MULTIPLIER), ("attention_resolutions", 8192)):
@@ -106,7 +105,7 @@ class VQGANConfig:
         return self.picture_side // self.downscale
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; without `encoder_window` where there is none, as before there was one."""
+        """The fields, for JSON. An `encoder_window` of None is left out, so that published fingerprints stay valid."""
         content = asdict(self)
         if self.encoder_window is None:
             del content["encoder_window"]
@@ -114,7 +113,7 @@ class VQGANConfig:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """The config of `to_dict`; an unknown or missing field is a ValueError that names it."""
+        """Inverse of `to_dict`; ValueError names unknown and missing fields."""
         known = {field.name for field in fields(cls)}
         if wrong := known ^ {*content, "encoder_window"}:
             raise UserError(f"VQGAN config: unknown or missing fields {sorted(wrong)}")
@@ -122,9 +121,10 @@ class VQGANConfig:
 
 
 class WindowEncoder(nn.Module):
-    """Each code from one window of pixels: what looks the same gets the same code, whatever stands beside it.
+    """An encoder whose codes each depend on one window of pixels: equal windows get equal codes.
 
-    The published encoder attends to the whole picture and norms over it: on another ground, a thing has other codes.
+    The published encoder attends to the whole picture and normalises over it, so a thing has other codes on another
+    ground.
     """
 
     def __init__(self, config: VQGANConfig, window: int):
@@ -149,7 +149,7 @@ class WindowEncoder(nn.Module):
 
 
 class GumbelQuantizer(nn.Module):
-    """Codes scored by a 1x1 convolution (the published f=8 model). Only training adds Gumbel noise to the scores."""
+    """A 1x1 convolution scores the codes (the published f=8 model). Only training adds Gumbel noise to the scores."""
 
     def __init__(self, config: VQGANConfig):
         super().__init__()
@@ -180,18 +180,18 @@ class NearestQuantizer(nn.Module):
         return self.embedding.weight
 
     def scores(self, z: Tensor) -> Tensor:
-        """z [N, C, h, w] -> [N, K, h, w]: minus half the squared distance, but for a term that all codes share."""
+        """z [N, C, h, w] -> [N, K, h, w]: minus half the squared distance, up to a term that all codes share."""
         table = self.embedding.weight
         return torch.einsum("nchw,kc->nkhw", z, table) - table.square().sum(dim=1)[:, None, None] / 2
 
 
 class VQGAN(nn.Module):
-    """Encoder, quantizer and decoder. Pictures are in 0..1; inside, as in the published weights, in -1..1."""
+    """Encoder, quantizer and decoder. Pictures are in 0..1; the networks, like the published ones, use -1..1."""
 
     def __init__(self, config: VQGANConfig):
         super().__init__()
         self.config = config
-        self.stored_as: tuple[str, ...] = ()  # the fingerprints in the config.json it was loaded from
+        self.stored_fingerprints: tuple[str, ...] = ()  # from the config.json that it was loaded from
         taming = require("taming.modules.diffusionmodules.model", extra="demo")
         shape = {
             "double_z": False,
@@ -205,7 +205,7 @@ class VQGAN(nn.Module):
             "attn_resolutions": config.attention_resolutions,
             "dropout": 0.0,
         }
-        with redirect_stdout(io.StringIO()):  # the package prints as it builds
+        with redirect_stdout(io.StringIO()):  # the package prints while it builds
             window = config.encoder_window
             self.encoder = taming.Encoder(**shape) if window is None else WindowEncoder(config, window)
             self.decoder = taming.Decoder(**shape)
@@ -215,7 +215,7 @@ class VQGAN(nn.Module):
         self.quantize = GumbelQuantizer(config) if config.quantizer == "gumbel" else NearestQuantizer(config)
         self.quant_conv = nn.Conv2d(config.z_channels, config.code_width, 1)
         self.post_quant_conv = nn.Conv2d(config.code_width, config.z_channels, 1)
-        self.to(memory_format=torch.channels_last)  # on a CPU bfloat16 convolutions encode twice as fast
+        self.to(memory_format=torch.channels_last)  # bfloat16 convolutions are twice as fast on a CPU
 
     def latents(self, pixels: Tensor) -> Tensor:
         """pixels [N, 3, H, W] in -1..1 -> vectors before quantization [N, C, h, w]."""
@@ -231,27 +231,27 @@ class VQGAN(nn.Module):
     def encode(self, images: Tensor) -> Tensor:
         """Pictures [N, 3, H, W] in 0..1 -> the most likely codes [N, h * w], int64, raster order, without noise.
 
-        H = W, a multiple of `config.downscale`. Anything else, integers or a value outside 0..1 is a ValueError.
+        H = W, a multiple of `config.downscale`. ValueError for other shapes, integers and values outside 0..1.
         """
         self.check_images(images)
         return self.most_likely_codes(images)
 
     @torch.no_grad()
     def most_likely_codes(self, images: Tensor) -> Tensor:
-        """As `encode`, for pictures known to be in 0..1: a GPU need not be waited for to look at them.
+        """`encode` for pictures known to be valid: nothing waits for a GPU to check their values.
 
-        Where a code sees its own patch alone, patches that are equal are encoded once. Not on a GPU, which would have
-        to be waited for to count them.
+        On a CPU, where codes see only their own patch, equal patches are encoded once. On a GPU, counting them would
+        wait for the device.
         """
         if self.config.encoder_window == self.config.downscale and images.device.type == "cpu":
-            patches, of_code = different_patches(images, self.config.downscale)
-            return self._most_likely_codes(patches)[:, 0][of_code]
+            patches, index = unique_patches(images, self.config.downscale)
+            return self._most_likely_codes(patches)[:, 0][index]
         return self._most_likely_codes(images)
 
     def _most_likely_codes(self, images: Tensor) -> Tensor:
         weight = self.quant_conv.weight
         z = self.latents(images.to(weight.device, weight.dtype) * 2 - 1)
-        # Lower precision would move codes whose scores lie close together.
+        # In lower precision, codes with close scores would change places.
         with torch.autocast(weight.device.type, enabled=False):
             return self.quantize.scores(z.to(weight.dtype)).argmax(dim=1).flatten(start_dim=1)
 
@@ -259,14 +259,14 @@ class VQGAN(nn.Module):
     def decode(self, codes: Tensor) -> Tensor:
         """Codes [N, I], int64 in 0..K-1, I = h * h -> pictures [N, 3, H, W] in 0..1, clamped.
 
-        A wrong dtype, a number of codes that is no square, or a code out of range is a ValueError.
+        ValueError for another dtype, a number of codes that is not a square, and a code out of range.
         """
         self.check_codes(codes)
         return self.decode_checked(codes.to(self.quantize.table.device))
 
     @torch.no_grad()
     def decode_checked(self, codes: Tensor) -> Tensor:
-        """`decode` for codes known to be good and on the device: nothing here waits for it."""
+        """`decode` for codes known to be valid and on the device: nothing waits for it."""
         side = math.isqrt(codes.shape[1])
         quantized = nn.functional.embedding(codes, self.quantize.table)
         grid = quantized.transpose(1, 2).reshape(len(codes), -1, side, side)
@@ -295,11 +295,11 @@ class VQGAN(nn.Module):
         return side
 
     def fingerprint(self, dtype: torch.dtype = torch.float32) -> str:
-        """SHA-256 (hexadecimal) over the config and every weight, rounded to `dtype`, as float32."""
+        """Hexadecimal SHA-256 of the config and of every weight, rounded to `dtype`, as float32."""
         return sha256_of(self.config.to_dict(), self.rounded(dtype))
 
     def codes_fingerprint(self, dtype: torch.dtype = torch.float32) -> str:
-        """As `fingerprint`, without the decoder and the training side: equal for VQGANs that give the same codes."""
+        """`fingerprint` without decoder and picture_side: equal for VQGANs that give pictures the same codes."""
         description = {name: value for name, value in self.config.to_dict().items() if name != "picture_side"}
         decoder = ("decoder.", "post_quant_conv.")
         return sha256_of(description, {n: w for n, w in self.rounded(dtype).items() if not n.startswith(decoder)})
@@ -309,47 +309,47 @@ class VQGAN(nn.Module):
         return {name: weight.detach().to(dtype) for name, weight in self.state_dict().items()}
 
     def reads_codes_of(self, recorded: str) -> bool:
-        """Whether codes recorded under `recorded` are this VQGAN's; older data holds older fingerprints."""
-        return recorded in self.stored_as or recorded in (self.codes_fingerprint(), self.fingerprint())
+        """Whether codes with the fingerprint `recorded` are this VQGAN's; older data records the older kinds."""
+        return recorded in self.stored_fingerprints or recorded in (self.codes_fingerprint(), self.fingerprint())
 
     def save(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
-        """Write `config.json` and `model.safetensors`, each atomically; bfloat16 rounds what is written."""
+        """Write `config.json` and `model.safetensors`, each atomically, with the weights rounded to `dtype`."""
         save_weights(self.state_dict(), Path(folder) / "model.safetensors", dtype)
         fingerprints = {"fingerprint": self.fingerprint(dtype), "codes_fingerprint": self.codes_fingerprint(dtype)}
         write_json(Path(folder) / "config.json", {"format": FORMAT, **fingerprints, **self.config.to_dict()})
 
     @classmethod
     def load(cls, folder: str | Path, *, checked: bool = False) -> Self:
-        """Read what `save` wrote, weights as float32, in eval mode; a file that is not that is a ValueError.
+        """Read what `save` wrote, with float32 weights, in eval mode; ValueError for anything else.
 
-        checked: both files were compared with their hashes already (`dalle_lean.io.model_folder.check_parts`); the
-            weights are not hashed again.
+        checked: the files' hashes were already verified (`dalle_lean.io.model_folder.check_parts`); the weights are
+            not hashed again.
         """
         description = read_description(folder)
         expected, codes = description.pop("fingerprint"), description.pop("codes_fingerprint", None)
-        with torch.device("meta"):  # takes no memory: the sizes are not known to be true
+        with torch.device("meta"):  # takes no memory before the sizes are verified
             model = cls(VQGANConfig.from_dict(description))
         path = Path(folder) / "model.safetensors"
         weights = {name: tensor.float() for name, tensor in read_weights(path, model.state_dict()).items()}
         load_strictly(model, weights, str(path), assign=True)
         if not checked and model.fingerprint() != expected:
             raise UserError(f"{folder}: the weights are not those that config.json was written for")
-        model.stored_as = (expected,) if codes is None else (expected, codes)
+        model.stored_fingerprints = (expected,) if codes is None else (expected, codes)
         return model.eval()
 
 
-def different_patches(images: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """images [N, 3, H, W] -> (their different patches [D, 3, side, side], the patch of each place [N, h * w])."""
+def unique_patches(images: Tensor, side: int) -> tuple[Tensor, Tensor]:
+    """images [N, 3, H, W] -> (unique patches [D, 3, side, side], each place's index into them [N, h * w])."""
     patches = nn.functional.unfold(images.float(), side, stride=side).transpose(1, 2)  # [N, h * w, 3 * side * side]
     rows = patches.reshape(-1, patches.shape[-1]).numpy()
     as_bytes = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1])))[:, 0]
     _, first, of_row = np.unique(as_bytes, return_index=True, return_inverse=True)
-    different = torch.from_numpy(rows[first]).reshape(-1, images.shape[1], side, side)
-    return different, torch.from_numpy(of_row).reshape(patches.shape[:2])
+    unique = torch.from_numpy(rows[first]).reshape(-1, images.shape[1], side, side)
+    return unique, torch.from_numpy(of_row).reshape(patches.shape[:2])
 
 
 def read_description(folder: str | Path) -> dict[str, Any]:
-    """The fields of a VQGAN folder's config.json and the fingerprints of its weights."""
+    """The fields of a VQGAN folder's config.json, its fingerprints included; ValueError for anything else."""
     path = Path(folder) / "config.json"
     description = read_json(path)
     if not isinstance(description, dict) or description.pop("format", None) != FORMAT:

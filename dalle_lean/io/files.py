@@ -16,9 +16,9 @@ from typing import Any
 from dalle_lean.errors import UserError
 
 MOST_BYTES = 2**24
-"""Of a file that is read whole: what we write has a few KB, a data set of many shards a few MB."""
-DEEPEST = 64
-"""Levels of nesting."""
+"""Limit of a file that is read as a whole: those written here have a few KB, for many shards a few MB."""
+MAX_DEPTH = 64
+"""Limit of nesting in JSON and TOML, in levels."""
 
 
 @contextmanager
@@ -45,9 +45,9 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def fresh_folder(place: Path) -> Iterator[Path]:
-    """Yield a new hidden folder beside `place`, where it is to be renamed to; one that is not is removed.
+    """Yield a new hidden folder beside `place`, to be renamed to `place`; at the end it is removed if it still exists.
 
-    What processes of this machine that are dead now left there for the same place is removed first.
+    Leftovers of dead processes of this machine for the same place are removed first.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     for leftover in place.parent.glob(f".{glob.escape(place.name)}.*.tmp"):
@@ -63,12 +63,12 @@ def fresh_folder(place: Path) -> Iterator[Path]:
 
 
 def host_name() -> str:
-    """This machine among those that share a file system, fit for a file's name."""
+    """This machine's name in characters fit for a file name, to tell apart machines that share a file system."""
     return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:40]
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of this machine has this number."""
+    """Whether this machine has a process with this id."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -88,7 +88,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write a small file whole, atomically."""
+    """Write a file, atomically."""
     with atomic_write(path) as temporary:
         temporary.write_bytes(content)
 
@@ -99,7 +99,7 @@ def write_json(path: str | Path, content: Any) -> None:
 
 
 def read_bytes(path: str | Path, limit_bytes: int = MOST_BYTES) -> bytes:
-    """A small file whole; a UserError that names it where it is larger than `limit_bytes`, before it is read."""
+    """The bytes of a file; UserError, before it is read, if it has more than `limit_bytes`."""
     with open(path, "rb") as file:
         size_bytes = os.fstat(file.fileno()).st_size
         content = file.read(limit_bytes + 1) if size_bytes <= limit_bytes else b""
@@ -109,7 +109,7 @@ def read_bytes(path: str | Path, limit_bytes: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: str | Path, limit_bytes: int = MOST_BYTES) -> str:
-    """Read UTF-8 of at most `limit_bytes`; anything else is a UserError that names the file."""
+    """UTF-8 text of at most `limit_bytes`; UserError names a file with anything else."""
     try:
         return read_bytes(path, limit_bytes).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -117,12 +117,12 @@ def read_text(path: str | Path, limit_bytes: int = MOST_BYTES) -> str:
 
 
 def read_json(path: str | Path, limit_bytes: int = MOST_BYTES) -> Any:
-    """Read JSON of at most `limit_bytes`; a malformed file is a UserError that names it."""
+    """JSON of at most `limit_bytes`; UserError names a file with anything else."""
     return parse(json.loads, read_text(path, limit_bytes), f"{path} is not JSON")
 
 
 def read_format(path: str | Path, expected: str, limit_bytes: int = MOST_BYTES) -> dict[str, Any]:
-    """Read a JSON object whose "format" is `expected`; anything else is a UserError that names the file."""
+    """A JSON object whose "format" is `expected`; UserError names a file with anything else."""
     content = read_json(path, limit_bytes)
     if not isinstance(content, dict) or content.get("format") != expected:
         raise UserError(f"{path} is not of the format {expected}")
@@ -130,9 +130,9 @@ def read_format(path: str | Path, expected: str, limit_bytes: int = MOST_BYTES) 
 
 
 def parse(loads: Callable[[str], Any], text: str, complaint: str) -> Any:
-    """`loads(text)`; UserError with the complaint and why, also where it is nested deeper than what we read ever is.
+    """`loads(text)`; UserError, which begins with `complaint`, where it fails and beyond MAX_DEPTH levels of nesting.
 
-    loads: of JSON or TOML; raises ValueError.
+    loads: parses JSON or TOML; raises ValueError.
     """
     try:
         content = loads(text)
@@ -141,7 +141,7 @@ def parse(loads: Callable[[str], Any], text: str, complaint: str) -> Any:
     except RecursionError:
         raise UserError(f"{complaint}: it is nested too deep") from None
     level = [content]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         level = [
             child
             for part in level

@@ -1,4 +1,4 @@
-"""The card of a model folder that has none, and the files of a model folder to publish."""
+"""The files of a model folder to publish, with a generated card if it has none."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,16 +6,16 @@ from typing import Any
 
 from dalle_lean.io.model_folder import check_parts, hashed_parts
 from dalle_lean.io.publish import Files
-from dalle_lean.memory.parameters import parameter_sizes
+from dalle_lean.memory.parameters import parameters
 from dalle_lean.model.config import DalleConfig
 
 CARD = "README.md"
 
 
 def model_files(folder: Path, name: str, facts: Mapping[str, str] | None = None) -> Files:
-    """The files of a model folder, config.json last, with a card that also has `facts` where the folder has none.
+    """The files of a model folder, config.json last. If it has no card, one is generated that also lists `facts`.
 
-    DamagedFolder where a part is missing or altered.
+    DamagedFolder if a part is missing or altered.
     """
     content = check_parts(folder)
     card = folder / CARD if (folder / CARD).is_file() else model_card(name, content, facts or {}).encode()
@@ -24,10 +24,10 @@ def model_files(folder: Path, name: str, facts: Mapping[str, str] | None = None)
 
 
 def model_card(name: str, content: Mapping[str, Any], facts: Mapping[str, str]) -> str:
-    """Markdown with the hub's metadata, from what config.json says."""
+    """Markdown with the hub's metadata, from the `content` of config.json."""
     config = DalleConfig.from_dict(content["dalle"])
     rows = {
-        "parameters": f"{sum(parameter_sizes(config)):,}",
+        "parameters": f"{parameters(config):,}",
         "layers, width": f"{config.num_layers}, {config.hidden_size}",
         "caption": f"at most {config.text_len} of {config.text_vocab_size:,} tokens",
         "picture": f"{config.image_side} x {config.image_side} of {config.image_vocab_size:,} codes",
@@ -51,11 +51,11 @@ A transformer that draws pictures from captions; `config.json` has the SHA-256 o
 
 
 def markdown_table(rows: Mapping[str, str]) -> str:
-    """Two columns; what rows say is text, whatever is in it."""
-    lines = (f"| {plain(name)} | {plain(value)} |" for name, value in rows.items())
+    """A table of two columns; Markdown and HTML in its cells are escaped."""
+    lines = (f"| {cell(name)} | {cell(value)} |" for name, value in rows.items())
     return "\n".join(("| | |", "| --- | --- |", *lines))
 
 
-def plain(text: str) -> str:
-    """Text for a table's cell."""
+def cell(text: str) -> str:
+    """Plain text, escaped for a table."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

@@ -1,4 +1,4 @@
-"""Model folders: everything that `generate` needs, each part listed with its hash.
+"""Model folders: all that `generate` needs, each part listed with its hash.
 
 config.json, model.safetensors and, where given, tokenizer.json, vocabulary.json, vqgan/, clip/ and a card README.md.
 """
@@ -24,9 +24,10 @@ from dalle_lean.io.files import (
 )
 from dalle_lean.io.safetensors_io import MOST_HEADER_BYTES, load_strictly, read_shapes, read_weights, save_weights
 from dalle_lean.memory import MemoryPlan
-from dalle_lean.memory.parameters import parameter_sizes
+from dalle_lean.memory.parameters import parameters
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.dalle import Dalle
+from dalle_lean.require import require
 from dalle_lean.tokenizer import MOST_TOKENIZER_BYTES
 from dalle_lean.vocabulary import Vocabulary
 
@@ -38,7 +39,7 @@ PART_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
 class DamagedFolder(UserError):
-    """A model folder misses a part, or a part is not the one the folder was saved with."""
+    """A part of a model folder is missing, or is not the one that the folder was saved with."""
 
 
 def save_model(
@@ -55,18 +56,18 @@ def save_model(
     guidance: float = 1.0,
     dtype: torch.dtype | None = torch.float32,
 ) -> None:
-    """Write a model folder. An existing one is replaced whole, when the new one is complete on disk; a folder of
-    anything else is a ValueError.
+    """Write a model folder. An existing one is replaced as a whole once the new one is complete on disk; ValueError if
+    `folder` holds anything else.
 
     Args:
         tokenizer: a tokenizer.json to copy.
-        vocabulary: a vocabulary.json to copy: the words of the training captions; see dalle_lean.vocabulary.
+        vocabulary: a vocabulary.json to copy, with the words of the training captions (dalle_lean.vocabulary).
         vqgan, clip: folders of these parts to copy.
         card: text of README.md.
-        vqgan_fingerprint: the VQGAN on whose codes the model was trained; `generate` refuses another one.
-        caption_dropout: share of the training captions that were replaced by the empty one; None if unknown.
-        guidance: default classifier-free guidance of the model; 1 is off.
-        dtype: of the stored floating-point weights; None: as the model has them.
+        vqgan_fingerprint: of the VQGAN on whose codes the model was trained; `generate` refuses another one.
+        caption_dropout: share of the training captions that were replaced by the empty one; None is unknown.
+        guidance: the model's default classifier-free guidance; 1 is off.
+        dtype: of the stored floating-point weights; None keeps the model's.
     """
     folder = Path(folder)
     check_guidance(guidance)
@@ -95,7 +96,7 @@ def save_model(
 
 
 def check_guidance(guidance: float) -> None:
-    """ValueError unless the guidance scale lies in its range."""
+    """ValueError unless the guidance scale is in 0..HIGHEST_GUIDANCE."""
     if not 0 <= guidance <= HIGHEST_GUIDANCE:
         raise UserError(f"guidance={guidance}: it must lie in 0..{HIGHEST_GUIDANCE:g} (1 is off)")
 
@@ -124,9 +125,9 @@ def read_model(
     dtype: torch.dtype | None = torch.float32,
     plan: MemoryPlan | None = None,
 ) -> Dalle:
-    """As `load_model`, after `check_parts`, whose answer is `checked`. Nothing is hashed again.
+    """`load_model` for a folder that `check_parts` has verified; `checked` is its result. Nothing is hashed again.
 
-    dtype: None leaves the weights as they are stored.
+    dtype: None keeps the stored one.
     """
     path = Path(folder) / WEIGHTS
     model = Dalle(DalleConfig.from_dict(checked["dalle"]), plan, device="meta")
@@ -139,13 +140,13 @@ def read_model(
 
 
 def copy_part(part: Path, out: Path) -> None:
-    """Copy the files a VQGAN or CLIP consists of, and nothing of the run that may lie beside them."""
+    """Copy the files of a VQGAN or CLIP, but not those of its training beside them."""
     out.mkdir()
     for name in PART_FILES:
         if (part / name).is_file():
             shutil.copyfile(part / name, out / name)
     if not (out / "config.json").exists():
-        raise UserError(f"{part} is no finished VQGAN or CLIP: it has no config.json")
+        raise UserError(f"{part} is not a finished VQGAN or CLIP: it has no config.json")
 
 
 def pack_model(
@@ -159,9 +160,9 @@ def pack_model(
     guidance: float | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write the model folder `model` to `out` with other parts or another dtype; what is not given is `model`'s.
+    """Write the model folder `model` to `out` with other parts or another dtype; None keeps `model`'s.
 
-    ValueError where `vocabulary` is none, or `vqgan` is not the one on whose codes the model was trained.
+    ValueError if `vocabulary` is not a vocabulary, or the model was not trained on codes of `vqgan`.
     """
     content = check_parts(model)
     if vocabulary is not None:
@@ -191,7 +192,7 @@ def pack_model(
 
 
 def check_parts(folder: str | Path) -> dict[str, Any]:
-    """The content of config.json, after comparing every part's SHA-256 with the recorded one."""
+    """The content of config.json; DamagedFolder unless every part has a possible size and the recorded SHA-256."""
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise DamagedFolder(f"{folder} is not a model folder: it has no config.json")
@@ -229,7 +230,7 @@ def check_parts(folder: str | Path) -> dict[str, Any]:
 
 
 def check_sizes(folder: Path, parts: Iterable[str], config: DalleConfig) -> None:
-    """ValueError for a part that is larger than it can be, before minutes are spent on hashing it."""
+    """ValueError for a part of an impossible size, before minutes are spent on hashing it."""
     for path in (folder / name for name in parts):
         if path.suffix == ".json":
             limit_bytes = MOST_TOKENIZER_BYTES if path.name == "tokenizer.json" else MOST_BYTES
@@ -237,21 +238,21 @@ def check_sizes(folder: Path, parts: Iterable[str], config: DalleConfig) -> None
                 raise UserError(f"{path} has {path.stat().st_size:,} bytes: it may have {limit_bytes:,} at most")
         else:
             read_shapes(path)
-    most_bytes = 8 * sum(parameter_sizes(config)) + MOST_HEADER_BYTES
+    most_bytes = 8 * parameters(config) + MOST_HEADER_BYTES
     if (size_bytes := (folder / WEIGHTS).stat().st_size) > most_bytes:
         raise UserError(f"{folder / WEIGHTS} has {size_bytes:,} bytes: the model's weights have {most_bytes:,} at most")
 
 
 def hashed_parts(folder: Path) -> list[str]:
-    """The parts that carry a hash: JSON and safetensors files, relative to the folder, without config.json itself."""
+    """Paths, relative to the folder, of the parts with a hash: JSON and safetensors files except config.json."""
     files = (path for path in folder.rglob("*") if path.suffix in HASHED_SUFFIXES and path.is_file())
     return sorted(path.relative_to(folder).as_posix() for path in files if path != folder / "config.json")
 
 
 def find_model(name: str | None = None) -> Path:
-    """The folder that `--model` means: a folder, a hub id, else $DALLE_LEAN_MODEL, else the bundled model.
+    """The folder of a model: `name` is a folder or a hub id; None is $DALLE_LEAN_MODEL, else the bundled model.
 
-    A hub id ("owner/name") is downloaded, and only then; its code and pickles are not.
+    Only a hub id ("owner/name") is downloaded, without its code and pickles.
     """
     name = name or os.environ.get("DALLE_LEAN_MODEL")
     if name is None:
@@ -260,8 +261,6 @@ def find_model(name: str | None = None) -> Path:
         return Path(name)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise UserError(f"no model folder at {name}; give a folder, or a hub id such as owner/name")
-    from dalle_lean.require import require
-
     hub = require("huggingface_hub", extra="demo")
     patterns = [f"*{suffix}" for suffix in HASHED_SUFFIXES] + ["*.md"]
     try:
@@ -272,7 +271,7 @@ def find_model(name: str | None = None) -> Path:
 
 
 def bundled_model() -> Path:
-    """The model that comes with the package."""
+    """The folder of the model in this package."""
     folder = Path(__file__).resolve().parents[2] / "models" / "emoji"
     if not (folder / "config.json").is_file():
         raise UserError("this installation has no bundled model; name one with --model or $DALLE_LEAN_MODEL")
@@ -280,19 +279,19 @@ def bundled_model() -> Path:
 
 
 def check_replaceable(folder: Path) -> None:
-    """ValueError unless `folder` is missing, empty or a model folder: nothing else is ever replaced."""
+    """ValueError unless `folder` is missing, empty or a model folder; nothing else is ever replaced."""
     if folder.is_dir() and not any(folder.iterdir()):
         return
     config = folder / "config.json"
     if folder.exists() and not (config.is_file() and FORMAT.encode() in read_bytes(config)):
-        raise UserError(f"{folder} is not empty and no model folder; name another place, nothing there is replaced")
+        raise UserError(f"{folder} is neither empty nor a model folder and is not replaced; name another folder")
 
 
 def replace_folder(fresh: Path, folder: Path) -> None:
-    """Put the complete folder `fresh` in the place of `folder`.
+    """Replace `folder` by the complete folder `fresh`.
 
-    A kill between the two renames leaves the old folder beside it as `.NAME.old`; the next call begins by putting it
-    back, so a complete folder is never lost.
+    A kill between the two renames leaves the old folder as `.NAME.old`; the next call first puts it back, so a complete
+    folder is never lost.
     """
     retired = folder.with_name(f".{folder.name}.old")
     if retired.exists() and not folder.exists():

@@ -1,4 +1,4 @@
-"""The end of a Parquet file, looked at before Arrow takes the memory that it asks for."""
+"""Checks a Parquet footer before Arrow allocates the memory that it asks for."""
 
 import io
 from typing import Any
@@ -9,13 +9,13 @@ MOST_FOOTER_BYTES = 2**26
 
 
 def check_footer(file: Any) -> None:
-    """ValueError unless a binary file, open for reading, ends as Parquet does, with a footer of a size that can be.
+    """ValueError unless a binary file, open for reading, ends like Parquet, with a footer of a possible size.
 
-    Source: the format's description, https://parquet.apache.org/docs/file-format: the footer, 4 bytes with its length,
-    the magic number.
+    Source: https://parquet.apache.org/docs/file-format. A file ends with the footer, 4 bytes with its length, and the
+    magic number.
     """
     size = file.seek(0, io.SEEK_END)
-    # As much as Arrow reads first: a server that gives no parts of files gives small ones whole.
+    # As much as Arrow reads first, so that servers without byte ranges can still serve small files whole.
     file.seek(max(0, size - READ_BYTES))
     end = file.read(READ_BYTES)[-8:]
     file.seek(0)

@@ -1,7 +1,7 @@
-"""Copies of files elsewhere: only what has changed is sent, and a copy that was interrupted goes on where it was.
+"""Copies files to other storage: only changed ones are sent, and an interrupted copy resumes where it stopped.
 
-The hub gets each state of the files as one commit. Any other storage of fsspec's gets one file after the other:
-`.published` beside them says which have arrived.
+The hub gets each state of the files as one commit. Any other storage of fsspec gets one file after the other;
+`.published` beside them records which have arrived.
 """
 
 import hashlib
@@ -23,32 +23,32 @@ from dalle_lean.progress import OnProgress, unwatched
 from dalle_lean.require import require
 
 Files = Mapping[str, Path | bytes]
-"""What is to be where: relative name -> file or content. The last one is that without which the rest is nothing."""
+"""Relative name at the destination -> file or content. The last one, such as config.json, makes the rest usable."""
 
 PUBLISHED = ".published"
-"""JSON at the destination: name -> SHA-256, or null for a file that may have arrived in part."""
+"""JSON at the destination: name -> SHA-256, or null for a file that may be missing or outdated."""
 HUB = re.compile(r"hf://(datasets/)?(?!(?:datasets|spaces)/)([\w.-]+/[\w.-]+)/?")
 BATCH_FILES = 16
-"""Sent to the hub between two reports of progress."""
+"""Files sent to the hub between two progress reports."""
 SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSWORD|KEY")
 SECRET_WORDS = re.compile(r"\bhf_\w*[^\W_]{8,}|(?i:bearer)\s+[^\s'\"]+|(?<=\?)[^\s'\"?]*=[^\s'\"]*")
-"""Tokens, and the queries of signed addresses."""
+"""Tokens, and the queries of signed URLs."""
 
 
 def publish(files: Files, destination: str, *, message: str, on_progress: OnProgress = unwatched) -> str:
-    """Copy files to a destination; those that an earlier copy put there and that are no longer among them are removed.
+    """Copy files to a destination, and remove those of earlier copies that are no longer among `files`.
 
     Args:
         destination: see `check_destination`.
-        message: of the hub's commit.
-        on_progress: called with the files done, all files and the name of one.
+        message: of the commit on the hub.
+        on_progress: called with (files done, all files, the name of one).
 
-    Returns what was done, in words. Raises UserError, or Unreachable for what the destination refuses; neither shows a
-    token. The same call continues.
+    Returns what was done, in words. Raises UserError, or Unreachable if the destination fails; neither shows a token.
+    The same call resumes an interrupted copy.
     """
     check_destination(destination)
     hashes = {name: content_sha256(source) for name, source in files.items()}
-    with failures_named(destination):
+    with unreachable_without_secrets(destination):
         if destination.startswith("hf://"):
             return to_hub(files, hashes, destination, message, on_progress)
         return to_storage(files, hashes, destination, on_progress)
@@ -59,30 +59,30 @@ def check_destination(destination: str) -> None:
     url = urlsplit(destination)
     if url.password or (url.scheme and url.query):
         raise UserError(
-            f"the destination {url.scheme}://... holds a password or a query: shells and logs would keep it; leave it "
-            "out, and sign in through the environment or the storage's own configuration"
+            f"the destination {url.scheme}://... holds a password or a query, which shells and logs would keep; leave "
+            "it out, and sign in through the environment or the storage's own configuration"
         )
     if url.scheme != "hf":
         storage_of(destination, extra="preprocessing")
         return
-    hub_place(destination)
+    hub_repository(destination)
     require("huggingface_hub", extra="preprocessing")
 
 
-def hub_place(destination: str) -> tuple[str, str]:
-    """Of an address on the hub: "dataset" or "model", and OWNER/NAME."""
+def hub_repository(destination: str) -> tuple[str, str]:
+    """("dataset" or "model", OWNER/NAME) of an address on the hub."""
     found = HUB.fullmatch(destination)
     if found is None:
-        raise UserError(f"{destination}: a place on the hub is hf://datasets/OWNER/NAME or hf://OWNER/NAME")
+        raise UserError(f"{destination}: an address on the hub is hf://datasets/OWNER/NAME or hf://OWNER/NAME")
     return "dataset" if found[1] else "model", found[2]
 
 
 def to_storage(files: Files, hashes: Mapping[str, str], destination: str, on_progress: OnProgress) -> str:
-    """Copy to a folder or to a URL of fsspec's."""
+    """Copy to a folder or a URL that fsspec knows."""
     storage, root = storage_of(destination, extra="preprocessing")
     root = root.rstrip("/")
     if any(isinstance(source, Path) and str(source.resolve()) == f"{root}/{name}" for name, source in files.items()):
-        raise UserError(f"{destination} is where the files are; name another place")
+        raise UserError(f"{destination} is where the files come from; name another destination")
     storage.invalidate_cache()
     found = storage.find(root, detail=True)
     sizes = {name.removeprefix(f"{root}/"): about["size"] for name, about in found.items()}
@@ -107,7 +107,7 @@ def to_storage(files: Files, hashes: Mapping[str, str], destination: str, on_pro
         send(storage, files[name], f"{root}/{name}")
         state[name] = hashes[name]
         unsaved_bytes += content_bytes(files[name])
-        if unsaved_bytes > 10 * state_bytes:  # else it would be much of what is sent
+        if unsaved_bytes > 10 * state_bytes:  # otherwise the state would be much of what is sent
             state_bytes, unsaved_bytes = save_state(), 0
     for name in gone:
         if name in sizes:
@@ -119,7 +119,7 @@ def to_storage(files: Files, hashes: Mapping[str, str], destination: str, on_pro
 
 
 def send(storage: Any, source: Path | bytes, place: str) -> None:
-    """Put one file in its place; an object appears there whole or not at all."""
+    """Write one file to `place`, where it appears whole or not at all."""
     if "file" in storage.protocol:
         with atomic_write(place) as temporary:
             if isinstance(source, Path):
@@ -133,9 +133,9 @@ def send(storage: Any, source: Path | bytes, place: str) -> None:
 
 
 def to_hub(files: Files, hashes: Mapping[str, str], destination: str, message: str, on_progress: OnProgress) -> str:
-    """Copy to a repository of the hub: large files as they are, then one commit of them all."""
+    """Copy to a repository on the hub: upload the large files, then commit all in one commit."""
     hub = require("huggingface_hub", extra="preprocessing")
-    kind, repo = hub_place(destination)
+    kind, repo = hub_repository(destination)
     require("huggingface_hub.utils", extra="preprocessing").disable_progress_bars()
     api = hub.HfApi()
     api.create_repo(repo, repo_type=kind, exist_ok=True)
@@ -168,7 +168,7 @@ def published_json(state: Mapping[str, str | None]) -> bytes:
 
 
 def read_published(read: Any) -> dict[str, str | None]:
-    """What `.published` says; UserError where it is not ours."""
+    """The content of `.published`; UserError unless this program wrote it."""
     complaint = f"{PUBLISHED} at the destination is not what this program writes; remove it there"
     state = parse(json.loads, read().decode("utf-8", errors="replace"), complaint)
     if not isinstance(state, dict) or not all(isinstance(sha256, str | None) for sha256 in state.values()):
@@ -179,8 +179,8 @@ def read_published(read: Any) -> dict[str, str | None]:
 
 
 @contextmanager
-def failures_named(destination: str) -> Iterator[None]:
-    """Unreachable, without secrets, for whatever a storage's library raises but bugs."""
+def unreachable_without_secrets(destination: str) -> Iterator[None]:
+    """Turn what a storage's library raises, except bugs, into Unreachable without secrets."""
     try:
         yield
     except (UserError, AttributeError, TypeError):
@@ -194,7 +194,7 @@ def failures_named(destination: str) -> Iterator[None]:
 
 
 def without_secrets(text: str) -> str:
-    """The text without tokens, signed addresses and the values of the environment's secrets."""
+    """The text without tokens, queries of signed URLs and values of secret environment variables."""
     for name, value in os.environ.items():
         if SECRET_NAMES.search(name) and len(value) >= 8:
             text = text.replace(value, "***")

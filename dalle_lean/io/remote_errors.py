@@ -1,6 +1,6 @@
-"""Files on other machines: what a failure to read one means.
+"""Errors of remote files, permanent or temporary.
 
-What a storage says is not there, or is not for us, stays so however often it is asked; anything else may pass.
+That a file does not exist or that access is denied is permanent; any other failure may pass.
 """
 
 from ssl import SSLCertVerificationError
@@ -10,22 +10,22 @@ from dalle_lean.errors import UserError
 from dalle_lean.require import require
 
 HTTP = ("http://", "https://")
-NOT_THERE = (404, 410)
+NOT_FOUND = (404, 410)
 FORBIDDEN = (401, 403)
 
 
 class Unreachable(OSError):
-    """A file on another machine could not be read; nothing is known to be wrong with the file."""
+    """A remote file could not be read or written; nothing is known to be wrong with the file."""
 
 
 class Refused(Unreachable):
-    """A storage does not give a file as it is needed, and will not however often it is asked."""
+    """A storage permanently refuses a file, or refuses the way in which it is needed."""
 
 
 def storage_of(url: str, extra: str) -> tuple[Any, str]:
-    """The file system, as fsspec has it, that holds a URL or path, and the file's name there; `extra` brings fsspec.
+    """(fsspec's file system of a URL or path, the file's name there); `extra` is this package's extra with fsspec.
 
-    UserError for a protocol that fsspec does not know, or whose package is not installed.
+    UserError for a protocol that fsspec does not know or whose package is not installed.
     """
     fsspec = require("fsspec", extra=extra)
     try:
@@ -36,17 +36,17 @@ def storage_of(url: str, extra: str) -> tuple[Any, str]:
 
 
 def meaning(error: Exception, url: str) -> Exception:
-    """What a failure to read `url` means: FileNotFoundError or its like, Refused, or what is worth another try.
+    """The cause of a failure to read `url`: FileNotFoundError and Refused are permanent, others are worth a retry.
 
-    A UserError stays what it is: no other try helps.
+    A UserError is returned as it is.
     """
     if isinstance(error, UserError):
         return error
     reason: BaseException = error
     if isinstance(error, FileNotFoundError) and url.startswith(HTTP) and error.__cause__ is not None:
-        reason = error.__cause__  # fsspec's HTTP says FileNotFoundError of any failure to open, an outage too
+        reason = error.__cause__  # over HTTP, fsspec raises FileNotFoundError for any failure to open, outages too
     status = http_status(reason)
-    if status in NOT_THERE:
+    if status in NOT_FOUND:
         return FileNotFoundError(f"{url}: not there ({one_line(reason)})")
     if status in FORBIDDEN or isinstance(reason, PermissionError):
         return Refused(f"{url}: its storage refuses access ({one_line(reason)}); sign in there, or ask its owner")
@@ -61,7 +61,7 @@ def meaning(error: Exception, url: str) -> Exception:
 
 
 def http_status(error: BaseException) -> int | None:
-    """The status that a library for HTTP notes on its error."""
+    """The HTTP status of a library's error; None if it has none."""
     status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None
 

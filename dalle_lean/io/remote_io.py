@@ -15,18 +15,18 @@ from dalle_lean.io.remote_errors import Refused, Unreachable, meaning, one_line,
 from dalle_lean.progress import OnNotice, silent
 
 T = TypeVar("T")
-# Retrying changes nothing.
+# Retrying does not help.
 PERMANENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, Refused, UserError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long a remote is waited for.
+    """How long to wait for a remote file, and how often to retry.
 
     Args:
-        timeout_s: one answer; a request that takes longer is dropped and made again.
-        first_wait_s, longest_wait_s: the pause after a failure, doubled after each further one up to the longest.
-        give_up_s: from the first failure in a row to `Unreachable`.
+        timeout_s: for one answer; a request that takes longer is abandoned and repeated.
+        first_wait_s, longest_wait_s: the pause after the first failure, and the limit up to which it doubles.
+        give_up_s: from the first failure of a request to `Unreachable`.
     """
 
     timeout_s: float = 60.0
@@ -35,9 +35,9 @@ class Patience:
     give_up_s: float = 1800.0
 
     def insist(self, what: str, action: Callable[[], T], on_notice: OnNotice = silent) -> T:
-        """The value of `action` on the URL `what`, retried until it succeeds; each pause is reported.
+        """Retry `action` on the URL `what` until it succeeds, and return its value; each pause is reported.
 
-        Raises Unreachable, and at once what will not change: FileNotFoundError and its like, Refused, UserError.
+        Raises Unreachable after `give_up_s`, and the errors in PERMANENT at once.
         """
         wait_s, give_up_at_s = self.first_wait_s, math.inf
         while True:
@@ -57,7 +57,7 @@ class Patience:
 
 
 def within(timeout_s: float, action: Callable[[], T]) -> T:
-    """The value of `action`, or TimeoutError; an action that hangs is left behind in its thread."""
+    """The value of `action`; TimeoutError after `timeout_s`, when a hanging action stays behind in its thread."""
     outcome: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
 
     def act() -> None:
@@ -78,9 +78,9 @@ def within(timeout_s: float, action: Callable[[], T]) -> T:
 
 
 class RemoteFile(io.RawIOBase):
-    """A file at a URL that fsspec knows, for reading; every read is one request, which is retried.
+    """A file at a URL that fsspec knows, open for reading. Every read is one request, retried as `patience` says.
 
-    extra: this package's extra that brings fsspec.
+    extra: this package's extra with fsspec.
     """
 
     def __init__(self, url: str, patience: Patience, on_notice: OnNotice = silent, extra: str = "training"):

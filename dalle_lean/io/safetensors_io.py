@@ -1,4 +1,4 @@
-"""Weights in safetensors files, and filling a module with them."""
+"""Weights in safetensors files, and loading them into modules."""
 
 import json
 import math
@@ -22,11 +22,11 @@ BYTES = {
     **dict.fromkeys(("I32", "U32", "F32"), 4),
     **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
 }
-"""Of a number, by the names that safetensors has for their types."""
+"""Bytes of a number by safetensors' type names."""
 
 
 def save_weights(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype | None = torch.float32) -> None:
-    """Write tensors as safetensors, atomically, floating-point ones in `dtype`; None: in their own."""
+    """Write tensors as safetensors, atomically, floating-point ones in `dtype` (None keeps theirs)."""
     stored = {
         name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous().clone()
         for name, tensor in weights.items()
@@ -36,9 +36,9 @@ def save_weights(weights: Mapping[str, Tensor], path: Path, dtype: torch.dtype |
 
 
 def read_weights(path: Path, wanted: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """The tensors of a safetensors file; a missing or damaged one is a ValueError that names it.
+    """The tensors of a safetensors file; ValueError names a missing or damaged file.
 
-    wanted: what names and shapes they must have, compared before any is read; else as `load_strictly`.
+    wanted: tensors with the required names and shapes, checked before any tensor is read; None checks nothing.
     """
     shapes = read_shapes(path)
     if wanted is not None:
@@ -53,11 +53,10 @@ def read_weights(path: Path, wanted: Mapping[str, Tensor] | None = None) -> dict
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of a safetensors file's tensors, from its header alone; ValueError unless the file is as large as its
-    header says.
+    """The tensors' shapes in a safetensors file's header; ValueError unless the file is as large as the header says.
 
-    Source: the format's description, https://huggingface.co/docs/safetensors: 8 bytes with the length of a JSON object,
-    the object, the tensors' bytes.
+    Source: https://huggingface.co/docs/safetensors. A file has 8 bytes with the length of a JSON object, the object and
+    the tensors' bytes.
     """
     if not path.is_file():
         raise UserError(f"{path} is missing")
@@ -87,14 +86,13 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         raise UserError(f"{complaint}: its header is damaged ({type(error).__name__}: {error})") from None
     if 8 + length + end != size_bytes:
         raise UserError(
-            f"{complaint}: it has {size_bytes:,} bytes and not {8 + length + end:,} as its header says; "
-            "get a complete copy"
+            f"{complaint}: it has {size_bytes:,} bytes, but its header says {8 + length + end:,}; get a complete copy"
         )
     return shapes
 
 
 def refuse_other_shapes(have: Mapping[str, tuple[int, ...]], need: Mapping[str, tuple[int, ...]], source: str) -> None:
-    """ValueError that names `source` and the first key that is missing, unknown or misshapen."""
+    """ValueError names `source` and the first key that is missing, unknown or misshapen."""
     for name in sorted(need.keys() | have.keys()):
         if name not in have:
             raise UserError(f"{source}: missing key {name}")
@@ -105,9 +103,9 @@ def refuse_other_shapes(have: Mapping[str, tuple[int, ...]], need: Mapping[str, 
 
 
 def load_strictly(module: nn.Module, weights: Mapping[str, Tensor], source: str, assign: bool = False) -> None:
-    """Copy `weights` into `module`; a missing, unknown or misshapen key is a ValueError that names it and `source`.
+    """Copy `weights` into `module`; ValueError names `source` and the first missing, unknown or misshapen key.
 
-    assign: make them the module's own instead, whatever device and dtype both have.
+    assign: make these tensors the module's own instead, whatever their device and dtype.
     """
     wanted = module.state_dict()
     have_shapes, need_shapes = ({name: tuple(value.shape) for name, value in two.items()} for two in (weights, wanted))
@@ -120,7 +118,7 @@ def load_strictly(module: nn.Module, weights: Mapping[str, Tensor], source: str,
 
 
 def refuse_infinite(module: nn.Module, source: str) -> None:
-    """ValueError for the first tensor of `module` with numbers that are not finite; names it and `source`."""
+    """ValueError names `source` and the first tensor of `module` with a number that is not finite."""
     for name, tensor in module.state_dict().items():
         if not torch.isfinite(tensor).all():
             raise UserError(f"{source}: {name} holds numbers that are not finite")

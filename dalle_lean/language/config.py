@@ -16,12 +16,12 @@ class LanguageConfig(DalleConfig):
 
     Args:
         text_vocab_size: ids of the tokenizer, V.
-        text_len: the most tokens of a sample, T.
+        text_len: maximum length of a sample in tokens, T.
         hidden_size, num_layers, num_heads, head_size, ffn_multiplier, ffn_activation, ffn_gated, shared_blocks,
             tie_embeddings, reversible, sandwich_norm, pixelfly_rank: as in DalleConfig.
-        rotary: rotated queries and keys (Su et al. 2021); False: a learnt table of positions.
+        rotary: rotated queries and keys (Su et al. 2021); False is a learnt table of positions.
 
-    The other fields keep their values: attention is full, and there are no codes.
+    The other fields are fixed: attention is full, and there are no image codes.
 
     Raises:
         ValueError: names the field, its value and what is allowed.
@@ -49,11 +49,13 @@ class LanguageConfig(DalleConfig):
         super().__post_init__()
         for name in NO_PICTURE:
             if getattr(self, name) != (value := getattr(LanguageConfig, name)):
-                raise UserError(f"{name}={getattr(self, name)!r}: a language model has no picture; leave it {value!r}")
+                raise UserError(
+                    f"{name}={getattr(self, name)!r}: a language model has no picture; leave it at {value!r}"
+                )
 
     @property
     def image_len(self) -> int:
-        """0: there are no codes."""
+        """0: there are no image codes."""
         return 0
 
     @property

@@ -1,6 +1,6 @@
 """GPT-2's published weights -> LanguageModel: a folder with config.json and model.safetensors, as on the hub.
 
-LayerScale and the output layer's bias, which GPT-2 does not have, are 1 and 0.
+GPT-2 has neither LayerScale nor a bias of the output layer; they are set to 1 and 0.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from dalle_lean.language.model import LanguageModel
 from dalle_lean.memory import MemoryPlan
 
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
-"""By the names of the published configurations."""
+"""Name in published configurations -> name here."""
 EXPECTED: dict[str, Any] = {
     "model_type": "gpt2",
     "layer_norm_epsilon": 1e-5,
@@ -28,7 +28,7 @@ EXPECTED: dict[str, Any] = {
     "tie_word_embeddings": True,
     "add_cross_attention": False,
 }
-"""Of what a configuration may say, all that LanguageModel computes."""
+"""The only values of these fields that LanguageModel supports."""
 
 
 def load_gpt2(
@@ -37,7 +37,7 @@ def load_gpt2(
     """GPT-2 from a folder, in float32.
 
     Raises:
-        ValueError: names the file, what is missing or unknown in it, and what must be there.
+        ValueError: names the file and what is missing or unsupported in it.
     """
     folder = Path(folder)
     config = read_config(folder / "config.json")
@@ -45,13 +45,13 @@ def load_gpt2(
         model = LanguageModel(config, plan)
     path = folder / "model.safetensors"
     weights = {name.removeprefix("transformer."): tensor for name, tensor in read_weights(path).items()}
-    # Masks are buffers in some files; the output layer is the table.
+    # Some files also hold the masks, and the output layer, which is the input table.
     weights = {name: tensor for name, tensor in weights.items() if not name.endswith((".attn.bias", ".masked_bias"))}
     head = weights.pop("lm_head.weight", None)
     if head is not None and not torch.equal(head, weights.get("wte.weight", head)):
-        raise UserError(f"{path}: lm_head.weight is not wte.weight; only tied weights are GPT-2's")
+        raise UserError(f"{path}: lm_head.weight differs from wte.weight, but GPT-2 ties them")
     empty, names = model.state_dict(), dict(published_names(config))
-    need = {published: tuple(stored(published, empty[ours]).shape) for ours, published in names.items()}
+    need = {published: tuple(other_layout(published, empty[ours]).shape) for ours, published in names.items()}
     refuse_other_shapes({name: tuple(tensor.shape) for name, tensor in weights.items()}, need, str(path))
     state = {
         name: (torch.ones if name.endswith(".scale") else torch.zeros)(tensor.shape)
@@ -59,19 +59,19 @@ def load_gpt2(
         if name not in names
     }
     for ours, published in names.items():
-        state[ours] = stored(published, weights.pop(published)).float().contiguous()
+        state[ours] = other_layout(published, weights.pop(published)).float().contiguous()
     model.load_state_dict(state, assign=True)
     return model.to(device)
 
 
 def read_config(path: Path) -> LanguageConfig:
-    """The configuration of a published GPT-2; ValueError where it says something else than GPT-2's function."""
+    """The configuration of a published GPT-2; ValueError if it describes another function."""
     content = read_json(path)
     if not isinstance(content, dict):
-        raise UserError(f"{path} is no configuration: it must be a JSON object")
+        raise UserError(f"{path} is not a configuration: it must be a JSON object")
     for name, value in EXPECTED.items():
         if content.get(name, value) != value:
-            raise UserError(f"{path}: {name} = {content[name]!r}; only {value!r} is known")
+            raise UserError(f"{path}: {name} = {content[name]!r}; only {value!r} is supported")
     activation = content.get("activation_function", "gelu_new")
     if activation not in ACTIVATIONS:
         raise UserError(f"{path}: activation_function = {activation!r}; must be one of {', '.join(ACTIVATIONS)}")
@@ -79,7 +79,9 @@ def read_config(path: Path) -> LanguageConfig:
         width, heads = content["n_embd"], content["n_head"]
         inner = content.get("n_inner") or 4 * width
         if not heads or width % heads or inner % width:
-            raise ValueError(f"n_embd = {width} is no multiple of n_head = {heads}, or n_inner = {inner} not of n_embd")
+            raise ValueError(
+                f"n_embd = {width} must be a multiple of n_head = {heads}, and n_inner = {inner} one of n_embd"
+            )
         return LanguageConfig(
             text_vocab_size=content["vocab_size"],
             text_len=content["n_positions"],
@@ -113,6 +115,6 @@ def published_names(config: LanguageConfig) -> Iterator[tuple[str, str]]:
     yield from (("norm.weight", "ln_f.weight"), ("norm.bias", "ln_f.bias"))
 
 
-def stored(published: str, weight: Tensor) -> Tensor:
-    """A weight between the two layouts: published projections are stored as [inputs, outputs]."""
+def other_layout(published: str, weight: Tensor) -> Tensor:
+    """A weight converted between the published layout, projections as [inputs, outputs], and ours."""
     return weight.t() if ".c_" in published and published.endswith(".weight") else weight

@@ -1,6 +1,6 @@
 """LanguageModel: a decoder over the tokens of a text.
 
-B batch, S tokens, T the most of them, D hidden size, d head size, V vocabulary.
+B batch, S tokens, T their maximum, D hidden size, d head size, V vocabulary.
 """
 
 import torch
@@ -45,7 +45,7 @@ class LanguageModel(Decoder):
         return logits
 
     def loss(self, ids: Tensor) -> Tensor:
-        """Mean cross-entropy in nats of every token but the first; ids [B, S + 1] without padding, S in 1..T."""
+        """Mean cross-entropy in nats of all tokens but the first; ids [B, S + 1] without padding, S in 1..T."""
         check_ids("ids", ids, self.config.text_vocab_size)
         if ids.shape[1] < 2:
             raise UserError(f"ids has {ids.shape[1]} tokens a sample; the loss needs at least 2")
@@ -66,7 +66,7 @@ class LanguageModel(Decoder):
         return self.run(x, self.context(length, x.dtype, x.device))
 
     def context(self, length: int, dtype: torch.dtype, device: torch.device) -> SequenceContext:
-        """What layers know of the first `length` positions, for residual streams of `dtype`."""
+        """Layout and rotary table of the first `length` positions, for residual streams of `dtype`."""
         table = rotary_table(text_angles(length, self.config.head_size, device), dtype) if self.config.rotary else None
         return SequenceContext(self.config, Layout(self.config, 0, 1, device), table, dtype)
 

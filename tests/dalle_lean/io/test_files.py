@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import DEEPEST, atomic_write, parse, read_json, write_json
+from dalle_lean.io.files import MAX_DEPTH, atomic_write, parse, read_json, write_json
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -54,9 +54,9 @@ def test_json_nested_without_end_is_refused_by_name(tmp_path, deep):
 
 
 def test_nesting_that_can_be_read_but_not_worked_with_is_refused(tmp_path):
-    for levels in (DEEPEST - 1, DEEPEST):
+    for levels in (MAX_DEPTH - 1, MAX_DEPTH):
         (tmp_path / "config.json").write_text("[" * levels + "0" + "]" * levels)
-        if levels < DEEPEST:
+        if levels < MAX_DEPTH:
             assert json.dumps(read_json(tmp_path / "config.json"))
         else:
             with pytest.raises(UserError, match="nested too deep"):

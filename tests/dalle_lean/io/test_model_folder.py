@@ -128,7 +128,7 @@ def test_saving_again_replaces_the_folder_whole(folder, tmp_path):
 def test_a_folder_of_something_else_is_never_replaced(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(ValueError, match="nothing there is replaced"):
+    with pytest.raises(ValueError, match="neither empty nor a model folder"):
         save_model(Dalle(CONFIG), tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 

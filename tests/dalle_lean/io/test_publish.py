@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.publish import PUBLISHED, check_destination, hub_place, publish, without_secrets
+from dalle_lean.io.publish import PUBLISHED, check_destination, hub_repository, publish, without_secrets
 from dalle_lean.io.remote_errors import Unreachable
 
 
@@ -106,17 +106,17 @@ def test_a_note_at_the_destination_that_is_not_ours_is_refused(files, tmp_path, 
 
 
 def test_a_place_on_the_hub_is_a_data_set_or_a_model():
-    assert hub_place("hf://datasets/me/birds") == ("dataset", "me/birds")
-    assert hub_place("hf://me/birds/") == ("model", "me/birds")
-    assert hub_place("hf://mydatasets/birds") == ("model", "mydatasets/birds")
+    assert hub_repository("hf://datasets/me/birds") == ("dataset", "me/birds")
+    assert hub_repository("hf://me/birds/") == ("model", "me/birds")
+    assert hub_repository("hf://mydatasets/birds") == ("model", "mydatasets/birds")
 
 
 @pytest.mark.parametrize(
     ("destination", "complaint"),
     [
-        ("hf://datasets/name", "a place on the hub is"),
-        ("hf://spaces/owner/name", "a place on the hub is"),
-        ("hf://owner/name/folder", "a place on the hub is"),
+        ("hf://datasets/name", "an address on the hub is"),
+        ("hf://spaces/owner/name", "an address on the hub is"),
+        ("hf://owner/name/folder", "an address on the hub is"),
         ("nowhere://bucket/name", "its kind of storage cannot be read here"),
         ("s3://AKIA:hunter2hunter2@bucket/name", "holds a password"),
         ("https://host/name?X-Amz-Signature=hunter2hunter2", "holds a password or a query"),
