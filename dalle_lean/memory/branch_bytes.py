@@ -1,4 +1,4 @@
-"""Bytes that the layers' branches save and need, whole or in the chunks of a recomputing backward.
+"""Bytes that a layer's branches save and need, whole or in the chunks of a recomputing backward.
 
 b samples at once, S positions, n = b S tokens, D hidden size.
 """
@@ -26,40 +26,48 @@ class BranchSpec:
 
     block: int
     kind: str | None
-    """Of attention; None for the feed-forward."""
+    """Kind of attention; None is the feed-forward."""
 
 
 def branches_of(config: DalleConfig) -> list[BranchSpec]:
-    """The branches in the order of forward."""
+    """All branches in forward order."""
     layers = zip(config.layer_blocks, config.layer_kinds, strict=True)
     return [branch for block, kind in layers for branch in (BranchSpec(block, kind), BranchSpec(block, None))]
 
 
 def whole_chain(config: DalleConfig, number: NumberBytes, branch: BranchSpec, samples: int) -> list[Op]:
-    """The operations of a whole branch, from the stream to the sum with the stream, as autograd sees them."""
+    """The operations of a whole branch as autograd sees them, from the stream to the sum with the stream."""
     tokens = samples * config.sequence_len
     return [
         *input_chain(config, number, tokens),
-        *inner_chain(config, number, branch, samples, config.num_heads, tokens, lean=False),
+        *inner_chain(config, number, branch, samples, config.num_heads, tokens, recomputed=False),
         *output_chain(config, number, tokens),
         Op(tokens * config.hidden_size * number.stream),
     ]
 
 
 def inner_chain(
-    config: DalleConfig, number: NumberBytes, branch: BranchSpec, samples: int, heads: int, tokens: int, lean: bool
+    config: DalleConfig,
+    number: NumberBytes,
+    branch: BranchSpec,
+    samples: int,
+    heads: int,
+    tokens: int,
+    recomputed: bool,
 ) -> list[Op]:
     """The operations of the shared module: attention of `heads` heads, or feed-forward of `tokens` tokens."""
     if branch.kind is None:
-        return feed_forward_chain(config, number, tokens, lean)
-    return attention_chain(config, number, branch.kind, samples, heads, lean)
+        return feed_forward_chain(config, number, tokens, recomputed)
+    return attention_chain(config, number, branch.kind, samples, heads, recomputed)
 
 
-def lean_branch_peak(config: DalleConfig, number: NumberBytes, plan: MemoryPlan, branch: BranchSpec, batch: int) -> int:
-    """Peak bytes of `recompute.backward_branch`, reached while a chunk or the branch's input part runs backward.
+def recomputed_branch_peak(
+    config: DalleConfig, number: NumberBytes, plan: MemoryPlan, branch: BranchSpec, batch: int
+) -> int:
+    """Peak bytes of `recompute.backward_branch`, reached in the backward of a chunk or of the branch's input part.
 
-    The result of `prepare` and its gradient, 2 n D, exist throughout; beside a chunk exist its value, the gradient of
-    the previous chunk and that of the previous samples.
+    The result of `prepare` and its gradient, 2 n D, exist throughout; during a chunk also its value and the gradients
+    of the previous chunk and the previous samples.
     """
     samples = min(plan.samples or batch, batch)
     tokens = samples * config.sequence_len
@@ -67,7 +75,7 @@ def lean_branch_peak(config: DalleConfig, number: NumberBytes, plan: MemoryPlan,
     h, stream = tokens * width * number.compute, tokens * width * number.stream
     held = 2 * h + tokens * STATISTIC_BYTES
     heads, chunk_tokens = chunk_sizes(config, plan, branch, tokens)
-    first, *others = inner_chain(config, number, branch, samples, heads, chunk_tokens, lean=True)
+    first, *others = inner_chain(config, number, branch, samples, heads, chunk_tokens, recomputed=True)
     entering = chunk_tokens * width * number.compute
     first = replace(first, saved_bytes=first.saved_bytes - entering)  # only a view of h
     *others, last = [*others, *output_chain(config, number, chunk_tokens)]

@@ -16,9 +16,9 @@ from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.memory_plan import MemoryPlan
 
 BITSANDBYTES_BLOCK, BITSANDBYTES_SMALLEST = 256, 4096
-"""Elements with one scale, and from how many on statistics are bytes."""
+"""Elements per scale; the smallest tensor with 8-bit statistics."""
 KINDS = ("gradient_buffers", "activations", "layer", "logits", "copies")
-"""Kinds of bytes that come and go within a step."""
+"""Kinds of bytes that exist for a part of a step only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Cost:
     device: Bytes
     """Bytes by kind at that peak."""
     host: Bytes
-    """What is offloaded; zeros where the host is the device."""
+    """Bytes of what is offloaded; zeros if the host is the device."""
 
     @property
     def peak_bytes(self) -> int:
@@ -91,10 +91,10 @@ def cost_of(config: DalleConfig, plan: MemoryPlan, setup: TrainingSetup) -> Cost
     sizes = parameter_sizes(config)
     forward, step = forward_flop(config, setup.batch), step_flop(config, setup.batch, plan)
     at = list(peak_points(config, plan, setup))
-    return cost_at_worst(sizes, forward, step, at, plan, setup, muon=muon_sizes(config))
+    return cost_at_peak(sizes, forward, step, at, plan, setup, muon=muon_sizes(config))
 
 
-def cost_at_worst(
+def cost_at_peak(
     sizes: Sequence[int],
     forward: Flop,
     step: Flop,
@@ -107,22 +107,22 @@ def cost_at_worst(
 
     muon: sizes of the tensors that Muon takes.
     """
-    host, resident = standing_bytes(sizes, plan, setup, muon)
+    host, resident = persistent_bytes(sizes, plan, setup, muon)
     filled = [(m.name, dataclasses.replace(resident, **{kind: getattr(m, kind) for kind in KINDS})) for m in at]
     name, device = max(filled, key=lambda named: named[1].total)
     return Cost(parameters=sum(sizes), forward=forward, step=step, moment=name, device=device, host=host)
 
 
-def standing_bytes(
+def persistent_bytes(
     sizes: Sequence[int], plan: MemoryPlan, setup: TrainingSetup, muon: Sequence[int] = ()
 ) -> tuple[Bytes, Bytes]:
-    """Bytes that persist from step to step, (host, device); LAMB's are the host's where it is offloaded."""
+    """(host, device) bytes that persist from step to step; an offloaded LAMB's are on the host."""
     own = Bytes(
         optimizer_state=optimizer_state_bytes(sizes, setup, muon),
         master_weights=master_bytes(sizes, plan, setup),
         transfer=transfer_bytes(sizes, plan, setup),
     )
-    weights = weight_bytes(sizes, setup)
+    weights = sum(sizes) * setup.weight_bytes
     resident = Bytes(weights=weights, gradients=weights)
     if is_offloaded(plan, setup):
         return own, resident
@@ -134,20 +134,15 @@ def is_offloaded(plan: MemoryPlan, setup: TrainingSetup) -> bool:
     return setup.is_lamb and plan.offload_optimizer and setup.device != "cpu"
 
 
-def weight_bytes(sizes: Sequence[int], setup: TrainingSetup) -> int:
-    """Bytes of all weights, or of all their gradients: parameters x bytes of a weight."""
-    return sum(sizes) * setup.weight_bytes
-
-
 def master_bytes(sizes: Sequence[int], plan: MemoryPlan, setup: TrainingSetup) -> int:
     """LAMB's float32 copies of low-precision weights: 4 bytes a parameter."""
     return 4 * sum(sizes) if setup.is_lamb and plan.master_weights and setup.weight_bytes < 4 else 0
 
 
 def transfer_bytes(sizes: Sequence[int], plan: MemoryPlan, setup: TrainingSetup) -> int:
-    """Gradient and weight in float32 on the way to LAMB: 8 bytes an element, 4 where there is a master copy.
+    """Gradients and weights in float32 on the way to LAMB: 8 bytes an element, 4 with a master copy.
 
-    Of all tensors while a delayed step is under way, else of the largest, where they have to cross to the host.
+    A delayed step holds those of all tensors, an offloaded one those of the largest.
     """
     each = 4 if master_bytes(sizes, plan, setup) else 8
     if setup.is_lamb and setup.delayed:
@@ -156,9 +151,9 @@ def transfer_bytes(sizes: Sequence[int], plan: MemoryPlan, setup: TrainingSetup)
 
 
 def optimizer_state_bytes(sizes: Sequence[int], setup: TrainingSetup, muon: Sequence[int] = ()) -> int:
-    """Two statistics of every parameter, one of those that Muon takes.
+    """Two statistics per parameter, one under Muon.
 
-    float32: 8 bytes a parameter (adamw: in the weights' type, and a step count of 4 bytes a tensor). 8 bits: 2 bytes a
+    float32: 8 bytes a parameter (adamw: in the weights' type, plus a step count of 4 bytes a tensor). 8 bits: 2 bytes a
     parameter and 8 a block; small tensors stay float32.
     """
     if setup.optimizer == "adamw":

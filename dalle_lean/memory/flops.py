@@ -31,7 +31,7 @@ def forward_flop(config: DalleConfig, batch: int) -> Flop:
     """One forward: 2 B S (weights of the projections) a layer; 4 B H d (computed pairs) a layer; 2 B D (pairs of
     position and vocabulary row)."""
     tokens = batch * config.sequence_len
-    # Every weight of a projection, dense or not, meets each token once; biases are no products.
+    # Every weight of a projection, dense or not, is multiplied once per token; biases are only added.
     weights = sum(
         sum(projection_sizes(config, in_features, out_features, bias=False))
         for in_features, out_features, _ in projection_shapes(config).values()
@@ -48,28 +48,26 @@ def forward_flop(config: DalleConfig, batch: int) -> Flop:
 def step_flop(config: DalleConfig, batch: int, plan: MemoryPlan) -> Flop:
     """Forward and backward: backward is twice the forward, and what the plan does not keep is computed once more.
 
-    projections: 3 forwards where they are kept, 4 where they are not (5 if sparse: their own backward runs them again).
-    attention: 3 where it is kept, else 4; kernels that never hold its weights make scores again, half a forward more.
+    projections: 3 forwards if kept, else 4 (5 if sparse, whose own backward runs them again).
+    attention: 3 if kept, else 4; the fused kernel of full attention computes the scores again, half a forward more.
     output: 3, in chunks 4.
     """
     forward = forward_flop(config, batch)
-    activations = plan.activations_for(config)
-    lean = activations in ("checkpoint", "reversible")
-    projections = 3 + lean + (lean and config.pixelfly_rank is not None)
+    recomputes = plan.recomputes(config)
+    projections = 3 + recomputes + (recomputes and config.pixelfly_rank is not None)
     full = sum(attention_pairs(config, kind) for kind in config.layer_kinds if kind == "full")
     scores_again = 0.5 * 4.0 * batch * config.num_heads * config.head_size * full
     return Flop(
         projections=projections * forward.projections,
-        attention=(3 + (activations != "keep")) * forward.attention + scores_again,
+        attention=(3 + (plan.activations_for(config) != "keep")) * forward.attention + scores_again,
         output=(3 + (plan.loss_tokens is not None)) * forward.output,
     )
 
 
 def attention_pairs(config: DalleConfig, kind: str) -> int:
-    """Pairs of query and key that one head of a layer computes, allowed or not.
+    """Pairs of query and key that one head of a layer computes, masked ones included.
 
-    row, column: P^2 + f^2 (P + f). conv: P^2 + f^2 (P + rows f). full: what lies on or under the diagonal,
-    S (S + 1) / 2.
+    row, column: P^2 + f^2 (P + f). conv: P^2 + f^2 (P + rows f). full: the lower triangle, S (S + 1) / 2.
     """
     text, side, length = config.num_text_positions, config.image_side, config.sequence_len
     if kind == "full":

@@ -14,12 +14,12 @@ from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.memory_plan import MemoryPlan
 
 STATISTIC_BYTES = 8
-"""Of a LayerNorm's mean and inverse standard deviation of one token."""
+"""LayerNorm's mean and inverse standard deviation of one token."""
 
 
 @dataclass(frozen=True)
 class NumberBytes:
-    """Bytes of one number, by what it is."""
+    """Bytes of one number, by its role."""
 
     weight: int
     compute: int
@@ -27,9 +27,9 @@ class NumberBytes:
     stream: int
     """In the residual streams."""
     buffer: int
-    """In the buffers that hand-written backward passes add gradients to: at least float32."""
+    """In the gradient buffers of hand-written backward passes: at least float32."""
     mixed: int
-    """In the copy that a CPU makes of a `compute` number to add it to a wider buffer; 0 on a GPU."""
+    """In the wider copy of a `compute` number that a CPU makes to add it to a buffer; 0 on a GPU."""
 
     @classmethod
     def of(cls, plan: MemoryPlan, setup: TrainingSetup) -> "NumberBytes":
@@ -111,11 +111,11 @@ def output_chain(config: DalleConfig, number: NumberBytes, tokens: int) -> list[
     return [*chain, Op(width, saved_bytes=width, backward_temp_bytes=width)]
 
 
-def project_op(config: DalleConfig, number: NumberBytes, name: str, tokens: int, share: float, lean: bool) -> Op:
+def project_op(config: DalleConfig, number: NumberBytes, name: str, tokens: int, share: float, recomputed: bool) -> Op:
     """A projection of n tokens, which saves its input; `share` is the part of it that a group of heads uses.
 
-    Backward makes the weight's gradient; a lean one adds it to its buffer directly where the types agree. PixelFly adds
-    reordered inputs and products: two in forward, three in backward; a lean backward also its recomputed result.
+    Backward makes the weight's gradient; a recomputing one adds it to its buffer directly if the types agree. PixelFly
+    adds reordered inputs and products: two in forward, three in backward, and a recomputed result.
     """
     in_features, out_features, _ = projection_shapes(config)[name]
     elements = round(share * sum(projection_sizes(config, in_features, out_features, bias=False)))
@@ -130,17 +130,18 @@ def project_op(config: DalleConfig, number: NumberBytes, name: str, tokens: int,
             outputs,
             saved_bytes=saved,
             forward_temp_bytes=2 * outputs,
-            backward_temp_bytes=(3 + lean) * max(inputs, outputs),
+            backward_temp_bytes=(3 + recomputed) * max(inputs, outputs),
         )
-    grad = elements * (number.compute + number.mixed)
-    return Op(outputs, saved_bytes=inputs, backward_temp_bytes=0 if lean and number.compute == number.buffer else grad)
+    in_place = recomputed and number.compute == number.buffer
+    grad = 0 if in_place else elements * (number.compute + number.mixed)
+    return Op(outputs, saved_bytes=inputs, backward_temp_bytes=grad)
 
 
-def feed_forward_chain(config: DalleConfig, number: NumberBytes, tokens: int, lean: bool) -> list[Op]:
+def feed_forward_chain(config: DalleConfig, number: NumberBytes, tokens: int, recomputed: bool) -> list[Op]:
     """up, activation, down over n tokens.
 
-    A gated activation saves values and gates; GEGLU's backward makes two temporaries of its result's size, the others
-    save one more.
+    A gated activation saves values and gates; GEGLU's backward makes two temporaries of its result's size, the other
+    activations save one more tensor of that size.
     """
     inner = tokens * config.ffn_multiplier * config.hidden_size * number.compute
     squared = config.ffn_activation == "relu_squared"
@@ -153,17 +154,17 @@ def feed_forward_chain(config: DalleConfig, number: NumberBytes, tokens: int, le
         activation = Op(
             inner, saved_bytes=0 if config.ffn_activation == "relu" else inner, backward_temp_bytes=2 * inner * squared
         )
-    up, down = (project_op(config, number, name, tokens, 1, lean) for name in ("up", "down"))
+    up, down = (project_op(config, number, name, tokens, 1, recomputed) for name in ("up", "down"))
     return [up, activation, down]
 
 
 def attention_chain(
-    config: DalleConfig, number: NumberBytes, kind: str, samples: int, heads: int, lean: bool
+    config: DalleConfig, number: NumberBytes, kind: str, samples: int, heads: int, recomputed: bool
 ) -> list[Op]:
     """qkv, rotation, attention of the given kind, out; over some samples and heads."""
     tokens, share = samples * config.sequence_len, heads / config.num_heads
     values = tokens * heads * config.head_size * number.compute  # bytes of the queries; as many of keys and of values
-    chain = [project_op(config, number, "qkv", tokens, share, lean)]
+    chain = [project_op(config, number, "qkv", tokens, share, recomputed)]
     if heads < config.num_heads:
         chain.append(Op(3 * values))  # three projections are stacked
     if config.rotary:
@@ -172,7 +173,7 @@ def attention_chain(
         chain.append(Op(3 * values, forward_temp_bytes=rotated, backward_temp_bytes=rotated))
     # Splitting into queries, keys and values copies nothing, but their gradients are stacked.
     chain.append(Op(3 * values))
-    out = project_op(config, number, "out", tokens, share, lean)
+    out = project_op(config, number, "out", tokens, share, recomputed)
     if kind == "full":
         return [*chain, full_op(config, number, samples, heads), Op(values), out]
     return [*chain, Op(values), *window_chain(config, number, kind, samples, heads), Op(values), out]
@@ -193,9 +194,10 @@ def full_op(config: DalleConfig, number: NumberBytes, samples: int, heads: int) 
 def window_chain(config: DalleConfig, number: NumberBytes, kind: str, samples: int, heads: int) -> list[Op]:
     """Text over text, then codes over the text and their windows; from scaled queries to the heads' results.
 
-    With X scores of codes, W codes of all windows: the text saves queries, scaled queries, keys and values; the codes
-    save their part of them and 2 W; both save their softmax, twice where it is converted. Peak temporaries of forward:
-    2 X, or X and three results; of backward: 3 X, or the window's scores with the gradients of its lines and keys.
+    With X scores of codes and W codes in all windows: the text saves queries, scaled queries, keys and values; the
+    codes save their part of them and 2 W; both save their softmax, twice if it is converted. Peak temporaries in
+    forward: 2 X, or X and three results; in backward: 3 X, or the window's scores with the gradients of its lines and
+    keys.
     """
     text, side, size = config.num_text_positions, config.image_side, config.head_size
     each = samples * heads * number.compute
@@ -206,7 +208,7 @@ def window_chain(config: DalleConfig, number: NumberBytes, kind: str, samples: i
     softmax = (number.wide + number.compute * (number.compute < number.wide)) // number.compute
     # Without rotation they are views of qkv, and products save copies of the text's part.
     whole = 4 * values if config.rotary else 3 * text_values
-    # Columns are strided: products copy what they read of them once more, queries twice.
+    # Columns are strided: products copy their operands once more, queries twice.
     across = kind == "column"
     saved = (1 + across) * codes + 2 * windows + softmax * scores
     forward_temp = max(2 * scores, scores + (6 if across else 3) * codes + text_values) - values

@@ -1,13 +1,13 @@
-"""How many parameters a DALL-E has, tensor by tensor.
+"""The number of parameters of a DALL-E, tensor by tensor.
 
-D hidden size, H d heads times their size, m D inner width of the feed-forward, V rows of the vocabulary.
+D hidden size, H d heads times head size, m D inner width of the feed-forward, V rows of the vocabulary.
 """
 
 from dalle_lean.model.config import DalleConfig
 
 
 def parameters(config: DalleConfig) -> int:
-    """Parameters of `Dalle(config)`, each tied one once."""
+    """Number of parameters of `Dalle(config)`; tied ones count once."""
     return sum(parameter_sizes(config))
 
 
@@ -19,12 +19,12 @@ def parameter_sizes(config: DalleConfig) -> list[int]:
 
 
 def block_sizes(config: DalleConfig) -> list[int]:
-    """A block: qkv [3 H d, D], out [D, H d] + D; up [m D, D] + m D, twice that where gated; down [D, m D] + D."""
+    """A block: qkv [3 H d, D], out [D, H d] + D; up [m D, D] + m D, twice that if gated; down [D, m D] + D."""
     return [size for layer in projection_shapes(config).values() for size in projection_sizes(config, *layer)]
 
 
 def muon_sizes(config: DalleConfig) -> list[int]:
-    """Elements of each matrix that Muon takes: the blocks' weights, of PixelFly's the low-rank factors."""
+    """Elements of each matrix that Muon updates: the blocks' weights, for PixelFly only the low-rank factors."""
     projections = [(projection_sizes(config, *layer), layer[2]) for layer in projection_shapes(config).values()]
     weights = [sizes[: len(sizes) - bias] for sizes, bias in projections]
     first = 0 if config.pixelfly_rank is None else 1
@@ -57,7 +57,7 @@ def projection_sizes(config: DalleConfig, in_features: int, out_features: int, b
 
 
 def layer_sizes(config: DalleConfig) -> list[int]:
-    """What a layer owns: for each branch LayerScale [D] and LayerNorm (2 [D]) in front, or also behind."""
+    """A layer's own tensors: for each branch LayerScale [D] and LayerNorm (2 [D]), with sandwich norm a second one."""
     return [config.hidden_size] * (2 * (5 if config.sandwich_norm else 3))
 
 
@@ -67,7 +67,7 @@ def output_sizes(config: DalleConfig) -> list[int]:
 
 
 def table_sizes(config: DalleConfig) -> list[int]:
-    """An untied input table [V, D]; learnt positions of the text, of rows and of columns where nothing is rotated."""
+    """An untied input table [V, D]; without rotary positions, learnt ones of the text, of rows and of columns."""
     width = config.hidden_size
     tables = [] if config.tie_embeddings else [config.num_tokens * width]
     if not config.rotary:

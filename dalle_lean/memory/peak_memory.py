@@ -1,4 +1,4 @@
-"""The points of a training step at which memory may peak, and the bytes that exist then.
+"""The points of a training step at which memory may peak, and the bytes in use there.
 
 B batch, S positions, L layers, D hidden size, V rows of the vocabulary, v of a section of it (text or image).
 """
@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dalle_lean.memory.branch_bytes import BranchSpec, branches_of, lean_branch_peak, whole_chain
+from dalle_lean.memory.branch_bytes import BranchSpec, branches_of, recomputed_branch_peak, whole_chain
 from dalle_lean.memory.operations import STATISTIC_BYTES, NumberBytes, backward_peak, saved_bytes
 from dalle_lean.memory.parameters import block_sizes, layer_sizes, projection_shapes, projection_sizes
 from dalle_lean.memory.setup import TrainingSetup
@@ -30,7 +30,7 @@ class PeakPoint:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """What decides the memory of one forward and backward."""
+    """What the memory of one forward and backward depends on."""
 
     config: DalleConfig
     plan: MemoryPlan
@@ -38,7 +38,7 @@ class TrainingStep:
 
     @property
     def number(self) -> NumberBytes:
-        """Bytes of a number, by what it is."""
+        """Bytes of a number, by its role."""
         return NumberBytes.of(self.plan, self.setup)
 
     @property
@@ -48,22 +48,22 @@ class TrainingStep:
 
     @property
     def activations(self) -> str:
-        """How backward gets its activations."""
+        """Where backward gets its activations."""
         return self.plan.activations_for(self.config)
 
     @property
-    def lean(self) -> bool:
-        """Whether branches are recomputed in chunks."""
-        return self.activations in ("checkpoint", "reversible")
+    def recomputes(self) -> bool:
+        """Whether backward recomputes branches in chunks."""
+        return self.plan.recomputes(self.config)
 
 
 def peak_points(config: DalleConfig, plan: MemoryPlan, setup: TrainingSetup) -> Iterator[PeakPoint]:
     """The loss, each branch's backward from the last to the first, the embedding's backward."""
-    if setup.weight_bytes < 4:  # gradients of narrow weights are added up in float32 first
+    if setup.weight_bytes < 4:  # gradients of low-precision weights are accumulated in float32 first
         plan = dataclasses.replace(plan, grads_in_place=False)
     step = TrainingStep(config, plan, setup)
     yield from loss_peaks(step)
-    yield from lean_peaks(step) if step.lean else kept_peaks(step)
+    yield from recomputed_peaks(step) if step.recomputes else kept_peaks(step)
     yield embedding_peak(step)
 
 
@@ -76,7 +76,7 @@ def rotary_bytes(step: TrainingStep) -> int:
 
 
 def block_copies(step: TrainingStep) -> int:
-    """Copies of all blocks' projections in the compute dtype, where weights have another."""
+    """Copies of all blocks' projections in the compute dtype, if the weights have another."""
     blocks = max(step.config.layer_blocks) + 1
     return sum(block_sizes(step.config)) * blocks * step.number.compute if step.number.casts else 0
 
@@ -108,7 +108,7 @@ def branch_kept(step: TrainingStep, branch: BranchSpec) -> int:
 
 
 def selective_kept(step: TrainingStep, branch: BranchSpec) -> int:
-    """Outputs of a branch's projections; for the attention also the layer's input."""
+    """Outputs of a branch's projections; for attention also the layer's input."""
     config = step.config
     tokens = step.setup.batch * config.sequence_len
     inner = config.num_heads * config.head_size
@@ -131,7 +131,7 @@ def loss_peaks(step: TrainingStep) -> Iterator[PeakPoint]:
     """The loss over `loss_tokens` tokens at once: logits with their softmax, or with their gradient and its product."""
     number, config = step.number, step.config
     standing = stack_kept(step) + final_norm_bytes(step)
-    copies = rotary_bytes(step) + (0 if step.lean else block_copies(step))
+    copies = rotary_bytes(step) + (0 if step.recomputes else block_copies(step))
     if step.plan.loss_tokens is None:
         yield from whole_loss_peaks(step, standing, copies)
         return
@@ -158,8 +158,8 @@ def loss_peaks(step: TrainingStep) -> Iterator[PeakPoint]:
 def whole_loss_peaks(step: TrainingStep, standing: int, copies: int) -> Iterator[PeakPoint]:
     """The loss over all tokens at once: end of forward; backward of the image's part; the output layer's gradient.
 
-    Autograd holds three of the last: the image rows' padded to all rows, the text rows', and that padded to all rows; a
-    text alone is one section, and has one less.
+    Autograd holds three of the latter: the image rows' gradient padded to all rows, the text rows', and that padded to
+    all rows; a language model has one section only, and so one less.
     """
     number, config, batch = step.number, step.config, step.setup.batch
     width = config.hidden_size
@@ -191,22 +191,23 @@ def whole_loss_peaks(step: TrainingStep, standing: int, copies: int) -> Iterator
 
 
 def tied_buffer(step: TrainingStep) -> int:
-    """The output layer's gradient waits for the embedding's where they are one table, unless the chunked
-    loss adds it in place."""
+    """The output layer's gradient, kept until the embedding's if they share a table, unless the chunked loss adds it in
+    place."""
     waits = step.config.tie_embeddings and not (step.plan.grads_in_place and step.plan.loss_tokens is not None)
     return step.config.num_tokens * step.config.hidden_size * step.number.weight if waits else 0
 
 
-def lean_peaks(step: TrainingStep) -> Iterator[PeakPoint]:
+def recomputed_peaks(step: TrainingStep) -> Iterator[PeakPoint]:
     """Each branch's backward, with the gradient buffers of all branches from the last to this one.
 
-    reversible: the two streams, which are taken back in place, their two gradients and the one that came.
-    checkpoint: inputs that were kept; the gradient that came and two of the branch.
+    reversible: the two streams, which are rebuilt in place, their two gradients and the incoming one.
+    checkpoint: the kept inputs, the incoming gradient and two of the branch.
     """
     config, plan, number = step.config, step.plan, step.number
     streams = 5 if step.activations == "reversible" else 2 * config.num_layers + 3
     branches = branches_of(config)
-    peaks = {branch: lean_branch_peak(config, number, plan, branch, step.setup.batch) for branch in set(branches)}
+    batch = step.setup.batch
+    peaks = {branch: recomputed_branch_peak(config, number, plan, branch, batch) for branch in set(branches)}
     own, touched = sum(layer_sizes(config)) // 2, set[tuple[int, bool]]()
     elements = 0
     for branch in reversed(branches):
@@ -222,7 +223,7 @@ def lean_peaks(step: TrainingStep) -> Iterator[PeakPoint]:
         )
     if number.buffer != number.weight:
         yield PeakPoint(
-            name="hand-over",  # buffers and what they are converted to
+            name="hand-over",  # buffers, and their copies in the weights' type
             gradient_buffers=tied_buffer(step) + elements * (number.buffer + number.weight),
             activations=(streams + 1) * step.stream,
             copies=rotary_bytes(step) + block_copies(step),
@@ -230,17 +231,17 @@ def lean_peaks(step: TrainingStep) -> Iterator[PeakPoint]:
 
 
 def branch_sizes(config: DalleConfig, branch: BranchSpec) -> list[int]:
-    """The parameters of a branch that layers share."""
+    """Elements of a branch's parameters in its block."""
     names = ("up", "down") if branch.kind is None else ("qkv", "out")
     shapes = projection_shapes(config)
     return [size for name in names for size in projection_sizes(config, *shapes[name])]
 
 
 def kept_peaks(step: TrainingStep) -> Iterator[PeakPoint]:
-    """Each branch's backward while those before it are still kept, from the last to the first.
+    """Each branch's backward, from the last to the first, while the activations of those before it are still kept.
 
-    selective: when backward reaches a layer, all that its two branches would have kept is there again.
-    The gradient of a block's weights waits in the type of the computation until its first layer is done.
+    selective: when backward reaches a layer, everything in its two branches is computed again.
+    The gradient of a block's weights stays in the compute dtype until the block's first layer is done.
     """
     config, number = step.config, step.number
     branches = branches_of(config)
@@ -262,7 +263,7 @@ def kept_peaks(step: TrainingStep) -> Iterator[PeakPoint]:
 
 
 def embedding_peak(step: TrainingStep) -> PeakPoint:
-    """The gradient of the table, [V, D], beside what waits for it; in place there is only the stream's."""
+    """The gradient of the table, [V, D], beside the tied output layer's; in place, only the stream's."""
     table = step.config.num_tokens * step.config.hidden_size * step.number.weight
     return PeakPoint(
         name="embedding",

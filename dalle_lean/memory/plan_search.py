@@ -13,15 +13,15 @@ from dalle_lean.model.memory_plan import ACTIVATIONS, MemoryPlan
 
 LOSS_TOKENS = (512, 128, 32)
 CHUNK_SIZES = ((8, 1024), (4, 256), (1, 64))
-"""(heads, tokens) at once."""
+"""(heads, tokens) of a chunk."""
 LAUNCH_TOKENS = 8
-"""Rows that the launch of a matrix product costs the time of."""
+"""Assumed cost of launching a matrix product, in rows computed in the same time."""
 OFFLOAD_SHARE = 0.01
 """Assumed cost of offloading the optimizer to the host, as a share of the step."""
 
 
 def candidates(config: DalleConfig) -> list[MemoryPlan]:
-    """The plans that are tried: ever leaner activations, chunks, gradients in place; with and without offload."""
+    """The plans to try: ever leaner activations, chunks, gradients in place; each with and without offload."""
     *kept, leanest = ACTIVATIONS[config.reversible]
     plans = [MemoryPlan(activations=name, loss_tokens=None) for name in (*kept, leanest)]
     plans += [dataclasses.replace(plan, loss_tokens=LOSS_TOKENS[0]) for plan in plans]
@@ -35,17 +35,17 @@ def candidates(config: DalleConfig) -> list[MemoryPlan]:
 
 
 def effort(config: DalleConfig, plan: MemoryPlan, setup: TrainingSetup) -> float:
-    """FLOP of a step, recomputation included, plus the overhead of small chunks and offloading; ranks plans."""
+    """Relative time of a step: its FLOP, recomputation included, plus the overhead of small chunks and offloading."""
     flop = step_flop(config, setup.batch, plan)
     tokens = config.sequence_len * setup.batch
     at_once, groups = tokens, 1.0
-    if plan.activations_for(config) in ("checkpoint", "reversible"):
+    if plan.recomputes(config):
         at_once = min(tokens, (plan.samples or setup.batch) * config.sequence_len, plan.feed_forward_tokens or tokens)
         groups = max(1.0, config.num_heads / (plan.attention_heads or config.num_heads))
     branches = flop.projections * (1 + LAUNCH_TOKENS / at_once)
     attention = flop.attention * (1 + LAUNCH_TOKENS * groups / config.sequence_len)
     output = flop.output * (1 + LAUNCH_TOKENS / min(plan.loss_tokens or tokens, tokens))
-    in_place = 1 + 1e-6 * plan.grads_in_place  # among equals, gradients that hooks can see
+    in_place = 1 + 1e-6 * plan.grads_in_place  # among equals, prefer gradients that hooks can see
     return (branches + attention + output) * in_place * (1 + OFFLOAD_SHARE * plan.offload_optimizer)
 
 
@@ -56,8 +56,8 @@ def fastest_plan(config: DalleConfig, setup: TrainingSetup, budget_bytes: float)
         ValueError: none fits; says how much the leanest needs and which batch would fit.
     """
     plans = sorted(candidates(config), key=lambda plan: effort(config, plan, setup))
-    if setup.compute_dtype == "float16":  # its gradient scales need branches that are computed again
-        plans = [plan for plan in plans if plan.activations_for(config) in ("checkpoint", "reversible")]
+    if setup.compute_dtype == "float16":  # its gradient scales need branches that are recomputed
+        plans = [plan for plan in plans if plan.recomputes(config)]
     peaks = [cost_of(config, plan, setup).peak_bytes for plan in plans]
     for plan, peak in zip(plans, peaks, strict=True):
         if peak <= budget_bytes:
@@ -103,15 +103,15 @@ def largest_batch(peak_of: Callable[[int], int], budget_bytes: float) -> int:
 
 
 def describe(plan: MemoryPlan) -> str:
-    """The plan's fields that are not their defaults, as `parse_plan` takes them."""
+    """The plan's activations and the fields that differ from their defaults, in the syntax of `parse_plan`."""
     fields = {field.name: (getattr(plan, field.name), field.default) for field in dataclasses.fields(MemoryPlan)}
     activations = plan.activations or "leanest"
     return ",".join([activations, *(f"{k}={v}" for k, (v, d) in fields.items() if v != d and k != "activations")])
 
 
 def parse_plan(text: str) -> MemoryPlan:
-    """A plan from "reversible,samples=1,loss_tokens=128": activations ("leanest" leaves them to the config), then
-    fields of MemoryPlan; none stands for None. ValueError names what is wrong."""
+    """A plan from "reversible,samples=1,loss_tokens=128": activations ("leanest" chooses them by the config), then
+    fields of MemoryPlan; "none" is None. ValueError names what is wrong."""
     activations, *others = text.split(",")
     values: dict[str, object] = {"activations": None if activations == "leanest" else activations}
     known = {field.name for field in dataclasses.fields(MemoryPlan)} - {"activations"}
@@ -119,7 +119,7 @@ def parse_plan(text: str) -> MemoryPlan:
     for part in others:
         name, _, value = part.partition("=")
         if name not in known:
-            raise UserError(f"plan {text!r}: {name!r} is no field of it; there are {', '.join(sorted(known))}")
+            raise UserError(f"plan {text!r}: unknown field {name!r}; must be one of {', '.join(sorted(known))}")
         values[name] = words[value.lower()] if value.lower() in words else int(value) if value.isdecimal() else value
     return MemoryPlan(**values)  # type: ignore[arg-type]
 
@@ -141,7 +141,7 @@ def parse_bytes(text: str) -> float:
     try:
         count = float(digits) * units[unit]
     except (ValueError, KeyError):
-        raise UserError(f"{text!r} is no amount of memory: write it like 12GB, 512MB or 8GiB") from None
+        raise UserError(f"{text!r} is not an amount of memory: write it like 12GB, 512MB or 8GiB") from None
     if not 0 < count < float("inf"):
         raise UserError(f"{text!r}: an amount of memory must be above 0")
     return count

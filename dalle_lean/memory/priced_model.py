@@ -13,7 +13,7 @@ from dalle_lean.model.memory_plan import MemoryPlan
 
 @dataclass(frozen=True)
 class PricedModel:
-    """A model, and how its recipe trains it where there is one."""
+    """A model, with its recipe's plan, setup and precision if it has one."""
 
     name: str
     model: DalleConfig | TransformerShape

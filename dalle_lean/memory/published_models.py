@@ -76,12 +76,12 @@ GPT_J = TransformerShape(
     tied=False,
     attention_biases=False,
     output_bias=True,
-    norms=1,  # attention and feed-forward stand side by side behind one
+    norms=1,  # attention and feed-forward run in parallel after one norm
 )
 
 DALLE_12B = DalleConfig(
-    # Ramesh et al. 2021, section 2 and appendix B.1. Not published and taken as in our models: one table for input and
-    # output, and how far the last layer's convolution reaches.
+    # Ramesh et al. 2021, section 2 and appendix B.1. Unpublished, so taken as in our models: one table for input and
+    # output, and the reach of the last layer's convolution.
     text_vocab_size=16384,
     hidden_size=62 * 64,
     num_heads=62,

@@ -22,12 +22,12 @@ class CostReport:
     cost: Cost
     budget_bytes: float | None
     largest_batch: int | None
-    """With this plan in the budget; 0 if not even one sample fits."""
+    """With this plan in the budget; 0 if not even one sample fits, None without a budget."""
     tflops: float | None
 
     @property
     def seconds(self) -> float | None:
-        """Of a step, at the given TFLOP/s."""
+        """Duration of a step at the given TFLOP/s; None without them."""
         return self.cost.step.total / (self.tflops * 1e12) if self.tflops else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,10 +53,10 @@ def report_cost(
     budget: str | None = None,
     tflops: float | None = None,
 ) -> CostReport:
-    """The cost under `plan`; without one, under the fastest that fits `budget`, or under the model's own.
+    """The cost under `plan`; if it is None, under the fastest plan that fits `budget`, or without one the model's own.
 
     Raises:
-        ValueError: a malformed plan or budget, a plan that the model cannot have, a budget that no plan fits.
+        ValueError: a plan or budget is malformed, the model does not support the plan, or no plan fits the budget.
     """
     if tflops is not None and not 0 < tflops < float("inf"):
         raise UserError(f"--tflops {tflops}: must be a finite number above 0")
@@ -64,7 +64,7 @@ def report_cost(
     chosen = priced.plan if plan is None else parse_plan(plan)
     if plan is None and budget_bytes is not None:
         chosen = plan_within(priced, chosen, setup, budget_bytes)
-    if not setup.is_lamb:  # the only one with these
+    if not setup.is_lamb:  # only LAMB supports these
         chosen = dataclasses.replace(chosen, offload_optimizer=False, master_weights=False)
 
     def peak_of(batch: int) -> int:
@@ -75,7 +75,7 @@ def report_cost(
 
 
 def plan_within(priced: PricedModel, own: MemoryPlan, setup: TrainingSetup, budget_bytes: float) -> MemoryPlan:
-    """The fastest plan that fits; a published transformer has its own, or one with checkpoints."""
+    """The fastest plan that fits; for a published transformer `own`, or the same with checkpoints."""
     if isinstance(priced.model, DalleConfig):
         return fastest_plan(priced.model, setup, budget_bytes)
     plans = [own, dataclasses.replace(own, activations="checkpoint")]

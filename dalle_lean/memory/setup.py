@@ -7,9 +7,9 @@ from dalle_lean.errors import UserError, is_whole
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 OPTIMIZERS = ("lamb", "adamw", "adamw8bit", "muon")
-"""By the names that recipes have for them; see dalle_lean.optim.make_optimizer."""
+"""By their names in recipes; see dalle_lean.optim.make_optimizer."""
 STATISTICS = ("lamb8bit", *OPTIMIZERS)
-"""Optimizers by what they keep."""
+"""Optimizers by the statistics that they keep: "lamb8bit" is LAMB with 8-bit ones."""
 DEVICES = ("cuda", "cpu")
 PRECISIONS = {
     "fp32": ("float32", None),
@@ -17,7 +17,7 @@ PRECISIONS = {
     "fp16": ("float32", "float16"),
     "bf16-weights": ("bfloat16", None),
 }
-"""Types of (weights, autocast) by the names that recipes have for them."""
+"""Name in recipes -> dtypes of (weights, autocast)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class TrainingSetup:
             (torch's), "adamw8bit" (bitsandbytes') or "muon" (dalle_lean.optim.muon).
         block_size, min_eight_bit_numel: of "lamb8bit": elements with one scale; smaller tensors stay float32.
         delayed: LAMB's step runs beside the next forward and backward, on copies (dalle_lean.optim.lamb_delayed).
-        device: "cuda", or "cpu": there the host is the device, and nothing can be offloaded.
+        device: "cuda" or "cpu"; with "cpu" the host is the device, and nothing can be offloaded.
 
     Raises:
         ValueError: names the field, its value and what is allowed.
@@ -66,7 +66,7 @@ class TrainingSetup:
 
     @property
     def is_lamb(self) -> bool:
-        """Whether the optimizer is this package's own, which alone can be offloaded."""
+        """Whether the optimizer is this package's LAMB, the only one that can be offloaded."""
         return self.optimizer.startswith("lamb")
 
     @property
@@ -76,5 +76,5 @@ class TrainingSetup:
 
     @property
     def compute_bytes(self) -> int:
-        """Bytes of a number that projections and attention compute with."""
+        """Bytes of a number in projections and attention."""
         return DTYPE_BYTES[self.compute_dtype or self.weight_dtype]

@@ -1,13 +1,13 @@
 """The cost of training a transformer known by its shape and written in plain PyTorch.
 
-That is: torch's fused attention, no dropout, autograd; of a MemoryPlan its activations, master weights and offload
-count. "checkpoint" is one checkpoint a layer; "reversible" is this package's stack, gradients added in place.
+It uses torch's fused attention and autograd, without dropout. Of a MemoryPlan, only activations, master weights and
+offload count: "checkpoint" is one checkpoint a layer; "reversible" is this package's stack with gradients in place.
 
 B batch, S tokens of a sample, D hidden size, A = heads x head size, F inner width, V vocabulary.
 """
 
 from dalle_lean.errors import UserError
-from dalle_lean.memory.cost import Cost, cost_at_worst
+from dalle_lean.memory.cost import Cost, cost_at_peak
 from dalle_lean.memory.flops import Flop
 from dalle_lean.memory.operations import STATISTIC_BYTES, Op, backward_peak, saved_bytes
 from dalle_lean.memory.peak_memory import PeakPoint
@@ -24,19 +24,19 @@ def shape_cost(shape: TransformerShape, plan: MemoryPlan, setup: TrainingSetup) 
     if activations not in SHAPE_ACTIVATIONS:
         raise UserError(f"activations={activations!r}: this model takes {' or '.join(SHAPE_ACTIVATIONS)}")
     if setup.optimizer == "muon":
-        raise UserError("optimizer='muon': is known of this program's own model alone")
+        raise UserError("optimizer='muon': the calculator supports it only for this package's own models")
     forward = shape_forward_flop(shape, setup.batch)
-    again = activations != "keep"
-    # A checkpoint's second forward ends with the last thing that backward wants, the input of the last projection.
+    passes = 3 + (activations != "keep")
+    # A checkpoint's second forward ends with the last tensor that backward needs, the input of the last projection.
     last = 2.0 * setup.batch * shape.tokens * shape.hidden * shape.ffn * shape.layers * shape.stacks
     left_out = last if activations == "checkpoint" else 0
-    step = Flop((3 + again) * forward.projections - left_out, (3 + again) * forward.attention, 3 * forward.output)
+    step = Flop(passes * forward.projections - left_out, passes * forward.attention, 3 * forward.output)
     at = shape_peak_points(shape, setup, activations)
-    return cost_at_worst(shape_parameter_sizes(shape), forward, step, at, plan, setup)
+    return cost_at_peak(shape_parameter_sizes(shape), forward, step, at, plan, setup)
 
 
 def shape_forward_flop(shape: TransformerShape, batch: int) -> Flop:
-    """2 B S (matrix weights of the layers); 4 B S^2 A an attention, masked pairs counted; 2 B S D V."""
+    """2 B S (matrix weights of the layers); 4 B S^2 A per attention, masked pairs included; 2 B S D V."""
     tokens = batch * shape.tokens
     matrices = 4 * shape.hidden * shape.heads * shape.head_size * shape.attentions
     matrices += 2 * shape.hidden * shape.ffn * shape.layers * shape.stacks
@@ -53,9 +53,9 @@ def shape_peak_points(shape: TransformerShape, setup: TrainingSetup, activations
     stream = tokens * shape.hidden * setup.weight_bytes
     layers = [layer_branches(shape, setup, crossing=stack > 0) for stack in range(shape.stacks)]
     chains = [[op for branch in layer for op in branch] for layer in layers]
-    last = layers[-1] if activations == "reversible" else [chains[-1]]  # what backward runs through as a whole
+    last = layers[-1] if activations == "reversible" else [chains[-1]]  # what backward runs as a whole
     at_once = max(backward_peak(chain, stream) for chain in last)
-    if activations == "reversible":  # two streams, their two gradients and the one that came; in at least float32
+    if activations == "reversible":  # two streams, their two gradients and the incoming one, in at least float32
         held = tokens * shape.hidden * max(4, setup.weight_bytes)
         layers_kept, around = 2 * held * shape.stacks, (3 + 2 * shape.stacks) * held
     elif activations == "checkpoint":
@@ -70,18 +70,18 @@ def shape_peak_points(shape: TransformerShape, setup: TrainingSetup, activations
     block = sum(attention_sizes(shape)) * shape.attentions // shape.layers
     block += sum(feed_forward_sizes(shape)) * shape.stacks
     blocks = min(shape.shared_blocks or shape.layers, shape.layers)
-    # Autocast converts what products read and keeps that through forward; in backward, checkpoints have a layer's,
-    # reversible stacks all.
+    # Autocast converts what products read and keeps the copies through forward; in backward, checkpoints hold those of
+    # one layer, reversible stacks all.
     converted = setup.compute_bytes if setup.compute_bytes != setup.weight_bytes else 0
     all_copies = converted * (block * blocks + table)
     copies = 0 if activations == "checkpoint" else converted * block * blocks
     logits = setup.batch * shape.tokens * shape.vocabulary
     wide = max(4, setup.compute_bytes)
-    # Gradients of what layers share, or tables, wait until the first to use it is done.
+    # Gradients of shared blocks and tied tables stay until backward has passed their first use.
     shared = setup.compute_bytes * block * blocks if shape.shared_blocks and activations != "reversible" else 0
     tied = setup.weight_bytes * table if shape.tied else 0
     return [
-        # Logits, in at least float32 as well, and log-probabilities; then these and two gradients.
+        # Logits, again in at least float32, and log-probabilities; then the latter and two gradients.
         PeakPoint(
             name="forward",
             activations=layers_kept + end,
@@ -106,9 +106,10 @@ def shape_peak_points(shape: TransformerShape, setup: TrainingSetup, activations
 
 
 def layer_branches(shape: TransformerShape, setup: TrainingSetup, crossing: bool) -> list[list[Op]]:
-    """A layer from stream to stream: attention and feed-forward, one branch where they stand side by side.
+    """The branches of a layer, from stream to stream: attention and feed-forward, or one of both if they run in
+    parallel.
 
-    In float32 with two norms, GELU and F = 4 D it keeps 16 D a token; ReLU 12 D.
+    In float32 with two norms, GELU and F = 4 D it keeps 16 D a token; with ReLU 12 D.
     """
     tokens, number = setup.batch * shape.tokens, setup.compute_bytes
     stream, hidden = tokens * shape.hidden * setup.weight_bytes, tokens * shape.hidden * number

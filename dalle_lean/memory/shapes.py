@@ -1,4 +1,4 @@
-"""Transformers by their shape: the calculator's arithmetic for models that this package does not have.
+"""Shapes of transformers that this package does not implement, and their parameters, for the calculator.
 
 B batch, S tokens of a sample, D hidden size, A = heads x head size, F inner width of the feed-forward, V vocabulary.
 A stack is the layers of an encoder or of a decoder. Decoders of encoder-decoder models have a second attention, over
@@ -12,25 +12,26 @@ from dalle_lean.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerShape:
-    """What a published transformer is made of; the defaults are GPT-2's ways.
+    """The structure of a published transformer; the defaults are GPT-2's.
 
     Args:
-        source: where the numbers come from.
+        source: citation for the numbers.
         layers: of each stack.
         hidden, ffn, heads, head_size: D, F and the factors of A.
         vocabulary: rows V of the token table.
-        tokens: of a sample, S; longer samples than it has positions for are a ValueError elsewhere.
-        learnt_positions: rows of a table of positions; 0 where positions are rotated or relative.
+        tokens: of a sample, S; at most learnt_positions if there are any.
+        learnt_positions: rows of a table of positions; 0 for rotary and relative positions.
         segments: rows of a table of segments (BERT).
         position_buckets: rows of a table of relative positions [buckets, heads] in the first layer of a stack (T5).
         encoder_decoder: an encoder of `layers` layers in front of the decoder.
         tied: the token table is the output layer's weight.
-        attention_biases, ffn_biases, norm_biases, output_bias: which of them there are.
+        attention_biases, ffn_biases, norm_biases, output_bias: whether there are such biases.
         activation: "gelu" or "relu".
-        norms: LayerNorms of a layer; the encoder-decoder's second attention brings one more.
-        embedding_norm, final_norm: a LayerNorm behind the tables; one behind the last layer.
+        norms: LayerNorms of a layer; with 1, attention and feed-forward run in parallel. The encoder-decoder's second
+            attention has one more.
+        embedding_norm, final_norm: a LayerNorm after the tables; one after the last layer.
         pooler: a projection [D, D] + D over the first token (BERT).
-        shared_blocks: sets of weights that the layers of a stack take in turns, their norms too; None is one each.
+        shared_blocks: sets of weights, norms included, that the layers of a stack use in turn; None is one per layer.
     """
 
     source: str

@@ -1,6 +1,6 @@
-"""Decoder: layers over residual streams, run as a MemoryPlan says, between a table of ids and an output layer.
+"""Decoder: a token table, layers over residual streams that run as a MemoryPlan says, and an output layer.
 
-What the ids stand for, and where they are, is for those who derive from it. B batch, S positions, D hidden size.
+Subclasses define what ids and positions mean. B batch, S positions, D hidden size.
 """
 
 from functools import partial
@@ -43,7 +43,7 @@ class Decoder(nn.Module):
 
     @property
     def plan(self) -> MemoryPlan:
-        """How backward gets its activations."""
+        """How backward is computed; ValueError on setting a plan that the config does not support."""
         return self._plan
 
     @plan.setter
@@ -52,14 +52,14 @@ class Decoder(nn.Module):
         self._plan = plan
 
     def block(self, layer: int) -> Block:
-        """The block of a layer; layers that are tied return the same object."""
+        """The block of a layer; layers that share a block return the same object."""
         block = self.blocks[self.config.layer_blocks[layer]]
         assert isinstance(block, Block)
         return block
 
     @property
     def table(self) -> Tensor:
-        """The input's rows of all ids, [V, D]."""
+        """The input embeddings of all ids, [V, D]."""
         return self.output.weight if self.config.tie_embeddings else self.embedding.weight
 
     def stack(self, context: SequenceContext) -> Stack:
@@ -73,26 +73,26 @@ class Decoder(nn.Module):
         return stack
 
     def run(self, x: Tensor, context: SequenceContext) -> Tensor:
-        """The stack over the streams x [B, S, D], as the plan says; normalised, [B, S, D]."""
-        dtype = self._compute_dtype()  # asked before autocast, which names it, is off
+        """Run the stack over x [B, S, D] as the plan says -> its normalised output [B, S, D]."""
+        dtype = self._compute_dtype()  # read before autocast, which may define it, is disabled
         with without_autocast(x.device):
             return normalise(self.norm, self._run(x, self.stack(context), dtype))
 
     def section_losses(self, hidden: Tensor, *sections: Section) -> Tensor:
-        """Mean cross-entropy in nats of each section, from what `run` gives."""
+        """Mean cross-entropy in nats of each section, from the result of `run`."""
         dtype = self._compute_dtype()
         with without_autocast(hidden.device):
             return section_losses(hidden, self.output.weight, self.output.bias, sections, dtype, self.plan)
 
     def _run(self, x: Tensor, stack: Stack, dtype: torch.dtype) -> Tensor:
         activations, reversible = self.plan.activations_for(self.config), self.config.reversible
-        lean = activations in ("checkpoint", "reversible")
-        if self.scales is not None and not (lean and self.scales.count == 2 * self.config.num_layers):
+        recomputes = self.plan.recomputes(self.config)
+        if self.scales is not None and not (recomputes and self.scales.count == 2 * self.config.num_layers):
             raise ValueError(
                 f"{self.scales.count} gradient scales with activations={activations!r}: they need checkpoint or "
                 f"reversible, and two for each of {self.config.num_layers} layers"
             )
-        if lean or not torch.is_grad_enabled():
+        if recomputes or not torch.is_grad_enabled():
             return run_recomputing(x, stack, self.plan, dtype, reversible, self.scales)
         weights = ComputeWeights(dtype)
         runs = [(partial(attend.run, weights=weights), partial(feed.run, weights=weights)) for attend, feed in stack]
@@ -101,7 +101,7 @@ class Decoder(nn.Module):
         return run_reversible_keeping(x, runs) if reversible else run_sequential(x, runs)
 
     def _compute_dtype(self) -> torch.dtype:
-        """What autocast wants, or else the weights' dtype."""
+        """Autocast's dtype where it is enabled, else the weights'."""
         weight = self.output.weight
         if torch.is_autocast_enabled(weight.device.type):
             return torch.get_autocast_dtype(weight.device.type)

@@ -1,4 +1,4 @@
-"""MemoryPlan: what trades memory for time and never changes the result beyond rounding."""
+"""MemoryPlan: settings that trade memory for time and change the result by rounding only."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,34 +11,34 @@ if TYPE_CHECKING:  # the calculator must not wait for torch
     import torch
 
 ACTIVATIONS = {True: ("keep", "reversible"), False: ("keep", "selective", "checkpoint")}
-"""What a config can have, by whether it is reversible; the last is the leanest."""
+"""The choices of a config by whether it is reversible; the last is the leanest."""
 CHUNKS = ("samples", "attention_heads", "feed_forward_tokens", "loss_tokens")
 RESIDUAL_DTYPES = ("float32", "bfloat16", "float64")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """How a model computes its backward; apart from DalleConfig and never saved with the weights.
+    """How a model computes its backward; separate from DalleConfig and never saved with the weights.
 
     Args:
-        activations: where backward gets a layer's activations. "keep": stored in forward. "selective": outputs of
-            dense projections are stored, the rest is computed again. "checkpoint": the input of each branch is stored.
-            "reversible": nothing is stored, inputs are rebuilt from outputs. Reversible configs take keep and
-            reversible, the others keep, selective and checkpoint. None: the leanest that the config allows.
-        samples: how many of the batch go through a branch at once.
+        activations: where backward gets a layer's activations. "keep": forward stores them. "selective": forward stores
+            the outputs of dense projections, backward recomputes the rest. "checkpoint": forward stores the input of
+            each branch. "reversible": forward stores nothing, backward rebuilds inputs from outputs. Reversible configs
+            take keep and reversible, the others keep, selective and checkpoint. None is the leanest for the config.
+        samples: samples of the batch in a branch at once.
         attention_heads: heads at once.
         feed_forward_tokens: tokens at once.
         loss_tokens: tokens whose logits exist at once.
-        grads_in_place: backward adds gradients to the .grad of each parameter (in float32 or wider) itself, so that
-            none exists twice while they are accumulated. Call `loss.backward()` then: `torch.autograd.grad` and hooks
-            on parameters see nothing.
-        residual_dtype: of the residual streams: "float32", "bfloat16" or "float64"; None is at least float32. Rebuilt
-            from bfloat16 streams, inputs drift by more than rounding: reversible backward refuses them.
+        grads_in_place: backward itself adds gradients to each parameter's .grad (if float32 or wider), so that none
+            exists twice while they accumulate. It needs `loss.backward()`: `torch.autograd.grad` and hooks on
+            parameters see nothing.
+        residual_dtype: of the residual streams: "float32", "bfloat16" or "float64"; None is at least float32.
+            Reversible backward refuses bfloat16: inputs rebuilt from it drift by more than rounding.
         offload_optimizer: the optimizer's statistics are on the CPU.
         master_weights: low-precision weights have float32 copies on the CPU, which the optimizer updates.
 
-    None leaves a size whole. samples, attention_heads and feed_forward_tokens hold where branches are computed again
-    (checkpoint, reversible) and where no gradient is wanted; other plans run each branch as a whole.
+    A size of None is the whole. samples, attention_heads and feed_forward_tokens apply where branches are recomputed
+    (checkpoint, reversible) and where no gradient is needed; other plans run each branch as a whole.
 
     Raises:
         ValueError: names the field, its value and what is allowed.
@@ -72,7 +72,7 @@ class MemoryPlan:
                 raise UserError(f"{name}={getattr(self, name)!r}: must be true or false")
 
     def activations_for(self, config: DalleConfig) -> str:
-        """The choice for this config; ValueError where the config cannot have it."""
+        """The choice for this config; ValueError if the config does not support it."""
         allowed = ACTIVATIONS[config.reversible]
         activations = allowed[-1] if self.activations is None else self.activations
         if activations == "reversible" and self.residual_dtype == "bfloat16":
@@ -84,8 +84,12 @@ class MemoryPlan:
             )
         return activations
 
+    def recomputes(self, config: DalleConfig) -> bool:
+        """Whether backward recomputes branches, in chunks."""
+        return self.activations_for(config) in ("checkpoint", "reversible")
+
     def residual_dtype_for(self, weights: "torch.dtype") -> "torch.dtype":
-        """The residual streams' dtype of a model with weights of this dtype."""
+        """The residual streams' dtype in a model with weights of this dtype."""
         import torch
 
         if self.residual_dtype is None:
@@ -94,6 +98,6 @@ class MemoryPlan:
 
 
 def ranges(count: int, size: int | None) -> Iterator[slice]:
-    """0..count in slices of `size`; None is all at once."""
+    """0..count in slices of at most `size`; None is one slice."""
     for start in range(0, count, size or count):
         yield slice(start, min(start + (size or count), count))

@@ -92,7 +92,7 @@ def test_a_copy_that_fails_in_the_middle_continues(files, tmp_path):
 
 
 def test_files_are_never_copied_onto_themselves(files, tmp_path):
-    with pytest.raises(UserError, match="is where the files are"):
+    with pytest.raises(UserError, match="is where the files come from"):
         publish({"a.bin": files["deep/a.bin"]}, str(tmp_path / "from"), message="m")
     assert files["deep/a.bin"].read_bytes() == b"a.bin" * 10000
 

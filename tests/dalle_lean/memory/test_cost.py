@@ -8,7 +8,7 @@ import torch
 from benchmarks.allocations import step_bytes
 from dalle_lean import Dalle, DalleConfig, MemoryPlan
 from dalle_lean.memory import TrainingSetup, cost_of
-from dalle_lean.memory.cost import Bytes, optimizer_state_bytes, standing_bytes
+from dalle_lean.memory.cost import Bytes, optimizer_state_bytes, persistent_bytes
 from dalle_lean.memory.parameters import muon_sizes, parameter_sizes
 from dalle_lean.optim.make_optimizer import make_optimizer, muon_groups, parameter_groups
 from tests.dalle_lean.memory.variants import TINY, batch
@@ -159,21 +159,21 @@ def test_the_predicted_optimizer_state_is_what_a_step_leaves(optimizer, weight_d
 
 def test_offloaded_statistics_and_master_weights_are_on_the_host():
     sizes, plan = parameter_sizes(TINY), MemoryPlan(master_weights=True)
-    host, device = standing_bytes(sizes, plan, TrainingSetup(weight_dtype="bfloat16"))
+    host, device = persistent_bytes(sizes, plan, TrainingSetup(weight_dtype="bfloat16"))
     assert device == Bytes(weights=2 * sum(sizes), gradients=2 * sum(sizes))
     assert host.master_weights == 4 * sum(sizes)
     assert host.optimizer_state > 2 * sum(sizes)
     assert host.transfer == 4 * max(sizes)
-    on_cpu, all_of_it = standing_bytes(sizes, plan, TrainingSetup(weight_dtype="bfloat16", device="cpu"))
+    on_cpu, all_of_it = persistent_bytes(sizes, plan, TrainingSetup(weight_dtype="bfloat16", device="cpu"))
     assert on_cpu == Bytes()
     assert all_of_it.optimizer_state == host.optimizer_state
-    adamw_host, _ = standing_bytes(sizes, plan, TrainingSetup(optimizer="adamw"))
+    adamw_host, _ = persistent_bytes(sizes, plan, TrainingSetup(optimizer="adamw"))
     assert adamw_host == Bytes(), "only LAMB can be offloaded"
 
 
 def test_a_delayed_step_holds_copies_of_gradients_and_weights():
     sizes = parameter_sizes(TINY)
-    host, _ = standing_bytes(sizes, MemoryPlan(), TrainingSetup(delayed=True))
+    host, _ = persistent_bytes(sizes, MemoryPlan(), TrainingSetup(delayed=True))
     assert host.transfer == 8 * sum(sizes)
 
 
