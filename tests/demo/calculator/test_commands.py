@@ -169,7 +169,7 @@ def test_other_precisions_optimizers_and_devices_cost_what_they_should(capsys):
         (["paper", "--device", "tpu"], "device='tpu'"),
         (["paper", "--plan", "checkpoint"], "reversible=True takes keep, reversible"),
         (["paper", "--plan", "reversible,sample=1"], "'sample' is no field"),
-        (["paper", "--budget", "12XB"], "no amount of memory"),
+        (["paper", "--budget", "12XB"], "not an amount of memory"),
         (["paper", "--budget", "1GB"], "needs at least"),
         (["gpt3", "--budget", "80GB"], "needs at least"),
         (["gpt2", "--plan", "selective"], "keep or checkpoint"),
