@@ -1,13 +1,13 @@
-"""The callbacks through which long work reports."""
+"""Callbacks through which long-running work reports."""
 
 from collections.abc import Callable
 
 OnProgress = Callable[[int, int, str], None]
-"""Called by long work with (done, total, note); the note is a few words such as the current loss."""
+"""Called with (done, total, note); the note is a few words such as the current loss."""
 
 
 def unwatched(done: int, total: int, note: str) -> None:
-    """An OnProgress for callers that want none."""
+    """An OnProgress that does nothing."""
 
 
 OnNotice = Callable[[str], None]
@@ -15,4 +15,4 @@ OnNotice = Callable[[str], None]
 
 
 def silent(line: str) -> None:
-    """An OnNotice for callers that want none."""
+    """An OnNotice that does nothing."""

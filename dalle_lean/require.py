@@ -11,7 +11,7 @@ class MissingPackage(UserError, ImportError):
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import `module`, or raise MissingPackage naming the extra that brings it."""
+    """Import `module`; MissingPackage names the extra that installs it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

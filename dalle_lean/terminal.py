@@ -1,4 +1,4 @@
-"""What commands share: options, lines, error messages and progress bars. Only command modules import it."""
+"""What commands share: options, output, error messages and progress bars. Only command modules import it."""
 
 import importlib.metadata
 import logging
@@ -20,14 +20,12 @@ from rich.text import Text
 from dalle_lean.errors import UserError, is_out_of_memory
 from dalle_lean.progress import OnProgress
 
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; auto takes CUDA where there is one.")]
-
-
-DESTINATIONS = "hf://datasets/OWNER/NAME, hf://OWNER/NAME, a folder, or a URL of fsspec's such as s3://BUCKET/NAME."
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; auto is CUDA if there is a GPU.")]
+DESTINATIONS = "hf://datasets/OWNER/NAME, hf://OWNER/NAME, a folder, or a URL for fsspec such as s3://BUCKET/NAME."
 
 
 class StoredDtype(StrEnum):
-    """Types that weights may be stored in; the values are torch's names."""
+    """Types of stored weights, by torch's names."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -38,45 +36,45 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def say(line: str) -> None:
-    """A line on standard output."""
+    """Print a line to standard output."""
     out.print(line, markup=False)
 
 
-class SaidLines(logging.Handler):
-    """Shows what is logged as lines on standard output."""
+class StdoutHandler(logging.Handler):
+    """Prints log messages as plain lines to standard output."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(record.getMessage())
 
 
 def show_log(name: str) -> None:
-    """Show what this logger gets from now on, INFO and above."""
+    """Print the messages of this logger from now on, INFO and above."""
     logger = logging.getLogger(name)
     logger.setLevel(logging.INFO)
     if not logger.handlers:
-        logger.addHandler(SaidLines())
+        logger.addHandler(StdoutHandler())
 
 
 def warn(line: str) -> None:
-    """A line on standard error that does not end the program."""
+    """Print a warning to standard error."""
     err.print(f"warning: {line}", style="yellow", markup=False)
 
 
 def error(line: str) -> None:
-    """The one-line error message, on standard error."""
+    """Print a one-line error message to standard error."""
     err.print(f"error: {line}", style="red", markup=False)
 
 
 def tell(line: str) -> None:
-    """A line on standard error that is not an error."""
+    """Print a line that is not an error to standard error."""
     err.print(line, markup=False)
 
 
 def explain(failure: Exception) -> int:
-    """Print why the program ends to standard error; returns its exit code.
+    """Print to standard error why the program ends; return its exit code.
 
-    What the user can mend is one line and 2: a UserError, files that cannot be read or written, lack of memory.
-    Anything else is a bug: its traceback, and 1. With DALLE_LEAN_TRACEBACK in the environment it is raised.
+    What the user can fix is one line and code 2: a UserError, files that cannot be read or written, lack of memory.
+    Anything else is a bug: a traceback and code 1. With DALLE_LEAN_TRACEBACK in the environment, raise it instead.
     """
     if os.environ.get("DALLE_LEAN_TRACEBACK"):
         raise failure
@@ -85,13 +83,13 @@ def explain(failure: Exception) -> int:
         return 2
     traceback.print_exception(failure)
     error(
-        f"this is a bug of dalle-lean {importlib.metadata.version('dalle-lean')}; please report it with what is above"
+        f"this is a bug of dalle-lean {importlib.metadata.version('dalle-lean')}; please report it with the lines above"
     )
     return 1
 
 
 def begin_loading() -> None:
-    """Before libraries that take a while to import, and warn of each other."""
+    """Call this before slow imports: it shows `loading ...` and silences the libraries' deprecation warnings."""
     warnings.simplefilter("ignore", FutureWarning)
     warnings.simplefilter("ignore", DeprecationWarning)
     if err.is_terminal:
@@ -121,12 +119,12 @@ class RateColumn(ProgressColumn):
 
 @contextmanager
 def progress_bar(description: str, unit: str) -> Iterator[OnProgress]:
-    """A bar with the count, the rate in `unit`/s and the time left; yields the callback that moves it.
+    """A progress bar with the count, the rate in `unit`/s and the time left; yields the callback that moves it.
 
-    Where the output is no terminal it is a plain line every 10 s and one at the end.
+    If standard error is not a terminal, it prints a plain line every 10 s and one at the end instead.
     """
     watched = err.is_interactive and err.file.isatty()
-    # Only the bar may become narrower: what does not fit is cut, so that the bar never takes a second line.
+    # Only the bar may shrink; what still does not fit is cut, so that it never takes a second line.
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -135,26 +133,26 @@ def progress_bar(description: str, unit: str) -> Iterator[OnProgress]:
         TimeRemainingColumn(table_column=Column(no_wrap=True)),
         TextColumn("{task.fields[note]}", markup=False),
     )
-    words = [column for column in columns if not isinstance(column, BarColumn)]
-    said_s, unsaid = time.monotonic(), False
+    text_columns = [column for column in columns if not isinstance(column, BarColumn)]
+    printed_s, pending = time.monotonic(), False
     with Progress(*columns, console=err, disable=not watched, speed_estimate_period=RATE_PERIOD_S) as progress:
         number = progress.add_task(description, total=None, note="")
         task = progress.tasks[number]
-        progress.live.transient = True  # a mistake before the first step leaves no empty bar above its line
+        progress.live.transient = True  # an error before the first step leaves no empty bar above its line
 
-        def say_line() -> None:
-            nonlocal said_s, unsaid
-            said_s, unsaid = time.monotonic(), False
-            err.print(" ".join(str(column(task)) for column in words).strip(), markup=False)
+        def print_line() -> None:
+            nonlocal printed_s, pending
+            printed_s, pending = time.monotonic(), False
+            err.print(" ".join(str(column(task)) for column in text_columns).strip(), markup=False)
 
         def on_progress(done: int, total: int, note: str = "") -> None:
-            nonlocal unsaid
+            nonlocal pending
             progress.live.transient = False
             progress.update(number, completed=done, total=total, note=note)
-            unsaid = not watched
-            if unsaid and time.monotonic() - said_s >= LINE_INTERVAL_S:
-                say_line()
+            pending = not watched
+            if pending and time.monotonic() - printed_s >= LINE_INTERVAL_S:
+                print_line()
 
         yield on_progress
-        if unsaid:
-            say_line()
+        if pending:
+            print_line()

@@ -19,30 +19,30 @@ from dalle_lean.io.files import atomic_write, parse, read_bytes
 from dalle_lean.require import require
 from dalle_lean.tokenizer_parts import check_parts
 
-# Ids 0, 1 and 2 of a trained vocabulary. The model replaces id 0 wherever it stands, so no caption may yield it.
+# Ids 0, 1 and 2 of a trained vocabulary. The model replaces id 0 by padding ids, so no caption may contain it.
 SPECIAL_TOKENS = ("<unused>", "<pad>", "<unk>")
 DEFAULT_PADDING_ID = 1
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 MOST_CHARACTERS = 2**16
-"""Of a caption; no model reads as many."""
+"""Characters of a caption that are read; no model needs as many."""
 MOST_TOKENIZER_BYTES = 2**25
-"""About the size of the largest published ones."""
-# Every byte has a token of its own, so that no caption is ever unknown.
+"""About the size of the largest published tokenizer.json."""
+# Every byte has its own token, so that every caption can be encoded.
 SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256
 
 
 class Tokenizer:
     """Token ids of captions, truncated or right-padded to a length.
 
-    A caption is plain text throughout: "<pad>" or "</s>" in it is spelt out, and no start or end token is added.
+    Captions are plain text: "<pad>" or "</s>" in one is encoded like other text, and no start or end token is added.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, padding_id: int = DEFAULT_PADDING_ID):
-        """Take over `backend`; ValueError when `padding_id` is not one of its ids."""
+        """Take over `backend`; ValueError if `padding_id` is not one of its ids."""
         vocabulary = backend.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise UserError("the tokenizer's vocabulary is empty")
-        # One past the largest id: a vocabulary may have holes, and every id must fit the model's table.
+        # One past the largest id: a vocabulary may have gaps, and every id must fit the model's table.
         self.vocab_size = max(vocabulary.values()) + 1
         if not is_whole(padding_id, 0, self.vocab_size - 1):
             raise UserError(f"padding id {padding_id!r} is outside the vocabulary 0..{self.vocab_size - 1}")
@@ -56,15 +56,15 @@ class Tokenizer:
     def from_file(cls, path: str | Path, padding_id: int | None = None) -> Self:
         """Read a `tokenizer.json`.
 
-        The padding id is `padding_id`, else the file's padding section, else 1 (T5's `</s>`, as in the paper's run).
-        ValueError for a file that is no tokenizer or whose padding id is outside its vocabulary.
+        The padding id is `padding_id`, else that of the file, else 1 (T5's `</s>`, as in the paper's run).
+        ValueError if the file is not a tokenizer or its padding id is outside its vocabulary.
         """
         complaint = f"{path} is not a tokenizer.json"
         content = read_bytes(path, MOST_TOKENIZER_BYTES)
         try:
             text = content.decode("utf-8")
             check_parts(parse(json.loads, text, "it is not JSON"))
-            with panics_told():
+            with panics_as_user_errors():
                 backend = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the package raises bare Exception
             raise UserError(f"{complaint}: {error}") from None
@@ -86,7 +86,7 @@ class Tokenizer:
             raise UserError(f"vocab_size={vocab_size}: at least {SMALLEST_VOCABULARY} ids are needed, one per byte")
         backend = tokenizers.Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS[2]))
         backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
-        # With the space in front a word has the same id at the start of a caption and inside it.
+        # With a space in front, a word has the same ids at the start of a caption as inside it.
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         backend.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
@@ -111,12 +111,12 @@ class Tokenizer:
         return copy.to_str(pretty=True) + "\n"
 
     def encode(self, captions: Sequence[str], length: int) -> Tensor:
-        """Token ids [B, length] (int64, in 0..vocab_size-1), cut at `length`, padded on the right with `padding_id`."""
+        """Token ids [B, length], int64 in 0..vocab_size-1, cut at `length` or padded on the right with `padding_id`."""
         if isinstance(captions, str):
             raise ValueError("captions must be a sequence of strings, not one string")
         if length < 1:
             raise ValueError(f"length={length}: must be at least 1")
-        with panics_told():
+        with panics_as_user_errors():
             encodings = self._backend.encode_batch_fast(
                 [encodable(caption) for caption in captions], add_special_tokens=False
             )
@@ -127,17 +127,17 @@ class Tokenizer:
         return torch.from_numpy(ids)
 
     def count(self, caption: str) -> int:
-        """How many ids a caption has, without padding or truncation."""
+        """Number of ids of a caption, without padding or truncation."""
         return len(self._ids(caption))
 
     def _ids(self, caption: str) -> list[int]:
-        with panics_told():
+        with panics_as_user_errors():
             ids: list[int] = self._backend.encode(encodable(caption), add_special_tokens=False).ids
         return ids
 
 
 def find_tokenizer(name: str | None) -> Path | None:
-    """The tokenizer.json that `--tokenizer` means: a file, or that of a hub id, which is downloaded; None for None."""
+    """The tokenizer.json that `--tokenizer` names: a file, or a hub id, whose file is downloaded; None for None."""
     if name is None or Path(name).is_file():
         return None if name is None else Path(name)
     if not HUB_ID.fullmatch(name) or name.endswith(".json"):
@@ -151,8 +151,8 @@ def find_tokenizer(name: str | None) -> Path | None:
 
 
 @contextmanager
-def panics_told() -> Iterator[None]:
-    """UserError where the package, which is written in Rust, panics: that is no Exception to Python."""
+def panics_as_user_errors() -> Iterator[None]:
+    """Turn panics of the package, which is written in Rust, into UserErrors; in Python they are not Exceptions."""
     try:
         yield
     except BaseException as panic:
@@ -162,7 +162,7 @@ def panics_told() -> Iterator[None]:
 
 
 def encodable(caption: str) -> str:
-    """The caption's first 65,536 characters, half surrogates, which no UTF-8 can hold, turned into question marks."""
+    """The caption's first 65,536 characters; lone surrogates, which UTF-8 cannot hold, become question marks."""
     if not isinstance(caption, str):
         raise ValueError(f"a caption must be a string, not {type(caption).__name__}: {caption!r}")
     return caption[:MOST_CHARACTERS].encode("utf-8", "replace").decode("utf-8")

@@ -1,7 +1,7 @@
-"""What a tokenizer.json may consist of.
+"""The parts that a tokenizer.json may have.
 
-The parts of published tokenizers of captions (T5, CLIP, BERT, byte-level BPE) and of ours, with their patterns alone: a
-file from outside could name others that turn a caption into gigabytes, or never end.
+These are the parts, and the patterns, of published caption tokenizers (T5, CLIP, BERT, byte-level BPE) and of ours:
+others, in a hostile file, could turn a caption into gigabytes or never finish.
 """
 
 import base64
@@ -11,8 +11,8 @@ from typing import Any
 
 from dalle_lean.errors import UserError
 
-MOST_PARTS = 8
-"""In a sequence of normalizers or pre-tokenizers."""
+MAX_PARTS = 8
+"""In a sequence, such as one of normalizers."""
 MODELS = ("BPE", "Unigram", "WordPiece", "WordLevel")
 NORMALIZERS = (
     *("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "Strip", "StripAccents", "BertNormalizer"),
@@ -22,7 +22,7 @@ PRE_TOKENIZERS = (
     *("ByteLevel", "Metaspace", "Whitespace", "WhitespaceSplit", "BertPreTokenizer", "Digits", "Punctuation"),
     "Split",
 )
-# Nothing of these two is ever run: captions are encoded without special tokens, and no ids are decoded.
+# These two never run: captions are encoded without special tokens, and no ids are decoded.
 POST_PROCESSORS = ("ByteLevel", "TemplateProcessing", "RobertaProcessing", "BertProcessing")
 DECODERS = ("ByteLevel", "Metaspace", "WordPiece", "BPEDecoder", "ByteFallback", "Fuse", "Strip", "Replace")
 REPLACED = (
@@ -42,18 +42,18 @@ SPLIT_AT = (
     {"Regex": rf"{WORDS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"},  # GPT-2
 )
 LONGEST_REPLACEMENT_BYTES = 64
-"""In a table of normal forms; Unicode's longest has 33."""
+"""Limit in a table of normal forms; Unicode's longest has 33."""
 
 
 def check_parts(content: Any) -> None:
-    """UserError for the first part of a tokenizer.json that is not known here."""
+    """UserError for the first part of a tokenizer.json that is not supported."""
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise UserError("it has no model")
     model = content["model"]
     if model.get("type", "BPE") not in MODELS:
         raise unknown("model", model.get("type"), MODELS)
     if model.get("dropout"):
-        raise UserError("model: dropout gives a caption other ids each time; leave it out")
+        raise UserError("model: with dropout, a caption has other ids each time; leave it out")
     for kind, known in (
         ("normalizer", NORMALIZERS),
         ("pre_tokenizer", PRE_TOKENIZERS),
@@ -61,8 +61,8 @@ def check_parts(content: Any) -> None:
         ("decoder", DECODERS),
     ):
         parts = list(flat(kind, content.get(kind)))
-        if len(parts) > MOST_PARTS:
-            raise UserError(f"{kind}: {len(parts)} in a sequence; at most {MOST_PARTS} are taken")
+        if len(parts) > MAX_PARTS:
+            raise UserError(f"{kind}: {len(parts)} in a sequence; at most {MAX_PARTS} are supported")
         types = [part.get("type") for part in parts]
         for part, name in zip(parts, types, strict=True):
             if name not in known:
@@ -70,11 +70,11 @@ def check_parts(content: Any) -> None:
             if kind in ("normalizer", "pre_tokenizer"):
                 check_pattern(kind, part)
         if kind == "normalizer" and any(types.count(name) > 1 for name in ("Precompiled", "Prepend")):
-            raise UserError("normalizer: Precompiled and Prepend can stand there once")
+            raise UserError("normalizer: Precompiled and Prepend are supported only once each")
 
 
 def flat(kind: str, part: Any) -> Iterator[dict[str, Any]]:
-    """The parts of a sequence, of one in it too; none where there is no part."""
+    """The parts of a sequence and of sequences in it; none if there is no part."""
     if part is None:
         return
     if not isinstance(part, dict):
@@ -91,24 +91,22 @@ def flat(kind: str, part: Any) -> Iterator[dict[str, Any]]:
 
 
 def check_pattern(kind: str, part: dict[str, Any]) -> None:
-    """UserError for a pattern, a replacement or a table that is not one of those known."""
+    """UserError for a pattern, a replacement or a table that is not supported."""
     name, pattern = part["type"], part.get("pattern")
     if name == "Replace" and (pattern, part.get("content")) not in REPLACED:
-        raise UserError(
-            f"{kind}: it replaces {shown(pattern)} by {shown(part.get('content'))}, which is not known here"
-        )
+        raise UserError(f"{kind}: it replaces {shown(pattern)} by {shown(part.get('content'))}, which is not supported")
     if name == "Split" and pattern not in SPLIT_AT:
-        raise UserError(f"{kind}: it splits at {shown(pattern)}, which is not known here")
+        raise UserError(f"{kind}: it splits at {shown(pattern)}, which is not supported")
     if name == "Prepend" and part.get("prepend") not in PREPENDED:
-        raise UserError(f"{kind}: it prepends {shown(part.get('prepend'))}, which is not known here")
+        raise UserError(f"{kind}: it prepends {shown(part.get('prepend'))}, which is not supported")
     if name == "Precompiled":
         check_table(part.get("precompiled_charsmap"))
 
 
 def check_table(table: Any) -> None:
-    """UserError unless this is sentencepiece's table of normal forms, none of them long.
+    """UserError unless this is a sentencepiece table of normal forms, none longer than LONGEST_REPLACEMENT_BYTES.
 
-    It has 4 bytes with the length of a trie, the trie, and strings that end with a zero byte.
+    The table has 4 bytes with the length of a trie, the trie, and strings that end with a zero byte.
     """
     try:
         content = base64.b64decode(table, validate=True)
@@ -122,10 +120,10 @@ def check_table(table: Any) -> None:
 
 
 def unknown(kind: str, name: Any, known: tuple[str, ...]) -> UserError:
-    return UserError(f"{kind}: type {shown(name)} is not taken here, only {', '.join(known)}")
+    return UserError(f"{kind}: type {shown(name)} is not supported, only {', '.join(known)}")
 
 
 def shown(value: Any) -> str:
-    """What a file says, cut to a line."""
+    """A value from a file, cut for one line."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."

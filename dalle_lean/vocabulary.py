@@ -1,7 +1,7 @@
-"""Which words a model has learnt: those of its training captions, and how often each occurred there.
+"""The words that a model has learnt: those of its training captions, and how often each occurred.
 
 A word is a run of letters, digits and marks, with apostrophes inside it; a pictograph such as an emoji is a word by
-itself. All is lower-cased and in Unicode's form NFC, as the tokenizer reads it.
+itself. Words are lower-cased and in Unicode's form NFC, as the tokenizer reads them.
 """
 
 import re
@@ -18,23 +18,23 @@ from dalle_lean.io.files import read_format, write_json
 
 FORMAT = "dalle_lean_vocabulary/1"
 FEWEST = 5
-"""What occurs less often is not learnt."""
+"""Words with fewer occurrences do not count as learnt."""
 MOST_WORDS = 50_000
 MOST_CAPTIONS = 1_000_000
-"""That are counted: enough to find what is seen often, few enough to stream before a run begins."""
+"""Captions that are counted: enough to find all frequent words, few enough to stream before a run begins."""
 LONGEST_WORD = 64  # characters
 LONGEST_TEXT = 4000
-"""Characters of a caption or prompt that are looked at; no model reads as far."""
+"""Characters of a caption or prompt that are read; no model needs as many."""
 LARGEST_BYTES = MOST_WORDS * (4 * LONGEST_WORD + 32)
 LARGEST_COUNT = 2**53
 
-# \w has no marks, without which words of many scripts fall apart at their vowels.
+# \w lacks marks, without which words of many scripts are split at their vowels.
 MARKS = "".join(char for char in map(chr, range(0x300, 0x1F000)) if unicodedata.category(char).startswith("M"))
 FLAG = "[\U0001f1e6-\U0001f1ff]{2}"
 PICTOGRAPH = "[\u2190-\u21ff\u2300-\u23ff\u25a0-\u27bf\u2b00-\u2bff\U0001f000-\U0001f3fa\U0001f400-\U0001faff]"
 WORD = re.compile(rf"\w[\w{MARKS}]*(?:'\w[\w{MARKS}]*)*|{FLAG}|{PICTOGRAPH}")
 SPELLINGS = str.maketrans({"_": " ", "\u2019": "'", "\ufe0e": None, "\ufe0f": None})
-"""One for each word: the last two choose between the drawings of an emoji."""
+"""Characters to unify; the last two select a drawing style of an emoji."""
 
 
 def words_of(text: str) -> list[str]:
@@ -49,7 +49,7 @@ FUNCTION_WORDS = frozenset(
         "i me you we my your his her its our their please can could would want like draw show make paint"
     )
 )
-"""English ones that show nothing: nobody misses them in a picture."""
+"""English words that name nothing to draw."""
 
 MOST_NAMED = 6
 LONGEST_NAMED = 30  # characters
@@ -60,16 +60,16 @@ class Vocabulary:
     """The words of training captions."""
 
     words: dict[str, int]
-    """How often each occurred, the most frequent first."""
+    """Word -> occurrences, the most frequent first."""
     captions: int
-    """That were counted."""
+    """Number of captions counted."""
 
     @classmethod
     def count(cls, captions: Iterable[str], before: Self | None = None) -> Self:
-        """The words of the first MOST_CAPTIONS captions that occur FEWEST times or more, at most MOST_WORDS of them.
+        """The words with FEWEST or more occurrences in the first MOST_CAPTIONS captions, at most MOST_WORDS of them.
 
         Args:
-            before: what the model had learnt already; it is added.
+            before: the vocabulary that the model had already learnt, whose counts are added.
         """
         counted = Counter(before.words if before else {})
         number = before.captions if before else 0
@@ -82,11 +82,11 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a vocabulary.json; ValueError for anything else, or for one above the limits of this file."""
+        """Read a vocabulary.json; ValueError for anything else, and beyond the limits above."""
         content = read_format(path, FORMAT, LARGEST_BYTES)
         words, captions = content.get("words"), content.get("captions")
         if not is_whole(captions, 0, LARGEST_COUNT):
-            raise UserError(f"{path}: captions must be a whole number from 0")
+            raise UserError(f"{path}: captions must be a whole number of at least 0")
         if not isinstance(words, dict) or len(words) > MOST_WORDS:
             raise UserError(f"{path}: words must be an object of at most {MOST_WORDS} words")
         for word, number in words.items():
@@ -101,21 +101,21 @@ class Vocabulary:
         write_json(path, {"format": FORMAT, "captions": self.captions, "words": self.words})
 
     def knows(self, word: str) -> bool:
-        """Whether it occurred, or another form of it: "whales" is known where "whale" is, and the other way round."""
+        """Whether the word or another form of it occurred: "whales" is known if "whale" is, and vice versa."""
         return any(form in self.words for form in forms(word))
 
     def unknown(self, prompt: str) -> list[str]:
-        """The words of a prompt that the model has not learnt, in its order, each once; never function words."""
+        """The words of a prompt that the model has not learnt, in order, each once; never function words."""
         return [word for word in content_words(prompt) if not self.knows(word)]
 
 
 def content_words(prompt: str) -> list[str]:
-    """The words of a prompt that say what is to be seen: all but function words, in its order, each once."""
+    """The words of a prompt that name what to draw: all but function words, in order, each once."""
     return [word for word in dict.fromkeys(words_of(prompt)) if word.removesuffix("'s") not in FUNCTION_WORDS]
 
 
 def forms(word: str) -> list[str]:
-    """An English word, its plural and what it may be the plural or the possessive of; some of them are no words."""
+    """An English word, its plural, and the words of which it may be the plural or possessive; not all of them exist."""
     word = word.removesuffix("'s")
     found = [word, word + "s"]
     if len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
@@ -130,7 +130,7 @@ def forms(word: str) -> list[str]:
 
 
 def named(words: Sequence[str], quotes: tuple[str, str] = ("", "")) -> list[str]:
-    """The first few words, long ones cut, and how many more there are: parts for `enumerated` that stay short."""
+    """The first few words, long ones cut, and the number of the others: short parts for `enumerated`."""
     before, after = quotes
     cut = (word if len(word) <= LONGEST_NAMED else word[:LONGEST_NAMED] + "…" for word in words[:MOST_NAMED])
     more = len(words) - MOST_NAMED
@@ -138,6 +138,6 @@ def named(words: Sequence[str], quotes: tuple[str, str] = ("", "")) -> list[str]
 
 
 def enumerated(parts: Sequence[str], joint: str = "and") -> str:
-    """ "x", "x and y", "x, y and z"."""
+    """ "x", "x and y" or "x, y and z"."""
     *first, last = parts
     return f"{', '.join(first)} {joint} {last}" if first else last

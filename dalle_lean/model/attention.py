@@ -1,8 +1,8 @@
-"""Causal attention in which an image query touches the text and its few codes only.
+"""Causal attention in which an image query meets only the text and the codes in its window.
 
 The grid of codes is cut into lines, and each line of queries meets one window of keys: its row, its column, or the rows
-that a convolution reaches. Text queries meet the text. Within these, `masks.py` says which pairs attend; scores of all
-other pairs are never computed.
+that a convolution reaches. Text queries meet the text. Only these scores are computed; within them, `masks.py` says
+which pairs attend.
 
 B batch, H heads, S positions, d head size, P text positions, f side of the grid, w keys in a window.
 """
@@ -18,9 +18,9 @@ from dalle_lean.model.masks import code_sees_code, text_mask
 
 
 class Layout:
-    """What positions stand for: `num_text` of text (with `<bos>`), then codes of a grid of `side` columns.
+    """The meaning of the positions: `num_text` of text (with `<bos>`), then codes of a grid of `side` columns.
 
-    Holds the masks that layers of the config share; True = may attend.
+    Holds the masks that the config's layers share; True = may attend.
     """
 
     def __init__(self, config: DalleConfig, num_text: int, side: int, device: torch.device | str = "cpu"):
@@ -49,12 +49,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, kind: str, layout: Layout)
 
 
 def split(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """x [B, H, S, d] -> its text and its codes."""
+    """x [B, H, S, d] -> its text and its codes, along S."""
     return x[:, :, : layout.num_text], x[:, :, layout.num_text :]
 
 
 def attend_text(query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> Tensor:
-    """Causal attention; scaled query, key and value [B, H, P, d]."""
+    """Causal attention of the text over the text; scaled query, key and value [B, H, P, d] -> [B, H, P, d]."""
     length = query.shape[2]
     mask = layout.text_mask[:length, :length]
     return softmax(torch.where(mask, query @ key.transpose(-1, -2), -torch.inf)) @ value
@@ -63,7 +63,7 @@ def attend_text(query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> Te
 def attend_image(
     query: Tensor, text: tuple[Tensor, Tensor], codes: tuple[Tensor, Tensor], kind: str, layout: Layout
 ) -> Tensor:
-    """One softmax over the text and the window of codes.
+    """Attention of the codes: one softmax over the text and the window of codes.
 
     query [B, H, n, d], scaled; text: keys and values [B, H, P, d]; codes: keys and values [B, H, n, d], n <= f * f.
     Returns [B, H, n, d].
@@ -82,7 +82,7 @@ def attend_image(
 
 
 def softmax(scores: Tensor) -> Tensor:
-    """Over the last dimension, computed in float32 or wider, given back in the scores' dtype."""
+    """Softmax over the last dimension, computed in float32 or wider, returned in the scores' dtype."""
     return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
 
 
@@ -94,7 +94,7 @@ def to_lines(x: Tensor, kind: str, side: int) -> Tensor:
 
 
 def to_windows(lines: Tensor, kind: str, config: DalleConfig) -> Tensor:
-    """What each line of queries meets: itself, or with the rows above it that a convolution reaches.
+    """The window of each line of queries: the line itself, for a convolution with the rows above it that it reaches.
 
     lines [B, H, f, f, d] -> [B, H, f, w, d]; rows outside the picture are zeros.
     """
@@ -106,10 +106,10 @@ def to_windows(lines: Tensor, kind: str, config: DalleConfig) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-@torch.inference_mode(False)  # what is cached must serve training as well
+@torch.inference_mode(False)  # the cached mask must also work in training
 def window_mask(config: DalleConfig, kind: str, side: int, device: torch.device) -> Tensor:
     """Which keys of its line's window each query attends to, [f, f, w]."""
-    numbers = torch.arange(1, side * side + 1, device=device)  # of codes, from 1: 0 is what pads the windows
+    numbers = torch.arange(1, side * side + 1, device=device)  # codes from 1, as 0 pads the windows
     lines = to_lines(numbers[None, None, :, None], kind, side)
     keys = to_windows(lines, kind, config).transpose(3, 4)  # [1, 1, f, 1, w]
     return code_sees_code(config, kind, side, lines - 1, keys - 1)[0, 0]

@@ -21,7 +21,7 @@ from dalle_lean.model.token_shift import token_shift
 
 @dataclass(frozen=True)
 class SequenceContext:
-    """What branches need to know about the positions they run over."""
+    """What branches need to know about the positions that they run over."""
 
     config: DalleConfig
     layout: Layout
@@ -39,19 +39,19 @@ class Chunk(NamedTuple):
     """Part of a branch."""
 
     tokens: slice | None
-    """That it reads and adds to; None is all."""
+    """Tokens that it reads and adds to; None is all."""
     run: Callable[[Tensor, ComputeWeights], Tensor]
-    """Its part of `prepare`'s result -> what it adds to the stream."""
+    """Maps its part of `prepare`'s result to what it adds to the stream."""
 
     def view(self, x: Tensor) -> Tensor:
-        """Its part of a contiguous [b, S, D]: whole, or some tokens [n, D]."""
+        """Its part of a contiguous [b, S, D]: all of it, or its tokens [n, D]."""
         return x if self.tokens is None else x.view(-1, x.shape[-1])[self.tokens]
 
 
 class LayerBranch:
     """LayerNorm, token shift, a module that layers share, LayerScale.
 
-    input_parameters are those of `prepare`; output_parameters those behind the projections, which every chunk uses.
+    input_parameters are those of `prepare`; output_parameters those after the projections, which every chunk uses.
     """
 
     def __init__(self, branch: BranchParameters, module: nn.Module, context: SequenceContext):
@@ -62,19 +62,19 @@ class LayerBranch:
         self.parameters: list[nn.Parameter] = [*branch.parameters(), *module.parameters()]
 
     def prepare(self, x: Tensor, weights: ComputeWeights) -> Tensor:
-        """The stream [b, S, D] -> the module's input [b, S, D] in the dtype of the computation, contiguous."""
+        """The stream [b, S, D] -> the module's input [b, S, D] in the compute dtype, contiguous."""
         return self.context.shift(normalise(self.branch.norm, x).to(weights.dtype)).contiguous()
 
     def run(self, x: Tensor, weights: ComputeWeights) -> Tensor:
-        """What the whole branch adds to the stream x [B, S, D], [B, S, D]."""
+        """The stream x [B, S, D] -> what the whole branch adds to it [B, S, D]."""
         return self.inner(self.prepare(x, weights), weights)
 
     def inner(self, h: Tensor, weights: ComputeWeights) -> Tensor:
-        """What `prepare` gives -> what is added to the stream, or a chunk of both."""
+        """The result of `prepare` -> what is added to the stream; also for a chunk of both."""
         raise NotImplementedError
 
     def chunks(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
-        """The chunks of a [b, S, D] under the plan; the branch is their sum."""
+        """The chunks of a stream of shape [b, S, D] under the plan; the branch is their sum."""
         raise NotImplementedError
 
 
@@ -88,7 +88,7 @@ class AttentionBranch(LayerBranch):
         self.kind = kind
 
     def chunks(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
-        """Groups of heads; all at once where a norm follows or the projections are not dense."""
+        """Groups of heads; all at once if a norm follows or the projections are not dense."""
         divisible = self.branch.norm_out is None and isinstance(self.module.qkv, nn.Linear)
         if plan.attention_heads is None or not divisible:
             yield Chunk(None, self.inner)

@@ -1,7 +1,7 @@
 """The weights of one pass over the model in its compute dtype, and the buffers for their gradients."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,15 +11,15 @@ from torch.func import functional_call
 from dalle_lean.model.products import linear
 
 IN_PLACE_DTYPES = (torch.float32, torch.float64)
-"""Of parameters whose .grad many small gradients can be added to without being rounded away."""
+"""Parameters of these dtypes can accumulate many small gradients in .grad without losing them to rounding."""
 
 
 class GradientBuffers:
-    """A buffer for the gradient of each parameter, which a hand-written backward adds to.
+    """A gradient buffer for each parameter, to which a hand-written backward adds.
 
     Args:
-        in_place: the buffers are the parameters' own .grad, where its dtype is wide enough; else they are float32 (or
-            wider) until handed over.
+        in_place: the buffers are the parameters' .grad, if its dtype is in IN_PLACE_DTYPES; otherwise they are float32
+            or wider until `hand_over`.
     """
 
     def __init__(self, in_place: bool):
@@ -27,7 +27,7 @@ class GradientBuffers:
         self._buffers: dict[int, Tensor] = {}
 
     def of(self, parameter: Tensor) -> Tensor | None:
-        """The buffer; None where no gradient is wanted."""
+        """The parameter's buffer; None if it needs no gradient."""
         if not parameter.requires_grad:
             return None
         if self.in_place and parameter.dtype in IN_PLACE_DTYPES:
@@ -40,7 +40,7 @@ class GradientBuffers:
         return self._buffers[id(parameter)]
 
     def hand_over(self, parameters: Sequence[Tensor]) -> list[Tensor | None]:
-        """What an autograd function returns for its inputs `parameters`: nothing for gradients in place."""
+        """The gradients that an autograd function returns for its inputs `parameters`; None for those in place."""
         buffers = [self._buffers.pop(id(parameter), None) for parameter in parameters]
         return [None if b is None else b.to(p.dtype) for p, b in zip(parameters, buffers, strict=True)]
 
@@ -53,22 +53,18 @@ class ComputeWeights:
     gradients: GradientBuffers | None = None
     """Where backward adds the gradients of the projections' parameters; None leaves them to autograd."""
     grad_scale: float = 1.0
-    """The factor by which gradients that arrive are too large; it is taken out before they are added."""
+    """The scale of incoming gradients, by which they are divided before they are added."""
     overflow: Tensor | None = None
-    """A boolean scalar that becomes true where a gradient is not finite; None does not look."""
+    """A boolean scalar that becomes true if a gradient is not finite; None does not check."""
     converted: dict[int, Tensor] = field(default_factory=dict)
-    """Parameters in another dtype than theirs, by id."""
-
-    def scaled(self, grad_scale: float, overflow: Tensor) -> "ComputeWeights":
-        """The same weights for a branch whose incoming gradient was multiplied by `grad_scale`."""
-        return replace(self, grad_scale=grad_scale, overflow=overflow)
+    """Parameters converted to the compute dtype, by id."""
 
     def add(self, buffer: Tensor, grad: Tensor) -> None:
-        """Add a gradient, its scale taken out, to a buffer of any float dtype."""
+        """Add a gradient, divided by its scale, to a buffer of any float dtype."""
         buffer.add_(self.finite(grad), alpha=1 / self.grad_scale)
 
     def finite(self, grad: Tensor) -> Tensor:
-        """The gradient; where overflow is watched for, non-finite entries are noted and become zeros."""
+        """The gradient; if overflow is checked, non-finite entries are recorded and become zeros."""
         if self.overflow is None:
             return grad
         self.overflow.logical_or_(~grad.isfinite().all())
@@ -90,7 +86,7 @@ class ComputeWeights:
         columns: slice = slice(None),
         with_bias: bool = True,
     ) -> Tensor:
-        """`layer(x)`; of an nn.Linear perhaps only some outputs (rows) of some inputs (columns)."""
+        """`layer(x)`; for an nn.Linear also for only some outputs (rows) and inputs (columns)."""
         if not isinstance(layer, nn.Linear):
             return self._project_structured(layer, x)
         weight = self.cast(layer.weight)[rows, columns]
@@ -140,7 +136,7 @@ class _Linear(torch.autograd.Function):
         rows, inputs = grad.flatten(0, -2), x.flatten(0, -2)
         if ctx.weight_grad is not None:
             if ctx.weights.overflow is None and ctx.weight_grad.dtype == rows.dtype:
-                ctx.weight_grad.addmm_(rows.t(), inputs)  # without a temporary; where nothing overflows, scales are 1
+                ctx.weight_grad.addmm_(rows.t(), inputs)  # no temporary; without overflow checks the scale is 1
             else:
                 ctx.weights.add(ctx.weight_grad, rows.t() @ inputs)
         if ctx.bias_grad is not None:

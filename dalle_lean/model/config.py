@@ -1,4 +1,4 @@
-"""DalleConfig: everything that changes what the model predicts."""
+"""DalleConfig: all settings that change what the model predicts."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dalle_lean.errors import UserError, is_whole
 ATTENTION_KINDS = ("row", "column", "conv", "full")
 CONV_WINDOWS = ("centred", "corner")
 FFN_ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu", "relu_squared")
-# Sizes and the largest that is taken: far beyond any known model, but no damaged file can ask for all memory.
+# Upper limits: far beyond any known model, yet no damaged file can ask for all memory.
 LARGEST = {
     "text_vocab_size": 2**24,
     "text_len": 2**16,
@@ -28,7 +28,7 @@ LARGEST = {
 
 @dataclass(frozen=True, kw_only=True)
 class DalleConfig:
-    """The function the model computes; saved with its weights. The defaults are the paper's model.
+    """The function that the model computes; saved with its weights. The defaults are the paper's model.
 
     Source: Borzunov et al. 2022, "Training Transformers Together", section 3; layer details as in the run's code.
 
@@ -39,7 +39,7 @@ class DalleConfig:
         image_side: side f of the square grid of codes; a picture is f * f codes in raster order.
         hidden_size: width D of the residual streams; a multiple of 4 with token_shift.
         num_layers, num_heads, head_size: num_heads * head_size need not be hidden_size.
-        ffn_multiplier: inner width of the feed-forward, in hidden sizes.
+        ffn_multiplier: inner width of the feed-forward, as a multiple of hidden_size.
         ffn_activation: one of FFN_ACTIVATIONS.
         ffn_gated: the activation gates a second set of values (GEGLU, Shazeer 2020), as in the paper's model.
         attention_pattern: kinds of attention, repeated over the layers: "row", "column", "conv", "full".
@@ -47,16 +47,16 @@ class DalleConfig:
         conv_kernel: side of the convolution window, odd.
         conv_window: "centred" (the training run) or "corner" (dalle-pytorch 1.5.0 and later).
         shared_blocks: how layers share weights. An int n: layer i uses block i % n, and a last layer with its own
-            kind has a block of its own. None: nothing is tied. A tuple names the block of each layer.
+            kind has its own block. None: no layers share. A tuple names the block of each layer.
         tie_embeddings: the input table is the output layer's weight.
         token_shift: part of the channels comes from the neighbours above and to the left.
-        rotary: rotary positions on queries, keys and values; False: learnt position tables.
+        rotary: rotary positions on queries, keys and values; False is learnt position tables.
         reversible: two residual streams instead of one (another function, not only another backward).
         sandwich_norm: a LayerNorm after each branch too.
         pixelfly_rank: rank of the low-rank part of block-sparse projections (PixelFly, Chen et al. 2021) in place of
             all dense ones of attention and feed-forward; None is dense.
-        pixelfly_block_size, pixelfly_butterfly_size: side of their blocks, and blocks over which their butterflies
-            reach (a power of two).
+        pixelfly_block_size, pixelfly_butterfly_size: side of their blocks, and number of blocks that a butterfly mixes
+            (a power of two).
         image_loss_weight: weight of the image part of the loss; the text part weighs 1.
 
     Raises:
@@ -90,7 +90,7 @@ class DalleConfig:
     image_loss_weight: float = 7
 
     attention_bias: ClassVar[bool] = False
-    """Whether queries, keys and values have one."""
+    """Whether the projection to queries, keys and values has a bias."""
 
     def __post_init__(self) -> None:
         for name, largest in LARGEST.items():
@@ -115,13 +115,13 @@ class DalleConfig:
         if rank is not None and not is_whole(rank, 0, 2**16):
             raise UserError(f"pixelfly_rank={rank!r}: must be a whole number in 0..{2**16}, or None for dense")
         if self.conv_kernel % 2 == 0:
-            raise UserError(f"conv_kernel={self.conv_kernel}: must be odd, the window has a centre")
+            raise UserError(f"conv_kernel={self.conv_kernel}: must be odd, so that the window has a centre")
         if self.token_shift and self.hidden_size % 4:
             raise UserError(f"hidden_size={self.hidden_size}: token_shift needs a multiple of 4")
         if self.rotary and self.head_size < 6:
             raise UserError(f"head_size={self.head_size}: rotary needs at least 6, two channels for each of three axes")
         if self.rotary and self.head_size % 2:
-            raise UserError(f"head_size={self.head_size}: rotary rotates pairs of channels, it needs an even number")
+            raise UserError(f"head_size={self.head_size}: must be even, as rotary rotates pairs of channels")
         self._check_sharing()
 
     def _check_sharing(self) -> None:
@@ -168,7 +168,7 @@ class DalleConfig:
 
     @property
     def conv_reach(self) -> tuple[int, int]:
-        """Rows up and columns to the left that a query's convolution window reaches, and columns to the right."""
+        """(rows up and columns to the left, columns to the right) that a query's convolution window reaches."""
         half = self.conv_kernel // 2
         return (half, half) if self.conv_window == "centred" else (self.conv_kernel - 1, 0)
 
@@ -203,7 +203,7 @@ class DalleConfig:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "DalleConfig":
-        """Inverse of `to_dict`; an unknown field is a ValueError that names it."""
+        """Inverse of `to_dict`, but missing fields take their defaults; ValueError names unknown fields."""
         unknown = set(fields) - {field.name for field in dataclasses.fields(cls)}
         if unknown:
             raise UserError(f"unknown DalleConfig field: {', '.join(sorted(unknown))}")

@@ -21,14 +21,15 @@ BOS = 0
 
 
 class Crop(NamedTuple):
-    """A part of each sample that the loss is taken over: fewer caption ids, a smaller square of codes."""
+    """The part of each sample over which the loss is taken: the first caption ids and a square of codes."""
 
     text_len: int
-    """Caption ids from the first."""
+    """Number of caption ids."""
     side: int
+    """Of the square."""
     row: int = 0
+    """Of the square's first code, like `column`."""
     column: int = 0
-    """Of the square's first code."""
 
 
 class Dalle(Decoder):
@@ -61,7 +62,7 @@ class Dalle(Decoder):
 
         Returns:
             [B, S, V] with S = min(T + 1 + n, L). Positions before T allow text rows only, the others image rows only;
-            what is forbidden is the most negative finite number.
+            forbidden logits are the most negative finite number.
 
         Raises:
             ValueError: names the argument, its value and the allowed range.
@@ -78,7 +79,7 @@ class Dalle(Decoder):
         return logits.masked_fill(is_text_row[None, :] != predicts_text[:, None], forbidden)
 
     def loss(self, text_ids: Tensor, image_codes: Tensor, crop: Crop | None = None) -> Tensor:
-        """Weighted mean of the text's and the image's cross-entropy in nats; see `losses`."""
+        """Weighted mean of the text's and the image's cross-entropy in nats (`losses`)."""
         text_nats, image_nats = self.losses(text_ids, image_codes, crop)
         weight = self.config.image_loss_weight
         return (text_nats + weight * image_nats) / (1 + weight)
@@ -88,7 +89,7 @@ class Dalle(Decoder):
 
         Args:
             text_ids: [B, T]; image_codes: [B, I].
-            crop: take the loss over a part; what stays keeps its position.
+            crop: take the loss over this part, whose ids and codes keep their positions.
         """
         self.check_inputs(text_ids, image_codes)
         config = self.config
@@ -108,13 +109,14 @@ class Dalle(Decoder):
         return self.section_losses(hidden, text, image).unbind()  # type: ignore[return-value]
 
     def _hidden(self, text_rows: Tensor, codes: Tensor, crop: Crop) -> Tensor:
-        """Normalised outputs of the stack before the output layer, [B, S, D]."""
+        """The stack's normalised output, [B, S, D]."""
         x = self._embed(text_rows, codes, crop)
         x = x.to(self.plan.residual_dtype_for(x.dtype))
         return self.run(x, self.context(x.shape[1], x.dtype, x.device, crop))
 
     def embed(self, text_ids: Tensor, image_codes: Tensor) -> Tensor:
-        """`<bos>`, caption and codes, the last code dropped where all are given: [B, S, D] with S <= L."""
+        """Embeddings of `<bos>`, caption and codes, [B, S, D] with S <= L; of a whole picture the last code is left
+        out."""
         return self._embed(self._text_rows(text_ids), image_codes.long(), self._whole)
 
     def _embed(self, text_rows: Tensor, codes: Tensor, crop: Crop) -> Tensor:
@@ -153,7 +155,7 @@ class Dalle(Decoder):
         return crop
 
     def _places(self, crop: Crop, device: torch.device) -> Tensor:
-        """Positions of the whole sequence that a crop keeps: its text, then its codes."""
+        """The positions, in the whole sequence, of a crop's text and codes."""
         side, start = self.config.image_side, self.config.num_text_positions
         text = torch.arange(crop.text_len + 1, device=device)
         square = torch.arange(side * side, device=device).view(side, side)
@@ -184,7 +186,7 @@ class Dalle(Decoder):
 def check_ids(name: str, ids: Tensor, size: int) -> None:
     """ValueError unless `ids` is [B, n] of integers in [0, size).
 
-    On a GPU the values are not looked at, which would wait for it: check them before the copy.
+    Values on a GPU are not checked, as that would wait for it: check them before the copy.
     """
     if ids.dtype not in (torch.int64, torch.int32, torch.int16):
         raise ValueError(f"{name} has dtype {ids.dtype}; it must be int64, int32 or int16")

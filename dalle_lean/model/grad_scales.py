@@ -1,12 +1,14 @@
-"""A scale for the gradient that enters each branch, so that float16 trains deep models.
+"""A gradient scale for each branch, so that float16 trains deep models.
 
-float16 ends at 6e-8, and the gradients of a deep model's branches are far apart: no single loss scale keeps all of them
-in range. The residual streams carry gradients in float32; each branch multiplies what enters it by a scale of its own,
-and what leaves it, parameters' gradients included, is divided again.
+The smallest float16 number is 6e-8, and gradients differ by many orders of magnitude between the branches of a deep
+model: no single loss scale keeps all of them in range. The residual streams carry gradients in float32; each branch
+multiplies its incoming gradient by its own scale, and what it passes on, gradients of parameters included, is divided
+by it again.
 Source: Ramesh et al. 2021, "Zero-Shot Text-to-Image Generation", section 2.4 and appendix D.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,12 +21,12 @@ LARGEST = 2.0**24
 
 
 class BranchScales:
-    """The scales of all branches; each doubles over `growth_steps` steps without overflow and halves after one with.
+    """The scales of all branches; each doubles over `growth_steps` steps without overflow and halves at an overflow.
 
     Args:
-        count: branches, two a layer.
-        initial: the first scale of each.
-        growth_steps: good steps in which a scale doubles; it grows a little at each.
+        count: number of branches, two per layer.
+        initial: first scale of each.
+        growth_steps: steps without overflow over which a scale doubles, growing a little at each.
     """
 
     def __init__(self, count: int, initial: float = 2.0**13, growth_steps: int = 1000):
@@ -39,15 +41,15 @@ class BranchScales:
         self._overflow = torch.zeros(count, dtype=torch.bool)
 
     def apply(self, weights: ComputeWeights, branch: int, device: torch.device) -> ComputeWeights:
-        """The weights as branch number `branch` uses them in backward."""
+        """The weights for the backward of branch number `branch`, whose incoming gradient has this branch's scale."""
         self._overflow = self._overflow.to(device)
-        return weights.scaled(self.values[branch], self._overflow[branch])
+        return replace(weights, grad_scale=self.values[branch], overflow=self._overflow[branch])
 
     def update(self, agreed: Callable[[Tensor], Tensor] = lambda overflow: overflow) -> bool:
-        """Adapt the scales after backward. False where a gradient was not finite: skip the step then.
+        """Adapt the scales after backward. False if a gradient was not finite: then skip the step.
 
         Args:
-            agreed: from the branches that overflowed here, bool [count], those that did in any process.
+            agreed: maps the branches that overflowed here, bool [count], to those that did in any process.
         """
         overflowed = agreed(self._overflow).tolist()
         self._overflow.zero_()

@@ -1,6 +1,6 @@
-"""The modules that layers share, attention and feed-forward, and what each layer has to itself.
+"""The modules that layers share, attention and feed-forward, and the parameters that each layer owns.
 
-Which layer uses which Block is `DalleConfig.layer_blocks`.
+`DalleConfig.layer_blocks` says which layer uses which Block.
 
 B batch, S positions, D hidden size, H heads, d head size.
 """
@@ -104,7 +104,7 @@ class Attention(nn.Module):
         return query, key, value
 
     def _rows(self, heads: slice) -> list[slice]:
-        """Outputs of qkv that are the queries, the keys and the values of the heads."""
+        """The outputs of qkv with the queries, the keys and the values of these heads."""
         inner = self.num_heads * self.head_size
         start, stop = heads.start * self.head_size, heads.stop * self.head_size
         return [slice(third * inner + start, third * inner + stop) for third in range(3)]
@@ -119,7 +119,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Feed-forward; gated, the gate is the second half of the first layer's output (Shazeer 2020)."""
+    """Feed-forward; if gated, the gate is the second half of the first layer's output (Shazeer 2020)."""
 
     def __init__(self, config: DalleConfig, **factory: Any):
         super().__init__()
@@ -143,7 +143,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One set of attention and feed-forward weights, used by every layer that shares it."""
+    """One set of attention and feed-forward weights, which several layers may share."""
 
     def __init__(self, config: DalleConfig, **factory: Any):
         super().__init__()
@@ -152,7 +152,7 @@ class Block(nn.Module):
 
 
 class BranchParameters(nn.Module):
-    """What a branch of a layer has to itself: LayerNorm in front, LayerScale (Touvron et al. 2021) behind."""
+    """The parameters that a branch owns: LayerNorm before, LayerScale (Touvron et al. 2021) after the module."""
 
     def __init__(self, config: DalleConfig, layer: int, **factory: Any):
         super().__init__()
@@ -161,13 +161,13 @@ class BranchParameters(nn.Module):
         self.scale = nn.Parameter(torch.full((config.hidden_size,), initial_scale(layer), **factory))
 
     def scale_output(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """What the branch adds to its stream of `dtype`, from the inner module's output; [B, S, D]."""
+        """The inner module's output -> what the branch adds to its stream, in the stream's `dtype`; [B, S, D]."""
         x = x.to(dtype)
         return self.scale.to(dtype) * (x if self.norm_out is None else normalise(self.norm_out, x))
 
 
 def normalise(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    """LayerNorm in x's dtype, whatever the weights'."""
+    """LayerNorm in x's dtype, whatever the weights' dtype."""
     return layer_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
 
 
@@ -181,7 +181,7 @@ class Layer(nn.Module):
 
 
 def initial_scale(layer: int) -> float:
-    """LayerScale's start for layer `layer`, counted from 0: 0.1 up to the 18th, 1e-5 up to the 24th, then 1e-6."""
+    """Initial LayerScale of layer `layer`, counted from 0: 0.1 in the first 18, 1e-5 in the next 6, then 1e-6."""
     if layer < 18:
         return 0.1
     return 1e-5 if layer < 24 else 1e-6

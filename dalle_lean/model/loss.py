@@ -1,7 +1,7 @@
-"""Cross-entropy without the logits, and the embedding that shares the output layer's weight.
+"""Cross-entropy that need not hold all logits, and the embedding that shares the output layer's weight.
 
-Positions come in sections (text, image), and each predicts its own rows of the vocabulary. So the softmax of a section
-runs over its rows only, and no logits of other rows are made.
+Positions come in sections (text, image), and each predicts its own rows of the vocabulary. So a section's logits and
+softmax cover its rows only.
 
 B batch, S positions, s positions of a section, D hidden size, V rows of the vocabulary, v rows of a section.
 """
@@ -25,7 +25,7 @@ class Section(NamedTuple):
     positions: slice
     rows: slice
     targets: Tensor
-    """[B, s], counted from the first of the rows."""
+    """[B, s], counted from the section's first row."""
 
 
 def section_losses(
@@ -35,8 +35,8 @@ def section_losses(
 
     Args:
         hidden: [B, S, D]; weight: [V, D]; bias: [V].
-        dtype: that logits are multiplied in; their softmax is at least float32.
-        plan: its loss_tokens is how many tokens' logits exist at once, made again in backward; None keeps all.
+        dtype: of the product that gives the logits; their softmax is at least float32.
+        plan: its loss_tokens limits the tokens whose logits exist at once, recomputed in backward; None keeps all.
     """
     if plan.loss_tokens is not None or dtype == torch.float16:  # plain backward would round small factors to zero
         return _SectionLosses.apply(hidden, weight, bias, sections, dtype, plan)  # type: ignore[no-any-return]
@@ -48,7 +48,7 @@ def section_losses(
 
 
 class _SectionLosses(torch.autograd.Function):
-    """The same in chunks of tokens; nothing of the size of the logits is kept."""
+    """The same in chunks of tokens; nothing as large as the logits is kept."""
 
     @staticmethod
     def forward(
@@ -61,7 +61,7 @@ class _SectionLosses(torch.autograd.Function):
         plan: MemoryPlan,
     ) -> Tensor:
         ctx.save_for_backward(hidden)
-        # Not saved for backward: what comes back from there need not be the parameter whose .grad is added to.
+        # Not by save_for_backward, which may return another tensor than the parameter whose .grad is added to.
         ctx.weight, ctx.bias, ctx.sections, ctx.dtype, ctx.plan = weight, bias, sections, dtype, plan
         losses = []
         for section in sections:
@@ -85,7 +85,7 @@ class _SectionLosses(torch.autograd.Function):
             factor = weight_of_loss / section.targets.numel()  # a tensor: nothing waits for the device
             grads = _chunks(grad_hidden, section, ctx.plan)
             for (h, targets), (grad_h, _) in zip(_chunks(hidden, section, ctx.plan), grads, strict=True):
-                # The factor comes last: the entries before are at most 1, which float16 holds.
+                # The factor is applied last: without it the entries are at most 1, which float16 can hold.
                 h, targets = h.flatten(0, 1), targets.flatten()
                 grad_logits = _logits(h, *rows)
                 grad_logits.sub_(grad_logits.logsumexp(dim=-1, keepdim=True)).exp_()
@@ -96,7 +96,7 @@ class _SectionLosses(torch.autograd.Function):
                     add_scaled_product(weight_grad[section.rows], narrow.t(), h.to(ctx.dtype), factor)
                 if bias_grad is not None:
                     bias_grad[section.rows].addcmul_(grad_logits.sum(0), factor)
-                del grad_logits, narrow  # before the next ones are made
+                del grad_logits, narrow  # before the next chunk's are made
         return grad_hidden, *gradients.hand_over([weight, bias]), None, None, None
 
 
@@ -123,7 +123,7 @@ def _chunks(hidden: Tensor, section: Section, plan: MemoryPlan) -> Iterator[tupl
 
 
 def embed(ids: Tensor, weight: Tensor, plan: MemoryPlan) -> Tensor:
-    """Rows of `weight` [V, D] by ids [B, S] -> [B, S, D]; in place, the gradient needs no second [V, D]."""
+    """Rows of `weight` [V, D] by ids [B, S] -> [B, S, D]; a gradient in place needs no second [V, D]."""
     if plan.grads_in_place and weight.dtype in IN_PLACE_DTYPES and torch.is_grad_enabled():
         return _Embed.apply(ids, weight)  # type: ignore[no-any-return]
     return embedding(ids, weight)

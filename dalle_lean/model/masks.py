@@ -4,7 +4,8 @@ P text positions (`<bos>` and the caption), f side of the code grid, S = P + f *
 attend. A text query sees the text up to itself; an image query sees all text, itself and, of the codes before it, those
 that its kind of attention names. Source: Ramesh et al. 2021, "Zero-Shot Text-to-Image Generation", appendix B.1.
 
-`code_sees_code` is the only rule. Training (`attention.py`) and sampling evaluate it for the pairs they compute.
+`code_sees_code` is the only place with these rules: training (`attention.py`) and sampling call it for the pairs that
+they compute.
 """
 
 import torch
@@ -17,7 +18,7 @@ def code_sees_code(config: DalleConfig, kind: str, side: int, query: Tensor, key
     """Whether the code at place `query` attends to the code at place `key`.
 
     Args:
-        side: of the grid whose places count in raster order from 0; a crop's may be smaller than the config's.
+        side: of the grid, whose places count in raster order from 0; a crop's may be smaller than the config's.
         query, key: integer tensors that broadcast. No query attends to a key outside 0..side * side - 1.
 
     Returns:

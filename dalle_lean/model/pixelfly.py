@@ -2,8 +2,8 @@
 
 Source: Chen et al. 2021, "Pixelated Butterfly: Simple and Efficient Sparse training for Neural Network Models",
 section 3. A flat butterfly is the sum of the butterfly factors, not their product: output block i sees the input blocks
-i, i ^ 1, i ^ 2, i ^ 4, ..., i ^ (butterfly_size / 2), where ^ is exclusive or. The scales which the paper gives to the
-two terms are left to their weights.
+i, i ^ 1, i ^ 2, i ^ 4, ..., i ^ (butterfly_size / 2), where ^ is exclusive or. The paper's scales of the two terms are
+absorbed into their weights.
 
 N tokens, n = min(in, out) / b blocks of b channels, T = 1 + log2(butterfly_size) blocks that one block sees.
 A rectangular weight repeats the square pattern along its longer side: r times in an input or R times in an output block
@@ -64,7 +64,7 @@ class PixelFly(nn.Module):
         in_features, out_features: one is a multiple of the other, both of block_size.
         block_size: channels of a block, b.
         butterfly_size: blocks that one butterfly mixes, a power of two that divides n; the largest stride is half of
-            it. With 1 the weight is block-diagonal.
+            it. 1 is a block-diagonal weight.
         rank: of the low-rank term; 0 leaves it out.
         bias: add a learnt vector.
 
@@ -107,7 +107,7 @@ class PixelFly(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw weights that give outputs the variance that `nn.Linear`'s have.
+        """Draw weights that give outputs the same variance as `nn.Linear`'s.
 
         low_rank_in keeps the variance of its inputs, and the rest is like `nn.Linear` with T r b + rank inputs.
         """
@@ -121,18 +121,18 @@ class PixelFly(nn.Module):
             nn.init.uniform_(self.bias, -(self.in_features**-0.5), self.in_features**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., in] -> [..., out]. For backward, no more than x is kept (and x reordered, where in > out)."""
+        """x [..., in] -> [..., out]. Backward keeps only x (and x reordered, if in > out)."""
         if x.shape[-1] != self.in_features:
             raise ValueError(f"x has {x.shape[-1]} channels: this layer takes in_features={self.in_features}")
         if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))  # once; else each product would cast and keep its own
+            x = x.to(torch.get_autocast_dtype(x.device.type))  # once; each product would cast and keep its own copy
         out = self._butterfly(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
         if self.low_rank_in is not None and self.low_rank_out is not None:
             return out.add_(linear(linear(x, self.low_rank_in), self.low_rank_out, self.bias))
         return out if self.bias is None else out.add_(self.bias)
 
     def _butterfly(self, x: Tensor) -> Tensor:
-        """x [N, in] -> [N, out]. Products, not inputs, change places: autograd then keeps no reordered inputs."""
+        """x [N, in] -> [N, out]. Reorders products instead of inputs, so that autograd keeps no reordered inputs."""
         n, repeat_in, repeat_out, strides = self.pattern
         x = x.view(-1, repeat_in, n, self.block_size).permute(2, 0, 1, 3).flatten(2)  # [n, N, r b]
         diagonal, *others = self.blocks.unbind(0)

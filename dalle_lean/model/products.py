@@ -1,4 +1,4 @@
-"""x W^T + b by the library that multiplies faster: oneDNN in place of MKL for float32 on AMD's processors."""
+"""x W^T + b by the faster library: oneDNN instead of MKL for float32 on AMD's processors."""
 
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,7 @@ PRODUCTS = (
     torch.ops.aten.addmm.default,
     *((torch.ops.mkldnn._linear_pointwise.default,) if HAS_ONEDNN else ()),
 )
-"""What `linear` calls."""
+"""The operations that `linear` calls."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -34,9 +34,9 @@ def takes_onednn(x: Tensor) -> bool:
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether this processor's float32 products are faster by oneDNN.
+    """Whether oneDNN's float32 products are faster on this processor.
 
-    By its maker's name, not by a clock: a machine must compute the same bits in every run.
+    Its maker's name decides, not a measurement: a machine must compute the same bits in every run.
     """
     try:
         return HAS_ONEDNN and "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
@@ -49,7 +49,7 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class _OneDNNLinear(torch.autograd.Function):
-    """oneDNN's product, which has no derivative in torch; the weight's gradient is torch's product, the faster one."""
+    """oneDNN's product, which torch cannot differentiate; the weight's gradient is torch's product, which is faster."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,8 +1,8 @@
 """One branch of one layer, recomputed in backward a chunk at a time.
 
-A branch is value(x) = the sum of chunk(prepare(x)) over its chunks: ranges of tokens of a feed-forward, groups of heads
-of an attention. `prepare` (LayerNorm, token shift) runs over a few samples, each chunk over part of those, so that what
-exists at any moment grows neither with the batch nor with the width of the feed-forward.
+A branch is value(x) = the sum of chunk(prepare(x)) over its chunks: ranges of tokens for feed-forward, groups of heads
+for attention. `prepare` (LayerNorm, token shift) runs over a few samples and each chunk over a part of them, so that
+peak memory grows neither with the batch nor with the width of the feed-forward.
 
 B batch, b samples at once, S positions, D hidden size.
 """
@@ -38,9 +38,9 @@ def backward_branch(
     weights: ComputeWeights,
     plan: MemoryPlan,
 ) -> None:
-    """target -= branch(source), and the gradient of target goes back through the branch; all contiguous [B, S, D].
+    """target -= branch(source), and the branch's backward; all contiguous [B, S, D].
 
-    Adds to grad_source and to `weights.gradients`. target None: its value is not wanted.
+    Adds to grad_source and to `weights.gradients`. target None: its value is not needed.
     """
     xs = samples(source, plan)
     outs = [None] * len(xs) if target is None else samples(target, plan)
@@ -60,7 +60,7 @@ def backward_branch(
 def _backward_chunk(
     chunk: Chunk, h: Tensor, out: Tensor | None, grad_out: Tensor, parameters: Sequence[Tensor], weights: ComputeWeights
 ) -> Tensor:
-    """Take the chunk's value from `out`; returns the gradient of its part of h."""
+    """Subtract the chunk's value from `out`; returns the gradient of its part of h."""
     with torch.enable_grad():
         leaf = chunk.view(h.detach()).requires_grad_()
         value = chunk.run(leaf, weights)

@@ -21,7 +21,7 @@ HIGHEST_PICTURE_FREQUENCY = 5.0
 def rotary_angles(num_text: int, side: int, head_size: int, device: torch.device | str = "cpu") -> Tensor:
     """Angles in radians of every position, float32: [P + f * f, 3 n].
 
-    They are float32 products, as the published checkpoints were trained with; 8192 times a frequency rounds visibly.
+    Computed in float32, as in the training of the published checkpoints: 8192 times a frequency rounds visibly.
     """
     rot = head_size // 3
     n = rot // 2
@@ -56,7 +56,7 @@ def rotate(x: Tensor, table: Tensor) -> Tensor:
 
 
 class _Rotation(torch.autograd.Function):
-    """Pairs as complex numbers, written once; the gradient is rotated back."""
+    """Rotates pairs as complex numbers; backward rotates the gradient back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, table: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class _Rotation(torch.autograd.Function):
 
 def _rotate_pairs(x: Tensor, rotation: Tensor) -> Tensor:
     """x [..., S, d] times the unit numbers `rotation` [S, 3 n], in their precision; contiguous."""
-    # One product of whole heads is faster than one of a part of their channels and a copy of the rest.
+    # One product over whole heads is faster than one over some of their channels and a copy of the rest.
     rotation = F.pad(rotation, (0, x.shape[-1] // 2 - rotation.shape[-1]), value=1.0)
     copy = x.to(rotation.real.dtype, memory_format=torch.contiguous_format, copy=True)
     pairs = torch.view_as_complex(copy.unflatten(-1, (-1, 2)))

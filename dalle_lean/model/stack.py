@@ -1,4 +1,4 @@
-"""Composition of the layers' branches: one residual stream or two, and where backward finds activations.
+"""Composition of the layers' branches: one residual stream or two, and where backward gets activations.
 
 B batch, S positions, D hidden size. A stack is a list of (attention, feed-forward).
 """
@@ -35,7 +35,7 @@ def run_sequential(x: Tensor, stack: Sequence[tuple[Run, Run]]) -> Tensor:
 
 
 def run_selective(x: Tensor, stack: Sequence[tuple[Run, Run]]) -> Tensor:
-    """The same; autograd keeps the input of each layer and the outputs of its projections, the rest is run again."""
+    """The same; autograd keeps the input of each layer and the outputs of its projections, and recomputes the rest."""
     contexts = partial(create_selective_checkpoint_contexts, _keep_projections)
     for layer in stack:
         x = checkpoint(run_sequential, x, [layer], use_reentrant=False, context_fn=contexts)
@@ -61,13 +61,13 @@ def run_recomputing(
     """`run_sequential` or `run_reversible_keeping` with branches computed in chunks: once in forward, again in
     backward. Branches draw no random numbers.
 
-    Backward finds the input of each branch kept or, reversible, rebuilds it from its output: then nothing is kept.
+    The input of each branch is kept for backward; a reversible stack rebuilds it from the output and keeps nothing.
     Sources: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"; Gomez et al. 2017, "The Reversible
     Residual Network"; Kitaev et al. 2020, "Reformer".
 
     Args:
-        dtype: that branches are computed in; the streams have x's.
-        scales: of the gradients that enter each branch, for float16.
+        dtype: that branches compute in; the streams have x's.
+        scales: of each branch's incoming gradient, for float16.
     """
     branches = [branch for layer in stack for branch in layer]
     parameters = list({id(p): p for branch in branches for p in branch.parameters}.values())
@@ -81,8 +81,8 @@ def run_recomputing(
 
 @dataclass(frozen=True)
 class _Pass:
-    """What the two functions below share. Parameters are inputs of them, so that they get gradients even where x
-    needs none."""
+    """What the two autograd functions share. Parameters are among their inputs, to get gradients even if x needs
+    none."""
 
     branches: list[LayerBranch]
     plan: MemoryPlan
@@ -92,7 +92,7 @@ class _Pass:
     grad_enabled: bool
 
     def backward(self, gradients: GradientBuffers, device: torch.device) -> Iterator[tuple[int, ComputeWeights]]:
-        """The branches' numbers and weights, the last first."""
+        """The number and weights of each branch, from the last to the first."""
         weights = ComputeWeights(self.dtype, gradients)
         for index in reversed(range(len(self.branches))):
             yield index, weights if self.scales is None else self.scales.apply(weights, index, device)
@@ -127,7 +127,7 @@ class _Checkpointed(torch.autograd.Function):
 
 
 class _Reversible(torch.autograd.Function):
-    """Two streams, given back as their mean; each branch's input is rebuilt from the streams that left it."""
+    """Two streams, returned as their mean; backward rebuilds each branch's input from the streams after it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, run: _Pass, *_: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ class _Reversible(torch.autograd.Function):
         run = ctx.run
         if ctx.streams is None:
             raise RuntimeError("a second backward through a reversible stack: compute the loss again first")
-        (source, target), ctx.streams = ctx.streams, None  # undone in place: nothing is left to start from again
+        (source, target), ctx.streams = ctx.streams, None  # backward overwrites them
         grad_source, grad_target = grad / 2, grad / 2
         gradients = GradientBuffers(run.plan.grads_in_place)
         with without_autocast(grad.device):
@@ -158,5 +158,5 @@ class _Reversible(torch.autograd.Function):
 
 
 def without_autocast(device: torch.device) -> torch.autocast:
-    """Branches name the dtype of every step themselves."""
+    """Disable autocast: branches choose the dtype of every operation themselves."""
     return torch.autocast(device.type, enabled=False)

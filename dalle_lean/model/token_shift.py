@@ -10,16 +10,16 @@ from torch.autograd.function import once_differentiable
 def token_shift(x: Tensor, num_text: int, side: int) -> Tensor:
     """Shift channels of x [B, S, D] whose first `num_text` positions are text and the rest codes in raster order.
 
-    Text: the lower half of the channels is the previous position's (zeros at position 0).
-    Codes: the first quarter is the code's above (zeros in row 0), the second quarter the left neighbour's (zeros in
-    column 0). The upper half is always the position's own.
+    Text: the lower half of the channels comes from the previous position (zeros at position 0).
+    Codes: the first quarter comes from the code above (zeros in row 0), the second quarter from the left neighbour
+    (zeros in column 0). The upper half is always the position's own.
     """
     shifted: Tensor = _TokenShift.apply(x, num_text, side)
     return shifted
 
 
 class _TokenShift(torch.autograd.Function):
-    """Every channel is copied once, in backward along the same ways back."""
+    """Copies every channel once; backward copies every gradient back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, num_text: int, side: int) -> Tensor:

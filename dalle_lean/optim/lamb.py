@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from dalle_lean.errors import UserError
-from dalle_lean.optim.lamb_spread import is_spread, local, local_state, total_over
-from dalle_lean.optim.lamb_state import check_state, follow
+from dalle_lean.optim.lamb_spread import all_reduce_sum, is_sharded, local, local_state
+from dalle_lean.optim.lamb_state import check_state, sync_master
 from dalle_lean.optim.lamb_step import Rule, new_statistics, step_plain
 from dalle_lean.optim.quantize8 import CPU
 from dalle_lean.require import require
@@ -24,20 +24,20 @@ from dalle_lean.require import require
 
 @cache
 def has_numba() -> bool:
-    """Whether the compiled step can be used; a warning where numba is installed and does not work."""
+    """Whether the compiled step can be used; warns if numba is installed but does not work."""
     try:
         importlib.import_module("dalle_lean.optim.lamb_numba")
     except ModuleNotFoundError:
         return False
     except ImportError as error:
-        warnings.warn(f"numba cannot be used, LAMB's steps take longer: {error}", stacklevel=2)
+        warnings.warn(f"numba cannot be used, LAMB's steps will be slower: {error}", stacklevel=2)
         return False
     return True
 
 
 @dataclass
 class Update:
-    """One parameter's step: its numbers flat, where its statistics are. `run` changes weight and state alone."""
+    """One parameter's step, on flat tensors on the device of its statistics. `run` changes only weight and state."""
 
     parameter: Tensor
     weight: Tensor
@@ -49,14 +49,14 @@ class Update:
 
     @torch.no_grad()
     def run(self) -> None:
-        """The arithmetic; ValueError names the parameter's shape where a number is not finite."""
+        """Compute the step; ValueError names the parameter's shape if a number is not finite."""
         try:
             if self.fused:
                 from dalle_lean.optim.lamb_numba import step_fused
 
                 step_fused(self.weight, self.gradient, self.state, self.rule)
             else:
-                state, total = local_state(self.state), total_over(self.parameter)
+                state, total = local_state(self.state), all_reduce_sum(self.parameter)
                 step_plain(self.weight, self.gradient, state, self.rule, self.chunk_size, total)
         except UserError as error:
             raise UserError(f"parameter of shape {list(self.parameter.shape)}: {error}") from None
@@ -68,26 +68,26 @@ class Update:
 
 
 class Lamb(torch.optim.Optimizer):
-    """LAMB: each tensor moves by `lr` times its own norm, in the direction that Adam with weight decay says.
+    """LAMB: each tensor moves by `lr` times its own norm, in the direction of Adam with weight decay.
 
     update = mean / (sqrt(square) + eps) + weight_decay * weight
     weight -= lr * min(|weight|, clamp_weight_norm) / |update| * update     (a ratio of 1 where either norm is 0)
 
-    The two moving averages are float32 below `min_eight_bit_numel` elements, else (`eight_bit`) bytes in blocks of
-    `block_size` that keep zeros exact. A step takes gradients of any float type, computes in float32 and leaves
-    parameters without a gradient alone. It refuses numbers that are not finite before it changes their tensor, but
-    such a step is partial: the tensors before that one have moved, the later ones have not.
+    The two moving averages are float32 below `min_eight_bit_numel` elements, otherwise (with `eight_bit`) bytes in
+    blocks of `block_size` that keep zeros exact. A step takes gradients of any float type, computes in float32 and
+    skips parameters without a gradient. It refuses a tensor with numbers that are not finite before changing it, but
+    such a step is partial: earlier tensors have moved, later ones have not.
 
-    How it is computed, which changes the result by rounding only and is not part of the state dict:
-
-    Parameters that are spread over processes (FSDP) move by the norms of the whole tensor.
+    Parameters sharded over processes (FSDP) move by the norms of the whole tensor.
 
     Args:
-        offload: statistics (and `master_weights`) on the CPU; False: on each parameter's device.
+        offload: statistics (and `master_weights`) on the CPU; False is on each parameter's device.
         master_weights: keep a float32 copy of bfloat16 and float16 parameters, update it, round it into the parameter.
-            Where a weight is changed from outside, its copy follows.
-        fused: compiled by numba where statistics are 8-bit on the CPU. None: where numba is installed.
-        chunk_size: elements worked on at once without numba. None: what suits the device.
+            If a weight is changed from outside, its copy follows.
+        fused: compiled by numba, for 8-bit statistics on the CPU; None is if numba is installed.
+        chunk_size: elements processed at once without numba; None is what suits the device.
+
+    These four change the result by rounding only and are not part of the state dict.
 
     Raises:
         ValueError: a setting out of its range; at a step, a number that is not finite.
@@ -152,12 +152,9 @@ class Lamb(torch.optim.Optimizer):
             param_group["params"] = list(dict.fromkeys(params))
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        spread = [parameter for parameter in group["params"] if is_spread(parameter)]
-        if spread and (group["eight_bit"] or self.offload or any(p.dtype != torch.float32 for p in spread)):
-            raise UserError(
-                "parameters in shards (FSDP): LAMB takes float32 ones alone and keeps statistics of their kind beside "
-                "them, with eight_bit=False and offload=False"
-            )
+        sharded = [parameter for parameter in group["params"] if is_sharded(parameter)]
+        if sharded and (group["eight_bit"] or self.offload or any(p.dtype != torch.float32 for p in sharded)):
+            raise UserError("sharded parameters (FSDP): must be float32, with eight_bit=False and offload=False")
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -182,27 +179,27 @@ class Lamb(torch.optim.Optimizer):
         return [(parameter, group) for parameter, group in pairs if parameter.grad is not None]
 
     def prepare(self, parameter: Tensor, group: dict[str, Any], *, copy: bool = False) -> Update:
-        """What the step of one parameter needs, on the device of its statistics.
+        """The step of one parameter, on the device of its statistics.
 
-        Without `copy` the weight and gradient may be the parameter's own; with it they never are.
+        Without `copy` its weight and gradient may share the parameter's memory; with it they never do.
         """
         device = CPU if self.offload else parameter.device
         precision = torch.promote_types(parameter.dtype, torch.float32)
         state = self.state[parameter]
         if self.master_weights and parameter.dtype != precision:
-            weight = follow(state, parameter.to(device))
+            weight = sync_master(state, parameter.to(device))
         else:
             weight = local(parameter.detach()).to(device, precision, copy=copy).contiguous()
         if "step" not in state:
             in_bytes = group["eight_bit"] and parameter.numel() >= group["min_eight_bit_numel"]
-            like = parameter if is_spread(parameter) else weight
+            like = parameter if is_sharded(parameter) else weight
             state.update(new_statistics(like, block_size=group["block_size"] if in_bytes else None), step=0)
         check_state(state, parameter, group["block_size"])
         gradient = parameter.grad
         assert gradient is not None
         if gradient.layout != torch.strided:
             raise ValueError(f"parameter of shape {list(parameter.shape)}: LAMB takes no sparse gradients")
-        # Across to the device first: there and back a gradient in 16 bits is half the bytes.
+        # Moved before it is converted: a 16-bit gradient has half the bytes.
         gradient = local(gradient.detach()).to(device, copy=copy).to(precision).contiguous()
         fits = "mean_codes" in state and device.type == "cpu" and precision == torch.float32
         fused = fits and (has_numba() if self.fused is None else self.fused)
@@ -211,14 +208,14 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def apply_pending(self) -> None:
-        """Give parameters the weights that a delayed step (dalle_lean.optim.lamb_delayed) has computed for them."""
+        """Copy the weights that a delayed step (dalle_lean.optim.lamb_delayed) has computed into the parameters."""
         for parameter, state in self.state.items():
             if "pending" in state:
                 parameter.copy_(state.pop("pending"))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict()` gave, bit for bit; ValueError where a state does not fit its parameter."""
-        # torch would cast the statistics to each parameter's dtype and device; ours have their own.
+        """Inverse of `state_dict`, bit for bit; ValueError if a state does not fit its parameter."""
+        # torch would cast the statistics to each parameter's dtype and device.
         super().load_state_dict({**state_dict, "state": {}})
         names = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         pairs = ((parameter, group) for group in self.param_groups for parameter in group["params"])
@@ -233,7 +230,7 @@ class Lamb(torch.optim.Optimizer):
 
 
 def rule_of(group: dict[str, Any], *, step: int) -> Rule:
-    """The numbers of a group's step, the first being step 1."""
+    """The numbers of a group's step; the first step is 1."""
     beta_mean, beta_square = group["betas"]
     names = ("eps", "weight_decay", "clamp_weight_norm", "block_size")
     settings = {name: group[name] for name in names}

@@ -1,8 +1,8 @@
 """`lamb_step.step_plain` compiled by numba, for 8-bit statistics on the CPU: the same step, many times faster.
 
-Each thread takes a span of blocks and walks it twice: once for the norms and the new scales, once to move the weights
-and write the codes. A block's numbers stay in the cache, so memory is read 10 bytes and 16 bytes an element, no more.
-Numba's own `parallel` is not used: two of its kernels at a time, or one after a fork, may end the process.
+Each thread takes a span of blocks and processes it twice: once for the norms and the new scales, once to update the
+weights and write the codes. A block's numbers stay in the cache, so the passes move only 10 and 16 bytes an element.
+Numba's own `parallel` is not used: two of its kernels at once, or one after a fork, may end the process.
 """
 
 import os
@@ -24,14 +24,14 @@ SMALLEST_SPAN = 2**18
 """Elements below which a second thread is not worth its start."""
 
 LANES = 64
-"""Sums that run side by side, so that the compiler can vectorize them without reordering them."""
+"""Independent partial sums, which the compiler can vectorize without reordering them."""
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile at the first call, without the GIL; kept on disk for the next process where there is a place for it.
+    """Compile at the first call, to run without the GIL; cached on disk for the next process if possible.
 
-    Without `fastmath`: with it, numba's code gives other bits in the process that compiles it than in those that load
-    it, so that a run would not resume bit for bit.
+    Not with `fastmath`: the process that compiles would compute other bits than those that load the cached code, and a
+    run would not resume bit for bit.
     """
     settings: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
@@ -48,7 +48,7 @@ def decode(codes, scale, values, out):
 
 @compiled
 def encode(numbers, scale, nearest, codes):
-    """Codes by the upper 16 bits of number / scale, rounded; a scale of zero makes zeros."""
+    """Codes by the upper 16 bits of number / scale, rounded; a scale of zero gives zeros."""
     inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
     for i in range(len(codes)):
         bits = np.float32(numbers[i] * inverse).view(np.uint32)
@@ -57,7 +57,7 @@ def encode(numbers, scale, nearest, codes):
 
 @compiled
 def square_sum(numbers):
-    """The sum of squares, in float32, by LANES sums side by side."""
+    """The sum of squares, in float32, by LANES partial sums."""
     sums = np.zeros(LANES, np.float32)
     whole = len(numbers) // LANES * LANES
     for start in range(0, whole, LANES):
@@ -70,7 +70,7 @@ def square_sum(numbers):
 
 @compiled
 def measure_block(weight, gradient, mean, square, rule):
-    """(sum of weight squared, sum of update squared, largest |mean|, largest square) after the step, of a block.
+    """(sum of weight squared, sum of update squared, new largest |mean|, new largest square) of a block.
 
     `mean` is overwritten by the update.
     """
@@ -88,7 +88,7 @@ def measure_block(weight, gradient, mean, square, rule):
 
 @compiled
 def move_block(weight, gradient, mean, square, rule, step_size):
-    """Change a block's weight, mean and square in place."""
+    """Update a block's weight, mean and square in place."""
     beta_mean, new_mean, beta_square, new_square, mean_correction, square_correction, eps, weight_decay = rule
     for i in range(len(weight)):
         m = beta_mean * mean[i] + new_mean * gradient[i]
@@ -101,7 +101,7 @@ def move_block(weight, gradient, mean, square, rule, step_size):
 
 @compiled
 def measure_span(first, last, block_size, weight, gradient, averages, maps, measured, rule):
-    """Fill rows `first` to `last` of `measured` [blocks, 4] with what `measure_block` gives."""
+    """Fill rows `first` to `last` of `measured` [blocks, 4] with the results of `measure_block`."""
     mean, square = np.empty(block_size, np.float32), np.empty(block_size, np.float32)
     mean_codes, mean_scales, square_codes, square_scales = averages
     for b in range(first, last):
@@ -116,7 +116,7 @@ def measure_span(first, last, block_size, weight, gradient, averages, maps, meas
 
 @compiled
 def move_span(first, last, block_size, weight, gradient, averages, maps, scales, rule, step_size):
-    """Take the step for blocks `first` to `last`; `scales` [2, blocks] are the new ones."""
+    """Update blocks `first` to `last`; `scales` [2, blocks] are the new ones."""
     mean, square = np.empty(block_size, np.float32), np.empty(block_size, np.float32)
     mean_codes, mean_scales, square_codes, square_scales = averages
     for b in range(first, last):
@@ -156,13 +156,13 @@ def step_fused(weight: Tensor, gradient: Tensor, state: dict[str, Any], rule: Ru
 
 @cache
 def tables() -> tuple[np.ndarray, ...]:
-    """Maps of means and squares, float32 [256]; nearest codes of both by the bits of a bfloat16, uint8 [65536]."""
+    """Maps of means and squares, float32 [256]; nearest codes of both by a bfloat16's bits, uint8 [65536]."""
     nearest = [np.roll(nearest_code(signed).numpy(), -(2**15)) for signed in (True, False)]
     return (dynamic_map(True).numpy(), dynamic_map(False).numpy(), *nearest)
 
 
 def in_spans(kernel: Any, num_blocks: int, block_size: int, *arguments: Any) -> None:
-    """Run `kernel(first, last, block_size, *arguments)` over all blocks, a span for each thread."""
+    """Run `kernel(first, last, block_size, *arguments)` over all blocks, one span per thread."""
     threads = max(1, min(torch.get_num_threads(), num_blocks * block_size // SMALLEST_SPAN))
     bounds = [num_blocks * thread // threads for thread in range(threads + 1)]
     spans = list(pairwise(bounds))
@@ -174,9 +174,9 @@ def in_spans(kernel: Any, num_blocks: int, block_size: int, *arguments: Any) -> 
 
 @cache
 def pool() -> ThreadPoolExecutor:
-    """The threads beside the calling one."""
+    """The threads besides the calling one."""
     return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="lamb")
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=pool.cache_clear)  # a fork has no threads; its pool would wait for ever
+    os.register_at_fork(after_in_child=pool.cache_clear)  # the threads are not forked; their pool would wait for ever

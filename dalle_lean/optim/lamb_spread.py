@@ -1,4 +1,4 @@
-"""LAMB's parameters that are spread over processes, as FSDP2 does: each steps its shard by the norms of the whole."""
+"""LAMB for parameters that FSDP2 shards over processes: each updates its shard by the norms of the whole tensor."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,23 +9,23 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 
-def is_spread(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> bool:
     """Whether this process has only a shard of the tensor."""
     return isinstance(tensor, DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this process has of a tensor, in the same memory."""
+    """This process's shard of a tensor, in the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def local_state(state: dict[str, Any]) -> dict[str, Any]:
-    """What this process has of a parameter's state, in the same memory."""
+    """This process's shards of a parameter's state, in the same memory."""
     return {name: local(value) if isinstance(value, Tensor) else value for name, value in state.items()}
 
 
-def total_over(parameter: Tensor) -> Callable[[list[float]], list[float]]:
-    """The sum of numbers over the processes that share the parameter; alone, the numbers themselves."""
+def all_reduce_sum(parameter: Tensor) -> Callable[[list[float]], list[float]]:
+    """A function that sums numbers over the processes with a shard of the parameter; the identity if it is whole."""
     if not isinstance(parameter, DTensor):
         return list
 

@@ -1,4 +1,4 @@
-"""LAMB's state of a parameter between steps: its checks, and its float32 master copy."""
+"""LAMB's state of a parameter: its checks, and the float32 master copy of the weights."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ from torch import Tensor
 from dalle_lean.errors import UserError
 
 
-def follow(state: dict[str, Any], low: Tensor) -> Tensor:
-    """The float32 master copy of low-precision weights `low`; it takes their value wherever it does not round to it."""
+def sync_master(state: dict[str, Any], low: Tensor) -> Tensor:
+    """The float32 master copy of low-precision weights `low`, set to their value wherever it does not round to it."""
     master: Tensor | None = state.get("master")
     if master is None:
         master = state["master"] = low.to(torch.float32).contiguous()
@@ -21,17 +21,17 @@ def follow(state: dict[str, Any], low: Tensor) -> Tensor:
 
 
 def check_state(state: dict[str, Any], parameter: Tensor, block_size: int) -> None:
-    """ValueError unless the state is that of `parameter` with blocks of `block_size`; names what is not.
+    """ValueError names what in the state does not fit `parameter` with blocks of `block_size`.
 
-    It holds `step`, the number of steps taken; the two averages, in float32 or as codes and scales; and, where there
-    are any, the float32 `master` copy of the weights and the `pending` ones, of the parameter's own type.
+    The state holds `step`, the number of steps taken; the two averages, in float32 or as codes and scales; and, if
+    there are any, the float32 `master` copy of the weights and the `pending` weights of the parameter's dtype.
     """
     owner = f"of a parameter of shape {list(parameter.shape)}"
     step = state.get("step")
     if type(step) is not int or step < 0:
         found = repr(step) if "step" in state else "missing"
         raise UserError(f"optimizer state step {owner} is {found}; it must be a whole number, at least 0")
-    for name, (shape, dtype) in tensors_of(state, parameter, block_size).items():
+    for name, (shape, dtype) in expected_tensors(state, parameter, block_size).items():
         value = state.get(name)
         if not (isinstance(value, Tensor) and tuple(value.shape) == shape and value.dtype == dtype):
             found = f"{list(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else "missing"
@@ -41,10 +41,10 @@ def check_state(state: dict[str, Any], parameter: Tensor, block_size: int) -> No
             )
 
 
-def tensors_of(
+def expected_tensors(
     state: dict[str, Any], parameter: Tensor, block_size: int
 ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and type of each tensor that a state of this kind must have."""
+    """Shape and dtype of each tensor that a state of this kind must hold."""
     shape = tuple(parameter.shape)
     tensors = {}
     for name in ("mean", "square"):

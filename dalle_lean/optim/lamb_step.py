@@ -1,4 +1,4 @@
-"""LAMB's rule, and one tensor's step by it in plain torch operations, on any device.
+"""LAMB's update rule, and the step of one tensor in plain torch operations, on any device.
 
 Source: You et al. 2020, "Large Batch Optimization for Deep Learning", algorithm 2.
 """
@@ -15,14 +15,14 @@ from dalle_lean.errors import UserError
 from dalle_lean.optim.quantize8 import dequantize, quantize, zero_code
 
 CHUNK_SIZE_PER_THREAD = 2**15
-"""Elements of one CPU thread: their temporaries stay in its cache, which makes the step several times faster."""
+"""Elements per CPU thread: the temporaries stay in its cache, which makes the step several times faster."""
 DEVICE_CHUNK_SIZE = 2**24
-"""Enough to keep a GPU busy, with temporaries of a few hundred MB."""
+"""Elements that keep a GPU busy, with temporaries of a few hundred MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """The numbers of one tensor's step; the corrections are what bias correction multiplies the averages by."""
+    """The numbers of one tensor's step; the corrections are the factors of bias correction."""
 
     lr: float
     beta_mean: float
@@ -35,7 +35,7 @@ class Rule:
     square_correction: float = 1.0
 
     def step_size(self, weight_square_sum: float, update_square_sum: float, largest_square: float) -> float:
-        """`lr` times the trust ratio. ValueError where weights or gradients are not finite numbers."""
+        """`lr` times the trust ratio. ValueError if weights or gradients are not finite."""
         if not (
             math.isfinite(weight_square_sum) and math.isfinite(update_square_sum) and math.isfinite(largest_square)
         ):
@@ -47,7 +47,7 @@ class Rule:
 
 
 def new_statistics(weight: Tensor, *, block_size: int | None) -> dict[str, Tensor]:
-    """Moving averages of zero for `weight`, on its device: as bytes in blocks of `block_size`, or float32 (None)."""
+    """Zero moving averages for `weight`, on its device: bytes in blocks of `block_size`, or float32 if that is None."""
     if block_size is None:
         return {name: torch.zeros_like(weight, dtype=torch.float32) for name in ("mean", "square")}
     statistics = {}
@@ -67,9 +67,8 @@ def step_plain(
 ) -> None:
     """Update float `weight` [n] and the averages in `state` by `gradient` [n], in place.
 
-    Two passes over chunks of about `chunk_size` elements: one for the norms, one that changes things, so that no
-    temporary is larger than a chunk. `total` adds up what is summed over n, where other processes have other parts
-    of the tensor.
+    Two passes over chunks of about `chunk_size` elements, one for the norms and one for the update, so that no
+    temporary is larger than a chunk. `total` sums numbers over the processes that have a shard of the tensor.
     """
     if chunk_size is None:
         on_cpu = weight.device.type == "cpu"
@@ -81,7 +80,7 @@ def step_plain(
         weight_part, update_part, largest_part = torch.stack([*sums, square.max().double()]).tolist()
         weight_sum, update_sum = weight_sum + weight_part, update_sum + update_part
         largest = largest_part if math.isnan(largest_part) else max(largest, largest_part)
-    step_size = rule.step_size(*total([weight_sum, update_sum, largest]))  # the last needs to be finite, no more
+    step_size = rule.step_size(*total([weight_sum, update_sum, largest]))  # the last only needs to be finite
     for part in chunks(weight.numel(), chunk_size, rule.block_size):
         mean, square, update = averages_and_update(
             weight[part], gradient[part], *read(state, part, rule.block_size), rule
@@ -99,7 +98,7 @@ def chunks(numel: int, chunk_size: int, block_size: int) -> Iterator[slice]:
 def averages_and_update(
     weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, rule: Rule
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(mean, square) before the step -> (mean, square, update) of it; all of shape [n]."""
+    """(mean, square) before the step -> (mean, square, update) of the step; all [n]."""
     mean = rule.beta_mean * mean + (1 - rule.beta_mean) * gradient
     square = rule.beta_square * square + (1 - rule.beta_square) * gradient * gradient
     denominator = (square * rule.square_correction).sqrt() + rule.eps

@@ -1,4 +1,4 @@
-"""An optimizer by the name that a recipe has for it, and the groups of parameters that it takes."""
+"""Optimizers by their names in recipes, and their parameter groups."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def muon_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """As `parameter_groups`, the matrices of `model.blocks` apart and first."""
+    """`parameter_groups`, with the matrices of `model.blocks` as a separate first group."""
     matrices, vectors = parameter_groups(model, weight_decay)
     blocks = {id(parameter) for parameter in model.get_submodule("blocks").parameters() if parameter.ndim == 2}
     hidden = [parameter for parameter in matrices["params"] if id(parameter) in blocks]
@@ -41,11 +41,10 @@ def make_optimizer(
     eps: float = 1e-6,
     **lamb_settings: Any,
 ) -> torch.optim.Optimizer:
-    """The optimizer of that name over the groups of `parameter_groups`; each group brings its `weight_decay`.
+    """An optimizer by name over the groups of `parameter_groups`, each with its `weight_decay`.
 
-    "lamb" is Lamb, "adamw" torch's AdamW, "muon" MuonAdamW (over `muon_groups` instead), "adamw8bit" bitsandbytes' for
-    small runs. (On a CPU the latter's 8-bit statistics do not keep exact zeros, so weights that never get a gradient
-    drift a little.)
+    "lamb" is Lamb, "adamw" torch's AdamW, "muon" MuonAdamW (over `muon_groups`), "adamw8bit" bitsandbytes' for small
+    runs, whose 8-bit statistics do not keep exact zeros on a CPU: weights that never get a gradient drift a little.
 
     Raises:
         ValueError: an unknown name, or settings of Lamb for another optimizer.
@@ -56,7 +55,7 @@ def make_optimizer(
     if name == "lamb":
         return Lamb(groups, lr=lr, betas=betas, eps=eps, **lamb_settings)
     if lamb_settings:
-        raise UserError(f"{', '.join(lamb_settings)}: {name} has no such setting, leave it out or choose lamb")
+        raise UserError(f"{', '.join(lamb_settings)}: {name} has no such setting; leave it out or choose lamb")
     if name == "adamw":
         return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)
     if name == "muon":

@@ -1,7 +1,7 @@
 """Muon for the weight matrices of the blocks, AdamW for everything else.
 
-Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; the scale of its updates: Liu et
-al. 2025, "Muon is Scalable for LLM Training", section 2.2, so that one learning rate serves both.
+Sources: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; for the scale of the updates,
+with which one learning rate serves both, Liu et al. 2025, "Muon is Scalable for LLM Training", section 2.2.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ MOMENTUM = 0.95
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Muon over the first of `make_optimizer.muon_groups`, AdamW over the others; one state dict for both.
+    """Muon over the first of `make_optimizer.muon_groups`, AdamW over the others, with one state dict.
 
     Args:
         betas, eps: AdamW's; Muon has Nesterov momentum MOMENTUM.
@@ -30,6 +30,6 @@ class MuonAdamW(torch.optim.Optimizer):
         """One step of both."""
         assert closure is None
         parts = ((self.muon, self.param_groups[:1]), (self.adamw, self.param_groups[1:]))
-        for optimizer, groups in parts:  # loading a state dict made new dicts of both
+        for optimizer, groups in parts:  # load_state_dict replaces both attributes
             optimizer.state, optimizer.param_groups = self.state, groups
             optimizer.step()

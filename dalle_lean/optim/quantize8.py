@@ -1,7 +1,7 @@
 """Blockwise 8-bit quantization of optimizer statistics.
 
 A tensor is cut into blocks of neighbours in raster order. Each block keeps its largest magnitude as a float32 scale,
-each element one byte: the index of the nearest value of a fixed map over [-1, 1], or [0, 1] for what is never negative.
+each element one byte: the index of the nearest value in a fixed map over [-1, 1], or over [0, 1] if never negative.
 Source: Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization", section 2.
 """
 
@@ -15,16 +15,17 @@ from torch.nn import functional
 DECADES = 7
 CPU = torch.device("cpu")
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
-"""A block whose largest magnitude is below this keeps zeros: subnormal numbers have no inverse and slow a CPU down."""
+"""A block whose largest magnitude is below this becomes zeros: subnormal numbers have no inverse and slow a CPU down.
+"""
 BITSANDBYTES_BLOCK_SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 
 
 @cache
 def dynamic_map(signed: bool, device: torch.device = CPU) -> Tensor:
-    """The 256 values a byte may mean, ascending, float32 [256]: zero, one, and seven decades below one.
+    """The values of the 256 codes, ascending, float32 [256]: zero, one, and seven decades below one.
 
-    A decade has half as many values as the one above it, evenly spaced: relative error is under 1 % near the block's
-    largest element, while elements 10 million times smaller still differ from zero.
+    A decade has half as many values as the one above it, evenly spaced: the relative error is under 1 % near the
+    block's largest element, while elements 10 million times smaller still differ from zero.
     """
     values = [torch.tensor([0.0, 1.0], dtype=torch.float64)]
     for decade in range(DECADES):
@@ -36,7 +37,7 @@ def dynamic_map(signed: bool, device: torch.device = CPU) -> Tensor:
 
 
 def zero_code(signed: bool) -> int:
-    """The code that means exactly zero."""
+    """The code of exactly zero."""
     return 127 if signed else 0
 
 
@@ -45,8 +46,8 @@ def nearest_code(signed: bool, device: torch.device = CPU) -> Tensor:
     """The code of every bfloat16 number: uint8 [65536], indexed by its bits read as int16, plus 32768.
 
     Looking a number up by its upper 16 bits is several times faster than a search, and as good: bfloat16 rounds by
-    at most 0.4 %, the map's finest step is 0.7 %. Unsigned, only zero becomes zero: a second moment that vanished
-    under a first moment that did not would make the step explode.
+    at most 0.4 %, the map's finest step is 0.7 %. Unsigned, only zero becomes zero: a second moment rounded to zero
+    beside a first moment that is not would make the step explode.
     """
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     numbers = bits.view(torch.bfloat16).float()
@@ -60,8 +61,8 @@ def nearest_code(signed: bool, device: torch.device = CPU) -> Tensor:
 def quantize(x: Tensor, *, signed: bool, block_size: int) -> tuple[Tensor, Tensor]:
     """Finite floats of any shape, layout and device -> (codes uint8, of x's shape; scales float32, one per block).
 
-    The last block may be shorter. Zeros stay exactly zero. Unsigned needs x >= 0. On a CUDA device bitsandbytes does
-    it where it is installed and knows the block size.
+    The last block may be shorter. Zeros stay exactly zero. Unsigned needs x >= 0. On a CUDA device it uses
+    bitsandbytes, if installed and capable of the block size.
     """
     if x.is_cuda and has_bitsandbytes(block_size):
         return quantize_with_bitsandbytes(x, signed=signed, block_size=block_size)
@@ -75,7 +76,7 @@ def quantize(x: Tensor, *, signed: bool, block_size: int) -> tuple[Tensor, Tenso
 
 
 def dequantize(codes: Tensor, scales: Tensor, *, signed: bool, block_size: int) -> Tensor:
-    """What `quantize` gave -> float32 of the same shape."""
+    """Inverse of `quantize`: float32 of the codes' shape."""
     flat = functional.pad(codes.view(-1), (0, -codes.numel() % block_size))
     values = functional.embedding(flat.int(), dynamic_map(signed, codes.device)[:, None]).view(-1, block_size)
     return (values * scales[:, None]).view(-1)[: codes.numel()].view(codes.shape)
@@ -93,9 +94,10 @@ def has_bitsandbytes(block_size: int) -> bool:
 
 
 def quantize_with_bitsandbytes(x: Tensor, *, signed: bool, block_size: int) -> tuple[Tensor, Tensor]:
-    """`quantize` by bitsandbytes' kernel for x's device, with the two guarantees that its kernels do not all give.
+    """`quantize` by bitsandbytes' kernel for x's device, with two guarantees that not all of its kernels give.
 
-    On a CPU (0.50) an exact zero beside other numbers becomes a small one, and everywhere a small second moment zero.
+    In version 0.50, an exact zero beside other numbers becomes a small number on a CPU, and a small second moment
+    becomes zero on all devices.
     """
     from bitsandbytes import functional as bitsandbytes
 
