@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -250,20 +250,14 @@ def supervised(
     run_dir: Path, *, device: str = "cpu", page: Sequence[str] = (), on_notice: OnNotice
 ) -> Iterator[Supervisor]:
     """A supervisor whose peers end with the block, and with this process even if it is killed."""
-    guard = guard_children()
-    # SIGINT is ignored after hivemind has opened a node, and in the background of a shell without job control.
-    handlers = {signal.SIGTERM: terminate, signal.SIGINT: signal.default_int_handler}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
+    with ExitStack() as stack:
+        stack.callback(guard_children().terminate)
+        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, terminate))
+        # hivemind ignores SIGINT in a process that opens a node, and so does a shell for its background processes.
+        stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
         supervisor = Supervisor(run_dir, HostConfig.load(run_dir), device=device, page=page, on_notice=on_notice)
-        try:
-            yield supervisor
-        finally:
-            supervisor.stop()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        guard.terminate()
+        stack.callback(supervisor.stop)
+        yield supervisor
 
 
 def terminate(*_: object) -> None:
