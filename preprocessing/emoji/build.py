@@ -42,7 +42,8 @@ def build(
 
     `packages` is npm's node_modules; pictures are side x side pixels, of the drawings in `sets`. The same seed writes
     the same bytes. `only_pairs_held_out`: training sees every thing, drawing, ground and colour, as a judge of others'
-    pictures should. `copies` multiplies the number of training pictures. Everything is drawn beside OUT first and takes its place at the end.
+    pictures should. `copies` multiplies the number of training pictures. Everything is drawn
+    beside OUT first and takes its place at the end.
 
     Raises ValueError if OUT holds something else, or a set is not among the packages.
     """

@@ -97,24 +97,41 @@ class HardNegatives:
         too few were found, any."""
         random = Random(f"{self.seed}/hard negatives/{step}")
         rows = {self.keys[row]: row for row in seeds}
-
-        def add(candidates: Iterable[int], most: int) -> None:
-            for row in candidates:
-                if len(rows) >= most:
-                    break
-                rows.setdefault(self.keys[row], row)
-
         grown = 0
         for row in seeds:
             if grown == self.groups:
                 break
-            first = (step + grown) % len(self.kinds)
-            able = [kind for kind in (*self.kinds[first:], *self.kinds[:first]) if kind.has_negatives(row)]
-            if able:
-                add(able[0].negatives(row, random), most=len(rows) + self.group_size - 1)
+            if kind := self._kind_of(row, step + grown):
+                self._add(rows, kind.negatives(row, random), most=len(rows) + self.group_size - 1)
                 grown += 1
-        add(shuffled(range(len(self.keys)), random), most=self.batch_size)
+        self._add(rows, shuffled(range(len(self.keys)), random), most=self.batch_size)
         return list(rows.values())
+
+    def extra_captions(self, step: int, batch: Sequence[int], count: int) -> list[int]:
+        """Rows of `count` captions that are wrong for the pictures of a batch, as far as the listing tells: hard
+        negatives of each of them, then any. Fewer where there are not enough different captions."""
+        random = Random(f"{self.seed}/extra captions/{step}")
+        rows = {self.keys[row]: row for row in batch}
+        most = len(batch) + count
+        for number, row in enumerate(batch):
+            if kind := self._kind_of(row, step + number):
+                of_this = -(-count // len(batch))
+                self._add(rows, kind.negatives(row, random), most=min(most, len(rows) + of_this))
+        self._add(rows, shuffled(range(len(self.keys)), random), most=most)
+        return list(rows.values())[len(batch) :]
+
+    def _kind_of(self, row: int, first: int) -> SimilarPictures | None:
+        """The kind of similar pictures to take for a row: the `first` one, or the next that has any; None: none has."""
+        kinds = self.kinds
+        by_turns = (kinds[(first + number) % len(kinds)] for number in range(len(kinds)))
+        return next((kind for kind in by_turns if kind.has_negatives(row)), None)
+
+    def _add(self, rows: dict[str, int], candidates: Iterable[int], most: int) -> None:
+        """Add candidates with captions that are not in `rows` yet, until there are `most`."""
+        for row in candidates:
+            if len(rows) >= most:
+                break
+            rows.setdefault(self.keys[row], row)
 
 
 def shuffled(rows: Sequence[int], random: Random) -> Iterator[int]:

@@ -17,7 +17,12 @@ PATCH_SIZE = 4
 class ClipRecipe(PictureRecipe):
     """How a CLIP is built and trained. The learning rate falls along half a cosine to 0 after its warm-up."""
 
-    LEAST: ClassVar[dict[str, int]] = {"context_length": 2, "batch_size": 2, "hard_group_size": 2}
+    MINIMUM: ClassVar[dict[str, int]] = {
+        "context_length": 2,
+        "batch_size": 2,
+        "hard_group_size": 2,
+        "extra_captions": 0,
+    }
 
     picture_side: int = 128
     """Pixels; a multiple of 32."""
@@ -43,6 +48,9 @@ class ClipRecipe(PictureRecipe):
     """Of a batch, that such groups make up; 0: none. Without effect where the listing lacks the fields."""
     hard_group_size: int = 8
     """Pictures; half a batch where that is less."""
+    extra_captions: int = 0
+    """In a step, as further wrong answers for its pictures: hard negatives where there are any. A caption costs little
+    beside a picture."""
     lr: float = 1e-3
     warmup_share: float = 0.05
     """Of the steps."""
@@ -70,6 +78,13 @@ class ClipRecipe(PictureRecipe):
                 raise UserError(f"{name}={getattr(self, name)}: must be a multiple of 32")
         if not all(self.alike):
             raise UserError(f"alike={self.alike}: a list of fields must name one at least")
+
+    def identity(self) -> dict[str, Any]:
+        """As the base class says; without `extra_captions` where there are none, as before there were any."""
+        identity = super().identity()
+        if not self.extra_captions:
+            del identity["extra_captions"]
+        return identity
 
     @property
     def fields(self) -> tuple[str, ...]:

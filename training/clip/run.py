@@ -1,4 +1,4 @@
-"""Training of a small CLIP with its own vocabulary (arXiv 2103.00020); model and loss are open_clip's.
+"""Training of a small CLIP with its own vocabulary (Radford et al. 2021, arXiv 2103.00020); the model is open_clip's.
 
 OUT gets clip/ (a CLIP folder), checkpoint/, tokenizer.json, metrics.jsonl and tensorboard/. The pictures, as they were
 read, are in pictures.npy and heldout.npy; with a VQGAN a share of them, as it decodes them, is in decoded.npy.
@@ -18,11 +18,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dalle_lean.clip.architecture import build_clip, model_config
 from dalle_lean.clip.scorer import ClipScorer, right_caption_first
+from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.files import sha256_file
 from dalle_lean.optim.make_optimizer import parameter_groups
 from dalle_lean.progress import OnProgress
-from dalle_lean.require import require
 from dalle_lean.tokenizer import Tokenizer
 from training.clip.decoded import decode, partly_decoded
 from training.clip.hard_negatives import HardNegatives
@@ -60,6 +60,7 @@ def train_clip(
     heldout: Path | None = None,
     tokenizer: Path | None = None,
     vqgan: Path | None = None,
+    init: Path | None = None,
     save_dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     max_minutes: float | None = None,
@@ -72,9 +73,12 @@ def train_clip(
         tokenizer: a tokenizer.json; without it one is made from the captions.
         vqgan: a VQGAN folder; then a share of the pictures is shown as it decodes them, so that scores hold for
             drawn pictures, which are a little blurred.
+        init: a CLIP folder whose weights and tokenizer to start from; of the recipe's shape.
         save_dtype: of the weights in OUT/clip.
         max_minutes, on_progress, and what is raised: as `training.vqgan.run.train_vqgan`'s.
     """
+    if init is not None and tokenizer is not None:
+        raise UserError(f"the CLIP in {init} has a tokenizer of its own; leave --tokenizer out")
     limit = TimeLimit(max_minutes)
     train_set, heldout_set = read_sets(data, heldout, recipe, out, on_progress)
     identity = {
@@ -82,13 +86,18 @@ def train_clip(
         "training pictures": train_set.digest(),
         "tokenizer": sha256_file(tokenizer) if tokenizer else None,
         "vqgan": sha256_file(vqgan / "config.json") if vqgan else None,
+        **({"init": sha256_file(init / "config.json")} if init else {}),
     }
     views = {"": heldout_set.pixels[:]}
     if vqgan is not None:
         views["decoded_"] = torch.empty_like(views[""])
         decode(VQGAN.load(vqgan).to(device), heldout_set.pixels, views["decoded_"], device)
         train_set = partly_decoded(train_set, out / "decoded.npy", vqgan, recipe, device, on_progress)
-    scorer = new_scorer(recipe, place_tokenizer(out, tokenizer, train_set.captions, recipe.vocab_size), device)
+    if init is None:
+        words = place_tokenizer(out, tokenizer, train_set.captions, recipe.vocab_size)
+        scorer = new_scorer(recipe, words, device)
+    else:
+        scorer = first_scorer(recipe, init, device)
     run = ClipRun(out, recipe, scorer, train_set, heldout_set, views, identity, save_dtype)
     return run.go(on_progress, limit)
 
@@ -131,7 +140,6 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
             group_size=recipe.hard_group_size,
             seed=recipe.seed,
         )
-        self.clip_loss = require("open_clip", extra="training").ClipLoss()
         self.ranking: RankingQuestions | None = None
         if recipe.alike:
             self.ranking = ranking_questions(heldout, train_set, recipe.alike[0], THING_CHOICES, recipe.seed)
@@ -148,14 +156,14 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
         model: Any = scorer.model
         generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
         pixels = jitter(self.data.pixels[batch].float() / 255, generator)
+        asked = [*batch, *self.hard_negatives.extra_captions(step, batch, recipe.extra_captions)]
 
         def loss_of() -> Tensor:
             with self.autocast():
                 images = model.encode_image(scorer.prepare(pixels).contiguous(memory_format=torch.channels_last))
-                texts = model.encode_text(self.caption_ids[batch].to(scorer.device))
+                texts = model.encode_text(self.caption_ids[asked].to(scorer.device))
             images, texts = F.normalize(images.float(), dim=-1), F.normalize(texts.float(), dim=-1)
-            loss: Tensor = self.clip_loss(images, texts, model.logit_scale.exp())
-            return loss
+            return contrastive_loss(images, texts, model.logit_scale.exp())
 
         lr = cosine_rate(step, peak=recipe.lr, warmup_share=recipe.warmup_share, total_steps=recipe.steps)
         numbers = guarded_step(model, self.optimizer, loss_of, lr=lr, clip_grad_norm=recipe.clip_grad_norm)
@@ -181,6 +189,19 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
         self.scorer.save(self.out / "clip", self.save_dtype)
 
 
+def contrastive_loss(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
+    """Which caption belongs to a picture, and which picture to a caption (the paper, figure 3).
+
+    Args:
+        images: unit vectors [B, E].
+        texts: unit vectors [B + X, E]: first those of the pictures, in order; the others have no picture.
+        scale: of the cosine similarities, a number.
+    """
+    logits = scale * images @ texts.T
+    own = torch.arange(len(images), device=images.device)
+    return (F.cross_entropy(logits, own) + F.cross_entropy(logits[:, : len(images)].T, own)) / 2
+
+
 def new_scorer(recipe: ClipRecipe, tokenizer: Tokenizer, device: str) -> ClipScorer:
     """A CLIP with new weights, the same for the same seed."""
     architecture = recipe.architecture(tokenizer)
@@ -190,6 +211,17 @@ def new_scorer(recipe: ClipRecipe, tokenizer: Tokenizer, device: str) -> ClipSco
     return ClipScorer(
         architecture, weights, tokenizer=tokenizer, image_mean=PIXEL_MEAN, image_std=PIXEL_STD, device=device
     )
+
+
+def first_scorer(recipe: ClipRecipe, folder: Path, device: str) -> ClipScorer:
+    """The CLIP in a folder, to train further; ValueError unless it has the recipe's shape."""
+    scorer = ClipScorer.load(folder, device)
+    if scorer.tokenizer is None:
+        raise UserError(f"{folder}: only a CLIP that train-clip has made can be trained further")
+    wanted = recipe.architecture(scorer.tokenizer)
+    if scorer.architecture != wanted:
+        raise UserError(f"{folder} has the shape {scorer.architecture}, and not {wanted}: give its sizes")
+    return scorer
 
 
 def read_sets(

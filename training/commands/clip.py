@@ -30,6 +30,9 @@ def train_clip(
             help=f"VQGAN folder: {ClipRecipe.decoded_share:.0%} of the pictures are shown as it decodes them."
         ),
     ] = None,
+    init: Annotated[
+        Path | None, typer.Option(help="CLIP folder to start from, with its tokenizer, instead of new weights.")
+    ] = None,
     steps: Steps = ClipRecipe.steps,
     batch_size: Annotated[
         int, typer.Option(help="Pictures in a step, no caption twice.", min=2)
@@ -46,6 +49,9 @@ def train_clip(
             "option for several kinds of groups.",
         ),
     ] = ALIKE,
+    extra_captions: Annotated[
+        int, typer.Option(help="Captions in a step besides those of its pictures, as wrong answers.", min=0)
+    ] = ClipRecipe.extra_captions,
     lr: LearningRate = ClipRecipe.lr,
     seed: Seed = ClipRecipe.seed,
     picture_side: Annotated[
@@ -74,6 +80,7 @@ def train_clip(
         hard_negative_share=hard_negative_share,
         hard_group_size=hard_group_size,
         alike=tuple(tuple(name.strip() for name in fields.split(",")) for fields in alike),
+        extra_captions=extra_captions,
         lr=lr,
         seed=seed,
         picture_side=picture_side,
@@ -89,6 +96,7 @@ def train_clip(
             heldout=heldout,
             tokenizer=find_tokenizer(tokenizer),
             vqgan=vqgan,
+            init=init,
             save_dtype=getattr(torch, save_dtype),
             device=str(pick_device(device)),
             max_minutes=max_minutes,

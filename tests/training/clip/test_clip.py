@@ -6,15 +6,18 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 from safetensors.torch import load_file
+from torch.nn import functional as F
 
 from dalle_lean.clip.architecture import build_clip, model_config
 from dalle_lean.clip.scorer import ClipScorer
+from dalle_lean.errors import UserError
+from dalle_lean.require import require
 from dalle_lean.tokenizer import Tokenizer
 from tests.tiny import tiny_vqgan
 from tests.training.picture_runs import kill_after_step_5, metrics
 from training.clip.hard_negatives import HardNegatives
 from training.clip.recipe import ClipRecipe
-from training.clip.run import ClipRun, train_clip
+from training.clip.run import ClipRun, contrastive_loss, train_clip
 from training.data.augmentation import jitter
 from training.data.image_text import hold_out, read_captioned
 from training.data.picture_batches import distinct_batches
@@ -171,6 +174,51 @@ def test_a_given_tokenizer_travels_into_the_clip_folder(folder, tmp_path):
     Tokenizer.train(["a red circle", "a blue square"] * 5, 280).save(tmp_path / "mine.json")
     train_clip(folder, tmp_path / "out", ClipRecipe(**{**TINY, "steps": 1}), tokenizer=tmp_path / "mine.json")
     assert (tmp_path / "out/clip/tokenizer.json").read_bytes() == (tmp_path / "mine.json").read_bytes()
+
+
+def test_without_extra_captions_the_loss_is_open_clips():
+    images, texts = (F.normalize(torch.randn(6, 8, generator=torch.Generator().manual_seed(n)), dim=1) for n in (0, 1))
+    theirs = require("open_clip", extra="training").ClipLoss()(images, texts, torch.tensor(7.0))
+    torch.testing.assert_close(contrastive_loss(images, texts, torch.tensor(7.0)), theirs)
+
+
+def test_an_extra_caption_is_a_wrong_answer_for_each_picture_and_asks_for_none():
+    images, texts = (F.normalize(torch.randn(n, 8, generator=torch.Generator().manual_seed(n)), dim=1) for n in (3, 5))
+    scale = torch.tensor(7.0)
+    of_pictures = [-(scale * texts @ image).log_softmax(0)[i] for i, image in enumerate(images)]
+    of_captions = [-(scale * images @ text).log_softmax(0)[i] for i, text in enumerate(texts[:3])]
+    torch.testing.assert_close(contrastive_loss(images, texts, scale), sum(of_pictures + of_captions) / 6)
+
+
+def test_extra_captions_are_read_beside_those_of_the_pictures(folder, tmp_path, monkeypatch):
+    counts = []
+    whole = contrastive_loss
+    monkeypatch.setattr(
+        "training.clip.run.contrastive_loss",
+        lambda images, texts, scale: counts.append((len(images), len(texts))) or whole(images, texts, scale),
+    )
+    train_clip(folder, tmp_path, ClipRecipe(**{**TINY, "steps": 2, "extra_captions": 2}), heldout=folder)
+    assert counts == [(6, 8)] * 2
+
+
+def test_a_clip_is_trained_further_from_its_weights_with_its_tokenizer(folder, tmp_path):
+    recipe = ClipRecipe(**{**TINY, "steps": 60, "batch_size": 8})
+    train_clip(folder, tmp_path / "first", recipe, heldout=folder)
+    further = ClipRecipe(**{**TINY, "steps": 1, "batch_size": 8, "lr": 1e-9})
+    end = train_clip(folder, tmp_path / "further", further, heldout=folder, init=tmp_path / "first/clip")
+    assert end.measured["right_caption_first"] > 0.9
+    tokenizers = [(tmp_path / run / "clip/tokenizer.json").read_bytes() for run in ("first", "further")]
+    assert tokenizers[0] == tokenizers[1]
+
+
+def test_a_clip_of_another_shape_or_with_two_tokenizers_is_not_trained_further(folder, tmp_path):
+    train_clip(folder, tmp_path / "first", ClipRecipe(**{**TINY, "steps": 1}), heldout=folder)
+    clip = tmp_path / "first/clip"
+    wider = ClipRecipe(**{**TINY, "steps": 1, "width": 96})
+    with pytest.raises(UserError, match=r"'embed_dim': 64.*and not.*'embed_dim': 96"):
+        train_clip(folder, tmp_path / "out", wider, heldout=folder, init=clip)
+    with pytest.raises(UserError, match="has a tokenizer of its own"):
+        train_clip(folder, tmp_path / "out", wider, init=clip, tokenizer=clip / "tokenizer.json")
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(folder, tmp_path):

@@ -215,3 +215,23 @@ def test_ranking_questions_count_own_captions_that_beat_all_others():
     assert questions.accuracy(features, texts) == 1.0
     assert questions.accuracy(features[[1, 0, 2]], texts) == 0.5
     assert questions.accuracy(torch.zeros(3, 3), texts) == 0.0  # a tie is no win
+
+
+def test_extra_captions_are_hard_negatives_of_the_pictures_of_a_batch_and_none_of_theirs():
+    data = listing()
+    negatives = hard(data, [LOOK])
+    (batch,) = batches(data, negatives, 1)
+    extra = negatives.extra_captions(1, batch, 12)
+    captions = [caption_key(data.captions[row]) for row in (*batch, *extra)]
+    assert len(extra) == 12
+    assert len({*captions}) == len(captions)
+    assert all(any(are_negatives(data, row, of, LOOK) for of in batch) for row in extra)
+    assert negatives.extra_captions(1, batch, 12) == extra != negatives.extra_captions(2, batch, 12)
+
+
+def test_where_nothing_tells_which_pictures_are_similar_extra_captions_are_any_others():
+    data = listing(fields=())
+    negatives = hard(data)
+    extra = negatives.extra_captions(1, batch := [0, 1, 2], 20)
+    assert len({caption_key(data.captions[row]) for row in (*batch, *extra)}) == 23
+    assert len(negatives.extra_captions(1, batch, 1000)) == len({*data.captions}) - 3
