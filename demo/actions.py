@@ -1,4 +1,4 @@
-"""What happens when something on the page is pressed: updates of its parts, by part."""
+"""What the page does when a visitor acts: each action returns updates, by component."""
 
 import logging
 import tempfile
@@ -38,9 +38,9 @@ class Parts:
     stop: Any
     status: Any
     unknown: Any
-    """What the model has not learnt to draw."""
+    """Words that the model has not learnt."""
     stage: Any
-    """Stands in the pictures' place until there are some."""
+    """Takes the place of the gallery until the pictures are done."""
     gallery: Any
     actions: Any
     download: Any
@@ -48,24 +48,24 @@ class Parts:
     keep: Any
     controls: Controls
     drawn: Any
-    """This visitor's last Done."""
+    """The visitor's last Done."""
     chosen: Any
-    """The place among its pictures that the buttons act on."""
+    """Index among its pictures of the one that the buttons act on."""
 
 
 class Actions:
     """The page's behaviour, for one service and one set of components.
 
-    examples: prompts, some of which are named where the model knows no word of the visitor's.
+    examples: prompts to suggest if the model knows no word of the visitor's prompt.
     """
 
     def __init__(self, service: DrawingService, parts: Parts, examples: Sequence[str] = ()):
         self.service, self.parts, self.examples = service, parts, examples
         self.stops: dict[str, Event] = {}
-        """By open tab, while something is being drawn for it."""
+        """By tab, for each tab with a drawing in progress."""
 
     def draw(self, tab: gr.Request, prompt: str, fresh: bool, *controls: Any) -> Iterator[Update]:
-        """`controls`: the fields of FormValues; `fresh` takes a new seed."""
+        """Draw a prompt; `controls` are the fields of FormValues, `fresh` takes a new seed."""
         values = FormValues(*controls)
         if fresh:
             values = replace(values, seed=new_seed())
@@ -74,7 +74,7 @@ class Actions:
     def draw_more(
         self, tab: gr.Request, prompt: str, drawn: Done | None, chosen: int, *controls: Any
     ) -> Iterator[Update]:
-        """New pictures with the upper rows of the chosen one."""
+        """Draw new pictures with the upper rows of the chosen one."""
         values = replace(FormValues(*controls), upload=None, seed=new_seed())
 
         def read() -> Request:
@@ -86,7 +86,7 @@ class Actions:
         yield from self.show(tab, read, values.seed)
 
     def open(self, tab: gr.Request, fresh: bool, *controls: Any) -> Iterator[Update]:
-        """A page opened as /?prompt=a+red+heart&seed=3 draws it at once."""
+        """Draw the prompt of an address such as /?prompt=a+red+heart&seed=3 at once."""
         asked = dict(tab.query_params)
         if "prompt" not in asked:
             yield gr.skip()
@@ -98,7 +98,7 @@ class Actions:
             yield {self.parts.prompt: asked["prompt"], **update}
 
     def show(self, tab: gr.Request, read: Callable[[], Request], seed: int) -> Iterator[Update]:
-        """Every state of the page until the pictures are there. It replaces what is being drawn for this tab."""
+        """Yield the states of the page until the pictures are done. Cancels the tab's previous drawing."""
         parts, key = self.parts, str(tab.session_hash)
         first: Update = {
             parts.stop: gr.Button(interactive=True),
@@ -121,9 +121,9 @@ class Actions:
                 del self.stops[key]
 
     def answer(self, read: Callable[[], Request], stop: Event) -> Iterator[Update]:
-        """Draw a request; a mistake or a failure is an update too.
+        """Draw a request; mistakes and failures become updates.
 
-        Set `stop`, or close the iterator, to cancel: everything is freed at the end of the row being drawn.
+        Setting `stop` or closing the iterator cancels the drawing at the end of the current row.
         """
         parts = self.parts
         try:
@@ -136,7 +136,7 @@ class Actions:
             with closing(cast(Any, self.service.draw(request))) as events:
                 for event in events:
                     if isinstance(event, Done):
-                        # Gradio keeps its own copies, so these files are needed for a moment only.
+                        # Gradio copies the files at once.
                         with tempfile.TemporaryDirectory() as folder:
                             yield self.pictures(event, Path(folder))
                     elif stop.is_set():
@@ -148,16 +148,16 @@ class Actions:
             yield self.ended(views.busy(busy))
         except UserError as mistake:
             yield self.ended(views.failure(str(mistake)))
-        except Exception:  # whatever it was, the page goes on and says so
+        except Exception:  # the page must survive any failure, and report it
             log.exception("drawing failed")
             yield self.ended(views.failure(views.BROKEN))
 
     def ended(self, status: str) -> Update:
-        """No pictures."""
+        """The page after a drawing without pictures."""
         return {self.parts.status: status, self.parts.stage: views.empty_stage(), self.parts.unknown: ""}
 
     def unknown_words(self, prompt: str) -> str:
-        """What of the prompt the model has not learnt; where that is all of it, which examples it knows."""
+        """Names the words that the model has not learnt, and if it knows none, examples that it knows."""
         generator = self.service.generator
         words = generator.unknown_words(prompt) or []
         if words != content_words(prompt):
@@ -166,7 +166,7 @@ class Actions:
         return views.unknown(words, known[:EXAMPLES_NAMED])
 
     def progress(self, request: Request, event: DrawingEvent) -> Update:
-        """In line, or being drawn."""
+        """The page while a request waits or is being drawn."""
         if isinstance(event, Queued):
             return {self.parts.status: views.waiting(event)}
         assert not isinstance(event, Done)
@@ -182,7 +182,7 @@ class Actions:
         paths = write_pictures(drawn, folder)
         return {
             parts.status: views.finished(drawn, self.remarks(drawn.request)),
-            # Emptied, not hidden: what is sent to a part that is just appearing may be lost.
+            # Emptied, not hidden: an update of a component that is just appearing may be lost.
             parts.stage: "",
             parts.gallery: gr.Gallery(
                 list(zip(paths, views.captions(drawn), strict=True)), visible=True, selected_index=None
@@ -193,7 +193,7 @@ class Actions:
         }
 
     def remarks(self, request: Request) -> str:
-        """What of the request was not drawn as asked, in sentences."""
+        """Sentences about a truncated prompt and given rows."""
         generator, said = self.service.generator, []
         if excess := generator.excess_tokens(request.prompt):
             limit = generator.model.config.text_len
@@ -202,29 +202,29 @@ class Actions:
             )
         if request.start is not None:
             side = generator.model.config.image_side
-            said.append(f"The upper {len(request.start) // side} of {side} rows were given.")
+            said.append(f"The upper {len(request.start) // side} of {side} rows were kept.")
         return " ".join(said)
 
-    def act_on(self, drawn: Done, place: int, paths: list[Path]) -> Update:
-        """The buttons act on the picture at this place."""
-        number = drawn.pictures[place].index
+    def act_on(self, drawn: Done, index: int, paths: list[Path]) -> Update:
+        """Make the buttons act on the picture at this index."""
+        number = drawn.pictures[index].index
         return {
-            self.parts.chosen: place,
-            self.parts.download: gr.DownloadButton(f"Download no. {number}", value=paths[place]),
+            self.parts.chosen: index,
+            self.parts.download: gr.DownloadButton(f"Download no. {number}", value=paths[index]),
             self.parts.more: gr.Button(f"More like no. {number}"),
         }
 
     def choose(self, event: gr.SelectData, drawn: Done | None) -> Iterator[Update]:
-        """A picture was clicked."""
-        place = event.index
-        if drawn is None or not isinstance(place, int) or not 0 <= place < len(drawn.pictures):
+        """Act on the picture that was clicked."""
+        index = event.index
+        if drawn is None or not isinstance(index, int) or not 0 <= index < len(drawn.pictures):
             yield gr.skip()
             return
         with tempfile.TemporaryDirectory() as folder:
-            yield self.act_on(drawn, place, write_pictures(drawn, Path(folder)))
+            yield self.act_on(drawn, index, write_pictures(drawn, Path(folder)))
 
     def stop(self, tab: gr.Request) -> Update:
-        """The drawing notices at the end of its row."""
+        """Stop the tab's drawing at the end of its row."""
         stop = self.stops.get(str(tab.session_hash))
         if stop is None:
             return gr.skip()
@@ -232,15 +232,15 @@ class Actions:
         return {self.parts.status: views.line(views.STOPPING), self.parts.stop: gr.Button(interactive=False)}
 
     def keep_seed(self, drawn: Done | None) -> Update:
-        """The next drawings use the seed of these."""
+        """Use the seed of these pictures from now on."""
         if drawn is None:
             return gr.skip()
         seed, controls = drawn.request.settings.seed, self.parts.controls
         said = f"Seed {seed} is kept: the same prompt and settings draw the same pictures again."
         return {controls.inputs["seed"]: seed, controls.new_seed: False, self.parts.status: views.line(said)}
 
-    def look_at_upload(self, upload: bytes | None, rows: int) -> str:
-        """The part of it that is kept, or what is wrong with it."""
+    def preview_upload(self, upload: bytes | None, rows: int) -> str:
+        """Show the rows of an upload that are kept, or what is wrong with it."""
         if upload is None:
             return ""
         try:

@@ -1,4 +1,4 @@
-"""`dalle-lean demo`."""
+"""The command `dalle-lean demo`."""
 
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ def demo(
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="TCP port; the next free one if it is taken.", min=1, max=65535)] = 7860,
     scorer: Annotated[
-        str, typer.Option(help="What ranks the pictures, as in `generate`; also the folder of a CLIP.")
+        str, typer.Option(help="Scorer that ranks the pictures, as in `generate`, or the folder of a CLIP.")
     ] = "clip",
     precision: Annotated[
         str | None, typer.Option(help="As in `generate`.", show_default="the faster of bf16 and fp32")
@@ -27,7 +27,7 @@ def demo(
         typer.Option(
             metavar="USER:PASSWORD",
             envvar="DALLE_LEAN_AUTH",
-            help="Ask visitors for these; safer in the environment, where other users cannot read them.",
+            help="Require this login; in the environment, other users of this machine cannot read it.",
         ),
     ] = None,
     root_path: Annotated[
@@ -35,9 +35,9 @@ def demo(
     ] = None,
     serve: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Let the engine there draw (see `serve`), instead of this process."),
+        typer.Option(metavar="ADDRESS", help="Draw with the engine at this address (see `serve`)."),
     ] = None,
-    api: Annotated[bool, typer.Option(help="Let programs draw through the endpoint /draw.")] = True,
+    api: Annotated[bool, typer.Option(help="Offer programs the endpoint /draw.")] = True,
 ) -> None:
     """Serve the prompt page until Ctrl+C."""
     from dalle_lean.devices import pick_device
@@ -56,11 +56,11 @@ def demo(
     login = read_auth(auth)
     free = free_port(host, port)
     if free != port:
-        say(f"port {port} is taken; taking {free}")
+        say(f"port {port} is taken; using {free}")
     if serve is not None:
         for option, value in (("--model", model), ("--precision", precision)):
             if value is not None:
-                raise UserError(f"{option}: the engine at --serve has its own; give it to `dalle-lean serve`")
+                raise UserError(f"{option} {value}: with --serve, pass this to `dalle-lean serve` instead")
         from demo.serve.client import RemoteService
 
         say(f"asking the engine at {serve} ...")
@@ -68,7 +68,7 @@ def demo(
         card = plain_card(remote.card)
         service: DrawingService = remote
     else:
-        say("loading the model and measuring how fast this machine draws ...")
+        say("loading the model and measuring this machine's speed ...")
         folder, where = find_model(model), pick_device(device)
         chosen: Any = precision or fastest_precision(where)
         service = DrawingService.load(lambda: Generator.from_folder(folder, where, chosen, scorer))
@@ -86,5 +86,5 @@ def demo(
     if server.share_url:
         say(f"public for a week: {server.share_url}")
     elif share:
-        warn("gradio.live gave no public address; is there a network?")
+        warn("gradio.live gave no public address; check the network connection")
     server.block_thread()

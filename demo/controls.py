@@ -1,4 +1,4 @@
-"""The controls of the prompt page: components, no behaviour."""
+"""The prompt page's controls: components without behaviour."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from demo.service.drawing_service import HIGHEST_GUIDANCE, LOWEST_GUIDANCE, Draw
 
 @dataclass(frozen=True)
 class Controls:
-    """What a visitor sets, and what explains it."""
+    """The components that a visitor sets, and those that respond to them."""
 
     inputs: dict[str, Any]
     """The fields of `demo.form.FormValues`, in their order."""
@@ -23,7 +23,7 @@ class Controls:
 
 
 def add_controls(service: DrawingService) -> Controls:
-    """Put them on the page, in two folds."""
+    """Add the controls to the page, in two accordions."""
     side, codes = service.generator.model.config.image_side, service.generator.model.config.image_vocab_size
     defaults = {**default_settings(service), "rows": default_rows(service)}
     ranked = service.generator.scorer is not None
@@ -41,27 +41,27 @@ def add_controls(service: DrawingService) -> Controls:
             )
         estimate = gr.HTML(views.estimate(service, defaults["num_images" if ranked else "best"]), elem_id="estimate")
         with gr.Row():
-            slider("top_k", 0, codes, 1, "Top-k", "Each code is one of the k likeliest; 0 is off")
-            slider("top_p", 0, 1, 0.01, "Top-p", "... of those that make up this share of the probability; 1 is off")
+            slider("top_k", 0, codes, 1, "Top-k", "Sample each code from the k most likely; 0 is off")
+            slider("top_p", 0, 1, 0.01, "Top-p", "... and from those that make up this probability; 1 is off")
         with gr.Row():
-            info = "0 always takes the likeliest code, above 1 is wilder"
+            info = "0 always takes the most likely code; above 1 is more random"
             slider("temperature", 0, HIGHEST_TEMPERATURE, 0.05, "Temperature", info)
-            info = "Above 1 keeps closer to the prompt and takes twice as long"
+            info = "Above 1 follows the prompt more closely and takes twice as long"
             slider("guidance", LOWEST_GUIDANCE, HIGHEST_GUIDANCE, 0.25, "Guidance", info)
         with gr.Row():
             info = "The same seed draws the same pictures"
             inputs["seed"] = gr.Number(0, precision=0, minimum=0, label="Seed", info=info, elem_id="seed")
-            new_seed = gr.Checkbox(True, label="A new seed each time", elem_id="new-seed")
+            new_seed = gr.Checkbox(True, label="New seed each time", elem_id="new-seed")
     with gr.Accordion("Continue a picture", open=False, elem_id="continue"), gr.Row():
         with gr.Column(min_width=260):
             inputs["upload"] = gr.File(
-                label="Picture whose upper part is kept",
+                label="Picture whose upper rows are kept",
                 file_types=[f".{name.lower()}" for name in (*FORMATS, "jpg", "tif")],
                 type="binary",
                 height=140,
                 elem_id="upload",
             )
-            info = f"Of the {side} rows of codes, from the top; for “More like this” too"
+            info = f"How many of the {side} rows of codes to keep, from the top; also for “More like this”"
             slider("rows", 1, side - 1, 1, "Rows kept", info, elem_id="rows")
         with gr.Column(min_width=240):
             given = gr.HTML(elem_id="given")

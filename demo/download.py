@@ -1,4 +1,4 @@
-"""The PNG files to download; each says in itself how to draw it again."""
+"""The PNG files to download, with text chunks that tell how to draw them again."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from inference.gallery import picture_metadata, png_bytes, prompt_metadata
 
 
 def write_pictures(drawn: Done, folder: Path) -> list[Path]:
-    """One PNG for each picture; their names hold nothing that a user typed."""
+    """Write one PNG for each picture; the file names hold nothing that a user typed."""
     request = drawn.request
     shared = prompt_metadata(request.prompt, drawn.described)
     paths = []

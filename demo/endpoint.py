@@ -18,12 +18,12 @@ from inference.gallery import picture_facts
 
 
 def add_endpoint(service: DrawingService, parts: Parts) -> None:
-    """Add /draw to the page that is being built; docs/page.md says what it takes and gives."""
+    """Add /draw to the page being built; docs/page.md documents it."""
 
     def draw(
         prompt: str,
         num_images: int,
-        # Gradio takes a default of None from here, every other one from the components below.
+        # Gradio takes defaults of None from here, all others from the components below.
         best: int | None = None,
         top_k: int = 256,
         top_p: float = 0.75,
@@ -51,7 +51,7 @@ def add_endpoint(service: DrawingService, parts: Parts) -> None:
 
     facts = gr.JSON(visible=False)
     trigger = gr.Button(visible=False)
-    # Not the page's controls: Gradio refuses values outside their range with a traceback that does not name them.
+    # Not the page's controls: for a value out of range, Gradio raises an error that does not name it.
     defaults = {**default_settings(service), "best": None, "seed": 0}
     numbers = [gr.Number(value, label=name, visible=False) for name, value in defaults.items()]
     trigger.click(
@@ -70,14 +70,14 @@ def add_endpoint(service: DrawingService, parts: Parts) -> None:
 
 
 def progress_facts(event: Queued | Running) -> dict[str, Any]:
-    """Place in line or share drawn, and the seconds left."""
+    """Place in the queue or share drawn, and the seconds left."""
     if isinstance(event, Queued):
         return {"state": "waiting", "line": event.line, "seconds": event.seconds}
     return {"state": "drawing", "share": event.share, "seconds": event.seconds}
 
 
 def drawn_facts(service: DrawingService, event: Done) -> dict[str, Any]:
-    """As in results.json of `dalle-lean generate`, without file names."""
+    """The facts in results.json of `dalle-lean generate`, without file names."""
     return {
         "state": "drawn",
         "prompt": event.request.prompt,

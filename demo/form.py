@@ -1,4 +1,4 @@
-"""What a visitor typed and chose, as a request; for the page and its endpoint."""
+"""A visitor's prompt and settings as a request, for the page and its endpoint."""
 
 import secrets
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ LARGEST_SEED = 2**31
 
 @dataclass(frozen=True)
 class FormValues:
-    """The values of the controls, in their order on the page; not checked yet."""
+    """The values of the controls, in their order on the page, not yet checked."""
 
     num_images: int
     best: int | None
-    """None is 4, or all where fewer are drawn."""
+    """None is 4, or all if fewer are drawn."""
     top_k: int
     top_p: float
     temperature: float
@@ -33,12 +33,12 @@ class FormValues:
     upload: bytes | None = None
     """A picture's file."""
     rows: int = 1
-    """Of the upload, kept from its top."""
+    """Rows of codes to keep from the top of the upload."""
 
 
 def read_request(service: DrawingService, prompt: str, values: FormValues) -> Request:
-    """The request; ValueError, in a sentence, for an empty or endless prompt, a setting out of range, or an upload that
-    is not a picture."""
+    """The request; UserError for an empty or overlong prompt, a setting out of range, or an upload that is not a
+    picture."""
     check_prompt(prompt)
     num_images = values.num_images
     if service.generator.scorer is None and isinstance(num_images, int) and isinstance(values.best, int):
@@ -51,9 +51,9 @@ def read_request(service: DrawingService, prompt: str, values: FormValues) -> Re
 
 
 def check_limits(prompt: str, settings: Settings, config: DalleConfig) -> None:
-    """ValueError, in a sentence, for more than one visitor may ask for."""
+    """UserError if a request exceeds the limits of the page."""
     if len(prompt) > LONGEST_PROMPT:
-        raise UserError(f"the prompt has {len(prompt)} characters; say it in {LONGEST_PROMPT}")
+        raise UserError(f"the prompt has {len(prompt)} characters; shorten it to {LONGEST_PROMPT}")
     if settings.num_images > MOST_IMAGES:
         raise UserError(f"num_images={settings.num_images}: this page draws at most {MOST_IMAGES}")
     if settings.num_best > MOST_BEST:
@@ -68,7 +68,7 @@ def check_limits(prompt: str, settings: Settings, config: DalleConfig) -> None:
 
 
 def first_rows(service: DrawingService, codes: Tensor, rows: int) -> Tensor:
-    """The codes [rows * side] of a picture's upper part; at least one row is left to draw."""
+    """The codes [rows * side] of a picture's upper rows; UserError unless at least one row is left to draw."""
     side = service.generator.model.config.image_side
     if not isinstance(rows, int) or not 1 <= rows < side:
         raise UserError(f"rows={rows}: of the picture's {side} rows, 1 to {side - 1} can be kept")
@@ -81,12 +81,12 @@ def default_rows(service: DrawingService) -> int:
 
 
 def new_seed() -> int:
-    """One that cannot be guessed from the last."""
+    """A random seed that cannot be guessed from the previous one."""
     return secrets.randbelow(LARGEST_SEED)
 
 
 def default_settings(service: DrawingService) -> dict[str, Any]:
-    """The paper's, within the limits of this machine and this model."""
+    """The paper's settings, within the limits of this machine and this model."""
     paper = Settings()
     return {
         "num_images": service.affordable(),

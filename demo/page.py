@@ -1,4 +1,4 @@
-"""The prompt page: where things are, and what sets off what."""
+"""The prompt page: its layout, and which event calls which action."""
 
 import os
 from typing import Any
@@ -23,17 +23,16 @@ EXAMPLES = (
     "a house on a pink ground",
     "an astronaut riding a horse",
 )
-"""What the bundled model does well; the last is beyond it."""
+"""Prompts that the bundled model draws well; the last is beyond it."""
 KEEP_S = 3600
 
 
 def build_page(service: DrawingService, card: str = "", api: bool = True) -> Any:
     """The page as Gradio Blocks; `card` is the model card in Markdown, `api` adds the endpoint /draw."""
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # otherwise Gradio asks other hosts for its latest version
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # or Gradio asks another host for its latest version
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(KEEP_S, KEEP_S)) as page:
         parts, examples = add_parts(service, card=bool(card))
-        # First, so that it gets the name /draw: Gradio names every listener.
-        if api:
+        if api:  # first, so that it gets the name /draw: Gradio names every listener
             add_endpoint(service, parts)
         connect(page, parts, examples, Actions(service, parts, EXAMPLES))
     with page.route("Calculator", "calculator", show_in_navbar=False):
@@ -41,13 +40,12 @@ def build_page(service: DrawingService, card: str = "", api: bool = True) -> Any
     if card:
         with page.route("Model card", "card", show_in_navbar=False):
             gr.Markdown(card, elem_id="card")
-    # The service schedules; Gradio only carries.
-    page.queue(default_concurrency_limit=None)
+    page.queue(default_concurrency_limit=None)  # the service does the scheduling
     return page
 
 
 def add_parts(service: DrawingService, card: bool) -> tuple[Parts, Any]:
-    """Put everything on the page, from top to bottom."""
+    """Lay out the page from top to bottom."""
     links = "[About this model](card) · " * card + "[What training takes](calculator)"
     gr.Markdown(f"# {TITLE}\n{views.explanation(service.generator)} {links}", elem_id="title")
     with gr.Row(elem_id="ask"):
@@ -94,7 +92,7 @@ def add_parts(service: DrawingService, card: bool) -> tuple[Parts, Any]:
 
 
 def connect(page: Any, parts: Parts, examples: Any, actions: Actions) -> None:
-    """What sets off what."""
+    """Bind each event to its action."""
     controls, inputs = parts.controls, parts.controls.inputs
     shown = [
         *(parts.prompt, parts.stop, parts.status, parts.unknown, parts.stage, parts.gallery, parts.actions),
@@ -113,6 +111,6 @@ def connect(page: Any, parts: Parts, examples: Any, actions: Actions) -> None:
     parts.gallery.select(actions.choose, parts.drawn, shown, **quick)
     parts.keep.click(actions.keep_seed, parts.drawn, shown, **quick)
     upload = [inputs["upload"], inputs["rows"]]
-    gr.on([inputs["upload"].change, inputs["rows"].release], actions.look_at_upload, upload, controls.given, **slow)
+    gr.on([inputs["upload"].change, inputs["rows"].release], actions.preview_upload, upload, controls.given, **slow)
     cost = [inputs["num_images"], inputs["best"], inputs["guidance"]]
     gr.on([control.change for control in cost], actions.estimate, cost, controls.estimate, **quick)

@@ -1,4 +1,4 @@
-"""What the page says and shows, as HTML; knows nothing of Gradio. Everything that is quoted is escaped."""
+"""The page's texts and pictures as HTML, without Gradio. All quoted text is escaped."""
 
 import base64
 import html
@@ -18,7 +18,7 @@ QUOTES = ("“", "”")
 EMPTY = "Your pictures will grow here."
 STOPPING = "Stopping after this row."
 STOPPED = "Stopped. Change the prompt or press Draw to start again."
-BROKEN = "Drawing failed on this machine; try fewer candidates. The log of the page says what happened."
+BROKEN = "Drawing failed on this machine; try fewer candidates. The server's log has the cause."
 
 
 def explanation(generator: Generator) -> str:
@@ -26,30 +26,30 @@ def explanation(generator: Generator) -> str:
     drawing = "A transformer draws your words code by code"
     if generator.scorer is None:
         return f"{drawing}."
-    return f"{drawing}; {html.escape(generator.scorer.name)} looks at all the drawings and shows you the best."
+    return f"{drawing}; {html.escape(generator.scorer.name)} ranks the pictures, and you see the best."
 
 
 def welcome(service: DrawingService, num_images: int) -> str:
-    """The first line of the page."""
+    """The status line of a fresh page."""
     return line(f"Describe in a few words what to draw, then press Enter. {estimate(service, num_images)}")
 
 
 def estimate(service: DrawingService, num_images: int, guidance: float | None = None) -> str:
-    """How long a prompt takes when nobody else draws."""
+    """How long a prompt takes if nobody else draws."""
     generator = service.generator
-    plural = "candidates" if generator.scorer else "pictures"  # none are left out where nothing ranks them
+    plural = "candidates" if generator.scorer else "pictures"  # without a ranking, all are shown
     what = "1 picture takes" if num_images == 1 else f"{num_images} {plural} take"
     device = "GPU" if generator.device.type == "cuda" else "CPU"
     return f"{what} about {duration(service.seconds(num_images, guidance))} on this {device}."
 
 
 def advice(service: DrawingService) -> str:
-    """Why this is the default number of candidates."""
+    """Why the default number of candidates is what it is."""
     chosen, affordable = "The best are chosen from this many", service.affordable()
     if affordable == PAPER_NUM_IMAGES:
         return f"{chosen}; {PAPER_NUM_IMAGES} as in the paper"
     paper = duration(service.seconds(PAPER_NUM_IMAGES))
-    return f"{chosen}. The paper draws {PAPER_NUM_IMAGES}, which would take about {paper} here, so {affordable} are set"
+    return f"{chosen}. The paper's {PAPER_NUM_IMAGES} would take about {paper} here, so the default is {affordable}"
 
 
 def default_count(service: DrawingService) -> str:
@@ -63,18 +63,18 @@ def default_count(service: DrawingService) -> str:
     elif seconds <= PATIENCE_S:
         why = f"the paper's {PAPER_NUM_IMAGES}, halved until they take at most {PATIENCE_S:.0f} s"
     else:
-        why = f"the fewest that are set; this machine takes longer than {PATIENCE_S:.0f} s even for them"
+        why = f"the minimum; this machine takes longer than {PATIENCE_S:.0f} s even for these"
     return f"by default {affordable} candidates, about {duration(seconds)} ({why})"
 
 
 def waiting(event: Queued) -> str:
-    """The place in the line."""
+    """The place in the queue."""
     place = "You are next" if event.line == 1 else f"You are number {event.line} in line"
     return line(f"{place}; your turn comes in about {duration(event.seconds)}.", kind="status wait")
 
 
 def drawing(event: Running) -> str:
-    """A bar with the share that is drawn and the time left."""
+    """A progress bar with the share drawn and the time left."""
     words = event.note.capitalize()
     if event.seconds >= 1:
         words += f", about {duration(event.seconds)} left"
@@ -89,7 +89,7 @@ def drawing(event: Running) -> str:
 
 
 def finished(event: Done, note: str = "") -> str:
-    """How many, how chosen, how long."""
+    """How many pictures there are, how they were chosen, and how long drawing took."""
     count, pictures = event.request.settings.num_images, event.pictures
     shown = "1 picture" if len(pictures) == 1 else f"{len(pictures)} pictures"
     if pictures[0].score is None:
@@ -100,17 +100,16 @@ def finished(event: Done, note: str = "") -> str:
 
 
 def captions(event: Done) -> list[str]:
-    """What is below each picture."""
+    """The caption of each picture."""
     scores = ["" if picture.score is None else f"score {picture.score:.3f} · " for picture in event.pictures]
     seed = event.request.settings.seed
     return [f"{score}no. {picture.index}\nseed {seed}" for score, picture in zip(scores, event.pictures, strict=True)]
 
 
 def unknown(words: Sequence[str], known: Sequence[str] | None = None) -> str:
-    """Which words the model has not learnt; empty where there are none.
+    """Names the words that the model has not learnt; empty if there are none.
 
-    Args:
-        known: prompts that it does know, where it knows no word of this one.
+    known: prompts to suggest if the model knows no word of this one.
     """
     if not words:
         return ""
@@ -124,7 +123,7 @@ def unknown(words: Sequence[str], known: Sequence[str] | None = None) -> str:
 
 
 def busy(error: Busy) -> str:
-    """The line is full."""
+    """The queue is full."""
     sentence = (
         f"The page is busy: {error.served} drawing, {error.waiting} waiting. "
         f"Please try again in about {duration(error.seconds)}."
@@ -139,12 +138,12 @@ def failure(message: str) -> str:
 
 
 def line(text: str, kind: str = "status") -> str:
-    """A sentence as HTML, read out by screen readers when it changes."""
+    """A sentence as HTML that screen readers read out when it changes."""
     return f'<div class="{kind}" role="status">{html.escape(text)}</div>'
 
 
 def empty_stage(text: str = EMPTY) -> str:
-    """Where pictures will be."""
+    """Empty frames where the pictures will be."""
     tiles = '<div class="tile"></div>' * PREVIEWS
     return (
         f'<div class="stage empty"><div class="tiles" aria-hidden="true">{tiles}</div><p>{html.escape(text)}</p></div>'
@@ -152,22 +151,22 @@ def empty_stage(text: str = EMPTY) -> str:
 
 
 def growing_stage(previews: Sequence[Image.Image], num_images: int) -> str:
-    """Unfinished pictures; without any, their empty frames."""
+    """Unfinished pictures, and empty frames for those that have not begun."""
     shown = min(PREVIEWS, num_images)
     tiles = [f'<div class="tile">{picture_tag(image, "A picture being drawn")}</div>' for image in previews]
     tiles += ['<div class="tile"></div>'] * (shown - len(tiles))
-    more = f"<p>{shown} of the {num_images} that are drawn</p>" if num_images > shown else ""
+    more = f"<p>{shown} of the {num_images} being drawn</p>" if num_images > shown else ""
     return f'<div class="stage growing"><div class="tiles">{"".join(tiles)}</div>{more}</div>'
 
 
 def given_stage(image: Image.Image, rows: int, of: int) -> str:
-    """The part of an uploaded picture that is kept."""
+    """The rows of an uploaded picture that are kept."""
     words = f"As the model sees it: the upper {rows} of {of} rows are kept, the rest is drawn."
     return f'<div class="given"><div class="tile">{picture_tag(image, "The kept part")}</div><p>{words}</p></div>'
 
 
 def picture_tag(image: Image.Image, words: str) -> str:
-    """The picture inside the page itself, without a file."""
+    """An <img> that holds the picture itself instead of a file's address."""
     file = io.BytesIO()
     image.save(file, format="WEBP", quality=85)
     data = base64.b64encode(file.getvalue()).decode()
@@ -175,7 +174,7 @@ def picture_tag(image: Image.Image, words: str) -> str:
 
 
 def facts(generator: Generator) -> str:
-    """One line about the model for the page's foot."""
+    """One line about the model for the foot of the page."""
     config = generator.model.config
     parameters = sum(parameter.numel() for parameter in generator.model.parameters())
     side = generator.picture_side
@@ -187,7 +186,7 @@ def facts(generator: Generator) -> str:
 
 
 def duration(seconds: float) -> str:
-    """ "4 s", "3 min", "2 h": no more exact than an estimate is."""
+    """A rough duration: "4 s", "3 min", "2 h"."""
     if seconds < 100:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 6000 else f"{round(seconds / 3600)} h"

@@ -1,4 +1,4 @@
-"""Starting the pages."""
+"""Starts the prompt page and the calculator's page."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from demo.service.drawing_service import MAX_UPLOAD_BYTES, DrawingService
 PORTS_TRIED = 20
 # Each waiting visitor holds one.
 THREADS = 64
-# Each visitor's last pictures are kept for "More like this".
+# Sessions whose last pictures are kept for "More like this".
 VISITORS_KEPT = 500
 STYLE = Path(__file__).with_name("page.css")
 ESCAPE_STOPS = """() => document.addEventListener("keydown", event => {
@@ -27,7 +27,7 @@ ESCAPE_STOPS = """() => document.addEventListener("keydown", event => {
 
 
 def free_port(host: str, first: int, tries: int = PORTS_TRIED) -> int:
-    """The first free port from `first` on; OSError, in one sentence, where none of `tries` is free."""
+    """The first free port of the `tries` ports from `first` on; OSError, in one sentence, if all are taken."""
     last = min(first + tries - 1, 65535)
     for port in range(first, last + 1):
         try:
@@ -43,17 +43,17 @@ def free_port(host: str, first: int, tries: int = PORTS_TRIED) -> int:
 
 
 def read_auth(auth: str | None) -> tuple[str, str] | None:
-    """USER:PASSWORD split in two; ValueError where one is missing."""
+    """Split USER:PASSWORD in two; UserError if either is missing."""
     if auth is None:
         return None
     user, colon, password = auth.partition(":")
     if not (user and colon and password):
-        raise UserError("--auth takes USER:PASSWORD, both not empty")
+        raise UserError("--auth: must be USER:PASSWORD, neither of them empty")
     return user, password
 
 
 def read_root_path(path: str | None) -> str | None:
-    """With a leading slash and no trailing one, as Gradio needs it; an http(s) address keeps its beginning."""
+    """A root path as Gradio needs it: with a leading slash, unless it is an http(s) URL, and without a trailing one."""
     if path is None:
         return None
     path = path.rstrip("/")
@@ -63,13 +63,13 @@ def read_root_path(path: str | None) -> str | None:
 
 
 def read_card(folder: Path) -> str:
-    """The model card of a folder as Markdown, without metadata and links to local files; empty without a card."""
+    """The folder's model card as `plain_card` gives it; empty if there is none."""
     path = folder / "README.md"
     return plain_card(read_text(path)) if path.is_file() else ""
 
 
 def plain_card(text: str) -> str:
-    """A model card as Markdown, without metadata and links to local files."""
+    """A model card in Markdown without metadata and links to local files."""
     text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)
     text = re.sub(r"!\[[^\]]*\]\((?!https?:)[^)]*\)\n*", "", text)
     return re.sub(r"\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", text).strip()
@@ -86,13 +86,13 @@ def serve(
     root_path: str | None = None,
     api: bool = True,
 ) -> Any:
-    """Start the page in background threads and return it; `block_thread()` waits, `close()` ends it.
+    """Start the prompt page in background threads and return it; `block_thread()` waits, `close()` ends it.
 
     Args:
         port: must be free, see `free_port`.
-        auth: user and password that the page asks for.
-        root_path: where a proxy in front of the page puts it.
-        api: whether programs may draw too.
+        auth: user and password to require.
+        root_path: path under which a proxy serves the page.
+        api: whether to offer the endpoint /draw.
     """
     page = build_page(service, card, api)
     try:
@@ -109,15 +109,12 @@ def serve(
             state_session_capacity=VISITORS_KEPT,
             js=ESCAPE_STOPS,
         )
-    except ValueError as error:  # Gradio's, where a proxy stands before localhost
-        raise UserError(f"the page does not start: {error}") from None
+    except ValueError as error:  # from Gradio if a proxy intercepts localhost
+        raise UserError(f"cannot start the page: {error}") from None
 
 
 def serve_calculator(name: str = "paper", host: str = "127.0.0.1", port: int = 7860) -> Any:
-    """Start it on a free port from `port` on and return it; `block_thread()` waits, `close()` ends it.
-
-    name: of the model that it opens with.
-    """
+    """Start the calculator's page for the model `name` on the first free port from `port` on, and return it."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # as in build_page
     with gr.Blocks(title="dalle_lean calculator", analytics_enabled=False) as page:
         add_calculator(name)

@@ -21,7 +21,7 @@ def calculator(
     ] = "paper",
     batch: Annotated[
         int | None,
-        typer.Option(help="Samples at once. [default: the recipe's micro-batch, else 1]", show_default=False),
+        typer.Option(help="Samples per step. [default: the recipe's micro-batch, else 1]", show_default=False),
     ] = None,
     precision: Annotated[
         str | None,
@@ -33,7 +33,7 @@ def calculator(
             help="lamb8bit, lamb, adamw, adamw8bit, muon. [default: the recipe's, else lamb8bit]", show_default=False
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="cuda, or cpu: there host and device are one.")] = "cuda",
+    device: Annotated[str, typer.Option(help="cuda, or cpu, where host and device are one.")] = "cuda",
     plan: Annotated[
         str | None, typer.Option(help="Such as reversible,samples=1,loss_tokens=128. [default: the recipe's]")
     ] = None,
@@ -41,18 +41,18 @@ def calculator(
         str | None, typer.Option(help="Such as 12GB: the largest batch, and without --plan the fastest that fits.")
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option(help="Tokens a sample, of published models. [default: all]", show_default=False)
+        int | None, typer.Option(help="Tokens per sample, for published models. [default: all]", show_default=False)
     ] = None,
     shared_blocks: Annotated[
-        int | None, typer.Option(help="Layers take so many sets of weights in turns. [default: the model's]")
+        int | None, typer.Option(help="Sets of weights that the layers share. [default: the model's]")
     ] = None,
-    tflops: Annotated[float | None, typer.Option(help="TFLOP/s that the device reaches, for seconds a step.")] = None,
+    tflops: Annotated[float | None, typer.Option(help="TFLOP/s of the device; adds the time of a step.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON, in bytes and FLOP.")] = False,
     page: Annotated[bool, typer.Option("--page", help="Serve it as a page with switches, until Ctrl+C.")] = False,
-    host: Annotated[str, typer.Option(help="Of --page: address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Of --page: TCP port, or the next free one.", min=1, max=65535)] = 7860,
+    host: Annotated[str, typer.Option(help="With --page: address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="With --page: TCP port, or the next free one.", min=1, max=65535)] = 7860,
 ) -> None:
-    """Tell what a training step costs: parameters, memory by kind on device and host, arithmetic."""
+    """Show what a training step costs: parameters, memory by kind on device and host, arithmetic."""
     from dalle_lean.memory.report import report_cost, report_lines
     from training.run.subjects import find_subject
 

@@ -1,4 +1,4 @@
-"""The calculator's page: a model, switches, and a stacked bar of its memory without and with them."""
+"""The calculator's page: a model, its settings, and stacked bars of its memory with and without them."""
 
 from dataclasses import astuple
 from typing import Any
@@ -16,8 +16,8 @@ from demo.calculator.switches import (
     PLAIN,
     Switches,
     activation_choices,
+    default_switches,
     model_names,
-    own_switches,
     report_with,
     sharing_choices,
 )
@@ -27,7 +27,7 @@ GPU_GB = 8.0
 MOST_BATCH = 1_000_000
 LONGEST_RECIPE = 20_000
 """Characters."""
-BEFORE, AFTER, HOST = "plain", "switched", "on the CPU"
+BEFORE, AFTER, HOST = "plain", "as chosen", "on the CPU"
 COLOURS = {
     "weights": "#4c78a8",
     "gradients": "#f58518",
@@ -41,37 +41,39 @@ COLOURS = {
     "transfer": "#bab0ac",
 }
 ADVICE = """
-Bytes of tensors at the worst moment of a step, computed; a GPU's context (about 0.5 GB) and fragmentation come on top.
-*Plain* is float32, 32-bit AdamW, all activations kept, nothing shared. BERT, T5 and the GPTs are priced as written in
-plain PyTorch with torch's attention; reversible, as `dalle_lean.language` runs its layers. On the command line:
+The computed size of all tensors at the peak of a step; a GPU's context (about 0.5 GB) and fragmentation come on top.
+*Plain* is float32, 32-bit AdamW, all activations kept, no shared weights. BERT, T5 and the GPTs are priced as plain
+PyTorch code with torch's attention; if reversible, as `dalle_lean.language` runs its layers. On the command line:
 `dalle-lean calculator`.
 """
 
 
 def add_calculator(name: str = "paper") -> None:
-    """Put the calculator into the Blocks or the Tab around; ValueError where there is no such model."""
-    own, subject = own_switches(name), find_subject(name)
+    """Add the calculator to the enclosing Blocks; UserError if there is no model `name`."""
+    default, subject = default_switches(name), find_subject(name)
     names = model_names() if name in model_names() else [name, *model_names()]
-    gr.Markdown("# What training takes\nChoose a model and flip switches: see the memory of a step by kind.")
+    gr.Markdown("# What training takes\nChoose a model and settings, and see what fills the memory in a step.")
     with gr.Row():
         choices = [(title(known), known) for known in names]
         model = gr.Dropdown(choices, value=name, label="Model", scale=3, min_width=240, elem_id="model")
         gpu = gr.Number(GPU_GB, label="GPU memory, GB", minimum=1, maximum=10_000, min_width=110, elem_id="gpu")
         whole: dict[str, Any] = {"precision": 0, "minimum": 1, "min_width": 110}
         batch = gr.Number(subject.setup.batch, label="Batch", maximum=MOST_BATCH, elem_id="batch", **whole)
-        tokens = gr.Number(**tokens_of(name), label="Tokens a sample", elem_id="tokens", **whole)
+        tokens = gr.Number(**tokens_of(name), label="Tokens per sample", elem_id="tokens", **whole)
     with gr.Row():
-        precision = gr.Radio(list(PRECISIONS), value=own.precision, label="Precision", info="Mixed: bf16 or fp16")
-        optimizer = gr.Radio(list(STATISTICS), value=own.optimizer, label="Optimizer", info="8-bit: two bytes a weight")
+        info = "bf16 and fp16 are mixed precision"
+        precision = gr.Radio(list(PRECISIONS), value=default.precision, label="Precision", info=info)
+        info = "8-bit: two bytes per weight"
+        optimizer = gr.Radio(list(STATISTICS), value=default.optimizer, label="Optimizer", info=info)
     with gr.Row():
         activations = gr.Radio(
-            activation_choices(name), value=own.activations, label="Activations", info="Kept, or computed again"
+            activation_choices(name), value=default.activations, label="Activations", info="Kept or recomputed"
         )
-        info = "Sets of weights that layers take in turns"
-        sharing = gr.Dropdown(sharing_choices(name), value=own.sharing, label="Sharing", info=info)
+        info = "Sets of weights that the layers share"
+        sharing = gr.Dropdown(sharing_choices(name), value=default.sharing, label="Sharing", info=info)
         info = "LAMB's statistics on the CPU"
-        offload = gr.Checkbox(own.offload, label="Offload", info=info, min_width=160, elem_id="offload")
-    said, data, table, most = show(name, GPU_GB, subject.setup.batch, None, *astuple(own))
+        offload = gr.Checkbox(default.offload, label="Offload", info=info, min_width=160, elem_id="offload")
+    said, data, table, most = show(name, GPU_GB, subject.setup.batch, None, *astuple(default))
     summary = gr.Markdown(said, elem_id="summary")
     plot = gr.BarPlot(
         data,
@@ -90,9 +92,9 @@ def add_calculator(name: str = "paper") -> None:
     kinds = gr.Markdown(table, sanitize_html=False, elem_id="kinds")
     holds = gr.Markdown(most, elem_id="holds")
     gr.Markdown(ADVICE)
-    with gr.Accordion("A recipe of your own", open=False, elem_id="own"):
+    with gr.Accordion("Your own recipe", open=False, elem_id="own"):
         recipe = gr.Textbox(
-            label="Its TOML, as `train --config` takes it",
+            label="TOML, as for `train --config`",
             lines=8,
             max_lines=20,
             max_length=LONGEST_RECIPE,
@@ -117,32 +119,32 @@ def title(name: str) -> str:
 
 
 def tokens_of(name: str) -> dict[str, Any]:
-    """The field of tokens: fixed where the model's samples always have as many."""
+    """The field of tokens per sample, which is fixed for all but published transformers."""
     subject = find_subject(name)
     return {"value": subject.tokens, "interactive": isinstance(subject.model, TransformerShape)}
 
 
 def change_model(name: str, gpu_gb: float) -> list[Any]:
-    """Another model's own settings, and what they cost."""
-    own, batch = own_switches(name), find_subject(name).setup.batch
+    """The default settings of another model, and what they cost."""
+    default, batch = default_switches(name), find_subject(name).setup.batch
     fields = [
         batch,
         gr.update(**tokens_of(name)),
-        own.precision,
-        own.optimizer,
-        own.offload,
-        gr.update(choices=activation_choices(name), value=own.activations),
-        gr.update(choices=sharing_choices(name), value=own.sharing),
+        default.precision,
+        default.optimizer,
+        default.offload,
+        gr.update(choices=activation_choices(name), value=default.activations),
+        gr.update(choices=sharing_choices(name), value=default.sharing),
     ]
-    return [*fields, *show(name, gpu_gb, batch, None, *astuple(own))]
+    return [*fields, *show(name, gpu_gb, batch, None, *astuple(default))]
 
 
 def add_recipe(text: str, gpu_gb: float) -> list[Any]:
-    """The recipe of a visitor, as the last of the models, and what it costs; a mistake is the summary."""
+    """Add a visitor's recipe as the last model, and show what it costs; the summary names any mistake."""
     text = text.strip() + "\n"
     try:
         if len(text) > LONGEST_RECIPE:
-            raise UserError(f"the recipe has {len(text):,} characters; {LONGEST_RECIPE:,} are read at most")
+            raise UserError(f"the recipe has {len(text):,} characters; the limit is {LONGEST_RECIPE:,}")
         choices = [(title(known), known) for known in (*model_names(), text)]
     except UserError as error:
         return [*[gr.skip()] * 8, f"**Not possible:** {error}", None, "", ""]
@@ -150,71 +152,66 @@ def add_recipe(text: str, gpu_gb: float) -> list[Any]:
 
 
 def show(
-    name: str, gpu_gb: float | None, batch: int | None, tokens: int | None, *switched: Any
+    name: str, gpu_gb: float | None, batch: int | None, tokens: int | None, *fields: Any
 ) -> tuple[str, pd.DataFrame | None, str, str]:
-    """Summary, bars, table of kinds and table of what the GPU holds; a mistake is the summary, with nothing else."""
-    switches = Switches(*switched)
+    """Summary, bars, table of kinds and table of what the GPU holds; after a mistake, a summary that names it alone."""
+    switches = Switches(*fields)
     lengths = {"batch": batch, "tokens": tokens if isinstance(find_subject(name).model, TransformerShape) else None}
     try:
         if gpu_gb is None:
-            raise UserError("how much memory has the GPU?")
-        plain, with_them = (report_with(name, way, gpu_gb, **lengths) for way in (PLAIN, switches))
-        return (
-            summarise(plain, with_them),
-            bars(plain, with_them),
-            kinds_table(plain, with_them),
-            holds_table(gpu_gb, switches),
-        )
+            raise UserError("enter the GPU's memory in GB")
+        plain, chosen = (report_with(name, each, gpu_gb, **lengths) for each in (PLAIN, switches))
+        return summarise(plain, chosen), bars(plain, chosen), kinds_table(plain, chosen), holds_table(gpu_gb, switches)
     except UserError as error:
         return f"**Not possible:** {error}", None, "", ""
 
 
-def summarise(plain: CostReport, switched: CostReport) -> str:
-    """What it comes to, in a few sentences."""
-    cost, host = switched.cost, switched.cost.host.total
+def summarise(plain: CostReport, chosen: CostReport) -> str:
+    """Memory, largest batches, arithmetic and parameters in a few sentences."""
+    cost, host = chosen.cost, chosen.cost.host.total
     more = f", and {human_bytes(host)} on the CPU" if host else ""
     count = f"{cost.parameters:,} parameters"
     if cost.parameters < plain.cost.parameters:
-        count += f" in place of {plain.cost.parameters:,}"
+        count += f" instead of {plain.cost.parameters:,}"
     return (
-        f"**{switched.priced.name}**, batch {switched.setup.batch}, {switched.priced.tokens} tokens a sample: "
-        f"**{human_bytes(plain.cost.peak_bytes)}** plain, **{human_bytes(cost.peak_bytes)}** switched{more}. "
-        f"A GPU of {human_bytes(switched.budget_bytes or 0)} holds {batches(plain)} plain and {batches(switched)} "
-        f"switched. A step is {human_flop(plain.cost.step.total)} plain and {human_flop(cost.step.total)} switched, "
-        f"with {count}."
+        f"**{chosen.priced.name}**, batch {chosen.setup.batch}, {chosen.priced.tokens} tokens per sample: "
+        f"**{human_bytes(plain.cost.peak_bytes)}** plain, **{human_bytes(cost.peak_bytes)}** as chosen{more}. "
+        f"A GPU of {human_bytes(chosen.budget_bytes or 0)} holds {batches(plain)} plain and {batches(chosen)} "
+        f"as chosen. A step takes {human_flop(plain.cost.step.total)} plain and {human_flop(cost.step.total)} "
+        f"as chosen, with {count}."
     )
 
 
 def batches(report: CostReport) -> str:
     """The largest batch in words."""
-    return f"a batch of {report.largest_batch:,}" if report.largest_batch else "not one sample"
+    return f"a batch of {report.largest_batch:,}" if report.largest_batch else "not even one sample"
 
 
-def columns(plain: CostReport, switched: CostReport) -> dict[str, dict[str, int]]:
-    """Bytes by kind, of each bar."""
-    shown = {BEFORE: plain.cost.device, AFTER: switched.cost.device}
-    if switched.cost.host.total:
-        shown[HOST] = switched.cost.host
+def columns(plain: CostReport, chosen: CostReport) -> dict[str, dict[str, int]]:
+    """Bytes by kind for each bar."""
+    shown = {BEFORE: plain.cost.device, AFTER: chosen.cost.device}
+    if chosen.cost.host.total:
+        shown[HOST] = chosen.cost.host
     return {
         where: {kind.replace("_", " "): count for kind, count in parts.by_kind().items()}
         for where, parts in shown.items()
     }
 
 
-def bars(plain: CostReport, switched: CostReport) -> pd.DataFrame:
-    """A row for each kind that there is, of each bar."""
+def bars(plain: CostReport, chosen: CostReport) -> pd.DataFrame:
+    """A row for each bar and each kind in it."""
     rows = [
         (where, kind, count / 1e9)
-        for where, parts in columns(plain, switched).items()
+        for where, parts in columns(plain, chosen).items()
         for kind, count in parts.items()
         if count
     ]
     return pd.DataFrame(rows, columns=["where", "kind", "GB"])
 
 
-def kinds_table(plain: CostReport, switched: CostReport) -> str:
-    """The bars' numbers and what their colours mean."""
-    shown = columns(plain, switched)
+def kinds_table(plain: CostReport, chosen: CostReport) -> str:
+    """The bars' numbers, and what their colours mean."""
+    shown = columns(plain, chosen)
     rows = []
     for kind, colour in COLOURS.items():
         counts = [parts[kind] for parts in shown.values()]
@@ -226,17 +223,17 @@ def kinds_table(plain: CostReport, switched: CostReport) -> str:
 
 
 def holds_table(gpu_gb: float, switches: Switches) -> str:
-    """The largest batch of every published model, and of the paper's, in this GPU."""
+    """The largest batch of each published model and of the paper's on this GPU."""
     rows = []
     for name in (*PRESETS, "paper"):
         try:
-            rows.append([name, *(f"{report_with(name, way, gpu_gb).largest_batch:,}" for way in (PLAIN, switches))])
+            rows.append([name, *(f"{report_with(name, each, gpu_gb).largest_batch:,}" for each in (PLAIN, switches))])
         except UserError:
-            rows.append([name, f"{report_with(name, PLAIN, gpu_gb).largest_batch:,}", "cannot have these"])
+            rows.append([name, f"{report_with(name, PLAIN, gpu_gb).largest_batch:,}", "not possible"])
     return f"### Largest batch in {gpu_gb:g} GB\n\n{markdown_table(['', BEFORE, AFTER], rows)}"
 
 
 def markdown_table(heads: list[str], rows: list[list[str]]) -> str:
-    """Words to the left, numbers to the right."""
+    """A table in Markdown whose first column is aligned left, the others right."""
     lines = [heads, [":--", *["--:"] * (len(heads) - 1)], *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

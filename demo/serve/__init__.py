@@ -1,5 +1,5 @@
 """The engine: a model on several GPUs or machines by Ray Serve, for pages and programs.
 
-It stands in `demo`, beside the page's service, because it shares that one's line, estimates and events; `inference`
-may import none of them.
+It is part of `demo` because it shares the queue, estimates and events of the page's service, which `inference` may not
+import.
 """

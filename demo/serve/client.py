@@ -1,4 +1,4 @@
-"""The engine as seen by a page: a generator and a service whose drawing is done elsewhere."""
+"""The engine's client: a generator and a service for a page that leave the drawing to the engine."""
 
 import json
 import tempfile
@@ -38,16 +38,16 @@ from inference.request import Request
 
 CONNECT_S = 5.0
 SILENCE_S = 60.0
-"""The engine says something every half second; after this long it is taken for dead."""
+"""The engine sends something every half second; after a longer silence it counts as dead."""
 PATIENCE_S = 120.0
-"""How long an engine that is away is waited for."""
+"""How long to retry while the engine cannot be reached."""
 RETRY_INTERVAL_S = 0.5
 REFRESH_S = 10.0
-"""How old what is known of the engine's speed and model may be when something is drawn."""
+"""Age from which the engine's speed and model are asked for again before drawing."""
 
 
 class EngineAway(Exception):
-    """The engine does not answer, or breaks off."""
+    """The engine does not answer, or its answer breaks off."""
 
 
 class Engine:
@@ -65,11 +65,11 @@ class Engine:
         )
 
     def describe(self) -> dict[str, Any]:
-        """What it says of its model."""
+        """The engine's description of its model."""
         return cast(dict[str, Any], self.ask("GET", "/model"))
 
     def ask(self, method: str, path: str, **content: Any) -> Any:
-        """A short answer, waited for where the engine is away: UserError where that lasts, Busy where it is full."""
+        """A short answer in JSON. Retries while the engine is away; UserError after PATIENCE_S, Busy if it is full."""
         end_s = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -82,7 +82,7 @@ class Engine:
 
     @contextmanager
     def request(self, method: str, path: str, **content: Any) -> Iterator[httpx.Response]:
-        """An answer that streams; Busy, UserError for a mistake, EngineAway where it is worth to try again."""
+        """A streamed answer; Busy, UserError for a mistake, EngineAway if a retry may help."""
         try:
             with self.http.stream(method, path, **content) as answer:
                 if answer.status_code == httpx.codes.OK:
@@ -97,13 +97,13 @@ class Engine:
                     raise UserError(said["error"])
                 if answer.status_code == BUSY_STATUS and said.get("error") == "busy":
                     raise Busy(said["served"], said["waiting"], said["seconds"])
-                raise EngineAway(f"it answers {answer.status_code}")
+                raise EngineAway(f"HTTP status {answer.status_code}")
         except httpx.TransportError as error:
             raise EngineAway(str(error) or type(error).__name__) from None
 
 
 class RemoteGenerator(Generator):
-    """All of a generator but its weights: it reads prompts, describes and has pictures read; the service draws."""
+    """A generator without weights: it reads prompts and describes drawings itself, and the engine does the rest."""
 
     def __init__(self, engine: Engine, description: dict[str, Any]):
         self.engine, content, files = engine, description["content"], description["files"]
@@ -132,16 +132,16 @@ class RemoteGenerator(Generator):
         return self.side
 
     def read_pixels(self, pixels: NDArray[np.uint8]) -> Tensor:
-        """The codes [I] of the pixels [side, side, 3] of a picture, whose side is `picture_side`."""
+        """The codes [I] of a picture's pixels [side, side, 3]; side is `picture_side`."""
         return torch.tensor(self.engine.ask("POST", "/read", content=pixels.tobytes())["codes"])
 
     def preview(self, codes: Tensor) -> list[Image.Image]:
-        """Unfinished pictures from their first codes [n, m]: whole rows that are drawn, transparent below."""
+        """Unfinished pictures from their first codes [n, m]: the whole rows among them, transparent below."""
         return [image_of(self.engine.ask("POST", "/preview", json={"codes": one.tolist()})["png"]) for one in codes]
 
 
 class RemoteService(DrawingService):
-    """Draws for several people by an engine, which holds the line for all its pages.
+    """Draws through an engine, which has one queue for all its pages.
 
     Raises:
         UserError: no engine answers at the address.
@@ -155,7 +155,7 @@ class RemoteService(DrawingService):
         self.refreshed_s = time.monotonic()
 
     def refresh(self) -> None:
-        """Learn how fast the engine is by now, and which model it has."""
+        """Update the engine's speed and model."""
         self.refreshed_s = time.monotonic()
         description = self.engine.describe()
         self.latency = latency_from_json(description["latency"])
@@ -163,7 +163,7 @@ class RemoteService(DrawingService):
             self.generator = RemoteGenerator(self.engine, description)
 
     def draw(self, request: Request) -> Iterator[DrawingEvent]:
-        """As a service here does; what an engine breaks off is asked for again, since it is the same whenever drawn."""
+        """As DrawingService does. If the engine breaks off, asks again: the pictures are the same whenever drawn."""
         if time.monotonic() - self.refreshed_s > REFRESH_S:
             self.refresh()
         event: DrawingEvent = Queued(1, self.latency.seconds(self.generator.num_drawn(request.settings)))
@@ -179,12 +179,12 @@ class RemoteService(DrawingService):
                 away_since_s = away_since_s or time.monotonic()
                 if time.monotonic() - away_since_s > PATIENCE_S:
                     raise UserError(f"the engine is away: {away}; try again later") from None
-            # Said again, so that the page notices Stop in the meantime.
+            # Again, so that the page can react to Stop in the meantime.
             yield event
             time.sleep(RETRY_INTERVAL_S)
 
     def answer(self, request: Request) -> Iterator[DrawingEvent]:
-        """The engine's events, up to where it breaks off; EngineAway for that."""
+        """The engine's events; EngineAway once they break off."""
         with self.engine.request("POST", "/draw", json=request_to_json(request)) as answer:
             for line in answer.iter_lines():
                 event = event_from_json(json.loads(line), request)
@@ -192,4 +192,4 @@ class RemoteService(DrawingService):
                     known = self.generator.describe(request.settings, request.start)
                     event = replace(event, described=known | event.described)
                 yield event
-        raise EngineAway("it broke off")
+        raise EngineAway("its answer broke off")

@@ -1,4 +1,4 @@
-"""The engine's processes: started on a Ray cluster, exchanged for those of another model, ended."""
+"""The engine's processes on a Ray cluster: starts them, swaps them for those of another model, and ends them."""
 
 import logging
 import os
@@ -15,25 +15,22 @@ from dalle_lean.io.model_folder import check_parts
 from dalle_lean.require import require
 
 OBJECT_STORE_BYTES = 2**28
-"""Of a cluster of this machine's; only pictures on their way to a client lie there."""
+"""For a cluster started on this machine; holds only pictures on their way to a client."""
 LARGEST_BATCH = {"cuda": 128, "cpu": 32}
 PROMPTS_PER_REPLICA = 3
-"""At once, so that every replica always has something to draw."""
+"""Drawn at once, so that every replica always has work."""
 BATCHES_PER_REPLICA = 2
-"""That a replica is given: one to draw, and one that follows without a pause."""
+"""Given to a replica at once: one to draw, and one to follow without a pause."""
 SLOW_START_S = 120
 START_TRIES = 3
 DRAIN_POLL_S = 0.5
 STOP_S = 10.0
-"""For what is being drawn when the engine ends."""
+"""Left to drawings in progress when the engine ends."""
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """How an engine is run.
-
-    The replicas are between `replicas` and `max_replicas`, as many as the line needs.
-    """
+    """How to run an engine, with `replicas` to `max_replicas` replicas, as many as the queue needs."""
 
     replicas: int = 1
     max_replicas: int | None = None
@@ -45,7 +42,7 @@ class EngineSettings:
     scorer: str = "clip"
     precision: str | None = None
     batch_size: int | None = None
-    """Pictures that a replica draws at once; None is 128 on a GPU and 32 on a CPU."""
+    """Pictures that a replica draws at once; None is 128 on a GPU, 32 on a CPU."""
 
     def __post_init__(self) -> None:
         if self.max_replicas is not None and self.max_replicas < self.replicas:
@@ -58,9 +55,9 @@ class EngineSettings:
 
 @contextmanager
 def engine_running(folder: Path, settings: EngineSettings) -> Iterator["RunningEngine"]:
-    """An engine that draws with the model in `folder`; it ends with the block, and all its processes with it.
+    """An engine that draws with the model in `folder`; all its processes end with the block.
 
-    It joins the cluster that RAY_ADDRESS names, or starts one on this machine.
+    It joins the cluster at RAY_ADDRESS, or starts one on this machine.
     """
     # Ray reads these when it is imported. On a busy machine its processes start more slowly than it expects.
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", str(SLOW_START_S))
@@ -78,7 +75,7 @@ def engine_running(folder: Path, settings: EngineSettings) -> Iterator["RunningE
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         start_ray(options)
-        signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own in its place
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray has replaced it
         try:
             location = "HeadOnly" if address is None else "EveryNode"
             serve.start(
@@ -92,7 +89,7 @@ def engine_running(folder: Path, settings: EngineSettings) -> Iterator["RunningE
         finally:
             if address is None:
                 serve.shutdown()
-            else:  # others may serve on this cluster too
+            else:  # the cluster may have other applications
                 for name in serve.status().applications:
                     if name == FRONT or name.startswith(DRAWERS):
                         serve.delete(name)
@@ -101,17 +98,17 @@ def engine_running(folder: Path, settings: EngineSettings) -> Iterator["RunningE
 
 
 def start_ray(options: dict[str, Any]) -> None:
-    """`ray.init`, tried again where a busy machine is slower than Ray allows; UserError where that does not help."""
+    """`ray.init`, with retries for machines too busy for Ray's timeouts; UserError if they fail too."""
     import ray
 
     for attempt in range(START_TRIES):
         try:
             ray.init(**options)
             return
-        except Exception as error:  # Ray raises bare ones
+        except Exception as error:  # Ray raises plain Exceptions
             ray.shutdown()
             if attempt == START_TRIES - 1:
-                raise UserError(f"Ray does not start: {error}") from error
+                raise UserError(f"cannot start Ray: {error}") from error
 
 
 class RunningEngine:
@@ -129,10 +126,10 @@ class RunningEngine:
         self.batch_size = settings.batch_size or LARGEST_BATCH["cuda" if self.gpus else "cpu"]
 
     def load(self, folder: Path) -> None:
-        """Draw with the model in this folder from now on. Prompts that are being drawn end with the one before it.
+        """Draw with the model in this folder from now on. Prompts in progress finish with the previous model.
 
         Raises:
-            UserError: the folder is not whole, or no replica can load it; the model before it stays.
+            UserError: the folder is incomplete, or no replica can load it; the previous model stays.
         """
         from ray import serve
 
@@ -170,7 +167,7 @@ class RunningEngine:
 
     @property
     def units_per_replica(self) -> int:
-        """Units that a replica may be given at once."""
+        """The most units that a replica is given at once."""
         from demo.serve.drawer import UNIT
 
         return BATCHES_PER_REPLICA * max(1, self.batch_size // UNIT)
@@ -178,8 +175,8 @@ class RunningEngine:
     def drawers(self, folder: Path, sha256: str) -> Any:
         """The replicas of a model.
 
-        Each asks Ray for half of its share of the GPUs or CPUs: the other half is for its successor while two models
-        are exchanged.
+        Each requests half of its share of the GPUs or CPUs from Ray; the other half is for its successor while one
+        model replaces another.
         """
         from ray import serve
 
@@ -195,7 +192,7 @@ class RunningEngine:
         scaling: dict[str, Any] = {"num_replicas": self.settings.replicas}
         if most > self.settings.replicas:
             bounds = {"min_replicas": self.settings.replicas, "max_replicas": most}
-            # A replica that has its batch and the next one to draw is at its limit.
+            # A replica with one batch to draw and another to follow is at its limit.
             scaling = {"autoscaling_config": {**bounds, "target_ongoing_requests": self.units_per_replica / 2}}
         drawers: Any = serve.deployment(
             Drawer,
@@ -205,7 +202,7 @@ class RunningEngine:
             graceful_shutdown_timeout_s=STOP_S,
             **scaling,
         )
-        device = "cuda" if self.gpus else "cpu"
-        settings = self.settings
-        arguments = (device, settings.precision, settings.scorer, threads, self.batch_size)
-        return drawers.bind(str(folder), sha256, *arguments)
+        device, settings = "cuda" if self.gpus else "cpu", self.settings
+        return drawers.bind(
+            *(str(folder), sha256, device, settings.precision, settings.scorer, threads, self.batch_size)
+        )

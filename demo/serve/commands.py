@@ -1,4 +1,4 @@
-"""`dalle-lean serve`."""
+"""The command `dalle-lean serve`."""
 
 import signal
 import threading
@@ -18,13 +18,13 @@ def serve(
     ] = None,
     replicas: Annotated[int, typer.Option(help="Copies of the model; each has its share of GPUs or CPUs.", min=1)] = 1,
     max_replicas: Annotated[
-        int | None, typer.Option(help="Up to this many while there is a line.", show_default="--replicas", min=1)
+        int | None, typer.Option(help="Up to this many while prompts wait.", show_default="--replicas", min=1)
     ] = None,
-    waiting: Annotated[int, typer.Option(help="Prompts in line before others are sent away.", min=0)] = 100,
+    waiting: Annotated[int, typer.Option(help="Prompts that may wait; more are turned away.", min=0)] = 100,
     host: Annotated[str, typer.Option(help="Address to listen on; there is no password.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="TCP port.", min=1, max=65535)] = 8000,
     metrics_port: Annotated[int, typer.Option(help="TCP port of /metrics, for Prometheus.", min=1, max=65535)] = 8001,
-    scorer: Annotated[str, typer.Option(help="What ranks the pictures, as in `generate`.")] = "clip",
+    scorer: Annotated[str, typer.Option(help="Scorer that ranks the pictures, as in `generate`.")] = "clip",
     precision: Annotated[
         str | None, typer.Option(help="As in `generate`.", show_default="fp32 on a CPU, bf16 on a GPU")
     ] = None,
@@ -34,7 +34,7 @@ def serve(
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Draw for pages and programs, by several replicas, until Ctrl+C or SIGTERM; SIGHUP loads MODEL again."""
+    """Draw for pages and programs with several replicas until Ctrl+C or SIGTERM; SIGHUP reloads MODEL."""
     from dalle_lean.io.model_folder import check_parts, find_model
     from demo.serve.cluster import EngineSettings, engine_running
     from demo.server import free_port
@@ -54,21 +54,21 @@ def serve(
         with engine_running(folder, settings) as engine:
             say(f"the engine is at http://{host}:{port}, its metrics are on port {metrics_port} (Ctrl+C ends it)")
             while True:
-                # With a timeout, so that signals are heard.
+                # With a timeout, so that signals are handled.
                 if not reload.wait(1.0):
                     continue
                 reload.clear()
-                say("loading the model again ...")
+                say("reloading the model ...")
                 try:
                     engine.load(find_model(model))
                     say("the new model draws")
                 except UserError as mistake:
-                    warn(f"the model before it goes on drawing: {mistake}")
+                    warn(f"the previous model stays: {mistake}")
     finally:
         say("the engine has ended")
 
 
 def terminate(*_: object) -> None:
-    """SIGTERM, which service managers send, ends the engine as Ctrl+C does; a second one changes nothing."""
+    """End the engine on SIGTERM, which service managers send, as on Ctrl+C; ignores further ones."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise Terminated

@@ -1,7 +1,7 @@
 """A replica: one generator, which draws the pictures of several prompts together.
 
-Prompts come in units of eight pictures, so that a picture stands at the same place of its decoding batch as on one
-machine, and is the same bit for bit on a CPU in fp32.
+Prompts come in units of eight pictures, so that each picture has the same place in its decoding batch as on one
+machine. On a CPU in fp32 it is then the same, bit for bit.
 """
 
 import asyncio
@@ -30,11 +30,7 @@ UNIT = DECODE_BATCH
 GATHER_S = 0.01
 """How long the first unit of a batch waits for others."""
 FILES = ("config.json", "tokenizer.json", "vocabulary.json", "vqgan/config.json", "README.md")
-"""What a client reads of a model folder: everything but the weights."""
-
-
-gathered: Any = serve.batch(batch_wait_timeout_s=GATHER_S)
-"""Ray's decorator that calls a method with a list of what several callers gave; its types know no methods."""
+"""The files of a model folder that a client needs: all but the weights."""
 
 
 @dataclass
@@ -43,15 +39,15 @@ class Unit:
 
     request: Request
     previews: bool
-    """Whether its pictures are shown growing."""
+    """Whether to send previews."""
     wanted: bool = True
-    """Somebody still waits for it."""
+    """Whether its caller still waits for it."""
     previewed_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a unit's drawing says from time to time."""
+    """The progress of a unit."""
 
     share: float = 0.0
     """Of the codes, 0..1."""
@@ -62,7 +58,7 @@ class Step:
     mistake: str | None = None
     """Why it cannot be drawn, in a sentence for its user."""
     learned: tuple[int, float, float] | None = None
-    """At the end: pictures drawn together, seconds for a row of their codes, seconds for painting the unit."""
+    """At the end: pictures drawn together, seconds for a row of their codes, seconds for decoding and ranking."""
 
 
 class Drawer:
@@ -70,9 +66,9 @@ class Drawer:
 
     Args:
         folder: the model folder, at the same path on every machine.
-        sha256: of the weights that this engine was started with.
+        sha256: of the weights that the engine loaded.
         threads: for torch on a CPU.
-        batch_size: pictures at once.
+        batch_size: pictures drawn at once.
     """
 
     def __init__(
@@ -83,16 +79,16 @@ class Drawer:
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="drawing")
         self.generator = self.worker.submit(Generator.from_folder, folder, device, precision, scorer).result()
         if self.generator.model_sha256 != sha256:
-            raise UserError(f"{folder} has changed since the engine loaded it; send the engine SIGHUP to take it")
+            raise UserError(f"{folder} has changed since the engine loaded it; send the engine SIGHUP to reload it")
         self.folder, self.batch_size = Path(folder), batch_size
         self.draw_together.set_max_batch_size(max(1, batch_size // UNIT))
 
     async def run(self, job: Any, *arguments: Any) -> Any:
-        """Let the drawing thread do something between two rows."""
+        """Run a job on the drawing thread, between two rows."""
         return await asyncio.get_running_loop().run_in_executor(self.worker, job, *arguments)
 
     async def describe(self) -> dict[str, Any]:
-        """Everything that a client needs to know of the model, and how long drawing takes here."""
+        """What a client needs to know about the model, and how long drawing takes here."""
         generator = self.generator
         latency: LatencyModel = await self.run(measure, generator)
         latency.largest_batch = min(latency.largest_batch, self.batch_size)
@@ -107,17 +103,17 @@ class Drawer:
         }
 
     async def read(self, pixels: bytes) -> list[int]:
-        """The codes of a picture's pixels, RGB rows from the top."""
+        """The codes of a picture's pixels, RGB, rows from the top."""
         side = self.generator.picture_side
         values = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(side, side, 3).numpy()
         return list((await self.run(self.generator.read_pixels, values)).tolist())
 
     async def preview(self, codes: torch.Tensor) -> str:
-        """The part of a picture that its first codes [m] draw, as a PNG."""
+        """A picture as far as its first codes [m] go, as a PNG in base64."""
         return png((await self.run(self.generator.preview, codes[None]))[0])
 
     async def draw(self, request: Request, previews: bool) -> AsyncIterator[Step]:
-        """Draw one unit, together with others where there are some; close the iterator to cancel."""
+        """Draw one unit, in a batch with others if there are any. Closing the iterator cancels it."""
         unit = Unit(request, previews)
         try:
             async for step in self.draw_together(unit):
@@ -132,13 +128,13 @@ class Drawer:
         finally:
             unit.wanted = False
 
-    @gathered
+    @cast(Any, serve.batch(batch_wait_timeout_s=GATHER_S))  # its types do not cover methods
     async def draw_together(self, units: list[Unit]) -> AsyncIterator[list[Step | Exception | None]]:
-        """One list for each step of one unit. Where a batch fails, each of its units is tried alone: one prompt cannot
-        spoil another's."""
+        """Yield a list for each step of a unit, with that step in the unit's place. If a batch fails, its units are
+        tried one by one, so that one prompt cannot spoil another's."""
 
-        def only(unit: Unit, said: Step | Exception) -> list[Step | Exception | None]:
-            return [said if one is unit else None for one in units]
+        def only(unit: Unit, step: Step | Exception) -> list[Step | Exception | None]:
+            return [step if one is unit else None for one in units]
 
         groups = [units]
         while groups:
@@ -153,7 +149,7 @@ class Drawer:
                     yield only(group[0], error)
 
     async def steps(self, units: list[Unit]) -> AsyncIterator[tuple[Unit, Step]]:
-        """Draw units until all are done or nobody wants any of them."""
+        """Draw units until all are done or none is wanted any more."""
         drawing = self.generator.draw([unit.request for unit in units], self.batch_size)
         timer = Timer(sum(unit.request.settings.num_images for unit in units))
         try:
@@ -194,20 +190,20 @@ class Drawer:
 
 
 class Timer:
-    """What a batch of `num_images` pictures takes."""
+    """Times the drawing of a batch of `num_images` pictures."""
 
     def __init__(self, num_images: int):
-        self.num_images, self.codes_s, self.painting_s = num_images, 0.0, 0.0
+        self.num_images, self.codes_s, self.decoding_s = num_images, 0.0, 0.0
         self.rows: set[int] = set()
 
     def add(self, progress: Progress, seconds: float) -> tuple[int, float, float] | None:
-        """Add a step; `Step.learned` at the end of a unit."""
+        """Add a step; returns `Step.learned` at the end of a unit."""
         if progress.codes is not None:
             self.codes_s += seconds
             self.rows.add(progress.codes.shape[1])
             return None
-        self.painting_s += seconds
+        self.decoding_s += seconds
         if progress.pictures is None:
             return None
-        painting_s, self.painting_s = self.painting_s, 0.0
-        return self.num_images, self.codes_s / max(1, len(self.rows)), painting_s
+        decoding_s, self.decoding_s = self.decoding_s, 0.0
+        return self.num_images, self.codes_s / max(1, len(self.rows)), decoding_s

@@ -1,7 +1,7 @@
-"""The engine's front: the line, each prompt spread over the replicas, and the HTTP interface.
+"""The engine's front: it queues prompts, spreads each over the replicas, and serves HTTP.
 
-There is one of it, because there is one line. It holds nothing that lasts: if it dies, Ray starts another, and clients
-send their requests again.
+There is only one, because there is only one queue. It keeps no lasting state: if it dies, Ray starts another, and
+clients send their requests again.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from inference.request import Request
 
 FRONT = "front"
 DRAWERS = "drawers-"
-"""Applications of Ray Serve: the front, and the replicas of one model, whose hash follows."""
+"""Applications of Ray Serve: the front, and the replicas of a model, with its hash appended."""
 WATCH_S = 0.5
 TURN_POLL_S = 0.05
 
@@ -47,19 +47,19 @@ class Front:
     """A Ray Serve deployment.
 
     Args:
-        at_once: prompts that are drawn at the same time.
-        waiting: prompts in line, at most.
-        units_at_once: units that the replicas may have been given, at most.
+        at_once: prompts drawn at the same time.
+        waiting: the most prompts in the queue.
+        units_at_once: the most units given to the replicas.
     """
 
     def __init__(self, at_once: int, waiting: int, units_at_once: int):
         self.line = Scheduler(at_once, waiting)
         self.units_at_once = units_at_once
-        # First come, first served: prompts that are drawn at the same time get their units drawn by turns.
+        # First come, first served, so that prompts drawn at the same time take turns.
         self.slots = asyncio.Semaphore(units_at_once)
         self.models: dict[str, Model] = {}
         self.model: Model | None = None
-        """The newest, which draws what comes next."""
+        """The newest, which draws the next prompts."""
         self.replicas = 0
         self.reading = 0
         self.prompts_total = Counter("dalle_lean_prompts", "Prompts by how they ended.", ("result",))
@@ -76,8 +76,8 @@ class Front:
         """Follow which models and how many replicas there are."""
         while True:
             try:
-                await self.look()
-            except Exception:  # the controller is starting again
+                await self.find_replicas()
+            except Exception:  # Ray Serve's controller may be restarting
                 log.exception("cannot see the replicas")
             drawn = min(len(self.line), self.line.at_once)
             self.line_gauge.set(drawn, {"state": "drawing"})
@@ -85,8 +85,8 @@ class Front:
             self.replicas_gauge.set(self.replicas)
             await asyncio.sleep(WATCH_S)
 
-    async def look(self) -> None:
-        """Take the newest model that runs; forget those that are gone."""
+    async def find_replicas(self) -> None:
+        """Switch to the newest model that runs; forget those that are gone."""
         apps = (await asyncio.to_thread(serve.status)).applications
         running = {
             name: sum(one.replica_states.get(ReplicaState.RUNNING, 0) for one in app.deployments.values())
@@ -107,12 +107,12 @@ class Front:
             self.model.latency.replicas = max(1, self.replicas)
 
     async def in_use(self) -> tuple[str | None, dict[str, int]]:
-        """The newest model, and how many prompts each one is drawing."""
+        """The newest model, and the number of prompts that each model is drawing."""
         newest = None if self.model is None else self.model.name
         return newest, {name: model.prompts for name, model in self.models.items()}
 
     async def __call__(self, message: HttpRequest) -> Response:
-        """The HTTP interface; docs/serving.md describes it."""
+        """Answer an HTTP request; docs/serving.md describes the interface."""
         route = f"{message.method} {message.url.path}"
         if route == "GET /ready":  # 200 once it can draw
             return JSONResponse({"replicas": self.replicas}, 200 if self.model and self.replicas else 503)
@@ -132,29 +132,29 @@ class Front:
             return refused(refusal)
 
     async def describe(self, message: HttpRequest, model: Model) -> Response:
-        """What a client needs to know of the model; docs/serving.md says what."""
+        """What a client needs to know about the model."""
         return JSONResponse({**model.description, "latency": latency_to_json(model.latency)})
 
     async def read(self, message: HttpRequest, model: Model) -> Response:
-        """The codes of a picture's pixels, RGB bytes row by row."""
+        """The codes of a picture's pixels, RGB, rows from the top."""
         pixels = await body(message, model.picture_bytes)
         if len(pixels) != model.picture_bytes:
-            raise UserError(f"{len(pixels)} bytes; a picture of this model has {model.picture_bytes}")
+            raise UserError(f"{len(pixels)} bytes: a picture of this model has {model.picture_bytes}")
         with self.reading_one():
             return JSONResponse({"codes": await model.handle.read.remote(pixels)})
 
     async def preview(self, message: HttpRequest, model: Model) -> Response:
-        """The part of a picture that its first codes draw."""
+        """A picture as far as its first codes go."""
         content = read_object(await body(message))
         codes = codes_from_json(content.get("codes"), model.config)
         if len(codes) < model.config.image_side:
-            raise UserError(f"{len(codes)} codes; a row of this model has {model.config.image_side}")
+            raise UserError(f"{len(codes)} codes: a preview needs at least a row of {model.config.image_side}")
         with self.reading_one():
             return JSONResponse({"png": await model.handle.preview.remote(codes)})
 
     @contextmanager
     def reading_one(self) -> Iterator[None]:
-        """One of the few pictures that are read at the same time; Busy where there are more."""
+        """Count a picture being read or previewed; Busy if there are too many."""
         if self.reading > UPLOADS_WAITING:
             raise Busy(1, UPLOADS_WAITING, 1.0)
         self.reading += 1
@@ -164,7 +164,7 @@ class Front:
             self.reading -= 1
 
     async def draw(self, message: HttpRequest, model: Model) -> Response:
-        """A line of JSON for each event, the last with the pictures. A closed connection cancels."""
+        """Stream a line of JSON for each event, the last with the pictures. Closing the connection cancels."""
         try:
             request = request_from_json(read_object(await body(message)), model.config)
             events = self.answer(request)
@@ -181,7 +181,7 @@ class Front:
         return StreamingResponse(lines(), media_type="application/x-ndjson")
 
     async def answer(self, request: Request) -> AsyncIterator[dict[str, Any]]:
-        """The events of one prompt, counted by its end; Busy where the line is full."""
+        """The events of one prompt, which is counted by its outcome; Busy if the queue is full."""
         result, arrived_s = "cancelled", time.monotonic()
         assert self.model is not None
         with self.line.ticket(self.model.seconds(request)) as ticket:
@@ -192,7 +192,7 @@ class Front:
                     while not ticket.wait(0) and time.monotonic() - said_s < LINE_INTERVAL_S:
                         await asyncio.sleep(TURN_POLL_S)
                 model = self.model
-                request.check(model.config)  # a new model may have come in the meantime
+                request.check(model.config)  # the model may have changed in the meantime
                 model.prompts += 1
                 try:
                     async for event in self.draw_served(request, model, ticket):
@@ -205,7 +205,7 @@ class Front:
             except UserError as mistake:
                 result = "refused"
                 yield {"state": FAILED, "mistake": str(mistake)}
-            except Exception as error:  # whatever it was, the front goes on
+            except Exception as error:  # the front must survive any failure
                 log.exception("drawing failed")
                 result = FAILED
                 yield {"state": FAILED, "error": type(error).__name__}
@@ -256,7 +256,7 @@ class Front:
 
 
 async def body(message: HttpRequest, most_bytes: int = MOST_REQUEST_BYTES) -> bytes:
-    """A message's body; ValueError where it is longer than that."""
+    """A message's body; UserError if it is longer than `most_bytes`."""
     content = b""
     async for part in message.stream():
         content += part
@@ -266,18 +266,18 @@ async def body(message: HttpRequest, most_bytes: int = MOST_REQUEST_BYTES) -> by
 
 
 def read_object(content: bytes) -> dict[str, Any]:
-    """A JSON object; ValueError for anything else."""
+    """A JSON object; UserError for anything else."""
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise UserError("the message is no JSON object")
+        raise UserError("the message is not a JSON object")
     return found
 
 
 def refused(reason: Busy | UserError) -> Response:
-    """Why not, and when to try again."""
+    """The reason for a refusal, and when to try again."""
     if isinstance(reason, UserError):
         return JSONResponse({"error": str(reason)}, MISTAKE_STATUS)
     facts = {"served": reason.served, "waiting": reason.waiting, "seconds": reason.seconds}

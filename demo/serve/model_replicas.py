@@ -1,4 +1,4 @@
-"""The replicas of one model: a prompt in units, and a unit drawn on some replica, again where that one dies."""
+"""The replicas of one model: prompts are cut into units, and units drawn on any replica, again if it dies."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from demo.serve.wire import latency_from_json
 from inference.request import Request
 
 TRIES = 10
-"""Of a unit; each death of a replica takes its units with it."""
+"""For each unit; a replica that dies takes its units with it."""
 RETRY_PAUSE_S = 0.2
 
 log = logging.getLogger(__name__)
@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Drawing:
-    """What is known of a prompt that is being drawn."""
+    """The state of a prompt being drawn."""
 
     shares: list[float]
-    """Of each unit, 0..1."""
+    """Share drawn of each unit, 0..1."""
     note: str
     previews: list[str]
-    """New ones."""
+    """Not sent yet, as PNGs in base64."""
     pictures: list[dict[str, Any]]
 
 
@@ -41,21 +41,21 @@ class Model:
         self.picture_bytes = 3 * (self.config.image_side * description["downscale"]) ** 2
         self.latency = latency_from_json(description["latency"])
         self.described = {name: description[name] for name in ("precision", "scorer")}
-        """What fixes the pictures besides the prompt, where it differs from what a client knows."""
+        """What determines the pictures and may have changed since the client asked."""
         self.described["model_sha256"] = content["parts"]["model.safetensors"]
         self.prompts = 0
-        """That are being drawn by it."""
+        """Being drawn with this model."""
 
     def num_drawn(self, request: Request) -> int:
         """How many pictures of a request are drawn."""
         return request.settings.num_drawn(ranked=self.description["scorer"] is not None)
 
     def seconds(self, request: Request) -> float:
-        """Of a request when no other is drawn."""
+        """Seconds for a request if nobody else draws."""
         return self.latency.seconds(self.num_drawn(request), request.settings.guidance != 1)
 
     def units(self, request: Request) -> list[Request]:
-        """A request in parts of at most UNIT pictures; each part keeps as many as the whole, so none is missed."""
+        """A request in units of at most UNIT pictures. Each keeps as many as the whole, so that no good one is lost."""
         settings, total = request.settings, self.num_drawn(request)
         sizes = [min(UNIT, total - first) for first in range(0, total, UNIT)]
         return [
@@ -68,11 +68,11 @@ class Model:
         ]
 
     async def draw_unit(self, unit: Request, number: int, drawing: Drawing, on_redrawn: Callable[[], None]) -> None:
-        """Draw one unit on some replica, and on another where that one dies."""
+        """Draw one unit on any replica, and on another if that one dies."""
         for attempt in range(TRIES):
             try:
                 last = await self.follow(unit, number, drawing)
-            except Exception:  # a replica that dies shows in many ways; what is redrawn is counted
+            except Exception:  # a dead replica shows in many ways
                 if attempt == TRIES - 1:
                     raise
                 log.warning("drawing a unit again", exc_info=True)
@@ -85,13 +85,13 @@ class Model:
             assert last.learned is not None
             drawing.shares[number] = 1.0
             drawing.pictures += last.pictures
-            num_images, row_s, painting_s = last.learned
+            num_images, row_s, decoding_s = last.learned
             self.latency.learn_row(num_images, row_s, unit.settings.guidance != 1)
-            self.latency.learn_painting(unit.settings.num_images, painting_s)
+            self.latency.learn_decoding(unit.settings.num_images, decoding_s)
             return
 
     async def follow(self, unit: Request, number: int, drawing: Drawing) -> Step:
-        """Show the steps of a unit as they come; returns the last one."""
+        """Record the steps of a unit as they come; returns the last one."""
         steps = self.handle.options(stream=True).draw.remote(unit, number == 0)
         try:
             async for step in steps:
@@ -106,6 +106,6 @@ class Model:
 
 
 def best_of(pictures: Sequence[dict[str, Any]], request: Request) -> list[dict[str, Any]]:
-    """The best of all units' pictures, in the order of one machine."""
+    """The best pictures of all units, in the order that one machine gives."""
     ranked = sorted(pictures, key=lambda one: (-(one["score"] or 0.0), one["index"]))
     return ranked[: request.settings.num_best]

@@ -1,6 +1,6 @@
-"""What the engine and its clients say to each other: requests and events as JSON.
+"""The messages between the engine and its clients: requests and events as JSON.
 
-A client is not trusted: every field of a request is checked.
+Clients are not trusted: every field of a request is checked.
 """
 
 import base64
@@ -24,17 +24,17 @@ MOST_REQUEST_BYTES = 2**20
 """Of a request's JSON; a prompt and a picture's codes take far less."""
 BUSY_STATUS, MISTAKE_STATUS = 503, 422
 FAILED = "failed"
-"""The state of the last line of a drawing that the engine has given up."""
+"""State in the last line of a drawing that the engine gave up."""
 
 
 def request_to_json(request: Request) -> dict[str, Any]:
-    """A request as `request_from_json` reads it."""
+    """A request for `request_from_json`."""
     start = None if request.start is None else request.start.tolist()
     return {"prompt": request.prompt, "settings": asdict(request.settings), "start": start}
 
 
 def request_from_json(content: Any, config: DalleConfig) -> Request:
-    """The request; ValueError, in a sentence, for anything that is none or asks for more than a page may."""
+    """The request; UserError if it is malformed or asks for more than a page may."""
     if not isinstance(content, dict) or not isinstance(content.get("prompt"), str):
         raise UserError("a request is an object with a prompt; see docs/serving.md")
     settings, start = content.get("settings", {}), content.get("start")
@@ -49,7 +49,7 @@ def request_from_json(content: Any, config: DalleConfig) -> Request:
 
 
 def codes_from_json(codes: Any, config: DalleConfig) -> Tensor:
-    """Codes [m], m at most those of a picture; ValueError for anything else."""
+    """Codes [m], at most those of a picture; UserError for anything else."""
     fits = isinstance(codes, list) and len(codes) <= config.image_len
     if not fits or not all(type(code) is int and 0 <= code < config.image_vocab_size for code in codes):
         raise UserError(
@@ -66,7 +66,7 @@ def png(image: Image.Image) -> str:
 
 
 def image_of(text: str) -> Image.Image:
-    """The picture of `png`."""
+    """The picture in a PNG file in base64."""
     image = Image.open(io.BytesIO(base64.b64decode(text)), formats=["PNG"])
     image.load()
     return image
@@ -79,8 +79,8 @@ def picture_to_json(picture: Picture) -> dict[str, Any]:
 
 
 def event_from_json(event: Mapping[str, Any], request: Request) -> DrawingEvent:
-    """A line of the engine's answer to a request; ValueError where the request cannot be drawn, RuntimeError where the
-    engine has given up."""
+    """The event in a line of the engine's answer; UserError if the request cannot be drawn, RuntimeError if the engine
+    gave up."""
     match event["state"]:
         case "waiting":
             return Queued(event["line"], event["seconds"])
@@ -95,14 +95,14 @@ def event_from_json(event: Mapping[str, Any], request: Request) -> DrawingEvent:
             return Done(request, pictures, event["seconds"], event["described"])
     if "mistake" in event:
         raise UserError(event["mistake"])
-    raise RuntimeError(f"the engine has given up: {event.get('error')}")
+    raise RuntimeError(f"the engine gave up: {event.get('error')}")
 
 
 def latency_to_json(latency: LatencyModel) -> dict[str, Any]:
-    """How long drawing takes."""
+    """A latency model for `latency_from_json`."""
     return {**vars(latency), "row_s": list(latency.row_s.items())}
 
 
 def latency_from_json(content: Mapping[str, Any]) -> LatencyModel:
-    """As `latency_to_json` wrote it."""
+    """The latency model that `latency_to_json` wrote."""
     return LatencyModel(**{**content, "row_s": dict(content["row_s"])})

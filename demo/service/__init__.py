@@ -1,1 +1,1 @@
-"""Who draws when, and how long it takes."""
+"""Schedules drawings and estimates how long they take."""

@@ -1,6 +1,6 @@
-"""One generator shared by several people: what happens to a prompt from its arrival to its pictures.
+"""One generator shared by several users: what happens to a prompt from its arrival to its pictures.
 
-Knows nothing of pages; the prompt page and its endpoint show the same events, each in its own way.
+The prompt page and its endpoint both present these events.
 """
 
 import time
@@ -24,7 +24,7 @@ from inference.request import Picture, Progress, Request
 MAX_UPLOAD_BYTES = MAX_PICTURE_BYTES // 4
 UPLOADS_WAITING = 3
 FIRST_UPLOAD_S = 1.0
-# How often the place in line is updated, and at most how often unfinished pictures are shown.
+# How often the place in the queue is reported, and the least time between two previews.
 LINE_INTERVAL_S = 0.5
 PREVIEW_INTERVAL_S = 0.3
 PREVIEWS = 4
@@ -33,27 +33,27 @@ LOWEST_GUIDANCE, HIGHEST_GUIDANCE = 1, 8
 
 @dataclass(frozen=True)
 class Queued:
-    """In line: others are drawn first."""
+    """Waiting in the queue."""
 
     line: int
-    """1 is next."""
+    """Place in the queue; 1 is next."""
     seconds: float
-    """Until it is drawn, estimated."""
+    """Estimated, until its turn comes."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """Being drawn, by turns with others."""
+    """Being drawn, in turns with others."""
 
     note: str
     share: float
     """Of the codes, 0..1."""
     seconds: float
-    """Left, estimated."""
+    """Estimated, until it is done."""
     others: int
-    """Prompts that are drawn at the same time."""
+    """Other prompts being drawn at the same time."""
     previews: list[Image.Image] = field(default_factory=list)
-    """The first few pictures, transparent where not drawn yet; empty: unchanged."""
+    """The first few pictures, transparent where not drawn yet; empty if unchanged."""
 
 
 @dataclass(frozen=True)
@@ -64,33 +64,33 @@ class Done:
     pictures: list[Picture]
     """Best first."""
     seconds: float
-    """Since it left the line."""
+    """Since it left the queue."""
     described: dict[str, Any]
-    """What fixes the pictures besides the prompt, as `Generator.describe` gives it."""
+    """What determines the pictures besides the prompt, as `Generator.describe` gives it."""
 
 
 DrawingEvent = Queued | Running | Done
 
 
 class DrawingService:
-    """Draws for several people at once; how fast, it measures first unless `latency` says so."""
+    """Draws for several users at once. Measures how fast it draws, unless `latency` is given."""
 
     def __init__(self, generator: Generator, latency: LatencyModel | None = None, scheduler: Scheduler | None = None):
         self.generator = generator
         self.scheduler = Scheduler() if scheduler is None else scheduler
         self.uploads = Scheduler(at_once=1, waiting=UPLOADS_WAITING)
         self.upload_s = FIRST_UPLOAD_S
-        """What the last one took."""
+        """Seconds that the last upload took."""
         self.latency = (
             self.scheduler.run(lambda: measure(generator, self.scheduler.at_once)) if latency is None else latency
         )
 
     @classmethod
     def load(cls, make_generator: Callable[[], Generator]) -> Self:
-        """The service of a generator that is made on the thread that will draw.
+        """A service whose generator is made on the thread that will draw.
 
-        Where a second thread has computed as well, OpenMP counts more threads than there are cores. They then sleep
-        between operations instead of spinning, and drawing takes twice as long.
+        If a second thread computes too, OpenMP counts more threads than cores. They then sleep between operations
+        instead of spinning, and drawing takes twice as long.
         """
         scheduler = Scheduler()
         return cls(scheduler.run(make_generator), scheduler=scheduler)
@@ -101,7 +101,7 @@ class DrawingService:
         return min(max(self.generator.guidance, LOWEST_GUIDANCE), HIGHEST_GUIDANCE)
 
     def seconds(self, num_images: int, guidance: float | None = None) -> float:
-        """Of a prompt when nobody else draws; `guidance` None is the model's default."""
+        """Seconds for a prompt if nobody else draws; `guidance` None is the model's default."""
         return self.latency.seconds(num_images, (self.guidance if guidance is None else guidance) != 1)
 
     def affordable(self) -> int:
@@ -109,10 +109,10 @@ class DrawingService:
         return self.latency.affordable(self.guidance != 1)
 
     def draw(self, request: Request) -> Iterator[DrawingEvent]:
-        """Draw a request when its turn comes. Close the iterator to cancel: its place in line is free at once.
+        """Draw a request when its turn comes. Closing the iterator cancels it and frees its place at once.
 
         Raises:
-            Busy: the line is full.
+            Busy: the queue is full.
         """
         guided = request.settings.guidance != 1
         left_s = self.latency.seconds(self.generator.num_drawn(request.settings), guided)
@@ -124,7 +124,7 @@ class DrawingService:
 
     def _draw_served(self, request: Request, ticket: Ticket) -> Iterator[DrawingEvent]:
         num_images, guided = self.generator.num_drawn(request.settings), request.settings.guidance != 1
-        started_s, previewed_s, painting_s = time.monotonic(), 0.0, 0.0
+        started_s, previewed_s, decoding_s = time.monotonic(), 0.0, 0.0
         rows_before = None
         steps = self.generator.draw([request], self.latency.batch_size())
         try:
@@ -136,18 +136,18 @@ class DrawingService:
                 codes = progress.codes
                 share = progress.done / progress.total
                 if codes is None:
-                    painting_s += seconds
-                    ticket.left_s = max(0.0, num_images * self.latency.picture_s - painting_s)
+                    decoding_s += seconds
+                    ticket.left_s = max(0.0, num_images * self.latency.picture_s - decoding_s)
                 else:
-                    # A batch's first row also reads the prompt; the others show how fast this machine is.
+                    # A batch's first row includes the prefill.
                     if rows_before is not None and codes.shape[1] > rows_before:
                         self.latency.learn_row(len(codes), seconds, guided)
                     rows_before = codes.shape[1]
-                    painting_left_s = num_images * self.latency.picture_s
-                    drawing_s = self.latency.seconds(num_images, guided) - painting_left_s
-                    ticket.left_s = (1 - share) * drawing_s + painting_left_s
+                    decoding_left_s = num_images * self.latency.picture_s
+                    sampling_s = self.latency.seconds(num_images, guided) - decoding_left_s
+                    ticket.left_s = (1 - share) * sampling_s + decoding_left_s
                 if progress.pictures is not None:
-                    self.latency.learn_painting(num_images, painting_s)
+                    self.latency.learn_decoding(num_images, decoding_s)
                     described = self.generator.describe(request.settings, request.start)
                     yield Done(request, progress.pictures, time.monotonic() - started_s, described)
                     return
@@ -157,7 +157,7 @@ class DrawingService:
             self.scheduler.run(cast(Any, steps).close)
 
     def _step(self, steps: Iterator[Progress], preview: bool) -> tuple[Progress, float, list[Image.Image]]:
-        """One turn: what it drew, its seconds without the previews, and those."""
+        """One turn: its progress, its seconds without the previews, and the previews."""
         started_s = time.perf_counter()
         progress = wait_for_device(next(steps))
         seconds = time.perf_counter() - started_s
@@ -165,9 +165,9 @@ class DrawingService:
         return progress, seconds, ([] if codes is None else self.generator.preview(codes[:PREVIEWS]))
 
     def read_upload(self, upload: bytes) -> Tensor:
-        """The codes [I] of an uploaded picture; ValueError for what is no picture, Busy where many are being read.
+        """The codes [I] of an uploaded picture; UserError if it is no picture, Busy if too many are waiting.
 
-        One upload at a time takes turns with the drawings, so that a flood of them does not hold up a drawing.
+        Uploads are read one at a time, in turns with the drawings, so that a flood of them does not hold up a drawing.
         """
         with self.uploads.ticket(self.upload_s) as ticket:
             ticket.wait()
@@ -178,20 +178,17 @@ class DrawingService:
             return codes
 
     def preview(self, codes: Tensor) -> Image.Image:
-        """The part of a picture that its first codes [m] draw, transparent below."""
+        """A picture as far as its first codes [m] go, transparent below."""
         return self.scheduler.run(lambda: self.generator.preview(codes[None]))[0]
 
 
 def upload_pixels(upload: bytes, side: int) -> NDArray[np.uint8]:
-    """The centre square [side, side, 3] of an uploaded file, which may be anything; ValueError, in a sentence, for what
-    is no picture."""
+    """The centre square [side, side, 3] of an uploaded file; UserError if it is no picture."""
     if len(upload) > MAX_UPLOAD_BYTES:
-        raise UserError(f"the file has {len(upload) / 2**20:.0f} MiB; a picture may have {MAX_UPLOAD_BYTES // 2**20}")
+        raise UserError(f"the file has {len(upload) / 2**20:.0f} MiB; the limit is {MAX_UPLOAD_BYTES // 2**20}")
     try:
         return square_pixels(open_picture(upload), side)
     except UnusablePicture as unusable:
         if unusable.reason == "too_many_pixels":
             raise UserError(f"the picture is too large: {unusable}") from None
-        raise UserError(
-            "the file is not a picture that can be read; take a PNG, JPEG, WebP, GIF, BMP or TIFF"
-        ) from None
+        raise UserError("the file is not a picture that can be read; use a PNG, JPEG, WebP, GIF, BMP or TIFF") from None

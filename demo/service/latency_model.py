@@ -1,4 +1,4 @@
-"""How long drawing takes on this machine: measured at the start, then learned from every drawing."""
+"""How long drawing takes on this machine: measured at startup, then learned from every drawing."""
 
 import time
 from contextlib import closing
@@ -13,17 +13,17 @@ from inference.request import Progress, Request, Settings
 PAPER_NUM_IMAGES = 128
 COUNTS = (4, 8, 16, 32, 64, PAPER_NUM_IMAGES)
 PATIENCE_S = 10.0
-"""The most that one prompt may take by default when nobody else draws."""
+"""The longest that a prompt may take by default if nobody else draws."""
 LONGEST_TURN_S = 2.0
 SMALL_BATCH = 8
-# How much the newest measurement counts against those before it.
-NEWEST = 0.2
+NEWEST_WEIGHT = 0.2
+"""Of the newest measurement in the moving averages."""
 
 
 class LatencyModel:
-    """Seconds for a row of codes by the number of pictures drawn together, and for painting and ranking one picture.
+    """Seconds for a row of codes by the number of pictures drawn together, and for decoding and ranking one picture.
 
-    `rows`: rows of codes in a picture; `replicas`: of the model, which share the pictures of a prompt by eights.
+    `rows`: rows of codes in a picture; `replicas`: of the model, which share a prompt's pictures in units of eight.
     """
 
     def __init__(
@@ -33,18 +33,18 @@ class LatencyModel:
         self.replicas = replicas
 
     def learn_row(self, batch: int, seconds: float, guided: bool = False) -> None:
-        """A row of codes of `batch` pictures took `seconds`."""
+        """Learn that a row of codes of `batch` pictures took `seconds`."""
         if guided:
             seconds /= 2
         before = self.row_s.get(batch, seconds)
-        self.row_s[batch] = before + NEWEST * (seconds - before)
+        self.row_s[batch] = before + NEWEST_WEIGHT * (seconds - before)
 
-    def learn_painting(self, num_images: int, seconds: float) -> None:
-        """Painting and ranking `num_images` pictures took `seconds`."""
-        self.picture_s += NEWEST * (seconds / num_images - self.picture_s)
+    def learn_decoding(self, num_images: int, seconds: float) -> None:
+        """Learn that decoding and ranking `num_images` pictures took `seconds`."""
+        self.picture_s += NEWEST_WEIGHT * (seconds / num_images - self.picture_s)
 
     def seconds_per_row(self, batch: int) -> float:
-        """Interpolated between the batch sizes measured; above them in proportion, below them as the smallest."""
+        """Interpolated between the measured batch sizes, proportional above them, constant below them."""
         sizes = sorted(self.row_s)
         if batch > sizes[-1]:
             return self.row_s[sizes[-1]] * batch / sizes[-1]
@@ -58,8 +58,8 @@ class LatencyModel:
         return batch
 
     def seconds(self, num_images: int, guided: bool = False) -> float:
-        """For a whole prompt, when nobody else draws."""
-        if self.replicas > 1:  # the largest share is what the others wait for
+        """Seconds for a whole prompt if nobody else draws."""
+        if self.replicas > 1:  # the one with the largest share takes longest
             num_images = min(num_images, SMALL_BATCH * -(-num_images // (SMALL_BATCH * self.replicas)))
         batch = self.batch_size()
         whole, rest = divmod(num_images, batch)
@@ -72,7 +72,7 @@ class LatencyModel:
 
 
 def measure(generator: Generator, at_once: int = 1) -> LatencyModel:
-    """Draw a little, which also warms up the machine: about 2 s with the bundled model, four rows of codes with any.
+    """Time four rows of codes, about 2 s with the bundled model; this also warms up the machine.
 
     `at_once`: prompts that share the memory.
     """
@@ -80,18 +80,17 @@ def measure(generator: Generator, at_once: int = 1) -> LatencyModel:
     largest = default_batch_size(config, decoder.dtype, decoder.device, at_once)
     row_s: dict[int, float] = {}
     for batch in (SMALL_BATCH, largest):
-        # What is slow with 8 pictures is not tried with many.
-        if row_s and row_s[SMALL_BATCH] > LONGEST_TURN_S:
+        if row_s and row_s[SMALL_BATCH] > LONGEST_TURN_S:  # a larger batch would take even longer
             break
         row_s[batch] = time_row(generator, batch)
     latency = LatencyModel(config.image_side, row_s, largest_batch=largest)
     if latency.seconds(SMALL_BATCH) <= LONGEST_TURN_S:
-        latency.picture_s = time_painting(generator)
+        latency.picture_s = time_decoding(generator)
     return latency
 
 
 def time_row(generator: Generator, batch: int) -> float:
-    """Seconds for the second row of codes; the first one also warms up."""
+    """Seconds for the second row of codes; the first one is the warm-up."""
     request = Request("a picture", Settings(num_images=batch, best=batch))
     with closing(cast(Any, generator.draw([request], batch))) as drawing:
         wait_for_device(next(drawing))
@@ -100,8 +99,8 @@ def time_row(generator: Generator, batch: int) -> float:
         return time.perf_counter() - started_s
 
 
-def time_painting(generator: Generator, num_images: int = 16) -> float:
-    """Seconds for painting and ranking one picture."""
+def time_decoding(generator: Generator, num_images: int = 16) -> float:
+    """Seconds for decoding and ranking one picture."""
     started_s = 0.0
     for progress in generator.draw([Request("a picture", Settings(num_images=num_images, best=num_images))]):
         if progress.codes is not None:
@@ -110,7 +109,7 @@ def time_painting(generator: Generator, num_images: int = 16) -> float:
 
 
 def wait_for_device(progress: Progress) -> Progress:
-    """The same progress, once a GPU has really computed it."""
+    """Return `progress` once the device has computed it."""
     if progress.codes is not None:
         progress.codes[0, -1].item()
     return progress

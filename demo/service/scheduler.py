@@ -1,7 +1,7 @@
-"""People who share one machine: who is served, who waits, and whose turn it is. Knows nothing of drawing.
+"""Users who share one machine: who is served, who waits, and whose turn it is.
 
-Two jobs at once on one processor are slower than one after the other, so those who are served take short turns on one
-thread; torch keeps caches and memory for each thread that computes.
+Two jobs at once on one processor are slower than one after the other, so those being served take short turns. All run
+on one thread, because torch keeps caches and memory for each thread that computes.
 """
 
 import threading
@@ -14,13 +14,13 @@ Result = TypeVar("Result")
 
 
 class Busy(Exception):
-    """The waiting line is full."""
+    """The queue is full."""
 
     def __init__(self, served: int, waiting: int, seconds: float):
-        super().__init__(f"{served} are served and {waiting} wait")
+        super().__init__(f"{served} being served, {waiting} waiting")
         self.served, self.waiting = served, waiting
         self.seconds = seconds
-        """Until there is room again, estimated."""
+        """Estimated, until there is room again."""
 
 
 class Ticket:
@@ -29,28 +29,28 @@ class Ticket:
     def __init__(self, scheduler: "Scheduler", left_s: float):
         self.scheduler = scheduler
         self.left_s = left_s
-        """Seconds of turns that its work still takes; the holder keeps it up to date."""
+        """Estimated seconds of work left, without waiting; the holder keeps it up to date."""
 
     @property
     def line(self) -> int:
-        """Place in the waiting line from 1; 0 is being served."""
+        """Place in the queue, from 1; 0 while being served."""
         with self.scheduler.changed:
             return max(0, self.scheduler.tickets.index(self) - self.scheduler.at_once + 1)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """True as soon as it is served, False after `timeout_s`."""
+        """Wait until it is served; False after `timeout_s`."""
         scheduler = self.scheduler
         with scheduler.changed:
             return scheduler.changed.wait_for(lambda: scheduler.tickets.index(self) < scheduler.at_once, timeout_s)
 
     def forecast(self) -> tuple[float, float]:
-        """Seconds until it is served and until its work is done, if all others stay."""
+        """Seconds until it is served and until its work is done, if all others keep their places."""
         with self.scheduler.changed:
             return self.scheduler.forecast()[self.scheduler.tickets.index(self)]
 
 
 class Scheduler:
-    """Serves `at_once` people, keeps `waiting` more in line and sends the others away."""
+    """Serves `at_once` tickets, keeps `waiting` more in its queue and turns others away."""
 
     def __init__(self, at_once: int = 3, waiting: int = 20):
         self.at_once, self.waiting = at_once, waiting
@@ -64,7 +64,7 @@ class Scheduler:
 
     @contextmanager
     def ticket(self, left_s: float = 0.0) -> Iterator[Ticket]:
-        """Held until the block is left in whatever way; Busy where the line is full."""
+        """A ticket, held until the block ends; Busy if the queue is full."""
         ticket = Ticket(self, left_s)
         with self.changed:
             if len(self.tickets) >= self.at_once + self.waiting:
@@ -78,11 +78,11 @@ class Scheduler:
                 self.changed.notify_all()
 
     def run(self, job: Callable[[], Result]) -> Result:
-        """Do a short job when it is its turn, first come first served, and return what it returns or raises."""
+        """Run a short job in its turn, first come, first served; returns or raises what the job does."""
         return self._worker.submit(job).result()
 
     def forecast(self) -> list[tuple[float, float]]:
-        """`forecast` of all tickets."""
+        """`Ticket.forecast` of all tickets."""
         return forecast([ticket.left_s for ticket in self.tickets], self.at_once)
 
 
@@ -90,8 +90,8 @@ def forecast(left_s: Sequence[float], at_once: int) -> list[tuple[float, float]]
     """When each of several jobs starts and ends, in seconds from now.
 
     Args:
-        left_s: the work left of each, in the order of arrival.
-        at_once: jobs that share the machine evenly; the next one starts when one of them ends.
+        left_s: seconds of work left in each, in the order of arrival.
+        at_once: how many share the machine evenly; the next one starts when one of them ends.
     """
     left, now = dict(enumerate(left_s)), 0.0
     starts: dict[int, float] = {}

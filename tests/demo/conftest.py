@@ -49,7 +49,7 @@ def knowing(generator):
 
 @pytest.fixture
 def latency():
-    """A machine on which a row of 8 pictures takes 1 s, one of 64 takes 2 s, and painting a picture 0.1 s."""
+    """A machine on which a row of 8 pictures takes 1 s, one of 64 takes 2 s, and decoding a picture 0.1 s."""
     return LatencyModel(4, {8: 1.0, 64: 2.0}, picture_s=0.1)
 
 

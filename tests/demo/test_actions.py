@@ -110,7 +110,7 @@ def test_without_pictures_nothing_is_said_of_the_words(knowing_service, prompt):
 
 def test_a_prompt_of_2000_characters_is_answered_with_a_sentence(service):
     (only,) = ask(service, "zeppelin " * 222 + "ab")
-    assert "The prompt has 2000 characters; say it in 1000." in only["status"]
+    assert "The prompt has 2000 characters; shorten it to 1000." in only["status"]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_the_growing_pictures_are_on_the_page(service, monkeypatch):
     monkeypatch.setattr("demo.service.drawing_service.PREVIEW_INTERVAL_S", 0.0)
     stages = [update["stage"] for update in ask(service) if "data:image/webp" in update.get("stage", "")]
     assert len(stages) == 4
-    assert all("4 of the 6 that are drawn" in stage for stage in stages)
+    assert all("4 of the 6 being drawn" in stage for stage in stages)
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError, ImportError])
@@ -203,8 +203,8 @@ def test_what_a_sentence_quotes_cannot_become_markup():
 def test_the_page_says_why_so_many_candidates(generator):
     fast, slow = (DrawingService(generator, LatencyModel(4, {8: seconds, 64: 8 * seconds})) for seconds in (0.01, 2.0))
     assert views.advice(fast).endswith("128 as in the paper")
-    assert "The paper draws 128, which would take about" in views.advice(slow)
-    assert "so 8 are set" in views.advice(slow)
+    assert "The paper's 128 would take about" in views.advice(slow)
+    assert "so the default is 8" in views.advice(slow)
     assert views.estimate(slow, 8) == "8 candidates take about 8 s on this CPU."
 
 
@@ -213,7 +213,7 @@ def test_the_page_says_why_so_many_candidates(generator):
     [
         (0.01, "by default 128 candidates, about 1 s (as in the paper)"),
         (2.0, "by default 8 candidates, about 8 s (the paper's 128, halved until they take at most 10 s)"),
-        (9.0, "by default 4 candidates, about 36 s (the fewest that are set; this machine takes longer than 10 s"),
+        (9.0, "by default 4 candidates, about 36 s (the minimum; this machine takes longer than 10 s"),
     ],
 )
 def test_the_terminal_says_why_so_many_candidates(generator, row_s, said):

@@ -114,7 +114,7 @@ def test_more_like_this_keeps_the_upper_rows(visit, page_url):
     page = visit(page_url + "?prompt=a+red+heart&seed=5")
     before = pictures(page)
     page.locator("#more").click()
-    page.get_by_text("The upper 2 of 4 rows were given.").wait_for()
+    page.get_by_text("The upper 2 of 4 rows were kept.").wait_for()
     after = pictures(page)
     assert set(before).isdisjoint(after)
 
@@ -141,7 +141,7 @@ def test_an_uploaded_picture_is_shown_and_continued(visit, page_url, tmp_path):
     page.locator("#upload input[type=file]").set_input_files(tmp_path / "red.png")
     page.locator("#given img").wait_for()
     ask(page, "a red heart")
-    page.get_by_text("The upper 2 of 4 rows were given.").wait_for()
+    page.get_by_text("The upper 2 of 4 rows were kept.").wait_for()
 
 
 def test_a_mistake_is_said_and_the_page_goes_on(visit, page_url):
@@ -272,7 +272,7 @@ def test_what_the_model_has_not_learnt_is_said_before_there_are_pictures(visit, 
 @pytest.mark.parametrize("prompt", ["zeppelin " * 222 + "ab", "🚀" * 2000, "赤いハート" * 400])
 def test_a_prompt_of_2000_characters_is_answered_with_a_sentence(visit, knowing_url, prompt):
     page = visit(f"{knowing_url}?{urllib.parse.urlencode({'prompt': prompt})}", viewport=PHONE)
-    page.locator(".status.mistake").get_by_text("The prompt has 2000 characters; say it in 1000.").wait_for()
+    page.locator(".status.mistake").get_by_text("The prompt has 2000 characters; shorten it to 1000.").wait_for()
 
 
 def test_the_model_card_is_a_link_away(visit, page_url):

@@ -34,7 +34,7 @@ def test_common_formats_are_read(kind):
         (encoded(Image.new("RGB", (40, 30)), "PPM"), "not a picture"),
         (encoded(Image.new("RGB", (40, 30)), "EPS"), "not a picture"),
         (encoded(Image.new("1", (20000, 20000)), "PNG"), "too large"),
-        (bytes(MAX_UPLOAD_BYTES + 1), "16 MiB; a picture may have 16"),
+        (bytes(MAX_UPLOAD_BYTES + 1), "16 MiB; the limit is 16"),
     ],
 )
 def test_everything_else_is_refused_in_a_sentence(upload, said):
@@ -61,11 +61,11 @@ def test_a_flood_of_uploads_is_told_busy_and_drawings_keep_their_turns(service):
 def test_who_uploads_to_a_busy_page_reads_the_sentence_of_those_who_draw(service):
     upload = encoded(Image.new("RGB", (64, 64), "red"), "PNG")
     actions = named_actions(service)
-    assert "busy" not in actions.look_at_upload(upload, 2)
+    assert "busy" not in actions.preview_upload(upload, 2)
     with ExitStack() as others:
         for _ in range(1 + UPLOADS_WAITING):
             others.enter_context(service.uploads.ticket(7.0))
-        assert "The page is busy" in actions.look_at_upload(upload, 2)
+        assert "The page is busy" in actions.preview_upload(upload, 2)
         values = FormValues(2, 2, 0, 1.0, 1.0, 1.0, 3, upload=upload, rows=2)
         *_, last = actions.answer(lambda: read_request(service, "a red heart", values), Event())
         assert "The page is busy: 1 drawing, 3 waiting. Please try again in about 7 s" in last["status"]

@@ -52,7 +52,7 @@ def choose(page, model):
 def test_it_opens_with_the_recipe_of_the_command_line(visit):
     page = visit()
     summary = page.locator("#summary").inner_text()
-    assert summary.startswith("mine, batch 2, 1280 tokens a sample: ")
+    assert summary.startswith("mine, batch 2, 1280 tokens per sample: ")
     assert page.get_by_label("bf16", exact=True).is_checked()
     assert page.get_by_label("reversible").is_checked()
     assert page.locator("#tokens input").is_disabled()
@@ -63,12 +63,12 @@ def test_switches_change_the_bars_the_batch_and_the_table(visit):
     choose(page, "gpt2-large")
     page.locator("#gpu input").fill("11")
     page.locator("#summary").get_by_text(
-        "A GPU of 11 GB holds not one sample plain and not one sample switched"
+        "A GPU of 11 GB holds not even one sample plain and not even one sample as chosen"
     ).wait_for()
     page.get_by_label("bf16", exact=True).check()
     page.get_by_label("adamw8bit").check()
     page.get_by_label("reversible").check()
-    page.locator("#summary").get_by_text("not one sample plain and a batch of 2 switched").wait_for()
+    page.locator("#summary").get_by_text("not even one sample plain and a batch of 2 as chosen").wait_for()
     assert page.locator("#kinds tr").filter(has_text="copies").count() == 1
     rows = page.locator("#holds tr").filter(has_text="gpt2-large")
     assert rows.inner_text().split() == ["gpt2-large", "0", "2"]
@@ -88,7 +88,7 @@ def test_what_the_trainer_refuses_is_a_sentence_and_the_page_goes_on(visit):
 
 def test_a_recipe_of_the_visitors_is_priced_and_what_is_wrong_with_it_is_said(visit):
     page = visit()
-    page.locator("#own").get_by_role("button", name="A recipe of your own").click()
+    page.locator("#own").get_by_role("button", name="Your own recipe").click()
     recipe, use = page.locator("#recipe textarea"), page.locator("#use")
     recipe.fill("[model]\nnum_layer = 8")
     use.click()

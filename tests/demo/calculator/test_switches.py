@@ -12,8 +12,8 @@ from demo.calculator.switches import (
     PLAIN,
     Switches,
     activation_choices,
+    default_switches,
     model_names,
-    own_switches,
     report_with,
     sharing_choices,
 )
@@ -25,14 +25,14 @@ from training.run.subjects import find_subject
 def test_a_recipes_own_switches_cost_what_the_recipe_costs(name):
     subject = find_subject(name)
     own = report_cost(subject, setup=subject.setup)
-    switched = report_with(name, own_switches(name), 8.0)
+    switched = report_with(name, default_switches(name), 8.0)
     assert switched.cost == own.cost
     assert switched.setup == own.setup
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_published_model_opens_plain(name):
-    assert own_switches(name) == PLAIN
+    assert default_switches(name) == PLAIN
 
 
 @pytest.mark.parametrize("name", ["paper", "dalle-12b", "gpt2-large", "t5-large"])
@@ -62,7 +62,7 @@ def test_the_plain_way_shares_nothing_and_keeps_everything():
     assert not plain.priced.model.reversible
     assert (plain.plan.activations, plain.plan.samples, plain.plan.loss_tokens) == ("keep", None, None)
     assert plain.setup.optimizer == "adamw"
-    assert plain.cost.parameters > 8 * report_with("paper", own_switches("paper"), 8.0).cost.parameters
+    assert plain.cost.parameters > 8 * report_with("paper", default_switches("paper"), 8.0).cost.parameters
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -77,7 +77,7 @@ def test_every_offered_choice_has_a_price(name):
     ("name", "gpu_gb", "batch", "switches", "words"),
     [
         ("gpt2", 8, 1, Switches(offload=True), "only LAMB can be offloaded"),
-        ("gpt2", None, 1, PLAIN, "how much memory"),
+        ("gpt2", None, 1, PLAIN, "enter the GPU's memory"),
         ("gpt2", -1, 1, PLAIN, "a GPU of -1 GB"),
         ("gpt2", 8, -1, PLAIN, "batch=-1"),
         ("paper", 8, 1, Switches(precision="fp16"), "gradient scales need"),
@@ -98,7 +98,7 @@ def test_what_cannot_be_is_said_without_figures(name, gpu_gb, batch, switches, w
         ("/etc/passwd", "it is not TOML"),
         ("[model]\nnum_layers = 1000000000", "num_layers=1000000000"),
         ("[modle]\n", "unknown section [modle]"),
-        ("[model]\nnum_layers = 8\n#" + "x" * LONGEST_RECIPE, f"{LONGEST_RECIPE:,} are read at most"),
+        ("[model]\nnum_layers = 8\n#" + "x" * LONGEST_RECIPE, f"the limit is {LONGEST_RECIPE:,}"),
         ("a = " + "[" * 9000, "it is nested too deep"),
     ],
 )

@@ -129,7 +129,7 @@ def test_a_prompt_that_fails_spoils_no_other(service, alone):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ([], "no JSON object"),
+        ([], "not a JSON object"),
         ({"prompt": " "}, "the prompt is empty"),
         ({"prompt": "a car", "settings": {"num_images": 129}}, "at most 128"),
         ({"prompt": "a car", "settings": {"top_k": "x"}}, "whole number"),

@@ -15,7 +15,7 @@ def test_a_batch_between_two_known_ones_is_interpolated_and_beyond_them_in_propo
     assert latency.seconds_per_row(128) == 4.0
 
 
-def test_a_prompt_takes_its_rows_and_its_painting(latency):
+def test_a_prompt_takes_its_rows_and_its_decoding(latency):
     assert latency.seconds(64) == pytest.approx(4 * 2.0 + 64 * 0.1)
     assert latency.seconds(72) == pytest.approx(4 * (2.0 + 1.0) + 72 * 0.1)
     assert latency.seconds(64, guided=True) == pytest.approx(2 * 4 * 2.0 + 64 * 0.1)
@@ -37,13 +37,13 @@ def test_what_is_drawn_is_learned_from(latency):
     for _ in range(50):
         latency.learn_row(64, 6.0)
         latency.learn_row(8, 8.0, guided=True)
-        latency.learn_painting(10, 5.0)
+        latency.learn_decoding(10, 5.0)
     assert latency.seconds_per_row(64) == pytest.approx(6.0, rel=0.01)
     assert latency.seconds_per_row(8) == pytest.approx(4.0, rel=0.01)
     assert latency.picture_s == pytest.approx(0.5, rel=0.01)
 
 
-def test_the_measurement_knows_small_and_large_batches_and_painting(generator, monkeypatch):
+def test_the_measurement_knows_small_and_large_batches_and_decoding(generator, monkeypatch):
     # A busy machine leaves nothing out and affords as much as an idle one.
     monkeypatch.setattr(latency_model, "LONGEST_TURN_S", math.inf)
     monkeypatch.setattr(latency_model, "PATIENCE_S", math.inf)
