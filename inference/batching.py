@@ -1,4 +1,4 @@
-"""How many pictures are drawn at once, and which together."""
+"""How many pictures are drawn at once, and which ones together."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from inference.sampling.kv_layout import window_of
 from inference.sampling.packed_linear import ROW_GROUP
 
 LARGEST_BATCH = 128
-# The rest is for what a step computes, the VQGAN's decoder and other programs.
+# The rest is for a step's temporaries, the VQGAN's decoder and other programs.
 SHARE_OF_FREE_MEMORY = 0.5
 
 
@@ -23,7 +23,7 @@ class Part(NamedTuple):
 
 
 Batch = list[Part]
-"""Parts with equally many pictures."""
+"""Parts with the same number of pictures."""
 
 
 class Kind(NamedTuple):
@@ -32,14 +32,14 @@ class Kind(NamedTuple):
     guided: bool
     """A guided picture takes two rows."""
     num_given: int
-    """Codes that come with the request."""
+    """Codes given with the request."""
 
 
 def plan_batches(counts: Sequence[int], kinds: Sequence[Kind], batch_size: int) -> list[Batch]:
-    """Batches that draw counts[i] pictures of request i, in no more rows than `batch_size` pictures of one prompt take.
+    """Batches that draw counts[i] pictures of request i, none with more rows than `batch_size` pictures of one prompt.
 
-    Pictures of several requests share a batch where each has equally many of the same kind; the rows of each are
-    padded to whole groups.
+    Requests share a batch if each has equally many pictures of the same kind in it; the rows of each are padded to
+    whole groups.
     """
     batches: list[Batch] = []
     open_batches: dict[tuple[int, Kind], Batch] = {}
@@ -62,7 +62,7 @@ def whole_groups(rows: int) -> int:
 
 
 def halve(batch: Batch) -> list[Batch]:
-    """Two batches of half the pictures; MemoryError where there is only one."""
+    """Two batches with half the pictures each; MemoryError if there is only one picture."""
     if len(batch) > 1:
         return [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
     request, pictures = batch[0]
@@ -73,7 +73,7 @@ def halve(batch: Batch) -> list[Batch]:
 
 
 def picture_bytes(config: DalleConfig, dtype: torch.dtype) -> int:
-    """What decoding keeps of one picture: keys and values in `dtype`, inputs of token shift in float32."""
+    """Bytes that decoding keeps for one picture: keys and values in `dtype`, inputs of token shift in float32."""
     cells = sum(window_of(config, kind).cells for kind in config.layer_kinds)
     kept = 2 * cells * config.num_heads * config.head_size * dtype.itemsize
     shifted = config.num_layers * config.image_side * config.hidden_size * 4 if config.token_shift else 0
@@ -81,6 +81,6 @@ def picture_bytes(config: DalleConfig, dtype: torch.dtype) -> int:
 
 
 def default_batch_size(config: DalleConfig, dtype: torch.dtype, device: torch.device, prompts: int = 1) -> int:
-    """Pictures of each of `prompts` that fit into half of the free memory together, 8 to 128, in groups of 8 rows."""
+    """Pictures of each of `prompts` that together fit into half of the free memory: 8 to 128, in groups of 8."""
     fitting = int(free_bytes(device) * SHARE_OF_FREE_MEMORY / prompts) // picture_bytes(config, dtype)
     return max(ROW_GROUP, min(LARGEST_BATCH, fitting // ROW_GROUP * ROW_GROUP))

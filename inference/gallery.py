@@ -1,6 +1,6 @@
 """The folder that `dalle-lean generate` writes: numbered PNGs, a contact sheet and results.json.
 
-The text chunks of a PNG say how to draw it again.
+The text chunks of a PNG record how to draw it again.
 """
 
 import hashlib
@@ -29,12 +29,12 @@ SLUG_LENGTH = 48
 
 
 def prompt_folder(out: str | Path, prompts: Sequence[str], index: int) -> Path:
-    """Where the pictures of prompt `index` go: `out` itself; with several prompts a numbered, slugged folder in it."""
+    """The folder for the pictures of prompt `index`: `out` itself, or with several prompts a numbered folder in it."""
     return Path(out) if len(prompts) == 1 else Path(out) / f"{index:02d}-{slug(prompts[index])}"
 
 
 def slug(prompt: str) -> str:
-    """The prompt as a file name: lower-case ASCII letters and digits joined by single dashes, never empty."""
+    """The prompt as a file name: lower-case ASCII letters and digits, words joined by single dashes; never empty."""
     ascii_text = unicodedata.normalize("NFKD", prompt).encode("ascii", "ignore").decode()
     words = re.sub(r"[^a-z0-9]+", "-", ascii_text.lower()).strip("-")
     return words[:SLUG_LENGTH].rstrip("-") or "prompt"
@@ -49,7 +49,7 @@ def write_gallery(
 ) -> None:
     """Write 00.png, 01.png, ... (best first), contact_sheet.png and results.json; the same input gives the same bytes.
 
-    Each file is written atomically, results.json last; pictures of an earlier, longer gallery there are removed.
+    Each file is written atomically, results.json last; surplus pictures of an earlier gallery are then removed.
 
     Args:
         unknown_words: as `Generator.unknown_words` gives them.
@@ -76,7 +76,7 @@ def write_gallery(
 
 
 def pictures_of(folder: Path) -> set[str]:
-    """The numbered PNGs that the results.json of a gallery names; none where there is no gallery yet."""
+    """The numbered PNGs that a gallery's results.json names; none if there is no gallery yet."""
     path = folder / "results.json"
     if not path.is_file():
         return set()
@@ -99,7 +99,7 @@ def picture_facts(picture: Picture) -> dict[str, Any]:
 
 
 def prompt_metadata(prompt: str, settings: Mapping[str, Any]) -> dict[str, str]:
-    """What all pictures of a prompt share: the prompt, its seed, all settings as JSON, the model's hash if it has one.
+    """Metadata of all pictures of a prompt: the prompt, its seed, all settings as JSON, the model's hash if known.
 
     Args:
         settings: as `Generator.describe` gives them.
@@ -116,7 +116,7 @@ def prompt_metadata(prompt: str, settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def picture_metadata(picture: Picture) -> dict[str, str]:
-    """What differs between the pictures of a prompt: index and, where it was ranked, score."""
+    """Metadata of one picture: its index and, if it was ranked, its score."""
     score = {} if picture.score is None else {"score": f"{picture.score:.6f}"}
     return {"index": str(picture.index), **score}
 
@@ -125,11 +125,11 @@ def png_bytes(image: Image.Image, metadata: Mapping[str, str]) -> bytes:
     """A PNG with `metadata` as text chunks in UTF-8 (iTXt); the same call gives the same bytes.
 
     Args:
-        metadata: keys of 1 to 79 Latin-1 letters. In values, what a chunk cannot hold becomes a replacement character.
+        metadata: keys of 1 to 79 Latin-1 letters. Characters of values that a chunk cannot hold are replaced.
     """
     chunks = PngInfo()
     for key, value in metadata.items():
-        # NUL would end the text. Lone surrogates stand for bytes of a command line that were not UTF-8.
+        # NUL would end the text. Lone surrogates stand for command-line bytes that are not UTF-8.
         readable = re.sub("[\0\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", value)
         chunks.add_itxt(key, readable)
     file = io.BytesIO()
@@ -144,7 +144,7 @@ def write_png(path: Path, image: Image.Image, metadata: Mapping[str, str]) -> No
 
 
 def enlarged(image: Image.Image, side: int = TILE_SIDE) -> Image.Image:
-    """The picture at `side` pixels for viewing; a larger one is left as it is."""
+    """The picture enlarged to `side` pixels for viewing; a larger one is returned as it is."""
     if max(image.size) >= side:
         return image
     scale = side / max(image.size)
@@ -152,7 +152,7 @@ def enlarged(image: Image.Image, side: int = TILE_SIDE) -> Image.Image:
 
 
 def contact_sheet(prompt: str, pictures: Sequence[Picture]) -> Image.Image:
-    """All pictures on one sheet, the prompt above, each one's index and score below it."""
+    """All pictures on one sheet: the prompt as heading, below each picture its index and score."""
     scores = ["" if picture.score is None else f" - score {picture.score:.3f}" for picture in pictures]
     captions = [f"no. {picture.index}{score}" for picture, score in zip(pictures, scores, strict=True)]
     return tile_sheet([picture.image for picture in pictures], captions, heading=prompt)

@@ -1,4 +1,4 @@
-"""Generator: a prompt in, the best few pictures out.
+"""Generator: draws the best few pictures for a prompt.
 
 n pictures, m codes given, I codes in a picture, R rows.
 """
@@ -36,7 +36,7 @@ from inference.scorer import Scorer, make_scorer
 
 
 class Generator:
-    """A model folder made ready to draw: transformer, tokenizer, VQGAN and what ranks its pictures."""
+    """A model folder ready to draw: transformer, tokenizer, VQGAN and the scorer that ranks its pictures."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Generator:
         scorer: Scorer | None = None,
         precision: Precision = "fp32",
     ):
-        """Put the parts together; ValueError where they do not fit."""
+        """Put the parts together; ValueError if they do not fit."""
         check_fit(model.config, tokenizer, vqgan)
         self.decoder = PackedDecoder(model, precision)
         self.model, self.tokenizer, self.vqgan, self.scorer = model, tokenizer, vqgan, scorer
@@ -56,9 +56,9 @@ class Generator:
         self.caption_dropout: float | None = None
         """Share of captions left empty in training, which guidance needs; None is unknown."""
         self.guidance = 1.0
-        """The default; 1 is off."""
+        """The default guidance; 1 is off."""
         self.vocabulary: Vocabulary | None = None
-        """The words of its training captions; None is unknown."""
+        """The words of the training captions; None is unknown."""
 
     @classmethod
     def from_folder(
@@ -71,14 +71,14 @@ class Generator:
         """Load a model folder or hub id; None means $DALLE_LEAN_MODEL, else the bundled model.
 
         Args:
-            device: "auto" takes CUDA where there is one.
-            precision: of the transformer's products, and bf16 of the VQGAN's decoder too; None is fp32 on a CPU and
-                bf16 on a GPU.
+            device: "auto" is CUDA if there is a GPU, else the CPU.
+            precision: of the transformer's products; bf16 also applies to the VQGAN's decoder. None is fp32 on a CPU
+                and bf16 on a GPU.
             scorer: what ranks the pictures, as in `make_scorer`; "none" ranks nothing.
 
         Raises:
-            ValueError: a part is missing or altered, or is not the one the transformer was trained with; a precision
-                or scorer that does not work here.
+            ValueError: a part is missing, altered, or not the one the transformer was trained with, or the precision
+                or scorer does not work here.
         """
         path, where = find_model(None if folder is None else str(folder)), pick_device(device)
         content = check_parts(path)
@@ -123,16 +123,16 @@ class Generator:
     ) -> list[Picture]:
         """Draw `num_images` pictures and return the `best` of them, best first.
 
-        Without a scorer the pictures cannot be told apart: then the first `best` are drawn and returned by index.
+        Without a scorer nothing ranks the pictures: only the first `best` are drawn, and returned by index.
 
         Args:
-            prompt: cut to the model's text length, with a warning; an empty one is a ValueError.
-            best: at most `num_images`; None is 4, or all where fewer are drawn.
-            top_k, top_p: codes that may be drawn; 0 and 1 are off.
+            prompt: cut to the model's text length, with a warning; ValueError for an empty one.
+            best: at most `num_images`; None is 4, or all if fewer are drawn.
+            top_k, top_p: limit the codes that may be drawn; 0 and 1 are off.
             temperature: 0 takes the most likely code each time.
             seed: 0..2^64-1; picture i of a seed is the same for any batch size and number of pictures.
-            guidance: above 1 keeps closer to the prompt, for a model trained with caption dropout; 1 is off, None the
-                model's own.
+            guidance: above 1 follows the prompt more closely, if the model was trained with caption dropout; 1 is off,
+                None is the model's default.
             batch_size: pictures drawn at once; None chooses by the free memory.
             on_progress: called with (codes drawn, codes in all, note).
         """
@@ -156,7 +156,7 @@ class Generator:
         batch_size: int | None = None,
         on_progress: OnProgress = unwatched,
     ) -> list[Picture]:
-        """As a call, with the settings in one object and no warning of a cut prompt (see `excess_tokens`)."""
+        """Like a call, with the settings in one object and no warning about a cut prompt (see `excess_tokens`)."""
         pictures = None
         for progress in self.draw([Request(prompt, settings)], batch_size):
             on_progress(progress.done, progress.total, progress.note)
@@ -166,15 +166,15 @@ class Generator:
 
     @torch.inference_mode()
     def draw(self, requests: Sequence[Request], batch_size: int | None = None) -> Iterator[Progress]:
-        """Draw step by step: a Progress for each row of codes of each request in the batch, and one with the pictures
-        of each finished request.
+        """Draw step by step: yields a Progress for each row of codes of each request in a batch, and one with the
+        pictures of each finished request.
 
-        Pictures of several requests share a batch where each has equally many. A picture does not depend on the
-        others in its batch; on a CPU in fp32 or bf16 exactly so, unless heads have fewer than 8 channels.
-        Close the iterator to cancel: nothing is kept.
+        Requests with equally many pictures share a batch. A picture does not depend on the others in its batch; on a
+        CPU in fp32 or bf16 it is bit for bit the same, unless heads have fewer than 8 channels. Close the iterator to
+        cancel, which keeps nothing.
 
         Args:
-            batch_size: pictures at once; None chooses by the free memory. Halved where memory runs out.
+            batch_size: pictures at once; None chooses by the free memory. It is halved when memory runs out.
         """
         config, decoder = self.model.config, self.decoder
         for request in requests:
@@ -186,7 +186,7 @@ class Generator:
         counts = [self.num_drawn(request.settings) for request in requests]
         kinds = [Kind(r.settings.guidance != 1, 0 if r.start is None else len(r.start)) for r in requests]
         waiting = plan_batches(counts, kinds, batch_size)
-        # Of each request, the codes of its parts by their first picture; parts need not come in order.
+        # For each request, first picture of a part -> the part's codes; parts need not come in order.
         drawn: list[dict[int, Tensor]] = [{} for _ in requests]
         done, total = 0, sum(n * (config.image_len - kind.num_given) for n, kind in zip(counts, kinds, strict=True))
         while waiting:
@@ -211,16 +211,15 @@ class Generator:
                 if sum(map(len, parts.values())) == counts[number]:
                     all_codes, ranked = torch.cat([parts[first] for first in sorted(parts)]), []
                     note = "painting" if self.scorer is None else "ranking"
-                    prompt = requests[number].prompt
-                    for decoded in decode_and_score(all_codes, prompt, self.vqgan, self.scorer, bf16=self.bf16):
+                    request = requests[number]
+                    for decoded in decode_and_score(all_codes, request.prompt, self.vqgan, self.scorer, bf16=self.bf16):
                         yield Progress(done, total, note, request=number)
                         ranked.append(decoded)
-                    request = requests[number]
                     best = best_pictures(all_codes, *collect(ranked), request.settings.num_best, request.first)
                     yield Progress(done, total, "done", best, request=number)
 
     def _draw_batch(self, requests: Sequence[Request], batch: Batch) -> Iterator[Tensor]:
-        """The codes so far of all pictures of a batch, [R, n]."""
+        """Yields the codes so far, [R, n], of all pictures in a batch."""
         asked = [requests[part.request] for part in batch]
         text_ids = self.tokenizer.encode([request.prompt for request in asked], self.model.config.text_len)
         starts = [request.start.to(self.device) for request in asked if request.start is not None]
@@ -234,7 +233,7 @@ class Generator:
         return sample_codes(self.decoder, prompts, rows)
 
     def num_drawn(self, settings: Settings) -> int:
-        """How many pictures this generator draws."""
+        """How many pictures this generator draws for these settings."""
         return settings.num_drawn(ranked=self.scorer is not None)
 
     def read_picture(self, image: Image.Image) -> Tensor:
@@ -242,16 +241,16 @@ class Generator:
         return self.read_pixels(square_pixels(image, self.picture_side))
 
     def read_pixels(self, pixels: NDArray[np.uint8]) -> Tensor:
-        """The codes [I] of the pixels [side, side, 3] of a picture, whose side is `picture_side`."""
+        """The codes [I] of a picture's pixels, uint8 [picture_side, picture_side, 3]."""
         return self.vqgan.encode(torch.tensor(pixels).permute(2, 0, 1)[None].to(self.device) / 255)[0]
 
     def preview(self, codes: Tensor) -> list[Image.Image]:
-        """Unfinished pictures from their first codes [n, m]: whole rows that are drawn, transparent below."""
+        """Unfinished pictures from their first codes [n, m]: the complete rows, transparent below them."""
         side, scale = self.model.config.image_side, self.vqgan.config.downscale
         rows = codes.shape[1] // side
         if rows == 0:
             return []
-        # The decoder looks past the edge of what is drawn; repeating the last row disturbs it least.
+        # The decoder sees beyond the last complete row; repeating that row disturbs it least.
         drawn = codes[:, : rows * side].unflatten(1, (rows, side))
         whole = drawn[:, torch.arange(side).clamp(max=rows - 1)].flatten(1)
         pictures = []
@@ -262,18 +261,15 @@ class Generator:
         return pictures
 
     def excess_tokens(self, prompt: str) -> int:
-        """How many of the prompt's tokens this model has no room for; they are cut off."""
+        """How many of the prompt's tokens exceed the model's text length and are cut off."""
         return max(0, self.tokenizer.count(prompt) - self.model.config.text_len)
 
     def unknown_words(self, prompt: str) -> list[str] | None:
-        """The words of a prompt that training never showed, in its order, each once.
-
-        None where the model folder has no vocabulary.json.
-        """
+        """The words of a prompt that training never showed, in order, each once; None without a vocabulary.json."""
         return None if self.vocabulary is None else self.vocabulary.unknown(prompt)
 
     def describe(self, settings: Settings, start: Tensor | None = None) -> dict[str, Any]:
-        """What fixes the pictures besides the prompt, ready for JSON."""
+        """All that determines the pictures besides the prompt, ready for JSON."""
         return {
             **asdict(settings),
             **({} if start is None else {"start": start.tolist()}),
@@ -290,7 +286,7 @@ class Generator:
 
 
 def check_fit(config: DalleConfig, tokenizer: Tokenizer, vqgan: VQGAN) -> None:
-    """ValueError unless the tokenizer's ids and the VQGAN's codes are those of the transformer's vocabulary."""
+    """ValueError unless the tokenizer's ids and the VQGAN's codes match the transformer's vocabulary."""
     if tokenizer.vocab_size > config.text_vocab_size:
         raise UserError(
             f"the tokenizer has {tokenizer.vocab_size} ids, the transformer only {config.text_vocab_size}: "

@@ -1,4 +1,4 @@
-"""From codes to pictures and their scores, batch after batch within a memory cap.
+"""Codes -> pictures and their scores, batch by batch within a memory limit.
 
 Shapes: N pictures, I codes in a picture, H x W pixels.
 """
@@ -19,8 +19,8 @@ from inference.request import Picture
 from inference.scorer import Scorer
 
 DECODE_BUDGET_BYTES = 2**31
-# Convolutions round differently for other numbers of pictures. So this number depends on the model and its picture size
-# alone, and the last batch is padded: picture i is the same, however many are drawn.
+# Convolutions round differently for other numbers of pictures. So this number depends only on the model and its picture
+# size, and the last batch is padded: picture i is the same, however many are drawn.
 DECODE_BATCH = 8
 
 
@@ -30,7 +30,7 @@ class Ranked(NamedTuple):
     pixels: Tensor
     """[n, H, W, 3] uint8."""
     scores: Tensor | None
-    """[n]; None where nothing ranks them."""
+    """[n]; None if nothing ranks them."""
 
 
 @torch.inference_mode()
@@ -44,23 +44,23 @@ def decode_and_score(
 ) -> Iterator[Ranked]:
     """Pictures and scores of codes [N, I], `batch` at a time; `collect` gathers them.
 
-    Where a batch does not fit the device's memory, this one and all after it are halved, with a warning.
+    If a batch does not fit the device's memory, it and all later ones are halved, with a warning.
 
     Args:
         batch: None is `decode_batch_size`.
         bf16: decode in bfloat16; scores keep their precision.
 
     Raises:
-        ValueError: codes that this VQGAN does not have, scores of a wrong shape, or not even one picture fits.
+        ValueError: codes that this VQGAN does not have, scores of a wrong shape, or no memory for even one picture.
     """
     side = vqgan.check_codes(codes)
     size = decode_batch_size(vqgan.config, side) if batch is None else batch
     if size < 1:
         raise ValueError(f"batch={batch}: it must be at least 1")
     codes, start = codes.to(vqgan.quantize.table.device), 0
-    # Nothing in the loop waits for a CUDA device, so the next decoding is queued while it still scores. On the CPU they
-    # take turns: with a thread for scoring, two cores took 10 % longer with the bundled CLIP and 18 % less with a
-    # ViT-S-32 (128 pictures), not enough to require that every scorer be thread-safe.
+    # Nothing in the loop waits for a CUDA device, so the next batch is queued while it still scores. On a CPU, decoding
+    # and scoring alternate: with a thread for scoring, two cores took 10 % longer with the bundled CLIP and 18 % less
+    # with a ViT-S-32 (128 pictures), not enough to require that every scorer be thread-safe.
     while start < len(codes):
         ranked = try_batch(codes[start : start + size], prompt, vqgan, scorer, size, bf16)
         if ranked is not None:
@@ -70,7 +70,7 @@ def decode_and_score(
         if size == 1:
             pixels = side * vqgan.config.downscale
             raise UserError(
-                f"{codes.device}: no memory to decode and score one picture of {pixels} pixels; free some or take cpu"
+                f"{codes.device}: no memory to decode and score one picture of {pixels} pixels; free some or use cpu"
             )
         size //= 2
         torch.cuda.empty_cache()
@@ -78,7 +78,7 @@ def decode_and_score(
 
 
 def try_batch(codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer | None, size: int, bf16: bool) -> Ranked | None:
-    """Up to `size` pictures, computed as `size` of them; None where the device has no memory for that."""
+    """Up to `size` pictures, padded to `size` for the computation; None if the device has too little memory."""
     wanted = len(codes)
     try:
         with torch.autocast(codes.device.type, torch.bfloat16, enabled=bf16):
@@ -88,7 +88,7 @@ def try_batch(codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer | None, s
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        return None  # only here are the tensors that the error held released
+        return None  # by now the tensors that the error held are released
 
 
 def checked_scores(scorer: Scorer, pixels: Tensor, prompt: str) -> Tensor:
@@ -103,9 +103,9 @@ def checked_scores(scorer: Scorer, pixels: Tensor, prompt: str) -> Tensor:
 
 
 def collect(batches: Iterable[Ranked]) -> tuple[list[Image.Image], list[float] | None]:
-    """All pictures and scores, once the device has them; scores is None where nothing ranked them.
+    """All pictures and scores, after waiting for the device; scores is None if nothing ranked them.
 
-    A score that is not finite is a ValueError: it is neither higher nor lower than another.
+    ValueError for a score that is not finite: it cannot be ranked.
     """
     done = list(batches)
     images = [Image.fromarray(values) for ranked in done for values in ranked.pixels.cpu().numpy()]
@@ -123,7 +123,7 @@ def best_pictures(
 ) -> list[Picture]:
     """The `count` pictures of codes [N, I] with the highest scores, best first; without scores the first ones.
 
-    first: the number of picture 0.
+    first: index of the first picture.
     """
     order = sorted(range(len(images)), key=lambda index: (-scores[index] if scores else 0.0, index))
     return [
@@ -138,7 +138,7 @@ def to_bytes(pixels: Tensor) -> Tensor:
 
 
 def decode_batch_size(config: VQGANConfig, side: int, budget_bytes: int = DECODE_BUDGET_BYTES) -> int:
-    """How many pictures of side x side codes are decoded at once: 8, halved until they fit the budget, at least 1."""
+    """How many pictures of side x side codes to decode at once: 8, halved until they fit the budget, at least 1."""
     size = DECODE_BATCH
     while size > 1 and size * decode_bytes(config, side) > budget_bytes:
         size //= 2
@@ -146,21 +146,21 @@ def decode_batch_size(config: VQGANConfig, side: int, budget_bytes: int = DECODE
 
 
 def decode_bytes(config: VQGANConfig, side: int) -> int:
-    """Bytes of tensors at the fullest moment of decoding one picture of side x side codes, in float32.
+    """Peak bytes of float32 tensors when decoding one picture of side x side codes.
 
     Convolution workspaces come on top; they differ between libraries.
     """
     last_level = len(config.channel_multipliers) - 1
     most, width = 0, config.channels * config.channel_multipliers[-1]
-    # Where blocks attend was built for pictures of picture_side, and stays so for others.
+    # The blocks that attend were chosen for pictures of picture_side, and are the same for others.
     built_side = config.image_side
     for level in range(last_level, -1, -1):
         places, out_width = side * side, config.channels * config.channel_multipliers[level]
-        # A block at x * sigmoid(x) holds its input, norm, sigmoid and product, before and after its width changes.
+        # At x * sigmoid(x) a block holds its input, norm, sigmoid and product, before and after its width changes.
         most = max(most, 4 * places * width, places * (width + 3 * out_width))
         if level == last_level or built_side in config.attention_resolutions:
-            # Input, norm, query, key and value, and twice the weights of each place for each.
+            # Input, norm, query, key and value, and twice the attention weights.
             most = max(most, places * (5 * out_width + 2 * places))
-        # Enlarging needs less than the first block after it.
+        # Upsampling needs less than the first block after it.
         width, side, built_side = out_width, 2 * side, 2 * built_side
     return 4 * most

@@ -1,4 +1,4 @@
-"""What is asked of a generator, and what it gives back.
+"""Requests to a generator, and its results.
 
 I codes in a picture.
 """
@@ -22,7 +22,7 @@ class Settings(Sampling):
 
     num_images: int = 128
     best: int | None = None
-    """How many to keep; None is 4, or all where fewer are drawn."""
+    """How many to keep; None is 4, or all if fewer are drawn."""
 
     def __post_init__(self) -> None:
         for name in ("num_images", "best", "top_k", "seed"):
@@ -45,7 +45,7 @@ class Settings(Sampling):
         return min(DEFAULT_BEST, self.num_images) if self.best is None else self.best
 
     def num_drawn(self, ranked: bool) -> int:
-        """How many pictures are drawn: where nothing ranks them, only those that are kept."""
+        """How many pictures are drawn: if nothing ranks them, only those that are kept."""
         return self.num_images if ranked else self.num_best
 
 
@@ -58,10 +58,10 @@ class Request:
     start: Tensor | None = None
     """The first codes [m] of every picture, m < I, as `Generator.read_picture` gives them; the rest is drawn."""
     first: int = 0
-    """Number of the first picture drawn: several generators may each draw some of a prompt's pictures."""
+    """Index of the first picture drawn: several generators may each draw some of a prompt's pictures."""
 
     def check(self, config: DalleConfig) -> None:
-        """ValueError for an empty prompt, and a start that is not [m] codes of the model, m < I."""
+        """ValueError for an empty prompt, and for a start that is not [m] codes of the model with m < I."""
         check_prompt(self.prompt)
         if self.start is None:
             return
@@ -72,7 +72,7 @@ class Request:
 
 
 def check_prompt(prompt: str) -> None:
-    """ValueError for a prompt with nothing in it."""
+    """ValueError for an empty or blank prompt."""
     if not prompt.strip():
         raise UserError("the prompt is empty; say in a few words what to draw")
 
@@ -83,23 +83,23 @@ class Picture:
 
     image: Image.Image
     score: float | None
-    """The scorer's; None where nothing ranked the pictures."""
+    """The scorer's score; None if nothing ranked the pictures."""
     index: int
-    """Its number among the pictures drawn: with prompt, settings and seed it names the picture."""
+    """Number among the pictures drawn; with prompt, settings and seed it identifies the picture."""
     codes: Tensor
     """[I] int64, raster order."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the drawing is, in codes of all requests."""
+    """Progress of drawing, in codes of all requests."""
 
     done: int
     total: int
     note: str = ""
     pictures: list[Picture] | None = None
-    """The best of one request, once they are all drawn and ranked."""
+    """The best pictures of a request, once all are drawn and ranked."""
     codes: Tensor | None = None
-    """[n, m], the first m codes of the n pictures of a request that are being drawn."""
+    """[n, m], the first m codes of a request's n pictures in the present batch."""
     request: int = 0
-    """Number of the request that `pictures` or `codes` belong to."""
+    """Index of the request to which `pictures` or `codes` belong."""

@@ -1,6 +1,6 @@
-"""Scorers: how well a picture fits its prompt. The best pictures of a prompt are those with the highest scores.
+"""Scorers of how well a picture fits its prompt; the best pictures of a prompt have the highest scores.
 
-CLIP is one. A second is one class, named on the command line as `--scorer my_scorers:Darkest`:
+CLIP is one. Your own is one class, named on the command line as `--scorer my_scorers:Darkest`:
 
     # my_scorers.py, in a folder that PYTHONPATH names
     import torch
@@ -36,16 +36,16 @@ SPECS = "clip, none, ARCHITECTURE:FILE, ARCHITECTURE:PRETRAINED_TAG, hf-hub:OWNE
 
 @runtime_checkable
 class Scorer(Protocol):
-    """What ranks pictures. A user's class is called with the torch.device that its pictures will be on."""
+    """Ranks pictures. A user's class is constructed with the torch.device of its pictures."""
 
     name: str
-    """What people read beside a score."""
+    """Shown beside a score."""
 
     def score(self, pixels: Tensor, prompt: str) -> Tensor:
         """Pictures [N, 3, H, W], float32 in 0..1 on the device -> scores [N] there, finite, higher is better.
 
         A picture's score must not depend on the others in the batch, which is padded with arbitrary ones. On CUDA,
-        decoding continues in the meantime as long as nothing here waits for the device (`.item()`, `.cpu()`).
+        decoding continues meanwhile if nothing here waits for the device (`.item()`, `.cpu()`).
         """
         ...
 
@@ -57,11 +57,11 @@ def make_scorer(
 
     Args:
         spec: "clip", the CLIP of `clip_folder`, or None without one; "none"; "ViT-B-32:/path/weights.pt", any
-            architecture that open_clip has in full, with a file of weights (safetensors, or read weights-only);
-            "ViT-B-32:laion2b_s34b_b79k" or "hf-hub:OWNER/NAME", fetched by open_clip unless it is in its cache;
+            architecture that open_clip contains in full, with a weights file (safetensors, or loaded weights-only);
+            "ViT-B-32:laion2b_s34b_b79k" or "hf-hub:OWNER/NAME", downloaded by open_clip unless it is in its cache;
             "my_scorers:Darkest", a class called with `device`; the path of a CLIP folder.
         role: its name in error messages.
-        checked: the files in `clip_folder` already match their hashes.
+        checked: the hashes of the files in `clip_folder` were already verified.
 
     Raises:
         ValueError: the scorer does not exist, cannot be loaded, or is not a scorer; the message says what to do.
@@ -80,14 +80,14 @@ def make_scorer(
         if head == "hf-hub":
             return hub_clip(tail, device)
         if names_a_class(head, tail):
-            return own_scorer(head, tail, device)
+            return user_scorer(head, tail, device)
         return named_clip(head, tail, device)
     except UserError as error:
         raise UserError(f"{role}={spec!r}: {error}") from error
 
 
 def names_a_class(module: str, attribute: str) -> bool:
-    """Whether this is MODULE:CLASS rather than an architecture of open_clip such as RN50:openai."""
+    """Whether this is MODULE:CLASS, and not an architecture of open_clip such as RN50:openai."""
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
         return False
     try:
@@ -96,8 +96,8 @@ def names_a_class(module: str, attribute: str) -> bool:
         return True
 
 
-def own_scorer(module: str, attribute: str, device: torch.device) -> Scorer:
-    """A user's class, called with the device; ValueError for whatever goes wrong in it."""
+def user_scorer(module: str, attribute: str, device: torch.device) -> Scorer:
+    """An instance of a user's class; ValueError for any exception in it."""
     try:
         scorer_class = getattr(importlib.import_module(module), attribute)
         scorer = scorer_class(device)
@@ -106,73 +106,73 @@ def own_scorer(module: str, attribute: str, device: torch.device) -> Scorer:
     except Exception as error:  # the user's code may raise anything
         raise UserError(f"{type(error).__name__}: {error}") from error
     if not isinstance(scorer, Scorer) or not isinstance(scorer.name, str):
-        raise UserError(f"{attribute} is no scorer: it needs a name (str) and score(pixels, prompt)")
+        raise UserError(f"{attribute} is not a scorer: it needs a name (str) and score(pixels, prompt)")
     return scorer
 
 
 def folder_clip(folder: Path, device: torch.device) -> ClipScorer:
-    """A CLIP folder, named by the last two parts of its path, as the last one alone is mostly "clip"."""
+    """A CLIP folder, named by the last two parts of its path, as the last one is usually just "clip"."""
     clip = ClipScorer.load(folder, device)
     clip.name = f"CLIP {'/'.join(folder.resolve().parts[-2:])}"
     return clip
 
 
 def named_clip(architecture: str, weights: str, device: torch.device) -> ClipScorer:
-    """An architecture of open_clip with a file of weights, else with the published weights of that tag."""
-    config = whole(architecture)
+    """An architecture of open_clip with a weights file, or with the published weights of a tag."""
+    config = full_config(architecture)
     open_clip = require("open_clip", extra="demo")
     tags = open_clip.list_pretrained_tags_by_model(architecture)
     name = f"CLIP {architecture} ({Path(weights).name})"
     if Path(weights).is_file():
         published = [preprocessing(open_clip.get_pretrained_cfg(architecture, tag)) for tag in tags]
-        # A file does not say how its pictures were prepared; usually that depends on the architecture.
+        # A file does not say how its pictures were prepared; usually all weights of an architecture agree.
         usual = published[0] if published and all(each == published[0] for each in published) else preprocessing({})
         return ClipScorer(architecture, weights, **usual, name=name, device=device)
     if not open_clip.is_pretrained_cfg(architecture, weights):
         known = f"one of {', '.join(tags)}" if tags else "but it has none"
         raise UserError(f"{weights} is neither a file nor a tag of {architecture} ({known})")
     published_weights = open_clip.get_pretrained_cfg(architecture, weights)
-    # open_clip's own loading only warns where the activation is not the one that these weights were trained with.
+    # Weights need the activation that they were trained with; open_clip's own loading only warns about another one.
     config["quick_gelu"] = published_weights.get("quick_gelu", False)
-    file = fetched(open_clip.download_pretrained, published_weights)
+    file = downloaded(open_clip.download_pretrained, published_weights)
     return ClipScorer(config, file, **preprocessing(published_weights), name=name, device=device)
 
 
 def hub_clip(address: str, device: torch.device) -> ClipScorer:
-    """OWNER/NAME on the hub, in open_clip's format."""
+    """The CLIP OWNER/NAME on the hub, in open_clip's format."""
     open_clip = require("open_clip", extra="demo")
-    path = fetched(open_clip.pretrained.download_pretrained_from_hf, address, filename="open_clip_config.json")
+    path = downloaded(open_clip.pretrained.download_pretrained_from_hf, address, filename="open_clip_config.json")
     content = read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("model_cfg"), dict):
         raise UserError("its open_clip_config.json has no model_cfg")
-    config, usual = whole(content["model_cfg"]), preprocessing(content.get("preprocess_cfg") or {})
-    weights = fetched(open_clip.pretrained.download_pretrained_from_hf, address)
+    config, usual = full_config(content["model_cfg"]), preprocessing(content.get("preprocess_cfg") or {})
+    weights = downloaded(open_clip.pretrained.download_pretrained_from_hf, address)
     return ClipScorer(config, weights, **usual, name=f"CLIP {address}", device=device)
 
 
-def whole(architecture: Architecture) -> dict[str, Any]:
-    """The model config; ValueError, before any weights are fetched, where open_clip does not have it in full."""
+def full_config(architecture: Architecture) -> dict[str, Any]:
+    """The model config; ValueError, before any weights are downloaded, if open_clip does not contain it in full."""
     config = model_config(architecture)
     caption_encoder(config, None)
     return config
 
 
-def fetched(download: Any, *arguments: Any, **options: Any) -> Path:
-    """The file that one of open_clip's downloads leaves; ValueError where the download fails."""
+def downloaded(download: Any, *arguments: Any, **options: Any) -> Path:
+    """The file from one of open_clip's download functions; ValueError if it fails."""
     try:
         return Path(download(*arguments, **options))
     except Exception as error:  # from the network, the hub or the disk
         reason = " ".join(str(error).split())
         raise UserError(
-            f"it cannot be fetched ({type(error).__name__}: {reason}); look at its name and the network, "
+            f"it cannot be downloaded ({type(error).__name__}: {reason}); check its name and the network, "
             "or give ARCHITECTURE:FILE"
         ) from error
 
 
 def preprocessing(published: Mapping[str, Any]) -> dict[str, Any]:
-    """open_clip's description of how pictures are prepared, as ClipScorer takes it.
+    """ClipScorer's arguments for open_clip's description of how pictures are prepared.
 
-    Its resize_mode does not matter here: it concerns only pictures that are not square.
+    Its resize_mode is ignored: it only concerns pictures that are not square.
     """
     interpolation = published.get("interpolation") or "bicubic"
     return {

@@ -15,8 +15,7 @@ from torch.nn import functional
 DECADES = 7
 CPU = torch.device("cpu")
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
-"""A block whose largest magnitude is below this becomes zeros: subnormal numbers have no inverse and slow a CPU down.
-"""
+"""A block whose largest magnitude is below this becomes zeros: subnormals have no inverse and slow a CPU down."""
 BITSANDBYTES_BLOCK_SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 
 

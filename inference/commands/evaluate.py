@@ -22,25 +22,25 @@ def evaluate(
         str, typer.Option(help="Numbers of pictures to choose the best from; the summary shows the last.")
     ] = "1,4,16",
     curve: Annotated[
-        str, typer.Option(help="The same for the curve, which asks fewer questions; the paper draws 128.")
+        str, typer.Option(help="The same for the curve, which has fewer prompts; the paper draws 128.")
     ] = "1,4,16,64,128",
-    curve_questions: Annotated[int, typer.Option(help="Prompts of each attribute for the curve; 0: no curve.")] = 10,
-    questions: Annotated[int, typer.Option(help="Prompts of each attribute: ground, paint, size, side.")] = 60,
+    curve_questions: Annotated[int, typer.Option(help="Prompts per attribute for the curve; 0 is off.")] = 10,
+    questions: Annotated[int, typer.Option(help="Prompts per attribute: ground, paint, size, side.")] = 60,
     captions: Annotated[int, typer.Option(help="Held-out captions to draw and to tell apart.")] = 100,
     pictures: Annotated[int, typer.Option(help="Held-out pictures for the tokenizer, the bits, the distances.")] = 512,
     grid: Annotated[
         int,
         typer.Option(
-            help="Prompts of each attribute for each setting of top-k, top-p, temperature and guidance; 0: none."
+            help="Prompts per attribute for each setting of top-k, top-p, temperature and guidance; 0 is off."
         ),
     ] = 20,
     nearest_among: Annotated[
-        int, typer.Option(help="Training pictures to search for the nearest to each drawn one; 0: no search.")
+        int, typer.Option(help="Training pictures to search for the nearest to each drawn one; 0 is off.")
     ] = 100_000,
     judge: Annotated[
         str | None,
         typer.Option(
-            help="CLIP that judges captions: a CLIP folder, or as --scorer.", show_default="the one that ranks"
+            help="CLIP that judges captions: a CLIP folder, or as in --scorer.", show_default="the one that ranks"
         ),
     ] = None,
     classifier: Annotated[
@@ -50,7 +50,7 @@ def evaluate(
             show_default="no judging",
         ),
     ] = None,
-    scorer: Annotated[str, typer.Option(help="What ranks the pictures, as for generate, or a CLIP folder.")] = "clip",
+    scorer: Annotated[str, typer.Option(help="What ranks the pictures: as in generate, or a CLIP folder.")] = "clip",
     inception: Annotated[
         Path | None,
         typer.Option(
@@ -91,7 +91,9 @@ def evaluate(
     network = None if inception is None else Inception(inception, generator.device)
     with progress_bar("evaluating", "items") as on_progress:
         found = run(
-            *(generator, data, config),
+            generator,
+            data,
+            config,
             seed=seed,
             judge=clip,
             classifiers=classifiers,
@@ -108,7 +110,7 @@ def evaluate(
 
 
 def short_name(classifier: Path) -> str:
-    """Of the run that trained it: runs/judge/classifier -> judge."""
+    """The name of the run that trained it: runs/judge/classifier -> judge."""
     return classifier.parent.name if classifier.name == "classifier" and classifier.parent.name else classifier.name
 
 
@@ -117,4 +119,4 @@ def parse_counts(name: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise UserError(f"{name}={text!r}: must be numbers with commas between, as 1,4,16") from None
+        raise UserError(f"{name}={text!r}: must be numbers separated by commas, such as 1,4,16") from None

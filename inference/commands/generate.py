@@ -40,7 +40,7 @@ def generate(
     guidance: Annotated[
         float | None,
         typer.Option(
-            help="Above 1 keeps closer to the prompt, for models trained with caption dropout; 1 is off.",
+            help="Above 1 follows the prompt more closely; needs a model trained with caption dropout. 1 is off.",
             show_default="the model's own",
         ),
     ] = None,
@@ -82,7 +82,7 @@ def generate(
         guidance=1.0 if guidance is None else guidance,
     )
     if start_rows is not None and start is None:
-        raise UserError(f"start_rows={start_rows}: rows of which picture? name it with --start")
+        raise UserError(f"start_rows={start_rows}: name the picture whose rows to keep with --start")
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; --out needs a folder")
     say("loading the model ...")
@@ -112,13 +112,13 @@ def generate(
 
 
 def upper_rows(generator: "Generator", path: Path, rows: int | None) -> "Tensor":
-    """The codes of the upper rows of a picture's centre square; ValueError for too many rows or no picture."""
+    """Codes of the upper rows of a picture's centre square; ValueError for too many rows or no picture."""
     from dalle_lean.images.files import UnusablePicture, open_picture_file
 
     side = generator.model.config.image_side
     rows = side // 2 if rows is None else rows
     if side == 1:
-        raise UserError("--start: this model draws a single row; there is nothing to go on from")
+        raise UserError("--start: this model draws a single row, so none can be kept; leave it out")
     if not 1 <= rows < side:
         raise UserError(f"start_rows={rows}: this model draws {side} rows; keep 1 to {side - 1}")
     try:

@@ -1,1 +1,1 @@
-"""How well a model draws what a prompt asks for: questions with exact answers, and judges it was not trained with."""
+"""Measures how well a model draws what prompts ask for, by questions with exact answers and by independent judges."""

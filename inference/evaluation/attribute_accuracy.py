@@ -20,24 +20,24 @@ class AttributeAccuracy:
     samples: list[Samples]
 
     def hits(self, best_of: int) -> list[bool]:
-        """Whether the best of the first `best_of` pictures of each question is right."""
+        """For each question, whether the best of its first `best_of` pictures is right."""
         pairs = zip(self.questions, self.samples, strict=True)
         return [question.is_right(samples.best_of[best_of]) for question, samples in pairs]
 
     @cached_property
     def by_best_of(self) -> dict[int, Proportion]:
-        """What is right, by the number of pictures that the best was chosen from."""
+        """Questions whose picture is right, by the number of pictures from which the best was chosen."""
         return {count: Proportion.of(self.hits(count)) for count in self.samples[0].best_of}
 
     @property
     def commonest_answer(self) -> Proportion:
-        """What is right by giving the same answer each time, without a look at the prompt."""
+        """Questions for which the commonest answer to all of them is right: a baseline that ignores the prompt."""
         expected = Counter(question.expected for question in self.questions)
         return Proportion(max(expected.values()), len(self.questions))
 
 
 def accuracy_on_drawings(questions: Sequence[AttributeQuestion]) -> Proportion:
-    """What is right of the real drawings: what the pixel judge itself can do."""
+    """Questions that the pixel judge answers rightly on the real drawings: its own accuracy."""
     return Proportion.of([question.is_right(open_drawing(question.drawing)) for question in questions])
 
 
@@ -56,7 +56,7 @@ def measure_attributes(
 
 
 def compare_ranking(ranker: str, accuracies: Iterable[AttributeAccuracy]) -> list[Comparison]:
-    """Whether the best few pictures of a prompt are right more often than the first few; empty where one is drawn."""
+    """Whether a prompt's best few pictures are right more often than its first few; empty if only one is drawn."""
     pairs = [pair for found in accuracies for pair in zip(found.questions, found.samples, strict=True)]
     count = max((max(samples.best_of) for _, samples in pairs), default=1)
     if count == 1:

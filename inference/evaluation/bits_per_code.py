@@ -1,4 +1,4 @@
-"""How well a model predicts the codes of pictures it never saw, in bits per image code.
+"""How well a model predicts the codes of pictures that it never saw, in bits per image code.
 
 Shapes: N pictures, T text length, I codes in a picture, C codebook size.
 """
@@ -23,13 +23,13 @@ class BitsPerCode:
 
     model: float
     strangers_caption: float
-    """Under a different caption, that of another picture, wherever there is one."""
+    """Under another picture's caption, a different one where possible."""
     no_caption: float
-    """Under an empty caption; says little of a model that was trained without caption dropout."""
+    """Under an empty caption; says little about a model trained without caption dropout."""
     counts: float
     """Of a model that knows only how often each code occurs."""
     counts_by_place: float
-    """Of one that knows it for each place in the picture, mixed with `counts` where little was seen there."""
+    """Of a model that knows the counts at each place in the picture, smoothed by `counts`."""
 
 
 @torch.inference_mode()
@@ -41,12 +41,12 @@ def measure_bits(
     on_batch: Callable[[int], None] = lambda done: None,
     seed: int = 0,
 ) -> BitsPerCode:
-    """Of held-out captions and codes [N, I]; the count models learn from `train_codes` [M, I].
+    """Measure on held-out captions and codes [N, I]; the count models learn from `train_codes` [M, I].
 
-    seed: chooses the other picture whose caption each one gets.
+    seed: chooses the other picture whose caption each picture gets.
     """
     text_ids = generator.tokenizer.encode(captions, generator.model.config.text_len)
-    strangers = text_ids[deranged(text_ids, torch.Generator().manual_seed(seed))]
+    strangers = text_ids[derangement(text_ids, torch.Generator().manual_seed(seed))]
     empty = torch.zeros_like(text_ids)  # as in caption dropout and guidance
     size = generator.vqgan.config.codebook_size
     by_place = np.stack([np.bincount(column, minlength=size) for column in train_codes.numpy().T])
@@ -60,16 +60,16 @@ def measure_bits(
     )
 
 
-def deranged(text_ids: Tensor, generator: torch.Generator) -> Tensor:
-    """A permutation [N] of the rows [N, T] that puts as few as possible in the place of an equal row: none, unless more
-    than half of the rows are equal."""
+def derangement(text_ids: Tensor, generator: torch.Generator) -> Tensor:
+    """A permutation [N] that moves as few rows of [N, T] as possible to an equal row's place: none, unless more than
+    half of the rows are equal."""
     kind = text_ids.unique(dim=0, return_inverse=True)[1]
     kinds = int(kind.max()) + 1
     rows = torch.randperm(len(kind), generator=generator)
     side_by_side = torch.randperm(kinds, generator=generator)[kind[rows]].argsort(stable=True)
     circle = rows[side_by_side]
     order = torch.empty_like(circle)
-    # Equal rows stand together, so that a step as long as the longest of these stretches leaves each of them.
+    # Equal rows are neighbours on the circle, so a shift by the longest run of equal rows leaves every run.
     order[circle] = circle.roll(-int(kind.bincount().max()))
     return order
 
@@ -77,7 +77,7 @@ def deranged(text_ids: Tensor, generator: torch.Generator) -> Tensor:
 def model_bits(
     generator: Generator, text_ids: Tensor, codes: Tensor, on_batch: Callable[[int], None] = lambda done: None
 ) -> float:
-    """Mean cross-entropy of an image code under the model, given text [N, T] and codes [N, I]."""
+    """Mean cross-entropy, in bits, of an image code under the model, for text ids [N, T] and codes [N, I]."""
     nats = 0.0
     for text, image in zip(text_ids.split(BATCH), codes.split(BATCH), strict=True):
         losses = generator.model.losses(text.to(generator.device), image.to(generator.device))
@@ -87,7 +87,7 @@ def model_bits(
 
 
 def smoothed(counts: NDArray[np.int64], prior: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Probabilities [I, C] of counts [I, C], with C pseudo-counts distributed as `prior` [C]."""
+    """Probabilities [I, C] from counts [I, C] and C pseudo-counts distributed as `prior` [C]."""
     size = len(prior)
     probabilities: NDArray[np.float64] = (counts + size * prior) / (counts.sum(axis=1, keepdims=True) + size)
     return probabilities

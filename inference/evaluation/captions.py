@@ -1,4 +1,4 @@
-"""A folder of captioned drawings as `make data` writes it. It may come from anyone: nothing outside it is opened.
+"""A folder of captioned drawings, as `make data` writes it. It may come from anyone: no file outside it is opened.
 
 Shapes: N pictures, S side in pixels.
 """
@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 MOST_LISTING_BYTES = 2**30
 FACTS = ("ground", "paint", "size", "place", "held_out")
-"""What a line with a kind says of its picture: text, or null where the caption does not mention it."""
+"""Fields of a line with a kind: text, or null if the caption does not mention it."""
 
 
 def read_lines(folder: Path) -> list[Line]:
-    """The lines of an ImageFolder's metadata.jsonl; ValueError where it is missing or broken."""
+    """The lines of an ImageFolder's metadata.jsonl; ValueError if it is missing or malformed."""
     listing = folder / "metadata.jsonl"
     if not listing.is_file():
         raise UserError(
@@ -48,22 +48,22 @@ def read_lines(folder: Path) -> list[Line]:
 
 
 def problem_of(line: Any) -> str | None:
-    """What is wrong with a line of a listing, if anything."""
+    """What is wrong with a line of a listing; None if nothing is."""
     if not isinstance(line, dict) or not all(isinstance(line.get(name), str) for name in ("file_name", "text")):
         return "it must have file_name and text"
     if "kind" not in line and "held_out" not in line:
-        return None  # a caption and no facts
+        return None  # a caption without facts
     things = line.get("things")
     if not (isinstance(things, list) and things and all(isinstance(thing, str) and thing.strip() for thing in things)):
         return "things must be a list of names"
     wrong = [name for name in FACTS if name not in line or not isinstance(line[name], str | None)]
     if wrong or not isinstance(line.get("kind"), str):
-        return f"{(*wrong, 'kind')[0]} must be text, or null where the caption does not tell it"
+        return f"{(*wrong, 'kind')[0]} must be text, or null if the caption does not tell it"
     return None
 
 
 def drawing_path(folder: Path, line: Mapping[str, Any]) -> Path:
-    """The file of a line's picture; ValueError where its name leads out of the folder."""
+    """The file of a line's picture; ValueError if its name leads out of the folder."""
     path: Path = folder / line["file_name"]
     if not lies_in(folder, path):
         raise UserError(f"{folder / 'metadata.jsonl'}: file_name {line['file_name']!r} leads out of the folder")
@@ -71,7 +71,7 @@ def drawing_path(folder: Path, line: Mapping[str, Any]) -> Path:
 
 
 def open_pixels(path: Path, side: int | None = None) -> NDArray[np.uint8]:
-    """The centre square of a picture, [S, S, 3] in RGB, at `side` pixels or its own; ValueError where it has none."""
+    """The centre square of a picture, RGB [S, S, 3], at `side` pixels or its own size; ValueError if it is broken."""
     try:
         with quiet_pillow():
             image = open_picture_file(path)
@@ -81,7 +81,7 @@ def open_pixels(path: Path, side: int | None = None) -> NDArray[np.uint8]:
 
 
 def open_drawing(path: Path) -> Image.Image:
-    """The same as a PIL picture, at its own size."""
+    """The centre square of a picture at its own size, as a PIL image; ValueError if it is broken."""
     return Image.fromarray(open_pixels(path))
 
 
@@ -94,16 +94,16 @@ def read_pixels(paths: Sequence[Path], side: int) -> Tensor:
 
 
 def sample(items: Sequence[T], count: int, seed: str) -> list[T]:
-    """At most `count` of the items in random order; its first few are a sample too."""
+    """At most `count` of the items in random order; a smaller count gives the first of these."""
     order = list(items)
     random.Random(seed).shuffle(order)
     return order[:count]
 
 
 def match_kinds(lines: Sequence[Line], like: Sequence[Line]) -> list[int]:
-    """As many rows of `lines` as possible, with the kinds in the proportions of `like`.
+    """As many rows of `lines` as possible with the kinds in the proportions of `like`.
 
-    Kinds that either lacks are left out; without a common kind, all rows are taken.
+    Kinds that are not in both are left out; without a common kind, all rows are taken.
     """
     rows = defaultdict(list)
     for row, line in enumerate(lines):

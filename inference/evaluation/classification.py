@@ -1,6 +1,6 @@
-"""Which thing a picture shows, by classifiers that never saw what is judged: among 200 things, and among all they know.
+"""Which thing a picture shows, by classifiers that never saw the judged pictures: among 200 things, and among all.
 
-Shapes: N pictures, T things, C of them that compete.
+Shapes: N pictures, S side in pixels, T things.
 """
 
 import random
@@ -27,47 +27,44 @@ OTHER_PROMPTS = {
     "on grounds it was seen on": ("train", lambda line: line["kind"] == "scene"),
     "never seen at all": ("heldout", lambda line: line["held_out"] == "concept"),
 }
-"""About one thing each: the folder, and which of its lines."""
+"""Prompts about one thing each: their folder, and which of its lines."""
 
 Drawn = Sequence[tuple[Question, Samples]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThingAccuracy:
-    """How often a classifier finds the right thing first.
-
-    Its fields are those of report.json.
-    """
+    """How often a classifier ranks the right thing first; the fields are those of report.json."""
 
     judge: str
     prompts: str
-    """What they have in common: HELD_OUT_PAIRS or one of OTHER_PROMPTS."""
+    """The kind of prompts: HELD_OUT_PAIRS or one of OTHER_PROMPTS."""
     among: int
-    """Things that compete."""
+    """Candidate things."""
     best_of: dict[int, Proportion]
-    """By the number of pictures that the best was chosen from."""
+    """By the number of pictures from which the best was chosen."""
     on_drawings: Proportion
-    """Of the real drawings: what the classifier itself can do."""
+    """On the real drawings: the classifier's own accuracy."""
     on_reconstructions: Proportion
-    """Of the real drawings through the tokenizer: the most that a model of its codes can reach."""
+    """On the real drawings through the tokenizer: the most that a model of its codes can reach."""
     different_things: int
-    """Several prompts may be about the same."""
+    """Fewer than prompts if several are about the same thing."""
     left_out: int
     """Prompts about things that the classifier does not know."""
     classifier_sha256: str | None
 
 
 def check_classifier(name: str, questions: Iterable[Question], classifier: ThingClassifier) -> None:
-    """ValueError where no question is about a thing that the classifier knows."""
+    """ValueError if no question is about one thing that the classifier knows."""
     if not any(len(question.things) == 1 and question.things[0] in classifier.row_of for question in questions):
         raise UserError(
-            f"no prompt is about one thing that the classifier {name} knows; train it on drawings of the things that "
-            "the listing of the held-out pictures names, or leave it out"
+            f"no prompt is about one thing that the classifier {name} knows; train it on drawings of the things in "
+            "the listing of the held-out pictures, or leave it out"
         )
 
 
 def choose_thing_questions(folder: Path, of_each: int, seed: int) -> dict[str, list[Question]]:
-    """At most `of_each` of OTHER_PROMPTS that the data has, all different and about one thing each."""
+    """At most `of_each` different questions about one thing for each of OTHER_PROMPTS in the data."""
     found = {}
     for name, (part, wanted) in OTHER_PROMPTS.items():
         alone = [line for line in read_lines(folder / part) if "kind" in line and len(line["things"]) == 1]
@@ -77,8 +74,8 @@ def choose_thing_questions(folder: Path, of_each: int, seed: int) -> dict[str, l
     return {name: questions for name, questions in found.items() if questions}
 
 
-def drawn_alone(attributes: Mapping[str, AttributeAccuracy]) -> Drawn:
-    """Every prompt about one thing, once, with what was drawn for it."""
+def single_thing_samples(attributes: Mapping[str, AttributeAccuracy]) -> Drawn:
+    """Every prompt about one thing, once, with its samples."""
     asked: dict[str, tuple[Question, Samples]] = {}
     for found in attributes.values():
         for question, samples in zip(found.questions, found.samples, strict=True):
@@ -90,8 +87,8 @@ def drawn_alone(attributes: Mapping[str, AttributeAccuracy]) -> Drawn:
 def judge_things(
     judge: str, classifier: ThingClassifier, vqgan: VQGAN, prompts: str, drawn: Drawn, seed: int = 0
 ) -> list[ThingAccuracy]:
-    """Of the prompts about things that the classifier knows: among 200 things, of which 199 are drawn at random by the
-    seed, and among all; once where it knows fewer. Empty where it knows none of them."""
+    """Accuracy on the prompts about things that the classifier knows: among the right thing and 199 others, drawn by
+    the seed, and among all things; once if it knows at most 200, empty if it knows none of the prompts' things."""
     known = [(question, samples) for question, samples in drawn if question.things[0] in classifier.row_of]
     if not known:
         return []
@@ -103,11 +100,11 @@ def judge_things(
     scores_of_best = {count: classifier.scores([samples.best_of[count] for _, samples in known]) for count in counts}
 
     def accuracies(candidates: int) -> ThingAccuracy:
-        others = [rivals(name, classifier.things, seed, candidates - 1) for name in names]
+        others = [distractors(name, classifier.things, seed, candidates - 1) for name in names]
 
         def accuracy(scores: Tensor) -> Proportion:
             pairs = zip(scores.cpu(), names, others, strict=True)
-            return Proportion.of([comes_first(classifier, row, name, against) for row, name, against in pairs])
+            return Proportion.of([ranks_first(classifier, row, name, against) for row, name, against in pairs])
 
         return ThingAccuracy(
             judge=judge,
@@ -124,16 +121,16 @@ def judge_things(
     return [accuracies(among) for among in sorted({min(CANDIDATES, len(classifier.things)), len(classifier.things)})]
 
 
-def rivals(thing: str, things: Sequence[str], seed: int, count: int) -> list[str]:
-    """`count` other things at random, the same for the same thing and seed."""
+def distractors(thing: str, things: Sequence[str], seed: int, count: int) -> list[str]:
+    """`count` other things at random, the same for equal thing and seed."""
     return random.Random(f"{seed}/rivals/{thing}").sample(sorted({*things} - {thing}), count)
 
 
-def comes_first(classifier: ThingClassifier, scores: Tensor, thing: str, others: Sequence[str]) -> bool:
-    """Whether a thing has a higher score than the others, of one picture's scores [T]."""
+def ranks_first(classifier: ThingClassifier, scores: Tensor, thing: str, others: Sequence[str]) -> bool:
+    """Whether, in one picture's scores [T], a thing scores higher than all others."""
     return bool(scores[classifier.row_of[thing]] > scores[classifier.rows(others)].max())
 
 
 def to_pictures(pixels: Tensor) -> list[Image.Image]:
-    """uint8 [N, 3, S, S] -> N pictures."""
+    """uint8 [N, 3, S, S] -> N PIL images."""
     return [Image.fromarray(each.permute(1, 2, 0).numpy()) for each in pixels]

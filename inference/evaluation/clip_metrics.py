@@ -1,4 +1,4 @@
-"""What a CLIP says of the pictures, preferably one that neither ranked them nor was trained on the same drawings."""
+"""Measures by a CLIP, preferably one that neither ranked the pictures nor was trained on the same drawings."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ BATCH = 64
 
 
 def make_judge(spec: str, device: torch.device) -> ClipScorer:
-    """The CLIP that a user names, as for `make_scorer`; ValueError for another scorer."""
+    """The CLIP that a user names as for `make_scorer`; ValueError for another scorer."""
     judge = make_scorer(spec, None, device, role="judge")
     if not isinstance(judge, ClipScorer):
         raise UserError(
@@ -46,22 +46,22 @@ class Neighbour:
 
 @dataclass(frozen=True, kw_only=True)
 class ClipMetrics:
-    """What a CLIP finds in the pictures of held-out captions."""
+    """A CLIP's measures of the pictures drawn for held-out captions."""
 
     judge: str
     captions: list[str]
     samples: list[Samples]
     by_best_of: dict[int, Proportion]
-    """How often the right caption comes first, by the number of pictures that the best was chosen from."""
+    """How often the right caption ranks first, by the number of pictures from which the best was chosen."""
     on_drawings: Proportion
-    """The same of the real drawings."""
+    """The same for the real drawings."""
     candidates: int
-    """Captions that compete."""
+    """Candidate captions."""
     distances: Distances
     neighbours: list[Neighbour]
-    """Of each prompt's best picture; empty where none was searched."""
+    """Of each prompt's best picture; empty if there was no search."""
     drawings_neighbours: list[Neighbour]
-    """Of held-out drawings, which cannot have been copied."""
+    """Of held-out drawings, which cannot be copies."""
 
 
 def measure_clip(
@@ -78,10 +78,10 @@ def measure_clip(
     """Compare pictures with captions, drawings and training pictures.
 
     Args:
-        drawings: the real ones of the captions.
+        drawings: files of the captions' real drawings.
         sets: the pictures to compare, uint8 [N, 3, S, S] each, named as in `Distances`.
-        training: files of training pictures, among which the nearest are searched.
-        on_batch: called with how many of these were looked at.
+        training: files of training pictures, in which nearest neighbours are searched.
+        on_batch: called with the number of further training pictures searched.
     """
     text_features = clip.text_features(captions)
 
@@ -121,7 +121,7 @@ def measure_clip(
 
 
 def same_clip(clip: ClipScorer, scorer: Scorer | None) -> bool:
-    """Whether a scorer is this CLIP, by its weights."""
+    """Whether a scorer is this CLIP, judged by its weights."""
     if not isinstance(scorer, ClipScorer):
         return False
     first, second = clip.model.state_dict(), scorer.model.state_dict()

@@ -1,4 +1,4 @@
-"""How like real drawings pictures are, and which training picture is nearest, by a network's features.
+"""Distances between sets of pictures, and nearest pictures, by a network's features.
 
 Shapes: N and M pictures, E features of length 1.
 """
@@ -15,20 +15,20 @@ from dalle_lean.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Distances:
-    """Between held-out drawings, "real", and other sets of pictures."""
+    """Distances of sets of pictures from held-out drawings, the set "real"."""
 
     drawn: float
     """Pictures that the model drew for held-out captions."""
     floor: float
-    """Other held-out drawings through the tokenizer: pictures made of codes cannot be expected to be nearer."""
+    """Other held-out drawings through the tokenizer: pictures made from codes are hardly nearer."""
     trained: float
     """Training pictures."""
     pictures: dict[str, int]
-    """The number of pictures in each set, and in "real"."""
+    """Number of pictures in each set, "real" included."""
 
     @classmethod
     def between(cls, features: Mapping[str, Tensor], measure: Callable[[Tensor, Tensor], float]) -> Self:
-        """From the features [N, E] of each set of pictures; ValueError for a set of fewer than 2."""
+        """Measure the features [N, E] of each set of pictures; ValueError for a set of fewer than 2."""
         pictures = {name: len(found) for name, found in features.items()}
         if min(pictures.values()) < 2:
             raise UserError(f"pictures to compare: {pictures}; at least 2 of each are needed")
@@ -40,13 +40,13 @@ class Distances:
 
 
 def kernel_distance(first: Tensor, second: Tensor) -> float:
-    """Squared maximum mean discrepancy of two sets of features [N, E] and [M, E], N and M at least 2; for sets from one
-    distribution 0 on average, and so sometimes a little below.
+    """Squared maximum mean discrepancy of two sets of features [N, E] and [M, E], N and M at least 2. For sets from one
+    distribution it is 0 on average, so sometimes slightly negative.
 
     The unbiased estimate with the cubic kernel of the kernel inception distance (Binkowski et al. 2018,
-    arXiv 1801.01401), of features with a mean square of 1.
+    arXiv 1801.01401), for features scaled to a mean square of 1.
     """
-    first, second = (features.double() for features in (first, second))  # of length 1: their square sums to 1
+    first, second = (features.double() for features in (first, second))  # of length 1, so no division by E
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
         return (a @ b.T + 1) ** 3
@@ -61,10 +61,10 @@ def kernel_distance(first: Tensor, second: Tensor) -> float:
 
 def frechet_distance(first: Tensor, second: Tensor) -> float:
     """Squared Frechet distance of the normal distributions with the means and covariances of features [N, E] and
-    [M, E], N and M at least 2: |m1 - m2|^2 + tr(S1 + S2 - 2 sqrt(S1 S2)). With few rows it is too large.
+    [M, E], N and M at least 2: |m1 - m2|^2 + tr(S1 + S2 - 2 sqrt(S1 S2)). The estimate from few rows is too large.
 
     With S1 = A^T A and S2 = B^T B the eigenvalues of S1 S2 are those of (A B^T)(A B^T)^T, so the trace of its root is
-    the sum of the singular values of A B^T: no root of a matrix, and no larger one than the rows need.
+    the sum of the singular values of A B^T, which is no larger than the rows need.
     """
     first, second = (features.double() for features in (first, second))
     a, b = deviations(first), deviations(second)
@@ -75,16 +75,16 @@ def frechet_distance(first: Tensor, second: Tensor) -> float:
 
 
 def deviations(features: Tensor) -> Tensor:
-    """A [at most E, E] with A^T A the unbiased covariance of features [N, E]."""
+    """A matrix A [at most E, E] for which A^T A is the unbiased covariance of features [N, E]."""
     centred = (features - features.mean(dim=0)) / (len(features) - 1) ** 0.5
     return torch.linalg.qr(centred, mode="r").R if len(centred) > centred.shape[1] else centred
 
 
 def nearest(features: Tensor, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """The most similar of many pictures, whose features come in batches [M, E], for each of [N, E].
+    """For each of the features [N, E], the most similar picture among many, whose features come in batches [M, E].
 
-    Returns their rows [N], counted over all batches, and cosine similarities [N]; the first of equals. Without
-    batches, -1 and -inf.
+    Returns rows [N], counted over all batches, and cosine similarities [N]; the first of equals. Without batches they
+    are -1 and -inf.
     """
     rows = torch.full((len(features),), -1)
     similarities = torch.full((len(features),), -torch.inf)

@@ -1,4 +1,4 @@
-"""The drawings that an evaluation looks at, chosen from a folder.
+"""The drawings that an evaluation uses, chosen from a folder.
 
 Shapes: N pictures, S side in pixels.
 """
@@ -18,7 +18,7 @@ class EvalData:
     """Held-out drawings and training pictures, chosen by a seed."""
 
     to_draw: list[Line]
-    """Held-out lines of known things, with different captions that training never saw."""
+    """Held-out lines of known things, with distinct captions that training never saw."""
     drawings: list[Path]
     """Their files."""
     heldout: list[Line]
@@ -26,22 +26,22 @@ class EvalData:
     heldout_pixels: Tensor
     """uint8 [N, 3, S, S]."""
     real: list[int]
-    """Rows of `heldout` that could be in `to_draw`: what is drawn is compared with these."""
+    """Rows of `heldout` that could be in `to_draw`: the set "real" of `Distances`."""
     floor: list[int]
-    """Rows of other such lines, whose reconstructions are compared."""
+    """Other such rows, whose reconstructions are the set "floor"."""
     train: list[Line]
     train_pixels: Tensor
     """uint8 [N, 3, S, S]."""
     neighbours: list[Path]
-    """Training pictures, among which the nearest to a drawn one is searched."""
+    """Training pictures in which the nearest to a drawn one is searched."""
 
 
 def choose_data(folder: Path, config: EvalConfig, seed: int, side: int) -> EvalData:
-    """From a folder with train/ and heldout/, as `make data` writes it, pictures at `side` pixels; ValueError for any
-    other folder, and for one with too little in it."""
+    """Choose from a folder with train/ and heldout/, as `make data` writes it, and read pictures at `side` pixels;
+    ValueError for any other folder, and for one with too few pictures."""
     heldout, train = (read_lines(folder / part) for part in ("heldout", "train"))
     trained_captions = {line["text"] for line in train}
-    # Not fair to ask: things that training never saw, and captions that it did see.
+    # Things that training never saw are unfair to ask for, and captions that it saw are too easy.
     fair = [line for line in heldout if line.get("held_out") != "concept" and line["text"] not in trained_captions]
     to_draw = sample(list({line["text"]: line for line in fair}.values()), config.captions, f"{seed}/captions")
     lines = sample(heldout, config.pictures, f"{seed}/pictures")

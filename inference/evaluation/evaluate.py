@@ -1,4 +1,4 @@
-"""The whole evaluation: what is measured of a model folder, in order."""
+"""The whole evaluation of a model folder."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,8 +18,8 @@ from inference.evaluation.classification import (
     HELD_OUT_PAIRS,
     check_classifier,
     choose_thing_questions,
-    drawn_alone,
     judge_things,
+    single_thing_samples,
 )
 from inference.evaluation.clip_metrics import ClipMetrics, measure_clip, same_clip
 from inference.evaluation.distribution_metrics import Distances, frechet_distance
@@ -50,14 +50,14 @@ def evaluate(
     """Measure a model on a folder that has train/ and heldout/, as `make data` writes it.
 
     Args:
-        seed: of what is chosen and drawn.
-        judge: a CLIP that did not rank the pictures; without it the one that did judges the captions.
-        classifiers: by the name for the report, recognise the things drawn; they learnt from other pictures.
-        inception: in whose features the Frechet distance is measured.
-        on_progress: called with (done, total, note): prompts, pictures or captions.
+        seed: chooses the prompts, pictures and noise.
+        judge: a CLIP that did not rank the pictures, to judge captions; None is the one that ranked them.
+        classifiers: by their names in the report; they recognise the things drawn and learnt from other pictures.
+        inception: its features give the Frechet distance; None measures none.
+        on_progress: called with (done, total, note) for prompts, pictures or captions.
 
     Raises:
-        ValueError: another kind of folder, too little in it, or nothing that a classifier knows.
+        ValueError: the folder is of another kind or has too few pictures, or a classifier knows none of its things.
     """
     scorer = generator.scorer
     best_of = (1,) if scorer is None else config.best_of
@@ -80,7 +80,7 @@ def evaluate(
     captions = [line["text"] for line in data.heldout]
     bits = measure_bits(generator, captions, codes, train_codes, sampler.counter("held-out captions", 3 * count), seed)
     attributes = measure_attributes(sampler, questions, "questions", best_of)
-    drawn = {HELD_OUT_PAIRS: drawn_alone(attributes)}
+    drawn = {HELD_OUT_PAIRS: single_thing_samples(attributes)}
     for prompts, asked in thing_questions.items():
         samples = sampler.draw([question.prompt for question in asked], f"questions about things {prompts}", best_of)
         drawn[prompts] = list(zip(asked, samples, strict=True))
@@ -116,7 +116,7 @@ def evaluate(
 
 
 def first_questions(questions: dict[str, list[AttributeQuestion]], count: int) -> dict[str, list[AttributeQuestion]]:
-    """The first `count` of each attribute; no attribute where that is 0."""
+    """The first `count` questions of each attribute; no attributes if `count` is 0."""
     return {name: asked[:count] for name, asked in questions.items()} if count else {}
 
 
@@ -128,7 +128,7 @@ def measure_captions(
     inception: Inception | None,
     best_of: tuple[int, ...],
 ) -> tuple[ClipMetrics | None, Distances | None]:
-    """Draw the captions for a CLIP and an Inception network to look at; nothing where there is neither.
+    """Draw the captions and measure them by a CLIP and an Inception network; (None, None) if there is neither.
 
     reconstructed: the held-out pictures through the tokenizer, uint8 [N, 3, S, S].
     """
@@ -157,7 +157,7 @@ def measure_captions(
             on_batch=sampler.counter("training pictures looked through", len(data.neighbours)),
         )
     if inception is not None:
-        # The distance falls with the number of pictures, so each set is compared with equally many.
+        # The distance falls as the number of pictures grows, so all sets compared get the same number.
         count = min(map(len, sets.values()))
         sets = {name: pixels if name == "real" else spread(pixels, count) for name, pixels in sets.items()}
         counter = sampler.counter("pictures for the Inception network", sum(map(len, sets.values())))
@@ -167,10 +167,10 @@ def measure_captions(
 
 
 def spread(items: Tensor, count: int) -> Tensor:
-    """`count` of the items at even distances, from the first to the last."""
+    """`count` evenly spaced items, from the first to the last."""
     return items[torch.linspace(0, len(items) - 1, count).long()]
 
 
 def to_pixels(pictures: Sequence[Image.Image]) -> Tensor:
-    """uint8 [N, 3, S, S]."""
+    """PIL images -> uint8 [N, 3, S, S]."""
     return torch.from_numpy(np.stack([np.asarray(picture.convert("RGB")) for picture in pictures])).permute(0, 3, 1, 2)

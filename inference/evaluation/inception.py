@@ -1,4 +1,4 @@
-"""The features in which published Frechet inception distances are measured.
+"""The features of the published Frechet inception distances.
 
 Shapes: N pictures, S side in pixels.
 """
@@ -20,10 +20,10 @@ BATCH = 16
 
 class Inception:
     """The Inception network of Heusel et al. 2017 (arXiv 1706.08500) as torch-fidelity builds it, with TensorFlow 1's
-    enlarging of pictures.
+    resizing.
 
     Args:
-        weights: the published file pt_inception-2015-12-05-6726825d.pth; it is read weights-only.
+        weights: the published file pt_inception-2015-12-05-6726825d.pth, which is loaded weights-only.
 
     Raises:
         ValueError: the file is missing or holds something else.
@@ -32,7 +32,7 @@ class Inception:
     def __init__(self, weights: Path, device: torch.device | str = "cpu"):
         fidelity = require("torch_fidelity", extra="evaluation")
         self.device = torch.device(device)
-        # The package unpickles whatever file it is given; it gets a copy of what was read without unpickling.
+        # The package unpickles any file that it is given, so it gets a copy of the tensors, loaded weights-only.
         copy = io.BytesIO()
         torch.save(read_tensors(weights), copy)
         copy.seek(0)
@@ -54,15 +54,15 @@ class Inception:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors, by name, of a file that torch wrote; ValueError for any other, and where one is not finite."""
+    """The tensors, by name, of a torch.save file; ValueError for any other file, and if a number is not finite."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises many kinds
+    except Exception as error:  # torch.load raises nearly anything
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path} cannot be read as the weights {WEIGHTS}: {reason}") from None
     tensors = dict(content) if isinstance(content, dict) else {}
     if not tensors or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise UserError(f"{path} does not hold the weights {WEIGHTS}: it is no table of tensors")
+        raise UserError(f"{path} does not hold the weights {WEIGHTS}: it is not a state dict")
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
             raise UserError(f"{path}: {name} holds numbers that are not finite")

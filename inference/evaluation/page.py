@@ -1,4 +1,4 @@
-"""An evaluation as one HTML page that needs nothing else: tables, plots and pictures inside."""
+"""An evaluation as one self-contained HTML page with tables, plots and pictures."""
 
 import base64
 import html
@@ -16,7 +16,7 @@ from inference.evaluation.results import Evaluation
 from inference.evaluation.stats import SIGNIFICANT, Proportion
 
 SHOWN = 12
-"""Pictures of each attribute, and of the captions."""
+"""Pictures shown of each attribute, and of the captions."""
 STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
@@ -35,7 +35,7 @@ def page(title: str, evaluation: Evaluation, measures: Sequence[tuple[str, str]]
     parts = [
         *summary(evaluation, measures),
         *things_table(evaluation),
-        *what_helps(evaluation),
+        *comparison_list(evaluation),
         *ranking_curves(evaluation),
         *sampling_table(evaluation),
         *attribute_pictures(evaluation),
@@ -50,17 +50,17 @@ def page(title: str, evaluation: Evaluation, measures: Sequence[tuple[str, str]]
 
 
 def summary(evaluation: Evaluation, measures: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """How it was measured, and all figures."""
+    """How the model was measured, and all figures."""
     settings = evaluation.settings
     yield paragraph(
-        "Prompts that training never saw: things on grounds, in colours and beside things with which they were never "
-        "shown. Proportions come with their 95 % confidence interval (Wilson). "
+        "Training never saw these prompts: they ask for things on grounds, in colours and beside things with which "
+        "they were never shown. Proportions come with their 95 % confidence interval (Wilson). "
         f"Codes were drawn with top-k {settings.top_k}, top-p {settings.top_p:g}, guidance {settings.guidance:g}, "
         f"seed {settings.seed}. "
         + (
-            "Nothing ranked the pictures: one was drawn of each prompt."
+            "Nothing ranked the pictures: one was drawn for each prompt."
             if evaluation.ranker is None
-            else f"Of {settings.num_images} pictures of each prompt {evaluation.ranker} chose the best."
+            else f"Of {settings.num_images} pictures for each prompt, {evaluation.ranker} chose the best."
         )
     )
     yield table(("measure", "value"), measures)
@@ -68,20 +68,20 @@ def summary(evaluation: Evaluation, measures: Sequence[tuple[str, str]]) -> Iter
         yield paragraph(f"Captions and kernel distances are judged by {evaluation.clip.judge}.")
     if evaluation.inception is not None:
         yield paragraph(
-            "The Frechet distance of few pictures is too large: compare it only for equal numbers of pictures. "
-            "Published distances use 10,000 and more."
+            "The Frechet distance of few pictures is too large: compare it only between equal numbers of pictures. "
+            "Published distances use 10,000 or more."
         )
 
 
 def things_table(evaluation: Evaluation) -> Iterator[str]:
-    """Which things are right, by each classifier, beside what it says of the real drawings."""
+    """How often each classifier finds the right thing, beside its accuracy on the real drawings."""
     if not evaluation.things:
         return
     counts = list(evaluation.things[0].best_of)
     yield heading("Is it the right thing?")
     yield paragraph(
-        "Classifiers look at what was drawn for prompts about one thing, and at the real drawings of the same prompts: "
-        "no model can be found right more often than those, through the tokenizer."
+        "Classifiers judge what was drawn for prompts about one thing, and the real drawings of the same prompts. No "
+        "model can be expected to score higher than the real drawings through the tokenizer."
     )
     yield table(
         (
@@ -102,20 +102,20 @@ def things_table(evaluation: Evaluation) -> Iterator[str]:
             yield paragraph(f"{each.judge} does not know the thing of {each.left_out} prompts: {each.prompts}.")
 
 
-def what_helps(evaluation: Evaluation) -> Iterator[str]:
-    """The verdicts."""
+def comparison_list(evaluation: Evaluation) -> Iterator[str]:
+    """The comparisons with their verdicts."""
     if not evaluation.comparisons:
         return
     yield heading("What helps")
     yield from (paragraph(str(comparison)) for comparison in evaluation.comparisons)
     yield paragraph(
-        f"A claim is decided where p is below {SIGNIFICANT:g}: exact sign tests on the same prompts, with p adjusted "
+        f"A claim is decided if p is below {SIGNIFICANT:g}, by exact sign tests on the same prompts with p adjusted "
         "for the number of claims (Holm)."
     )
 
 
 def ranking_curves(evaluation: Evaluation) -> Iterator[str]:
-    """What is right, by the number of pictures that the best was chosen from."""
+    """Accuracies by the number of pictures from which the best was chosen."""
     if evaluation.ranker is None:
         return
     accuracies = evaluation.curve or evaluation.attributes
@@ -144,7 +144,7 @@ def ranking_curves(evaluation: Evaluation) -> Iterator[str]:
 
 
 def sampling_table(evaluation: Evaluation) -> Iterator[str]:
-    """What is right, by the sampling setting."""
+    """Accuracies by sampling setting."""
     if not evaluation.grid:
         return
     names = list(next(iter(evaluation.grid.values())))
@@ -155,10 +155,10 @@ def sampling_table(evaluation: Evaluation) -> Iterator[str]:
     )
     if evaluation.caption_dropout is None:
         yield paragraph(
-            "Guidance is left out: the model folder does not tell whether the model learnt without captions."
+            "Guidance is left out: the model folder does not say whether the model was trained with caption dropout."
         )
     elif not evaluation.caption_dropout:
-        yield paragraph("Guidance is left out: the model always learnt with captions.")
+        yield paragraph("Guidance is left out: the model was trained without caption dropout.")
 
 
 def attribute_pictures(evaluation: Evaluation) -> Iterator[str]:
@@ -178,26 +178,26 @@ def caption_pictures(evaluation: Evaluation) -> Iterator[str]:
     clip = evaluation.clip
     if clip is None:
         return
-    beside = ", each with the training picture that is most like what was drawn" if clip.neighbours else ""
+    beside = ", each with the most similar training picture" if clip.neighbours else ""
     yield heading(f"Captions{beside}")
     for row, (caption, samples) in enumerate(islice(zip(clip.captions, clip.samples, strict=True), SHOWN)):
         yield figure(samples.best_of[evaluation.settings.num_images], caption)
         for neighbour in clip.neighbours[row : row + 1]:
-            yield figure(open_drawing(neighbour.path), f"nearest, {neighbour.similarity:.2f} alike")
+            yield figure(open_drawing(neighbour.path), f"nearest, similarity {neighbour.similarity:.2f}")
 
 
 def heading(text: str) -> str:
-    """Of a section."""
+    """A section's heading."""
     return f"<h2>{html.escape(text)}</h2>"
 
 
 def paragraph(text: str) -> str:
-    """Plain text."""
+    """A paragraph of plain text."""
     return f"<p>{html.escape(text)}</p>"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Plain cells."""
+    """A table of plain text."""
 
     def row(cells: Sequence[object], kind: str) -> str:
         return "<tr>" + "".join(f"<{kind}>{html.escape(str(cell))}</{kind}>" for cell in cells) + "</tr>"
@@ -206,7 +206,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def figure(picture: Image.Image, caption: str, right: bool | None = None) -> str:
-    """A picture with its caption below, marked right or wrong, by colour and sign, where that is known."""
+    """A picture with its caption below, marked right or wrong by colour and sign unless `right` is None."""
     file = io.BytesIO()
     picture.save(file, format="PNG")
     mark = "" if right is None else ' class="right"' if right else ' class="wrong"'

@@ -1,4 +1,4 @@
-"""What a picture shows, judged by its pixels alone; the bounds fit the drawings of the five emoji sets.
+"""What a picture shows, judged by its pixels only; the thresholds fit the drawings of the five emoji sets.
 
 Shapes: H x W pixels of a picture.
 """
@@ -13,11 +13,11 @@ from dalle_lean.images.ground import extent, ground_rgb, pixels, thing_mask
 
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black")
 SMALL, BIG = 0.45, 0.65
-"""Longer side of a thing as a share of the picture's, between which it is neither small nor big."""
+"""A thing is small below the first and big above the second share of its longer side in the picture's."""
 LEAST_SHARE = 0.005
-"""A smaller share of the pixels is an edge or a blur of a colour, not a thing."""
+"""A colour with a smaller share of the pixels is an edge or a blur, not a thing."""
 BITS = 5
-"""Bits of each channel that index the table of colour names."""
+"""Upper bits of each channel that index the table of colour names."""
 
 
 def ground_colour(picture: Image.Image) -> str:
@@ -26,15 +26,14 @@ def ground_colour(picture: Image.Image) -> str:
 
 
 def thing_colour(picture: Image.Image) -> str | None:
-    """The colour of what stands on the ground, by the median of its pixels; None where nothing does."""
+    """The colour of the thing on the ground, by the median of its pixels; None if there is no thing."""
     rgb = pixels(picture)
     thing = rgb[thing_mask(rgb)]
     return name_of(np.median(thing, axis=0)) if len(thing) else None
 
 
 def thing_size(picture: Image.Image) -> str | None:
-    """ "small" or "big", by the longer side of the box around what stands on the ground; None between them, and where
-    nothing does."""
+    """ "small" or "big", by the longer side of the thing's bounding box; None in between and without a thing."""
     mask = thing_mask(pixels(picture))
     spans = [extent(mask, axis) for axis in (0, 1)]
     share = max((end - start) / length for (start, end), length in zip(spans, mask.shape, strict=True))
@@ -44,7 +43,7 @@ def thing_size(picture: Image.Image) -> str | None:
 
 
 def colour_centre(picture: Image.Image, colour: str) -> tuple[float, float] | None:
-    """Mean place (across, down), 0..1, of the pixels of this colour off the ground; None where there are too few."""
+    """Mean place (across, down), 0..1, of the thing's pixels of this colour; None if there are too few."""
     rgb = pixels(picture)
     found = thing_mask(rgb) & (name_table()[tuple((rgb.astype(int) >> (8 - BITS)).transpose(2, 0, 1))] == colour)
     if found.mean() < LEAST_SHARE:
@@ -55,7 +54,7 @@ def colour_centre(picture: Image.Image, colour: str) -> tuple[float, float] | No
 
 @cache
 def name_table() -> NDArray[np.str_]:
-    """The names of all colours, [2^BITS] * 3 by red, green and blue."""
+    """The names of all colours, [2^BITS, 2^BITS, 2^BITS] by red, green and blue."""
     levels = 2**BITS
     values = (np.indices((levels,) * 3).reshape(3, -1).T + 0.5) * (256 / levels)
     return np.array([name_of(value) for value in values]).reshape((levels,) * 3)

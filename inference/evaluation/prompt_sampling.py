@@ -1,4 +1,4 @@
-"""Pictures drawn for many prompts, of which only those that are looked at are kept."""
+"""Draws pictures for many prompts and keeps only those that are judged or shown."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -17,18 +17,18 @@ MOST_SHOWN = 4
 
 @dataclass(frozen=True)
 class Samples:
-    """What is kept of one prompt's pictures: all 128 of hundreds of prompts would take gigabytes."""
+    """The pictures kept of one prompt: all 128 of hundreds of prompts would take gigabytes."""
 
     best_of: dict[int, Image.Image]
-    """By n, the highest ranked of the first n pictures."""
+    """n -> the highest ranked of the first n pictures."""
     first: tuple[Image.Image, ...]
     """The first few pictures, unranked."""
     best: tuple[Image.Image, ...]
-    """As many, the highest ranked of all."""
+    """Equally many, the highest ranked of all."""
 
     @classmethod
     def select(cls, ranked: Sequence[Picture], best_of: Sequence[int]) -> "Samples":
-        """From all pictures of a prompt, best first."""
+        """Select from all pictures of a prompt, given best first."""
         drawn, shown = sorted(ranked, key=lambda picture: picture.index), num_shown(len(ranked))
         return cls(
             {count: next(picture.image for picture in ranked if picture.index < count) for count in best_of},
@@ -38,12 +38,12 @@ class Samples:
 
 
 def num_shown(num_images: int) -> int:
-    """How many of a prompt's pictures a person would be shown: a quarter, 1 to 4."""
+    """How many of a prompt's pictures a user would see: a quarter, 1 to 4."""
     return min(MOST_SHOWN, max(1, num_images // 4))
 
 
 def prompt_seed(seed: int, prompt: str) -> int:
-    """0..2^64-1. Under one seed the pictures of all prompts would share their noise, and their luck."""
+    """A seed in 0..2^64-1 for each prompt: with one seed for all, prompts would share noise and so errors."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{prompt}".encode()).digest()[:8], "little")
 
 
@@ -57,7 +57,7 @@ class PromptSampler:
     on_progress: OnProgress = unwatched
 
     def counter(self, note: str, total: int) -> Callable[[int], None]:
-        """A callback that takes how many more are done."""
+        """A callback that takes the number of items newly done."""
         so_far = 0
 
         def count(done: int) -> None:
@@ -68,7 +68,7 @@ class PromptSampler:
         return count
 
     def draw(self, prompts: Sequence[str], note: str, best_of: Sequence[int], **changes: Any) -> list[Samples]:
-        """As many pictures of each prompt as the last of `best_of`, with `changes` to the settings."""
+        """Draw as many pictures of each prompt as the last of `best_of` says, with `changes` to the settings."""
         settings = replace(self.settings, num_images=best_of[-1], best=best_of[-1], **changes)
         samples, count = [], self.counter(note, len(prompts))
         for prompt in prompts:

@@ -1,4 +1,4 @@
-"""Prompts, each with what its picture must show, from a folder that `make data` writes."""
+"""Prompts, and what their pictures must show, from a folder that `make data` writes."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +20,14 @@ class Question:
 
     prompt: str
     things: tuple[str, ...]
-    """The names of what the picture shows."""
+    """Names of the things in the picture."""
     drawing: Path
     """The real drawing of this prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttributeQuestion(Question):
-    """A prompt about something that pixels alone can tell."""
+    """A prompt about an attribute that can be judged by pixels only."""
 
     attribute: str
     """One of ATTRIBUTES."""
@@ -40,32 +40,32 @@ class AttributeQuestion(Question):
 
 @dataclass(frozen=True)
 class Attribute:
-    """What is asked, which lines of a listing answer it, and how the answer is read off a picture."""
+    """An attribute, which answer a line of a listing expects, and how to read the answer off a picture."""
 
     title: str
     label: Callable[[Mapping[str, Any]], str | None]
-    """A line -> the expected answer, or None where its caption does not say."""
+    """A line -> the expected answer; None if the line is no question about it."""
     predict: Callable[[Image.Image, Sequence[str]], str | None]
-    """A picture and the things it shows -> its answer, or None where it shows none."""
+    """A picture and the things in it -> its answer; None if it gives none."""
 
 
 def label_ground(line: Mapping[str, Any]) -> str | None:
-    """Things on grounds with which training never saw them."""
+    """The ground of a thing that training never saw on it."""
     return line["ground"] if line["held_out"] == "ground" else None
 
 
 def label_paint(line: Mapping[str, Any]) -> str | None:
-    """Things in colours in which training never saw them."""
+    """The colour of a thing that training never saw in it."""
     return line["paint"] if line["held_out"] == "paint" else None
 
 
 def label_size(line: Mapping[str, Any]) -> str | None:
-    """Sizes that the caption names, of things on grounds never seen together."""
+    """The size that the caption names, of a thing on a ground on which training never saw it."""
     return line["size"] if line["held_out"] == "ground" and line["size"] in line["text"].split() else None
 
 
 def label_side(line: Mapping[str, Any]) -> str | None:
-    """Two things of different named colours, never seen together, whose sides the caption names."""
+    """The side that the caption names, for two things of different named colours that training never saw together."""
     if line["held_out"] != "thing pair" or not any(f" {side} " in line["text"] for side in SIDES):
         return None
     colours = thing_colours(line["things"])
@@ -74,7 +74,7 @@ def label_side(line: Mapping[str, Any]) -> str | None:
 
 
 def predict_side(picture: Image.Image, things: Sequence[str]) -> str | None:
-    """On which side of the second thing the first one is, by the places of their colours."""
+    """The side of the second thing on which the first one is, by the places of their colours."""
     first, second = (colour_centre(picture, colour) for colour in thing_colours(things))
     if first is None or second is None:
         return None
@@ -95,12 +95,12 @@ ATTRIBUTES = {
 
 
 def question_of(folder: Path, line: Line) -> Question:
-    """Of a line of the folder's listing that tells what its picture shows."""
+    """The question of a line, with facts, of the folder's listing."""
     return Question(prompt=line["text"], things=tuple(line["things"]), drawing=drawing_path(folder, line))
 
 
 def choose_questions(heldout: Path, of_each: int, seed: int = 0) -> dict[str, list[AttributeQuestion]]:
-    """At most `of_each` questions of each attribute that the data has, with different prompts."""
+    """At most `of_each` questions, with different prompts, for each attribute in the data."""
     found: dict[str, dict[str, AttributeQuestion]] = defaultdict(dict)
     for line in read_lines(heldout):
         for name, attribute in ATTRIBUTES.items():
@@ -112,5 +112,5 @@ def choose_questions(heldout: Path, of_each: int, seed: int = 0) -> dict[str, li
 
 
 def num_subjects(questions: Sequence[Question]) -> int:
-    """How many different things, or pairs of them, the questions are about."""
+    """Number of different things, or pairs of things, that the questions are about."""
     return len({frozenset(question.things) for question in questions})

@@ -1,4 +1,4 @@
-"""How much of a picture its codes keep, and whether a thing keeps its codes when the ground under it changes.
+"""How much of a picture its codes keep, and how many codes of a thing stay the same on another ground.
 
 Shapes: N pictures, S side in pixels, I codes in a picture.
 """
@@ -25,16 +25,16 @@ LUMA = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction:
-    """Of held-out pictures, encoded and decoded."""
+    """Quality of held-out pictures after encoding and decoding."""
 
     psnr_db: float
-    """Of the mean squared error over all pictures, pixels in 0..1."""
+    """From the mean squared error over all pictures, pixels in 0..1."""
     ssim: float
     """Mean structural similarity of their lightness, -1..1 (Wang et al. 2004)."""
     codes_used: float
     """Share of the codebook that occurs, 0..1."""
     perplexity: float
-    """exp of the entropy: the number of codes if all were used equally often."""
+    """Of the codes' frequencies: `CodebookUse.perplexity`."""
 
 
 @torch.inference_mode()
@@ -77,13 +77,13 @@ def encode(vqgan: VQGAN, pixels: Tensor, on_batch: Callable[[int], None] = lambd
 def kept_on_other_ground(
     vqgan: VQGAN, pictures: Tensor, codes: Tensor, on_batch: Callable[[int], None] = lambda done: None
 ) -> float | None:
-    """Of the codes whose patch a thing covers, the share that stays when the ground takes its complementary colour.
+    """Share of the codes of patches inside a thing that stay the same when the ground gets its complementary colour.
 
-    The others have to be learnt for every ground. None where nothing covers a patch.
+    A model must learn the others for every ground. None if no patch is inside a thing.
 
     Args:
         pictures: uint8 [N, 3, S, S].
-        codes: theirs, [N, I].
+        codes: their codes [N, I].
     """
     step = vqgan.config.downscale
     repainted, covered = pictures.clone(), torch.zeros(codes.shape, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""An evaluation as a folder: report.html for people, report.json for programs, pictures.png to show around."""
+"""An evaluation as a folder: report.html for people, report.json for programs, pictures.png to share."""
 
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
@@ -21,7 +21,7 @@ SHEET_CAPTION_LINES = 3
 
 
 def write_report(folder: Path, evaluation: Evaluation, title: str) -> None:
-    """report.json, report.html, which needs no other file, and pictures.png of the first 16 captions, if any."""
+    """Write report.json, report.html, which needs no other file, and pictures.png of the first 16 captions, if any."""
     with atomic_write(folder / "report.html") as temporary:
         temporary.write_text(page(title, evaluation, measures(evaluation)), encoding="utf-8")
     if (clip := evaluation.clip) is not None:
@@ -32,7 +32,7 @@ def write_report(folder: Path, evaluation: Evaluation, title: str) -> None:
 
 
 def measures(evaluation: Evaluation) -> list[tuple[str, str]]:
-    """(measure, value) of everything, for a table."""
+    """(measure, value) pairs of all figures."""
     most = evaluation.settings.num_images
     reconstruction, bits = evaluation.reconstruction, evaluation.bits
     found = [
@@ -56,13 +56,10 @@ def measures(evaluation: Evaluation) -> list[tuple[str, str]]:
             ("the commonest answer to all of them", str(accuracy.commonest_answer)),
         ]
     for each in evaluation.things:
-        found += [
-            (
-                f"thing {each.prompts}: right first of {each.among}, best of {most}, says {each.judge}",
-                f"{each.best_of[most]}; {each.on_drawings.value:.0%} of the real drawings, "
-                f"{each.on_reconstructions.value:.0%} through the tokenizer",
-            )
-        ]
+        name = f"thing {each.prompts}: right first of {each.among}, best of {most}, says {each.judge}"
+        drawings, reconstructions = each.on_drawings.value, each.on_reconstructions.value
+        limits = f"{drawings:.0%} of the real drawings, {reconstructions:.0%} through the tokenizer"
+        found.append((name, f"{each.best_of[most]}; {limits}"))
     if (clip := evaluation.clip) is not None:
         found += [
             (f"right caption first of {clip.candidates}, best of {most}", str(clip.by_best_of[most])),
@@ -80,12 +77,12 @@ def measures(evaluation: Evaluation) -> list[tuple[str, str]]:
 
 
 def median_similarity(neighbours: Sequence[Neighbour]) -> float:
-    """-1..1."""
+    """Median cosine similarity, -1..1."""
     return median(neighbour.similarity for neighbour in neighbours)
 
 
 def distance_rows(name: str, distances: Distances) -> list[tuple[str, str]]:
-    """Of the pictures that were drawn, then of what they can be compared with."""
+    """The distance of the drawn pictures, then those to compare it with."""
     count = distances.pictures
     return [
         (f"{name} of {count['drawn']} pictures to {count['real']} held-out drawings", f"{distances.drawn:.4g}"),
@@ -143,7 +140,7 @@ def to_json(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses and what they hold as JSON takes it."""
+    """A value for JSON, with dataclasses as objects."""
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if is_dataclass(value):

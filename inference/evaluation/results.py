@@ -20,22 +20,22 @@ class EvalConfig:
     """How much is measured; ValueError for too little."""
 
     best_of: tuple[int, ...] = (1, 4, 16)
-    """Numbers of pictures to choose the best from; only 1 where nothing ranks pictures."""
+    """Numbers of pictures from which the best is chosen; only 1 if nothing ranks pictures."""
     curve: tuple[int, ...] = (1, 4, 16, 64, 128)
-    """The same for the first questions of each attribute."""
+    """The same for the curve."""
     curve_questions: int = 10
-    """Of each attribute; 0 leaves the curve out."""
+    """Questions per attribute for the curve; 0 leaves it out."""
     questions: int = 60
-    """Of each attribute."""
+    """Questions per attribute."""
     captions: int = 100
     pictures: int = 512
-    """Held-out ones, for the tokenizer, the bits and the distances."""
+    """Held-out pictures for the tokenizer, the bits and the distances."""
     train_pictures: int = 2048
-    """From which the count models learn."""
+    """Training pictures for the count models."""
     nearest_among: int = 100_000
-    """Training pictures, at most, among which the nearest to a drawn one is searched."""
+    """Training pictures, at most, in which the nearest to a drawn one is searched."""
     grid_questions: int = 20
-    """Of each attribute, for each sampling setting; 0 leaves the grid out."""
+    """Questions per attribute for each sampling setting; 0 leaves the grid out."""
 
     SMALLEST: ClassVar[dict[str, int]] = {
         "questions": 1,
@@ -50,7 +50,7 @@ class EvalConfig:
     def __post_init__(self) -> None:
         for name, counts in (("best_of", self.best_of), ("curve", self.curve)):
             if not counts or list(counts) != sorted({*counts}) or counts[0] < 1:
-                raise UserError(f"{name}={counts}: numbers of pictures from 1 up, each larger than the one before")
+                raise UserError(f"{name}={counts}: must be numbers from 1 up, each larger than the one before")
         for name, smallest in self.SMALLEST.items():
             if getattr(self, name) < smallest:
                 raise UserError(f"{name}={getattr(self, name)}: must be at least {smallest}")
@@ -58,13 +58,13 @@ class EvalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Everything measured."""
+    """All results."""
 
     model_sha256: str | None
     config: EvalConfig
     settings: Settings
     ranker: str | None
-    """What chose the best pictures; None where nothing did."""
+    """The scorer that chose the best pictures; None if nothing did."""
     caption_dropout: float | None
     """Of the model's training; None is unknown."""
     reconstruction: Reconstruction
@@ -73,11 +73,11 @@ class Evaluation:
     bits: BitsPerCode
     attributes: dict[str, AttributeAccuracy]
     on_drawings: dict[str, Proportion]
-    """Of the real drawings, for each attribute: what the pixel judge itself can do."""
+    """The pixel judge's own accuracy for each attribute, on the real drawings."""
     curve: dict[str, AttributeAccuracy]
-    """The first questions of each attribute, with more pictures; empty where nothing ranks them."""
+    """The first questions of each attribute, with more pictures; empty if nothing ranks them."""
     things: list[ThingAccuracy]
-    """By each classifier, for each kind of prompts."""
+    """For each classifier and kind of prompts."""
     clip: ClipMetrics | None
     inception: Distances | None
     """Frechet inception distances."""

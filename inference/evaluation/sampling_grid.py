@@ -10,7 +10,7 @@ from inference.evaluation.stats import Comparison, compare
 
 
 class SamplingSetting(NamedTuple):
-    """How codes are drawn; the defaults are off."""
+    """How codes are drawn; the defaults turn each option off."""
 
     top_k: int = 0
     top_p: float = 1.0
@@ -23,7 +23,7 @@ class SamplingSetting(NamedTuple):
 
 
 Grid = dict[SamplingSetting, dict[str, list[bool]]]
-"""For each setting and attribute, whether each question is right."""
+"""For each setting and attribute, whether each question's picture is right."""
 
 FREE, PAPER = SamplingSetting(), SamplingSetting(256, 0.75)
 UNGUIDED = (
@@ -33,16 +33,16 @@ UNGUIDED = (
 GUIDED = (PAPER._replace(guidance=2.0), PAPER._replace(guidance=4.0))
 GUIDED_TOP_K = SamplingSetting(256, guidance=2.0)
 GRID_PICTURES = 4
-"""Of which the best counts."""
+"""Pictures per question, of which the best is judged."""
 
 
 def settings_to_try(caption_dropout: float | None) -> tuple[SamplingSetting, ...]:
-    """Guidance only for a model that was trained with caption dropout."""
+    """The settings for a model; with guidance only if it was trained with caption dropout."""
     return (*UNGUIDED, *GUIDED, GUIDED_TOP_K) if caption_dropout else UNGUIDED
 
 
 def measure_grid(sampler: PromptSampler, questions: Mapping[str, list[AttributeQuestion]]) -> Grid:
-    """Ask the same questions with each setting; nothing without questions."""
+    """Draw the same questions with each setting; empty without questions."""
     pictures = min(GRID_PICTURES, sampler.settings.num_images)
     grid: Grid = {}
     for setting in settings_to_try(sampler.generator.caption_dropout) if questions else ():
@@ -52,7 +52,7 @@ def measure_grid(sampler: PromptSampler, questions: Mapping[str, list[AttributeQ
 
 
 def compare_settings(grid: Mapping[SamplingSetting, Mapping[str, Sequence[bool]]]) -> list[Comparison]:
-    """Filters against drawing from all codes, guidance against none, and top-p under guidance."""
+    """Compare filters with drawing from all codes, guidance with none, and top-p under guidance with none."""
     hits = {setting: [hit for found in by_name.values() for hit in found] for setting, by_name in grid.items()}
     pairs = [(FREE, UNGUIDED[1]), (FREE, UNGUIDED[2]), (FREE, PAPER), *((PAPER, guided) for guided in GUIDED)]
     pairs.append((GUIDED_TOP_K, GUIDED[0]))

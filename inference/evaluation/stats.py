@@ -1,4 +1,4 @@
-"""Proportions with their confidence, and whether something helps the same prompts."""
+"""Proportions with confidence intervals, and sign tests of what helps on the same prompts."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Proportion:
 
     @property
     def value(self) -> float:
-        """0..1; nan without trials."""
+        """The share of hits, 0..1; nan without trials."""
         return self.hits / self.trials if self.trials else math.nan
 
     @property
@@ -64,11 +64,11 @@ class Comparison:
     worse: int
     """Prompts that fare better without it."""
     p_value: float
-    """Two-sided: the chance of a difference this large if both were equally good."""
+    """Two-sided: the probability of so large a difference if both were equally good."""
 
     @property
     def verdict(self) -> str:
-        """ "confirmed", "refuted" where it does harm, or "not decided"."""
+        """ "confirmed", "refuted" if it does harm, or "not decided"."""
         if self.p_value >= SIGNIFICANT:
             return "not decided"
         return "confirmed" if self.better > self.worse else "refuted"
@@ -85,22 +85,22 @@ class Comparison:
 
 
 def compare(text: str, with_it: Sequence[float], without: Sequence[float]) -> Comparison:
-    """The score of each prompt with and without, by a sign test."""
+    """A sign test of the scores of each prompt with and without it."""
     pairs = list(zip(with_it, without, strict=True))
     better, worse = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
     return Comparison(text, len(pairs), better, worse, sign_test(better, worse))
 
 
 def sign_test(more: int, less: int) -> float:
-    """Exact two-sided p of pairs that differ one way and the other; of right and wrong, McNemar's test."""
+    """Exact two-sided p of `more` pairs that differ one way and `less` the other; for binary scores, McNemar's test."""
     pairs = more + less
     tail = sum(math.comb(pairs, hits) for hits in range(min(more, less) + 1))
     return min(1.0, 2 * tail / 2**pairs)
 
 
 def holm(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The same comparisons with p adjusted for their number (Holm 1979, "A simple sequentially rejective multiple test
-    procedure"): a false verdict among all of them is as unlikely as in one alone."""
+    """The comparisons with p adjusted for their number (Holm 1979, "A simple sequentially rejective multiple test
+    procedure"): a false verdict among all is as unlikely as in a single comparison."""
     p_value, adjusted = 0.0, {}
     for rank, row in enumerate(sorted(range(len(comparisons)), key=lambda row: comparisons[row].p_value)):
         p_value = max(p_value, min(1.0, comparisons[row].p_value * (len(comparisons) - rank)))

@@ -1,1 +1,1 @@
-"""Codes drawn one after another with a cache of keys and values."""
+"""Draws codes one by one with a KV cache."""

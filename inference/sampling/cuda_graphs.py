@@ -1,7 +1,7 @@
-"""Steps of decoding as CUDA graphs: hundreds of small kernels started by one call.
+"""Decoding steps as CUDA graphs: one call launches hundreds of small kernels.
 
-What a step does depends on the column of the code it reads, and on the row only through tensors; so there is one graph
-for each column of the picture, recorded the second time that column is read. R pictures, C codebook.
+The operations of a step depend on the column of the code that it reads, and on the row only through tensors. So there
+is one graph per column, recorded the second time that this column is read. R pictures, C codebook.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class StepGraphs:
         self.place.copy_(place)
         self.row.fill_(row)
         if column not in self.warmed_up:
-            # Libraries initialise themselves in a first run, which cannot be recorded.
+            # In their first run libraries initialise themselves, which cannot be recorded.
             self.warmed_up.add(column)
             return step(self.codes, column, self.row, self.place)
         if column not in self.graphs:

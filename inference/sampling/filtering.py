@@ -1,4 +1,4 @@
-"""Top-k, top-p and temperature: which codes may be drawn, and how freely.
+"""Top-k, top-p and temperature: which codes may be drawn, and with what probability.
 
 B batch, C codebook.
 """
@@ -13,12 +13,12 @@ def filter_logits(
 ) -> Tensor:
     """Set the logits of codes that may not be drawn to -inf; each setting is one number or a tensor [B].
 
-    First top_k keeps every value >= the k-th largest (0 is off). Then top_p keeps the shortest prefix, by falling
-    probability among what is left, whose mass exceeds p, so the code that crosses p stays (1 is off). Both keep ties.
-    The order is that of the paper's inference (Borzunov et al. 2022, arXiv 2207.03481); temperature comes after.
+    First top_k keeps every value >= the k-th largest (0 is off). Then top_p keeps the fewest most likely of these whose
+    renormalised probabilities sum to more than p, so the code that crosses p stays (1 is off). Both keep ties. The
+    order is that of the paper's inference (Borzunov et al. 2022, arXiv 2207.03481); temperature comes after.
 
     Args:
-        largest_k: the largest of top_k if known, 0 if any is off; saves sorting the rest.
+        largest_k: the largest of top_k if known, 0 if any is off; it saves sorting the rest.
     """
     batch, codes = logits_BC.shape
     top_k_B1 = torch.as_tensor(top_k, device=logits_BC.device).expand(batch)[:, None]
@@ -27,7 +27,7 @@ def filter_logits(
     largest_BK = largest(logits_BC, min(largest_k or codes, codes))
     kth_B1 = largest_BK.gather(1, top_k_B1 - 1)
     num_kept_B1 = (logits_BC >= kth_B1).sum(dim=1, keepdim=True, dtype=torch.int32)
-    # In float64, so that rounding never depends on how many values are looked at.
+    # In float64, so that rounding does not depend on how many values are summed.
     weight_BK = (largest_BK.double() - largest_BK[:, :1]).exp_()
     mass_BK = weight_BK.cumsum(dim=1)
     total_B1 = mass_BK.gather(1, top_k_B1 - 1) + (num_kept_B1 - top_k_B1) * weight_BK.gather(1, top_k_B1 - 1)
@@ -37,7 +37,7 @@ def filter_logits(
 
 
 def largest(values_BC: Tensor, count: int) -> Tensor:
-    """The `count` largest of each row, [B, count], falling."""
+    """The `count` largest values of each row in descending order, [B, count]."""
     if not values_BC.is_cpu:
         return values_BC.topk(count).values
     # NumPy sorts with vector instructions, several times as fast as PyTorch does on a CPU.
@@ -46,13 +46,13 @@ def largest(values_BC: Tensor, count: int) -> Tensor:
 
 
 def sample(logits_BC: Tensor, noise_BC: Tensor, temperature: float | Tensor) -> Tensor:
-    """Draw one code [B] for each row of filtered logits: argmax(logits / temperature + Gumbel noise).
+    """Draw one code per row of filtered logits, [B], as argmax(logits / temperature + Gumbel noise).
 
-    That is a draw from softmax(logits / temperature); temperature 0 takes the most likely code.
-    The temperature is one number or a tensor [B].
+    That is a draw from softmax(logits / temperature); temperature 0 takes the most likely code. The temperature is one
+    number or a tensor [B].
     """
     temperature_B = torch.as_tensor(temperature, device=logits_BC.device, dtype=logits_BC.dtype).expand(len(logits_BC))
     is_greedy_B1 = (temperature_B == 0)[:, None]
     divisor_B1 = temperature_B[:, None].masked_fill(is_greedy_B1, 1)
     scores_BC = logits_BC / divisor_B1 + noise_BC * ~is_greedy_B1
-    return scores_BC.max(dim=-1).indices  # argmax, several times as fast on a CPU
+    return scores_BC.max(dim=-1).indices  # several times as fast as argmax on a CPU

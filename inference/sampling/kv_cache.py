@@ -1,4 +1,4 @@
-"""Decoding one code at a time for many pictures at once, with as few keys kept as each kind of attention needs.
+"""Decodes many pictures code by code, with a KV cache that holds only the keys each kind of attention needs.
 
 R pictures (rows), N prompts with R / N pictures each, in the prompts' order; r rows of a prompt, rounded up to whole
 groups for attention; H heads, d head size, P text positions, n cells read, f side of the picture, I codes in it,
@@ -18,29 +18,29 @@ from inference.sampling.packed_decoder import BranchWeights, LayerWeights, Packe
 from inference.sampling.packed_linear import ROW_GROUP
 from inference.sampling.prefill import Prompts
 
-# A single row takes other kernels (matrix times vector), which round differently.
-FEWEST_ROWS = 2
+# A single row uses other kernels (matrix times vector), which round differently.
+MIN_ROWS = 2
 
 
 class LayerViews(NamedTuple):
-    """Where a layer finds and leaves things while codes of one column are read; parts of the cache's buffers."""
+    """The parts of the cache's buffers that a layer reads and writes for a code in one column."""
 
     keys: Tensor
     """[H * N * r, d, n]."""
     values: Tensor
     """[H * N * r, n, d]."""
-    here: Tensor
-    """Cells of the column, [2, H, N, r, rows, d]."""
+    column_cells: Tensor
+    """Cells of the column, to which its keys and values are written, [2, H, N, r, rows, d]."""
     above: list[Tensor]
     """For both branches, the channels that token shift takes from the code above, [R, D / 4]."""
     left: list[Tensor]
-    """And from the left neighbour."""
-    handed_on: list[Tensor]
-    """And those that this code hands on, [R, D / 2]."""
+    """The same from the left neighbour."""
+    shifted: list[Tensor]
+    """For both branches, this code's channels for its neighbours, [R, D / 2]."""
 
 
 class KVCache:
-    """What decoding remembers of the codes it has read. All buffers are made once, whatever is read."""
+    """The state of decoding: keys, values and shifted inputs of the codes read. All buffers are allocated once."""
 
     def __init__(self, decoder: PackedDecoder, prompts: Prompts, batch: int):
         """`batch` pictures, an equal number for each prompt."""
@@ -48,7 +48,7 @@ class KVCache:
         assert batch % prompts.count == 0, "every prompt has as many pictures"
         self.decoder, self.prompts, self.config = decoder, prompts, config
         self.codes_read = 0
-        self.pictures, batch = batch, max(batch, FEWEST_ROWS)
+        self.pictures, batch = batch, max(batch, MIN_ROWS)
         self.batch, per_prompt = batch, batch // prompts.count
         heads, padded = config.num_heads, -(-per_prompt // ROW_GROUP) * ROW_GROUP
         grid = (heads, prompts.count, padded)
@@ -61,12 +61,12 @@ class KVCache:
         for kind in config.layer_kinds:
             window = self.windows[kind]
             self.cells.append(buffer(2, *grid, window.columns, window.rows, config.head_size))
-        # Of each column the code last read, as both branches of every layer saw it.
+        # For each column, the input of both branches of every layer at the code last read.
         channels = config.hidden_size // 2 if config.token_shift else 0
         branches = 2 * config.num_layers
         self.inputs = buffer(branches, config.image_side, batch, channels, dtype=torch.float32)
         self.no_left = buffer(batch, channels // 2, dtype=torch.float32)
-        # Queries, keys and values of the code that is read; what attention gives for it.
+        # Queries, keys and values of the present code, and its attention outputs.
         self.qkv = buffer(3, *grid, config.head_size, dtype=torch.float32)
         self.target = torch.view_as_complex(self.qkv.unflatten(-1, (-1, 2))) if config.rotary else self.qkv
         self.target = self.target[:, :, :, :per_prompt]
@@ -85,7 +85,7 @@ class KVCache:
         self._load(prompts)
 
     def restart(self, prompts: Prompts) -> None:
-        """Forget all codes and go on from other prompts, as many as before, in the same buffers."""
+        """Start again from other prompts, as many as before, in the same buffers."""
         texts = zip([*self.prompts.keys, *self.prompts.values], [*prompts.keys, *prompts.values], strict=True)
         for text, other in texts:
             text.copy_(other)
@@ -95,7 +95,7 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        """What is held for the codes read and for the prompts."""
+        """Bytes held for the codes read and for the prompts."""
         held = [*self.cells, self.inputs, *self.prompts.keys, *self.prompts.values]
         return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
@@ -111,7 +111,7 @@ class KVCache:
         return logits[: self.pictures]
 
     def step(self, codes: Tensor, column: int, row: int | Tensor, place: Tensor) -> Tensor:
-        """`decode_step` at a given place [1]. With `row` [1] as a tensor too, the same operations serve all rows."""
+        """`decode_step` at a given place [1]. With `row` as a tensor [1], the same operations serve all rows."""
         decoder = self.decoder
         a, b = decoder.streams(decoder.embed(codes, place))
         rotation = decoder.rotations.index_select(0, place).view(3, 1, 1, 1, -1)
@@ -121,24 +121,25 @@ class KVCache:
             self._project(layer, self._prepare(b, layer.attention, views, 0), rotation)
             if isinstance(row, Tensor):
                 slot = row % window.rows
-                views.here.index_copy_(4, slot, self.key_value.unsqueeze(4).to(views.here.dtype))
+                cells = views.column_cells
+                cells.index_copy_(4, slot, self.key_value.unsqueeze(4).to(cells.dtype))
             else:
-                views.here.select(4, row % window.rows).copy_(self.key_value)
+                views.column_cells.select(4, row % window.rows).copy_(self.key_value)
             layer.attention.add(a, layer.out(self._attend(index, views, biases[layer.kind])))
             layer.feed_forward.add(b, layer.feed(self._prepare(a, layer.feed_forward, views, 1)))
         return decoder.logits(a, b)
 
     def _prepare(self, stream: Tensor, weights: BranchWeights, views: LayerViews, branch: int) -> Tensor:
-        """The normalised stream [R, D], part of its channels from the neighbours above and to the left."""
+        """The normalised and token-shifted stream [R, D]."""
         h = normalise(stream, weights.norm)
         if self.config.token_shift:
-            handed_on, kept = h.chunk(2, dim=1)
+            shifted, kept = h.chunk(2, dim=1)
             h = torch.cat([views.above[branch], views.left[branch], kept], dim=1)
-            views.handed_on[branch].copy_(handed_on)
+            views.shifted[branch].copy_(shifted)
         return h.to(self.decoder.dtype)
 
     def _project(self, layer: LayerWeights, x: Tensor, rotation: Tensor) -> None:
-        """Fill `qkv` from the input [R, D] of attention: rotated, queries scaled."""
+        """Fill `qkv` from attention's input [R, D], rotated and with scaled queries."""
         count, heads = self.prompts.count, self.config.num_heads
         if self.config.rotary:
             projected = torch.view_as_complex(layer.qkv(x).float().view(count, -1, 3, heads, rotation.shape[-1], 2))
@@ -163,7 +164,7 @@ class KVCache:
         return self.merged
 
     def _views(self, column: int) -> list[LayerViews]:
-        """What every layer works with in a column; made when it is first read."""
+        """The views of all layers for a column, made when a code in it is first read."""
         if column not in self.views:
             self.views[column] = [self._layer_views(layer, column) for layer in range(self.config.num_layers)]
         return self.views[column]
@@ -185,7 +186,7 @@ class KVCache:
         )
 
     def _load(self, prompts: Prompts) -> None:
-        """Go on from the codes that came with the prompts."""
+        """Take over the codes given with the prompts."""
         side, num_codes = self.config.image_side, prompts.num_codes
         per_prompt = self.batch // prompts.count
         for index, code_kv in enumerate(prompts.code_kv):
@@ -207,13 +208,13 @@ def kv_cache(decoder: PackedDecoder, prompts: Prompts, batch: int) -> Iterator[K
     """A cache for `batch` pictures, an equal number for each prompt.
 
     On CUDA it is the last batch's if that had the same size, so that its graphs need not be recorded again. It is freed
-    where drawing is cancelled or fails.
+    if drawing is cancelled or fails.
     """
     cache, decoder.idle_cache = decoder.idle_cache, None
     if cache is not None and (cache.pictures, cache.prompts.count) == (batch, prompts.count):
         cache.restart(prompts)
     else:
-        cache = None  # its memory may be needed
+        cache = None  # frees memory that may be needed
         cache = KVCache(decoder, prompts, batch)
     yield cache
     if cache.graphs is not None:

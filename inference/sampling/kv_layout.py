@@ -1,7 +1,7 @@
 """Which keys a decoder keeps for each kind of attention, and where.
 
 A window is a small grid of cells, [columns, rows]: a code of the picture is written to the cell of its column and of
-its row modulo the window's rows, so that what no query sees any more is overwritten. A row layer keeps one row, a
+its row modulo the window's rows, which overwrites codes that no query sees any more. A row layer keeps one row, a
 convolution layer the rows that its window reaches, a column or full layer all. A query reads whole columns of cells.
 
 f side of the picture, I = f * f codes, n cells that a query reads, S positions.
@@ -23,9 +23,9 @@ class Window:
     columns: int
     rows: int
     left: int
-    """Columns of cells to the left of the picture, which are never seen."""
+    """Columns of cells to the left of the picture, always masked."""
     span: int
-    """Columns of cells that a query reads: from `left` of its own on, or all."""
+    """Columns of cells that a query reads, from `left` columns before its own; or all columns."""
 
     def first(self, column: int) -> int:
         """The first column of cells that a query in this column reads."""
@@ -33,12 +33,12 @@ class Window:
 
     @property
     def cells(self) -> int:
-        """Keys kept, for each picture and head."""
+        """Keys kept per picture and head."""
         return self.columns * self.rows
 
 
 def window_of(config: DalleConfig, kind: str) -> Window:
-    """The cells of a kind of attention."""
+    """The window of a kind of attention."""
     side = config.image_side
     if kind == "row":
         return Window(columns=side, rows=1, left=0, span=side)
@@ -54,13 +54,13 @@ def window_of(config: DalleConfig, kind: str) -> Window:
 
 
 def window_places(window: Window, side: int) -> Tensor:
-    """Which code each cell holds when the query at a place reads it: [I, n] places, -1 for none."""
+    """The place of the code in each cell that the query at a place reads, [I, n]; -1 if the cell holds none."""
     query = torch.arange(side * side)[:, None, None]
     row, column = query // side, query % side
     slot = torch.arange(window.rows)
     first = column if window.span < window.columns else torch.zeros_like(column)
     key_column = first - window.left + torch.arange(window.span)[:, None]  # [I, span, 1]
-    # The newest row that was written to the slot: in the query's own row only up to the query, else one before it.
+    # The newest row written to the slot: the query's own row only up to the query, otherwise an earlier one.
     key_row = row - (row - slot) % window.rows
     key_row = torch.where((key_row == row) & (key_column > column), row - window.rows, key_row)
     is_code = (key_column >= 0) & (key_column < side) & (key_row >= 0)
@@ -68,14 +68,14 @@ def window_places(window: Window, side: int) -> Tensor:
 
 
 def score_bias(config: DalleConfig, kind: str, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """What is added to the scores of the cells that a query reads: [I, n], 0 where it may attend, else -inf."""
+    """The bias of the scores of the cells that a query reads, [I, n]: 0 where it may attend, else -inf."""
     places = window_places(window_of(config, kind), config.image_side)
     mask = code_sees_code(config, kind, config.image_side, torch.arange(config.image_len)[:, None], places)
     return torch.zeros(places.shape, dtype=dtype).masked_fill(~mask, -torch.inf).to(device)
 
 
 def biases_bytes(config: DalleConfig, dtype: torch.dtype) -> int:
-    """About the most RAM that making all biases takes: those of each kind, and what one kind's are made from."""
+    """Approximate peak RAM to make all biases: those of each kind, and the temporaries of the largest."""
     kept, most = 0, 0
     for kind in dict.fromkeys(config.layer_kinds):
         window = window_of(config, kind)

@@ -2,7 +2,7 @@
 
 The hash is Philox-4x32 with ten rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
 
-R pictures, C codebook, B blocks of four codes, which are hashed together.
+R pictures, C codebook, B blocks of four codes that share a hash.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ MASK_32 = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
-# Hashes at once: enough to hide the cost of launching an operation, few enough for a core's cache.
+# Enough to hide the cost of launching an operation, few enough for a core's cache.
 COUNTERS_AT_ONCE = 2**15
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Int64 tensors with values in 0..2^32-1."""
+"""int64 tensors with values in 0..2^32-1."""
 
 
 def philox_4x32(counter: Words, key: tuple[Tensor | int, Tensor | int]) -> Words:
@@ -27,7 +27,7 @@ def philox_4x32(counter: Words, key: tuple[Tensor | int, Tensor | int]) -> Words
     word_0, word_1, word_2, word_3 = counter
     key_0, key_1 = key
     for _ in range(ROUNDS):
-        # Products of 32-bit words wrap around in int64, but their 64 bits are right.
+        # Products of 32-bit words overflow int64, but their 64 bits are right.
         product_0, product_1 = word_0 * MULTIPLIERS[0], word_2 * MULTIPLIERS[1]
         word_0, word_2 = (
             (product >> 32).bitwise_xor_(word).bitwise_xor_(key).bitwise_and_(MASK_32)
@@ -39,14 +39,16 @@ def philox_4x32(counter: Words, key: tuple[Tensor | int, Tensor | int]) -> Words
 
 
 class GumbelNoise:
-    """The noise of one batch of pictures, hashed for a few steps at once."""
+    """The noise of a batch of pictures, computed for a few steps at once."""
 
     def __init__(
         self, seeds: Sequence[int], pictures: Sequence[int], codes: int, steps: int, device: torch.device | str = "cpu"
     ):
-        """Args:
-        seeds, pictures: of each row; 0..2^64-1.
-        codes: C; steps: how many there are.
+        """
+        Args:
+            seeds, pictures: of each row, in 0..2^64-1.
+            codes: C.
+            steps: number of steps.
         """
         self.codes, self.steps = codes, steps
         self.seed, self.picture = words(seeds, device), words(pictures, device)
@@ -54,7 +56,7 @@ class GumbelNoise:
         self.first, self.noise = 0, torch.empty(0)
 
     def at(self, step: int) -> Tensor:
-        """Float32 Gumbel noise [R, C] of a step: argmax(log p + noise) is a draw from p."""
+        """Gumbel noise of a step, float32 [R, C]: argmax(log p + noise) is a draw from p."""
         if not self.first <= step < self.first + len(self.noise):
             self.first = step
             device = self.seed.device
@@ -64,8 +66,8 @@ class GumbelNoise:
         return self.noise[step - self.first].flatten(1)[:, : self.codes]
 
     def at_kept(self, step: int, logits_RC: Tensor) -> Tensor:
-        """`at(step)` wherever a code may be drawn; anything finite where its logit is -inf."""
-        # Finding what is kept would wait for a GPU, and costs more than hashing many small steps at once.
+        """`at(step)` for codes that may be drawn; any finite number where the logit is -inf."""
+        # Finding the kept codes would wait for a GPU, and costs more than hashing many small steps at once.
         if not logits_RC.is_cpu or self.at_once > 4:
             return self.at(step)
         is_kept_RB = max_pool1d(logits_RC, 4, ceil_mode=True) > -torch.inf
@@ -77,16 +79,16 @@ class GumbelNoise:
         return noise.flatten(1)[:, : self.codes]
 
     def uniform(self, step: Tensor, row: Tensor, block: Tensor) -> Tensor:
-        """Float32 [.., 4] in the open interval (0, 1) for the codes of each block; the three indices broadcast."""
+        """Uniform noise in the open interval (0, 1), float32 [.., 4], for each block's codes; the indices broadcast."""
         seed, picture = self.seed[:, row], self.picture[:, row]
         counter = torch.broadcast_tensors(block, picture[0], step, picture[1])
         bits = torch.stack(philox_4x32(tuple(counter), (seed[0], seed[1])), dim=-1)  # type: ignore[arg-type]
-        # 23 bits and a half: exact in float32, and never 0 or 1.
+        # 23 bits plus one half: exact in float32, and never 0 or 1.
         return (bits >> 9).float().add_(0.5).mul_(2.0**-23)
 
 
 def gumbel(uniform: Tensor) -> Tensor:
-    """Gumbel noise from uniform noise, through float64 so that devices agree after rounding to float32."""
+    """Gumbel noise from uniform noise, in float64 so that devices agree after rounding to float32."""
     return uniform.double().log_().neg_().log_().neg_().float()
 
 

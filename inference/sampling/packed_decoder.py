@@ -1,7 +1,7 @@
-"""A model's weights made ready for sampling.
+"""A model's weights, prepared for sampling.
 
 R rows, D hidden size, C codebook. Residual streams, norms, rotations, softmax and logits are float32 in every
-precision; scores of queries and keys come out of their product in the precision's dtype.
+precision; attention scores have the precision's dtype.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ Norm = tuple[Tensor, Tensor, float]
 
 
 class BranchWeights:
-    """What a branch of a layer has to itself."""
+    """The parameters that a branch owns."""
 
     def __init__(self, branch: BranchParameters):
         self.norm = float_norm(branch.norm)
@@ -34,7 +34,7 @@ class BranchWeights:
         self.scale = branch.scale.detach().float()
 
     def add(self, stream: Tensor, out: Tensor) -> None:
-        """Add what the inner module gave, [.., D] in any dtype, to the float32 stream."""
+        """Add the inner module's output, [.., D] in any dtype, to the float32 stream."""
         out = out.float()
         stream.addcmul_(out if self.norm_out is None else normalise(out, self.norm_out), self.scale)
 
@@ -51,7 +51,7 @@ class LayerWeights:
     up: Projection
     down: Projection
     ffn: FeedForward
-    """For its activation alone."""
+    """Used only for its activation."""
 
     def feed(self, x: Tensor) -> Tensor:
         """The feed-forward's inner module, [R, D] -> [R, D]."""
@@ -65,17 +65,17 @@ class LayerWeights:
 class PackedDecoder:
     """The transformer's weights for sampling, converted and packed for one precision, on the model's device.
 
-    `KVCache` runs it code by code. What needs no conversion is shared with the model: make a new one after further
-    training.
+    `KVCache` runs it code by code. Weights that need no conversion are shared with the model: make a new PackedDecoder
+    after further training.
     """
 
     def __init__(self, model: Dalle, precision: Precision = "fp32"):
-        """ValueError for a precision that the model's device cannot draw in, and for pictures too large for the RAM."""
+        """ValueError if the model's device does not support the precision, or the RAM is too small for the pictures."""
         self.config, self.model = model.config, model
         self.device = model.output.weight.device
         check_precision(precision, self.device)
         self.precision, self.dtype = precision, compute_dtype(precision)
-        refuse_lack_of_memory(self.config, self.dtype)
+        check_free_memory(self.config, self.dtype)
         # Packed once for all layers that share a block.
         blocks = []
         for block in model.blocks:
@@ -112,17 +112,17 @@ class PackedDecoder:
         return self.output(normalise((a + b) / 2, self.norm).to(self.dtype)).float()
 
     def streams(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The embedding as the two streams of a reversible stack, or twice the one stream."""
+        """The embedding as the two streams of a reversible stack, or twice as the only stream."""
         return x, x.clone() if self.config.reversible else x
 
 
-def refuse_lack_of_memory(config: DalleConfig, dtype: torch.dtype) -> None:
-    """ValueError, with both figures, where pictures of this size need more RAM for their score biases than is free."""
+def check_free_memory(config: DalleConfig, dtype: torch.dtype) -> None:
+    """ValueError, with both figures, if the score biases for pictures of this size need more RAM than is free."""
     need, free = biases_bytes(config, dtype), free_ram_bytes()
     if need > free:
         raise UserError(
-            f"image_side={config.image_side}: to draw pictures of {config.image_len:,} codes takes {human_bytes(need)} "
-            f"before the first one, and only {human_bytes(free)} of memory are free"
+            f"image_side={config.image_side}: drawing pictures of {config.image_len:,} codes needs {human_bytes(need)} "
+            f"of memory before the first one, and only {human_bytes(free)} are free"
         )
 
 
@@ -145,15 +145,15 @@ def normalise(x: Tensor, norm: Norm) -> Tensor:
 
 
 def rotations(config: DalleConfig, device: torch.device) -> Tensor:
-    """What queries, keys and values are multiplied with at each place: [I, 3, d / 2] complex, or [I, 3, 1].
+    """Factors of queries, keys and values at each place: complex [I, 3, d / 2], or [I, 3, 1] without rotary positions.
 
-    The queries' factor holds the scaling of the scores.
+    The queries' factor includes the scale of the scores.
     """
     scale = torch.tensor([config.head_size**-0.5, 1, 1], device=device)[:, None]
     if not config.rotary:
         return scale.expand(config.image_len, 3, 1)
     angles = rotary_angles(config.num_text_positions, config.image_side, config.head_size, device)
     angles = angles[config.num_text_positions :]
-    still = torch.zeros(len(angles), config.head_size // 2 - angles.shape[1], device=device)
-    angles = torch.cat([angles, still], dim=1)
+    unrotated = torch.zeros(len(angles), config.head_size // 2 - angles.shape[1], device=device)
+    angles = torch.cat([angles, unrotated], dim=1)
     return scale * torch.complex(angles.cos(), angles.sin())[:, None]

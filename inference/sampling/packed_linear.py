@@ -1,4 +1,4 @@
-"""Projections for sampling: a layer's weights, converted and packed once for many small products.
+"""Projections for sampling, with weights converted and packed once for many small products.
 
 R rows.
 """
@@ -14,40 +14,40 @@ from torch.nn.functional import linear, pad
 from dalle_lean.errors import UserError
 
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
-"""Of weights and what they are multiplied with; int8 also rounds the inputs, by one scale for all rows of a product."""
+"""Of weights and their inputs; int8 rounds the inputs too, with one scale for all rows of a product."""
 
 Projection = Callable[[Tensor], Tensor]
 """[R, in] -> [R, out]."""
 
-# Products of fewer rows take other kernels, which round differently; whole groups of rows round alike.
+# Products of fewer rows use other kernels, which round differently; whole groups of rows all round alike.
 ROW_GROUP = 8
 
 
 def check_precision(precision: str, device: torch.device) -> None:
-    """Raise ValueError unless the device can draw in this precision."""
+    """ValueError unless the device supports this precision."""
     if precision not in get_args(Precision):
         raise UserError(f"precision={precision!r}: it must be one of {', '.join(get_args(Precision))}")
     if precision == "fp16" and device.type == "cpu":
-        raise UserError("precision='fp16': a CPU has no fast float16; take fp32, bf16 or int8")
+        raise UserError("precision='fp16': a CPU has no fast float16; use fp32, bf16 or int8")
     if precision == "int8" and device.type != "cpu":
-        raise UserError("precision='int8': only on a CPU; take bf16 or fp16")
+        raise UserError("precision='int8': supported only on a CPU; use bf16 or fp16")
 
 
 def fastest_precision(device: torch.device) -> Precision:
-    """The faster of fp32 and bf16: bf16 on a GPU, and on a CPU that multiplies it itself instead of converting it."""
+    """The faster of fp32 and bf16: bf16 on a GPU, and on a CPU that multiplies it without conversion."""
     multiplies_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return "bf16" if device.type != "cpu" or (multiplies_bf16 and can_pack(torch.bfloat16)) else "fp32"
 
 
 def compute_dtype(precision: Precision) -> torch.dtype:
-    """What projections take and give in this precision."""
+    """The dtype of projections' inputs and outputs in this precision."""
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
 
 
 def pack(layer: nn.Module, precision: Precision) -> Projection:
-    """`layer` as a function of [R, in] in the precision's dtype.
+    """`layer` as a function [R, in] -> [R, out] in the precision's dtype.
 
-    On a CPU in fp32 and bf16 a row's result is the same in any number of rows.
+    On a CPU in fp32 and bf16, a row's result does not depend on the number of rows.
     """
     dtype = compute_dtype(precision)
     if not isinstance(layer, nn.Linear):
@@ -65,7 +65,7 @@ def pack(layer: nn.Module, precision: Precision) -> Projection:
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has products of packed weights of this dtype for this processor."""
+    """Whether oneDNN multiplies packed weights of this dtype on this processor."""
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")):
         return False
     return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -78,15 +78,15 @@ def _converted(layer: nn.Module, dtype: torch.dtype) -> Projection:
 
 
 def _int8(weight: Tensor, bias: Tensor | None) -> Projection:
-    """Weights as whole numbers with one scale for each output, inputs with one scale for all."""
+    """A product of 8-bit weights, with one scale per output, and 8-bit inputs, with one scale for all."""
     weight = weight.float()
     scales = weight.abs().amax(dim=1).clamp(min=1e-12) / 127
     zeros = torch.zeros(len(weight), dtype=torch.int64)
-    with warnings.catch_warnings():  # of a deprecation; the other int8 products are slower than float32 ones
+    with warnings.catch_warnings():  # deprecated, but the other int8 products are slower than float32
         warnings.simplefilter("ignore", UserWarning)
         quantized = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
     packed = torch.ops.quantized.linear_prepack(quantized, None if bias is None else bias.float())
-    # Without VNNI instructions sums of 8-bit products saturate at 16 bits; 7-bit inputs do not.
+    # Without VNNI instructions, sums of 8-bit products saturate at 16 bits; with 7-bit inputs they do not.
     narrow = not torch.cpu._is_vnni_supported()
     return lambda x: torch.ops.quantized.linear_dynamic(x, packed, narrow)
 

@@ -1,4 +1,4 @@
-"""Reading captions, and with them the first codes of pictures, in one pass: what decoding starts from.
+"""Prefill: reads captions, and the first codes of pictures if given, in one pass.
 
 N prompts, T text length, P = T + 1 text positions, m codes given, S = P + m, H heads, d head size, D hidden size,
 C codebook, R rows.
@@ -18,20 +18,20 @@ from inference.sampling.packed_decoder import Norm, PackedDecoder, normalise
 
 @dataclass(frozen=True)
 class Prompts:
-    """Captions as every layer's attention sees them, the codes they go on from, and the logits of the next code."""
+    """Keys and values of captions and given codes in every layer, and the logits of the next code."""
 
     keys: list[Tensor]
-    """For each layer, [H, N, P, d]; shared by all pictures of a prompt."""
+    """Of the captions, for each layer [H, N, P, d]; shared by all pictures of a prompt."""
     values: list[Tensor]
-    """For each layer, [H, N, P, d]."""
+    """Of the captions, for each layer [H, N, P, d]."""
     code_kv: list[Tensor]
-    """For each layer, [2, H, N, m, d]: keys and values of the codes given."""
+    """Keys and values of the given codes, for each layer [2, H, N, m, d]."""
     code_inputs: list[Tensor]
-    """For each branch, [N, m, D / 2]: the channels that token shift hands on, where the model has it."""
+    """The given codes' channels for their neighbours, for each branch [N, m, D / 2]; empty without token shift."""
     codes: Tensor
-    """[N, m], those given."""
+    """The given codes [N, m]."""
     logits: Tensor
-    """[N, C]."""
+    """Of the next code, [N, C]."""
     guided: bool
     """The second half of the prompts are empty captions, for classifier-free guidance of the first half."""
 
@@ -52,7 +52,7 @@ def read_prompts(
 ) -> Prompts:
     """Run the decoder over captions [N, T] and, for completion, the first codes of their pictures [N, m], m < I.
 
-    guided: read as many empty captions (all ids 0) too.
+    guided: also read as many empty captions (all ids 0).
     """
     config = decoder.config
     text_ids = text_ids.to(decoder.device)
@@ -61,7 +61,7 @@ def read_prompts(
         text_ids, codes = torch.cat([text_ids, torch.zeros_like(text_ids)]), codes.repeat(2, 1)
     if codes.shape[1] >= config.image_len:
         raise ValueError(f"{codes.shape[1]} codes are given of {config.image_len}; nothing is left to draw")
-    # Products of other sizes round differently: read one by one, a prompt is the same beside any others.
+    # Products of other sizes round differently: read one by one, a prompt does not depend on the others.
     together = 1 if decoder.device.type == "cpu" else len(text_ids)
     parts = [_read(decoder, *part) for part in zip(text_ids.split(together), codes.split(together), strict=True)]
     keys, values, code_kv, code_inputs, logits = zip(*parts, strict=True)
@@ -77,7 +77,7 @@ def read_prompts(
 
 
 def joined(parts: Sequence[list[Tensor]], dim: int) -> list[Tensor]:
-    """Lists of tensors, one for each layer or branch, put together along the prompts' dimension."""
+    """Concatenate lists of tensors, one for each layer or branch, along the prompts' dimension."""
     return [torch.cat(tensors, dim) for tensors in zip(*parts, strict=True)]
 
 
@@ -88,9 +88,7 @@ def _read(
     config = decoder.config
     a, b = decoder.streams(decoder.model.embed(text_ids, codes).float())
     context = decoder.model.context(a.shape[1], a.dtype, a.device)
-    keys: list[Tensor] = []
-    values: list[Tensor] = []
-    code_kv: list[Tensor] = []
+    keys, values, code_kv = [], [], []
     code_inputs: list[Tensor] = []
     num_text = config.num_text_positions
 

@@ -1,4 +1,4 @@
-"""Codes drawn one after another for a batch of pictures of one or several prompts.
+"""Draws codes one by one for a batch of pictures of one or several prompts.
 
 N prompts, R rows: R / N pictures for each prompt, in the prompts' order; I codes in a picture.
 """
@@ -25,18 +25,15 @@ class Sampling:
     """How codes are drawn; the defaults are the paper's. ValueError outside the ranges."""
 
     top_k: int = 256
-    """Only the k most likely codes; 0 is off."""
+    """Draw only from the k most likely codes; 0 is off."""
     top_p: float = 0.75
-    """Only the most likely codes that make up this probability, 0..1; 1 is off."""
+    """Draw only from the most likely codes that make up this probability, 0..1; 1 is off."""
     temperature: float = 1.0
     """0 takes the most likely code each time."""
     seed: int = 0
     """0..2^64-1."""
     guidance: float = 1.0
-    """Classifier-free guidance (Ho & Salimans 2022): how far to go from the empty caption's logits past the prompt's.
-
-    1 is off; it needs a model that was trained with caption dropout.
-    """
+    """Scale of classifier-free guidance (Ho and Salimans 2022), for models trained with caption dropout; 1 is off."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.top_k < 2**31:
@@ -52,7 +49,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Row:
-    """One picture to draw: its number among those of its prompt and seed."""
+    """One picture to draw, by its index among those of its prompt and seed."""
 
     picture: int
     sampling: Sampling
@@ -60,10 +57,10 @@ class Row:
 
 @torch.inference_mode()
 def sample_codes(decoder: PackedDecoder, prompts: Prompts, rows: Sequence[Row]) -> Iterator[Tensor]:
-    """Draw pictures; yields their codes so far, [R, n] for n = m + 1..I, where m codes came with the prompts.
+    """Draw pictures; yields their codes so far, [R, n] for n = m + 1..I, where m codes are given with the prompts.
 
-    Code n of a picture depends on its prompt, its sampling and its number, not on the other rows.
-    Stop iterating, or close the iterator, to cancel: nothing is kept then.
+    A picture depends on its prompt, sampling settings and index, not on the other rows. Close the iterator to cancel,
+    which keeps nothing.
     """
     config, device = decoder.config, decoder.device
     given = prompts.num_codes

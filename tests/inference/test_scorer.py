@@ -120,7 +120,7 @@ def test_a_name_on_the_hub_brings_its_own_architecture_and_preprocessing(weights
 def test_what_the_hub_does_not_have_is_said_with_a_way_out(hub, monkeypatch, tmp_path):
     published(monkeypatch, good_tag={"hf_hub": "someone/small/"})
     for spec in (f"{SMALL}:good_tag", "hf-hub:someone/small"):
-        with pytest.raises(ValueError, match=rf"scorer='{spec}': it cannot be fetched \(.*\); .* or give ARCHI"):
+        with pytest.raises(ValueError, match=rf"scorer='{spec}': it cannot be downloaded \(.*\); .* or give ARCHI"):
             make_scorer(spec, None, CPU)
     (tmp_path / "config.json").write_text("[]")
     hub("someone/small", "open_clip_config.json", tmp_path / "config.json")
@@ -153,7 +153,7 @@ def test_the_documented_example_of_a_scorer_works_as_it_stands(user_module):
         ("import nowhere_to_be_found", "no module nowhere_to_be_found; install it, or name its folder in PYTHONPATH"),
         ("1 +", "SyntaxError"),
         ("class Mine: pass", r"TypeError: Mine\(\) takes no arguments"),
-        ("class Mine:\n  def __init__(self, device): self.name = 'mine'", "Mine is no scorer: it needs a name"),
+        ("class Mine:\n  def __init__(self, device): self.name = 'mine'", "Mine is not a scorer: it needs a name"),
         (
             "class Mine:\n  def __init__(self, device): self.name = 7\n  def score(self, p, q): pass",
             "Mine is no scorer",

@@ -13,10 +13,10 @@ from inference.evaluation.attribute_accuracy import AttributeAccuracy
 from inference.evaluation.classification import (
     HELD_OUT_PAIRS,
     choose_thing_questions,
-    comes_first,
-    drawn_alone,
+    distractors,
     judge_things,
-    rivals,
+    ranks_first,
+    single_thing_samples,
 )
 from inference.evaluation.evaluate import evaluate
 from inference.evaluation.prompt_sampling import Samples
@@ -71,7 +71,7 @@ def question(thing, folder, *others):
 
 
 def judged(attributes):
-    (found,) = judge_things("colours", ByColour(), Keeps(), HELD_OUT_PAIRS, drawn_alone(attributes))
+    (found,) = judge_things("colours", ByColour(), Keeps(), HELD_OUT_PAIRS, single_thing_samples(attributes))
     return found
 
 
@@ -111,24 +111,24 @@ def test_the_thing_competes_with_200_and_with_all_it_knows(tmp_path):
     classifier.row_of = {thing: row for row, thing in enumerate(classifier.things)}
     classifier.scores_of_pixels = lambda pixels, batch_size=64: torch.arange(304.0).flip(0).expand(len(pixels), -1)
     asked = {"ground": AttributeAccuracy([question("strawberry", tmp_path)], [drawn("red")])}
-    found = judge_things("order", classifier, Keeps(), HELD_OUT_PAIRS, drawn_alone(asked))
+    found = judge_things("order", classifier, Keeps(), HELD_OUT_PAIRS, single_thing_samples(asked))
     assert [(each.among, each.best_of[1].hits) for each in found] == [(200, 1), (304, 1)]
 
 
 def test_the_seed_chooses_the_others():
     things = [str(number) for number in range(500)]
-    chosen = rivals("7", things, seed=0, count=199)
+    chosen = distractors("7", things, seed=0, count=199)
     assert len(chosen) == len({*chosen}) == 199
     assert "7" not in chosen
-    assert chosen == rivals("7", things, seed=0, count=199) != rivals("7", things, seed=1, count=199)
-    assert sorted(rivals("7", things, seed=0, count=499)) == sorted({*things} - {"7"})
+    assert chosen == distractors("7", things, seed=0, count=199) != distractors("7", things, seed=1, count=199)
+    assert sorted(distractors("7", things, seed=0, count=499)) == sorted({*things} - {"7"})
 
 
 def test_only_things_that_compete_are_in_the_way():
     classifier, scores = ThingClassifier(["a", "b", "c"], 32), torch.tensor([0.1, 0.9, 0.5])
-    assert comes_first(classifier, scores, "c", ["a"])
-    assert not comes_first(classifier, scores, "c", ["a", "b"])
-    assert not comes_first(classifier, torch.full((3,), torch.nan), "c", ["a"])
+    assert ranks_first(classifier, scores, "c", ["a"])
+    assert not ranks_first(classifier, scores, "c", ["a", "b"])
+    assert not ranks_first(classifier, torch.full((3,), torch.nan), "c", ["a"])
 
 
 def test_things_seen_in_training_and_things_never_seen_are_asked_too(tmp_path):

@@ -107,7 +107,7 @@ def test_captions_stand_below_their_pictures_in_rows_of_four():
 
 
 def test_the_page_says_why_guidance_is_left_out(report):
-    told = "Guidance is left out: the model folder does not tell whether the model learnt without captions."
+    told = "Guidance is left out: the model folder does not say whether the model was trained with caption dropout."
     assert told in (report / "report.html").read_text()
 
 
@@ -183,7 +183,7 @@ def test_a_model_without_a_clip_shows_its_first_picture(without_clip):
     assert (found.ranker, found.clip, found.settings.num_images) == (None, None, 1)
     assert all(set(attribute.by_best_of) == {1} for attribute in found.attributes.values())
     assert found.comparisons == []
-    assert "Nothing ranked the pictures: one was drawn of each prompt." in content
+    assert "Nothing ranked the pictures: one was drawn for each prompt." in content
     assert "<svg" not in content
 
 

@@ -86,7 +86,7 @@ def broken(folder, kind):
         ("a folder that is not there", "cannot be read as the weights"),
         ("noise", "cannot be read as the weights"),
         ("a pickle", "cannot be read as the weights"),
-        ("no tensors", "it is no table of tensors"),
+        ("no tensors", "it is not a state dict"),
         ("other weights", "does not hold the weights pt_inception-2015-12-05"),
         ("not finite", r"fc\.weight holds numbers that are not finite"),
     ],

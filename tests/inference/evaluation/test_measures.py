@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from inference.evaluation.bits_per_code import count_bits, deranged, measure_bits, smoothed
+from inference.evaluation.bits_per_code import count_bits, derangement, measure_bits, smoothed
 from inference.evaluation.reconstruction import encode, reconstruct, ssim
 
 
@@ -78,22 +78,22 @@ def test_bits_are_the_mean_cross_entropy_of_each_picture_alone(generator):
 @pytest.mark.parametrize("kinds", [[0, 1], [0, 1, 2, 3, 4], [0, 0, 0, 1, 1, 2], [0, 1, 0, 1, 0, 1], [*range(40)] * 2])
 def test_a_strangers_caption_is_never_ones_own(kinds, seed):
     text_ids = torch.tensor(kinds)[:, None].repeat(1, 3)
-    order = deranged(text_ids, torch.Generator().manual_seed(seed))
+    order = derangement(text_ids, torch.Generator().manual_seed(seed))
     assert sorted(order.tolist()) == list(range(len(kinds)))
     assert not (text_ids[order] == text_ids).all(dim=1).any()
 
 
 def test_where_most_captions_are_the_same_as_few_as_possible_keep_theirs():
     text_ids = torch.tensor([0, 0, 1, 0, 2, 0, 0])[:, None]
-    order = deranged(text_ids, torch.Generator().manual_seed(0))
+    order = derangement(text_ids, torch.Generator().manual_seed(0))
     assert sorted(order.tolist()) == list(range(7))
     assert (text_ids[order] == text_ids).sum() == 3  # five rows for whom only two others are there
-    assert deranged(text_ids[:1], torch.Generator()).tolist() == [0]
+    assert derangement(text_ids[:1], torch.Generator()).tolist() == [0]
 
 
 def test_whose_caption_is_a_strangers_is_chosen_by_the_seed():
     text_ids = torch.arange(50)[:, None]
-    orders = [deranged(text_ids, torch.Generator().manual_seed(seed)).tolist() for seed in (0, 0, 1)]
+    orders = [derangement(text_ids, torch.Generator().manual_seed(seed)).tolist() for seed in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
 
 

@@ -239,7 +239,9 @@ def test_a_precision_that_cannot_be_is_refused(precision, message):
 
 def test_pictures_too_large_for_the_memory_are_refused_with_both_figures():
     config = DalleConfig(**TINY | {"image_side": 1024, "attention_pattern": ("full",), "last_attention": "full"})
-    with pytest.raises(UserError, match=r"image_side=1024: to draw pictures of 1,048,576 codes takes .* TB before"):
+    with pytest.raises(
+        UserError, match=r"image_side=1024: drawing pictures of 1,048,576 codes needs .* TB of memory before"
+    ):
         PackedDecoder(Dalle(config))
 
 
