@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dalle_lean.errors import UserError
-from dalle_lean.optim.lamb_spread import all_reduce_sum, is_sharded, local, local_state
+from dalle_lean.optim.lamb_sharded import all_reduce_sum, is_sharded, local, local_state
 from dalle_lean.optim.lamb_state import check_state, sync_master
 from dalle_lean.optim.lamb_step import Rule, new_statistics, step_plain
 from dalle_lean.optim.quantize8 import CPU
