@@ -15,7 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 
 from dalle_lean.errors import UserError, is_whole
-from dalle_lean.io.files import atomic_write, parse, read_bytes
+from dalle_lean.io.files import parse, read_bytes, write_bytes
 from dalle_lean.require import require
 from dalle_lean.tokenizer_parts import check_parts
 
@@ -101,8 +101,7 @@ class Tokenizer:
 
     def save(self, path: str | Path) -> None:
         """Write a `tokenizer.json`, atomically."""
-        with atomic_write(path) as temporary:
-            temporary.write_text(self.to_json(), encoding="utf-8")
+        write_bytes(path, self.to_json().encode())
 
     def to_json(self) -> str:
         """The text of its `tokenizer.json`, with a padding section."""

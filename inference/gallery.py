@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
 from dalle_lean.draw.text_wrap import wrapped
-from dalle_lean.io.files import atomic_write, read_json, write_json
+from dalle_lean.io.files import read_json, write_bytes, write_json
 from inference.request import Picture
 
 TILE_SIDE = 256
@@ -139,8 +139,7 @@ def png_bytes(image: Image.Image, metadata: Mapping[str, str]) -> bytes:
 
 def write_png(path: Path, image: Image.Image, metadata: Mapping[str, str]) -> None:
     """Write `png_bytes`, atomically."""
-    with atomic_write(path) as temporary:
-        temporary.write_bytes(png_bytes(image, metadata))
+    write_bytes(path, png_bytes(image, metadata))
 
 
 def enlarged(image: Image.Image, side: int = TILE_SIDE) -> Image.Image:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from dalle_lean.errors import UserError, is_whole
-from dalle_lean.io.files import read_json, write_json
+from dalle_lean.io.files import read_format, write_json
 from dalle_lean.io.safetensors_io import load_strictly, read_weights, save_weights
 from dalle_lean.require import require
 
@@ -325,8 +325,11 @@ class VQGAN(nn.Module):
         checked: the files' hashes were already verified (`dalle_lean.io.model_folder.check_parts`); the weights are
             not hashed again.
         """
-        description = read_description(folder)
-        expected, codes = description.pop("fingerprint"), description.pop("codes_fingerprint", None)
+        description = read_format(Path(folder) / "config.json", FORMAT)
+        del description["format"]
+        expected, codes = description.pop("fingerprint", None), description.pop("codes_fingerprint", None)
+        if not isinstance(expected, str):
+            raise UserError(f"{Path(folder) / 'config.json'}: the fingerprint of the weights is missing")
         with torch.device("meta"):  # takes no memory before the sizes are verified
             model = cls(VQGANConfig.from_dict(description))
         path = Path(folder) / "model.safetensors"
@@ -346,17 +349,6 @@ def unique_patches(images: Tensor, side: int) -> tuple[Tensor, Tensor]:
     _, first, of_row = np.unique(as_bytes, return_index=True, return_inverse=True)
     unique = torch.from_numpy(rows[first]).reshape(-1, images.shape[1], side, side)
     return unique, torch.from_numpy(of_row).reshape(patches.shape[:2])
-
-
-def read_description(folder: str | Path) -> dict[str, Any]:
-    """The fields of a VQGAN folder's config.json, its fingerprints included; ValueError for anything else."""
-    path = Path(folder) / "config.json"
-    description = read_json(path)
-    if not isinstance(description, dict) or description.pop("format", None) != FORMAT:
-        raise UserError(f"{path}: not a VQGAN of format {FORMAT}")
-    if not isinstance(description.get("fingerprint"), str):
-        raise UserError(f"{path}: the fingerprint of the weights is missing")
-    return description
 
 
 def sha256_of(description: Mapping[str, Any], weights: Mapping[str, Tensor]) -> str:

@@ -77,21 +77,14 @@ def things_table(evaluation: Evaluation) -> Iterator[str]:
     """How often each classifier finds the right thing, beside its accuracy on the real drawings."""
     if not evaluation.things:
         return
-    counts = list(evaluation.things[0].best_of)
+    best_of = (f"best of {count}" for count in evaluation.things[0].best_of)
     yield heading("Is it the right thing?")
     yield paragraph(
         "Classifiers judge what was drawn for prompts about one thing, and the real drawings of the same prompts. No "
         "model can be expected to score higher than the real drawings through the tokenizer."
     )
     yield table(
-        (
-            "a thing",
-            "judge",
-            "first of",
-            *(f"best of {count}" for count in counts),
-            "drawings",
-            "through the tokenizer",
-        ),
+        ("a thing", "judge", "first of", *best_of, "drawings", "through the tokenizer"),
         [
             (each.prompts, each.judge, each.among, *each.best_of.values(), each.on_drawings, each.on_reconstructions)
             for each in evaluation.things

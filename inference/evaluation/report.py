@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dalle_lean.io.files import atomic_write, write_json
+from dalle_lean.io.files import write_bytes, write_json
 from inference.evaluation.clip_metrics import Neighbour
 from inference.evaluation.distribution_metrics import Distances
 from inference.evaluation.page import page
@@ -22,8 +22,7 @@ SHEET_CAPTION_LINES = 3
 
 def write_report(folder: Path, evaluation: Evaluation, title: str) -> None:
     """Write report.json, report.html, which needs no other file, and pictures.png of the first 16 captions, if any."""
-    with atomic_write(folder / "report.html") as temporary:
-        temporary.write_text(page(title, evaluation, measures(evaluation)), encoding="utf-8")
+    write_bytes(folder / "report.html", page(title, evaluation, measures(evaluation)).encode())
     if (clip := evaluation.clip) is not None:
         pictures = [samples.best_of[evaluation.settings.num_images] for samples in clip.samples[:ON_SHEET]]
         sheet = tile_sheet(pictures, clip.captions[:ON_SHEET], SHEET_TILE_SIDE, SHEET_CAPTION_LINES)

@@ -101,8 +101,7 @@ class PackedDecoder:
     def embed(self, codes: Tensor, place: Tensor) -> Tensor:
         """Codes [R] at `place` [1] in the picture -> float32 [R, D]."""
         config, model = self.config, self.model
-        table = model.output.weight if config.tie_embeddings else model.embedding.weight
-        x = embedding(codes + config.num_text_tokens, table).float()
+        x = embedding(codes + config.num_text_tokens, model.table).float()
         if not config.rotary:
             x += model.row_positions[place // config.image_side] + model.column_positions[place % config.image_side]
         return x

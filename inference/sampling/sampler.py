@@ -63,11 +63,11 @@ def sample_codes(decoder: PackedDecoder, prompts: Prompts, rows: Sequence[Row]) 
     which keeps nothing.
     """
     config, device = decoder.config, decoder.device
-    given = prompts.num_codes
+    given, guided = prompts.num_codes, prompts.guided
     guidance = torch.tensor([row.sampling.guidance for row in rows], device=device)[:, None]
-    guided = prompts.guided
     assert guided or all(row.sampling.guidance == 1 for row in rows), "guidance needs the empty captions"
     copies = 2 if guided else 1
+    per_prompt = copies * len(rows) // prompts.count
     top_k, top_p, temperature = (
         torch.tensor([getattr(row.sampling, name) for row in rows], device=device)
         for name in ("top_k", "top_p", "temperature")
@@ -77,10 +77,8 @@ def sample_codes(decoder: PackedDecoder, prompts: Prompts, rows: Sequence[Row]) 
     seeds, pictures = [row.sampling.seed for row in rows], [row.picture for row in rows]
     noise = GumbelNoise(seeds, pictures, config.image_vocab_size, config.image_len, device)
     codes = torch.empty(len(rows), config.image_len, dtype=torch.long, device=device)
-    codes[:, :given] = prompts.codes[: prompts.count // copies].repeat_interleave(
-        len(rows) * copies // prompts.count, dim=0
-    )
-    logits = prompts.logits.repeat_interleave(copies * len(rows) // prompts.count, dim=0)
+    codes[:, :given] = prompts.codes[: prompts.count // copies].repeat_interleave(per_prompt, dim=0)
+    logits = prompts.logits.repeat_interleave(per_prompt, dim=0)
     with kv_cache(decoder, prompts, copies * len(rows)) as cache:
         for step in range(given, config.image_len):
             if guided:
