@@ -344,7 +344,7 @@ class VQGAN(nn.Module):
 def unique_patches(images: Tensor, side: int) -> tuple[Tensor, Tensor]:
     """images [N, 3, H, W] -> (unique patches [D, 3, side, side], each place's index into them [N, h * w])."""
     patches = nn.functional.unfold(images.float(), side, stride=side).transpose(1, 2)  # [N, h * w, 3 * side * side]
-    rows = patches.reshape(-1, patches.shape[-1]).numpy()
+    rows = patches.reshape(-1, patches.shape[-1]).contiguous().numpy()
     as_bytes = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1])))[:, 0]
     _, first, of_row = np.unique(as_bytes, return_index=True, return_inverse=True)
     unique = torch.from_numpy(rows[first]).reshape(-1, images.shape[1], side, side)

@@ -157,6 +157,12 @@ def test_equal_patches_are_encoded_once_and_have_the_codes_of_each_alone(quantiz
     assert torch.equal(codes, each.view_as(codes))
 
 
+def test_a_single_picture_has_the_codes_that_it_has_among_others():
+    model, images = tiny_vqgan(encoder_window=8), pictures()
+    single = images[0].permute(1, 2, 0).contiguous().permute(2, 0, 1)[None]  # as an image file is read
+    assert torch.equal(model.encode(single), model.encode(images)[:1])
+
+
 @pytest.mark.parametrize("window", [None, 12])
 def test_a_saved_folder_loads_as_the_same_model(window, tmp_path):
     model = tiny_vqgan(encoder_window=window)
@@ -204,7 +210,7 @@ def test_a_config_that_asks_for_more_than_the_weights_have_takes_no_memory(tmp_p
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"format": "other"}')
-    with pytest.raises(ValueError, match="not a VQGAN"):
+    with pytest.raises(ValueError, match="not of the format dalle_lean_vqgan"):
         VQGAN.load(tmp_path)
 
 
