@@ -5,8 +5,8 @@ Shapes: N pictures, I codes in a picture, H x W pixels.
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from PIL import Image
@@ -18,6 +18,7 @@ from dalle_lean.images.vqgan import VQGAN, VQGANConfig
 from inference.request import Picture
 from inference.scorer import Scorer
 
+T = TypeVar("T")
 DECODE_BUDGET_BYTES = 2**31
 # Convolutions round differently for other numbers of pictures. So this number depends only on the model and its picture
 # size, and the last batch is padded: picture i is the same, however many are drawn.
@@ -121,15 +122,30 @@ def collect(batches: Iterable[Ranked]) -> tuple[list[Image.Image], list[float] |
 def best_pictures(
     codes: Tensor, images: Sequence[Image.Image], scores: Sequence[float] | None, count: int, first: int = 0
 ) -> list[Picture]:
-    """The `count` pictures of codes [N, I] with the highest scores, best first; without scores the first ones.
+    """The `count` pictures of codes [N, I] with the highest scores, best first, equal ones after all that differ;
+    without scores the first ones.
 
     first: index of the first picture.
     """
-    order = sorted(range(len(images)), key=lambda index: (-scores[index] if scores else 0.0, index))
+    order = range(len(images))
+    if scores:
+        by_score = sorted(order, key=lambda index: (-scores[index], index))
+        order = equal_ones_last(by_score, lambda index: tuple(codes[index].tolist()))
     return [
         Picture(images[index], scores[index] if scores else None, first + index, codes[index].cpu())
         for index in order[:count]
     ]
+
+
+def equal_ones_last(ranked: Iterable[T], codes_of: Callable[[T], Hashable]) -> list[T]:
+    """Ranked pictures, those last whose codes a better one has: nobody wants to choose among four equal pictures."""
+    seen: set[Hashable] = set()
+    different, equal = [], []
+    for picture in ranked:
+        codes = codes_of(picture)
+        (equal if codes in seen else different).append(picture)
+        seen.add(codes)
+    return different + equal
 
 
 def to_bytes(pixels: Tensor) -> Tensor:

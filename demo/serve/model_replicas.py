@@ -10,6 +10,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.model.config import DalleConfig
 from demo.serve.drawer import UNIT, Step
 from demo.serve.wire import latency_from_json
+from inference.ranking import equal_ones_last
 from inference.request import Request
 
 TRIES = 10
@@ -108,4 +109,6 @@ class Model:
 def best_of(pictures: Sequence[dict[str, Any]], request: Request) -> list[dict[str, Any]]:
     """The best pictures of all units, in the order that one machine gives."""
     ranked = sorted(pictures, key=lambda one: (-(one["score"] or 0.0), one["index"]))
+    if any(one["score"] is not None for one in pictures):
+        ranked = equal_ones_last(ranked, lambda one: tuple(one["codes"]))
     return ranked[: request.settings.num_best]

@@ -4,12 +4,13 @@ import dataclasses
 
 import pytest
 import torch
+from PIL import Image
 
 from benchmarks.allocations import allocated
 from dalle_lean.clip.scorer import ClipScorer
 from dalle_lean.images.vqgan import VQGAN, VQGANConfig
 from dalle_lean.io.model_folder import bundled_model
-from inference.ranking import collect, decode_and_score, decode_batch_size, decode_bytes, to_bytes
+from inference.ranking import best_pictures, collect, decode_and_score, decode_batch_size, decode_bytes, to_bytes
 from tests.tiny import VQGAN_CONFIG, tiny_vqgan
 
 PROMPT = "a red heart"
@@ -182,3 +183,16 @@ def test_wrong_codes_and_batches_are_refused_before_anything_is_decoded(cramped)
     with pytest.raises(ValueError, match="batch=0"):
         ranked(some_codes(2), PROMPT, cramped, batch=0)
     assert cramped.tried == []
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [([0.3, 0.9, 0.9, 0.5, 0.9, 0.1], [1, 3, 0, 5, 2, 4]), (None, [0, 1, 2, 3, 4, 5])],
+)
+def test_equal_pictures_come_after_all_that_differ_where_pictures_are_ranked(scores, best):
+    codes = torch.tensor([[0], [7], [7], [3], [7], [5]])
+    pictures = [Image.new("RGB", (1, 1))] * len(codes)
+    assert [picture.index for picture in best_pictures(codes, pictures, scores, count=6)] == best
+    assert [picture.index for picture in best_pictures(codes, pictures, scores, count=3, first=8)] == [
+        8 + index for index in best[:3]
+    ]

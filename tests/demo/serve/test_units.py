@@ -29,9 +29,12 @@ def model(generator, model_folder, latency):
     )
 
 
-@pytest.mark.parametrize(("num_images", "best"), [(1, 1), (8, 8), (20, 5), (33, 16)])
-def test_units_drawn_apart_and_merged_are_what_one_machine_draws(generator, model, num_images, best):
-    settings = Settings(num_images=num_images, best=best, top_k=0, seed=3)
+@pytest.mark.parametrize(
+    ("num_images", "best", "top_k"),
+    [(1, 1, 0), (8, 8, 0), (20, 5, 0), (33, 16, 0), pytest.param(20, 5, 1, id="all equal")],
+)
+def test_units_drawn_apart_and_merged_are_what_one_machine_draws(generator, model, num_images, best, top_k):
+    settings = Settings(num_images=num_images, best=best, top_k=top_k, seed=3)
     asked = Request("a red heart", settings)
     asked = request_from_json(json.loads(json.dumps(request_to_json(asked))), generator.model.config)
     drawn = []
