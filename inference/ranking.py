@@ -122,12 +122,12 @@ def collect(batches: Iterable[Ranked]) -> tuple[list[Image.Image], list[float] |
 def best_pictures(
     codes: Tensor, images: Sequence[Image.Image], scores: Sequence[float] | None, count: int, first: int = 0
 ) -> list[Picture]:
-    """The `count` pictures of codes [N, I] with the highest scores, best first, equal ones after all that differ;
-    without scores the first ones.
+    """The `count` best pictures of codes [N, I], best first, duplicates after all different ones; without scores the
+    first ones.
 
     first: index of the first picture.
     """
-    order = range(len(images))
+    order: Sequence[int] = range(len(images))
     if scores:
         by_score = sorted(order, key=lambda index: (-scores[index], index))
         order = equal_ones_last(by_score, lambda index: tuple(codes[index].tolist()))
@@ -138,9 +138,10 @@ def best_pictures(
 
 
 def equal_ones_last(ranked: Iterable[T], codes_of: Callable[[T], Hashable]) -> list[T]:
-    """Ranked pictures, those last whose codes a better one has: nobody wants to choose among four equal pictures."""
+    """Ranked pictures, with those last whose codes equal a better one's: four equal pictures are no choice."""
     seen: set[Hashable] = set()
-    different, equal = [], []
+    different: list[T] = []
+    equal: list[T] = []
     for picture in ranked:
         codes = codes_of(picture)
         (equal if codes in seen else different).append(picture)

@@ -59,8 +59,7 @@ class PatchResNet(nn.Module):
         self.head = nn.Linear(channels * last_side**2, embed_dim)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        features: Tensor = self.head(self.body(self.stem(pictures)).flatten(1))
-        return features
+        return self.head(self.body(self.stem(pictures)).flatten(1))
 
 
 class Block(nn.Module):

@@ -28,14 +28,12 @@ def ground_rgb(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
     width = max(1, round(BORDER_SHARE * min(rgb.shape[:2])))
     frame = np.ones(rgb.shape[:2], dtype=bool)
     frame[width:-width, width:-width] = False
-    median: NDArray[np.float64] = np.median(rgb[frame], axis=0)
-    return median
+    return np.median(rgb[frame], axis=0)
 
 
 def thing_mask(rgb: NDArray[np.float64]) -> Mask:
     """Which pixels of [H, W, 3] are not ground, [H, W]."""
-    mask: Mask = np.linalg.norm(rgb - ground_rgb(rgb), axis=2) > NOT_GROUND
-    return mask
+    return np.linalg.norm(rgb - ground_rgb(rgb), axis=2) > NOT_GROUND
 
 
 def extent(mask: Mask, axis: int) -> tuple[int, int]:

@@ -144,8 +144,7 @@ class WindowEncoder(nn.Module):
         x = self.patches(pixels).permute(0, 2, 3, 1)
         for block in self.blocks:
             x = x + block(x)
-        z: Tensor = self.out(self.norm(x)).permute(0, 3, 1, 2)
-        return z
+        return self.out(self.norm(x)).permute(0, 3, 1, 2)
 
 
 class GumbelQuantizer(nn.Module):
@@ -163,8 +162,7 @@ class GumbelQuantizer(nn.Module):
 
     def scores(self, z: Tensor) -> Tensor:
         """z [N, C, h, w] -> [N, K, h, w]; the highest is the code."""
-        scores: Tensor = self.proj(z)
-        return scores
+        return self.proj(z)
 
 
 class NearestQuantizer(nn.Module):
@@ -219,13 +217,11 @@ class VQGAN(nn.Module):
 
     def latents(self, pixels: Tensor) -> Tensor:
         """pixels [N, 3, H, W] in -1..1 -> vectors before quantization [N, C, h, w]."""
-        z: Tensor = self.quant_conv(self.encoder(pixels))
-        return z
+        return self.quant_conv(self.encoder(pixels))
 
     def pixels(self, quantized: Tensor) -> Tensor:
         """Code vectors [N, C, h, w] -> pixels [N, 3, H, W], about -1..1, not clamped."""
-        pixels: Tensor = self.decoder(self.post_quant_conv(quantized))
-        return pixels
+        return self.decoder(self.post_quant_conv(quantized))
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:

@@ -73,8 +73,7 @@ def within(timeout_s: float, action: Callable[[], T]) -> T:
         raise TimeoutError(f"no answer within {timeout_s:g} s") from None
     if not succeeded:
         raise value
-    result: T = value
-    return result
+    return value
 
 
 class RemoteFile(io.RawIOBase):

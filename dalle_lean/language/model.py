@@ -41,8 +41,7 @@ class LanguageModel(Decoder):
         Raises:
             ValueError: names what is wrong with the ids.
         """
-        logits: Tensor = self.output(self.hidden(ids).to(self.output.weight.dtype))
-        return logits
+        return self.output(self.hidden(ids).to(self.output.weight.dtype))
 
     def loss(self, ids: Tensor) -> Tensor:
         """Mean cross-entropy in nats of all tokens but the first; ids [B, S + 1] without padding, S in 1..T."""

@@ -95,7 +95,7 @@ class ComputeWeights:
         if self.gradients is None:
             return linear(x, weight, bias)
         weight_grad, bias_grad = self.gradients.of(layer.weight), self.gradients.of(layer.bias) if has_bias else None
-        return _Linear.apply(  # type: ignore[no-any-return]
+        return _Linear.apply(
             x,
             weight.detach(),
             None if bias is None else bias.detach(),
@@ -107,10 +107,10 @@ class ComputeWeights:
     def _project_structured(self, layer: nn.Module, x: Tensor) -> Tensor:
         cast = {name: self.cast(parameter) for name, parameter in layer.named_parameters()}
         if self.gradients is None:
-            return functional_call(layer, cast, x)  # type: ignore[no-any-return]
+            return functional_call(layer, cast, x)
         cast = {name: weight.detach() for name, weight in cast.items()}
         buffers = {name: self.gradients.of(parameter) for name, parameter in layer.named_parameters()}
-        return _Structured.apply(x, layer, cast, buffers, self)  # type: ignore[no-any-return]
+        return _Structured.apply(x, layer, cast, buffers, self)
 
 
 class _Linear(torch.autograd.Function):
@@ -158,7 +158,7 @@ class _Structured(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x)
         ctx.layer, ctx.cast, ctx.buffers, ctx.weights = layer, cast, buffers, weights
-        return functional_call(layer, cast, x)  # type: ignore[no-any-return]
+        return functional_call(layer, cast, x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]

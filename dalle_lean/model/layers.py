@@ -28,8 +28,7 @@ def relu_squared(x: Tensor) -> Tensor:
 
 def geglu(x: Tensor) -> Tensor:
     """x [..., 2 n], values then gates -> values * gelu(gates), [..., n] (Shazeer 2020). Only x is kept for backward."""
-    out: Tensor = _Geglu.apply(x)
-    return out
+    return _Geglu.apply(x)
 
 
 class _Geglu(torch.autograd.Function):

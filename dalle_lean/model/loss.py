@@ -39,7 +39,7 @@ def section_losses(
         plan: its loss_tokens limits the tokens whose logits exist at once, recomputed in backward; None keeps all.
     """
     if plan.loss_tokens is not None or dtype == torch.float16:  # plain backward would round small factors to zero
-        return _SectionLosses.apply(hidden, weight, bias, sections, dtype, plan)  # type: ignore[no-any-return]
+        return _SectionLosses.apply(hidden, weight, bias, sections, dtype, plan)
     losses = []
     for section in sections:
         logits = _logits(hidden[:, section.positions], weight[section.rows].to(dtype), bias[section.rows].to(dtype))
@@ -125,7 +125,7 @@ def _chunks(hidden: Tensor, section: Section, plan: MemoryPlan) -> Iterator[tupl
 def embed(ids: Tensor, weight: Tensor, plan: MemoryPlan) -> Tensor:
     """Rows of `weight` [V, D] by ids [B, S] -> [B, S, D]; a gradient in place needs no second [V, D]."""
     if plan.grads_in_place and weight.dtype in IN_PLACE_DTYPES and torch.is_grad_enabled():
-        return _Embed.apply(ids, weight)  # type: ignore[no-any-return]
+        return _Embed.apply(ids, weight)
     return embedding(ids, weight)
 
 

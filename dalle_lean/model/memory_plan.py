@@ -94,7 +94,7 @@ class MemoryPlan:
 
         if self.residual_dtype is None:
             return torch.promote_types(weights, torch.float32)
-        return getattr(torch, self.residual_dtype)  # type: ignore[no-any-return]
+        return getattr(torch, self.residual_dtype)
 
 
 def ranges(count: int, size: int | None) -> Iterator[slice]:

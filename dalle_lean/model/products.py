@@ -23,7 +23,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not takes_onednn(x):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
-        return _OneDNNLinear.apply(x, weight, bias)  # type: ignore[no-any-return]
+        return _OneDNNLinear.apply(x, weight, bias)
     return _onednn(x, weight, bias)
 
 
@@ -45,7 +45,7 @@ def onednn_is_faster() -> bool:
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 class _OneDNNLinear(torch.autograd.Function):

@@ -52,7 +52,7 @@ def rotary_table(angles: Tensor, dtype: torch.dtype) -> Tensor:
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
     """Rotate each adjacent pair of channels by its position's angle; x [..., S, d], table [2, S, 3 n]."""
-    return _Rotation.apply(x, table)  # type: ignore[no-any-return]
+    return _Rotation.apply(x, table)
 
 
 class _Rotation(torch.autograd.Function):

@@ -75,8 +75,7 @@ def run_recomputing(
     run = _Pass(branches, plan, dtype, scales, parameters, torch.is_grad_enabled())
     # `disable` imports the compiler, so it is called only while compiling.
     apply = torch.compiler.disable(function.apply) if torch.compiler.is_compiling() else function.apply
-    out: Tensor = apply(x, run, *parameters)
-    return out
+    return apply(x, run, *parameters)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ def token_shift(x: Tensor, num_text: int, side: int) -> Tensor:
     Codes: the first quarter comes from the code above (zeros in row 0), the second quarter from the left neighbour
     (zeros in column 0). The upper half is always the position's own.
     """
-    shifted: Tensor = _TokenShift.apply(x, num_text, side)
-    return shifted
+    return _TokenShift.apply(x, num_text, side)
 
 
 class _TokenShift(torch.autograd.Function):

@@ -32,7 +32,6 @@ def all_reduce_sum(parameter: Tensor) -> Callable[[list[float]], list[float]]:
     def total(numbers: list[float]) -> list[float]:
         sums = torch.tensor(numbers, dtype=torch.float64, device=parameter.device)
         dist.all_reduce(sums, group=parameter.device_mesh.get_group())
-        totals: list[float] = sums.tolist()
-        return totals
+        return sums.tolist()
 
     return total

@@ -36,9 +36,7 @@ class Rule:
 
     def step_size(self, weight_square_sum: float, update_square_sum: float, largest_square: float) -> float:
         """`lr` times the trust ratio. ValueError if weights or gradients are not finite."""
-        if not (
-            math.isfinite(weight_square_sum) and math.isfinite(update_square_sum) and math.isfinite(largest_square)
-        ):
+        if not all(map(math.isfinite, (weight_square_sum, update_square_sum, largest_square))):
             raise UserError("weights or gradients are not finite (or above 1e17); this tensor was not changed")
         weight_norm, update_norm = math.sqrt(weight_square_sum), math.sqrt(update_square_sum)
         if weight_norm == 0 or update_norm == 0:

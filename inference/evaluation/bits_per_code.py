@@ -89,8 +89,7 @@ def model_bits(
 def smoothed(counts: NDArray[np.int64], prior: NDArray[np.float64]) -> NDArray[np.float64]:
     """Probabilities [I, C] from counts [I, C] and C pseudo-counts distributed as `prior` [C]."""
     size = len(prior)
-    probabilities: NDArray[np.float64] = (counts + size * prior) / (counts.sum(axis=1, keepdims=True) + size)
-    return probabilities
+    return (counts + size * prior) / (counts.sum(axis=1, keepdims=True) + size)
 
 
 def count_bits(probabilities: NDArray[np.float64], codes: NDArray[np.int64]) -> float:
