@@ -60,7 +60,4 @@ def make_optimizer(
         return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)
     if name == "muon":
         return MuonAdamW(groups, lr=lr, betas=betas, eps=eps)
-    optimizer: torch.optim.Optimizer = require("bitsandbytes", "training").optim.AdamW8bit(
-        groups, lr=lr, betas=betas, eps=eps
-    )
-    return optimizer
+    return require("bitsandbytes", "training").optim.AdamW8bit(groups, lr=lr, betas=betas, eps=eps)
