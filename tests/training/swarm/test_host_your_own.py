@@ -1,4 +1,4 @@
-"""What docs/host-your-own.md says holds: commands, options, recipe, settings, sizes."""
+"""docs/host-your-own.md is correct: commands, options, recipe, settings, sizes."""
 
 import inspect
 import re
@@ -64,9 +64,9 @@ def test_the_papers_sizes_are_what_they_are_computed_to_be():
         "state: ": f"{state_bytes(PAPER) / 1e6:.0f} MB",
         "one copy": f"{copy_bytes / 1e6:.1f} MB",
         "trainer in client mode": f"{copies * copy_bytes / 1e6:.0f} MB",
-        "one of *k*": f"{2 * copies * copy_bytes * 2 / 3 / 1e6:.0f} MB of *k* = 3",
-        "host with *n*": f"{10 * copies * copy_bytes / 1e9:.1f} GB of *n* = 10",
-        "on the wire": f"{2 * 10 * copies * copy_bytes / PAPER.target_batch_size / 1e6:.1f} MB of *n* = 10",
+        "one of *k*": f"{2 * copies * copy_bytes * 2 / 3 / 1e6:.0f} MB for *k* = 3",
+        "host with *n*": f"{10 * copies * copy_bytes / 1e9:.1f} GB for *n* = 10",
+        "on the wire": f"{2 * 10 * copies * copy_bytes / PAPER.target_batch_size / 1e6:.1f} MB for *n* = 10",
     }
     for start, size in shown.items():
         [line] = re.findall(rf"^\| {re.escape(start)}.*$", GUIDE, flags=re.MULTILINE)
