@@ -1,5 +1,6 @@
-# The engine and the page, with the bundled model. The same image runs on CPUs and, with NVIDIA's container toolkit on the
-# host, on GPUs: torch's standard package holds CUDA. For a smaller one, name an index with torch for CPUs:
+# The engine and the page, with the bundled model. The same image runs on CPUs and, with NVIDIA's container toolkit on
+# the host, on GPUs, because torch's standard package includes CUDA. For a smaller image, name an index of torch for
+# CPUs only:
 #     docker build --build-arg TORCH_INDEX=URL -t dalle-lean .
 FROM python:3.11-slim
 ARG TORCH_INDEX=""
