@@ -38,16 +38,18 @@ def preprocess(
     ],
     vqgan: Annotated[Path | None, typer.Option(help="VQGAN folder. [default: the bundled model's]")] = None,
     picture_side: Annotated[int | None, typer.Option(help="Side in pixels. [default: the VQGAN's]")] = None,
-    crops: Annotated[int, typer.Option(help="Squares cut from a long picture, each a row; 1 cuts the centre.")] = 1,
+    crops: Annotated[
+        int, typer.Option(help="Squares cropped from a long picture, a row each; 1 crops the centre.")
+    ] = 1,
     flip: Annotated[bool, typer.Option("--flip", help="Add the mirror image of each square as a row.")] = False,
     split: Annotated[str, typer.Option(help="Split of a data set on the hub.")] = "train",
     config: Annotated[str | None, typer.Option(help="Configuration of a data set on the hub.")] = None,
     picture_column: Annotated[str | None, typer.Option(help="Column of the pictures. [default: by its name]")] = None,
     caption_column: Annotated[str | None, typer.Option(help="Column of the captions. [default: by its name]")] = None,
-    min_caption_length: Annotated[int, typer.Option(help="In characters; 0 takes pictures without a caption.")] = 3,
+    min_caption_length: Annotated[int, typer.Option(help="In characters; 0 also takes pictures without any.")] = 3,
     allowed_nsfw: Annotated[str, typer.Option(help="NSFW labels to keep, separated by commas, or 'any'.")] = "UNLIKELY",
-    min_side: Annotated[int, typer.Option(help="Shorter side of the original, in pixels.")] = 1,
-    max_aspect_ratio: Annotated[float, typer.Option(help="Longer : shorter side of the original; 0 for any.")] = 2.0,
+    min_side: Annotated[int, typer.Option(help="Of the original's shorter side, in pixels.")] = 1,
+    max_aspect_ratio: Annotated[float, typer.Option(help="Longer : shorter side of the original; 0 is off.")] = 2.0,
     max_hash_distance: Annotated[
         int | None,
         typer.Option(
@@ -55,7 +57,7 @@ def preprocess(
             "resized ones. [default: keep copies]"
         ),
     ] = None,
-    max_pixels: Annotated[int, typer.Option(help="Reject pictures of more pixels.")] = 2**26,
+    max_pixels: Annotated[int, typer.Option(help="Reject pictures with more pixels.")] = 2**26,
     max_memory: Annotated[int, typer.Option(help="Memory limit for decoding one picture, in MiB.")] = 1024,
     explain: Annotated[bool, typer.Option("--explain", help="Write rejected.jsonl: keys and reasons.")] = False,
     batch_size: Annotated[int, typer.Option(help="Pictures to encode at once.")] = 32,
@@ -71,7 +73,7 @@ def preprocess(
         str, typer.Option(help="cpu, cuda, cuda:N, or several separated by commas; auto takes every GPU.")
     ] = "auto",
     part: Annotated[
-        str, typer.Option(metavar="I/N", help="Make every N-th shard from the I-th: one of N machines, 1/N to N/N.")
+        str, typer.Option(metavar="I/N", help="Make every N-th shard from the I-th: the share of one of N machines.")
     ] = "1/1",
     gather: Annotated[
         bool, typer.Option("--gather", help="Encode nothing; write dataset.json if every shard is there.")
@@ -147,7 +149,7 @@ def preprocess(
 
 
 def parse_part(part: str) -> tuple[int, int]:
-    """ "2/8" -> (2, 8)."""
+    """Parse a part such as "2/8" into (2, 8)."""
     number, slash, of = part.partition("/")
     if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
         raise UserError(f"part={part!r}: must be I/N with I from 1 to N, such as 2/8")
@@ -155,7 +157,7 @@ def parse_part(part: str) -> tuple[int, int]:
 
 
 def parse_labels(labels: str) -> list[str] | None:
-    """ "UNLIKELY, UNSURE" -> its labels, "any" -> None; warns of labels that LAION does not have."""
+    """Parse labels separated by commas, or "any" into None; warns of labels that LAION does not have."""
     from preprocessing.encoding.filters import LAION_LABELS
 
     if labels == "any":
@@ -167,19 +169,19 @@ def parse_labels(labels: str) -> list[str] | None:
 
 
 def load_vqgan(folder: Path) -> "VQGAN":
-    """ValueError for a folder without a VQGAN."""
+    """Load the VQGAN in a folder; UserError if there is none."""
     from dalle_lean.images.vqgan import VQGAN
 
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
-            raise UserError(f"vqgan={folder}: no {name} there; name the folder of a VQGAN")
+            raise UserError(f"vqgan={folder}: has no {name}; name the folder of a VQGAN")
     return VQGAN.load(folder)
 
 
 def pick_makers(
     device: str, cluster: Cluster | None, cluster_workers: int | None, gather: bool
 ) -> tuple["MakeParts | None", str, bool]:
-    """The function that encodes (None to gather), where it does so, for people, and whether that is on GPUs."""
+    """The function that encodes (None to gather), what it runs on, in words, and whether that is GPUs."""
     import torch
 
     from dalle_lean.devices import pick_device
@@ -202,7 +204,7 @@ def pick_makers(
     if len(picked) == 1:
         return make_parts, str(picked[0]), gpu
     if len({one.type for one in picked}) > 1:
-        raise UserError(f"device={device!r}: CPU and GPU round differently, so use either for one set of shards")
+        raise UserError(f"device={device!r}: CPUs and GPUs round differently; choose one kind for all shards")
     return partial(make_on_devices, devices=picked), f"{len(picked)} devices", gpu
 
 

@@ -28,7 +28,7 @@ def verify(
     vqgan: Annotated[Path | None, typer.Option(help="VQGAN folder that made the codes. [default: any]")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Shards read at once. [default: one per core]")] = None,
 ) -> None:
-    """Read all shards and list what is damaged, missing or foreign. Exit code 1 if there is any."""
+    """Read all shards and list what is damaged, missing or foreign; exit code 1 if anything is."""
     from rich.table import Table
 
     from preprocessing.commands.preprocess import load_vqgan
@@ -104,10 +104,10 @@ def adopt(
 def mix(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder of shards.")],
     sources: Annotated[
-        list[str], typer.Argument(metavar="DIR[:TIMES]", help="Folders of shards; cats:20 is taken 20 times.")
+        list[str], typer.Argument(metavar="DIR[:TIMES]", help="Folders of shards; cats:20 counts 20 times.")
     ],
 ) -> None:
-    """Make one folder of several, so that `train` learns from all of them. Takes next to no room: files are linked."""
+    """Make one folder of several for `train`; the shards are hard links, which take almost no space."""
     from preprocessing.shards.mix import mix as run
 
     info = run([read_times(source) for source in sources], out)
@@ -122,7 +122,8 @@ def dedupe(
         int | None, typer.Option(min=1, help="Shards held in memory at once. [default: one per core]")
     ] = None,
 ) -> None:
-    """Leave out pictures with the codes of an earlier one in any shard. The same command continues a killed run."""
+    """Leave out pictures with the same codes as an earlier one, in any shard. The same command continues a killed
+    run."""
     from preprocessing.shards.dedupe import REASON
     from preprocessing.shards.dedupe import dedupe as run
     from preprocessing.shards.manifest import read_manifest
@@ -138,11 +139,11 @@ def dedupe(
 def publish(
     folder: Folder,
     destination: Annotated[str, typer.Argument(metavar="DESTINATION", help=DESTINATIONS)],
-    license: Annotated[str, typer.Option(help="Of the data: the hub's name for it.")] = "unknown",
+    license: Annotated[str, typer.Option(help="Of the data, as the hub names it.")] = "unknown",
     license_link: Annotated[str | None, typer.Option(help="URL of a license that the hub has no name for.")] = None,
 ) -> None:
-    """Copy a folder of shards, with a card, to where others can read it. The same command sends what has changed, and
-    continues a killed one."""
+    """Copy a folder of shards, with a card, to where others can read it. The same command sends only what has changed,
+    and continues a killed run."""
     from dalle_lean.io.publish import check_destination
     from dalle_lean.io.publish import publish as run
     from preprocessing.shards.publish import shard_files
@@ -155,7 +156,7 @@ def publish(
 
 
 def read_times(source: str) -> tuple[Path, int]:
-    """DIR or DIR:TIMES."""
+    """Parse DIR or DIR:TIMES."""
     folder, _, times = source.rpartition(":")
     return (Path(folder), int(times)) if folder and times.isdecimal() else (Path(source), 1)
 
@@ -167,7 +168,7 @@ def shards_and_pictures(info: "DatasetInfo") -> str:
 
 
 def vqgan_of(info: "DatasetInfo", folder: Path | None) -> "VQGAN":
-    """The VQGAN that made the codes; ValueError if neither the given one nor the bundled one did."""
+    """The VQGAN that made the codes: the one in `folder`, else the bundled one; UserError if it did not make them."""
     from dalle_lean.io.model_folder import bundled_model
     from preprocessing.commands.preprocess import load_vqgan
 
@@ -175,7 +176,7 @@ def vqgan_of(info: "DatasetInfo", folder: Path | None) -> "VQGAN":
     if not model.reads_codes_of(info.vqgan):
         named = f"{folder} is" if folder else "the bundled model's is"
         raise UserError(
-            f"the codes are of the VQGAN {info.vqgan[:12]}, {named} {model.codes_fingerprint()[:12]}: "
-            "give the one that made them with --vqgan"
+            f"the codes are of the VQGAN {info.vqgan[:12]}, {named} {model.codes_fingerprint()[:12]}; "
+            "name the one that made them with --vqgan"
         )
     return model

@@ -1,4 +1,4 @@
-"""Which emoji the picture set shows: things that people ask for by name and can tell apart."""
+"""The emoji that the picture set shows: things that people ask for by name and can tell apart."""
 
 from preprocessing.emoji.names import SHAPES
 
@@ -22,7 +22,7 @@ GENDERED = ("man ", "woman ", "men ", "women ", "pregnant ", "person ", "people 
 
 
 def drop_reason(label: str, group: str, subgroup: str) -> str | None:
-    """Why an emoji is left out by its name and group, or None."""
+    """The reason to leave out an emoji with this name and group, or None to keep it."""
     if label.startswith("flag: ") or group == "flags":
         return "flag"
     if group in ("none", "component"):

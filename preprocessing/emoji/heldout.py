@@ -1,4 +1,4 @@
-"""What training never sees, decided by hashes of names, so that the split is the same whatever the seed."""
+"""What training never sees, chosen by hashes of names, so that the split is the same for every seed."""
 
 import hashlib
 from collections import Counter
@@ -35,23 +35,23 @@ SHARE_OF_THING_PAIRS = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """The five kinds of things kept out of training."""
+    """The five kinds of pictures kept out of training."""
 
     concepts: frozenset[str] = frozenset()
-    """Things that training sees from no set, nor reads of."""
+    """Things that training neither sees, in any set, nor reads of."""
     drawings: frozenset[tuple[str, str]] = frozenset()
-    """(thing, set): the drawing of one set; training knows the thing from other sets."""
+    """(thing, set): the drawing of one set; training sees the thing in other sets."""
     grounds: frozenset[tuple[str, str]] = frozenset()
     """(thing, ground colour): training sees both, never together."""
     paints: frozenset[tuple[str, str]] = frozenset()
     """(thing, colour it is painted in): training sees both, never together."""
 
     def thing_pair(self, first: str, second: str) -> bool:
-        """Whether two things are kept from standing side by side; one pair of things in ten is."""
-        return first != second and _share("thing pair", *sorted((first, second))) < SHARE_OF_THING_PAIRS
+        """Whether training never shows two things side by side; true of one pair in ten."""
+        return first != second and _unit_hash("thing pair", *sorted((first, second))) < SHARE_OF_THING_PAIRS
 
     def reason(self, things: Sequence[str], sets: Sequence[str], ground: str, paint: str | None = None) -> str | None:
-        """Why a picture may not be in training, or None if it may."""
+        """The kind of held-out picture that a picture is, or None if training may show it."""
         if self.concepts.intersection(things):
             return "concept"
         if self.drawings.intersection(zip(things, sets, strict=True)):
@@ -80,7 +80,7 @@ def hold_out(drawings: Sequence[Drawing]) -> HeldOut:
     concepts = frozenset(name for (name,) in _choose("concept", _concept_candidates(things), NUM_CONCEPTS))
     seen = {name: versions for name, versions in things.items() if name not in concepts}
     one_set_each = [
-        min(candidates, key=lambda pair: _share("drawing", *pair))
+        min(candidates, key=lambda pair: _unit_hash("drawing", *pair))
         for name, versions in seen.items()
         if (candidates := _drawing_candidates(name, versions))
     ]
@@ -90,28 +90,28 @@ def hold_out(drawings: Sequence[Drawing]) -> HeldOut:
         for name, versions in seen.items()
         for ground in allowed_grounds(versions[0].thing)
         if versions[0].thing.group in SCENE_GROUPS
-        and _share("ground", name, ground)
+        and _unit_hash("ground", name, ground)
         < (SHARE_OF_SHAPE_GROUNDS if versions[0].thing.group == "shape" else SHARE_OF_GROUNDS)
     )
     paints = frozenset(
         (name, paint)
         for name, versions in seen.items()
         for paint in allowed_paints(versions[0].thing)
-        if _share("paint", name, paint) < SHARE_OF_PAINTS
+        if _unit_hash("paint", name, paint) < SHARE_OF_PAINTS
     )
     return HeldOut(concepts=concepts, drawings=kept_out, grounds=grounds, paints=paints)
 
 
 @cache
 def allowed_grounds(thing: Thing) -> tuple[str, ...]:
-    """The grounds on which a thing can be seen: not its own named colour, nor yellow behind yellow faces and hands."""
-    own = {"yellow"} if thing.group in ("smileys-emotion", "people-body") else set()
-    return tuple(ground for ground in GROUNDS if ground not in own and not contains_words(thing.name, ground))
+    """The grounds on which a thing stands out: no colour in its name, and no yellow behind yellow faces and hands."""
+    excluded = {"yellow"} if thing.group in ("smileys-emotion", "people-body") else set()
+    return tuple(ground for ground in GROUNDS if ground not in excluded and not contains_words(thing.name, ground))
 
 
 @cache
 def allowed_paints(thing: Thing) -> tuple[str, ...]:
-    """The colours in which a thing may be painted all over; none for what has a colour in its name."""
+    """The colours in which a thing may be painted all over; none if its name has a colour in it."""
     words = (*GROUNDS, "white", "grey", "light", "dark")
     if thing.group not in OBJECT_GROUPS or any(contains_words(thing.name, word) for word in words):
         return ()
@@ -119,8 +119,8 @@ def allowed_paints(thing: Thing) -> tuple[str, ...]:
 
 
 def _concept_candidates(things: dict[str, list[Drawing]]) -> list[tuple[str, ...]]:
-    """Things of many sets, of more than one word and so seldom typed, whose name no other name contains and whose
-    drawings no other thing shares."""
+    """Things in all sets but one at most, with names of several words, which are seldom typed, that no other name
+    contains, and with drawings of their own."""
     bodies = Counter(drawing.body for versions in things.values() for drawing in versions)
     most_sets = max(len(versions) for versions in things.values())
     candidates = [
@@ -135,7 +135,7 @@ def _concept_candidates(things: dict[str, list[Drawing]]) -> list[tuple[str, ...
 
 
 def _drawing_candidates(name: str, versions: list[Drawing]) -> list[tuple[str, ...]]:
-    """(thing, set) that may be held out; of two generations of noto that both draw it, none: they may be alike."""
+    """(thing, set) pairs that may be held out. If both generations of noto draw it, neither: they may be alike."""
     sets = {drawing.set for drawing in versions}
     twins = {"noto", "noto-v1"} if {"noto", "noto-v1"} <= sets else set()
     if versions[0].thing.group not in OBJECT_GROUPS or len(sets) < 3:
@@ -145,9 +145,9 @@ def _drawing_candidates(name: str, versions: list[Drawing]) -> list[tuple[str, .
 
 def _choose(purpose: str, candidates: list[tuple[str, ...]], count: int) -> list[tuple[str, ...]]:
     """The first `count` candidates by hash, at most a quarter of them."""
-    return sorted(candidates, key=lambda names: _share(purpose, *names))[: min(count, len(candidates) // 4)]
+    return sorted(candidates, key=lambda names: _unit_hash(purpose, *names))[: min(count, len(candidates) // 4)]
 
 
-def _share(*names: str) -> float:
-    """A number in [0, 1) fixed by the names."""
+def _unit_hash(*names: str) -> float:
+    """A hash of the names in [0, 1)."""
     return int.from_bytes(hashlib.sha256("|".join(names).encode()).digest()[:8], "big") / 2**64

@@ -1,4 +1,4 @@
-"""Who drew the pictures and under which licence, written beside the data."""
+"""The authors and licences of the drawings, written beside the data."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,7 +7,7 @@ from dalle_lean.io.files import read_json
 
 
 def write_licences(packages: Path, sets: Iterable[str], folder: Path) -> None:
-    """One file per package: author, licence, source, version, and the full text if the package carries it."""
+    """Write a file for each package: author, licence, source, version, and the full text if the package has it."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in sets:
         package = packages / "@iconify-json" / name
@@ -31,6 +31,6 @@ def write_licences(packages: Path, sets: Iterable[str], folder: Path) -> None:
 
 
 def write(path: Path, text: str, package: Path) -> None:
-    """`text` and the package's own licence files."""
+    """Write `text` and the package's licence files."""
     texts = [file.read_text(encoding="utf-8") for file in sorted(package.iterdir()) if file.stem.upper() == "LICENSE"]
     path.write_text("\n\n".join([text, *texts]).rstrip() + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Leaves out drawings that nobody can tell apart at the size of a thumbnail."""
+"""Leaves out drawings that cannot be told apart at thumbnail size."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,16 +17,15 @@ SMALLEST_DISTANCE = 0.125
 def without_lookalikes(
     drawings: Sequence[Drawing], sprites: Mapping[Drawing, Image.Image], dropped: Counter[str]
 ) -> list[Drawing]:
-    """The drawings without those that look like one of the same set with a shorter name. Coloured shapes all stay:
-    their names tell the colours that tell them apart."""
+    """The drawings without those that look like one of the same set with a shorter name. All coloured shapes stay:
+    their names have the colours that distinguish them."""
     kept: list[Drawing] = []
     seen: dict[str, list[NDArray[np.float32]]] = {}
     for drawing in sorted(drawings, key=lambda drawing: (len(drawing.thing.name), drawing.thing.name, drawing.set)):
         pixels = thumbnail(sprites[drawing])
         earlier = seen.setdefault(drawing.set, [])
-        is_shape = drawing.thing.group == "shape"
         distances = [float(np.sqrt(((pixels - other) ** 2).mean())) for other in earlier]
-        if not is_shape and min(distances, default=1.0) < SMALLEST_DISTANCE:
+        if drawing.thing.group != "shape" and min(distances, default=1.0) < SMALLEST_DISTANCE:
             dropped["look-alike"] += 1
             continue
         earlier.append(pixels)
@@ -35,7 +34,7 @@ def without_lookalikes(
 
 
 def thumbnail(sprite: Image.Image) -> NDArray[np.float32]:
-    """A sprite centred on black and on white, float32 [2, 32, 32, 3] in 0..1: on one of them its outline shows."""
+    """A sprite centred on black and on white, float32 [2, 32, 32, 3] in 0..1, so that its outline shows on one."""
     side = max(sprite.size)
     grounds: list[Image.Image] = []
     for ground in ("black", "white"):

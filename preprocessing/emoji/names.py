@@ -1,6 +1,7 @@
-"""Emojibase's labels as natural English: what a thing is called in a caption, and its article."""
+"""Emojibase's labels as natural English: a thing's name in captions, its article and its plural."""
 
 import re
+from collections.abc import Sequence
 
 SHAPES = {
     "heart": ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white", "grey", "light"),
@@ -8,7 +9,7 @@ SHAPES = {
     "square": ("red", "orange", "yellow", "green", "blue", "purple", "brown", "black", "white"),
     "book": ("red", "orange", "green", "blue"),
 }
-"""Things that come in many colours, and the first word of their names."""
+"""Things that come in many colours, and the first words of their names."""
 
 RENAMED = {
     "1st place medal": "first place medal",
@@ -67,9 +68,10 @@ RENAMED = {
 }
 
 SUBGROUP_NOUNS = {"transport-sign": "sign", "warning": "sign", "zodiac": "sign", "math": "sign", "religion": "symbol"}
-"""What kind of thing a bare label of a subgroup is: "no smoking" is a sign."""
+"""The noun that a subgroup's bare labels lack: "no smoking" is a sign."""
 
-NOUNS_ENOUGH = ("sign", "symbol", "room", "restroom", "closet", "cross", "David", "dharma", "crescent", "menorah")
+LAST_NOUNS = ("sign", "symbol", "room", "restroom", "closet", "cross", "David", "dharma", "crescent", "menorah")
+"""Labels that end in these lack none."""
 
 # fmt: off
 MASS = frozenset((
@@ -97,7 +99,7 @@ IRREGULAR_PLURALS = {
     "scarf": "scarves", "sheep": "sheep", "shelf": "shelves", "squid": "squid", "tomato": "tomatoes",
     "tooth": "teeth", "volcano": "volcanoes", "wolf": "wolves", "woman": "women",
 }
-PLAIN_WORDS = {
+SYNONYMS = {
     "airplane": ("plane", "aeroplane"), "articulated lorry": ("truck",), "baby chick": ("chick",),
     "beer mug": ("beer",), "bicycle": ("bike",), "birthday cake": ("cake",),
     "bottle with popping cork": ("champagne",), "camera": ("photo camera",), "car": ("automobile", "auto"),
@@ -121,7 +123,7 @@ PLAIN_WORDS = {
     "wrapped gift": ("gift", "present"), "wrench": ("spanner",),
 }
 # fmt: on
-"""Other words that people use for a thing; each stands for one thing only."""
+"""Other words for a thing; each stands for one thing only."""
 
 VOWEL_SOUND = re.compile(
     r"(?!uni|use|ufo|eu|ewe|one\b|once|u-)([aeiou]|hour|heir|honest|x-ray|sos\b|ng\b|8)", re.IGNORECASE
@@ -129,7 +131,7 @@ VOWEL_SOUND = re.compile(
 
 
 def caption_name(label: str, subgroup: str) -> str:
-    """A label as the noun of a sentence: "closed book" is a "red book", "two-thirty" a "clock at half past two"."""
+    """A label as a noun phrase: "closed book" is a "red book", "two-thirty" a "clock at half past two"."""
     label = label.replace("’", "'").replace("“", "").replace("”", "").replace("ñ", "n")
     label = re.sub(r" \(.*\)|!", "", label)
     if label in RENAMED:
@@ -144,7 +146,7 @@ def caption_name(label: str, subgroup: str) -> str:
         who, what = label.split(": ")
         return f"bald {who}" if what == "bald" else f"{who} with {'a beard' if what == 'beard' else what}"
     noun = SUBGROUP_NOUNS.get(subgroup)
-    return f"{label} {noun}" if noun and not label.endswith(NOUNS_ENOUGH) else label
+    return f"{label} {noun}" if noun and not label.endswith(LAST_NOUNS) else label
 
 
 def is_uncountable(name: str) -> bool:
@@ -152,11 +154,16 @@ def is_uncountable(name: str) -> bool:
     if name in PROPER:
         return True
     words = name.split()
-    ends = (i for i, word in enumerate(words) if i > 0 and (word in HEAD_ENDS or "'" in words[i - 1]))
-    head = words[: next(ends, len(words))][-1]
+    head = words[head_end(words) - 1]
     if head in MASS or head in PLURAL_WORDS:
         return True
     return head.endswith("s") and not head.endswith(SINGULAR_ENDINGS) and "'" not in head
+
+
+def head_end(words: Sequence[str]) -> int:
+    """How many words of a noun phrase end with its head: 1 of "slice of pizza"."""
+    ends = (i for i, word in enumerate(words) if i > 0 and (word in HEAD_ENDS or "'" in words[i - 1]))
+    return next(ends, len(words))
 
 
 def with_article(noun: str, countable: bool = True) -> str:
@@ -167,10 +174,10 @@ def with_article(noun: str, countable: bool = True) -> str:
 
 
 def plural(name: str) -> str | None:
-    """Several of a thing, "red apples" of "red apple"; None where the name has no head that can be counted."""
+    """The plural of a name, "red apples" for "red apple"; None if its head cannot be counted."""
     words = name.split()
-    ends = next((i for i, word in enumerate(words) if i > 0 and (word in HEAD_ENDS or "'" in words[i - 1])), len(words))
-    head = words[ends - 1]
+    end = head_end(words)
+    head = words[end - 1]
     if is_uncountable(name) or not head.isalpha() or not head.islower():
         return None
     if head in IRREGULAR_PLURALS:
@@ -181,9 +188,9 @@ def plural(name: str) -> str | None:
         many = f"{head[:-1]}ies"
     else:
         many = f"{head}s"
-    return " ".join([*words[: ends - 1], many, *words[ends:]])
+    return " ".join([*words[: end - 1], many, *words[end:]])
 
 
 def contains_words(text: str, words: str) -> bool:
-    """Whether `words` stand in `text` as whole words, in order, whatever the case."""
+    """Whether `text` contains `words` as whole words, in order, ignoring case."""
     return re.search(rf"(?<![\w-]){re.escape(words.lower())}(?![\w-])", text.lower()) is not None

@@ -27,7 +27,7 @@ class Layer(NamedTuple):
 
 
 def sprite(drawing: Drawing, side: int) -> Image.Image:
-    """What a drawing shows, cut to its visible part, RGBA, at most `side` pixels long."""
+    """A drawing in RGBA, cropped to its visible part, the longer side scaled to `side` pixels."""
     resvg = require("resvg_py", extra="dev")
     svg = (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
@@ -38,12 +38,11 @@ def sprite(drawing: Drawing, side: int) -> Image.Image:
     if box is None:
         raise UserError(f"the drawing of {drawing.thing.name!r} in {drawing.set} is empty")
     image = image.crop(box)
-    scale = side / max(image.size)
-    return resized(image, scale)
+    return resized(image, side / max(image.size))
 
 
 def visible(image: Image.Image) -> Image.Image:
-    """Where an RGBA image shows anything: 255, else 0."""
+    """The mask of an RGBA image: 255 where it shows anything, else 0."""
     return image.getchannel("A").point([255 if alpha > 8 else 0 for alpha in range(256)])
 
 
@@ -54,12 +53,12 @@ def resized(image: Image.Image, scale: float) -> Image.Image:
 
 
 def shade(channel: int, light: float) -> int:
-    """A channel 0..255 of a colour where the picture is so light, 0..1."""
+    """A colour's channel, 0..255, in the shade for a lightness, 0..1."""
     return min(255, round(channel * (0.7 + 0.3 * light) + 40 * light**3))
 
 
 def painted(image: Image.Image, rgb: tuple[int, int, int]) -> Image.Image:
-    """An RGBA image in shades of one colour: what was dark is a darker one, what was bright is nearly white."""
+    """An RGBA image in shades of one colour, darker where it was dark, nearly white where it was bright."""
     lightness = ImageOps.autocontrast(image.convert("RGB").convert("L"), cutoff=1, mask=visible(image))
     channels = [lightness.point([shade(channel, light / 255) for light in range(256)]) for channel in rgb]
     return Image.merge("RGBA", (*channels, image.getchannel("A")))

@@ -1,4 +1,4 @@
-"""What the npm packages hold: things (names, tags, groups) and their drawings."""
+"""Reads the npm packages: things (names, tags, groups) and their drawings."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,14 +13,14 @@ from preprocessing.emoji.names import SHAPES, caption_name, contains_words
 
 MOST_DRAWING_BYTES = 2**28
 BUNDLED_SET = "fluent-emoji-flat"
-"""What the bundled model learns from; any other of iconify's emoji sets can be drawn too."""
-TELLING = ("noto", "noto-v1", "twemoji", "fluent-emoji", BUNDLED_SET)
-"""Sets of which some tell the code points of their icons' names, which all sets share."""
+"""The set that the bundled model learns from; any other emoji set of iconify's can be drawn too."""
+CODE_POINT_SETS = ("noto", "noto-v1", "twemoji", "fluent-emoji", BUNDLED_SET)
+"""Sets that are searched for the code points of icon names, which all sets share."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thing:
-    """One code point of Unicode as captions speak of it."""
+    """A Unicode emoji, as captions name it."""
 
     name: str
     tags: tuple[str, ...]
@@ -40,7 +40,7 @@ class Drawing:
 
 
 def read_things(emojibase: Path, dropped: Counter[str]) -> dict[str, Thing]:
-    """Things by code points ("2764"), from an `emojibase-data` package; what is left out is counted by reason."""
+    """Things by code points ("2764"), from an `emojibase-data` package; counts what it leaves out by reason."""
     groups = read_json(emojibase / "meta" / "groups.json")
     things: dict[str, Thing] = {}
     names: set[str] = set()
@@ -53,10 +53,10 @@ def read_things(emojibase: Path, dropped: Counter[str]) -> dict[str, Thing]:
             continue
         name = caption_name(entry["label"], subgroup)
         if name in names:
-            raise UserError(f"two emoji are both named {name!r}; give one of them another name in names.RENAMED")
+            raise UserError(f"two emoji are named {name!r}; give one of them another name in names.RENAMED")
         names.add(name)
         shape = name.rpartition(" ")[2] in SHAPES and name.split(" ")[0] in SHAPES[name.rpartition(" ")[2]]
-        # English words: no emoticon, number or accent.
+        # English words only: no emoticons, numbers or accents.
         words = [tag for tag in entry.get("tags", ()) if tag.isascii() and tag.replace(" ", "").isalpha()]
         tags = tuple(tag for tag in words if not contains_words(name, tag))
         things[code_key(entry["hexcode"])] = Thing(name=name, tags=tags, group="shape" if shape else group)
@@ -66,15 +66,15 @@ def read_things(emojibase: Path, dropped: Counter[str]) -> dict[str, Thing]:
 def read_drawings(
     packages: Path, things: Mapping[str, Thing], dropped: Counter[str], sets: Sequence[str] = (BUNDLED_SET,)
 ) -> list[Drawing]:
-    """The drawings of `things` in `sets`, in order of set and name; what is left out is counted by reason.
+    """The drawings of `things` in `sets`, in order of set and name; counts what it leaves out by reason.
 
-    `packages` is npm's node_modules. Not every set tells its icons' code points; icon names are shared between the
-    sets, so those of TELLING and those asked for, where they tell them, name them for the others.
+    `packages` is npm's node_modules. Not every set has the code points of its icons. Sets share icon names, so an icon
+    gets its code point from any of CODE_POINT_SETS and `sets` that has it.
     """
-    telling = list(dict.fromkeys([*TELLING, *sets]))
-    icons = {name: read_icons(packages, name, "icons.json") for name in telling}
+    known_sets = list(dict.fromkeys([*CODE_POINT_SETS, *sets]))
+    icons = {name: read_icons(packages, name, "icons.json") for name in known_sets}
     codes: dict[str, str] = {}
-    for name in telling:
+    for name in known_sets:
         for char, icon in read_icons(packages, name, "chars.json").items():
             codes.setdefault(icon, code_key(char))
     for content in icons.values():
@@ -105,7 +105,7 @@ def read_drawings(
 
 
 def read_icons(packages: Path, name: str, file: str) -> dict[str, Any]:
-    """One JSON file of an iconify package; ValueError where the package is not installed."""
+    """A JSON file of an iconify package; UserError if the package is not installed."""
     package = packages / "@iconify-json" / name
     if not package.is_dir():
         raise UserError(f"{packages} has no @iconify-json/{name}; install it with npm, as `make data` does")
@@ -113,12 +113,12 @@ def read_icons(packages: Path, name: str, file: str) -> dict[str, Any]:
 
 
 def code_key(code: str) -> str:
-    """A code point sequence as one comparable key: lower case, without the variation selector."""
+    """A code point sequence in lower case, without variation selectors."""
     return "-".join(part for part in code.lower().split("-") if part != "fe0f")
 
 
 def by_thing(drawings: Iterable[Drawing]) -> dict[str, list[Drawing]]:
-    """Drawings by the thing's name, both in their given order."""
+    """Drawings by the name of their thing, in the given order."""
     groups: dict[str, list[Drawing]] = {}
     for drawing in drawings:
         groups.setdefault(drawing.thing.name, []).append(drawing)

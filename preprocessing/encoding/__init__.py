@@ -1,1 +1,1 @@
-"""Pictures with captions to filtered VQGAN codes."""
+"""Pictures with captions -> filtered VQGAN codes."""

@@ -1,4 +1,4 @@
-"""What a part of the source has yielded so far: rows that wait for their codes, and rejections."""
+"""What a part of the source has yielded so far: rows to encode, and rejections."""
 
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from preprocessing.encoding.duplicates import NearDuplicates
 from preprocessing.shards.files import Row
 
 PendingRow = partial[Row]
-"""A row that only needs `codes=`."""
+"""A row that lacks only `codes=`."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Batch:
     part: int
     rows: Sequence[PendingRow]
     pixels: Tensor
-    """[B, side, side, 3], bytes; B is the same for every batch of a job, what follows the rows is padding."""
+    """uint8 [B, side, side, 3]; B is the same for every batch of a job, with padding after the rows."""
     seen: int
-    """Samples of the part that are done with this batch."""
+    """Samples of the part that are done after this batch."""
 
 
 class PartBuffer:
-    """Rows and rejections of one part, until they are taken out in batches."""
+    """Collects the rows and rejections of one part, and hands out the rows in batches."""
 
     def __init__(self, number: int, batch_size: int, *, max_hash_distance: int | None, explain: bool, pinned: bool):
         self.number = number
@@ -73,7 +73,7 @@ class PartBuffer:
             self.pending.append((row, pixels))
 
     def earlier_copy(self, candidate: Candidate) -> str | None:
-        """The key of an earlier picture of this part that looks the same; if there is none, this one is remembered."""
+        """The key of an earlier picture of this part that looks the same; if there is none, remembers this one."""
         if self.copies is None or candidate.hash is None:
             return None
         found = self.copies.find(candidate.hash)

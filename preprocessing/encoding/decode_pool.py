@@ -1,4 +1,4 @@
-"""Decoding in worker processes: a picture that ends its process, or wants too much memory, is counted, not fatal."""
+"""Decoding in worker processes: a picture that ends its process or needs too much memory is counted, not fatal."""
 
 import os
 import resource
@@ -22,33 +22,33 @@ MIN_MEMORY_BYTES = 128 * 2**20
 MEMORY_BYTES = 2**30
 """What a worker may allocate for a picture, besides the 150 MB of an idle worker."""
 CPU_LIMIT_S = 30.0
-"""Processor time for one picture; the largest that are taken need a few seconds."""
+"""Processor time for one picture; the largest allowed need a few seconds."""
 TRIES = 3
-"""Something else may kill a worker, so a picture is blamed only after the death of this many."""
+"""A picture is blamed only after this many workers have died, since something else may have killed them."""
 WAITING_BYTES = 256 * 2**20
 """Undecoded pictures read ahead."""
 GROUP_SIZE = 8
 GROUP_BYTES = 2**21
-"""Limit for a group's encoded pictures, and for their pixels; a larger picture is a group by itself."""
+"""Limit for a group's picture files, and for their pixels; a larger picture is a group by itself."""
 
 Result = Candidate | Rejection
 Other = TypeVar("Other")
 
 
 class WorkerDied(Exception):
-    """A worker process ended, or had to be ended, before it answered; the message says how."""
+    """A worker process ended, or was ended, before it answered; the message says how."""
 
 
 class DecodeWorker:
     """One worker process, ready to decode.
 
-    Raises WorkerDied, and OSError with the cause where a process cannot even load what it is to run.
+    Raises WorkerDied, or OSError with the cause if a process cannot even load its function.
     """
 
     def __init__(self, decoding: Decoding, memory_bytes: int, cpu_limit_s: float):
         self.decoding = decoding
         self.process = Process(serve, decoding, memory_bytes, cpu_limit_s)
-        with self.deaths_noticed():
+        with self.detecting_death():
             failure = self.process.connection.recv()
         if failure is not None:
             self.process.end()
@@ -57,15 +57,15 @@ class DecodeWorker:
     def decode(self, samples: Sequence[Sample]) -> Iterator[Result]:
         """The result of each sample, as soon as it arrives."""
         connection = self.process.connection
-        with self.deaths_noticed():
+        with self.detecting_death():
             connection.send(samples)
         for sample in samples:
-            with self.deaths_noticed():
+            with self.detecting_death():
                 result = from_bytes(connection.recv_bytes(max_bytes(self.decoding)), sample, self.decoding)
             yield result
 
     @contextmanager
-    def deaths_noticed(self) -> Iterator[None]:
+    def detecting_death(self) -> Iterator[None]:
         try:
             yield
         except BadAnswer as error:
@@ -124,7 +124,7 @@ class DecodePool:
             yield from future.result()
 
     def decode(self, samples: Sequence[Sample]) -> Sequence[Result]:
-        """Decode in an idle worker; OSError if none can be started. A picture that fails there is tried alone."""
+        """Decode in an idle worker; OSError if none can be started. Retries each picture that fails there alone."""
         results: list[Result] = []
         worker = self.idle.get()
         try:
@@ -169,7 +169,7 @@ class DecodePool:
 def groups(items: Iterable[Sample | Other], size: int) -> Iterator[list[Sample] | Other]:
     """Consecutive samples in groups of at most `size` and GROUP_BYTES; anything else is passed through in its place.
 
-    Handing samples to a worker together costs much less than one by one.
+    Handing samples to a worker in groups costs much less than one by one.
     """
     group: list[Sample] = []
     for item in items:
@@ -195,14 +195,14 @@ def is_out_of_memory(result: Result) -> bool:
 
 
 def serve(connection: Connection, decoding: Decoding, memory_bytes: int, cpu_limit_s: float) -> None:
-    """What a worker process does: samples in, candidates or rejections out, until the connection is closed."""
+    """The work of a worker process: samples in, candidates or rejections out, until the connection is closed."""
     from PIL import Image
 
     Image.preinit()
     limit_memory(memory_bytes)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     connection.send(None)  # ready
-    # C libraries complain about damaged pictures on this descriptor.
+    # C libraries write complaints about damaged pictures to this descriptor.
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     with quiet_pillow():
@@ -219,7 +219,7 @@ def serve(connection: Connection, decoding: Decoding, memory_bytes: int, cpu_lim
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Limit this process to so much more address space; beyond it allocations raise MemoryError."""
+    """Limit this process to `more_bytes` more of address space; beyond that, allocations raise MemoryError."""
     with suppress(FileNotFoundError):  # only Linux has this file, and only Linux enforces the limit
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + more_bytes

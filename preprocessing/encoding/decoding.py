@@ -14,7 +14,7 @@ from preprocessing.sources import Sample, utf8
 
 MAX_SIDE = 2**31 - 1  # shards hold sizes as int32
 MIN_CROP_STEP = 8
-"""Crops are at least this fraction (one over it) of their side apart."""
+"""Crops are at least one over this of their side apart."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Candidate:
     nsfw: str | None
     url: str | None
     width: int
-    """Of the original, in pixels, as height."""
+    """Of the original, in pixels, like height."""
     height: int
     pixels: NDArray[np.uint8]
     """[views, side, side, 3], RGB; each view becomes a row."""
@@ -44,7 +44,7 @@ class Candidate:
 
     @classmethod
     def of(cls, sample: Sample, *, width: int, height: int, pixels: NDArray[np.uint8], hash: int | None) -> Self:
-        """Caption and metadata of the sample, with what decoding found."""
+        """The sample's caption and metadata, with the results of decoding."""
         return cls(
             key=sample.key,
             caption=sample.caption or "",
@@ -59,19 +59,19 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """How a sample becomes pixels: everything that decides them."""
+    """How a sample becomes pixels: all settings that affect them."""
 
     side: int
     """Pixels along a side."""
     rules: Rules = field(default_factory=Rules)
     max_pixels: int = MAX_PIXELS
     crops: int = 1
-    """Squares cut from a picture that is not square, evenly along its longer side; one is cut from the centre."""
+    """Squares cropped from a picture that is not square, evenly along its longer side; a single one is the centre."""
     flip: bool = False
     """Whether each square is followed by its mirror image."""
 
     def __call__(self, sample: Sample) -> Candidate | Rejection:
-        """Filter the sample and decode its pixels. A picture that the filter rejects is not decoded."""
+        """Filter the sample, and decode its pixels unless it is rejected."""
         if sample.problem:
             return Rejection(sample.key, sample.problem)
         nsfw = optional_text(sample.metadata.get("NSFW"))
@@ -103,7 +103,7 @@ class Decoding:
 
 
 def crop_places(width: int, height: int, crops: int) -> Sequence[float]:
-    """The places along the longer side at which squares are cut: 0 is its start, 1 its end.
+    """Where along the longer side to crop squares: 0 is its start, 1 its end.
 
     They are spread evenly, and fewer if they would be closer than an eighth of their side; a single one is the centre.
     """
@@ -113,7 +113,7 @@ def crop_places(width: int, height: int, crops: int) -> Sequence[float]:
 
 
 def original_size(claimed: Any, actual: int) -> int:
-    """A side in pixels as claimed by the metadata, by default the picture's; 0 for a claim that is no size."""
+    """A side in pixels: what the metadata claims, else the picture's; 0 for a claim that is not a size."""
     if claimed is None:
         return actual
     if isinstance(claimed, int | float) and 0 < claimed <= MAX_SIDE:

@@ -1,6 +1,6 @@
-"""Pictures that look alike, by a perceptual hash: resized and recompressed copies.
+"""Finds pictures that look alike, such as resized and recompressed copies, by a perceptual hash.
 
-The hash is of shapes in grey: pictures that differ in colour alone may count as copies.
+The hash ignores colour: pictures that differ in nothing else may count as copies.
 """
 
 from collections import defaultdict
@@ -17,21 +17,16 @@ SIDE = 32
 GRID = 8
 
 
-def cosines() -> NDArray[np.float64]:
-    """Rows 1 to 8 of the cosine transform over 32 points: [8, 32]. Row 0, the mean, says nothing about shapes."""
-    frequencies, points = np.arange(1, GRID + 1)[:, None], np.arange(SIDE)[None]
-    return np.cos(np.pi / SIDE * (points + 0.5) * frequencies)
-
-
-COSINES = cosines()
+COSINES = np.cos(np.pi / SIDE * (np.arange(SIDE) + 0.5) * np.arange(1, GRID + 1)[:, None])
+"""[8, 32]: rows 1 to 8 of the cosine transform over 32 points. Row 0, the mean, says nothing about shapes."""
 
 
 def perceptual_hash(pixels: NDArray[np.uint8]) -> int:
-    """64 bits that stay nearly the same when a picture is resized, recompressed or slightly changed in brightness.
+    """64 bits that hardly change when a picture is resized, recompressed or made slightly brighter or darker.
 
-    `pixels` is [side, side, 3], RGB. Which of the 8x8 lowest frequencies of the grey picture at 32x32 lie above their
-    median (the pHash of Zauner, "Implementation and Benchmarking of Perceptual Image Hash Functions", 2010, without
-    the frequencies that are constant along a side).
+    `pixels` is [side, side, 3], RGB. The bits tell which of the 8x8 lowest frequencies of the grey picture at 32x32 lie
+    above their median (pHash: Zauner, "Implementation and Benchmarking of Perceptual Image Hash Functions", 2010; here
+    without the frequencies that are constant along a side).
     """
     grey = Image.fromarray(pixels).convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
     spectrum = (COSINES @ np.asarray(grey, dtype=np.float64) @ COSINES.T).ravel()
@@ -56,7 +51,7 @@ class NearDuplicates:
         self.hashes: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
 
     def find(self, picture_hash: int) -> str | None:
-        """The key of an earlier picture that looks like this one; deterministic for the same additions."""
+        """The key of an earlier picture that looks like this one, if any; the same for the same additions."""
         for place in self.places(picture_hash):
             for other in self.hashes.get(place, ()):
                 if (picture_hash ^ other).bit_count() <= self.max_distance:

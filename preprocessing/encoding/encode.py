@@ -1,7 +1,7 @@
 """Pictures with captions -> a folder of shards.
 
-One part of the source becomes one shard, so what a shard holds does not depend on when and where it was made: a killed
-run that is started again makes the missing shards, and any number of machines can share the parts.
+Each part of the source becomes one shard, whose content does not depend on when and where it is made: a killed run,
+started again, makes the missing shards, and any number of machines can share the parts.
 """
 
 import os
@@ -28,7 +28,7 @@ from preprocessing.shards.manifest import (
 from preprocessing.sources import Source
 
 MAX_WORKERS = 16
-"""The default's maximum: this many decode as fast as a GPU encodes."""
+"""Of the default: this many decode as fast as a GPU encodes."""
 
 MakeParts = Callable[[EncodingJob, VQGAN, Sequence[int], Report], None]
 """Encodes parts: here, or in other processes and on other machines."""
@@ -62,12 +62,13 @@ def preprocess(
 
     The others decide only how the shards are made: `workers` processes decode for each VQGAN; with `share` = (i, n)
     this call makes every n-th part from the i-th on; `make` runs the VQGAN on its device by default, see `ray_data`
-    for alternatives. None only gathers, and raises a ValueError that names the missing parts; `bf16` is then theirs.
+    for alternatives. With `make` None the call only gathers: it takes `bf16` from the shards, and raises a UserError
+    that names missing parts.
 
     The same call continues a killed run, and returns at once if the run was finished. Returns None while parts of other
     shares are missing: the call that makes the last part writes `dataset.json`.
 
-    Raises ValueError for settings out of range, for an `out` made with other settings, and if nothing was usable;
+    Raises UserError for settings out of range, for an `out` made with other settings, and if no picture was usable;
     OSError if parts of the source could not be read.
     """
     out = Path(out)
@@ -103,7 +104,7 @@ def preprocess(
     )
     settings = settings_of(job)
     if make is None:
-        # Often on a machine without the GPUs that made the shards, with another precision as its default.
+        # Often on a machine without the GPUs that made the shards, where the default precision differs.
         if not (recorded := part_records.recorded_settings(out)):
             raise not_made(job, range(len(job.parts)))
         settings["precision"] = recorded.get("precision", settings["precision"])
@@ -126,8 +127,8 @@ def preprocess(
 
 
 def settings_of(job: EncodingJob) -> dict[str, Any]:
-    """Everything that decides what the folder holds, as JSON holds it."""
-    # For sources that are already in shards the fingerprint says it all, and sizes are not always known.
+    """Everything that affects the folder's content, as JSON."""
+    # For sources that are already in shards the fingerprint suffices, and sizes are not always known.
     cut = {"shard_rows": job.source.size(0)} if hasattr(job.source, "part_rows") else {}
     return {
         "source": job.source.fingerprint(),
@@ -147,7 +148,7 @@ def settings_of(job: EncodingJob) -> dict[str, Any]:
 
 
 def finished(out: Path, settings: dict[str, Any]) -> DatasetInfo | None:
-    """The finished data set in `out`, None if there is none; ValueError if it was made with other settings."""
+    """The finished data set in `out`, None if there is none; UserError if it was made with other settings."""
     if not (out / "dataset.json").exists():
         return None
     info = read_dataset_info(out)
@@ -160,7 +161,7 @@ def missing_parts(job: EncodingJob) -> list[int]:
 
 
 def gather(job: EncodingJob, vqgan: VQGAN, settings: dict[str, Any]) -> DatasetInfo | None:
-    """Write `dataset.json` if every part is made. Machines that do so at the same moment write the same."""
+    """Write `dataset.json` if all parts are made. Machines that do so at the same moment write the same bytes."""
     if (info := finished(job.out, settings)) is not None:
         return info
     if missing_parts(job):
@@ -190,7 +191,7 @@ def gather(job: EncodingJob, vqgan: VQGAN, settings: dict[str, Any]) -> DatasetI
 
 
 def not_made(job: EncodingJob, parts: Sequence[int]) -> UserError:
-    """For a call that only gathers: names the missing parts."""
+    """The error of a call that only gathers: it names the missing parts."""
     names = [job.parts[part] for part in parts]
     listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
     return UserError(f"{len(names)} of {len(job.parts)} parts are not made yet: {listed}")
@@ -211,7 +212,7 @@ class Reporter:
             self.complete.add(part)
             self.sizes[part] = seen
         known = [size for size in self.sizes.values() if size is not None]
-        # Parts of unknown size count like the mean of the others.
+        # Assume the mean of the others for parts of unknown size.
         mean = sum(known) / len(known) if known else max(self.seen.values())
         total = sum(known) + round(mean * (len(self.sizes) - len(known)))
         note = f"{len(self.complete)} of {len(self.sizes)} parts"

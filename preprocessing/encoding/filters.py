@@ -12,17 +12,17 @@ LAION_LABELS = (SAFE_LABEL, "UNSURE", "NSFW")
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Thresholds of the filter; the defaults are the paper's. Raises ValueError for values out of range.
+    """Thresholds of the filter; the defaults are the paper's. Raises UserError for values out of range.
 
-    Captions are Unicode text of any language: they are counted in characters and never changed.
+    Captions are Unicode text in any language, measured in characters and never changed.
     """
 
     min_caption_length: int = 3
-    """Characters without outer blanks; 0 takes pictures without a caption too."""
+    """Characters, without leading and trailing blanks; 0 also takes pictures without a caption."""
     allowed_nsfw: Sequence[str] | None = (SAFE_LABEL,)
     """Labels to keep, as the data set spells them; None keeps all. A picture without a label is kept."""
     min_side: int = 1
-    """Pixels of the original's shorter side; 0 takes claimed sizes that are not positive, too."""
+    """Pixels of the original's shorter side; 0 also takes claimed sizes that are not positive."""
     max_aspect_ratio: float | None = 2.0
     """Longer : shorter side of the original; None for any."""
     max_hash_distance: int | None = None
@@ -50,8 +50,8 @@ class Rules:
     def reject_reason(self, caption: str | None, nsfw: str | None, width: int, height: int) -> str | None:
         """The reason to reject a picture, or None to keep it.
 
-        `nsfw` is the data set's label (None or "" if it has none); `width` and `height` are those of the original
-        picture, in pixels. The reasons in the order of the checks: "caption_missing", "caption_short", "nsfw",
+        `nsfw` is the data set's label (None or "" if it has none); `width` and `height` are the original picture's, in
+        pixels. The reasons, in the order of the checks: "caption_missing", "caption_short", "nsfw",
         "size_not_positive", "side_short", "aspect_ratio".
         """
         if reason := self.text_reject_reason(caption, nsfw):

@@ -26,9 +26,9 @@ def records_folder(out: Path) -> Path:
 
 
 def begin(out: Path, settings: Mapping[str, Any]) -> None:
-    """Record the settings in a fresh folder, or check them against those of the run to continue.
+    """Record the settings in a fresh folder, or check that they are those of the run to continue.
 
-    FileNotFoundError if another machine finishes at the same moment and has already removed the records.
+    FileNotFoundError if another machine has just finished and removed the records.
     """
     path = records_folder(out) / "settings.json"
     if not path.exists():
@@ -48,7 +48,7 @@ def recorded_settings(out: Path) -> Mapping[str, Any]:
 
 
 def write_once(path: Path, content: Mapping[str, Any]) -> None:
-    """Like `write_json`, but if several machines write at the same moment, the first one's file stays."""
+    """Like `write_json`, but if several machines write at the same moment, the first file stays."""
     write_json(mine := path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"), content)
     try:
         os.link(mine, path)
@@ -80,7 +80,8 @@ def write_record(
     rejected: Mapping[str, int],
     explained: Sequence[Rejection] = (),
 ) -> None:
-    """The outcome of a part, written after its shard (None if nothing was kept): a part without a record is done again.
+    """Record the outcome of a part after writing its shard (None if nothing was kept). A part without a record is done
+    again.
 
     kept: pictures; a shard can have several rows for each.
     """
@@ -94,7 +95,7 @@ def write_record(
 
 
 def read_record(out: Path, name: str) -> Any:
-    """What `write_record` wrote: large where it explains each picture of a part."""
+    """What `write_record` wrote; it is large if it explains every rejection of a part."""
     return read_json(records_folder(out) / f"part-{name}.json", limit_bytes=2**30)
 
 
@@ -113,9 +114,9 @@ def finished_names(out: Path) -> set[str]:
 
 
 def gather(out: Path, names: Sequence[str]) -> tuple[Counts, tuple[Shard, ...]]:
-    """Add the records up to the counts and the shards of the whole.
+    """Add up the records: the counts and the shards of the whole.
 
-    FileNotFoundError if another machine gathers at the same moment and has already removed the records.
+    FileNotFoundError if another machine has just gathered and removed the records.
     """
     kept = 0
     shards: list[Shard] = []
@@ -134,7 +135,7 @@ def gather(out: Path, names: Sequence[str]) -> tuple[Counts, tuple[Shard, ...]]:
 
 
 def write_explanations(out: Path, names: Sequence[str]) -> None:
-    """Write what was rejected and why to `rejected.jsonl`, in the order of the source; raises what `gather` does."""
+    """Write each rejection to `rejected.jsonl`, in the order of the source; raises what `gather` does."""
     with atomic_write(out / "rejected.jsonl") as temporary, temporary.open("w", encoding="utf-8") as lines:
         for name in names:
             for rejection in read_record(out, name)["explained"]:
@@ -144,7 +145,7 @@ def write_explanations(out: Path, names: Sequence[str]) -> None:
 def remove_leftovers(out: Path) -> None:
     """Remove the records and the temporary files of killed runs.
 
-    The records go all at once: some of them without their settings would pass for those of another run.
+    The records go all at once: a few left without their settings could be mistaken for another run's.
     """
     records = records_folder(out)
     with suppress(FileNotFoundError):  # another machine was faster

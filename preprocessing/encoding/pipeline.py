@@ -1,6 +1,6 @@
 """The steps of a part: read, decode and crop, encode, write. All run at the same time, so the VQGAN never waits.
 
-What a shard holds depends on its part alone: a part is encoded in batches of one fixed size, the last one padded,
+A shard's content depends on its part alone: each part is encoded in batches of one fixed size, the last one padded,
 because convolutions round differently for batches of other sizes.
 """
 
@@ -31,7 +31,7 @@ SIDE_BY_SIDE_BYTES = 2**28
 """Limit for the widest layers of all batches that a CPU encodes at the same time."""
 
 Report = Callable[[int, int, bool], None]
-"""Called with (part, its samples that are done, whether these are all)."""
+"""Called with (part, number of its samples that are done, whether these are all)."""
 T = TypeVar("T")
 
 
@@ -41,7 +41,7 @@ def no_report(part: int, seen: int, complete: bool) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingJob:
-    """How to encode a source, for any process on any machine that can reach source and output."""
+    """How to encode a source, for any process on any machine that can reach the source and the output."""
 
     source: Source
     out: Path
@@ -50,22 +50,22 @@ class EncodingJob:
     bf16: bool
     explain: bool
     vqgan: str
-    """Fingerprint, noted in each shard."""
+    """Fingerprint, stored in each shard."""
     workers: int
     """Decoding processes."""
     memory_bytes: int
-    """What each may take for a picture."""
+    """What each may allocate for a picture."""
 
     @cached_property
     def parts(self) -> Sequence[str]:
-        """The names of the source's parts, made once: there can be very many."""
+        """The names of the source's parts, computed once: there can be very many."""
         return self.source.parts
 
 
 class Encoder:
     """The VQGAN's encoder, on the VQGAN's device.
 
-    On a CPU small batches are encoded side by side, each on separate cores: threads that share a batch wait for each
+    On a CPU, small batches are encoded side by side, each on its own cores: threads that share a batch wait for each
     other at every layer, and longest when decoding takes a core from one of them.
     """
 
@@ -93,12 +93,12 @@ class Encoder:
             torch.set_num_threads(self.torch_threads // self.at_once)
 
     def start(self, pixels: Tensor) -> Future[Tensor]:
-        """As `encode`, in the background."""
+        """Like `encode`, in the background."""
         return self.threads.submit(self.encode, pixels)
 
     @torch.inference_mode()
     def encode(self, pixels: Tensor) -> Tensor:
-        """Pixels [B, side, side, 3], bytes -> codes [B, I], int16, on the device: on a GPU nothing is waited for."""
+        """Pixels, uint8 [B, side, side, 3], -> codes, int16 [B, I], on the device; does not wait for a GPU."""
         images = pixels.to(self.device, non_blocking=True).permute(0, 3, 1, 2).float() / 255
         with (
             # The same kernels in every process; on a GPU float32 means float32.
@@ -123,17 +123,17 @@ class PartEnd:
 
     part: int
     error: OSError | None
-    """Why it could not be read to its end."""
+    """Why the part could not be read to its end."""
 
 
 Event = Batch | PartBuffer | PartEnd
-"""Of a part: its batches; then its buffer with the counts, or an end with an error."""
+"""Each part has its batches, then its buffer with the counts, or an end with an error."""
 
 
 def make_parts(job: EncodingJob, vqgan: VQGAN, parts: Iterable[int], report: Report) -> None:
     """Write the shard and the record of each part, on the VQGAN's device. `parts` is consumed as the work proceeds.
 
-    OSError if parts could not be read; the other parts are made all the same.
+    OSError if parts could not be read; all other parts are made first.
     """
     encoder = Encoder(vqgan, job.batch_size, job.decoding.side, job.bf16)
     with (
@@ -148,7 +148,7 @@ def make_parts(job: EncodingJob, vqgan: VQGAN, parts: Iterable[int], report: Rep
         try:
             for event in ahead(preparer, prepared, max(BATCHES_AHEAD, encoder.at_once)):
                 begun.append((event, encoder.start(event.pixels) if isinstance(event, Batch) else None))
-                # The device has its next batch before the codes of one are taken.
+                # The device gets its next batch before the codes of the last are taken.
                 if len(begun) > encoder.at_once:
                     shards.take(*begun.popleft())
             while begun:
@@ -198,7 +198,7 @@ def write_part(job: EncodingJob, part: PartBuffer, rows: Sequence[Row]) -> None:
     name = job.parts[part.number]
     path = job.out / f"shard-{name}.parquet"
     if not records_folder(job.out).is_dir():
-        return  # another process wrote this part too, and the whole is finished
+        return  # another process has written this part too, and the whole is finished
     try:
         shard = write_shard(path, rows, vqgan=job.vqgan) if rows else None
         write_record(job.out, name, shard, part.kept, part.rejected, part.explained)
@@ -208,7 +208,7 @@ def write_part(job: EncodingJob, part: PartBuffer, rows: Sequence[Row]) -> None:
 
 
 def prepare(job: EncodingJob, pool: DecodePool, parts: Iterable[int], pinned: bool) -> Iterator[Event]:
-    """Read and decode part after part; the next one starts before the last one is done."""
+    """Read and decode part after part; each starts before the one before it is done."""
     buffer: PartBuffer
     results: Iterator[Candidate | Rejection | PartStart | PartEnd] = pool.map(samples_of(job.source, parts))
     for result in results:

@@ -1,6 +1,6 @@
-"""Several GPUs or machines through Ray Data: its rows are runs of parts, and actors that hold the VQGAN encode them.
+"""Several GPUs or machines through Ray Data: its rows are runs of parts, which actors with the VQGAN encode.
 
-Whatever dies, the records in the output folder say what is left to do. The source and the output folder must have the
+Whatever dies, the records in the output folder tell what is left to do. The source and the output folder must have the
 same paths on every machine.
 """
 
@@ -26,20 +26,20 @@ from preprocessing.encoding.pipeline import EncodingJob, Report, make_parts, no_
 
 MAX_DEATHS = 3
 MAX_RUN = 16
-"""Parts that an actor makes without a pause, and that are made again if it dies."""
+"""Parts in a run, which an actor makes without a pause and which are made again if it dies."""
 POLL_S = 0.5
 ROOT = Path(__file__).parents[2]
 
 
-class WorkersDie(OSError):
-    """Actors die again and again at the same part."""
+class WorkersDied(OSError):
+    """Several actors died at the same part."""
 
 
 def connect(**options: Any) -> ModuleType:
     """Join the cluster named by RAY_ADDRESS or running on this machine; if there is none, start one here."""
     ray = require("ray", extra="ray")
     require("ray.data", extra="ray")
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it raises what it logs
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it also raises what it logs
     if not ray.is_initialized():
         with chdir(ROOT):  # Ray's processes import from the current folder first, which may hold a `preprocessing`
             ray.init(log_to_driver=False, logging_level="error", **options)
@@ -47,7 +47,7 @@ def connect(**options: Any) -> ModuleType:
 
 
 def num_gpus() -> int:
-    """GPUs of the cluster."""
+    """Number of GPUs in the cluster."""
     return int(connect().cluster_resources().get("GPU", 0))
 
 
@@ -56,7 +56,7 @@ def make_on_devices(
 ) -> None:
     """Like `make_on_ray`, with an actor for each of `devices` of this machine: all of them GPUs, or all the CPU.
 
-    Ray starts and ends with the call, unless the caller uses it already.
+    Ray starts and ends with the call, unless the caller already uses it.
     """
     starts = not require("ray", extra="ray").is_initialized()
     gpus = sorted({device.index or 0 for device in devices if device.type == "cuda"})
@@ -71,7 +71,7 @@ def make_on_devices(
 
 @contextmanager
 def only_gpus(gpus: Sequence[int]) -> Iterator[None]:
-    """Show only these GPUs, numbered as this process sees them, to processes that start inside."""
+    """Show only these GPUs, numbered as in this process, to processes started in the block."""
     name = "CUDA_VISIBLE_DEVICES"
     before = os.environ.get(name)
     if gpus:
@@ -88,16 +88,16 @@ def only_gpus(gpus: Sequence[int]) -> Iterator[None]:
 def make_on_ray(
     job: EncodingJob, vqgan: VQGAN, parts: Sequence[int], report: Report, *, workers: int | None = None
 ) -> None:
-    """Like `make_parts`, by `workers` actors: by default one for each GPU, or without GPUs one for each machine.
+    """Like `make_parts`, with `workers` actors: by default one for each GPU, or without GPUs one for each machine.
 
-    An actor that dies is replaced, and what it left undone follows when the rest is made. Raises WorkersDie for a part
+    An actor that dies is replaced, and what it left undone follows when the rest is made. Raises WorkersDied for a part
     at which three have died.
     """
     ray = connect()
     cpus, gpus = ray.cluster_resources().get("CPU", 1), num_gpus()
     machines = sum(node["Alive"] for node in ray.nodes())  # nodes that left are listed too
     workers = min(len(parts), workers or gpus or machines)
-    # The same as long as the call lasts, even if machines leave: codes can depend on the number of threads.
+    # Fixed for the whole call, even if machines leave: codes can depend on the number of threads.
     share = {"num_gpus": min(1, gpus / workers)} if gpus else {"num_cpus": max(1, cpus // workers)}
     arguments = [ray.put((job, vqgan.cpu()))], os.getcwd()
     deaths: Counter[int] = Counter()
@@ -131,7 +131,7 @@ def make_on_ray(
             deaths.update(parts)
             if deadly := [part for part in parts if deaths[part] >= MAX_DEATHS]:
                 where = f"at parts {deadly[0]} to {deadly[-1]} of the source"
-                raise WorkersDie(
+                raise WorkersDied(
                     f"{MAX_DEATHS} processes that encode have died {where}; is there enough memory?"
                 ) from cause
     if failure:
@@ -139,7 +139,7 @@ def make_on_ray(
 
 
 def runs(parts: Sequence[int], workers: int) -> Iterator[list[int]]:
-    """Cut into runs of up to MAX_RUN parts, down to single ones, so that all workers end at about the same time."""
+    """Cut into runs of at most MAX_RUN parts, ever shorter ones, so that all workers end at about the same time."""
     start = 0
     while start < len(parts):
         length = min(MAX_RUN, max(1, (len(parts) - start) // (2 * workers)))
@@ -149,7 +149,7 @@ def runs(parts: Sequence[int], workers: int) -> Iterator[list[int]]:
 
 @contextmanager
 def progress(job: EncodingJob, parts: Sequence[int], report: Report) -> Iterator[None]:
-    """Report each part as its record appears while the block runs."""
+    """Report each part as soon as its record appears, while the block runs."""
     missing = {job.parts[part]: part for part in parts}
     ended = Event()
 
@@ -176,8 +176,8 @@ def progress(job: EncodingJob, parts: Sequence[int], report: Report) -> Iterator
 class EncodingActor:
     """Holds the VQGAN on the GPU that Ray assigns, or on the CPU.
 
-    `arguments` refers to the job and the VQGAN; relative paths start at `folder`. Only the call reports failures: Ray
-    would wrap those of the constructor in an error of its own.
+    `arguments` refers to the job and the VQGAN; relative paths start at `folder`. The call does all the work: Ray would
+    wrap failures of the constructor in an error of its own.
     """
 
     def __init__(self, arguments: list[Any], folder: str):

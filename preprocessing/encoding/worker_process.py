@@ -1,7 +1,7 @@
 """Worker processes: a function that runs in a fresh Python, connected to this one.
 
-Unlike multiprocessing's they never run the caller's script again, inherit no open file but their connection, and end
-when this process ends, however that happens, because it closes their connection.
+Unlike those of multiprocessing, they never run the caller's script again, inherit no open file but their connection,
+and end whenever this process ends, because that closes their connection.
 """
 
 import os
@@ -20,7 +20,7 @@ END_TIMEOUT_S = 10.0
 class Process:
     """A running function; talk to it through `connection`.
 
-    Its first message is an ImportError where the new process cannot load the function or its arguments.
+    Its first message is an ImportError if the new process cannot load the function or its arguments.
     """
 
     def __init__(self, function: Callable[..., None], *arguments: Any):
@@ -42,7 +42,7 @@ class Process:
                 start_new_session=True,  # Ctrl+C must reach only this process, which ends the others
             )
         self.connection = Connection(ours.detach())
-        # A process that has already died is noticed when its first message is awaited.
+        # If the process has already died, that shows when its first message is awaited.
         with suppress(ConnectionError):
             self.connection.send_bytes(pickle.dumps((function, arguments)))
 
@@ -57,19 +57,19 @@ class Process:
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def kill(self) -> str:
-        """Like `end`, at once."""
+        """Like `end`, but without waiting for the function."""
         self.process.kill()
         return self.end()
 
 
 def run(descriptor: int) -> None:
-    """What a new process does: load its function and arguments, and call it or report why they cannot be loaded."""
+    """The work of a new process: load the function and its arguments, and call it or report why that fails."""
     connection = Connection(descriptor)
     with suppress(EOFError, ConnectionError):  # the parent is gone
         content = connection.recv_bytes()
         try:
             function, arguments = pickle.loads(content)
         except Exception as error:
-            connection.send(ImportError(f"it cannot load what it is to run: {type(error).__name__}: {error}"))
+            connection.send(ImportError(f"it cannot load its function: {type(error).__name__}: {error}"))
             return
         function(connection, *arguments)

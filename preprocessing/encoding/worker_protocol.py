@@ -1,6 +1,7 @@
-"""The answers of decoding processes: a line of JSON, then pixels. They are not trusted: a picture may run code there.
+"""The answers of decoding processes: a line of JSON, then pixels.
 
-An answer holds only what decoding finds. Key, caption and label come from the sample that was sent.
+They are not trusted: a malicious picture may run code there. So an answer holds only what decoding finds; key, caption
+and label come from the sample that was sent.
 """
 
 import json
@@ -15,12 +16,12 @@ from preprocessing.sources.sample import json_object
 
 MAX_DETAIL_LENGTH = 10_000
 MAX_LINE_BYTES = 2**16
-"""JSON writes a character in six bytes at most."""
+"""JSON writes a character in at most six bytes."""
 REASON = re.compile("[a-z_]{1,40}")
 
 
 class BadAnswer(ValueError):
-    """Bytes that no sound decoding process sends."""
+    """Bytes that no healthy decoding process sends."""
 
 
 def to_bytes(result: Candidate | Rejection) -> bytes:
@@ -35,7 +36,7 @@ def json_line(content: dict[str, Any]) -> bytes:
 
 
 def max_bytes(decoding: Decoding) -> int:
-    """The length of the longest answer."""
+    """The length of the longest valid answer."""
     return MAX_LINE_BYTES + decoding.max_views * 3 * decoding.side**2
 
 

@@ -1,1 +1,1 @@
-"""Shards of codes: written, read, checked, shown."""
+"""Shards of codes: how to write, read, check and show them."""

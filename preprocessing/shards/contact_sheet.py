@@ -1,4 +1,4 @@
-"""One picture that shows a data set: some of its pictures, decoded, with their captions, and its statistics."""
+"""A sheet that shows a data set: its statistics, and some of its pictures, decoded, with their captions."""
 
 from collections.abc import Sequence
 
@@ -41,8 +41,7 @@ def decode_sample_rows(
 
 def contact_sheet(title: str, statistics: ShardStatistics, pictures: Sequence[Image.Image]) -> Image.Image:
     """The statistics, and below them `pictures`, decoded from `statistics.sample_rows`, each with its caption."""
-    fonts = ImageFont.load_default(20), ImageFont.load_default(15), ImageFont.load_default(13)
-    title_font, fact_font, caption_font = fonts
+    title_font, fact_font, caption_font = (ImageFont.load_default(size) for size in (20, 15, 13))
     columns = max(1, min(COLUMNS, len(pictures)))
     side = max([TILE_SIDE, *(max(picture.size) for picture in pictures)])
     cell_width, cell_height = side + MARGIN, side + MARGIN + CAPTION_LINES * LINE_HEIGHT + 8
@@ -67,27 +66,23 @@ def contact_sheet(title: str, statistics: ShardStatistics, pictures: Sequence[Im
     draw_bars(draw, (left, below), uses, "use of the codes, from the most to the least frequent", fact_font)
     for place, (picture, row) in enumerate(zip(pictures, statistics.sample_rows, strict=True)):
         x, y = MARGIN + place % columns * cell_width, top + place // columns * cell_height
-        sheet.paste(enlarged(picture, side), (x, y))
+        larger = picture if picture.width == side else picture.resize((side, side), Image.Resampling.LANCZOS)
+        sheet.paste(larger, (x, y))
         draw.rectangle((x - 1, y - 1, x + side, y + side), outline=FRAME)  # otherwise a white picture has no edge
         for line, words in enumerate(wrapped_within(row.caption, caption_font, side, CAPTION_LINES)):
             draw.text((x, y + side + 4 + line * LINE_HEIGHT), words, fill=GREY, font=caption_font)
     return sheet
 
 
-def enlarged(picture: Image.Image, side: int) -> Image.Image:
-    """The picture at `side` pixels for viewing."""
-    return picture if picture.width == side else picture.resize((side, side), Image.Resampling.LANCZOS)
-
-
 def length_bars(statistics: ShardStatistics) -> NDArray[np.float64]:
-    """How many captions have a length in each of NUM_BARS equal steps."""
+    """The number of captions in each of NUM_BARS ranges of length."""
     lengths = np.array(list(statistics.caption_lengths), dtype=np.float64)
     times = np.array(list(statistics.caption_lengths.values()), dtype=np.float64)
     return np.histogram(lengths, bins=NUM_BARS, range=(0, statistics.caption_length(1) + 1), weights=times)[0]
 
 
 def use_bars(code_counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The mean use of the codes in each of NUM_BARS steps (fewer where there are fewer codes), in descending order."""
+    """The mean use of codes in each of NUM_BARS groups (fewer if there are fewer codes), in descending order."""
     parts = np.array_split(np.sort(code_counts)[::-1].astype(np.float64), min(NUM_BARS, len(code_counts)))
     return np.array([part.mean() for part in parts])
 
@@ -95,7 +90,7 @@ def use_bars(code_counts: NDArray[np.int64]) -> NDArray[np.float64]:
 def draw_bars(
     draw: ImageDraw.ImageDraw, corner: tuple[int, int], values: NDArray[np.float64], title: str, font: Font
 ) -> None:
-    """Bars as high as the values, the highest BARS_HEIGHT pixels, the title above."""
+    """Draw a bar chart with a title above; the highest bar has BARS_HEIGHT pixels."""
     left, top = corner
     draw.text((left, top), title, fill=GREY, font=font)
     bottom = top + 20 + BARS_HEIGHT
@@ -109,14 +104,14 @@ def draw_bars(
 
 
 def wrapped_within(text: str, font: Font, width: int, most: int) -> list[str]:
-    """`text` in at most `most` lines no wider than `width` pixels; a cut text ends in dots."""
+    """`text` in at most `most` lines no wider than `width` pixels; a text that is cut ends in dots."""
     lines = wrapped(text, font, width)
     cut = len(lines) > most
     return [fitted(line, font, width, cut and number == most - 1) for number, line in enumerate(lines[:most])]
 
 
 def fitted(line: str, font: Font, width: int, cut: bool) -> str:
-    """The line, shortened until it is no wider than `width` pixels; one that was cut ends in dots."""
+    """`line`, shortened to at most `width` pixels; it ends in dots if it is shortened or `cut`."""
     if not cut and font.getlength(line) <= width:
         return line
     while line and font.getlength(line + "...") > width:

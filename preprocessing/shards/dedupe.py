@@ -1,8 +1,8 @@
-"""Deduplication of a folder of shards: pictures with the codes of an earlier one are left out.
+"""Deduplicates a folder of shards: leaves out pictures with the same codes as an earlier one.
 
-To a model, pictures with the same codes are the same. A picture is identified by a 64-bit hash of its first view's
-codes: among 100 million different pictures any two share one with a probability of 0.0003. All hashes are in memory,
-and one shard for each thread.
+To a model, pictures with the same codes are the same. A 64-bit hash of its first view's codes identifies a picture;
+among 100 million different pictures, the probability that any two share a hash is 0.0003. All hashes and one shard per
+thread are in memory.
 """
 
 import os
@@ -41,9 +41,9 @@ class Pictures(NamedTuple):
     """The pictures of a shard, or of several."""
 
     hashes: NDArray[np.uint64]
-    """[P], of the codes of each one's first view."""
+    """[P], of the codes of each picture's first view."""
     views: NDArray[np.uint16]
-    """[P], rows of each."""
+    """[P], rows of each picture."""
 
 
 def dedupe(
@@ -52,18 +52,18 @@ def dedupe(
     """Write the shards of `folder` to `out` with the first of each picture, in the order of shards and rows.
 
     Names, columns and order stay; a shard that loses nothing is copied byte for byte, one that loses all its rows is
-    left out. Pictures left out are counted as rejected for "same_codes". The same call continues a killed run, and
-    writes the same bytes. `threads` shards are processed at once, by default one per core. Progress counts each row
-    twice: when it is read and when it is written.
+    left out. Pictures left out count as rejected for "same_codes". The same call continues a killed run, and writes the
+    same bytes. `threads` shards are processed at once, by default one per core. Progress counts each row twice: when it
+    is read and when it is written.
 
-    Raises ValueError for a shard that is not the one in dataset.json, and if `out` holds anything else.
+    Raises UserError for a shard that is not the one in dataset.json, and if `out` holds anything else.
     """
     folder, out = Path(folder), Path(out)
     info = read_dataset_info(folder)
     settings = {**info.settings, "deduped": sha256_file(folder / NAME)}
     if (out / NAME).exists():
         if read_dataset_info(out).settings != settings:
-            raise UserError(f"{out} has a {NAME} already, of something else: choose another folder")
+            raise UserError(f"{out} has a {NAME} already, of something else; choose another folder")
     else:
         make_shards(info, folder, out, settings, threads or os.cpu_count() or 1, on_progress)
     for leftover in out.glob(".*.parquet.*.tmp"):
@@ -80,14 +80,14 @@ def make_shards(
     threads: int,
     on_progress: OnProgress,
 ) -> None:
-    """Write everything in `out`, dataset.json last."""
+    """Write all files in `out`, dataset.json last."""
     if not records_folder(out).exists() and any(out.glob("*.parquet")):
         raise UserError(f"{out} holds shards of unknown origin; choose another folder or remove them")
     begin(out, settings)
     done = 0
 
     def each(function: Callable[..., T], *of_shards: Sequence[Any]) -> Iterator[T]:
-        """Call `function` with each shard and its items of `of_shards`; yields the results in order."""
+        """Call `function` with each shard and its items of `of_shards`; yield the results in order."""
         nonlocal done
         for shard, result in zip(info.shards, pool.map(function, info.shards, *of_shards), strict=True):
             done += shard.rows
@@ -99,7 +99,7 @@ def make_shards(
             found = list(each(lambda shard: read_pictures(folder / shard.file, shard, info)))
             if (count := sum(len(pictures.hashes) for pictures in found)) != info.counts.kept:
                 raise UserError(
-                    f"{folder}: {NAME} has kept={info.counts.kept}, by their keys there are {count} pictures"
+                    f"{folder}: {NAME} has kept={info.counts.kept}, but the keys are those of {count} pictures"
                 )
             first = first_of_each(np.concatenate([pictures.hashes for pictures in found]))
             views = [pictures.views for pictures in found]
@@ -120,14 +120,14 @@ def part_name(shard: Shard) -> str:
 
 
 def read_pictures(path: Path, shard: Shard, info: DatasetInfo) -> Pictures:
-    """The pictures of a shard; ValueError if it is not the file in dataset.json."""
+    """The pictures of a shard; UserError if it is not the file in dataset.json."""
     try:
-        read_header(path)  # takes no time, whatever the file's size
+        read_header(path)  # fast, however large the file
         changed = sha256_file(path) != shard.sha256
     except UserError:
         changed = True
     if changed:
-        raise UserError(f"{path} is not the file that {NAME} means: dalle-lean shards verify tells more")
+        raise UserError(f"{path} is not the file in {NAME}; dalle-lean shards verify tells more")
     pa = require("pyarrow", extra="preprocessing")
     columns = ("code", "key") if info.counts.further_views else ("code",)
     digests: list[bytes] = []
@@ -160,7 +160,7 @@ def views_of_pictures(keys: Sequence[str]) -> NDArray[np.int64]:
 
 
 def first_of_each(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """[P]: whether a hash is the first of its value."""
+    """[P]: whether each hash is the first of its value."""
     order = np.argsort(hashes, kind="stable")
     ordered = hashes[order]
     first = np.ones(len(hashes), bool)
@@ -169,7 +169,7 @@ def first_of_each(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
 
 
 def write_part(folder: Path, out: Path, shard: Shard, views: NDArray[np.uint16], keep: NDArray[np.bool_]) -> None:
-    """Write a shard's pictures for which `keep` [P] is true, each with `views` [P] rows, and the shard's record."""
+    """Write the pictures of a shard where `keep` [P] is true, each with `views` [P] rows, and the shard's record."""
     name = part_name(shard)
     if is_finished(out, name):
         return
@@ -186,7 +186,7 @@ def write_part(folder: Path, out: Path, shard: Shard, views: NDArray[np.uint16],
 
 
 def thin_out(source: Path, target: Path, keep: NDArray[np.bool_]) -> Shard:
-    """Write the rows of a shard for which `keep` [R] is true, with all columns and metadata."""
+    """Write the rows of a shard where `keep` [R] is true, with all columns and metadata."""
     pa = require("pyarrow", extra="preprocessing")
     with open_shard(source) as file:
         table = file.read()

@@ -1,9 +1,9 @@
-"""Shards of VQGAN codes: written and read.
+"""Reads and writes shards of VQGAN codes.
 
-A shard is a Parquet file with Brotli and the columns of the data set laion/laion_100m_vqgan_f8; `code` holds the codes
-of a picture as int16, little-endian, in raster order.
+A shard is a Parquet file, compressed with Brotli, with the columns of the data set laion/laion_100m_vqgan_f8; `code`
+holds the codes of a picture as int16, little-endian, in raster order.
 
-Beside the shards, `dataset.json` says what the codes mean and has the counts (`preprocessing.shards.manifest`); a
+Beside the shards, `dataset.json` holds the meaning of the codes and the counts (`preprocessing.shards.manifest`); a
 folder without it is not finished.
 """
 
@@ -23,7 +23,7 @@ from dalle_lean.require import require
 from dalle_lean.tokenizer import MOST_CHARACTERS
 from preprocessing.shards.manifest import PACKED, Counts, DatasetInfo, Shard, parse_manifest, read_dataset_info
 
-# Training reads shards through this module alone.
+# Training uses no other module of this package.
 __all__ = ["Counts", "DatasetInfo", "parse_manifest", "read_dataset_info"]
 
 COLUMNS = ("caption", "code", "NSFW", "original_width", "original_height", "url", "key")
@@ -57,19 +57,18 @@ class Block(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a shard says before its rows."""
+    """What a shard says about itself."""
 
     rows: int
     columns: tuple[str, ...]
     vqgan: str | None
-    """Fingerprint of the VQGAN that made the codes, if the shard has it."""
+    """Fingerprint of the VQGAN that made the codes, if the shard stores it."""
 
 
 def write_shard(path: Path, rows: Sequence[Row], *, vqgan: str | None = None) -> Shard:
     """Write one shard atomically; the same rows give the same bytes.
 
-    `vqgan`, the fingerprint of the one that made the codes, is stored in the file, so that a shard in a wrong folder is
-    found.
+    `vqgan` is the fingerprint of the one that made the codes; the file stores it to reveal a shard in the wrong folder.
     """
     pa = require("pyarrow", extra="preprocessing")
     columns = {
@@ -88,7 +87,7 @@ def write_shard(path: Path, rows: Sequence[Row], *, vqgan: str | None = None) ->
 
 
 def write_table(path: Path, table: Any) -> Shard:
-    """Like `write_shard`, from an Arrow table with the columns of a shard, or more."""
+    """Like `write_shard`, for an Arrow table with at least the columns of a shard."""
     parquet = require("pyarrow.parquet", extra="preprocessing")
     with atomic_write(path) as temporary:
         parquet.write_table(
@@ -99,7 +98,7 @@ def write_table(path: Path, table: Any) -> Shard:
 
 @contextmanager
 def open_shard(path: str | Path) -> Iterator[Any]:
-    """An open pyarrow ParquetFile; ValueError, OSError or ArrowException if it is none."""
+    """An open pyarrow ParquetFile; ValueError, OSError or ArrowException if the file is damaged or not Parquet."""
     parquet = require("pyarrow.parquet", extra="preprocessing")
     with open(path, "rb") as file:
         check_footer(file)
@@ -108,7 +107,7 @@ def open_shard(path: str | Path) -> Iterator[Any]:
 
 
 def read_header(path: str | Path) -> Header:
-    """Rows, columns and VQGAN of a shard; ValueError if it is no Parquet file with codes."""
+    """Rows, columns and VQGAN of a shard; UserError if it is no Parquet file with codes."""
     pa = require("pyarrow", extra="preprocessing")
     try:
         with open_shard(path) as file:
@@ -121,11 +120,11 @@ def read_header(path: str | Path) -> Header:
 
 
 class PackedLayout(UserError):
-    """A shard has the layout of earlier versions: compressed codes in another column."""
+    """A shard has the layout of earlier versions, with compressed codes in another column."""
 
 
 def check_columns(file: Any) -> None:
-    """ValueError if an open Parquet file has no captions or no codes."""
+    """UserError if an open Parquet file has no captions or no codes."""
     names = file.schema_arrow.names
     if "packed" in names and "code" not in names:
         raise PackedLayout(PACKED)
@@ -137,14 +136,14 @@ def check_columns(file: Any) -> None:
 def code_batches(file: Any, *, columns: Sequence[str] = ("caption", "code", "key"), **options: Any) -> Iterator[Any]:
     """Record batches of an open Parquet file, as pyarrow's `iter_batches` gives them.
 
-    `columns` that the file does not have are left out; ValueError if it has no captions or no codes.
+    Skips `columns` that the file does not have; UserError if it has no captions or no codes.
     """
     check_columns(file)
     yield from file.iter_batches(columns=columns, **options)
 
 
 def damaged(path: str | Path, error: Exception) -> ValueError:
-    """The error that names the shard at `path` when reading it raised `error`."""
+    """The error that names the shard at `path`, after reading it raised `error`."""
     reason = " ".join(str(error).split())
     if isinstance(error, PackedLayout):
         return UserError(f"{path} is {reason}")
@@ -152,7 +151,7 @@ def damaged(path: str | Path, error: Exception) -> ValueError:
 
 
 def read_blocks(path: str | Path, num_codes: int, codebook_size: int) -> Iterator[Block]:
-    """The rows of a shard, some at a time, checked; ValueError that names the shard if it is damaged."""
+    """The checked rows of a shard, some at a time; UserError that names the shard if it is damaged."""
     pa = require("pyarrow", extra="preprocessing")
     first = 0
     try:
@@ -167,14 +166,14 @@ def read_blocks(path: str | Path, num_codes: int, codebook_size: int) -> Iterato
 def decode_rows(
     table: Any, numbers: Sequence[int], num_codes: int, codebook_size: int, *, with_codes: bool = True
 ) -> Block:
-    """Check and decode an Arrow table or batch of which row i is row `numbers[i]` of its shard.
+    """Check and decode an Arrow table or batch whose row i is row `numbers[i]` of its shard.
 
-    The codes are [R, 0] unless `with_codes`. ValueError for a missing caption and for codes of another length or range.
+    The codes are [R, 0] unless `with_codes`. UserError for a missing caption or for codes of the wrong length or range.
     """
     pa = require("pyarrow", extra="preprocessing")
     captions = table.column("caption")
     if pa.types.is_string(captions.type) or pa.types.is_large_string(captions.type):
-        # A caption may have gigabytes, of which no more is ever used.
+        # A caption may be gigabytes long; no more of it is ever used.
         captions = require("pyarrow.compute", extra="preprocessing").utf8_slice_codeunits(captions, 0, MOST_CHARACTERS)
     captions = captions.to_pylist()
     if not all(isinstance(caption, str) for caption in captions):
@@ -186,12 +185,12 @@ def decode_rows(
 
 
 def keys_of(table: Any, numbers: Sequence[int]) -> list[str]:
-    """The keys of an Arrow table or batch; where it has none, the numbers of its rows in the shard."""
+    """The keys of an Arrow table or batch; if it has none, the numbers of its rows in the shard."""
     return [str(key) for key in (table.column("key").to_pylist() if "key" in table.schema.names else numbers)]
 
 
 def decode_codes(values: Sequence[bytes], num_codes: int, codebook_size: int) -> NDArray[np.int16]:
-    """int16 little-endian bytes, one value a picture -> codes [len(values), num_codes]."""
+    """Codes [len(values), num_codes] from int16 little-endian bytes, a value for each picture."""
     for value in values:
         if len(value) != 2 * num_codes:
             raise UserError(f"a picture has {len(value)} bytes of codes; must be {2 * num_codes}")

@@ -1,4 +1,4 @@
-"""Import of published shards, which have no `dataset.json`: they are checked, and one is written."""
+"""Imports published shards, which have no `dataset.json`: checks them and writes one."""
 
 import math
 from pathlib import Path
@@ -15,30 +15,31 @@ from preprocessing.shards.manifest import NAME, SHARD_NAME, Counts, DatasetInfo,
 def import_shards(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress = unwatched) -> DatasetInfo:
     """Read every code of the Parquet files in `folder` and write the `dataset.json` that makes it a folder of shards.
 
-    The codes are assumed to be of `vqgan`, since nothing in the files says so; `shards show` lets people check. All
-    pictures must have as many codes as the first one, all in the range of the VQGAN's codebook. Progress counts
-    pictures.
+    Assumes the codes to be of `vqgan`, since few files tell; `shards show` lets people check. All pictures must have
+    as many codes as the first one, all in the range of the VQGAN's codebook. Progress counts pictures.
 
-    Raises ValueError for a folder that has a `dataset.json` or no Parquet files, and for a file that is no shard.
+    Raises UserError for a folder that has a `dataset.json` or no Parquet files, and for a file that is no shard or has
+    codes of another VQGAN.
     """
     folder = Path(folder)
     if (folder / NAME).exists():
         raise UserError(f"{folder} has a {NAME} already")
     if records_folder(folder).exists():
-        raise UserError(f"{folder} is the unfinished output of dalle-lean preprocess: finish that")
+        raise UserError(f"{folder} is the unfinished output of dalle-lean preprocess; finish that run")
     paths = sorted(folder.glob("*.parquet"))
     if not paths:
         raise UserError(f"{folder} holds no Parquet files")
     if wrong := [path.name for path in paths if not SHARD_NAME.fullmatch(path.name)]:
         raise UserError(f"{folder}: {wrong[0]!r} is no name for a shard; use letters, digits, '.', '_' and '-'")
-    headers = {path: read_header(path) for path in paths}
+    rows: dict[Path, int] = {}
     fingerprint = vqgan.codes_fingerprint()
-    for path, header in headers.items():
+    for path in paths:
+        header = read_header(path)
         if header.vqgan is not None and not vqgan.reads_codes_of(header.vqgan):
-            raise UserError(f"{path}: its codes are of the VQGAN {str(header.vqgan)[:12]}, not {fingerprint[:12]}")
-    rows = {path: header.rows for path, header in headers.items()}
-    if empty := [path.name for path in paths if not rows[path]]:
-        raise UserError(f"{folder}: {empty[0]} has no rows")
+            raise UserError(f"{path}: its codes are of the VQGAN {header.vqgan[:12]}, not {fingerprint[:12]}")
+        if not header.rows:
+            raise UserError(f"{folder}: {path.name} has no rows")
+        rows[path] = header.rows
     image_side = first_image_side(paths[0])
     total, done, shards = sum(rows.values()), 0, []
     for path in paths:

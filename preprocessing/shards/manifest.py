@@ -1,4 +1,4 @@
-"""`dataset.json`: the meaning of the codes in a folder of shards, the counts, and the files that belong to it.
+"""`dataset.json`: the meaning of the codes in a folder of shards, the counts, and the shards that belong to it.
 
 A folder without it is not finished.
 """
@@ -35,18 +35,18 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Pictures of the source: each is kept, or rejected for one reason."""
+    """The pictures of a source: each is kept, or rejected for one reason."""
 
     seen: int = 0
     kept: int = 0
     rejected: Mapping[str, int] = field(default_factory=dict)
     further_views: int = 0
-    """Rows beyond one for each picture that was kept: more crops, mirror images."""
+    """Rows beyond the first of each picture that was kept: more crops and mirror images."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
-    """What `dataset.json` says."""
+    """The content of `dataset.json`."""
 
     vqgan: str
     """Fingerprint of the VQGAN that made the codes."""
@@ -58,16 +58,16 @@ class DatasetInfo:
     counts: Counts
     shards: tuple[Shard, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Everything else that decided the content of the shards."""
+    """Everything else that affects the content of the shards."""
 
     @property
     def num_codes(self) -> int:
-        """Codes of one picture."""
+        """Codes in a picture."""
         return self.image_side**2
 
     @property
     def num_rows(self) -> int:
-        """Of all shards together."""
+        """Rows of all shards together."""
         return sum(shard.rows for shard in self.shards)
 
 
@@ -76,12 +76,12 @@ def write_dataset_info(folder: Path, info: DatasetInfo) -> None:
 
 
 def read_dataset_info(folder: str | Path) -> DatasetInfo:
-    """Read and check `dataset.json`; ValueError says what is wrong with it, or which shard is missing."""
+    """Read and check `dataset.json`; UserError says what is wrong with it, or which shard is missing."""
     folder = Path(folder)
     info = read_manifest(folder)
     for shard in info.shards:
         if not (folder / shard.file).is_file():
-            raise UserError(f"{folder}: {shard.file}, named by dataset.json, is not there")
+            raise UserError(f"{folder}: {shard.file}, which is in dataset.json, is missing")
     return info
 
 
@@ -90,14 +90,14 @@ def read_manifest(folder: Path) -> DatasetInfo:
     path = folder / NAME
     if not path.is_file():
         raise UserError(
-            f"{folder} has no dataset.json: it is no finished output of dalle-lean preprocess "
-            "(published files get one from dalle-lean shards adopt)"
+            f"{folder} has no dataset.json: it is not the finished output of dalle-lean preprocess "
+            "(for published files, dalle-lean shards adopt writes one)"
         )
     return parse_manifest(read_json(path), path)
 
 
 def parse_manifest(content: Any, path: str | Path) -> DatasetInfo:
-    """Check the content of the `dataset.json` at `path`; ValueError says what is wrong with it."""
+    """Check the content of the `dataset.json` at `path`; UserError says what is wrong with it."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path}: not of format {FORMAT}")
     try:
@@ -109,7 +109,7 @@ def parse_manifest(content: Any, path: str | Path) -> DatasetInfo:
 
 
 def parse_dataset_info(content: Mapping[str, Any]) -> DatasetInfo:
-    """Check every field; KeyError, TypeError or ValueError for what is wrong."""
+    """Check every field; raises KeyError, TypeError or ValueError."""
     shards = tuple(
         Shard(
             file=text(shard, "file", SHARD_NAME),

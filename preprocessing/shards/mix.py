@@ -1,4 +1,4 @@
-"""Several folders of shards as one, some of them several times: a few pictures can count among many others."""
+"""Mixes folders of shards into one; some may count several times, so that few pictures weigh as much as many."""
 
 import os
 import shutil
@@ -12,13 +12,13 @@ from dalle_lean.io.files import fresh_folder
 from preprocessing.shards.manifest import Counts, DatasetInfo, Shard, read_dataset_info, write_dataset_info
 
 MIXED = "mixed"
-"""In the settings of such a folder: how often each source was taken."""
+"""Key in the settings of such a folder: how many times each source counts."""
 
 
 def mix(sources: Sequence[tuple[Path, int]], out: Path) -> DatasetInfo:
-    """Make `out`, a folder with the shards of `sources`, each so often as its number says.
+    """Make `out`, a folder with the shards of `sources`, each as many times as its number says.
 
-    Shards are hard links where the file system has them, else copies; the sources stay as they are.
+    Shards are hard links if the file system has them, else copies; the sources do not change.
 
     Raises:
         UserError: `out` exists; a source is no folder of shards; their codes are not of one VQGAN.
@@ -28,13 +28,13 @@ def mix(sources: Sequence[tuple[Path, int]], out: Path) -> DatasetInfo:
     infos = [(folder, read_dataset_info(folder), times) for folder, times in sources]
     first_folder, first, _ = infos[0]
     for folder, info, times in infos:
-        if meaning(info) != meaning(first):
+        if code_format(info) != code_format(first):
             raise UserError(
                 f"{folder} has codes of the VQGAN {info.vqgan[:12]}, {info.image_side} x {info.image_side} a picture; "
                 f"{first_folder} of {first.vqgan[:12]}, {first.image_side} x {first.image_side}"
             )
         if times < 1:
-            raise UserError(f"{folder}:{times}: must be once at least")
+            raise UserError(f"{folder}:{times}: must count at least once")
     shards: list[Shard] = []
     with fresh_folder(out) as fresh:
         for number, (folder, info, times) in enumerate(infos):
@@ -54,14 +54,13 @@ def mix(sources: Sequence[tuple[Path, int]], out: Path) -> DatasetInfo:
     return mixed
 
 
-def meaning(info: DatasetInfo) -> dict[str, object]:
-    """What the codes of a folder are."""
-    names = ("vqgan", "image_side", "codebook_size", "picture_side")
-    return {name: getattr(info, name) for name in names}
+def code_format(info: DatasetInfo) -> tuple[object, ...]:
+    """What must agree for codes to mix."""
+    return info.vqgan, info.image_side, info.codebook_size, info.picture_side
 
 
 def total_counts(counts: Sequence[tuple[Counts, int]]) -> Counts:
-    """Of all sources together, each counted so often as it is taken."""
+    """The counts of all sources together, each as many times as its number says."""
     rejected: Counter[str] = Counter()
     for one, times in counts:
         rejected.update({reason: times * number for reason, number in one.rejected.items()})
@@ -74,7 +73,7 @@ def total_counts(counts: Sequence[tuple[Counts, int]]) -> Counts:
 
 
 def link(source: Path, target: Path) -> None:
-    """The same file under another name, or a copy where there can be no hard link."""
+    """Hard-link a file, or copy it if that is not possible."""
     try:
         os.link(source, target)
     except OSError:

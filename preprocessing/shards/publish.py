@@ -1,4 +1,4 @@
-"""What a folder of shards is published as: its shards, a card and dataset.json."""
+"""The files to publish of a folder of shards: its shards, a card and dataset.json."""
 
 import json
 from pathlib import Path
@@ -13,22 +13,21 @@ from preprocessing.shards.manifest import NAME, DatasetInfo, read_dataset_info
 def shard_files(folder: Path, name: str, *, license: str = "unknown", license_link: str | None = None) -> Files:
     """The files of a folder of shards, dataset.json last; the card is the folder's README.md, if it has one.
 
-    ValueError where a shard is missing or is not the one that dataset.json names.
+    Raises UserError if a shard is missing or is not the one in dataset.json.
     """
     info = read_dataset_info(folder)
     for shard in info.shards:
         if sha256_file(folder / shard.file) != shard.sha256:
             raise UserError(f"{folder / shard.file} has changed since it was written; see dalle-lean shards verify")
-    own = folder / CARD
-    card = own if own.is_file() else dataset_card(info, name, license, license_link).encode()
+    readme = folder / CARD
+    card = readme if readme.is_file() else dataset_card(info, name, license, license_link).encode()
     return {shard.file: folder / shard.file for shard in info.shards} | {CARD: card, NAME: folder / NAME}
 
 
 def dataset_card(info: DatasetInfo, name: str, license: str, license_link: str | None) -> str:
-    """Markdown with the hub's metadata, by which `datasets` knows which files to load.
+    """A card in Markdown, with the hub's metadata, which tells `datasets` which files to load.
 
-    Args:
-        license: an identifier that the hub knows, or with `license_link` any name.
+    license: an identifier that the hub knows, or any name with `license_link`.
     """
     fields = {"license": license}
     if license_link is not None:
@@ -45,7 +44,7 @@ def dataset_card(info: DatasetInfo, name: str, license: str, license_link: str |
         "VQGAN that made the codes (SHA-256)": f"`{info.vqgan}`",
         "license": license if license_link is None else f"[{license}]({license_link})",
     }
-    # A JSON string is one of YAML too.
+    # A JSON string is also a YAML string.
     metadata = "\n".join(f"{field}: {json.dumps(value)}" for field, value in fields.items())
     return f"""---
 {metadata}
@@ -62,8 +61,8 @@ configs:
 ---
 # {name}
 
-Pictures with captions as codes of a VQGAN. `code` has them as int16, little-endian, in raster order; `dataset.json` has
-what they mean and the SHA-256 of every shard.
+Pictures with captions, encoded by a VQGAN. The column `code` holds a picture's codes as int16, little-endian, in raster
+order; `dataset.json` says what they mean and has the SHA-256 of every shard.
 
 {markdown_table(rows)}
 

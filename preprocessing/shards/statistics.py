@@ -1,4 +1,4 @@
-"""Statistics of a folder of shards: the use of codes, the lengths of captions, and a random sample of rows."""
+"""Statistics of a folder of shards: code usage, caption lengths, and a random sample of rows."""
 
 import math
 from collections import Counter
@@ -39,7 +39,7 @@ class ShardStatistics:
 
     @property
     def codes_used(self) -> float:
-        """Share of the codebook that is used at all."""
+        """Share of the codebook that is used at all, 0..1."""
         return float((self.code_counts > 0).mean())
 
     @property
@@ -78,7 +78,7 @@ def collect_statistics(
 ) -> ShardStatistics:
     """Read every row of a folder of shards, and keep a random sample of `count` rows, drawn with `seed`.
 
-    Progress counts pictures. A damaged shard is a ValueError that names it.
+    Progress counts rows. Raises UserError for a damaged shard.
     """
     folder = Path(folder)
     info = read_dataset_info(folder)

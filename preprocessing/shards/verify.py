@@ -1,4 +1,4 @@
-"""Finds what is damaged, missing or foreign in a folder of shards."""
+"""Finds damaged, missing and foreign files in a folder of shards."""
 
 import os
 from collections.abc import Iterator
@@ -31,14 +31,14 @@ def find_faults(
     threads: int | None = None,
     on_progress: OnProgress = unwatched,
 ) -> list[Fault]:
-    """Everything wrong with a folder of shards, by file; an empty list for a sound one.
+    """Everything wrong with a folder of shards, by file; empty if all is well.
 
-    Checks of each shard in dataset.json: whether it exists, its SHA-256, rows and columns, the length and range of
-    every code, and the VQGAN that made it, if the shard says. Checks of the folder: shards that dataset.json does not
-    name, temporary files of killed runs, the same shard under two names, and whether a given `vqgan` made the codes.
-    `threads` shards are read at once, by default one per core. Progress counts pictures.
+    Checks of each shard in dataset.json: that it exists, its SHA-256, rows and columns, the length and range of every
+    code, and the VQGAN that made it, if the shard names it. Checks of the folder: shards that dataset.json does not
+    name, temporary files of killed runs, the same shard under two names, and that `vqgan`, if given, made the codes.
+    `threads` shards are read at once, by default one per core. Progress counts rows.
 
-    Raises ValueError if dataset.json itself is missing or invalid.
+    Raises UserError if dataset.json itself is missing or invalid.
     """
     folder = Path(folder)
     info = read_manifest(folder)
@@ -68,7 +68,7 @@ def manifest_problems(info: DatasetInfo, vqgan: VQGAN | None) -> Iterator[str]:
         return
     if not vqgan.reads_codes_of(info.vqgan):
         given = vqgan.codes_fingerprint()
-        yield f"the codes are of the VQGAN {info.vqgan[:SHOWN_DIGITS]}, given is {given[:SHOWN_DIGITS]}"
+        yield f"the codes are of the VQGAN {info.vqgan[:SHOWN_DIGITS]}, not of {given[:SHOWN_DIGITS]}"
     elif info.codebook_size != vqgan.config.codebook_size:
         yield f"codebook_size={info.codebook_size}, but the VQGAN has {vqgan.config.codebook_size} codes"
     elif info.picture_side != info.image_side * vqgan.config.downscale:

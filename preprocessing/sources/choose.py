@@ -33,10 +33,10 @@ def open_source(
     picture_column: str | None = None,
     caption_column: str | None = None,
 ) -> Source:
-    """The source that a path, a pattern or a name stands for; ValueError if there is nothing to read.
+    """The source that a path, a pattern or a name stands for; UserError if there is nothing to read.
 
-    A source that is not in shards is cut into parts of `part_rows` samples. `split` and `config` choose from a data set
-    on the hub; `picture_column` and `caption_column` name the columns of tables that do not use the usual names.
+    A source that is not in shards is cut into parts of `part_rows` samples. `split` and `config` select from a data set
+    on the hub; `picture_column` and `caption_column` name the columns of tables with unusual names.
     """
     if part_rows < 1:
         raise UserError(f"part_rows={part_rows}: must be positive")
@@ -56,14 +56,14 @@ def open_source(
             return StreamedDataset(text, config=config, split=split, **columns)
         except OSError as error:
             raise Unreachable(
-                f"{text}: no such folder or file here, and the hub, which may have it, cannot be reached now"
+                f"{text}: no such folder or file here, and the hub cannot be reached to look there"
             ) from error
     raise UserError(f"{text}: no such folder or file; {TAKES}")
 
 
 def open_folder(folder: Path, part_rows: int, columns: Mapping[str, str | None]) -> Source:
     if (folder / "dataset.json").is_file():
-        raise UserError(f"{folder} holds shards of codes, made already; {TAKES}")
+        raise UserError(f"{folder} holds shards of codes, which are preprocessed already; {TAKES}")
     if (folder / "metadata.jsonl").is_file():
         return ListedFolder(folder, part_rows)
     if (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file():
@@ -71,12 +71,12 @@ def open_folder(folder: Path, part_rows: int, columns: Mapping[str, str | None])
     for listing in ("metadata.jsonl", "state.json"):
         if nested := sorted(str(path.parent) for path in folder.glob(f"*/{listing}")):
             # Naming the parent must not mix splits such as held-out pictures.
-            raise UserError(f"{folder} has no {listing}, but folders in it have one: take one of {', '.join(nested)}")
+            raise UserError(f"{folder} has no {listing}, but folders in it do: name one of {', '.join(nested)}")
     if paths := shards_in(str(folder)):
         try:
             return open_shards(paths, columns)
         except NoPictures:
-            # img2dataset leaves a table without pictures beside each folder of pictures.
+            # img2dataset writes a table without pictures beside each folder of pictures.
             if not has_pictures(folder):
                 raise
     if not has_pictures(folder):
@@ -102,7 +102,7 @@ def open_shards(paths: list[str], columns: Mapping[str, str | None]) -> Source:
 def shards_in(folder: str) -> list[str]:
     """The tars in a local or remote folder; if there are none, the Parquet files."""
     for suffix in SHARD_SUFFIXES:
-        if Path(folder).is_dir():  # whose name may look like a pattern
+        if Path(folder).is_dir():  # its name may look like a pattern
             paths = sorted(str(path) for path in Path(folder).glob(f"*{suffix}"))
         else:
             paths = list_files(f"{folder.rstrip('/')}/*{suffix}")
@@ -116,7 +116,7 @@ def has_pictures(folder: Path) -> bool:
 
 
 def how_to_download(paths: list[str]) -> str:
-    """The command for metadata with the pictures' addresses, such as LAION's."""
+    """The command that downloads the pictures of metadata such as LAION's."""
     where = paths[0] if len(paths) == 1 else str(PurePosixPath(paths[0]).parent)
     return (
         "To download the pictures of LAION's metadata first: "

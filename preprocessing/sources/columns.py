@@ -1,4 +1,4 @@
-"""Tables of pictures: which column is what, and rows as samples."""
+"""Tables of pictures: what each column holds, and rows as samples."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ Kind = Literal["picture", "bytes", "other"]
 
 
 class NoPictures(UserError):
-    """A table without a column of pictures."""
+    """A table without a known column of pictures."""
 
 
 class OnlyAddresses(NoPictures):
-    """A table with the pictures' addresses instead of the pictures."""
+    """A table with addresses of pictures instead of pictures."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of a table's columns. Pictures are bytes, or `datasets`' {"bytes", "path"} with the bytes in it."""
+    """Names of a table's columns. Pictures are bytes, or `datasets`' {"bytes", "path"} with bytes."""
 
     picture: str
     caption: str | None
@@ -37,7 +37,7 @@ class Columns:
         return list(dict.fromkeys([self.picture, *([self.caption] if self.caption else []), *self.others]))
 
     def sample(self, row: Mapping[str, Any], place: str) -> Sample:
-        """`place` is the key of a row that has none."""
+        """A row as a sample; `place` is its key if it has none."""
         key = as_text(scalar(row, KEY_NAMES))
         caption = as_text(row.get(self.caption)) if self.caption else None
         picture = row.get(self.picture)
@@ -61,8 +61,8 @@ class Columns:
 def find_columns(kinds: Mapping[str, Kind], *, picture: str | None = None, caption: str | None = None) -> Columns:
     """Find the columns of a table by their names and kinds.
 
-    `picture` and `caption` name columns that have other names. Raises NoPictures, or ValueError for a name that is no
-    column.
+    `picture` and `caption` name columns with unusual names. Raises NoPictures, or UserError if there is no column of
+    that name.
     """
     names, listed = list(kinds), ", ".join(kinds)
     for wanted in (picture, caption):
@@ -73,10 +73,10 @@ def find_columns(kinds: Mapping[str, Kind], *, picture: str | None = None, capti
         sure = [name for name in names if kinds[name] == "picture"]
         if not known and len(sure) != 1:
             kind = OnlyAddresses if any(name in names for name in URL_NAMES) else NoPictures
-            raise kind(f"no column of pictures that can be told; the columns are: {listed}")
+            raise kind(f"cannot tell which column holds the pictures; the columns are: {listed}")
         picture = (known or sure)[0]
     elif kinds[picture] == "other":
-        raise NoPictures(f"the column {picture!r} holds no picture's bytes")
+        raise NoPictures(f"the column {picture!r} does not hold pictures as bytes")
     if caption is None:
         caption = next((name for name in CAPTION_NAMES if name in names), None)
     wanted_names = {*KEY_NAMES, *(name for spellings in METADATA_NAMES.values() for name in spellings)}

@@ -19,13 +19,13 @@ MAX_FILES = 1_000_000
 LOCAL = ("file://", "local://", "memory://")
 READ_AHEAD_BYTES = 5 * 2**20
 PATIENCE = Patience(timeout_s=600.0, give_up_s=60.0)
-"""An answer may take long: a pattern may stand for a million names."""
+"""Generous, since listing a pattern of a million names takes long."""
 
 T = TypeVar("T")
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Expand `{00000..00999}` and `{a,b}` as a shell does; ValueError for a pattern of too many names."""
+    """Expand `{00000..00999}` and `{a,b}` as a shell does; UserError for a pattern of too many names."""
     match = BRACES.search(pattern)
     if not match:
         return [pattern]
@@ -45,9 +45,9 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def list_files(pattern: str) -> list[str]:
-    """The files that a pattern with braces, `*` or neither stands for.
+    """The files that match a pattern with braces, `*` or neither.
 
-    Names that are spelled out, also with braces, keep their order and need not exist; what `*` finds is sorted. Raises
+    Names that are spelled out, also with braces, keep their order and need not exist; matches of `*` are sorted. Raises
     Unreachable if a storage does not answer.
     """
     paths: list[str] = []
@@ -62,7 +62,7 @@ def list_files(pattern: str) -> list[str]:
 
 
 def part_names(paths: Sequence[str]) -> list[str]:
-    """The files' stems, numbered if two are alike."""
+    """The files' stems, numbered if two are equal."""
     stems = [re.sub(r"[^A-Za-z0-9_.-]", "_", PurePosixPath(path).stem)[:100] for path in paths]
     if len({stem.casefold() for stem in stems}) == len(stems):
         return stems
@@ -72,7 +72,7 @@ def part_names(paths: Sequence[str]) -> list[str]:
 def files_fingerprint(paths: Sequence[str]) -> str:
     """A hash of the files' names and sizes in bytes: the same for a copy elsewhere.
 
-    Unreachable if a storage does not answer: an unknown size would later look like a changed source.
+    Raises Unreachable if a storage does not answer: an unknown size would later look like a changed source.
     """
     digest = hashlib.sha256()
     with ThreadPoolExecutor(16, thread_name_prefix="size") as pool:
@@ -82,7 +82,7 @@ def files_fingerprint(paths: Sequence[str]) -> str:
 
 
 def file_bytes(path: str) -> int | None:
-    """Size of a file; None if there is no file or its storage does not say. Unreachable if the storage fails."""
+    """Size of a file; None if there is no file or its storage does not tell. Unreachable if the storage fails."""
     files, name = storage_of(path, extra="preprocessing")
     try:
         return insist(path, lambda: files.size(name))
@@ -95,7 +95,7 @@ def is_remote(path: str) -> bool:
 
 
 def insist(path: str, action: Callable[[], T]) -> T:
-    """The value of `action`, which is retried for a remote file; see `Patience.insist`."""
+    """Return `action()`, with retries for a remote file; see `Patience.insist`."""
     return PATIENCE.insist(path, action) if is_remote(path) else action()
 
 
@@ -109,7 +109,7 @@ class File(io.BufferedReader):
         if is_remote(path):
             raw: Any = RemoteFile(path, PATIENCE, extra="preprocessing")
             buffer_bytes = READ_AHEAD_BYTES
-            if raw.size <= buffer_bytes:  # a server that gives no parts of files gives small ones whole
+            if raw.size <= buffer_bytes:  # for servers without range requests
                 raw = io.BytesIO(raw.read(raw.size))
         else:
             files, name = storage_of(path, extra="preprocessing")
@@ -120,6 +120,6 @@ class File(io.BufferedReader):
         self.seek(0)
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """At most what is left: a damaged file asks for more, and memory would be taken for it."""
+        """Read at most what is left: a damaged file may claim more, for which memory would be allocated."""
         left = max(0, self.size - self.tell())
         return super().read(left if size is None or size < 0 else min(size, left))

@@ -1,4 +1,4 @@
-"""Folders of pictures."""
+"""Folders of pictures, with captions in one list or beside each picture."""
 
 import hashlib
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ MAX_TEXT_BYTES = 2**20
 
 
 class ListedFolder(NumberedParts):
-    """Pictures listed in `metadata.jsonl` as `datasets`' ImageFolder has it, in the order of its lines.
+    """Pictures listed in `metadata.jsonl`, as for `datasets`' ImageFolder, in the order of its lines.
 
-    Each line is an object with `file_name` (below the folder), the caption under `text` or `caption`, and optionally
-    `key`, `url`, `NSFW`, `original_width`, `original_height`. Any other line, a line of over 1 MiB and a file outside
-    the folder, also through a link, become samples with a problem.
+    Each line is an object with `file_name` (relative to the folder), the caption under `text` or `caption`, and
+    optionally `key`, `url`, `NSFW`, `original_width`, `original_height`. Any other line, a line of over 1 MiB and a
+    file outside the folder, even through a link, become samples with a problem.
     """
 
     def __init__(self, folder: Path, part_rows: int):
@@ -53,7 +53,7 @@ class ListedFolder(NumberedParts):
             yield self.sample(number, line)
 
     def numbered_lines(self, start: int, first: int) -> Iterator[tuple[int, bytes]]:
-        """The lines that are not blank, from byte `start`, which is where line `first` begins."""
+        """The lines that are not blank and their numbers, from line `first`, which begins at byte `start`."""
         with self.listing.open("rb") as file:
             file.seek(start)
             for number, (line, _) in enumerate(read_lines(file), start=first):
@@ -83,10 +83,10 @@ class ListedFolder(NumberedParts):
 
 
 class CaptionedFolder(NumberedParts):
-    """All pictures below a folder in the order of their names, each captioned by the .txt of the same name beside it.
+    """All pictures below a folder, in the order of their names, each with its caption in a .txt of the same name.
 
-    The caption is the whole text, each run of white space made one space; without a .txt it is None. A .json of the
-    same name, as img2dataset writes it, may hold the caption and `Sample.metadata`. A link to outside the folder is a
+    The caption is the whole text, with each run of white space as one space; without a .txt it is None. A .json of the
+    same name, as img2dataset writes it, may hold the caption and `Sample.metadata`. A link out of the folder is a
     sample with a problem.
     """
 
@@ -124,7 +124,7 @@ class CaptionedFolder(NumberedParts):
 
 
 def read_lines(file: IO[bytes]) -> Iterator[tuple[bytes, int]]:
-    """Lines and their lengths in bytes; of a longer line only the first MAX_TEXT_BYTES + 1 bytes."""
+    """Lines, cut to MAX_TEXT_BYTES + 1 bytes, and their full lengths in bytes."""
     while line := file.readline(MAX_TEXT_BYTES + 1):
         rest, length = line, len(line)
         while len(rest) > MAX_TEXT_BYTES and not rest.endswith(b"\n"):
@@ -134,7 +134,7 @@ def read_lines(file: IO[bytes]) -> Iterator[tuple[bytes, int]]:
 
 
 def file_size(path: Path) -> int | None:
-    """Size in bytes, None if there is no file: shows most replaced pictures, and is the same in copies of a source."""
+    """Size in bytes, None if there is no file: reveals most changed pictures, and is the same in copies of a source."""
     try:
         return path.stat().st_size
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Data sets that the `datasets` library reads: streamed by name or path, or saved with `save_to_disk`."""
+"""Data sets of the `datasets` library: streamed by name or path, or saved with `save_to_disk`."""
 
 import hashlib
 import logging
@@ -16,11 +16,11 @@ from preprocessing.sources.sample import NumberedParts, Sample, numbered
 
 
 class StreamedDataset:
-    """A data set streamed from the hub or from files, nothing downloaded whole; each of its own shards is a part.
+    """A data set streamed from the hub or from files without downloading it whole; each of its shards is a part.
 
     `name` is "owner/name" or a path, `config` a subset and `split` a split of it. Pictures are in a column of
     `datasets`' Image type, or of bytes. The rest of a damaged shard is one sample with the problem "dataset_broken".
-    Raises ValueError if there is no such data set, or none of its columns is known to hold pictures.
+    Raises UserError if there is no such data set, or none of its columns is known to hold pictures.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class StreamedDataset:
         try:
             return builder(self.name, self.config, self.revision).as_streaming_dataset(self.split)
         except (ValueError, FileNotFoundError) as error:
-            raise UserError(f"{self.name} as a data set: {error}") from None
+            raise UserError(f"{self.name}: cannot be read as a data set: {error}") from None
 
     def files(self) -> list[str]:
         files = builder(self.name, self.config, self.revision).config.data_files or {}
@@ -70,7 +70,7 @@ class StreamedDataset:
 
 
 class SavedDataset(NumberedParts):
-    """A folder that `datasets`' `save_to_disk` wrote, cut into parts of `part_rows` rows."""
+    """A folder written by `datasets`' `save_to_disk`, cut into parts of `part_rows` rows."""
 
     def __init__(
         self, folder: Path, part_rows: int, *, picture_column: str | None = None, caption_column: str | None = None
@@ -82,7 +82,7 @@ class SavedDataset(NumberedParts):
             raise UserError(f"{folder}: cannot be read as a saved data set: {error}") from None
         self.columns = columns_of(table, str(folder), picture_column, caption_column)
         if not len(table):
-            raise UserError(f"{folder}: an empty data set")
+            raise UserError(f"{folder}: the data set is empty")
         super().__init__(len(table), part_rows)
 
     def samples(self, part: int) -> Iterator[Sample]:
@@ -96,9 +96,9 @@ class SavedDataset(NumberedParts):
 
 @lru_cache(maxsize=4)
 def builder(name: str, config: str | None, revision: str | None) -> Any:
-    """Resolved once per process: on the hub it takes several requests."""
+    """A data set's builder, cached because making one takes several requests to the hub."""
     datasets = require("datasets", extra="preprocessing")
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs each failed try; the last one is raised
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it warns of every retry
     return datasets.load_dataset_builder(name, config, revision=revision)
 
 
@@ -127,7 +127,7 @@ def kind_of(feature: Any) -> Kind:
 
 
 def undecoded(dataset: Any, columns: Columns) -> Any:
-    """Only the columns that are used, with pictures left as bytes."""
+    """The data set with only the columns in use, and pictures left as bytes."""
     datasets = require("datasets", extra="preprocessing")
     dataset = dataset.select_columns(columns.names)
     if dataset.features is not None and isinstance(dataset.features[columns.picture], datasets.Image):
@@ -138,7 +138,7 @@ def undecoded(dataset: Any, columns: Columns) -> Any:
 def read_rows(
     rows: Iterable[Any], columns: Columns, place: str, first: int, *, remote: bool = False
 ) -> Iterator[Sample]:
-    """Samples of rows; Unreachable if `remote` ones cannot be read and nothing shows that they are damaged."""
+    """The samples of rows; Unreachable if `remote` ones cannot be read and nothing shows that they are damaged."""
     pa = require("pyarrow", extra="preprocessing")
     number = first
     try:

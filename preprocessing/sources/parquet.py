@@ -1,4 +1,4 @@
-"""Parquet files that hold the pictures' bytes, as img2dataset, `datasets` and others write them."""
+"""Parquet files with the bytes of pictures, as img2dataset, `datasets` and others write them."""
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -18,8 +18,8 @@ MAX_LOST_ROWS = 2**20
 class ParquetShards:
     """Parquet files of pictures, captions and metadata; each file is a part.
 
-    One row and one page of each column are in memory at a time. The rows of a row group that cannot be read are samples
-    with the problem "parquet_broken"; other row groups are read. A file without a sound footer is one such sample.
+    One row and one page of each column are in memory at a time. The rows of an unreadable row group are samples with
+    the problem "parquet_broken"; other row groups are read. A file with a damaged footer is one such sample.
     """
 
     def __init__(self, paths: list[str], *, picture_column: str | None = None, caption_column: str | None = None):
@@ -39,7 +39,7 @@ class ParquetShards:
             return None
 
     def check_columns(self) -> None:
-        """Raise what `find_columns` raises for the first file that can be read."""
+        """Check the columns of the first readable file; raises what `find_columns` raises."""
         for path in self.paths:
             try:
                 with File(path) as file:
@@ -83,7 +83,7 @@ class ParquetShards:
 
 
 def read_group(table: Any, group: int, columns: Columns, name: str, first: int) -> Iterator[Sample]:
-    """The samples of one row group, whose first row is row `first` of the file `name`."""
+    """The samples of a row group that begins at row `first` of the file `name`."""
     pa = require("pyarrow", extra="preprocessing")
     selected = [
         f"{column}.bytes" if pa.types.is_struct(table.schema_arrow.field(column).type) else column
@@ -92,7 +92,7 @@ def read_group(table: Any, group: int, columns: Columns, name: str, first: int) 
     rows = table.metadata.row_group(group).num_rows
     done = 0
     try:
-        # Row by row: a compressed file can hold one large value and repeat it in every row.
+        # Row by row: compression lets a small file repeat one large value in every row.
         for batch in table.iter_batches(1, row_groups=[group], columns=selected, use_threads=False):
             row = {
                 column: batch.column(column)[0].as_py() if column == columns.picture else text_of(batch.column(column))
@@ -110,7 +110,7 @@ def read_group(table: Any, group: int, columns: Columns, name: str, first: int) 
 
 
 def open_parquet(file: File) -> Any:
-    """Open without reading ahead whole columns; raises one of `damage()` if it is no Parquet."""
+    """Open a file without reading whole columns ahead; raises one of `damage()` if it is not Parquet."""
     parquet = require("pyarrow.parquet", extra="preprocessing")
     check_footer(file)
     return parquet.ParquetFile(
@@ -133,9 +133,9 @@ def kind_of(column_type: Any) -> Kind:
 
 
 def text_of(column: Any) -> Any:
-    """The value of a column of one row: text and bytes as bytes, no more of them than is read of a caption.
+    """The value in a column of one row; text and bytes as bytes, at most MAX_CAPTION_BYTES of them.
 
-    Text that is not UTF-8 loses only the wrong bytes, not the row.
+    Text that is not UTF-8 thus loses only the wrong bytes, not its row.
     """
     pa = require("pyarrow", extra="preprocessing")
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):

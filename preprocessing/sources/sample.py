@@ -1,7 +1,7 @@
 """Samples, and the protocol of sources.
 
-A source is a fixed sequence of samples cut into parts. One part becomes one shard: it can be read again, alone, at any
-time and on any machine, and yields the same samples.
+A source is a fixed sequence of samples cut into parts. Each part becomes one shard: it can be read by itself, again, at
+any time and on any machine, and yields the same samples.
 """
 
 import json
@@ -24,14 +24,14 @@ SCALARS = (str, int, float, bytes)
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One picture as found, nothing decoded yet. Key and caption are made valid UTF-8."""
+    """One picture as found, not yet decoded. Key and caption are made valid UTF-8."""
 
     key: str
     """Names the picture within its source."""
     caption: str | None = None
     picture: bytes = b""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """NSFW, url, original_width, original_height as far as the source has them; any text or number."""
+    """NSFW, url, original_width and original_height, if the source has them, as any text or number."""
     problem: str | None = None
     """Why there is no picture, such as "picture_missing"."""
 
@@ -43,29 +43,29 @@ class Sample:
 class Source(Protocol):
     """Pictures with captions in a fixed order, cut into parts.
 
-    Sources hold no open files and can be pickled: worker processes and other machines read parts of their own.
+    Sources hold no open files and can be pickled: worker processes and other machines each read some of the parts.
     """
 
     @property
     def parts(self) -> Sequence[str]:
-        """A name for each part: the same every time, no two alike, safe as part of a file name."""
+        """A name for each part: unique, the same every time, safe in a file name."""
 
     def size(self, part: int) -> int | None:
-        """Number of samples of a part; None if only reading it would tell."""
+        """Number of samples in a part; None if it takes reading the part to know."""
 
     def samples(self, part: int) -> Iterator[Sample]:
         """Read one part, lazily and in order, the same every time.
 
-        Whatever is damaged is a sample with a problem. An OSError means that a remote storage failed despite several
-        tries: the part is worth reading again later.
+        Whatever is damaged becomes a sample with a problem. An OSError means that a remote storage failed despite
+        retries: try the part again later.
         """
 
     def fingerprint(self) -> str:
-        """Equal for the same samples in the same order: shows whether a source has changed since a run began."""
+        """Equal for the same samples in the same order, to tell whether a source has changed since a run began."""
 
 
 class NumberedParts:
-    """Parts of a source whose number of samples is known: `part_rows` samples each, the last one has the rest."""
+    """Parts of a source whose number of samples is known: `part_rows` samples each, the rest in the last."""
 
     def __init__(self, num_samples: int, part_rows: int):
         self.num_samples = num_samples
@@ -80,12 +80,12 @@ class NumberedParts:
 
 
 def numbered(parts: int) -> list[str]:
-    """Names for so many parts."""
+    """Names for this many parts."""
     return [f"{part:05d}" for part in range(parts)]
 
 
 def utf8(text: str) -> str:
-    """`text` with what UTF-8 cannot hold (lone surrogates) replaced."""
+    """`text` with lone surrogates, which UTF-8 cannot hold, replaced."""
     return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
@@ -99,7 +99,7 @@ def json_object(content: bytes) -> dict[str, Any] | None:
 
 
 def scalar(row: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """The first text or number under one of the names, never a list: deeply nested ones cannot even be printed."""
+    """The first text or number under one of the names; never a list, since a deeply nested one cannot be printed."""
     found = (row.get(name) for name in names)
     return next((value for value in found if isinstance(value, SCALARS) and value not in ("", b"")), None)
 
@@ -109,6 +109,6 @@ def caption_of(row: Mapping[str, Any]) -> str | None:
 
 
 def metadata_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata of a row that goes with its picture, under one spelling."""
+    """The metadata of a row that is kept with its picture, each under one spelling."""
     found = {ours: scalar(row, names) for ours, names in METADATA_NAMES.items()}
     return {name: value for name, value in found.items() if value is not None}

@@ -15,22 +15,22 @@ MAX_TEXT_BYTES = 2**20
 LIMITS = {"picture": MAX_PICTURE_BYTES, "text": MAX_TEXT_BYTES, "json": MAX_TEXT_BYTES}
 KINDS = {".txt": "text", ".json": "json", **dict.fromkeys(PICTURE_SUFFIXES, "picture")}
 SAMPLE_NAME = re.compile(r"((?:.*/|)[^./][^./]*)(\.[^/]+)", re.DOTALL)
-"""A key, which ends at the first dot of the file's name, and a suffix."""
+"""A key, which ends at the first dot of the file name, and a suffix."""
 MAX_HEADER_BYTES = 2**14
-"""Read by `tarfile` before it names the next member: it keeps extended headers in memory."""
+"""Limit for `tarfile` in front of each member: it keeps extended headers in memory."""
 SCAN_BYTES = 2**20
 
 Contents = dict[str, bytes | None]
-"""The first picture, text and JSON of a sample by kind, None for one that is too large; "other" is any other file."""
+"""The first picture, text and JSON of a sample by kind, None if too large; "other" is any other file."""
 
 
 class TarShards:
     """Tar files of samples; each tar is a part.
 
-    The files of a sample follow one another, in any order, and share the name up to its first dot: a picture, and a
-    `.json` (img2dataset's metadata with `caption`), a `.txt` with the caption, or both; then the JSON's caption counts.
-    A damaged stretch of a tar is a sample with the problem "tar_broken", and reading continues at the next intact file.
-    Nothing is written to disk, and only one sample's files are in memory.
+    The files of a sample follow one another, in any order, and share their name up to the first dot: a picture, and a
+    `.json` (img2dataset's metadata with `caption`), a `.txt` with the caption, or both, of which the JSON's caption
+    takes precedence. A damaged stretch of a tar is a sample with the problem "tar_broken"; reading continues at the
+    next intact file. Nothing is written to disk, and only one sample's files are in memory.
     """
 
     def __init__(self, paths: list[str]):
@@ -38,7 +38,7 @@ class TarShards:
         self.parts = part_names(paths)
 
     def size(self, part: int) -> int | None:
-        """The number of pictures that img2dataset wrote beside a local tar."""
+        """The number of pictures in a local tar, if img2dataset noted it beside the tar."""
         path = self.paths[part]
         if is_remote(path):
             return None
@@ -67,7 +67,7 @@ class TarShards:
 
 
 def read_samples(file: File, name: str) -> Iterator[Sample]:
-    """The samples of a tar; `name` is the tar's own."""
+    """The samples of the tar `name`."""
     key = ""
     contents: Contents = {}
     for member in read_members(file):
@@ -87,15 +87,15 @@ def read_samples(file: File, name: str) -> Iterator[Sample]:
 
 
 def read_members(file: File) -> Iterator[tarfile.TarInfo | int]:
-    """The regular files of a tar, each wholly there, and the byte at which each damaged stretch begins.
+    """The complete regular files of a tar, and the byte at which each damaged stretch begins.
 
-    Whatever lies between two members and is not zeros is damaged. So is the end of a tar without a block of zeros.
+    Anything between two members but zeros is damage, and so is an end without a block of zeros.
     """
-    place = end = 0  # where reading goes on, and where the last sound member ends
+    place = end = 0  # where reading goes on, and where the last intact member ends
     while place < file.size:
         file.seek(place)
         try:
-            # A new one for each member, because it remembers every header.
+            # A new TarFile for each member, because it remembers every header.
             headers = cast(IO[bytes], HeaderReader(file))
             tar = tarfile.TarFile(fileobj=headers, ignore_zeros=True, encoding="utf-8")
             member = tar.next()
@@ -119,7 +119,7 @@ def read_members(file: File) -> Iterator[tarfile.TarInfo | int]:
 
 
 class HeaderReader:
-    """A file for `tarfile`, which gives at most MAX_HEADER_BYTES; ReadError where more are asked for."""
+    """A file for `tarfile` that gives at most MAX_HEADER_BYTES; ReadError if more are requested."""
 
     def __init__(self, file: File):
         self.file = file
@@ -134,7 +134,7 @@ class HeaderReader:
 
 
 def first_nonzero(file: File, start: int, stop: int) -> int | None:
-    """The first byte from `start` to `stop` that is not zero; None where all are."""
+    """The first byte from `start` to `stop` that is not zero; None if all are."""
     while start < stop:
         file.seek(start)
         content = file.read(min(SCAN_BYTES, stop - start))
@@ -147,7 +147,7 @@ def first_nonzero(file: File, start: int, stop: int) -> int | None:
 def make_sample(key: str, contents: Contents) -> Sample:
     row = json_object(contents["json"] or b"") if "json" in contents else {}
     if row is None:
-        # It would have said whether the picture may be used.
+        # It might have said that the picture must not be used.
         return Sample(key=key, problem="metadata_broken")
     caption, text, picture = caption_of(row), contents.get("text"), contents.get("picture")
     if caption is None and text is not None:

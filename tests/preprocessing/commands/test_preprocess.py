@@ -21,7 +21,7 @@ def run(monkeypatch, capsys, *arguments):
 def test_a_folder_without_a_vqgan_is_named_in_one_line(monkeypatch, capsys, discs, tmp_path):
     code, said = run(monkeypatch, capsys, "preprocess", discs, tmp_path / "out", "--vqgan", tmp_path / "none")
     assert code == 2
-    assert said == f"error: vqgan={tmp_path / 'none'}: no config.json there; name the folder of a VQGAN\n"
+    assert said == f"error: vqgan={tmp_path / 'none'}: has no config.json; name the folder of a VQGAN\n"
 
 
 def test_labels_that_laion_does_not_have_are_warned_of(capsys):

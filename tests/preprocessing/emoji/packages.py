@@ -5,7 +5,7 @@ import json
 from itertools import count
 from pathlib import Path
 
-from preprocessing.emoji.sets import TELLING
+from preprocessing.emoji.sets import CODE_POINT_SETS
 
 GROUPS = {"groups": {"0": "smileys-emotion", "1": "people-body", "3": "animals-nature", "7": "objects", "9": "flags"}}
 SUBGROUPS = {"14": "heart", "23": "person", "34": "animal-mammal", "82": "other-object", "97": "country-flag"}
@@ -31,7 +31,7 @@ def write_packages(folder: Path) -> Path:
     write(emojibase / "en" / "data.json", entries)
     write(emojibase / "package.json", {"version": "0.0.1", "license": "MIT", "author": "Nobody"})
     (emojibase / "LICENSE").write_text("The whole text of a licence.\n")
-    for index, name in enumerate(TELLING):
+    for index, name in enumerate(CODE_POINT_SETS):
         icons = {icon_name(e["label"]): {"body": body(e["label"], index)} for e in entries}
         chars = {e["hexcode"].lower(): icon_name(e["label"]) for e in entries}
         package = folder / "@iconify-json" / name

@@ -18,7 +18,7 @@ from preprocessing.emoji.build import write_pictures
 from preprocessing.emoji.heldout import hold_out
 from preprocessing.emoji.plan import plan_training
 from preprocessing.emoji.render import sprite
-from preprocessing.emoji.sets import BUNDLED_SET, TELLING, read_drawings, read_things
+from preprocessing.emoji.sets import BUNDLED_SET, CODE_POINT_SETS, read_drawings, read_things
 from tests.children import start
 
 SMALL = Path(__file__).parents[2] / "data" / "emoji"
@@ -84,7 +84,7 @@ def test_what_is_held_out_is_listed_and_what_is_left_out_is_counted(built):
 
 
 def test_a_judges_set_shows_every_thing_from_the_sets_named_and_no_other(emoji_packages, tmp_path):
-    silent = TELLING[1]  # tells no code points
+    silent = CODE_POINT_SETS[1]  # tells no code points
     out = tmp_path / "judge"
     result = build(emoji_packages, out, "--sets", silent, "--only-pairs-held-out")
     assert result.returncode == 0, result.stderr

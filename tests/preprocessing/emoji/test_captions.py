@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from preprocessing.emoji.captions import PLACES, a, count_caption, pair_caption, plain_caption, scene_caption
-from preprocessing.emoji.names import PLAIN_WORDS, caption_name, contains_words, plural
+from preprocessing.emoji.captions import PLACES, count_caption, noun_phrase, pair_caption, plain_caption, scene_caption
+from preprocessing.emoji.names import SYNONYMS, caption_name, contains_words, plural
 
 
 @pytest.mark.parametrize(
@@ -31,12 +31,12 @@ from preprocessing.emoji.names import PLAIN_WORDS, caption_name, contains_words,
     ],
 )
 def test_a_thing_has_the_article_it_has_in_english(name, phrase):
-    assert a(name) == phrase
+    assert noun_phrase(name) == phrase
 
 
 def test_the_article_goes_by_the_size_word_when_there_is_one():
-    assert a("owl", "small") == "a small owl"
-    assert a("scissors", "big") == "big scissors"
+    assert noun_phrase("owl", "small") == "a small owl"
+    assert noun_phrase("scissors", "big") == "big scissors"
 
 
 @pytest.mark.parametrize(
@@ -132,6 +132,6 @@ def test_a_count_is_said_in_words_or_digits():
 
 
 def test_a_plain_word_stands_for_one_thing_only():
-    words = [word for others in PLAIN_WORDS.values() for word in others]
+    words = [word for others in SYNONYMS.values() for word in others]
     assert len(words) == len(set(words))
-    assert not set(words) & set(PLAIN_WORDS)
+    assert not set(words) & set(SYNONYMS)

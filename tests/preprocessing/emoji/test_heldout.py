@@ -7,14 +7,14 @@ import pytest
 from preprocessing.emoji.heldout import hold_out
 from preprocessing.emoji.names import contains_words
 from preprocessing.emoji.plan import plan_held_out, plan_training
-from preprocessing.emoji.sets import TELLING, read_drawings, read_things
+from preprocessing.emoji.sets import CODE_POINT_SETS, read_drawings, read_things
 
 
 @pytest.fixture(scope="module")
 def drawings(emoji_packages):
     dropped = Counter()
     things = read_things(emoji_packages / "emojibase-data", dropped)
-    return read_drawings(emoji_packages, things, dropped, sets=TELLING)
+    return read_drawings(emoji_packages, things, dropped, sets=CODE_POINT_SETS)
 
 
 @pytest.fixture(scope="module")

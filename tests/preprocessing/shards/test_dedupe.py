@@ -153,7 +153,7 @@ def test_the_outcome_has_nothing_more_to_lose(folder, tmp_path):
 def test_a_changed_shard_is_refused_by_name(folder, tmp_path):
     path = folder / "shard-00002.parquet"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(ValueError, match=r"shard-00002.parquet is not the file that dataset.json means"):
+    with pytest.raises(ValueError, match=r"shard-00002.parquet is not the file in dataset.json"):
         dedupe(folder, tmp_path / "out")
 
 

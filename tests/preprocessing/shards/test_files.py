@@ -132,7 +132,7 @@ def test_dataset_json_comes_back_as_it_was_written(folder):
         (("counts",), None, "dataset.json"),
         (("shards",), [3], "dataset.json"),
         (("shards", 0, "file"), "../outside.parquet", "file='../outside.parquet'"),
-        (("shards", 0, "file"), "shard-00009.parquet", "shard-00009.parquet, named by dataset.json, is not there"),
+        (("shards", 0, "file"), "shard-00009.parquet", "shard-00009.parquet, which is in dataset.json, is missing"),
         (("shards", 1, "rows"), 2.5, "rows=2.5"),
         (("shards", 1, "sha256"), "abc", "sha256='abc'"),
     ],

@@ -58,5 +58,5 @@ def test_a_folder_that_exists_is_left_alone(few, many):
 
 
 def test_no_times_are_refused(few, tmp_path):
-    with pytest.raises(UserError, match="few:0: must be once at least"):
+    with pytest.raises(UserError, match="few:0: must count at least once"):
         mix([(few, 0)], tmp_path / "mixed")

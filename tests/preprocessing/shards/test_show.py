@@ -119,7 +119,7 @@ def test_the_same_call_draws_the_same_bytes(folder, vqgan_folder, tmp_path):
 
 def test_codes_of_an_unknown_vqgan_are_not_shown(folder, capsys):
     assert run(folder) == 2
-    assert "give the one that made them with --vqgan" in capsys.readouterr().err
+    assert "name the one that made them with --vqgan" in capsys.readouterr().err
     assert not (folder / "contact_sheet.png").exists()
 
 

@@ -123,7 +123,7 @@ def test_the_same_shard_under_two_names_is_found(folder):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("vqgan", "0" * 64, "the codes are of the VQGAN 000000000000, given is "),
+        ("vqgan", "0" * 64, "the codes are of the VQGAN 000000000000, not of "),
         ("codebook_size", 65, "codebook_size=65, but the VQGAN has 64 codes"),
         ("picture_side", 17, "picture_side=17, but image_side=2 codes stand for 16 pixels"),
     ],

@@ -194,7 +194,7 @@ def test_held_out_pictures_are_not_swept_up_by_naming_their_parent(folder):
     for split in ("train", "heldout"):
         (folder / split).mkdir()
         write_listing(folder / split, {"file_name": "a.png", "text": "a cat"})
-    with pytest.raises(ValueError, match=r"take one of \S+heldout, \S+train"):
+    with pytest.raises(ValueError, match=r"name one of \S+heldout, \S+train"):
         open_source(folder, 10)
 
 
@@ -232,7 +232,7 @@ def test_a_source_of_no_kind_is_refused_with_those_there_are(name, message):
 
 def test_shards_of_codes_are_not_pictures(tmp_path):
     (tmp_path / "dataset.json").write_text("{}")
-    with pytest.raises(ValueError, match="holds shards of codes, made already"):
+    with pytest.raises(ValueError, match="holds shards of codes, which are preprocessed already"):
         open_source(tmp_path, 10)
 
 

@@ -108,7 +108,7 @@ def test_damage_is_counted_wherever_the_files_are(error, remote):
 
 def test_a_data_set_without_pictures_is_a_mistake(tmp_path):
     datasets.Dataset.from_list([{"text": "a cat"}]).to_parquet(tmp_path / "train.parquet")
-    with pytest.raises(ValueError, match="no column of pictures that can be told; the columns are: text"):
+    with pytest.raises(ValueError, match="which column holds the pictures; the columns are: text"):
         StreamedDataset(str(tmp_path))
 
 
@@ -125,7 +125,7 @@ def test_a_saved_data_set_is_cut_into_parts(rows, tmp_path):
 
 def test_of_a_saved_data_set_with_splits_one_is_asked_for(rows, tmp_path):
     datasets.DatasetDict(train=table(rows[:4]), test=table(rows[4:])).save_to_disk(tmp_path)
-    with pytest.raises(ValueError, match=r"take one of \S+test, \S+train"):
+    with pytest.raises(ValueError, match=r"name one of \S+test, \S+train"):
         open_source(tmp_path, 5)
     assert len(read_all(open_source(tmp_path / "train", 5))) == 4
 

@@ -73,11 +73,11 @@ def test_a_column_of_bytes_and_paths_as_datasets_has_it_is_taken_whatever_its_na
 
 def test_columns_of_other_names_can_be_named(rows, path):
     write_parquet(path, [{"photo": row["jpg"], "thumb": b"x", "alt": row["caption"]} for row in rows])
-    with pytest.raises(ValueError, match="no column of pictures that can be told; the columns are: photo, thumb, alt"):
+    with pytest.raises(ValueError, match="which column holds the pictures; the columns are: photo, thumb, alt"):
         open_source(path, 1000)
     with pytest.raises(ValueError, match="no column 'caption'; there are: photo, thumb, alt"):
         open_source(path, 1000, picture_column="photo", caption_column="caption")
-    with pytest.raises(ValueError, match="'alt' holds no picture's bytes"):
+    with pytest.raises(ValueError, match="'alt' does not hold pictures as bytes"):
         open_source(path, 1000, picture_column="alt")
     samples = read_all(open_source(path, 1000, picture_column="photo", caption_column="alt"))
     assert [(sample.picture, sample.caption) for sample in samples] == [(row["jpg"], row["caption"]) for row in rows]
