@@ -1,1 +1,1 @@
-"""One script per question; each prints a table, then one JSON line. Results are in BENCHMARKS.md."""
+"""Benchmarks: a script for each question, which prints tables, then one JSON line. Results are in BENCHMARKS.md."""

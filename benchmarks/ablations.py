@@ -1,10 +1,10 @@
 """Which decoder learns most in little time? `python -m benchmarks.ablations SHARDS HELDOUT OUT [NAME ...]`.
 
-Short runs of the recipe emoji64 on pictures of 16x16 codes, each with a thing or two changed, on the same shards with
-the same seed: held-out bits per image code along the way, and samples per second. Each run is `dalle-lean train`'s own
-and goes on where it was stopped. Those that are named, or all, run one after the other, so that two processes with
-different names can share two cores with --threads 1; at the end the table of all that are finished is printed and
-OUT/curves.svg is drawn.
+Short runs of the recipe emoji64 on pictures of 16x16 codes, each with one or two changes, on the same shards with the
+same seed: held-out bits per image code on the way, and samples per second. Each is a run of `dalle-lean train`, and
+continues if it was stopped. The variants named, by default all, run one after the other, so that two processes with
+different names can share two cores with --threads 1. At the end a table of all finished runs is printed, and
+OUT/curves.svg drawn.
 """
 
 import dataclasses
@@ -53,11 +53,11 @@ VARIANTS: dict[str, Sections] = {
 }
 SAMPLES = 9600
 MEASURED_AT = (0.25, 0.5, 0.75, 1.0)
-"""Shares of the steps."""
+"""Shares of the steps, 0..1."""
 
 
 def variant(name: str, samples: int = SAMPLES) -> Recipe:
-    """BASE over so many samples, with a thing or two changed."""
+    """The recipe of a variant, for `samples` samples."""
     sections = load_recipe("emoji64").to_dict()
     sections["model"] |= {"image_side": 16}
     for section, changes in VARIANTS[name].items():
@@ -75,12 +75,12 @@ def variant(name: str, samples: int = SAMPLES) -> Recipe:
 
 
 def folder(out: Path, name: str) -> Path:
-    """Of one run."""
+    """The folder of a variant's run."""
     return out / "".join(letter if letter.isalnum() else "-" for letter in name)
 
 
 def figures(out: Path, name: str, samples: int) -> dict[str, Any] | None:
-    """Held-out bits along the way, rate and parameters of a run; None unless it has measured its last step."""
+    """A run's held-out bits on the way, samples/s and parameters; None unless it has measured its last step."""
     lines = read_metrics(folder(out, name) / "metrics.jsonl")
     last = variant(name, samples).schedule.total_steps
     bits = {line["step"] / last: line["heldout_image_bits"] for line in lines if "heldout_image_bits" in line}
@@ -95,7 +95,7 @@ def figures(out: Path, name: str, samples: int) -> dict[str, Any] | None:
 
 
 def curves(found: Mapping[str, Mapping[str, Any]], samples: int) -> str:
-    """An SVG on white: held-out bits by samples seen, the best first."""
+    """An SVG on white: held-out bits by samples seen, the best run first."""
     named = {
         f"{each['bits'][1.0]:.3f} {name}": [(share * samples, bits) for share, bits in each["bits"].items()]
         for name, each in sorted(found.items(), key=lambda item: item[1]["bits"][1.0])
@@ -113,13 +113,13 @@ def curves(found: Mapping[str, Mapping[str, Any]], samples: int) -> str:
 
 
 def main() -> None:
-    """Run what is asked for, then report what is finished."""
+    """Run the variants named, then report all that are finished."""
     parser = make_parser(__doc__)
     parser.add_argument("shards", type=Path)
     parser.add_argument("heldout", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="a variant; without any all of them")
-    parser.add_argument("--samples", type=int, default=SAMPLES, help="in each run (default: %(default)s)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="variants to run (default: all)")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="of each run (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_intermixed_args()
     out, samples, names = options.out, options.samples, options.names or list(VARIANTS)
@@ -127,7 +127,7 @@ def main() -> None:
         parser.error(f"no variant {', '.join(sorted(unknown))}; there are {', '.join(VARIANTS)}")
     for name in names:
         if variant(name, samples).schedule.total_steps % len(MEASURED_AT):
-            parser.error(f"--samples {samples}: the steps of {name!r} cannot be divided by {len(MEASURED_AT)}")
+            parser.error(f"--samples {samples}: the steps of {name!r} are no multiple of {len(MEASURED_AT)}")
     torch.set_num_threads(options.threads)
     for name in names:
         with progress_bar(name, "samples") as on_progress:

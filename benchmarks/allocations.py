@@ -1,7 +1,7 @@
 """Exact bytes of tensors on the CPU: what a function allocates, what it leaves, what it keeps for backward.
 
-torch's profiler sees every allocation and release of a tensor's memory, inside of kernels too; it does not see what the
-matrix library takes for itself.
+torch's profiler sees every allocation and release of a tensor's memory, even inside kernels, but not what the matrix
+library allocates for itself.
 """
 
 import os
@@ -19,13 +19,13 @@ class Step(NamedTuple):
     """Bytes of one forward and backward above what existed before."""
 
     kept_bytes: int
-    """What forward leaves, its result included."""
+    """Left after forward, including its result."""
     peak_bytes: int
-    """The most at any moment of the two."""
+    """The most at any moment of forward and backward."""
 
 
 def step_bytes(loss: Callable[[], Tensor], parameters: Iterable[nn.Parameter]) -> Step:
-    """Bytes of loss() and its backward, which adds to gradients that exist before."""
+    """Bytes of loss() and its backward, which adds to existing gradients."""
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     forward_peak, kept, value = allocated(loss)
@@ -34,12 +34,12 @@ def step_bytes(loss: Callable[[], Tensor], parameters: Iterable[nn.Parameter]) -
 
 
 def allocated(run: Callable[[], Any]) -> tuple[int, int, Any]:
-    """Bytes that run() has allocated and not released, (the most, at its end); and its result."""
+    """Bytes that run() allocates and has not released yet, at the peak and at its end; and its result."""
     recording = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-    with nothing_on_stderr():
+    with silent_stderr():
         recording.start()
     result = run()
-    with nothing_on_stderr():
+    with silent_stderr():
         recording.stop()
     live = peak = 0
     for nbytes in memory_events(recording):
@@ -49,14 +49,14 @@ def allocated(run: Callable[[], Any]) -> tuple[int, int, Any]:
 
 
 def memory_events(recording: Any) -> list[int]:
-    """Bytes allocated, negative where released, in order; the profiler's public events tell no order."""
+    """Bytes allocated (negative: released), in order, which the profiler's public events do not tell."""
     events = [event for event in recording.profiler.kineto_results.events() if event.name() == "[memory]"]
     return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
 
 
 @contextmanager
-def nothing_on_stderr() -> Iterator[None]:
-    """The profiler's library announces itself there whatever its log level is."""
+def silent_stderr() -> Iterator[None]:
+    """Discard standard error, on which the profiler's library announces itself whatever its log level."""
     sys.stderr.flush()
     kept = os.dup(2)
     with open(os.devnull, "w") as nowhere:

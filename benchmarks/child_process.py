@@ -1,7 +1,7 @@
-"""Models in processes of their own, each with the torch of its own environment: a request in, its figures back.
+"""Child processes, each with the torch of its own environment, that measure models on request.
 
-A child reads its task as JSON from its command line and answers every line of its standard input, a request in JSON,
-with a line of JSON. It imports this file, so nothing but torch and the standard library is imported here.
+A child reads its task as JSON from its command line and answers every request, a line of JSON on its standard input,
+with a line of JSON. Children import this file, so it imports little but torch and the standard library.
 """
 
 import json
@@ -17,8 +17,8 @@ import torch
 from dalle_lean.errors import UserError
 
 ROOT = Path(__file__).parent.parent
-# The interpreter's own packages come first, also where this package lies among another interpreter's; those of the
-# current folder, "", never: -P would do for Python 3.11 and later, but a reference may need an earlier one.
+# The interpreter's own packages come before this repository, which may lie among another interpreter's packages. Those
+# of the current folder, "", must not be found; -P would do for Python 3.11 and later, but a reference may be older.
 RUN_MODULE = (
     "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; import runpy; "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
@@ -26,7 +26,7 @@ RUN_MODULE = (
 
 
 def open_task() -> tuple[dict[str, Any], Callable[[dict[str, Any]], None]]:
-    """The child's task, its threads set, and how it answers."""
+    """The child's task and a function that answers; sets the number of threads."""
     # Libraries that print must not spoil the answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -36,12 +36,12 @@ def open_task() -> tuple[dict[str, Any], Callable[[dict[str, Any]], None]]:
 
 
 def requests() -> Iterator[Any]:
-    """What a child is asked, until its parent is done."""
+    """The requests to a child, until its parent is done."""
     return (json.loads(line) for line in sys.stdin)
 
 
 class Child:
-    """The parent's end: `module` of this package, run by the interpreter `python`; a context manager."""
+    """The parent's end of a child, which runs `module` in the interpreter `python`; a context manager."""
 
     def __init__(self, python: str, module: str, task: dict[str, Any]):
         threads = str(task["threads"])
@@ -62,15 +62,15 @@ class Child:
         self.process.communicate()
 
     def answer(self) -> dict[str, Any]:
-        """The next line of the child; the first one comes unasked."""
+        """The child's next answer; it gives the first without a request."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise UserError(f"{self.name} ended before it answered; it says why above")
+            raise UserError(f"{self.name} ended before it answered; the reason is above")
         return dict(json.loads(line))
 
     def ask(self, request: Any = None) -> dict[str, Any]:
-        """The answer to a request; a child that trains needs no words."""
+        """The answer to a request."""
         assert self.process.stdin is not None
         print(json.dumps(request), file=self.process.stdin, flush=True)
         return self.answer()

@@ -1,4 +1,4 @@
-"""`dalle-lean bench`: the benchmarks a user may want to rerun, beside the published figures."""
+"""The command `dalle-lean bench`: benchmarks that a user may want to rerun, beside the published figures."""
 
 import json
 import subprocess
@@ -14,20 +14,20 @@ from dalle_lean.errors import UserError
 from dalle_lean.terminal import say, warn
 
 OPENING, CLOSING = "<!-- figures:", "-->"
-"""Around the JSON line of a published run, which BENCHMARKS.md keeps in a comment."""
+"""The comment in BENCHMARKS.md that holds the JSON line of a published run."""
 MEGA = 1e6
 
 Figures = dict[str, float]
 
 
 class Benchmark(NamedTuple):
-    """How one is run and which of its figures are compared."""
+    """How to run a benchmark, and which of its figures to compare."""
 
     module: str
     quick: tuple[str, ...]
-    """Arguments for about a minute."""
+    """Arguments of a run of about a minute."""
     figures: Callable[[dict[str, Any]], Figures]
-    """Of its JSON line, by a name that holds the unit."""
+    """Figures of its JSON line, by names that hold the unit."""
     takes_reference: bool = False
 
 
@@ -54,7 +54,7 @@ def training_figures(found: dict[str, Any]) -> Figures:
 
 
 def memory_figures(found: dict[str, Any]) -> Figures:
-    # Beside them stand published figures of others, which no run measures.
+    # Lines without bytes are figures published by others.
     measured = [line for line in found.get("layers", ()) if "live_bytes" in line]
     figures = {f"a layer, {line['way']}: widths a token": line["widths"] for line in measured}
     for line in found.get("peaks", ()):
@@ -87,15 +87,17 @@ BenchmarkName = StrEnum("BenchmarkName", [(name, name) for name in BENCHMARKS]) 
 def bench(
     what: Annotated[
         list[BenchmarkName] | None,
-        typer.Argument(metavar="WHAT", help=f"{', '.join(BenchmarkName)}; all if none is named."),
+        typer.Argument(metavar="WHAT", help=f"{', '.join(BenchmarkName)}; all by default."),
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="As published; quick runs take about a minute each.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Run them as published; otherwise each takes about a minute.")
+    ] = False,
     reference: Annotated[
         str | None,
         typer.Option(metavar="PYTHON", help="Interpreter with dalle-pytorch 1.6.6, for sampling and training."),
     ] = None,
 ) -> None:
-    """Run benchmarks on this machine and compare with the published figures of BENCHMARKS.md."""
+    """Run benchmarks on this machine and compare with the figures published in BENCHMARKS.md."""
     published = published_figures(published_page().read_text())
     failed = []
     for name in dict.fromkeys(what or BenchmarkName):
@@ -107,7 +109,7 @@ def bench(
         found = run(benchmark.module, arguments)
         if found is None:
             failed.append(name)
-            warn(f"{name} did not finish; it says why above")
+            warn(f"{name} did not finish; the reason is above")
             continue
         for line in comparison(benchmark.figures, found, published.get(benchmark.module)):
             say(line)
@@ -117,7 +119,7 @@ def bench(
 
 
 def run(module: str, arguments: list[str]) -> dict[str, Any] | None:
-    """The JSON line of a benchmark in a process of its own; None where it fails."""
+    """Run a benchmark in a process of its own and return its JSON line; None if it fails."""
     from benchmarks.child_process import ROOT, RUN_MODULE
 
     command = [sys.executable, "-c", RUN_MODULE, str(ROOT), f"benchmarks.{module}", *arguments]
@@ -128,7 +130,7 @@ def run(module: str, arguments: list[str]) -> dict[str, Any] | None:
 def comparison(
     figures_of: Callable[[dict[str, Any]], Figures], found: dict[str, Any], published: dict[str, Any] | None
 ) -> list[str]:
-    """The table's lines: every figure, published and here, and here / published; before it, where each was measured."""
+    """The lines of the report: where the figures come from, then a table of published, here and here / published."""
     here, there = figures_of(found), figures_of(published) if published else {}
     lines = [f"here: {found['machine']}, commit {found['commit']}"]
     if published:
@@ -149,14 +151,14 @@ def comparison(
 
 
 def published_page() -> Path:
-    """BENCHMARKS.md beside this package in a checkout, inside it where it is installed."""
+    """BENCHMARKS.md: beside this package in a checkout, inside it in an installation."""
     here = Path(__file__).resolve().parent
     checkout = here.parent / "BENCHMARKS.md"
     return checkout if checkout.exists() else here / "BENCHMARKS.md"
 
 
 def published_figures(text: str) -> dict[str, dict[str, Any]]:
-    """Benchmark -> its published JSON line; ValueError names a comment that is none, or comes twice."""
+    """Benchmark -> its published JSON line; UserError for a comment that holds none, or a benchmark published twice."""
     found: dict[str, dict[str, Any]] = {}
     for part in text.split(OPENING)[1:]:
         line, closing, _ = part.partition(CLOSING)
@@ -167,16 +169,16 @@ def published_figures(text: str) -> dict[str, dict[str, Any]]:
             figures, name = None, None
         if not closing or not isinstance(name, str):
             raise UserError(
-                f"BENCHMARKS.md: {OPENING}{line[:60]}: this is no comment with the JSON line of a benchmark"
+                f"BENCHMARKS.md: {OPENING}{line[:60]}: this is not a comment with the JSON line of a benchmark"
             )
         if name in found:
-            raise UserError(f"BENCHMARKS.md: the figures of {name} come twice")
+            raise UserError(f"BENCHMARKS.md: has the figures of {name} twice")
         found[name] = figures
     return found
 
 
 def number(value: float | None) -> str:
-    """With three digits or more; "-" where there is none."""
+    """A number with at least three digits; "-" for None."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Pictures drawn as people get them, with the seconds of each phase.
+"""Draws pictures as users get them, and times each phase.
 
 R pictures, I codes in a picture, N prompts, T text length.
 """
@@ -22,21 +22,21 @@ from inference.scorer import Scorer
 
 
 class Drawing(NamedTuple):
-    """Codes and what they took."""
+    """Codes, and the time and memory that drawing them took."""
 
     codes: Tensor
     """[R, I]."""
     prefill_s: float
-    """Reading the prompt."""
+    """Prefill of the prompt."""
     steps_s: float
-    """Reading all codes but the last, KVCache.decode_step."""
+    """KVCache.decode_step for all codes but the last."""
     sampling_s: float
-    """The rest: making the cache, filter, noise and choice."""
+    """The rest: making the cache, filtering, noise and sampling."""
     cache_bytes: int
 
     @property
     def total_s(self) -> float:
-        """All of it."""
+        """All phases together."""
         return self.prefill_s + self.steps_s + self.sampling_s
 
 
@@ -48,7 +48,7 @@ class RenderTimes(NamedTuple):
 
 
 def draw(decoder: PackedDecoder, text_ids: Tensor, batch: int) -> Drawing:
-    """`batch` pictures of each prompt [N, T], with the defaults people get and seed 0."""
+    """Draw `batch` pictures of each prompt [N, T], with the default settings and seed 0."""
     device, read = decoder.device, KVCache.decode_step
     steps_s, cache_bytes = 0.0, 0
 
@@ -77,7 +77,7 @@ def rows(batch: int) -> list[Row]:
 
 
 def render(codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer) -> RenderTimes:
-    """Decode and rank codes [R, I], one after the other."""
+    """Decode codes [R, I], then rank the pictures."""
     device = codes.device
     started = now(device)
     ranked = list(decode_and_score(codes, prompt, vqgan))
@@ -89,7 +89,7 @@ def render(codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer) -> RenderTi
 
 @torch.inference_mode()
 def choices_after(decoder: PackedDecoder, text_ids: Tensor, codes: Tensor) -> Tensor:
-    """What this decoder would draw at every place after another's codes [R, I], with the same noise: [R, I]."""
+    """The codes [R, I] that this decoder would draw after each of the given codes' prefixes, with the same noise."""
     config, prompts = decoder.config, read_prompts(decoder, text_ids)
     batch = len(codes) // len(text_ids)
     cache = KVCache(decoder, prompts, len(codes))

@@ -1,17 +1,17 @@
 """Does everything work on this GPU, and how fast? `make gpu-check`, under ten minutes, without a network.
 
-Each part runs in a process of its own, so that one that fails or hangs hides nothing of the others:
+Each part runs in a process of its own, so that a part that fails or hangs does not affect the others:
 
 - tests: those marked gpu.
-- train small, train paper: a step in bf16 under the fastest plan that fits, of random samples: tokens/s; MFU, the
-  arithmetic of one forward and backward (nothing recomputed; dalle_lean/memory/flops.py) over the seconds and the rate
-  of a large bf16 product measured in the same process; peak bytes on the device, predicted and measured.
-- draw small, draw paper: from a prompt to the PNG files of the best 4 of 128, with random weights; the second drawing
-  counts, in which nothing is prepared any more.
+- train small, train paper: a step in bf16 on random samples, under the fastest plan that fits: tokens/s; MFU, the
+  arithmetic of one forward and backward (nothing recomputed; dalle_lean/memory/flops.py) per second over the rate of a
+  large bf16 product, measured in the same process; peak bytes on the device, predicted and measured.
+- draw small, draw paper: from a prompt to the PNG files of the best 4 of 128, with random weights; the second drawing,
+  after the warm-up.
 - recipe: two minutes of the bundled model's recipe on random samples: samples/s, and whether the loss falls.
 
-The last line is one JSON object. A part that fails has its last line of error there, and the exit code is 1.
-`--device cpu --small` runs the same on a CPU in a minute, to see that it runs.
+The last line is one JSON object. It has the last line of error of each part that fails; the exit code is then 1.
+`--device cpu --small` tries all of this on a CPU in a minute.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ LIMITS_S = {
     "draw paper": 120,
     "recipe": 150,
 }
-"""Seconds after which a part is ended: all of them together stay under ten minutes."""
+"""Seconds after which a part is killed; together under ten minutes."""
 COLUMNS = (
     Column("part", "part"),
     Column("seconds", "seconds", ",.1f"),
@@ -73,7 +73,7 @@ def main() -> None:
     """Run the parts, print the table and the JSON line."""
     parser = make_parser(__doc__)
     parser.add_argument("--device", default="cuda", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
-    parser.add_argument("--small", action="store_true", help="tiny models and a few steps, to see that it runs")
+    parser.add_argument("--small", action="store_true", help="tiny models and few steps, to try the check itself")
     parser.add_argument("--parts", nargs="*", choices=LIMITS_S, default=list(LIMITS_S), help="only these")
     parser.add_argument("--child", choices=LIMITS_S, help="run one part in this process")
     options = parser.parse_args()
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def run_part(name: str, device: str, small: bool) -> dict[str, Any]:
-    """A part in a process of its own: its figures, or its last line of error."""
+    """Run a part in a process of its own: its figures, or its last line of error."""
     print(f"{name} ...", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "benchmarks.gpu_check", "--child", name, "--device", device]
     started = time.perf_counter()
@@ -128,7 +128,7 @@ def part(name: str, device: torch.device, small: bool) -> dict[str, Any]:
 
 
 def marked_tests() -> dict[str, Any]:
-    """Run the tests marked gpu; RuntimeError where one fails."""
+    """Run the tests marked gpu; RuntimeError if one fails."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "tests"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     closing = (done.stdout.strip().splitlines() or [done.stderr.strip()])[-1]
@@ -138,7 +138,7 @@ def marked_tests() -> dict[str, Any]:
 
 
 def train(config: DalleConfig, device: torch.device, *, batch_size: int, seconds: float) -> dict[str, Any]:
-    """Steps of the fastest plan that fits into 80 % of the free memory, with LAMB."""
+    """Time steps with LAMB, under the fastest plan that fits into 80 % of the free memory."""
     setup = TrainingSetup.of_precision("bf16", batch=batch_size, device=device.type)
     plan = fastest_plan(config, setup, 0.8 * free_bytes(device))
     memory = MemoryRecipe(**dataclasses.asdict(plan), precision="bf16")
@@ -170,7 +170,7 @@ def train(config: DalleConfig, device: torch.device, *, batch_size: int, seconds
 
 
 def draw(config: DalleConfig, device: torch.device, *, pictures: int) -> dict[str, Any]:
-    """Seconds from a prompt to PNG files, the second time."""
+    """Seconds from a prompt to PNG files, the first and the second time."""
     bundled = Generator.from_folder(bundled_model(), device=device)
     model = Dalle(config, device=device).eval()
     vqgan = VQGAN(VQGANConfig(codebook_size=config.image_vocab_size)).eval().to(device)
@@ -186,7 +186,7 @@ def draw(config: DalleConfig, device: torch.device, *, pictures: int) -> dict[st
 
 
 def follow_recipe(device: torch.device, *, seconds: float) -> dict[str, Any]:
-    """Steps of the bundled model's recipe; RuntimeError unless the loss falls."""
+    """Train with the bundled model's recipe; RuntimeError unless the loss falls."""
     recipe = load_recipe("emoji128")
     config = load_model(bundled_model()).config
     learner = Learner(Dalle(config, device=device), recipe)
@@ -199,7 +199,7 @@ def follow_recipe(device: torch.device, *, seconds: float) -> dict[str, Any]:
 
 
 def repeated(run: Callable[[], Any], device: torch.device, seconds: float) -> tuple[float, int]:
-    """Mean seconds of a run, and how many there were; the first, which prepares, is left out."""
+    """Mean seconds of a run, and the number of runs, without the first, which is the warm-up."""
     run()
     started, count = now(device), 0
     while count < 2 or now(device) - started < seconds:

@@ -1,6 +1,6 @@
-"""The bare chain: a decoding step's products with weights and nothing else, which no sampler can be faster than.
+"""The bare chain: a decoding step's products with weights and nothing else, a lower bound for any sampler.
 
-R rows, D hidden size, C codebook.
+R rows.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ WEIGHT_BYTES: dict[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1
 
 
 def step_weights(model: Dalle) -> list[Tensor]:
-    """[out, in] of each product of a step, in order: four a layer, then the output's rows for codes."""
+    """The weights [out, in] of a step's products, in order: four per layer, then the output layer's rows for codes."""
     config = model.config
     weights = []
     for index in config.layer_blocks:
@@ -30,7 +30,7 @@ def step_weights(model: Dalle) -> list[Tensor]:
 
 
 def bare_chain(model: Dalle, batch: int) -> Chain:
-    """torch's own products of [R, in] with a step's weights, in their dtype."""
+    """A step's products, [R, in] by its weights, as torch computes them in their dtype."""
     weights = step_weights(model)
     inputs = random_inputs(weights, batch, model.output.weight.dtype)
 
@@ -43,7 +43,7 @@ def bare_chain(model: Dalle, batch: int) -> Chain:
 
 
 def packed_chain(decoder: PackedDecoder, batch: int) -> Chain:
-    """The same products with the weights as sampling packs them, biases included."""
+    """The same products with the weights as sampling packs them, including biases."""
     inputs = random_inputs(step_weights(decoder.model), batch, compute_dtype(decoder.precision))
     products = [product for layer in decoder.layers for product in (layer.qkv, layer.out, layer.up, layer.down)]
     products.append(decoder.output)
@@ -57,7 +57,7 @@ def packed_chain(decoder: PackedDecoder, batch: int) -> Chain:
 
 
 def random_inputs(weights: list[Tensor], batch: int, dtype: torch.dtype) -> list[Tensor]:
-    """An input [R, in] for each weight; those of one width are the same tensor, as a step's would be in cache."""
+    """An input [R, in] for each weight; inputs of the same width are one tensor, since a step's would be in cache."""
     device, widths = weights[0].device, [weight.shape[1] for weight in weights]
     by_width = {width: torch.randn(batch, width, device=device).to(dtype) for width in set(widths)}
     return [by_width[width] for width in widths]
@@ -69,14 +69,14 @@ def step_flop(model: Dalle, batch: int) -> int:
 
 
 def step_bytes(model: Dalle, precision: Precision, batch: int) -> int:
-    """What a step must read at least: every weight once, shared or not, the prompt's keys and values once, and of
-    each picture those that a query sees."""
+    """The fewest bytes that a step must read: every weight once, shared or not, the prompt's keys and values once, and
+    for each picture those that a query sees."""
     weights = {weight.data_ptr(): weight.numel() for weight in step_weights(model)}
     return sum(weights.values()) * WEIGHT_BYTES[precision] + read_bytes(model.config, precision, batch)
 
 
 def read_bytes(config: DalleConfig, precision: Precision, batch: int) -> int:
-    """Keys and values that a step reads for `batch` pictures of one prompt."""
+    """Bytes of keys and values that a step reads for `batch` pictures of one prompt."""
     windows = [window_of(config, kind) for kind in config.layer_kinds]
     cells = sum(config.num_text_positions + batch * window.span * window.rows for window in windows)
     return 2 * cells * config.num_heads * config.head_size * compute_dtype(precision).itemsize

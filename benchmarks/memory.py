@@ -2,10 +2,10 @@
 
 Three tables in fp32 on the CPU, by plan:
 
-1. What a layer keeps for backward, per token, at the paper's width: what forward leaves allocated, from the difference
-   between two depths. Beside it plain PyTorch layers of the same sizes, and what is published of LeanTransformer.
-2. What forward keeps, and the peak of forward and backward: two layers of the paper's model with all its vocabulary.
-3. How both grow with depth, batch and length, in a small model.
+1. Bytes per token that a layer keeps for backward at the paper's width: what forward leaves allocated, from the
+   difference between two depths; beside it, plain PyTorch layers of the same sizes, and figures of LeanTransformer.
+2. What forward keeps, and the peak of forward and backward: two layers of the paper's model with its full vocabulary.
+3. How both grow with depth, batch and length in a small model.
 
 Bytes are exact (benchmarks/allocations.py). Weights, gradients and the batch exist before and do not count.
 """
@@ -33,7 +33,7 @@ KB, MB = 1e3, 1e6
 PAPER = dataclasses.replace(DalleConfig.paper(), num_layers=2)
 """A row and a convolution layer of the paper's model."""
 ONE_KIND = {"attention_pattern": ("row",), "last_attention": None, "shared_blocks": 1}
-"""Layers that are all alike and share all weights, so that another layer adds no weights."""
+"""Identical layers that share all weights, so that another layer adds no weights."""
 PAPER_LAYERS = dataclasses.replace(PAPER, text_vocab_size=64, image_vocab_size=64, **ONE_KIND)  # type: ignore[arg-type]
 SMALL = dataclasses.replace(
     PAPER_LAYERS, hidden_size=256, num_heads=4, text_len=64, image_side=16, text_vocab_size=1024, image_vocab_size=1024
@@ -47,15 +47,15 @@ LEAN_TRANSFORMER = {
     "LeanTransformer: checkpoints": 2.0,
     "LeanTransformer: reversible": 0.0,
 }
-"""What the design of learning-at-home/lean_transformer keeps, in widths per token: its own layer of these sizes,
-counted once by saved-tensor hooks; not measured here."""
+"""What a layer of learning-at-home/lean_transformer of these sizes keeps, in widths per token. Counted once with
+saved-tensor hooks; not measured here."""
 
 Figures = dict[str, Any]
 Forward = Callable[[], Tensor]
 
 
 class PlainLayer(nn.Module):
-    """A pre-norm layer with a GEGLU feed-forward as one writes it in plain PyTorch."""
+    """A pre-norm layer with a GEGLU feed-forward in plain PyTorch."""
 
     def __init__(self, width: int, heads: int, fused: bool):
         super().__init__()
@@ -72,7 +72,7 @@ class PlainLayer(nn.Module):
         return out
 
     def attend(self, x: Tensor, forbidden: Tensor) -> Tensor:
-        """Causal attention: torch's own, or with an explicit softmax."""
+        """Causal attention, by torch's fused function or with an explicit softmax."""
         qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query, key, value = qkv.unbind(0)
         if self.fused:
@@ -101,12 +101,12 @@ def main() -> None:
 
 
 def counted(measures: dict[str, Callable[[], Figures]]) -> list[Figures]:
-    """The figures of each measure."""
+    """Run each measurement once, with a progress bar."""
     return [figures for [figures] in in_turns(measures, 1, "Counting").values()]
 
 
 def layer_figures(config: DalleConfig, depths: tuple[int, int] = (2, 4)) -> list[Figures]:
-    """Bytes per layer and token that forward keeps, from the difference between two depths."""
+    """Bytes that forward keeps per layer and token, from the difference between two depths."""
     width, tokens = config.hidden_size, config.sequence_len
 
     def per_layer(way: str, of_depth: Callable[[int], Forward]) -> Figures:
@@ -129,7 +129,7 @@ def layer_figures(config: DalleConfig, depths: tuple[int, int] = (2, 4)) -> list
 
 
 def plain_forward(config: DalleConfig, fused: bool, depth: int) -> Forward:
-    """A stack of plain layers of the config's sizes over random inputs that want a gradient."""
+    """The forward of a stack of plain layers of the config's sizes, over random inputs that require gradients."""
     layers = nn.ModuleList(PlainLayer(config.hidden_size, config.num_heads, fused) for _ in range(depth))
     length = config.sequence_len
     x = torch.randn(1, length, config.hidden_size, requires_grad=True)
@@ -145,12 +145,12 @@ def plain_forward(config: DalleConfig, fused: bool, depth: int) -> Forward:
 
 
 def all_plans() -> list[tuple[bool, str, MemoryPlan]]:
-    """(reversible, name, plan) of all that is compared."""
+    """(reversible, name, plan) of everything compared."""
     return [(reversible, name, plan) for reversible, plans in PLANS.items() for name, plan in plans.items()]
 
 
 def peak_figures(config: DalleConfig, batch_sizes: tuple[int, ...]) -> list[Figures]:
-    """Bytes that forward keeps and the peak of the step, by plan and batch size."""
+    """Bytes that forward keeps, and the peak of the step, by plan and batch size."""
 
     def peak(reversible: bool, name: str, plan: MemoryPlan, size: int) -> Figures:
         model = Dalle(dataclasses.replace(config, reversible=reversible), plan)
@@ -169,7 +169,7 @@ def peak_figures(config: DalleConfig, batch_sizes: tuple[int, ...]) -> list[Figu
 def growth_figures(
     config: DalleConfig, longer_side: int, depths: tuple[int, int] = (4, 8), batch_size: int = 4
 ) -> list[Figures]:
-    """Bytes that another layer, sample and position add to what forward keeps and to the peak, by plan."""
+    """Bytes that each further layer, sample and position add to what forward keeps and to the peak, by plan."""
     units = {
         "layer": (depths[1] - depths[0], {"depth": depths[1]}),
         "sample": (batch_size, {"size": 2 * batch_size}),

@@ -1,6 +1,6 @@
-"""How fast is an optimizer step on the CPU, and what does it keep? `python -m benchmarks.optimizer`.
+"""How fast is an optimizer step on the CPU, and how large are its statistics? `python -m benchmarks.optimizer`.
 
-The tensors are those of the paper's model; statistics are on the CPU and 8-bit for both forms of LAMB.
+The tensors have the shapes of the paper's model; both forms of LAMB keep 8-bit statistics on the CPU.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""Does the prompt page keep up with a crowd, lose nothing, mix nothing up and keep its memory flat?
+"""Does the prompt page serve a crowd without losing or mixing up answers, in constant memory?
 
     python -m benchmarks.page_load --people 20 --minutes 5 [--num-images 16] [--model FOLDER]
 
-Starts the page in a process of its own, on the CPU. Each person draws prompts of their own, one after another, through
-the endpoint, and compares every answer with what that prompt and seed give alone.
+Starts the page in a process of its own, on the CPU. Each user draws their own prompts, one after another, through the
+endpoint, and compares every answer with what the same prompt and seed give alone.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ MEMORY_INTERVAL_S = 60.0
 
 @dataclass(frozen=True)
 class DrawRequest:
-    """A drawing, and the only right answer to it."""
+    """A drawing and its right answer."""
 
     prompt: str
     seed: int
@@ -47,12 +47,12 @@ class DrawRequest:
 
 
 def fingerprint(codes: Sequence[str], pixels: Sequence[bytes]) -> str:
-    """Of the pictures, best first: their codes' hashes and their pixels."""
+    """A hash of pictures, best first, from the hashes of their codes and their pixels."""
     return hashlib.sha256(b"".join(pixels) + "".join(codes).encode()).hexdigest()
 
 
 def make_requests(generator: Generator, user: int, num_images: int) -> list[DrawRequest]:
-    """One user's drawings, each drawn alone first."""
+    """One user's requests, each drawn alone first."""
     requests = []
     for number in range(REQUESTS_EACH):
         prompt, seed = PROMPTS[(user + number) % len(PROMPTS)], 1000 * user + number
@@ -64,7 +64,7 @@ def make_requests(generator: Generator, user: int, num_images: int) -> list[Draw
 
 
 def ask(client: Client, request: DrawRequest) -> str:
-    """The fingerprint of the page's answer; Busy where it sends the visitor away."""
+    """The fingerprint of the page's answer; Busy if the page turns the user away."""
     asked = {"prompt": request.prompt, "num_images": request.num_images, "seed": request.seed}
     try:
         pictures, facts = client.predict(**asked, best=min(4, request.num_images), api_name="/draw")
@@ -77,7 +77,7 @@ def ask(client: Client, request: DrawRequest) -> str:
 
 
 def make_person(url: str, requests: Sequence[DrawRequest], folder: Path) -> Person:
-    """One user: their requests again and again."""
+    """A user who repeats their requests."""
     client = Client(url, download_files=folder, verbose=False, analytics_enabled=False)
 
     def person(number: int) -> bool:
@@ -88,15 +88,15 @@ def make_person(url: str, requests: Sequence[DrawRequest], folder: Path) -> Pers
 
 
 def run_users(url: str, requests: Sequence[Sequence[DrawRequest]], seconds: float) -> Load:
-    """All users at once for so many seconds."""
+    """Let all users ask at once for `seconds` seconds."""
     with tempfile.TemporaryDirectory() as folder:
-        people = [make_person(url, own, Path(folder) / str(number)) for number, own in enumerate(requests)]
+        people = [make_person(url, each, Path(folder) / str(number)) for number, each in enumerate(requests)]
         return run_crowd(people, seconds)
 
 
 @contextmanager
 def page_process(model: str | None, log: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """The page's address and process while it runs, on the CPU."""
+    """Run the page on the CPU; its address and process."""
     command = [sys.executable, "-c", "from dalle_lean.cli import main; main()", "demo", "--device", "cpu"]
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -110,17 +110,17 @@ def page_process(model: str | None, log: Path) -> Iterator[tuple[str, psutil.Pro
 
 
 def wait_for_address(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    """As the page says it; RuntimeError with all it said where it does not come up."""
+    """The address that the page prints; RuntimeError with its output if it does not start."""
     end_s = time.monotonic() + START_S
     while time.monotonic() < end_s and process.poll() is None:
         if found := re.search(r"the prompt page is at (\S+)", log.read_text()):
             return found[1]
         time.sleep(0.2)
-    raise RuntimeError(f"the page did not come up: {log.read_text()}")
+    raise RuntimeError(f"the page did not start: {log.read_text()}")
 
 
 def watch_memory(process: psutil.Process, samples: list[int], stop: threading.Event) -> None:
-    """Add the resident bytes at the start, after each minute and at the end."""
+    """Record the resident bytes at the start, after each minute and at the end."""
     samples.append(process.memory_info().rss)
     while not stop.wait(MEMORY_INTERVAL_S):
         samples.append(process.memory_info().rss)
@@ -128,7 +128,7 @@ def watch_memory(process: psutil.Process, samples: list[int], stop: threading.Ev
 
 
 def figures(result: Load, memory_bytes: Sequence[int], seconds: float, people: int) -> dict[str, Any]:
-    """What is reported."""
+    """The figures to report."""
     answered = len(result.latencies_s)
     return {
         "people": people,
@@ -145,7 +145,7 @@ def figures(result: Load, memory_bytes: Sequence[int], seconds: float, people: i
 
 
 def main() -> None:
-    """Draw everything alone, then all at once."""
+    """Draw all requests alone, then all users' at once."""
     parser = make_parser(__doc__)
     parser.add_argument("--people", type=int, default=20)
     parser.add_argument("--minutes", type=float, default=5.0)

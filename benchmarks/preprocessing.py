@@ -1,8 +1,8 @@
 """What does preprocessing add to the bare VQGAN? `python -m benchmarks.preprocessing [DATA] [--vqgan FOLDER|paper]`.
 
-DATA is a folder of pictures with captions (default: the drawings of the tests); where it has too few, they are repeated
-with other colours, mirrored, and with other captions. Each phase is measured alone, then all of them together against
-the VQGAN's forward on the same batches, in turns. `--rows 100000` watches the memory of a run of so many pictures.
+DATA is a folder of pictures with captions (default: the drawings of the tests); if it has too few, they are repeated
+with other colours, mirrored, and with other captions. Each phase is measured alone, then all together in turns with the
+VQGAN's forward on the same batches. `--rows 100000` also records the memory of a run over this many pictures.
 """
 
 import io
@@ -21,7 +21,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from benchmarks.report import TEST_PICTURES, make_parser, print_json, print_table
-from benchmarks.timing import Timed, in_turns, timed
+from benchmarks.timing import Timed, in_turns, median_ratio, timed
 from dalle_lean.devices import pick_device
 from dalle_lean.images.files import open_picture
 from dalle_lean.images.vqgan import VQGAN, VQGANConfig
@@ -49,8 +49,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=min(MAX_WORKERS, os.cpu_count() or 1))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--bf16", action="store_true")
-    parser.add_argument("--turns", type=int, default=3, help="of the VQGAN alone and of everything together")
-    parser.add_argument("--rows", type=int, default=0, help="pictures of the run whose memory is watched; 0 for none")
+    parser.add_argument("--turns", type=int, default=3, help="of the VQGAN alone and of all together")
+    parser.add_argument("--rows", type=int, default=0, help="pictures of a run that records its memory; 0 for none")
     options = parser.parse_args()
     device = pick_device(options.device)
     torch.manual_seed(0)
@@ -66,8 +66,8 @@ def main() -> None:
         if device.type == "cpu":
             cpu_ms = figures["cpu_ms"]
             print(
-                f"decoding alone: {cpu_ms['decoding']:.2f} ms of processor time a picture, the VQGAN: "
-                f"{cpu_ms['VQGAN']:.2f}; where that fills every core, the overhead cannot be below "
+                f"decoding takes {cpu_ms['decoding']:.2f} ms of processor time per picture, the VQGAN "
+                f"{cpu_ms['VQGAN']:.2f} ms; if the VQGAN fills every core, the overhead is at least "
                 f"{100 * figures['least_overhead']:.1f} %"
             )
         print()
@@ -82,9 +82,9 @@ def main() -> None:
 def phases(
     source: Source, vqgan: VQGAN, folder: Path, *, batch_size: int, workers: int, bf16: bool, turns: int
 ) -> dict[str, Any]:
-    """Pictures a second of each phase alone and of all together, and what all take beyond the VQGAN alone.
+    """Pictures per second of each phase alone and of all together, and the overhead over the VQGAN alone.
 
-    "least_overhead" is for a CPU of which the VQGAN fills every core, where decoding must take its time from it.
+    "least_overhead" is that of a CPU whose cores the VQGAN fills, so that decoding takes its time from it.
     """
     parts = range(len(source.parts))
     job = EncodingJob(
@@ -133,20 +133,20 @@ def phases(
     return {
         "pictures": len(samples),
         "pictures_per_s": {name: len(samples) / value for name, value in seconds.items()},
-        "overhead": median(a.wall_s / b.wall_s for a, b in zip(together, alone, strict=True)) - 1,
+        "overhead": median_ratio([turn.wall_s for turn in together], [turn.wall_s for turn in alone]) - 1,
         "cpu_ms": {name: 1000 * value / len(samples) for name, value in cpu_s.items()},
         "least_overhead": cpu_s["decoding"] / cpu_s["VQGAN"],
     }
 
 
 def encode(encoder: Encoder, batches: Sequence[Batch]) -> list[Tensor]:
-    """The VQGAN's forward and nothing else, but for putting pictures on the device."""
+    """The VQGAN's forward, including the transfer of pictures to the device."""
     begun = [encoder.start(batch.pixels) for batch in batches]
     return [codes.result().cpu() for codes in begun]
 
 
 def memory(source: Source, vqgan: VQGAN, out: Path, *, batch_size: int, workers: int, bf16: bool) -> dict[str, Any]:
-    """The peak memory of this process with its workers over each tenth of the rows of a run."""
+    """The peak memory of this process and its workers in each tenth of a run."""
     peaks = [0] * 10
 
     def watch(done: int, total: int, note: str) -> None:
@@ -165,13 +165,13 @@ def memory(source: Source, vqgan: VQGAN, out: Path, *, batch_size: int, workers:
 
 
 def resident_bytes() -> int:
-    """Memory of this process and of those it started."""
+    """Resident memory of this process and its children."""
     process = psutil.Process()
     return sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))
 
 
 class VariedFolder(NumberedParts):
-    """A folder's pictures, repeated with variations until there are so many rows."""
+    """A folder's pictures, repeated with variations up to `num_rows` rows."""
 
     def __init__(self, folder: Path, num_rows: int):
         super().__init__(num_rows, PART_ROWS)
@@ -196,7 +196,7 @@ class VariedFolder(NumberedParts):
 
 @cache
 def varied(picture: bytes, variant: int) -> bytes:
-    """A picture's file with its colours exchanged and perhaps mirrored."""
+    """A picture's file with its colour channels permuted, and mirrored in half of the variants."""
     channels, mirrored = VARIANTS[variant]
     image = open_picture(picture).convert("RGB")
     image = Image.merge("RGB", [image.split()[channel] for channel in channels])

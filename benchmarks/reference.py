@@ -1,7 +1,7 @@
-"""The reference, dalle-pytorch 1.6.6: the interpreter that has it, and one function for both sides to compute.
+"""The reference, dalle-pytorch 1.6.6: an interpreter that has it, and a function that both sides compute.
 
-The package asks for more than its model takes, and for versions that no longer install; what is listed here is enough
-(with Python 3.11 and torch 2.15).
+The package requires more than its model needs, and versions that can no longer be installed; the requirements listed
+here suffice (with Python 3.11 and torch 2.15).
 """
 
 import argparse
@@ -27,7 +27,7 @@ REQUIREMENTS = (
 )
 WITHOUT_DEPENDENCIES = ("dalle-pytorch==1.6.6", "taming-transformers-rom1504==0.0.6")
 COMPLETE = "complete"
-"""The file that says that an environment has everything."""
+"""The file that marks an environment as complete."""
 
 SMALL = DalleConfig(
     text_vocab_size=4096,
@@ -40,12 +40,12 @@ SMALL = DalleConfig(
     head_size=64,
     conv_window="corner",  # what dalle-pytorch has had since 1.5.0
 )
-"""The model that is compared."""
+"""The model to compare."""
 THEIR_KINDS = {"row": "axial_row", "column": "axial_col", "conv": "conv_like", "full": "full"}
 
 
 def add_reference_options(parser: argparse.ArgumentParser) -> None:
-    """--reference or --versus."""
+    """Add --reference and --versus."""
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--reference", metavar="PYTHON", help="interpreter that has dalle-pytorch 1.6.6")
     either.add_argument(
@@ -56,7 +56,7 @@ def add_reference_options(parser: argparse.ArgumentParser) -> None:
 
 
 def find_reference(options: argparse.Namespace) -> str | None:
-    """The interpreter that the options name or make; None where they ask for none. UserError where there is none."""
+    """The interpreter that the options name or install; None without them. UserError if there is none."""
     if options.versus:
         return make_environment(environment_folder())
     if options.reference is None:
@@ -68,14 +68,14 @@ def find_reference(options: argparse.Namespace) -> str | None:
 
 
 def environment_folder() -> Path:
-    """In the user's cache, which XDG_CACHE_HOME moves."""
+    """The reference's environment, in the user's cache (XDG_CACHE_HOME)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dalle_lean" / "dalle-pytorch-1.6.6"
 
 
 def make_environment(folder: Path) -> str:
-    """The interpreter of the environment in `folder`, made from the registry unless it is complete.
+    """The interpreter of the environment in `folder`, which pip installs unless it is complete.
 
-    UserError where pip cannot install; it says why on standard error.
+    UserError if pip fails; it says why on standard error.
     """
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     if not (folder / COMPLETE).exists():
@@ -85,15 +85,15 @@ def make_environment(folder: Path) -> str:
             [*pip, *REQUIREMENTS],
             [*pip, "--no-deps", *WITHOUT_DEPENDENCIES],
         ):
-            # Nothing but the figures belongs on standard output.
+            # Standard output is for the figures only.
             if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
-                raise UserError(f"dalle-pytorch could not be installed into {folder}; it says why above")
+                raise UserError(f"cannot install dalle-pytorch into {folder}; the reason is above")
         (folder / COMPLETE).touch()
     return str(python)
 
 
 def weights_of(config: DalleConfig) -> dict[str, Tensor]:
-    """Fresh weights under dalle-pytorch's names, shared ones once; the table of positions is left to each side."""
+    """Fresh weights under dalle-pytorch's names, shared ones once, without the computed table of positions."""
     torch.manual_seed(0)
     published = to_dalle_pytorch(Dalle(config), "1.4")
     del published["transformer.pos_emb"]
@@ -102,7 +102,7 @@ def weights_of(config: DalleConfig) -> dict[str, Tensor]:
 
 
 def random_batch(config: DalleConfig, size: int) -> dict[str, Tensor]:
-    """Captions of random ids, each padded with zeros from somewhere on, and random codes."""
+    """Captions of random ids and random lengths, padded with zeros, and random codes."""
     generator = torch.Generator().manual_seed(1)
     text_ids = torch.randint(1, config.text_vocab_size, (size, config.text_len), generator=generator)
     lengths = torch.randint(1, config.text_len + 1, (size, 1), generator=generator)
@@ -112,7 +112,7 @@ def random_batch(config: DalleConfig, size: int) -> dict[str, Tensor]:
 
 
 def reference_task(config: DalleConfig) -> dict[str, Any]:
-    """The arguments of dalle_pytorch.DALLE that make it this config's function; UserError where none do."""
+    """The arguments with which dalle_pytorch.DALLE computes the same function as `config`; UserError if none do."""
     if "conv" in config.layer_kinds and config.conv_window != "corner":
         raise UserError(f"conv_window={config.conv_window!r}: dalle-pytorch 1.6.6 has the window 'corner' only")
     arguments = {

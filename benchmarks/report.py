@@ -1,4 +1,4 @@
-"""How every benchmark reports: tables for people, then one JSON line for programs."""
+"""The report of every benchmark: tables for people, then one JSON line for programs."""
 
 import argparse
 import json
@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-ROOT = Path(__file__).parent.parent
+from benchmarks.child_process import ROOT
+
 TEST_PICTURES = ROOT / "tests" / "data" / "emoji"
 
 
@@ -21,12 +22,12 @@ class Column(NamedTuple):
     title: str
     name: str
     form: str = ""
-    """As `format` takes it."""
+    """A format specification."""
     unit: float = 1
-    """The figure is divided by it."""
+    """Divides the figure."""
 
     def cell(self, line: Mapping[str, Any]) -> str:
-        """The figure of a line, "-" where it has none."""
+        """A line's figure; "-" if it has none."""
         if self.name not in line:
             return "-"
         value = line[self.name]
@@ -34,36 +35,36 @@ class Column(NamedTuple):
 
 
 def print_figures(lines: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
-    """A table of figures, without the columns that no line has."""
+    """Print a table of figures, without columns that no line has."""
     shown = [column for column in columns if any(column.name in line for line in lines)]
     print_table([column.title for column in shown], [[column.cell(line) for column in shown] for line in lines])
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A Markdown table, ready for BENCHMARKS.md."""
+    """Print a Markdown table, ready for BENCHMARKS.md."""
     for row in (header, ["---"] * len(header), *rows):
         print("| " + " | ".join(str(cell) for cell in row) + " |")
 
 
 def print_json(name: str, figures: dict[str, Any]) -> None:
-    """The last line: the figures and where they were measured."""
+    """Print the last line: the figures, the machine and the commit."""
     print(json.dumps({"benchmark": name, **figures, "machine": machine(), "commit": commit()}))
 
 
 def make_parser(doc: str | None) -> argparse.ArgumentParser:
-    """A parser whose --help shows the module's docstring as it is written."""
+    """A parser whose --help shows a module's docstring as it is written."""
     return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def check_positive(parser: argparse.ArgumentParser, **values: int) -> None:
-    """Exit with one line and code 2 where an option is below 1."""
+    """Exit with one line and code 2 if an option is below 1."""
     for name, value in values.items():
         if value < 1:
             parser.error(f"--{name} {value}: must be at least 1")
 
 
 def machine() -> str:
-    """Processor or GPU, cores and torch's version."""
+    """GPU, or processor and cores, and torch's version."""
     if torch.cuda.is_available():
         return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     cpuinfo = Path("/proc/cpuinfo")
@@ -74,7 +75,7 @@ def machine() -> str:
 
 def commit() -> str:
     """The checkout's commit, or "unknown" outside one."""
-    # An installed package may lie in an environment inside of another repository.
+    # An installed package may lie in an environment inside another repository.
     if not (ROOT / ".git").exists():
         return "unknown"
     command = ["git", "rev-parse", "--short", "HEAD"]

@@ -1,4 +1,4 @@
-"""What a machine does at most: the rate of its matrix products, the rate at which it reads memory."""
+"""A machine's limits: the rate of its matrix products, and the rate at which it reads memory."""
 
 from statistics import median
 
@@ -9,9 +9,9 @@ from benchmarks.timing import seconds_of
 from inference.sampling.packed_linear import Precision, compute_dtype, pack
 
 MATMUL_SIZES = (1280, 1024, 8192)
-"""Rows, inner width and columns of the product that is timed."""
+"""Rows, inner width and columns of the timed product."""
 BANDWIDTH_BYTES = 2**29
-"""Read at once; beyond any processor's cache."""
+"""Read at once; larger than any processor's cache."""
 
 
 @torch.inference_mode()
@@ -21,7 +21,7 @@ def matmul_rate(
     repeats: int = 8,
     sizes: tuple[int, int, int] = MATMUL_SIZES,
 ) -> float:
-    """Median operations per second of one large product as sampling computes it; None: as training does, in fp32."""
+    """Median operations per second of one large product, as sampling computes it; None: as training does, in fp32."""
     rows, inner, columns = sizes
     layer = nn.Linear(inner, columns, bias=False, device=device)
     product = layer if precision is None else pack(layer, precision)

@@ -1,29 +1,31 @@
 """How fast are pictures drawn? `python -m benchmarks.sampling [--versus]`, `... --paper --device cuda`.
 
 Codes and pictures per second of this package's sampler in each precision, with the seconds of each phase, the bytes of
-the cache, and how near the machine's limits that is:
+the cache, and the shares that it reaches of the machine's limits:
 
-- bare chain: a step's products with weights alone, torch's F.linear in fp32. "packed chain" is the same with the
+- bare chain: a step's products with weights alone, by torch's F.linear in fp32. "packed chain" is the same with the
   weights as inference/sampling/packed_linear.py packs them in each precision. Drawing reaches the share chain /
   (prefill + steps + sampling), a step the share chain / step.
-- matmul rate: operations of the weights' products over what one large product reaches in the same precision and run.
-- bandwidth: bytes that a step must read (weights once, keys and values seen) over the rate of reading 0.5 GB.
+- matmul rate: the operations per second of a step's products with weights over those of one large product in the same
+  precision and run.
+- bandwidth: the bytes per second that a step must read (weights once, keys and values seen) over the rate of reading
+  0.5 GB.
 
-The model has random weights: hidden 256, 16 layers, 4 heads of 64, text 64, 16 x 16 codes of 1024. Codes/s are those of
-whole pictures of one prompt, prefill and sampling included; pictures/s also hold decoding and ranking by the bundled
-model's VQGAN and CLIP, in batches of 8 (here pictures of 128 pixels). `--paper` takes the paper's model and a random
-VQGAN of its size (256 pixels) instead.
+The model has random weights: hidden 256, 16 layers, 4 heads of 64, text 64, 16 x 16 codes of 1024. Codes/s are for
+whole pictures of one prompt, including prefill and sampling; pictures/s also include decoding and ranking by the
+bundled model's VQGAN and CLIP in batches of 8 (here pictures of 128 pixels). `--paper` uses the paper's model and a
+random VQGAN of its size (256 pixels) instead.
 
 --versus installs dalle-pytorch 1.6.6 into an environment of its own, --reference PYTHON names an interpreter that has
-it. It has the same weights, in a process of its own, at batch 8, and draws a few codes in the middle of the picture
-with its cache as shipped and mended (benchmarks/worker_sampling_dalle_pytorch.py); logits must agree before anything
-is timed. Its codes/s do not hold its prefill.
+it. With the same weights, in a process of its own, at batch 8, it draws a few codes in the middle of the picture, with
+its cache as shipped and as mended (benchmarks/worker_sampling_dalle_pytorch.py). Logits must agree before anything is
+timed. Its codes/s exclude its prefill.
 
-Everything takes turns: in each round everything once. A figure is the median over the rounds, a ratio the median of
-the ratios within each.
+All measurements take turns: each round runs each of them once. A figure is the median over the rounds, a ratio the
+median of the ratios within each round.
 
-Agreement is that of the bundled model: which share of codes a lower precision draws as fp32 does, given fp32's codes
-so far and the same noise, and which share of whole pictures is the same when each goes on from its own codes.
+Agreement is measured on the bundled model: the share of codes that a precision draws as fp32 does, given fp32's codes
+so far and the same noise; and the share of whole pictures that are the same when each continues with its own codes.
 """
 
 import argparse
@@ -70,14 +72,14 @@ BATCHES = (1, 8, 32, 128)
 PROMPT = "a red heart"
 AGREEMENT_PROMPTS = (PROMPT, "a blue circle", "a cat", "a green book")
 AGREEMENT_PICTURES = 32
-"""Of each prompt."""
+"""For each prompt."""
 CHAIN_STEPS = 64
 LOGITS_AGREEMENT = 1e-3
-"""Largest difference of logits in fp32; they vary by about one."""
+"""Largest allowed difference of logits in fp32, which vary by about one."""
 
 
 class Pipeline(NamedTuple):
-    """A model in each of its precisions, and what makes pictures of its codes."""
+    """A model in each of its precisions, and what turns its codes into ranked pictures."""
 
     decoders: dict[Precision, PackedDecoder]
     vqgan: VQGAN
@@ -85,7 +87,7 @@ class Pipeline(NamedTuple):
 
     @property
     def model(self) -> Dalle:
-        """The one that all decoders were made of."""
+        """The model of all decoders."""
         return self.decoders["fp32"].model
 
 
@@ -99,7 +101,7 @@ def main() -> None:
     try:
         device, reference = pick_device(options.device), find_reference(options)
         if reference is not None and (options.paper or device.type != "cpu"):
-            raise UserError("the reference is measured with the default model on the CPU; leave --paper and --device")
+            raise UserError("the reference runs the default model on the CPU; leave out --paper and --device")
         limits = measure_limits(device)
         pipeline = make_pipeline(DalleConfig.paper() if options.paper else SMALL, device)
         with ExitStack() as stack:
@@ -135,8 +137,8 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     add_reference_options(parser)
     parser.add_argument("--paper", action="store_true", help="the paper's model, 128 pictures")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
-    parser.add_argument("--batches", type=int, nargs="+", metavar="N", help="pictures at once (default: 1 8 32 128)")
-    parser.add_argument("--rounds", type=int, default=3, help="of everything in turns (default: %(default)s)")
+    parser.add_argument("--batches", type=int, nargs="+", metavar="N", help="batch sizes (default: 1 8 32 128)")
+    parser.add_argument("--rounds", type=int, default=3, help="of all measurements (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=cores, help="of each process (default: all cores)")
     options = parser.parse_args()
     options.batches = options.batches or (BATCHES[-1:] if options.paper else BATCHES)
@@ -145,18 +147,18 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def precisions(device: torch.device) -> tuple[Precision, ...]:
-    """Those that sampling has on a device."""
+    """The precisions of sampling on a device."""
     return ("fp32", "bf16", "int8") if device.type == "cpu" else ("fp32", "bf16", "fp16")
 
 
 def measure_limits(device: torch.device) -> dict[str, float]:
-    """What the machine does at most, in operations and bytes per second."""
+    """The machine's limits in operations and bytes per second."""
     rates = {f"matmul_{precision}_flop_per_s": matmul_rate(precision, device) for precision in precisions(device)}
     return {**rates, "bandwidth_bytes_per_s": bandwidth(device)}
 
 
 def make_pipeline(config: DalleConfig, device: torch.device) -> Pipeline:
-    """A model of random weights; it paints with the bundled VQGAN where that has its codes, else with a random one."""
+    """A model with random weights, and the bundled VQGAN if its codebook fits, else a random one."""
     bundled = Generator.from_folder(bundled_model(), device=device)
     model = from_dalle_pytorch(weights_of(config), config).eval().to(device)
     fits = bundled.vqgan.config.codebook_size == config.image_vocab_size
@@ -168,9 +170,9 @@ def make_pipeline(config: DalleConfig, device: torch.device) -> Pipeline:
 def start_reference(
     python: str, model: Dalle, threads: int, stack: ExitStack, num_codes: int = 16
 ) -> tuple[Child, dict[str, float]]:
-    """A child that draws `num_codes` in the middle of the picture; and how far its logits are from ours.
+    """A child that draws `num_codes` in the middle of the picture, and the largest differences of its logits from ours.
 
-    UserError where that is too far: then it does not compute the same function.
+    UserError if they are too large: it then computes another function.
     """
     config = model.config
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -193,12 +195,12 @@ def start_reference(
     differences = child.answer()
     for way, difference in differences.items():
         if not difference <= LOGITS_AGREEMENT:
-            raise UserError(f"logits of {REFERENCE}, {way}, are {difference} from ours: it is another function")
+            raise UserError(f"logits of {REFERENCE}, {way}, differ from ours by {difference}: it is another function")
     return child, differences
 
 
 def measure(pipeline: Pipeline, batches: tuple[int, ...], rounds: int, child: Child | None) -> Found:
-    """Everything in turns."""
+    """Run all measurements in turns."""
     model, device = pipeline.model, pipeline.decoders["fp32"].device
     text_ids = random_batch(model.config, 1)["text_ids"]
 
@@ -222,7 +224,7 @@ def measure(pipeline: Pipeline, batches: tuple[int, ...], rounds: int, child: Ch
 
 
 def measure_agreement(device: torch.device) -> list[dict[str, Any]]:
-    """Of the bundled model, for each precision: shares of codes and of pictures that are fp32's."""
+    """For each precision of the bundled model: the shares of codes and of pictures that equal fp32's."""
     bundled = Generator.from_folder(bundled_model(), device=device, scorer="none")
     text_ids = bundled.tokenizer.encode(list(AGREEMENT_PROMPTS), bundled.model.config.text_len)
     decoders: dict[Precision, PackedDecoder] = {name: PackedDecoder(bundled.model, name) for name in precisions(device)}

@@ -1,4 +1,4 @@
-"""What a sampling run found: figures of each batch size and precision, and tables of them."""
+"""The results of a sampling run: figures for each batch size and precision, and tables of them."""
 
 from collections.abc import Mapping
 from statistics import median
@@ -8,6 +8,7 @@ from benchmarks.drawing import Drawing, RenderTimes
 from benchmarks.matmul_chain import step_bytes, step_flop
 from benchmarks.reference import REFERENCE
 from benchmarks.report import Column, print_figures
+from benchmarks.timing import median_ratio
 from dalle_lean import Dalle, DalleConfig
 
 REFERENCE_BATCH = 8
@@ -44,12 +45,12 @@ AGREEMENT_COLUMNS = (
 
 
 Found = Mapping[tuple[int, str, Any], list[Any]]
-"""What each round gave, by batch size, what was measured, and precision or way: "bare chain" and "packed chain" seconds
-of a step, "drawing" Drawing, "pictures" RenderTimes, REFERENCE what each way answered, where there is a reference."""
+"""The results of all rounds by batch size, measurement, and precision or way: "bare chain" and "packed chain" are
+seconds of a step, "drawing" is Drawing, "pictures" is RenderTimes, and REFERENCE, if measured, the child's answers."""
 
 
 def drawing_figures(model: Dalle, found: Found, limits: Mapping[str, float]) -> list[dict[str, Any]]:
-    """The figures of each batch size and precision."""
+    """The figures for each batch size and precision."""
     num_codes = model.config.image_len
     num_steps = num_codes - 1
     figures = []
@@ -86,7 +87,7 @@ def drawing_figures(model: Dalle, found: Found, limits: Mapping[str, float]) -> 
 
 
 def reference_figures(config: DalleConfig, found: Found) -> list[dict[str, Any]]:
-    """The figures of each way of the reference, and how many times as fast and as small ours is in each precision."""
+    """The figures for each way of the reference, and how much faster and smaller ours is in each precision."""
     figures = []
     for way in [way for _, what, way in found if what == REFERENCE]:
         answers = found[REFERENCE_BATCH, REFERENCE, way]
@@ -107,21 +108,14 @@ def reference_figures(config: DalleConfig, found: Found) -> list[dict[str, Any]]
     return figures
 
 
-def median_ratio(numerators: list[float], denominators: list[float]) -> float:
-    """The median of the ratios within each round."""
-    return median(a / b for a, b in zip(numerators, denominators, strict=True))
-
-
 def report(figures: dict[str, Any]) -> None:
-    """The tables."""
+    """Print the tables."""
     drawing, reference = figures["drawing"], figures["reference"]
-    print(
-        "\nDrawing; prefill, decoding and CLIP for all pictures at once, a step and its sampling for one code of each"
-    )
+    print("\nDrawing: prefill, decoding and CLIP of the whole batch; a step and its sampling for one code per picture")
     print_figures(drawing, DRAWING_COLUMNS)
-    print("\nHow near to the machine's limits")
+    print("\nShares of the machine's limits")
     print_figures(drawing, ROOFLINE_COLUMNS)
-    print(f"\n{REFERENCE} 1.6.6, and how many times as fast and as small ours is")
+    print(f"\n{REFERENCE} 1.6.6, and how many times faster and smaller ours is")
     if reference:
         precisions = list(dict.fromkeys(line["precision"] for line in drawing))
         columns = [
@@ -134,6 +128,6 @@ def report(figures: dict[str, Any]) -> None:
         ]
         print_figures(reference, columns)
     else:
-        print("It was not measured: --versus installs it, --reference names an interpreter that has it.")
-    print("\nThe bundled model: what a precision draws as fp32 does")
+        print("Not measured: --versus installs it, --reference names an interpreter that has it.")
+    print("\nThe bundled model: shares drawn as in fp32")
     print_figures(figures["agreement"], AGREEMENT_COLUMNS)

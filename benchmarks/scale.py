@@ -2,7 +2,7 @@
 
     python -m benchmarks.scale [--pictures 4e8] [--uplink-bit-per-s 5e7] ... [--write]
 
-prints the tables of docs/scale.md; --write puts them there. Each figure of benchmarks/scale_figures.py is an option.
+prints the tables of docs/scale.md; --write writes them there. Each figure in benchmarks/scale_figures.py is an option.
 """
 
 import argparse
@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable
 from contextlib import redirect_stdout
 
-from benchmarks.report import ROOT, make_parser, print_table
+from benchmarks.child_process import ROOT
+from benchmarks.report import make_parser, print_table
 from benchmarks.scale_figures import Case, Figures, cases, source
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write
@@ -22,56 +23,56 @@ PAGE = ROOT / "docs" / "scale.md"
 BEGIN, END = "<!-- python -m benchmarks.scale -->\n", "<!-- end -->\n"
 DAY_S, MONTH_HOURS = 86_400, 30 * 24
 PEERS = 3
-"""Listening ones, whose bytes BENCHMARKS.md has."""
+"""In the measured run, all listening."""
 GROWTH = {"matchmaking": 0, "a volunteer's uplink": 0, "the host's link": 1, "clipping": 1, "distances to clip by": 2}
-"""The power of the number of volunteers with which the work of a round grows; distances are between all pairs."""
+"""The work of a round grows with this power of the number of volunteers; distances are between all pairs."""
 
 
 def link_s(num_bytes: float, bit_per_s: float) -> float:
-    """Seconds on a link."""
+    """Seconds that a link takes for `num_bytes`."""
     return 8 * num_bytes / bit_per_s
 
 
 def preprocessed_per_s(case: Case, f: Figures) -> float:
-    """Pictures that one machine encodes, or that its link brings, whichever is less."""
+    """Pictures per second that one machine encodes or its link delivers, whichever is less."""
     return min(case.encoded_per_s, 1 / link_s(f.file_bytes, f.link_bit_per_s))
 
 
 def preprocess_hours(case: Case, f: Figures) -> float:
-    """Of one machine."""
+    """Hours on one machine."""
     return f.pictures / preprocessed_per_s(case, f) / 3600
 
 
 def samples(f: Figures) -> float:
-    """Of the whole training."""
+    """Samples of the whole training."""
     return f.pictures * f.passes
 
 
 def swarm_samples_per_s(case: Case, f: Figures) -> float:
-    """Of all volunteers together."""
+    """Samples per second of all volunteers together."""
     return f.volunteers * case.samples_per_s * f.efficiency
 
 
 def train_hours(case: Case, f: Figures) -> float:
-    """Of all volunteers together."""
+    """Hours of all volunteers together."""
     return samples(f) / swarm_samples_per_s(case, f) / 3600
 
 
 def volunteer_bytes(case: Case, f: Figures) -> float:
-    """What a volunteer sends the host in a round of averaging, and gets back.
+    """Bytes that a volunteer sends the host in a round of averaging, and gets back.
 
-    Each of the PEERS measured reduced a share as well, and so sent 2 (PEERS - 1) / PEERS times as much.
+    Each of the measured PEERS also reduced a share, and so sent 2 (PEERS - 1) / PEERS times as much.
     """
     return f.round_models * 4 * case.model.parameters / (2 * (PEERS - 1) / PEERS)
 
 
 def round_s(case: Case, f: Figures, steps: float) -> float:
-    """Seconds that the samples between two rounds take."""
+    """Seconds of computing between two rounds."""
     return steps * f.samples_per_step / swarm_samples_per_s(case, f)
 
 
 def averaging_s(case: Case, f: Figures) -> dict[str, float]:
-    """Seconds of a round that each part needs; it is full where they reach `round_s`."""
+    """Seconds of a round that each part needs; a part is full when they reach `round_s`."""
     sent_bytes = volunteer_bytes(case, f)
     return {
         "matchmaking": f.matchmakings_per_round * f.matchmaking_s,
@@ -83,7 +84,8 @@ def averaging_s(case: Case, f: Figures) -> dict[str, float]:
 
 
 def most_volunteers(case: Case, f: Figures, steps: float) -> dict[str, float]:
-    """That each part bears: n of them leave a round 1 / n of the time, and give the part n**GROWTH times the work."""
+    """The most that each part supports: n volunteers take 1 / n of the time for a round, and cause n**GROWTH times the
+    work."""
     one = dataclasses.replace(f, volunteers=1.0)
     return {
         part: (round_s(case, one, steps) / needed_s) ** (1 / (1 + GROWTH[part]))
@@ -92,48 +94,48 @@ def most_volunteers(case: Case, f: Figures, steps: float) -> dict[str, float]:
 
 
 def least_samples_per_step(case: Case, f: Figures) -> float:
-    """With which DiLoCo is nowhere full, if nothing is clipped."""
+    """Samples per step with which no part is full in DiLoCo without clipping."""
     needed_s = max(seconds for part, seconds in averaging_s(case, f).items() if "clip" not in part)
     return f.samples_per_step * needed_s / round_s(case, f, f.diloco_steps)
 
 
 def host_bytes(case: Case, f: Figures, steps: float) -> float:
-    """What the host sends for averaging in the whole training."""
+    """Bytes that the host sends for averaging in the whole training."""
     return samples(f) / (steps * f.samples_per_step) * f.volunteers * volunteer_bytes(case, f)
 
 
 def state_bytes(case: Case, f: Figures) -> float:
-    """Weights in fp32 and 8-bit statistics: what a newcomer downloads."""
+    """Bytes that a newcomer downloads: weights in fp32 and 8-bit statistics."""
     return case.model.parameters * (4 + f.statistics_bytes)
 
 
 def donor_bytes_per_s(case: Case, f: Figures) -> float:
-    """To all newcomers."""
+    """Bytes per second to all newcomers."""
     return f.volunteers * f.joins_per_day * state_bytes(case, f) / DAY_S
 
 
 def peak_prompts_per_s(f: Figures) -> float:
-    """In the busiest hour."""
+    """Prompts per second in the busiest hour."""
     return f.peak_factor * f.prompts_per_day / DAY_S
 
 
 def replicas(case: Case, f: Figures) -> int:
-    """For the busiest hour."""
+    """Replicas for the busiest hour."""
     return math.ceil(peak_prompts_per_s(f) * f.candidates / case.drawn_per_s)
 
 
 def fronts(f: Figures) -> int:
-    """Engines, since each has one front, for the busiest hour."""
+    """Fronts for the busiest hour, one for each engine."""
     return math.ceil(peak_prompts_per_s(f) * f.front_s_per_prompt)
 
 
 def answer_bytes(case: Case, f: Figures) -> float:
-    """Of the pictures kept: PNGs in base64, and six characters of JSON a code. Previews are not counted."""
+    """Bytes of an answer without previews: a PNG in base64 for each picture, and six characters of JSON per code."""
     return f.kept * (case.png_bytes * 4 / 3 + 6 * case.model.codes)
 
 
 def dollars_once(case: Case, f: Figures) -> dict[str, float]:
-    """Preprocessing, and a training that averages by DiLoCo."""
+    """The cost of preprocessing and of a training with DiLoCo."""
     state_gb = donor_bytes_per_s(case, f) * 3600 * train_hours(case, f) / 1e9
     return {
         "preprocessing": preprocess_hours(case, f) * case.dollars_per_hour,
@@ -146,7 +148,7 @@ def dollars_once(case: Case, f: Figures) -> dict[str, float]:
 
 
 def dollars_per_month(case: Case, f: Figures) -> dict[str, float]:
-    """Shards that are kept, and prompts; replicas for the busiest hour run all the time."""
+    """The cost of storing the shards and of serving; replicas for the busiest hour run all the time."""
     sent_gb = f.prompts_per_day * MONTH_HOURS / 24 * answer_bytes(case, f) / 1e9
     return {
         "storage of the shards": f.pictures * case.row_bytes / 1e9 * f.storage_dollars_per_gb_month,
@@ -157,7 +159,7 @@ def dollars_per_month(case: Case, f: Figures) -> dict[str, float]:
 
 
 def shares_in_use(case: Case, f: Figures) -> dict[str, float]:
-    """How full each part is; 1 is full. Averaging is DiLoCo's, and there is one front."""
+    """How full each part is; 1 is full. With averaging by DiLoCo, and one front."""
     averaging = {part: s / round_s(case, f, f.diloco_steps) for part, s in averaging_s(case, f).items()}
     return {
         "a preprocessing machine's link": case.encoded_per_s * link_s(f.file_bytes, f.link_bit_per_s),
@@ -169,12 +171,12 @@ def shares_in_use(case: Case, f: Figures) -> dict[str, float]:
 
 
 def rounded(value: float) -> str:
-    """Three digits."""
+    """A value with three significant digits."""
     return f"{float(f'{value:.3g}'):,.10g}"
 
 
 def preprocessing_rows(case: Case, f: Figures) -> dict[str, str]:
-    """Of the table."""
+    """The rows on preprocessing."""
     return {
         "arithmetic of encoding a picture, GFLOP": rounded(case.model.encode_flop / 1e9),
         "pictures/s of a machine": rounded(case.encoded_per_s),
@@ -189,7 +191,7 @@ def preprocessing_rows(case: Case, f: Figures) -> dict[str, str]:
 
 
 def training_rows(case: Case, f: Figures) -> dict[str, str]:
-    """Of the table."""
+    """The rows on training."""
     return {
         "parameters": f"{case.model.parameters:,}",
         "memory of a step at batch 1, on a GPU": human_bytes(case.model.peak_bytes),
@@ -207,7 +209,7 @@ def training_rows(case: Case, f: Figures) -> dict[str, str]:
 
 
 def volunteer_rows(case: Case, f: Figures) -> dict[str, str]:
-    """Of the table: how many volunteers fill each part, and how large a step bears those asked for."""
+    """The rows on how many volunteers fill each part, and how large a step suits `volunteers`."""
     ways = (("each step", 1.0), (f"DiLoCo, {rounded(f.diloco_steps)} steps", f.diloco_steps))
     samples_per_step = least_samples_per_step(case, f)
     return {
@@ -222,7 +224,7 @@ def volunteer_rows(case: Case, f: Figures) -> dict[str, str]:
 
 
 def serving_rows(case: Case, f: Figures) -> dict[str, str]:
-    """Of the table."""
+    """The rows on serving."""
     return {
         "arithmetic of drawing a picture, GFLOP": rounded(case.model.draw_flop / 1e9),
         "pictures/s of a replica": rounded(case.drawn_per_s),
@@ -237,7 +239,7 @@ def serving_rows(case: Case, f: Figures) -> dict[str, str]:
 
 
 def dollar_rows(bill: dict[str, float]) -> dict[str, str]:
-    """What each thing costs, and the sum."""
+    """The items of a bill and their sum."""
     return {name: rounded(dollars) for name, dollars in {**bill, "sum": sum(bill.values())}.items()}
 
 
@@ -275,7 +277,7 @@ def report(f: Figures) -> None:
 
 
 def with_tables(page: str, tables: str) -> str:
-    """The page with other tables between its markers."""
+    """The page with `tables` between its markers."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -296,7 +298,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     for spec in dataclasses.fields(Figures):
         parser.add_argument(f"--{spec.name.replace('_', '-')}", type=positive, default=spec.default, metavar="N")
-    parser.add_argument("--write", action="store_true", help=f"write them into {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--write", action="store_true", help=f"write the tables into {PAGE.relative_to(ROOT)}")
     options = vars(parser.parse_args())
     write = options.pop("write")
     with redirect_stdout(io.StringIO()) as tables:

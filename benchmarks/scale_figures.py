@@ -1,4 +1,4 @@
-"""What benchmarks.scale computes from: figures quoted from BENCHMARKS.md, assumptions, and what models cost."""
+"""What benchmarks.scale computes with: figures quoted from BENCHMARKS.md, assumptions, and the cost of models."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ from training.swarm.config import TimingSection, WireSection
 
 
 def measured(section: str, quote: str, unit: float = 1.0) -> Any:
-    """A figure of a section of BENCHMARKS.md: the number in the quote's braces, times `unit`."""
+    """A figure from a section of BENCHMARKS.md: the number in the quote's braces, times `unit`."""
     before, _, rest = quote.partition("{")
     number, _, after = rest.partition("}")
     value = float(number.replace(",", "")) * unit
@@ -26,13 +26,13 @@ def measured(section: str, quote: str, unit: float = 1.0) -> Any:
 
 
 def assumed(value: float, reason: str) -> Any:
-    """A figure that was not measured here: a wish, a price, a default, somebody's machine."""
+    """A figure that was not measured: what is asked for, a price, a default, or a guess."""
     return field(default=float(value), metadata={"reason": reason})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """All figures; those of a link count each way."""
+    """All figures; the rates of links are for each direction."""
 
     pictures: float = assumed(1e8, "asked")
     volunteers: float = assumed(1000, "asked")
@@ -99,7 +99,7 @@ class Figures:
 
 
 def source(spec: "dataclasses.Field[float]", f: Figures) -> str:
-    """Where a figure comes from, for a table."""
+    """The source of a figure, for a table."""
     if getattr(f, spec.name) != spec.default:
         return "given"
     if "reason" in spec.metadata:
@@ -111,7 +111,7 @@ def source(spec: "dataclasses.Field[float]", f: Figures) -> str:
 
 @dataclass(frozen=True)
 class Model:
-    """What a model's pictures weigh and cost."""
+    """What a model and its pictures cost."""
 
     parameters: int
     codes: int
@@ -119,16 +119,16 @@ class Model:
     picture_side: int
     encode_flop: float
     draw_flop: float
-    """Of a picture, with guidance and decoding."""
+    """For a picture, including guidance and decoding."""
     sample_flop: float
-    """Of a step of training at batch 1."""
+    """For a training step at batch 1."""
     peak_bytes: int
     """Of such a step on a GPU."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model on a kind of machine: what one machine does in a second, what it costs, and what a picture weighs."""
+    """A model on a kind of machine: its rates, its price, and the bytes of a picture."""
 
     title: str
     model: Model
@@ -141,7 +141,7 @@ class Case:
 
 
 def model_of(priced: PricedModel, vqgan: VQGAN, *, guided: bool) -> Model:
-    """FLOP by the calculator and, of the VQGAN, by torch's counter on the meta device."""
+    """FLOP by the calculator, and for the VQGAN by torch's counter on the meta device."""
     config, side = priced.model, vqgan.config.picture_side
     with FlopCounterMode(display=False) as encoding:
         latents = vqgan.latents(torch.empty(1, 3, side, side, device="meta"))
@@ -162,7 +162,7 @@ def model_of(priced: PricedModel, vqgan: VQGAN, *, guided: bool) -> Model:
 
 @cache
 def models() -> tuple[Model, Model]:
-    """The bundled one, drawn with guidance as it was measured, and the paper's."""
+    """The bundled model, drawn with guidance as measured, and the paper's."""
     bundled_vqgan = VQGAN.load(bundled_model() / "vqgan").to("meta")
     with torch.device("meta"):
         paper_vqgan = VQGAN(VQGANConfig())
@@ -173,14 +173,14 @@ def models() -> tuple[Model, Model]:
 
 
 def cases(f: Figures) -> list[Case]:
-    """What was measured; the paper's model by its FLOP; and that one on a GPU, which nobody has measured."""
+    """The bundled model as measured; the paper's by its FLOP; and the paper's on a GPU, which was not measured."""
     bundled, paper = models()
     encoded_per_s = f.preprocess_pictures_per_s * bundled.encode_flop / paper.encode_flop
     drawn_per_s = f.draw_pictures_per_s * bundled.draw_flop / paper.draw_flop
     speed_up = f.gpu_flop_per_s / f.cpu_flop_per_s
     on_gpu = (encoded_per_s * speed_up, f.gpu_flop_per_s / paper.sample_flop, drawn_per_s * speed_up)
     as_measured = (f.preprocess_pictures_per_s, f.train_samples_per_s, f.draw_pictures_per_s)
-    codes_bytes = paper.codes * math.log2(paper.codebook_size) / 8  # nothing compresses them
+    codes_bytes = paper.codes * math.log2(paper.codebook_size) / 8  # assumed incompressible
     weights = (f.caption_bytes + codes_bytes, f.png_share * 3 * paper.picture_side**2)
     cpu, gpu = f.cpu_dollars_per_hour, f.gpu_dollars_per_hour
     return [

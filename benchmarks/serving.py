@@ -1,9 +1,9 @@
-"""Does the engine scale, lose nothing, mix nothing up, keep its memory flat, and answer one prompt without delay?
+"""Does the engine scale, without losing or mixing up answers, in constant memory, and with little overhead?
 
     python -m benchmarks.serving [--model FOLDER] [--replicas 1 2 4] [--people 100] [--minutes 5] [--kill-interval-s 20]
 
-Each eight pictures take a fixed time, slept by their scorer, so that a machine of two cores can hold four replicas. The
-people are the page's own client; each compares every answer with what its prompt and seed give alone.
+Eight pictures take a fixed time, for which their scorer sleeps, so that a machine with two cores can run four replicas.
+Users ask through the page's client, and compare every answer with what the same prompt and seed give alone.
 """
 
 import os
@@ -36,17 +36,17 @@ MEMORY_INTERVAL_S = 20.0
 
 
 def make_request(unit_s: float, num_images: int, number: int) -> Request:
-    """One of a few prompts, whose units take this long."""
+    """One of a few prompts, each unit of which takes `unit_s` seconds."""
     return Request(f"a red heart {unit_s} s", Settings(num_images=num_images, top_k=0, seed=number % PROMPTS))
 
 
 def fingerprint(pictures: Sequence[Any]) -> list[Any]:
-    """Everything of a prompt's pictures."""
+    """All that identifies a prompt's pictures."""
     return [(one.index, one.score, one.codes.tolist(), one.image.tobytes()) for one in pictures]
 
 
 def run_people(service: RemoteService, people: int, seconds: float, asked: Sequence[Request], right: Any) -> Load:
-    """Everybody at once for so many seconds, each beginning with another prompt."""
+    """Let everybody ask at once for `seconds` seconds, each beginning with another prompt."""
 
     def person(first: int, number: int) -> bool:
         place = (first + number) % len(asked)
@@ -57,7 +57,7 @@ def run_people(service: RemoteService, people: int, seconds: float, asked: Seque
 
 
 def processes(name: str) -> list[psutil.Process]:
-    """The replicas of a deployment that this process has started."""
+    """The processes of a deployment that this process has started."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # ended meanwhile, or a zombie
@@ -66,28 +66,28 @@ def processes(name: str) -> list[psutil.Process]:
     return found
 
 
-def disturb(stop: threading.Event, kill_interval_s: float, memory: list[int], kills: list[float]) -> None:
-    """Kill a replica from time to time, and look at the memory of the front."""
-    dice, started_s = random.Random(0), time.monotonic()
+def kill_replicas(stop: threading.Event, kill_interval_s: float, memory: list[int], kills: list[float]) -> None:
+    """Kill a replica every `kill_interval_s`, and record the memory of the front."""
+    rng, started_s = random.Random(0), time.monotonic()
     last_s = started_s
     while not stop.wait(1.0):
         if kill_interval_s and time.monotonic() - last_s >= kill_interval_s:
             last_s = time.monotonic()
             if drawers := processes("Drawer"):
-                os.kill(dice.choice(drawers).pid, signal.SIGKILL)
+                os.kill(rng.choice(drawers).pid, signal.SIGKILL)
             kills.append(last_s)
         if len(memory) * MEMORY_INTERVAL_S <= time.monotonic() - started_s:
             memory.append(sum(process.memory_info().rss for process in processes("Front")))
 
 
 def measure_scaling(folder: Path, counts: Sequence[int], seconds: float, unit_s: float) -> dict[str, Any]:
-    """Units drawn each second by 1, 2, 4 replicas, in a steady state, and how many times as many as one draws."""
+    """Units drawn per second by different numbers of replicas in steady state, and their share of the ideal."""
     found = {}
     for replicas in counts:
         with engine(folder, replicas, batch_size=UNIT) as service:
             asked = [make_request(unit_s, UNIT, number) for number in range(PROMPTS)]
             right = answers(folder, asked)
-            # One more person than places for each replica: there is always a line.
+            # More people than a replica draws for at once: some always wait.
             load = run_people(service, 4 * replicas, seconds, asked, right)
             first, last = sorted(load.ended_s)[2 * replicas], sorted(load.ended_s)[-4 * replicas]
             count = len([end for end in load.ended_s if first < end <= last])
@@ -101,7 +101,7 @@ def measure_scaling(folder: Path, counts: Sequence[int], seconds: float, unit_s:
 
 
 def measure_latency(folder: Path, repeats: int = 20) -> dict[str, Any]:
-    """Seconds that one prompt of eight pictures takes here and through the engine."""
+    """How long one prompt of eight pictures takes in this process and through the engine, in ms."""
     request = make_request(0, UNIT, 1)
     generator = Generator.from_folder(folder, "cpu", scorer=FAST)
     with engine(folder, 1, batch_size=UNIT) as service:
@@ -123,14 +123,14 @@ def measure_latency(folder: Path, repeats: int = 20) -> dict[str, Any]:
 
 
 def answers(folder: Path, asked: Sequence[Request]) -> list[Any]:
-    """What each prompt gives alone."""
+    """What each request gives alone."""
     generator = Generator.from_folder(folder, "cpu", scorer=FAST)
     return [fingerprint(generator.run(request.prompt, request.settings)) for request in asked]
 
 
 @contextmanager
 def engine(folder: Path, replicas: int, batch_size: int) -> Iterator[RemoteService]:
-    """An engine on loopback, as the page's client sees it."""
+    """An engine on loopback, through the page's client."""
     port, metrics_port = free_port("127.0.0.1", 29000, 100), free_port("127.0.0.1", 29200, 100)
     settings = EngineSettings(
         replicas, port=port, metrics_port=metrics_port, device="cpu", scorer=SLOW, batch_size=batch_size
@@ -140,12 +140,12 @@ def engine(folder: Path, replicas: int, batch_size: int) -> Iterator[RemoteServi
 
 
 def measure_load(folder: Path, people: int, seconds: float, kill_interval_s: float, unit_s: float) -> dict[str, Any]:
-    """A crowd, while replicas are killed."""
+    """Serve a crowd while replicas are killed."""
     asked = [make_request(unit_s, 2 * UNIT, number) for number in range(PROMPTS)]
     right, memory, kills = answers(folder, asked), [], []
     with engine(folder, 2, batch_size=2 * UNIT) as service:
         stop = threading.Event()
-        watcher = threading.Thread(target=disturb, args=(stop, kill_interval_s, memory, kills))
+        watcher = threading.Thread(target=kill_replicas, args=(stop, kill_interval_s, memory, kills))
         watcher.start()
         load = run_people(service, people, seconds, asked, right)
         stop.set()
@@ -165,14 +165,16 @@ def measure_load(folder: Path, people: int, seconds: float, kill_interval_s: flo
 
 
 def main() -> None:
-    """Scaling, then latency, then the crowd."""
+    """Measure scaling, latency, and a crowd."""
     parser = make_parser(__doc__)
     parser.add_argument("--model", type=Path, help="model folder (default: a tiny one with random weights)")
     parser.add_argument("--replicas", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--people", type=int, default=100)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--kill-interval-s", type=float, default=20.0)
-    parser.add_argument("--unit-s", type=float, default=2.0, help="slept for each eight pictures")
+    parser.add_argument(
+        "--unit-s", type=float, default=2.0, help="time that eight pictures take (default: %(default)s)"
+    )
     parser.add_argument("--only", choices=["scaling", "latency", "load"])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:

@@ -1,4 +1,4 @@
-"""A scorer that sleeps, so that a drawing takes as long as a test or a benchmark wants."""
+"""A scorer that sleeps, so that drawing takes as long as a test or a benchmark needs."""
 
 import re
 import time
@@ -15,15 +15,15 @@ class Fast:
         pass
 
     def score(self, pixels: torch.Tensor, prompt: str) -> torch.Tensor:
-        """The mean of each picture's values."""
+        """The mean value of each picture."""
         return pixels.flatten(1).mean(1)
 
 
 class Slow(Fast):
-    """The same, but "a red heart 0.5 s" takes half a second for each eight pictures, and a crash fails."""
+    """The same, but "a red heart 0.5 s" takes half a second for each call, and a prompt "crash ..." fails."""
 
     def score(self, pixels: torch.Tensor, prompt: str) -> torch.Tensor:
-        """The mean of each picture's values."""
+        """The mean value of each picture."""
         if seconds := re.search(r"([\d.]+) s$", prompt):
             time.sleep(float(seconds[1]))
         if prompt.startswith("crash"):

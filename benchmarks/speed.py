@@ -1,7 +1,7 @@
-"""How fast are the three users' jobs on this machine? `python -m benchmarks.speed [DATA]`.
+"""How fast are a user's three jobs on this machine? `python -m benchmarks.speed [DATA]`.
 
-DATA is a folder of pictures with captions (default: the drawings of the tests, if they are there). Everything runs with
-the bundled model.
+DATA is a folder of pictures with captions (default: the drawings of the tests, in a checkout). All three use the
+bundled model.
 """
 
 import tempfile
@@ -28,7 +28,7 @@ from training.step.learner import Learner
 TRAIN_STEPS = 8
 PICTURES = 64
 ASKED = ((1, 1), (16, 4))
-"""(pictures drawn, the best shown) of what a person may ask for."""
+"""(pictures drawn, the best shown) for which seconds are measured."""
 
 
 def main() -> None:
@@ -44,13 +44,13 @@ def main() -> None:
     }
     rates |= {f"best_{best}_of_{drawn}_s": drawing_s(generator, drawn, best) for drawn, best in ASKED}
     if data is None:
-        print("Preprocessing was not measured: name a folder of pictures with captions.")
+        print("Preprocessing was not measured: DATA must name a folder of pictures with captions.")
     print_table(("rate", "value"), [(name, f"{rate:.1f}") for name, rate in rates.items()])
     print_json("speed", rates)
 
 
 def preprocess_rate(data: Path, device: torch.device) -> float:
-    """Pictures read, filtered, encoded and written in a second."""
+    """Pictures read, filtered, encoded and written per second."""
     vqgan = VQGAN.load(bundled_model() / "vqgan").to(device)
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
@@ -60,7 +60,7 @@ def preprocess_rate(data: Path, device: torch.device) -> float:
 
 
 def train_rate(model: Dalle) -> float:
-    """Samples in a second of optimizer steps with the bundled model's recipe."""
+    """Samples per second of optimizer steps with the bundled model's recipe."""
     recipe, device = load_recipe("emoji128"), model.output.weight.device
     torch.manual_seed(0)
     learner = Learner(Dalle(model.config).to(device), recipe)
@@ -70,7 +70,7 @@ def train_rate(model: Dalle) -> float:
 
 
 def drawing_s(generator: Generator, num_images: int, best: int) -> float:
-    """Seconds to draw, decode and rank pictures of a prompt, with the model's own guidance; the machine is warm."""
+    """Seconds to draw, decode and rank a prompt's pictures with the model's guidance, after a warm-up."""
     settings = Settings(num_images=num_images, best=best, guidance=generator.guidance)
     generator.run("a red heart", replace(settings, num_images=4))
     started = now(generator.device)

@@ -1,9 +1,10 @@
-"""How fast shards become batches, phase by phase, in how much memory, and how soon a run is back in the middle of them.
+"""How fast do shards become batches, phase by phase, in how much memory, and how long does resuming take?
 
     python -m benchmarks.streaming [--rows 98304] [--shard-rows 4096] [--folder DIR]
 
-Synthetic shards at the paper's sizes, written as `preprocess` writes them: captions of 3 to 40 words out of 20,000 that
-are as frequent as words are (Zipf), codes out of 8192, some far more frequent than others, one in eight as before.
+Synthetic shards of the paper's sizes, written as `preprocess` writes them: captions of 3 to 40 words out of 20,000 with
+the frequencies of natural words (Zipf); codes out of 8192, some far more frequent than others, one in eight repeating
+the one before it.
 """
 
 import tempfile
@@ -33,7 +34,7 @@ MEMORY_SAMPLES = 20
 
 
 def captions(count: int, random: np.random.Generator) -> list[str]:
-    """Lines of made-up words; few words are most of them."""
+    """Captions of made-up words with Zipf frequencies."""
     letters = np.array(list("etaoinshrdlucmfwygpbvk"))
     words = ["".join(random.choice(letters, length)) for length in random.integers(2, 11, WORDS)]
     frequency = 1 / np.arange(1, WORDS + 1)
@@ -52,7 +53,7 @@ def codes(count: int, random: np.random.Generator) -> np.ndarray:
 
 
 def write_shards(folder: Path, rows: int, shard_rows: int) -> None:
-    """A finished output of `preprocess` with `rows` synthetic rows."""
+    """Write a finished output of `preprocess` with `rows` synthetic rows."""
     random = np.random.default_rng(0)
     shards = []
     folder.mkdir(parents=True)
@@ -82,9 +83,9 @@ def write_shards(folder: Path, rows: int, shard_rows: int) -> None:
     write_dataset_info(folder, info)
 
 
-def pace(counts: Iterator[int], rows: int) -> dict[str, float]:
-    """How fast so many rows are counted, from a warm start, and the processor time of one in all threads, which
-    depends less on what else the machine does."""
+def measure_rate(counts: Iterator[int], rows: int) -> dict[str, float]:
+    """Samples per second over `rows` rows after a warm-up, and the processor time of one in all threads, which depends
+    less on what else the machine does."""
 
     def count() -> int:
         done = 0
@@ -98,14 +99,14 @@ def pace(counts: Iterator[int], rows: int) -> dict[str, float]:
 
 
 def raw_reads(shards: ShardSet) -> Iterator[int]:
-    """Parquet and Brotli alone: the columns as Arrow has them."""
+    """Decompress the columns with Parquet and Brotli alone."""
     for path in shards.paths:
         with pyarrow.parquet.ParquetFile(path, buffer_size=2**20, pre_buffer=False) as file:
             yield from map(len, file.iter_batches(batch_size=1024, columns=["caption", "code", "key"]))
 
 
 def phases(data: TrainingData, tokenizer: Tokenizer, batch_size: int, rows: int) -> dict[str, dict[str, float]]:
-    """Each phase by itself, in one thread of Python."""
+    """The rate of each phase by itself, in one Python thread."""
     window = next(part for part, _ in data.windows(Position(window=1)))
     text = window.captions
     starts = range(0, len(text) - batch_size + 1, batch_size)
@@ -121,27 +122,27 @@ def phases(data: TrainingData, tokenizer: Tokenizer, batch_size: int, rows: int)
         return (len(collate(window.part(start, start + batch_size), tokenizer, TEXT_LEN).text_ids) for start in starts)
 
     return {
-        "read (Parquet, Brotli)": pace(again_and_again(lambda: raw_reads(data.shards)), rows),
-        "read and decode codes": pace(again_and_again(decoded), rows),
-        "and shuffle, leave out the held-out": pace((len(part) for part, _ in data.windows()), rows),
-        "tokenize": pace(again_and_again(tokenized), rows),
-        "tokenize and collate": pace(again_and_again(collated), rows),
+        "read (Parquet, Brotli)": measure_rate(repeated(lambda: raw_reads(data.shards)), rows),
+        "read and decode codes": measure_rate(repeated(decoded), rows),
+        "and shuffle, leave out the held-out": measure_rate((len(part) for part, _ in data.windows()), rows),
+        "tokenize": measure_rate(repeated(tokenized), rows),
+        "tokenize and collate": measure_rate(repeated(collated), rows),
     }
 
 
-def again_and_again(counts: Callable[[], Iterator[int]]) -> Iterator[int]:
-    """Without end."""
+def repeated(counts: Callable[[], Iterator[int]]) -> Iterator[int]:
+    """Start over whenever the counts end."""
     while True:
         yield from counts()
 
 
 def stream(data: TrainingData, tokenizer: Tokenizer, batch_size: int, rows: int, *, made_ahead: bool) -> dict[str, Any]:
-    """The whole stream: its pace, and the resident memory of this process on the way."""
+    """The rate of the whole stream, and the resident memory of this process on the way."""
     batches: Any = data.batches(batch_size, tokenizer, TEXT_LEN)
     if made_ahead:
         batches = data.ahead(batches)
     resident: list[int] = []
-    # A pass before it is counted: allocators take their memory.
+    # The warm-up lets allocators take their memory.
     for _ in islice(batches, max(1, data.shuffle_buffer // batch_size)):
         pass
 
@@ -153,18 +154,18 @@ def stream(data: TrainingData, tokenizer: Tokenizer, batch_size: int, rows: int,
                 resident.append(psutil.Process().memory_info().rss)
             yield len(batch.text_ids)
 
-    found = pace(counted(), rows)
+    rate = measure_rate(counted(), rows)
     batches.close()
-    return {"pace": found, "rows": rows, "resident_bytes": resident}
+    return {"pace": rate, "rows": rows, "resident_bytes": resident}
 
 
 def resume_s(data: TrainingData, tokenizer: Tokenizer, batch_size: int, position: Position) -> float:
-    """Seconds until the first batch after `position`."""
+    """Seconds to the first batch after `position`."""
     return timed(lambda: next(data.batches(batch_size, tokenizer, TEXT_LEN, position))).wall_s
 
 
 def measure(folder: Path, batch_size: int = 1024, shuffle_buffer: int = 10_000) -> dict[str, Any]:
-    """All figures of the shards in a folder."""
+    """All figures for the shards in a folder."""
     shards = find_shards(folder)
     rows = shards.info.counts.kept
     data = TrainingData(shards=shards, heldout_share=0.01, shuffle_buffer=shuffle_buffer, seed=0)
@@ -184,15 +185,15 @@ def measure(folder: Path, batch_size: int = 1024, shuffle_buffer: int = 10_000) 
 
 
 def report(found: dict[str, Any]) -> None:
-    """The tables."""
-    paces = {**found["phases"], "whole stream": found["stream"]["pace"]}
-    paces["whole stream, batches made ahead of need"] = found["stream_ahead"]["pace"]
+    """Print the tables."""
+    rates = {**found["phases"], "whole stream": found["stream"]["pace"]}
+    rates["whole stream, batches made ahead of need"] = found["stream_ahead"]["pace"]
     columns = (
         Column("phase", "phase"),
         Column("samples/s", "samples_per_s", ",.0f"),
         Column("processor time of a sample, us", "cpu_us", ".1f"),
     )
-    print_figures([{"phase": name, **pace} for name, pace in paces.items()], columns)
+    print_figures([{"phase": name, **rate} for name, rate in rates.items()], columns)
     resident = [f"{size / 2**20:,.0f} MiB" for size in found["stream_ahead"]["resident_bytes"]]
     print()
     rows = {
@@ -211,7 +212,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--rows", type=int, default=98_304)
     parser.add_argument("--shard-rows", type=int, default=4096)
-    parser.add_argument("--folder", type=Path, help="where the shards are kept; those of an earlier run are used again")
+    parser.add_argument("--folder", type=Path, help="where to keep the shards; an earlier run's are reused")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary) / "shards"

@@ -1,15 +1,15 @@
-"""What does training together cost and bring? `python -m benchmarks.swarm QUESTION`, from a checkout.
+"""What does training together cost and gain? `python -m benchmarks.swarm QUESTION`, from a checkout.
 
-Every figure is of real peers in processes of their own on loopback, started by tests/training/swarm/harness.py.
+All figures are from real peers, in processes of their own on loopback, started by tests/training/swarm/harness.py.
 
-- bytes: what three listening peers send each other in all-reduce messages for a step and for a sample, in each mode. A
-  round of DiLoCo is measured with few inner steps, since its bytes do not depend on them, and counted for the default.
-- speed: samples/s of 1, 2 and 4 peers whose computing is a fixed time, mostly slept, so that two cores suffice for all;
+- bytes: what three listening peers send each other in all-reduce messages, per step and per sample, in each mode. A
+  round of DiLoCo is measured with few inner steps, on which its bytes do not depend, and counted for the default.
+- speed: samples/s of 1, 2 and 4 peers that compute at a fixed rate, mostly sleeping, so that two cores suffice for all;
   a step lasts five times the matchmaking.
-- loss: held-out loss after the same number of samples of one machine and of swarms, on the shards that --shards names.
-- soak: kills at random for --minutes.
-- arena: held-out loss, seconds a step and memory of honest trainers beside enemies of each kind (--honest,
-  --enemies), with a run in which nobody lies before every fifth.
+- loss: held-out loss of one machine and of swarms after the same number of samples, on the shards of --shards.
+- soak: a swarm whose members are killed at random for --minutes.
+- arena: held-out loss, seconds per step and memory of honest trainers beside each kind of attackers (--honest,
+  --enemies), with a run without attackers before every fifth.
 """
 
 import os
@@ -77,7 +77,7 @@ Figures = dict[str, Any]
 
 
 def main() -> None:
-    """Measure one of them, print the table and the JSON line."""
+    """Answer one question: measure, print the table and the JSON line."""
     parser = make_parser(__doc__)
     parser.add_argument("question", choices=("bytes", "speed", "loss", "soak", "arena"))
     parser.add_argument("--shards", type=Path, help="for loss: a folder of preprocessed shards")
@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def start_trainers(swarm: Swarm, count: int, **spec: Any) -> list[Member]:
-    """Listening trainers, the first of them known to the others; returns when all have gone a step."""
+    """Start listening trainers, the first of them known to the others; returns once all have made a step."""
     swarm.rewrite(min_peers=count)
     trainers = [swarm.start("trainer", **spec)]
     swarm.addresses += trainers[0].last("here")["addresses"][:1]
@@ -121,7 +121,7 @@ def start_trainers(swarm: Swarm, count: int, **spec: Any) -> list[Member]:
 
 
 def measure_bytes(folder: Path, nursery: Nursery, modes: Sequence[str] | None) -> Figures:
-    """Bytes of a step of all peers, by mode."""
+    """Bytes per step and sample, by mode."""
     recipe = folder / "recipe.toml"
     recipe.write_text(RECIPE.format(width=256, heads=4))
     batch_size, inner_steps, steps = 96, 2, 5
@@ -193,7 +193,7 @@ def measure_speed(folder: Path, nursery: Nursery) -> Figures:
 def measure_loss(
     folder: Path, nursery: Nursery, names: Sequence[str] | None, steps: int, shards: Path | None
 ) -> Figures:
-    """Held-out loss at the end, the same data and samples for all."""
+    """Held-out loss at the end, with the same data and number of samples for all."""
     recipe = folder / "recipe.toml"
     recipe.write_text(RECIPE.format(width=128, heads=2))  # computes faster than 48 samples/s
     batch_size, inner_steps = 128, max(2, steps // 6)
@@ -205,7 +205,7 @@ def measure_loss(
     lines: list[Figures] = []
     for name, (peers, wire) in chosen(modes, names).items():
         tell(f"loss: {name}")
-        # A delayed step is in the weights when the next one is taken.
+        # A delayed step enters the weights with the next one.
         last = -(-steps // inner_steps) if wire.mode == "diloco" else steps + wire.delayed
         started = time.time()
         with Swarm(
@@ -246,7 +246,7 @@ def measure_loss(
 
 
 def measure_soak(folder: Path, nursery: Nursery, minutes: float, seed: int) -> Figures:
-    """What becomes of a swarm whose members are killed at random."""
+    """How a swarm fares whose members are killed at random."""
     figures = soak(folder / "soak", 60 * minutes, seed=seed, nursery=nursery)
     memory = figures["memory_mb"]
     line = {**figures, "kills": sum(figures["kills"].values())}
@@ -263,7 +263,7 @@ def measure_soak(folder: Path, nursery: Nursery, minutes: float, seed: int) -> F
 
 
 def measure_arena(folder: Path, nursery: Nursery, names: Sequence[str] | None, honest: int, enemies: int) -> Figures:
-    """What enemies of each kind cost the honest trainers; a clean run before every fifth, since machines change."""
+    """What each attack costs the honest trainers. Every fifth follows a run without, since a machine's speed varies."""
     attacks = list(chosen(ATTACKS, names).items())
     lines: list[Figures] = []
     for number, (name, attack) in enumerate(attacks):
@@ -297,9 +297,9 @@ def measure_arena(folder: Path, nursery: Nursery, names: Sequence[str] | None, h
 
 
 def chosen(modes: dict[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
-    """Those of these names, in the same order; all without names. UserError for others."""
+    """The modes with these names, all without names, in the same order; UserError for an unknown name."""
     if unknown := set(names or ()) - set(modes):
-        raise UserError(f"{', '.join(unknown)}: choose of {', '.join(modes)}")
+        raise UserError(f"{', '.join(sorted(unknown))}: choose from {', '.join(modes)}")
     return {name: mode for name, mode in modes.items() if not names or name in names}
 
 

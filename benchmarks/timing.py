@@ -1,7 +1,8 @@
-"""Seconds of work: of one run, of runs that follow each other, and of things that take turns."""
+"""Seconds of work: of a single run, of repeated runs, and of measurements that take turns."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -13,30 +14,30 @@ Result = TypeVar("Result")
 
 
 class Timed(NamedTuple, Generic[Result]):
-    """A result and what it took."""
+    """A result and the time it took."""
 
     result: Result
     wall_s: float
     cpu_s: float
-    """Of all threads of this process; it hardly depends on what else the machine does."""
+    """Of all threads of this process; hardly depends on what else the machine does."""
 
 
 def timed(run: Callable[[], Result]) -> Timed[Result]:
-    """Run once."""
+    """Time one run."""
     started, cpu_started = time.perf_counter(), time.process_time()
     result = run()
     return Timed(result, time.perf_counter() - started, time.process_time() - cpu_started)
 
 
 def now(device: torch.device | str = "cpu") -> float:
-    """Seconds of a clock, read when the device has done all its work."""
+    """A clock in seconds, read once the device has done all its work."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def seconds_of(run: Callable[[], Any], repeats: int, device: torch.device | str = "cpu") -> float:
-    """Of one run among `repeats` without a pause between them."""
+    """Seconds per run, over `repeats` runs without a pause."""
     started = now(device)
     for _ in range(repeats):
         run()
@@ -46,7 +47,7 @@ def seconds_of(run: Callable[[], Any], repeats: int, device: torch.device | str 
 def in_turns(
     measures: Mapping[Key, Callable[[], Result]], rounds: int, description: str = "Measuring"
 ) -> dict[Key, list[Result]]:
-    """What each measure gave in each round: A B C A B C ..., so that a busy minute hits all of them alike."""
+    """The results of each measurement in each round: A B C A B C ..., so that a busy minute affects all of them."""
     found: dict[Key, list[Result]] = {name: [] for name in measures}
     with progress_bar(description, "measurements") as on_progress:
         for turn in range(rounds):
@@ -55,3 +56,8 @@ def in_turns(
                 note = name if isinstance(name, str) else ", ".join(map(str, name))  # type: ignore[call-overload]
                 on_progress(turn * len(measures) + place, rounds * len(measures), note)
     return found
+
+
+def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
+    """The median of the ratios within each round."""
+    return median(a / b for a, b in zip(numerators, denominators, strict=True))

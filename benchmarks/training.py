@@ -1,18 +1,18 @@
 """How fast, and in how much memory, does the decoder train? `python -m benchmarks.training [--versus]`.
 
-Tokens per second and peak memory of one forward and backward in fp32 on the CPU: every memory plan beside
-dalle-pytorch 1.6.6's own two ways, reversible=True and reversible=False. --versus installs that into an environment of
-its own, --reference PYTHON names an interpreter that has it; with neither ours is measured alone.
+Tokens per second and peak memory of one forward and backward in fp32 on the CPU: every memory plan beside the two of
+dalle-pytorch 1.6.6, reversible=True and reversible=False. --versus installs it into an environment of its own,
+--reference PYTHON names an interpreter that has it; without either, only ours is measured.
 
 All train the same function: same weights (converted, through a safetensors file), same batch, gradients added to
 existing ones. Each is a process of its own, and they take turns. A speed-up is the median over the turns of the
-reference's seconds divided by ours in the same turn. Losses and gradient norms must agree before anything is timed.
-benchmarks/worker_training.py defines the memory: "peak" is all that was resident, "step" what the step itself added.
+reference's seconds over ours in the same turn. Losses and gradient norms must agree before anything is timed.
+benchmarks/worker_training.py defines the memory: "peak" is all resident memory, "step" what the step itself added.
 
-`--paper` takes one step of the paper's model at batch 1 instead and tells what share of the machine's matrix product
-rate (fp32, 1280x1024 by 1024x8192, in the same run, the faster of before and after) the step's arithmetic reached. The
-arithmetic counts the products of dalle_lean/memory/flops.py: projections and attention in forward, again where nothing
-is kept, and twice in backward; the output layer in forward and twice in backward.
+`--paper` measures one step of the paper's model at batch 1 instead, and the share that the step's arithmetic reaches of
+the machine's matmul rate (fp32, 1280x1024 by 1024x8192, in the same run, the faster of before and after). The
+arithmetic counts the products of dalle_lean/memory/flops.py: projections and attention in forward, again if they are
+recomputed, and twice in backward; the output layer in forward and twice in backward.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ from benchmarks.reference import (
 )
 from benchmarks.report import Column, check_positive, make_parser, print_figures, print_json
 from benchmarks.roofline import matmul_rate
-from benchmarks.timing import in_turns
+from benchmarks.timing import in_turns, median_ratio
 from dalle_lean import DalleConfig
 from dalle_lean.errors import UserError
 from dalle_lean.memory import MemoryPlan
@@ -49,7 +49,7 @@ from dalle_lean.memory.flops import forward_flop
 BATCH_SIZE = 4
 PAPER_PLANS = ("reversible", "+ gradients in place")
 AGREEMENT = 1e-4
-"""Largest relative difference of losses and gradient norms in fp32."""
+"""Largest allowed relative difference of losses and gradient norms in fp32."""
 MB = 1e6
 COLUMNS = (
     Column("function", "function"),
@@ -65,7 +65,7 @@ COLUMNS = (
 
 
 def in_pieces(whole: MemoryPlan, name: str) -> dict[str, MemoryPlan]:
-    """A plan that computes branches again, then the same a piece at a time; each "+" is added to the plan above it."""
+    """A plan that recomputes branches, then the same in pieces; each "+" adds to the plan above it."""
     logits = dataclasses.replace(whole, loss_tokens=256)
     branches = dataclasses.replace(logits, samples=1, attention_heads=4, feed_forward_tokens=256)
     return {
@@ -94,17 +94,17 @@ class Comparison(NamedTuple):
     batch_size: int
     plans: dict[str, MemoryPlan]
     turns: int
-    """Timed steps of each after its first; 0 times the first itself."""
+    """Timed steps of each way after its first; with 0, the first itself is timed."""
 
 
 class Result(NamedTuple):
-    """What one way did."""
+    """The measurements of one way."""
 
     name: str
     first: dict[str, float]
     """The first step: base_bytes, weight_bytes, peak_bytes, step_bytes, loss, gradient_norm, seconds."""
     seconds: list[float]
-    """Of each turn; of the first step where there was none."""
+    """Of each turn; of the first step if there were none."""
 
 
 def main() -> None:
@@ -139,18 +139,18 @@ def main() -> None:
 
 
 def stream_name(reversible: bool) -> str:
-    """What the two functions are called in tables."""
+    """The name of a function in tables."""
     return "reversible" if reversible else "sequential"
 
 
 def small_comparisons(turns: int) -> list[Comparison]:
-    """The two functions of the default run: reversible streams, and a single one."""
+    """The two functions of the default run: reversible streams, and a single stream."""
     sequential = dataclasses.replace(SMALL, reversible=False)
     return [Comparison(SMALL, BATCH_SIZE, REVERSIBLE, turns), Comparison(sequential, BATCH_SIZE, SEQUENTIAL, turns)]
 
 
 def paper_comparison(reference: str | None) -> Comparison:
-    """One step of the paper's model, with dalle-pytorch's convolution window where it takes part."""
+    """One step of the paper's model, with dalle-pytorch's convolution window if that takes part."""
     config = DalleConfig.paper()
     if reference is not None:
         config = dataclasses.replace(config, conv_window="corner")
@@ -158,9 +158,9 @@ def paper_comparison(reference: str | None) -> Comparison:
 
 
 def run(comparison: Comparison, reference: str | None, threads: int = 2) -> list[Result]:
-    """Every way's first step one after the other, then the turns; the reference, where there is one, comes first."""
+    """Run the first step of each way, then the turns; the reference, if any, comes first."""
     config = comparison.config
-    # It warms a process up, so it has every kind of attention.
+    # The warm-up model, with every kind of attention.
     tiny = dataclasses.replace(config, text_len=4, image_side=4, num_layers=6, hidden_size=48, num_heads=2)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         weights, batch, tiny_batch = (str(Path(folder) / name) for name in ("weights", "batch", "tiny_batch"))
@@ -197,7 +197,7 @@ def run(comparison: Comparison, reference: str | None, threads: int = 2) -> list
 
 
 def check_agreement(results: list[Result]) -> None:
-    """UserError unless all have the first one's loss and gradient norm."""
+    """UserError unless all have the loss and gradient norm of the first."""
     for result in results:
         for measure in ("loss", "gradient_norm"):
             if not relative_difference(result, results[0], measure) <= AGREEMENT:
@@ -208,12 +208,12 @@ def check_agreement(results: list[Result]) -> None:
 
 
 def relative_difference(result: Result, other: Result, measure: str) -> float:
-    """How far a measure of the first step is from the other's, in shares of that."""
+    """The difference of a measure of the first step from the other's, relative to the other's."""
     return abs(result.first[measure] - other.first[measure]) / abs(other.first[measure])
 
 
 def way_figures(comparison: Comparison, results: list[Result], rate: float | None) -> list[dict[str, Any]]:
-    """The figures of every way, beside the reference's where there is one; rate in FLOP/s."""
+    """The figures of every way, compared with the reference, if any; `rate` in FLOP/s."""
     config, reference = comparison.config, results[0] if results[0].name == REFERENCE else None
     figures = []
     for result in results:
@@ -228,8 +228,7 @@ def way_figures(comparison: Comparison, results: list[Result], rate: float | Non
             "gradient_norm_difference": relative_difference(result, results[0], "gradient_norm"),
         }
         if reference is not None:
-            ratios = [theirs / ours for theirs, ours in zip(reference.seconds, result.seconds, strict=True)]
-            line["speed_up"] = median(ratios)
+            line["speed_up"] = median_ratio(reference.seconds, result.seconds)
             line["step_less_by"] = reference.first["step_bytes"] / result.first["step_bytes"]
         if rate is not None:
             again = result.name == REFERENCE or comparison.plans[result.name].activations_for(config) != "keep"
@@ -240,7 +239,7 @@ def way_figures(comparison: Comparison, results: list[Result], rate: float | Non
 
 
 def step_flop(config: DalleConfig, batch_size: int, *, forward_again: bool) -> float:
-    """Operations of one forward and backward's matrix products; see the top of this file."""
+    """Operations of the matrix products in one forward and backward; see the top of this file."""
     forward = forward_flop(config, batch_size)
     return (3 + forward_again) * (forward.projections + forward.attention) + 3 * forward.output
 

@@ -1,4 +1,4 @@
-"""The child that trains this package's model; benchmarks/worker_training.py says what it measures."""
+"""The child that trains this package's model; benchmarks/worker_training.py tells what it measures."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from dalle_lean.memory import MemoryPlan
 
 
 def build(task: dict[str, Any]) -> Workload:
-    """The model of task["config"] under task["plan"]; task["weights"] has dalle-pytorch's names, None is untrained."""
+    """The model of task["config"] with task["plan"]; task["weights"] has dalle-pytorch's names, None is untrained."""
     config = DalleConfig.from_dict(task["config"])
     model = from_dalle_pytorch(load_file(task["weights"]), config) if task["weights"] else Dalle(config)
     model.plan = MemoryPlan(**task["plan"])

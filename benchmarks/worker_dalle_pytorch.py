@@ -1,6 +1,6 @@
-"""The child that trains dalle-pytorch's model; benchmarks/worker_training.py says what it measures.
+"""The child that trains dalle-pytorch's model; benchmarks/worker_training.py tells what it measures.
 
-It runs in an environment of its own, as benchmarks/reference.py makes it.
+It runs in an environment of its own, which benchmarks/reference.py makes.
 """
 
 from typing import Any
@@ -14,8 +14,8 @@ from dalle_lean.errors import UserError
 
 
 def build(task: dict[str, Any]) -> Workload:
-    """DALLE with task["arguments"], its weights from task["weights"]; None is untrained."""
-    # The smallest VAE that has the grid: the model asks it for sizes, and training from codes never runs it.
+    """DALLE with task["arguments"], and task["weights"] or fresh ones."""
+    # The smallest VAE with this grid: the model reads its sizes, and training from codes never runs it.
     side, codes = task["image_side"], task["image_vocab_size"]
     vae = DiscreteVAE(image_size=2 * side, num_layers=1, num_tokens=codes, codebook_dim=1, hidden_dim=1)
     model = DALLE(vae=vae, **task["arguments"])
@@ -28,7 +28,7 @@ def build(task: dict[str, Any]) -> Workload:
 
 @torch.no_grad()
 def load_weights(model: DALLE, path: str) -> None:
-    """Every trained tensor from a file that stores what is shared once."""
+    """Load every trained tensor from a file that stores shared ones once."""
     wanted = dict(model.named_parameters(remove_duplicate=False))
     stored = load_file(path)
     for name, value in stored.items():

@@ -1,14 +1,14 @@
 """The child that draws with dalle-pytorch 1.6.6; benchmarks/reference.py makes an interpreter that can run it.
 
-Its own DALLE.generate_images draws, for a few codes in the middle of the picture, in two ways:
+Its DALLE.generate_images draws a few codes in the middle of the picture, in two ways:
 
-- shipped: use_cache=True as it comes. `forward_with_cond_scale` drops the cache where no guidance is asked for, so
-  every code costs the whole sequence so far.
-- mended: that one method hands the cache on, and it works: keys and values are kept for the sequence so far. The
-  convolution layer still computes all of it again, from its kept inputs.
+- shipped: use_cache=True as it is. `forward_with_cond_scale` drops the cache without guidance, so every code costs a
+  pass over the whole sequence so far.
+- mended: that method passes the cache on, which then keeps the keys and values of the sequence so far. The convolution
+  layer still recomputes all of it from its cached inputs.
 
-Both have optimize_for_inference=True, which makes row and column attention dense ones with a mask. It is their faster
-form, and the only one whose cache is right: without it all these layers store their inputs under one key.
+Both have optimize_for_inference=True, which makes row and column attention dense, with a mask. It is the faster form,
+and the only one with a correct cache: without it, all these layers store their inputs under one key.
 """
 
 import copy
@@ -30,7 +30,7 @@ class TimingDone(Exception):
 
 
 class FixedCodesVAE(DiscreteVAE):
-    """The smallest VAE that has the grid; every picture's codes are those given."""
+    """The smallest VAE with the grid; it encodes every picture as the given codes."""
 
     def __init__(self, side: int, codebook: int, codes: Tensor):
         super().__init__(image_size=2 * side, num_layers=1, num_tokens=codebook, codebook_dim=1, hidden_dim=1)
@@ -41,10 +41,10 @@ class FixedCodesVAE(DiscreteVAE):
 
 
 class TimedDALLE(DALLE):
-    """Notes when each code is begun, in seconds, and ends the picture after some."""
+    """Records when each code begins, in seconds, and stops after some codes."""
 
     def watch(self, num_codes: int, read: dict[str, Any] | None) -> None:
-        """`read`: mended, going on from this cache; None is as shipped."""
+        """Time `num_codes` codes: mended, from the cache `read`, or as shipped with None."""
         self.num_codes, self.read = num_codes, read
         self.begun_s: list[float] = []
         self.cache: dict[str, Any] = {}
@@ -62,7 +62,7 @@ class TimedDALLE(DALLE):
 
 
 class ReferenceSampler:
-    """The model and its batch: task["text_ids"], and task["codes"] that begin the pictures."""
+    """The model, and the batch in task["batch"] with captions, codes that begin the pictures, and expected logits."""
 
     def __init__(self, task: dict[str, Any]):
         self.first, self.num_codes, self.top_k = task["first"], task["num_codes"], task["top_k"]
@@ -76,7 +76,7 @@ class ReferenceSampler:
 
     @torch.no_grad()
     def start(self) -> dict[str, float]:
-        """Read the codes before the first that is timed, into a cache; how far the logits are from those expected."""
+        """Fill a cache with the codes before the first timed one; the largest differences from the expected logits."""
         self.read: dict[str, Any] = {}
         for count in range(self.first):
             self.model(self.text_ids, self.codes[:, :count], cache=self.read)
@@ -87,11 +87,11 @@ class ReferenceSampler:
         return {"shipped": self.difference(shipped), "mended": self.difference(mended)}
 
     def difference(self, logits: Tensor) -> float:
-        """The largest from the expected logits of the next code."""
+        """The largest difference from the expected logits of the next code."""
         return (logits[:, -1, -self.expected.shape[1] :] - self.expected).abs().max().item()
 
     def draw(self, way: str) -> dict[str, float]:
-        """Seconds a code, and bytes of the cache: what grows with each code, and once all are drawn."""
+        """Seconds per code, and bytes of the cache: its growth per code, and its size once all are drawn."""
         model = self.model
         model.watch(self.num_codes, self.read if way == "mended" else None)
         thres = 1 - (self.top_k + 0.5) / model.total_tokens  # int((1 - thres) * tokens) is top_k
@@ -100,14 +100,14 @@ class ReferenceSampler:
             model.generate_images(self.text_ids, filter_thres=thres, use_cache=True, **start)
         held = cache_bytes(model.cache)
         a_code = (held - self.read_bytes) / self.num_codes if held else 0
-        # All codes are read but the last, which nothing follows.
+        # The last code is never read.
         left = model.image_seq_len - self.first - self.num_codes
         seconds = (model.begun_s[-1] - model.begun_s[0]) / self.num_codes
         return {"seconds": seconds, "cache_bytes_a_code": a_code, "cache_bytes": held + left * a_code}
 
 
 def cache_bytes(cache: Any) -> int:
-    """Of all tensors in a cache, as they are shaped."""
+    """Bytes of all tensors in a cache, by their shapes."""
     if isinstance(cache, Tensor):
         return cache.numel() * cache.element_size()
     values = cache.values() if isinstance(cache, dict) else cache if hasattr(cache, "__iter__") else ()
@@ -115,7 +115,7 @@ def cache_bytes(cache: Any) -> int:
 
 
 def main() -> None:
-    """Answer with what the check found, then to each way its figures."""
+    """Answer with the differences of the logits, then to each request, a way, with its figures."""
     task, answer = open_task()
     sampler = ReferenceSampler(task)
     answer(sampler.start())

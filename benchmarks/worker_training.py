@@ -1,13 +1,13 @@
-"""The child that trains a model, whoever's it is, and measures its memory: what Linux counts as resident, in bytes.
+"""A child that trains a model and measures its memory: the bytes that Linux counts as resident.
 
 - base: the process after its imports and one step of a tiny model: code, libraries, threads.
-- weights and gradients: by arithmetic, the parameters that are trained. The gradients exist before the step, which
-  adds to them, as in gradient accumulation.
-- peak: the most that was resident during the child's first step, base, weights and gradients included.
-- step: what that step added, the peak less what was resident right before it; free memory was given back to the
-  system until then. It holds activations, temporaries and what the allocator and the matrix library keep.
+- weights and gradients: by arithmetic, from the trained parameters. The gradients exist before the step, which adds to
+  them, as in gradient accumulation.
+- peak: the most during the child's first step, including base, weights and gradients.
+- step: what that step added: the peak less what was resident right before it, after free memory had been returned to
+  the system. It holds activations, temporaries and what the allocator and the matrix library keep.
 
-Like child_process.py it imports nothing but torch and the standard library.
+Like child_process.py, it imports little but torch and the standard library.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ class Workload(NamedTuple):
 
 
 def serve(build: Callable[[dict[str, Any]], Workload]) -> None:
-    """Train what `build` makes of the task's "model"; to warm up, a step of its "tiny" model."""
+    """Train what `build` makes of the task's "model", after a warm-up step of its "tiny" model."""
     if not CLEAR_REFS.exists():
         raise UserError("peak memory is read from /proc, which only Linux has")
     task, answer = open_task()
@@ -43,7 +43,7 @@ def serve(build: Callable[[dict[str, Any]], Workload]) -> None:
     base_bytes = settled_bytes()
     workload = build(task["model"])
     for parameter in workload.parameters:
-        # Written once, so that its pages are resident before the first step.
+        # Written, so that its pages are resident before the first step.
         parameter.grad = torch.ones_like(parameter)
     weight_bytes = sum(p.numel() * p.element_size() for p in workload.parameters)
     answer({"base_bytes": base_bytes, "weight_bytes": weight_bytes})
@@ -52,7 +52,7 @@ def serve(build: Callable[[dict[str, Any]], Workload]) -> None:
 
 
 def step(workload: Workload, *, first: bool) -> dict[str, float]:
-    """One forward and backward; of the first one the memory and the gradients' norm too."""
+    """One forward and backward; the first one also measures memory and the gradients' norm."""
     gradients = [parameter.grad for parameter in workload.parameters if parameter.grad is not None]
     for gradient in gradients:
         gradient.zero_()
@@ -69,7 +69,7 @@ def step(workload: Workload, *, first: bool) -> dict[str, float]:
 
 
 def settled_bytes() -> int:
-    """What is resident after free memory went back to the system; the peak is counted from here on."""
+    """The resident bytes after returning free memory to the system; resets the peak."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
@@ -78,5 +78,5 @@ def settled_bytes() -> int:
 
 
 def status_bytes(name: str) -> int:
-    """A size in the kernel's table of this process."""
+    """A size in the kernel's status of this process, in bytes."""
     return next(1024 * int(line.split()[1]) for line in STATUS.read_text().splitlines() if line.startswith(name))

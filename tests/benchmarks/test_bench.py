@@ -40,11 +40,11 @@ def test_figures_stand_in_comments_of_the_page():
 @pytest.mark.parametrize(
     ("page", "words"),
     [
-        ("<!-- figures: {not JSON} -->", "no comment with the JSON line"),
-        ("<!-- figures: [1] -->", "no comment with the JSON line"),
-        ('<!-- figures: {"machine": "A"} -->', "no comment with the JSON line"),
-        ('<!-- figures: {"benchmark": "speed"}', "no comment with the JSON line"),
-        (comment(JOBS) + comment(JOBS), "speed come twice"),
+        ("<!-- figures: {not JSON} -->", "not a comment with the JSON line"),
+        ("<!-- figures: [1] -->", "not a comment with the JSON line"),
+        ('<!-- figures: {"machine": "A"} -->', "not a comment with the JSON line"),
+        ('<!-- figures: {"benchmark": "speed"}', "not a comment with the JSON line"),
+        (comment(JOBS) + comment(JOBS), "figures of speed twice"),
     ],
 )
 def test_a_broken_comment_is_a_clear_mistake(page, words):
