@@ -76,14 +76,13 @@ data/emoji-other-sets/heldout.json: | install
 		--sets $(JUDGE_SETS) --only-pairs-held-out
 
 # models/emoji from nothing. Every step continues where it was stopped. The VQGAN learns crops first, then its decoder whole
-# pictures; transformer and CLIP go on with other pictures and with wrong captions. `make evaluate` draws the card's pictures.
+# pictures; the transformer goes on with other pictures. `make evaluate` draws the card's pictures.
 RUN := runs/emoji
 TRAIN_VQGAN := $(BIN)/dalle-lean train-vqgan --heldout data/emoji/heldout --discriminator-start 1 --save-dtype bfloat16
 PREPROCESS := $(BIN)/dalle-lean preprocess --vqgan $(RUN)/vqgan --bf16
 TRAIN := $(BIN)/dalle-lean train --heldout $(RUN)/shards/heldout --vqgan $(RUN)/vqgan
-TRAIN_CLIP := $(BIN)/dalle-lean train-clip --heldout data/emoji/heldout --vqgan $(RUN)/vqgan --save-dtype bfloat16
 bundled-model: install
-	@echo "some 9 hours on two CPU cores with fast bfloat16: VQGAN 3, drawing and codes 1/4, transformer 4, CLIP 1 1/2"
+	@echo "some 8 hours on two CPU cores with fast bfloat16: VQGAN 3, drawing and codes 1/4, transformer 4, CLIP 1"
 	test -e data/emoji/heldout.json || $(MAKE) data
 	test -e data/emoji-more/heldout.json || $(BIN)/python -m preprocessing.emoji data/emoji-more \
 		--packages data/npm/node_modules --side $(SIDE) --seed 1 --copies 2
@@ -96,8 +95,8 @@ bundled-model: install
 	$(PREPROCESS) data/emoji-more/train $(RUN)/shards/more
 	$(TRAIN) $(RUN)/shards/train $(RUN)/dalle-first --config emoji128
 	$(TRAIN) $(RUN)/shards/more $(RUN)/dalle --config emoji128-more --init $(RUN)/dalle-first/model --seed 1
-	$(TRAIN_CLIP) data/emoji/train $(RUN)/clip-first
-	$(TRAIN_CLIP) data/emoji/train $(RUN)/clip --init $(RUN)/clip-first/clip --extra-captions 512 --steps 800 --lr 5e-4
+	$(BIN)/dalle-lean train-clip data/emoji/train $(RUN)/clip --heldout data/emoji/heldout \
+		--vqgan $(RUN)/vqgan --save-dtype bfloat16
 	$(BIN)/dalle-lean pack $(RUN)/dalle/model models/emoji --clip $(RUN)/clip/clip \
 		--card models/emoji/README.md --guidance 2 --dtype bfloat16
 
