@@ -95,15 +95,15 @@ class Front:
         }
         ready = [name for name in running if apps[name].status == "RUNNING"]
         newest = max(ready, key=lambda name: apps[name].last_deployed_time_s, default=None)
-        if newest is not None and newest not in self.models:
-            handle = serve.get_app_handle(newest)
-            self.models[newest] = Model(newest, handle, await handle.describe.remote())
         if newest is not None:
+            if newest not in self.models:
+                handle = serve.get_app_handle(newest)
+                self.models[newest] = Model(newest, handle, await handle.describe.remote())
             self.model = self.models[newest]
         for name in self.models.keys() - running.keys():
             del self.models[name]
-        self.replicas = 0 if self.model is None else running.get(self.model.name, 0)
         if self.model is not None:
+            self.replicas = running.get(self.model.name, 0)
             self.model.latency.replicas = max(1, self.replicas)
 
     async def in_use(self) -> tuple[str | None, dict[str, int]]:
