@@ -156,7 +156,7 @@ def test_the_documented_example_of_a_scorer_works_as_it_stands(user_module):
         ("class Mine:\n  def __init__(self, device): self.name = 'mine'", "Mine is not a scorer: it needs a name"),
         (
             "class Mine:\n  def __init__(self, device): self.name = 7\n  def score(self, p, q): pass",
-            "Mine is no scorer",
+            "Mine is not a scorer",
         ),
         ("class Mine:\n  def __init__(self, device): 1 / 0", "ZeroDivisionError"),
     ],
