@@ -3,17 +3,24 @@
 A command's module is imported only when the command runs, so `dalle-lean --help` answers at once.
 """
 
-import importlib
-import importlib.metadata
-import shlex
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
 
-import typer
+INTERRUPTED = 130
 
-from dalle_lean.ending import EXIT_CODE, Terminated
-from dalle_lean.terminal import error, explain, show_log, tell
+try:
+    import importlib
+    import importlib.metadata
+    import shlex
+    from collections.abc import Callable, Sequence
+    from typing import Annotated, Any
+
+    import typer
+
+    from dalle_lean.ending import EXIT_CODE, Terminated
+    from dalle_lean.terminal import error, explain, show_log, tell
+except KeyboardInterrupt:  # Ctrl+C may come before `main` can catch it
+    print("interrupted", file=sys.stderr)
+    sys.exit(INTERRUPTED)
 
 # name: (module:function, one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -40,8 +47,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("benchmarks.commands:bench", "Measure this machine, beside the published figures."),
     "convert": ("dalle_lean.convert.commands:convert", "Convert between published checkpoints and model folders."),
 }
-
-INTERRUPTED = 130
 
 
 def load(target: str) -> Callable[..., Any]:
@@ -99,6 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Terminated:
         tell(f"ended by SIGTERM; what was finished is saved. To go on: dalle-lean {shlex.join(arguments)}")
         sys.exit(EXIT_CODE)
+    except KeyboardInterrupt:  # while the command's module was imported
+        tell("interrupted")
+        sys.exit(INTERRUPTED)
     except Exception as failure:
         if hasattr(failure, "format_message"):  # Typer's own usage errors
             error(failure.format_message())

@@ -148,9 +148,9 @@ class Actions:
             yield self.ended(views.busy(busy))
         except UserError as mistake:
             yield self.ended(views.failure(str(mistake)))
-        except Exception:  # the page must survive any failure, and report it
+        except Exception as error:  # the page must survive any failure, and report it
             log.exception("drawing failed")
-            yield self.ended(views.failure(views.BROKEN))
+            yield self.ended(views.failure(views.broken(error)))
 
     def ended(self, status: str) -> Update:
         """The page after a drawing without pictures."""

@@ -1,5 +1,6 @@
 """The page's endpoint /draw for programs: settings in, PNG files and their facts out."""
 
+import logging
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from demo.form import FormValues, default_rows, default_settings, read_request
 from demo.service.drawing_service import Done, DrawingService, Queued, Running
 from demo.service.scheduler import Busy
 from inference.gallery import picture_facts
+
+log = logging.getLogger(__name__)
 
 
 def add_endpoint(service: DrawingService, parts: Parts) -> None:
@@ -48,6 +51,9 @@ def add_endpoint(service: DrawingService, parts: Parts) -> None:
             raise gr.Error(f"busy: try again in {busy.seconds:.0f} s", print_exception=False) from None
         except UserError as mistake:
             raise gr.Error(str(mistake), print_exception=False) from None
+        except Exception as error:  # with show_error=False Gradio would hide its message
+            log.exception("drawing failed")
+            raise gr.Error(views.broken(error), print_exception=False) from None
 
     facts = gr.JSON(visible=False)
     trigger = gr.Button(visible=False)

@@ -3,10 +3,12 @@
 import base64
 import html
 import io
+import textwrap
 from collections.abc import Sequence
 
 from PIL import Image
 
+from dalle_lean.errors import is_out_of_memory
 from dalle_lean.vocabulary import enumerated, named
 from demo.service.drawing_service import PREVIEWS, Done, DrawingService, Queued, Running
 from demo.service.latency_model import PAPER_NUM_IMAGES, PATIENCE_S
@@ -18,7 +20,9 @@ QUOTES = ("“", "”")
 EMPTY = "Your pictures will grow here."
 STOPPING = "Stopping after this row."
 STOPPED = "Stopped. Change the prompt or press Draw to start again."
-BROKEN = "Drawing failed on this machine; try fewer candidates. The server's log has the cause."
+OUT_OF_MEMORY = "Drawing failed because this machine lacks memory; try fewer candidates."
+LONGEST_ERROR = 200
+"""Characters of an exception's message to show."""
 
 
 def explanation(generator: Generator) -> str:
@@ -131,6 +135,16 @@ def busy(error: Busy) -> str:
     return line(sentence, kind="status wait")
 
 
+def broken(error: Exception) -> str:
+    """Why drawing failed, if neither the visitor nor a full queue is the reason: one sentence, not HTML."""
+    if is_out_of_memory(error):
+        return OUT_OF_MEMORY
+    first, *_ = str(error).strip().splitlines() or [""]
+    message = textwrap.shorten(first, LONGEST_ERROR, placeholder=" ...")
+    cause = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return f"Drawing failed because of a bug in the program ({cause}); the server's log has the details."
+
+
 def failure(message: str) -> str:
     """What went wrong, as a sentence."""
     message = message[:1].upper() + message[1:]
@@ -142,12 +156,10 @@ def line(text: str, kind: str = "status") -> str:
     return f'<div class="{kind}" role="status">{html.escape(text)}</div>'
 
 
-def empty_stage(text: str = EMPTY) -> str:
+def empty_stage() -> str:
     """Empty frames where the pictures will be."""
     tiles = '<div class="tile"></div>' * PREVIEWS
-    return (
-        f'<div class="stage empty"><div class="tiles" aria-hidden="true">{tiles}</div><p>{html.escape(text)}</p></div>'
-    )
+    return f'<div class="stage empty"><div class="tiles" aria-hidden="true">{tiles}</div><p>{EMPTY}</p></div>'
 
 
 def growing_stage(previews: Sequence[Image.Image], num_images: int) -> str:

@@ -1,4 +1,4 @@
-"""A training run of the transformer, in one process or in those that torchrun started.
+"""Training of the transformer, in one process or in several that torchrun started.
 
 OUT gets model/ (a model folder), checkpoint/, tokenizer.json, vocabulary.json, metrics.jsonl, tensorboard/ and
 samples/.
@@ -36,46 +36,40 @@ from training.run.progress import StepCount
 from training.run.recipe import DataRecipe, OptimizerRecipe, Recipe
 from training.step.build import (
     build_model,
+    check_same_codes,
     matching_vqgan,
     new_config,
-    refuse_other_codes,
     stated_codes,
     with_model_of,
 )
-from training.step.data_parallel import in_shards, sharded, whole_model
+from training.step.data_parallel import sharded, use_fsdp, whole_model
 from training.step.learner import Learner
-from training.step.memory_budget import most_words
 
 logger = logging.getLogger(__name__)
 NUM_SAMPLES = 8
 
 
-def no_batches() -> Generator[tuple[Batch, Position], None, None]:
-    """Those of a process that reads no rows."""
-    yield from ()
-
-
 @dataclass
 class Progress(StepCount):
-    """The numbers of a transformer's run that move."""
+    """Progress of a transformer's training."""
 
     position: Position = field(default_factory=Position)
     tokens: int = 0
-    """Positions learnt from."""
+    """Sequence positions trained on."""
     tokens_per_s: float = math.nan
     sample_tokens: int = 0
-    """Positions of a sample, which grow with the length."""
+    """Positions per sample, which a length warm-up raises."""
     heldout_image_bits: float = math.nan
-    """The last time it was measured."""
+    """The latest measurement."""
     rescaled: int = 0
-    """Steps that changed nothing but a scale of float16 gradients."""
+    """Steps that only lowered a scale of float16 gradients."""
 
-    def findings(self) -> list[str]:
+    def details(self) -> list[str]:
         words = []
         if math.isfinite(self.heldout_image_bits):
             words.append(f"held-out {self.heldout_image_bits:.3f} bits/code")
         if math.isfinite(self.tokens_per_s):
-            words.append(f"{self.tokens_per_s:,.0f} tokens/s, {self.sample_tokens} a sample")
+            words.append(f"{self.tokens_per_s:,.0f} tokens/s, {self.sample_tokens} per sample")
         if self.rescaled:
             words.append(f"{self.rescaled} steps skipped (gradient scales lowered)")
         if self.position.skipped:
@@ -97,23 +91,23 @@ def train(
     max_minutes: float | None = None,
     on_progress: OnProgress | None = None,
 ) -> Progress:
-    """Train on the shards `data`, or continue the run that `out` holds; returns how it ended.
+    """Train on the shards `data`, or continue the run that `out` holds, and return its progress.
 
     Args:
-        data: a folder, or the URL of one; see training.data.catalog.find_shards.
-        tokenizer: a tokenizer.json; without it `init`'s, else one is made from the captions.
-        heldout: shards to measure on; without it a share of `data` is left out of the training.
-        vqgan: the folder of the VQGAN that made the codes: draws samples, and goes into the model folder.
-        init: a model folder to start from; the recipe's [model] does not count then.
-        device: "cpu" or "cuda", or a GPU. Started by torchrun, each process calls this and has a GPU of its own.
-        parallel: how several processes share the work: see training.step.data_parallel.in_shards.
-        max_minutes: time limit, start-up included; the run stops saved, and the same call continues it.
-        on_progress: called after each step with samples done, samples in all, and a note.
+        data: a folder or its URL; see training.data.catalog.find_shards.
+        tokenizer: a tokenizer.json; by default `init`'s, else one trained on the captions.
+        heldout: shards to measure on; by default a share of `data`, which is not trained on.
+        vqgan: folder of the VQGAN that made the codes; it draws samples and goes into the model folder.
+        init: a model folder to start from, whose model replaces the recipe's.
+        device: "cpu", "cuda" or a GPU; with torchrun, every process calls this and takes its own GPU.
+        parallel: "ddp", "fsdp" or None; see training.step.data_parallel.use_fsdp.
+        max_minutes: time limit, start-up included; the run is saved then, and the same call continues it.
+        on_progress: called after each step with (samples done, total samples, note).
 
     Raises:
-        TrainingDiverged: see OptimizerRecipe.max_skipped_in_row; the last checkpoint and model stay as they were.
-        Unreachable: data on another machine could not be read for a long time; the last checkpoint stays.
-        ValueError: recipe, data, tokenizer, VQGAN or the run in `out` do not fit together.
+        TrainingDiverged: see OptimizerRecipe.max_skipped_in_row; the last checkpoint and model are kept.
+        Unreachable: a remote kept failing for too long; the last checkpoint is kept.
+        ValueError: recipe, data, tokenizer, VQGAN and the run in `out` do not match.
         KeyboardInterrupt, Terminated: on Ctrl+C or SIGTERM, once the step is finished and saved.
     """
     limit, processes = TimeLimit(max_minutes), open_processes(device)
@@ -133,7 +127,7 @@ def train(
 
 
 class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
-    """A run with its parts checked against each other, in the state its folder holds; see `train`."""
+    """A run with its parts checked against each other, in the state of its folder; see `train`."""
 
     unit = "samples"
     model: Dalle
@@ -167,7 +161,7 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         self.info = shards.info
         heldout_shards = find_shards(heldout, on_notice=logger.info) if heldout is not None else None
         if heldout_shards is not None:
-            refuse_other_codes(heldout_shards, shards)
+            check_same_codes(heldout_shards, shards)
         self.vqgan = matching_vqgan(vqgan, self.info) if vqgan else None
         self.data = TrainingData(
             shards=shards,
@@ -178,8 +172,9 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
             caption_dropout=recipe.data.caption_dropout,
         )
         source = tokenizer or (init / "tokenizer.json" if init else None)
-        words = Tokenizer.from_file(source).vocab_size if source else most_words(recipe)
-        shard_model = in_shards(parallel, new_config(recipe, self.info, words), share, processes)
+        largest_vocab = recipe.model.get("text_vocab_size", recipe.data.text_vocab_size)
+        vocab_size = Tokenizer.from_file(source).vocab_size if source else largest_vocab
+        shard_model = use_fsdp(parallel, new_config(recipe, self.info, vocab_size), share, processes)
         if processes.first:
             place_tokenizer(out, source, self.data.captions(), recipe.data.text_vocab_size)
         processes.wait()
@@ -212,7 +207,7 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
             self.heldout = self.heldout_batch(heldout_shards)
 
     def restore(self) -> Progress:
-        """The state of the checkpoint, or the beginning."""
+        """Restore the checkpoint, if there is one, and return the progress."""
         defaults = {
             "model": DalleConfig().to_dict(),
             "optimizer": dataclasses.asdict(OptimizerRecipe()),
@@ -233,25 +228,23 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
             return Progress(**saved, position=Position.from_dict(position))
         if saved["step"] < self.settings.steps:
             raise UserError(
-                f"{self.out} holds a run of an earlier version, whose order of the data is not made any more: "
-                f"finish it with that version, or begin another run from its model with --init {self.out / 'model'}"
+                f"{self.out} holds a run of an earlier version, whose order of the data is no longer supported: finish "
+                f"it with that version, or start a new run from its model with --init {self.out / 'model'}"
             )
         return Progress(**saved)
 
     def heldout_batch(self, shards: ShardSet | None) -> Batch | None:
-        """What is measured: rows of the held-out shards, or of those that the training leaves out."""
+        """Rows to measure on: of the held-out shards, or those left out of the training."""
         share = 1.0 if shards else self.data.heldout_share
         rows = heldout_rows(shards or self.data.shards, share, self.recipe.data.heldout_samples)
         return collate(rows, self.tokenizer, self.model.config.text_len) if len(rows) else None
 
     def batches(self, stopping: Callable[[], bool] | None = None) -> Generator[tuple[Batch, Position], None, None]:
-        """This process's shares of the batches that are left, each with the data position after the whole batch.
+        """This process's shares of the remaining batches, each with the data position after the whole batch.
 
-        A thread of the first process makes them ahead of need; the others read no rows to train on.
+        A thread of the first process prefetches them; the others read no training rows.
         """
-        if not self.processes.first:
-            return self.shares(no_batches())
-        remaining = self.settings.steps - self.progress.step
+        remaining = self.settings.steps - self.progress.step if self.processes.first else 0
         size, length = self.settings.batch_size, self.model.config.text_len
         batches = self.data.batches(size, self.tokenizer, length, self.progress.position)
         pin = self.learner.device.type == "cuda"
@@ -261,7 +254,7 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
     def shares(
         self, batches: Generator[tuple[Batch, Position], None, None]
     ) -> Generator[tuple[Batch, Position], None, None]:
-        """Each process's shares of the first one's batches."""
+        """This process's shares of the first process's batches."""
         with closing(batches):
             while True:
                 batch, position = next(batches, (None, None))
@@ -281,7 +274,7 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         progress.sample_tokens = crop.text_len + crop.side**2 if crop else config.sequence_len
         tokens = progress.sample_tokens * self.settings.batch_size
         progress.tokens += tokens
-        self.pace.count(tokens=tokens)
+        self.throughput.count(tokens=tokens)
         lr = schedule.learning_rate(step)
         loss, grad_norm, rescaled = self.learner.step(samples, lr, crop)
         if rescaled:
@@ -305,7 +298,7 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
             self.draw_samples(self.heldout)
 
     def draw_samples(self, heldout: Batch) -> None:
-        """Write samples/step-NNNNNN.png for the first held-out captions, where there is a VQGAN to draw with."""
+        """Write samples/step-NNNNNN.png for the first held-out captions, if there is a VQGAN."""
         if self.vqgan is None:
             return
         self.learner.finish()
@@ -322,8 +315,8 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         self.save_checkpoint()
 
     def write_result(self) -> None:
-        """Write the model folder, once a delayed step is finished. A run that stops is saved before: it resumes with
-        that step still to finish, as a run that nobody stopped."""
+        """Write the model folder, after a delayed step. A run that stops saves its checkpoint before, with that step
+        pending, so that it resumes like a run that never stopped."""
         self.learner.finish()
         model = whole_model(self.model, self.processes)
         if not self.processes.first:

@@ -158,6 +158,25 @@ main(["convert", "{fifo}", "out"])
     assert errors.strip() == "stopped; what was finished is kept"
 
 
+@pytest.mark.parametrize("module", ["typer", "training.commands.train"])
+def test_ctrl_c_during_the_imports_ends_with_a_line_and_no_traceback(module):
+    script = f"""
+import builtins
+plain = builtins.__import__
+def interrupted(name, *arguments):
+    if name == {module!r}:
+        raise KeyboardInterrupt
+    return plain(name, *arguments)
+builtins.__import__ = interrupted
+import importlib
+importlib.import_module = lambda name: interrupted(name)
+from dalle_lean.cli import main
+main(["train", "shards", "run"])
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "interrupted\n")
+
+
 def test_the_readme_calls_real_commands_with_real_options_and_data():
     root = Path(__file__).parents[2]
     lines = re.findall(r"^    dalle-lean (.*)$", (root / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)

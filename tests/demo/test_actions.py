@@ -151,9 +151,30 @@ def test_a_failure_while_drawing_is_answered_with_a_sentence(generator, latency,
 
     service = DrawingService(Generator(generator.model, generator.tokenizer, generator.vqgan, Broken()), latency)
     *_, last = ask(service)
-    assert "Drawing failed on this machine" in last["status"]
-    assert "inside" not in last["status"]
-    assert "details" in caplog.text
+    said = f"Drawing failed because of a bug in the program ({kind.__name__}: something of the inside); the server"
+    assert said in last["status"]
+    assert "details" not in last["status"]
+    assert "fewer" not in last["status"]
+    assert "and a page of details" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes")])
+def test_only_a_lack_of_memory_is_answered_with_the_advice_to_draw_fewer(service, monkeypatch, caplog, error):
+    def fail(*given):
+        raise error
+
+    monkeypatch.setattr(service, "_step", fail)
+    *_, last = ask(service)
+    assert "Drawing failed because this machine lacks memory; try fewer candidates." in last["status"]
+    assert "bug" not in last["status"]
+    assert "Traceback" in caplog.text
+
+
+def test_an_exceptions_message_is_short_and_text_on_the_page():
+    assert views.broken(KeyError()).startswith("Drawing failed because of a bug in the program (KeyError); ")
+    assert len(views.broken(RuntimeError("a long one " * 1000))) < 400
+    assert "<img" not in views.failure(views.broken(RuntimeError("<img src=x>")))
 
 
 def test_a_full_page_is_answered_kindly(generator, latency):

@@ -101,6 +101,14 @@ def test_an_uploaded_picture_is_continued(client, tmp_path):
         ({"prompt": "a car", "temperature": 5}, r"temperature=5: it must lie in 0\.\.2"),
         ({"prompt": "a car", "guidance": 0.5}, r"guidance=0\.5: it must lie in 1\.\.8"),
         ({"prompt": "a car", "seed": -1}, r"seed=-1: it must lie in 0\.\."),
+        ({"prompt": "a car", "seed": None}, "seed=None: it must be a whole number"),
+        ({"prompt": "a car", "top_p": None}, "top_p=None"),
+        ({"prompt": "a car", "guidance": "strong"}, "guidance=strong"),
+        ({"prompt": "a car", "temperature": None}, "temperature=None"),
+        ({"prompt": "a car", "top_k": None}, "top_k=None"),
+        ({"prompt": "a car", "best": "all"}, "best=all"),
+        ({"prompt": None}, "the prompt is empty"),
+        ({"prompt": 7, "num_images": 2}, "prompt"),
     ],
 )
 def test_a_mistake_is_an_error_that_says_it_and_leaves_the_servers_terminal_alone(client, asked, said, capsys):
@@ -121,6 +129,21 @@ def test_rows_that_cannot_be_kept_are_an_error_that_says_so(client, tmp_path, ca
     with pytest.raises(AppError, match="rows=4: of the picture's 4 rows, 1 to 3 can be kept"):
         client.predict("a car", picture=handle_file(tmp_path / "red.png"), rows=4, api_name="/draw")
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_internal_error_is_an_error_that_says_so_and_the_log_has_its_traceback(generator, latency, caplog):
+    class Broken:
+        name = "broken"
+
+        def score(self, pixels, prompt):
+            raise KeyError("score")
+
+    broken = Generator(generator.model, generator.tokenizer, generator.vqgan, Broken())
+    with served(DrawingService(broken, latency)) as url:
+        client = Client(url, verbose=False, analytics_enabled=False)
+        with pytest.raises(AppError, match=r"Drawing failed because of a bug in the program \(KeyError: 'score'\)"):
+            client.predict("a car", num_images=6, api_name="/draw")
+    assert "Traceback" in caplog.text
 
 
 def test_a_full_page_says_busy(generator, latency):

@@ -11,7 +11,7 @@ from tests.training.runs import saved_progress, weights
 from tests.training.several import CASES, LAMB, QUICK, learnt, run_together, tiny_recipe, train_recipe
 from training.run.processes import Processes, open_processes
 from training.run.recipe import load_recipe
-from training.step.data_parallel import in_shards
+from training.step.data_parallel import use_fsdp
 from training.trainer import train
 
 TWO = Processes(world=2)
@@ -76,8 +76,8 @@ def test_stopped_on_four_processes_a_run_goes_on_with_two_and_one_and_the_same_b
 def test_what_a_model_in_shards_cannot_have_is_refused_by_name():
     recipe = load_recipe("paper")
     with pytest.raises(UserError, match=r"needs .*eight_bit = false, .*offload_optimizer = false.*; or take"):
-        in_shards("fsdp", DalleConfig.from_dict(recipe.model), recipe, TWO)
-    assert in_shards("fsdp", DalleConfig.from_dict(recipe.model), tiny_recipe("keep", LAMB), TWO)
+        use_fsdp("fsdp", DalleConfig.from_dict(recipe.model), recipe, TWO)
+    assert use_fsdp("fsdp", DalleConfig.from_dict(recipe.model), tiny_recipe("keep", LAMB), TWO)
 
 
 def test_a_batch_that_processes_cannot_share_equally_is_refused():

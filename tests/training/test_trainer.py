@@ -355,7 +355,7 @@ def test_the_last_line_says_that_the_time_is_up(shards, tmp_path, monkeypatch, c
     assert end.value.code == 0
     last = " ".join(capsys.readouterr().out.split())
     assert last.endswith(
-        f"the time is up, and the same command goes on from here; so far the model is in {tmp_path / 'run' / 'model'}"
+        f"the time is up, and the same command continues from here; so far the model is in {tmp_path / 'run' / 'model'}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Pictures as a VQGAN decodes them: a CLIP that scores drawn pictures has to know how they look.
+"""Pictures after encoding and decoding by a VQGAN, so that a CLIP learns to score drawn pictures.
 
 Shapes: N pictures, S side in pixels.
 """
@@ -25,7 +25,7 @@ def partly_decoded(
     device: str,
     on_progress: OnProgress | None,
 ) -> ImageTextPairs:
-    """`data` with a share of its pictures, drawn by the seed, as the VQGAN decodes them; kept in the file `store`."""
+    """`data` with a random share of its pictures replaced by VQGAN reconstructions, stored in the file `store`."""
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(recipe.seed))
     rows = order[: round(recipe.decoded_share * len(data))]
     made_from = f"{data.digest()} {sha256_file(vqgan / 'config.json')} {recipe.seed} {len(rows)}"
@@ -46,11 +46,11 @@ def decode(
     on_progress: OnProgress | None = None,
     batch_size: int = 64,
 ) -> None:
-    """Write pictures after encoding and decoding into `decoded`, uint8 [N, 3, S, S]."""
+    """Encode and decode pictures, and write them into `decoded`, uint8 [N, 3, S, S]."""
     for start in range(0, len(pixels), batch_size):
         part = slice(start, start + batch_size)
         with torch.autocast(torch.device(device).type, torch.bfloat16):
             images = vqgan.decode(vqgan.encode(pixels[part].to(device).float() / 255))
         decoded[part] = (images.float() * 255).round().to("cpu", torch.uint8)
         if on_progress is not None:
-            on_progress(min(part.stop, len(pixels)), len(pixels), "pictures through the VQGAN")
+            on_progress(min(part.stop, len(pixels)), len(pixels), "pictures encoded and decoded")

@@ -1,7 +1,7 @@
-"""Batches with hard negatives: similar pictures, so that a CLIP has to learn what tells them apart (Robinson et al.
+"""Batches with hard negatives: similar pictures, so that a CLIP must learn what distinguishes them (Robinson et al.
 2020, arXiv 2010.04592).
 
-Fields of the listing say which pictures are similar: the same ground and place, for example, but other things.
+Fields of the listing define similarity: the same background and position, for example, but different things.
 """
 
 import logging
@@ -16,48 +16,50 @@ logger = logging.getLogger(__name__)
 
 
 class SimilarPictures:
-    """Captioned pictures, grouped by their attributes in some fields.
+    """Captioned pictures, grouped by the values of some fields.
 
-    Two pictures are hard negatives of each other where they agree in these fields, differ in another one, and have
+    Two pictures are hard negatives of each other if they agree in these fields, differ in another one, and have
     different captions. A picture that lacks one of these fields has none.
     """
 
     def __init__(self, captions: Sequence[str], attributes: Sequence[Attributes], fields: Sequence[str]):
         self.keys = [caption_key(caption) for caption in captions]
         self.groups: list[tuple[str, ...] | None] = []
-        self.others: list[frozenset[tuple[str, str]]] = []
+        self.other_fields: list[frozenset[tuple[str, str]]] = []
         self.rows_of: dict[tuple[str, ...], list[int]] = {}
         for row, listed in enumerate(attributes):
             group = tuple(listed[name] for name in fields) if listed.keys() >= {*fields} else None
             self.groups.append(group)
-            self.others.append(frozenset((name, value) for name, value in listed.items() if name not in fields))
+            self.other_fields.append(frozenset((name, value) for name, value in listed.items() if name not in fields))
             if group is not None:
                 self.rows_of.setdefault(group, []).append(row)
-        self.varied = {group for group, rows in self.rows_of.items() if len({self.others[row] for row in rows}) > 1}
+        self.varied = {
+            group for group, rows in self.rows_of.items() if len({self.other_fields[row] for row in rows}) > 1
+        }
         """Groups whose pictures differ in other fields."""
 
     def has_negatives(self, row: int) -> bool:
-        """Whether pictures of its group differ in other fields."""
+        """Whether the pictures in its group differ in other fields."""
         return self.groups[row] in self.varied
 
     def negatives(self, row: int, random: Random) -> Iterator[int]:
-        """Hard negatives of a picture, and of each other, in random order; as many as are found that way."""
-        group, seen, captions = self.groups[row], {self.others[row]}, {self.keys[row]}
+        """Hard negatives of a picture and of each other, in random order, chosen greedily."""
+        group, seen, captions = self.groups[row], {self.other_fields[row]}, {self.keys[row]}
         for other in shuffled(self.rows_of[group] if group is not None else [], random):
-            if self.others[other] not in seen and self.keys[other] not in captions:
-                seen.add(self.others[other])
+            if self.other_fields[other] not in seen and self.keys[other] not in captions:
+                seen.add(self.other_fields[other])
                 captions.add(self.keys[other])
                 yield other
 
 
 class HardNegatives:
-    """Fills batches of rows, no caption twice, from the rows that they start with.
+    """Completes batches from anchors (rows to start with) by hard negatives, no caption twice.
 
     Args:
-        kinds: lists of fields; the groups in a batch agree in each of them by turns. A list by which there are no hard
-            negatives is left out, which is logged; where none is left, a batch is what it starts with.
-        share: largest share of a batch that groups make up.
-        group_size: pictures in a group; half a batch where that is less.
+        kinds: lists of fields. Groups of hard negatives take turns in which list their pictures agree in. A list that
+            yields no hard negatives is dropped, which is logged; if none is left, a batch consists of anchors.
+        share: largest share of a batch in groups.
+        group_size: pictures in a group, the anchor included; at most half a batch.
     """
 
     def __init__(
@@ -72,12 +74,14 @@ class HardNegatives:
     ):
         self.keys = [caption_key(caption) for caption in data.captions]
         if batch_size > len(set(self.keys)):
-            raise UserError(f"batch_size={batch_size}: there are only {len(set(self.keys))} different captions")
+            raise UserError(
+                f"batch_size={batch_size}: there are only {len(set(self.keys))} different captions; lower it"
+            )
         self.batch_size = batch_size
         self.group_size = min(group_size, batch_size // 2)
         self.seed = seed
         self.groups = int(share * batch_size / self.group_size) if self.group_size > 1 else 0
-        """In a batch."""
+        """Groups in a batch."""
         self.kinds: list[SimilarPictures] = []
         for fields in kinds if self.groups else ():
             similar = SimilarPictures(data.captions, data.attributes, fields)
@@ -89,16 +93,16 @@ class HardNegatives:
                 logger.info(f"no hard negatives of pictures with the same {', '.join(fields)}: {reason}")
         if not self.kinds:
             self.groups = 0
-        self.seeds = batch_size - self.groups * (self.group_size - 1)
-        """Rows that a batch starts with."""
+        self.num_anchors = batch_size - self.groups * (self.group_size - 1)
+        """Anchors in a batch."""
 
-    def batch(self, step: int, seeds: Sequence[int]) -> list[int]:
-        """The rows of a step: those that it starts with, no caption twice; hard negatives of some of them; then, where
-        too few were found, any."""
+    def batch(self, step: int, anchors: Sequence[int]) -> list[int]:
+        """The rows of a step: the anchors, which have distinct captions, then hard negatives of some of them and, if
+        these are too few, random rows."""
         random = Random(f"{self.seed}/hard negatives/{step}")
-        rows = {self.keys[row]: row for row in seeds}
+        rows = {self.keys[row]: row for row in anchors}
         grown = 0
-        for row in seeds:
+        for row in anchors:
             if grown == self.groups:
                 break
             if kind := self._kind_of(row, step + grown):
@@ -108,8 +112,8 @@ class HardNegatives:
         return list(rows.values())
 
     def extra_captions(self, step: int, batch: Sequence[int], count: int) -> list[int]:
-        """Rows of `count` captions that are wrong for the pictures of a batch, as far as the listing tells: hard
-        negatives of each of them, then any. Fewer where there are not enough different captions."""
+        """Rows of up to `count` captions that describe no picture of the batch, as far as the listing says: hard
+        negatives of each picture, then random rows."""
         random = Random(f"{self.seed}/extra captions/{step}")
         rows = {self.keys[row]: row for row in batch}
         most = len(batch) + count
@@ -121,13 +125,13 @@ class HardNegatives:
         return list(rows.values())[len(batch) :]
 
     def _kind_of(self, row: int, first: int) -> SimilarPictures | None:
-        """The kind of similar pictures to take for a row: the `first` one, or the next that has any; None: none has."""
+        """The first kind with hard negatives of the row, starting at number `first` (cyclic); None if there is none."""
         kinds = self.kinds
         by_turns = (kinds[(first + number) % len(kinds)] for number in range(len(kinds)))
         return next((kind for kind in by_turns if kind.has_negatives(row)), None)
 
     def _add(self, rows: dict[str, int], candidates: Iterable[int], most: int) -> None:
-        """Add candidates with captions that are not in `rows` yet, until there are `most`."""
+        """Add candidates whose captions are not in `rows`, until it has `most`."""
         for row in candidates:
             if len(rows) >= most:
                 break
@@ -135,7 +139,7 @@ class HardNegatives:
 
 
 def shuffled(rows: Sequence[int], random: Random) -> Iterator[int]:
-    """`rows` in random order, lazily: the first few of many cost little."""
+    """Shuffle `rows` lazily, so that the first few of many are cheap."""
     moved: dict[int, int] = {}
     for left in range(len(rows), 0, -1):
         at = random.randrange(left)

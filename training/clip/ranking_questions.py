@@ -1,4 +1,4 @@
-"""Ranking questions about held-out pictures: does a picture's own caption score above those of similar pictures?"""
+"""Ranking questions: does a held-out picture's caption score above those of similar pictures?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from training.data.image_text import ImageTextPairs
 
 @dataclass(frozen=True, eq=False)
 class RankingQuestions:
-    """Q questions of C choices each."""
+    """Q questions with C choices each."""
 
     pictures: Tensor
-    """[Q], rows of held-out pictures."""
+    """Rows of held-out pictures, [Q]."""
     captions: list[str]
-    """All that are among the choices."""
+    """All captions that occur among the choices."""
     choices: Tensor
-    """[Q, C], rows of `captions`; a picture's own stands first."""
+    """Rows of `captions`, [Q, C]; the picture's own comes first."""
 
     def accuracy(self, picture_features: Tensor, caption_features: Tensor) -> float:
-        """Share in 0..1 of questions in which the picture's own caption scores best; a tie is wrong.
+        """Share in 0..1 of questions where the picture's own caption scores best; a tie counts as wrong.
 
         Args:
             picture_features: [N, E] of all held-out pictures.
@@ -37,8 +37,8 @@ class RankingQuestions:
 def ranking_questions(
     heldout: ImageTextPairs, train: ImageTextPairs, fields: Sequence[str], of: int, seed: int
 ) -> RankingQuestions | None:
-    """Questions with `of` choices: the own caption, and those of hard negatives, held out or not, by these `fields`.
-    Pictures with fewer hard negatives are left out; None where all are."""
+    """Questions with `of` choices: a picture's own caption and those of its hard negatives by these `fields`, held out
+    or not. Pictures with too few hard negatives are left out; None if all are."""
     captions = heldout.captions + train.captions
     similar = SimilarPictures(captions, heldout.attributes + train.attributes, fields)
     questions: list[tuple[int, list[str]]] = []

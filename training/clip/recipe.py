@@ -1,4 +1,4 @@
-"""How a small CLIP is built and trained. Free of torch, for --help."""
+"""How a small CLIP is built and trained. Imports no torch: --help is fast."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,7 +15,7 @@ PATCH_SIZE = 4
 
 @dataclass(frozen=True, kw_only=True)
 class ClipRecipe(PictureRecipe):
-    """How a CLIP is built and trained. The learning rate falls along half a cosine to 0 after its warm-up."""
+    """How a CLIP is built and trained. After its warm-up, the learning rate falls along half a cosine to 0."""
 
     MINIMUM: ClassVar[dict[str, int]] = {
         "context_length": 2,
@@ -28,38 +28,38 @@ class ClipRecipe(PictureRecipe):
     """Pixels; a multiple of 32."""
     image_width: int = 48
     """Channels of the image tower at its first resolution, a quarter of the side; each of the next three halves the
-    side and has twice as many."""
+    side and doubles the channels."""
     image_layers: tuple[int, int, int, int] = (1, 1, 1, 1)
     """Blocks at each of the four resolutions."""
     width: int = 192
-    """Of the text tower and of the features; a multiple of 32."""
+    """Of the text tower and the features; a multiple of 32."""
     text_layers: int = 2
     context_length: int = 24
-    """Token ids of a caption, the closing padding id included."""
+    """Token ids per caption, including the final padding id."""
     vocab_size: int = 2048
-    """Of the tokenizer made from the captions, at most."""
+    """Largest vocabulary of the tokenizer trained on the captions."""
     steps: int = 2500
     batch_size: int = 128
     """Pictures; no caption twice."""
     alike: tuple[tuple[str, ...], ...] = (("kind", "ground", "paint", "size", "place"), ("things",))
-    """Fields of the listing by which pictures are similar: a group of hard negatives agrees in the fields of one of
-    these tuples and differs in the others."""
+    """Fields of the listing that define similar pictures: a group of hard negatives agrees in the fields of one tuple
+    and differs in others."""
     hard_negative_share: float = 0.5
-    """Of a batch, that such groups make up; 0: none. Without effect where the listing lacks the fields."""
+    """Largest share of a batch in such groups; no effect if the listing lacks the fields."""
     hard_group_size: int = 8
-    """Pictures; half a batch where that is less."""
+    """Pictures in a group; at most half a batch."""
     extra_captions: int = 0
-    """In a step, as further wrong answers for its pictures: hard negatives where there are any. A caption costs little
-    beside a picture."""
+    """Captions per step beside those of its pictures, as negatives: hard ones if possible. A caption costs little next
+    to a picture."""
     lr: float = 1e-3
     warmup_share: float = 0.05
     """Of the steps."""
     weight_decay: float = 0.1
-    """Not for biases, norms and the temperature."""
+    """Not applied to biases, norms and the temperature."""
     decoded_share: float = 0.5
-    """Of the training pictures that are shown as a VQGAN decodes them, when one is given."""
+    """Share of the training pictures to encode and decode, if a VQGAN is given."""
     heldout_share: float = 0.05
-    """Of the captions, when no held-out folder is given."""
+    """Share of the captions to hold out, if no held-out folder is given."""
     log_every: int = 20
     heldout_every: int = 200
     checkpoint_every: int = 50
@@ -70,17 +70,17 @@ class ClipRecipe(PictureRecipe):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)}: must be at least 0 and below 1")
         if self.heldout_share == 0:
-            raise UserError("heldout_share=0: must be above 0, or there would be no caption to measure on")
+            raise UserError("heldout_share=0: must be above 0, to leave captions to measure on")
         if len(self.image_layers) != 4 or min(self.image_layers) < 1:
-            raise UserError(f"image_layers={self.image_layers}: must be four positive numbers")
+            raise UserError(f"image_layers={self.image_layers}: must be four positive integers")
         for name in ("width", "picture_side"):
             if getattr(self, name) % 32:
                 raise UserError(f"{name}={getattr(self, name)}: must be a multiple of 32")
         if not all(self.alike):
-            raise UserError(f"alike={self.alike}: a list of fields must name one at least")
+            raise UserError(f"alike={self.alike}: every list must name at least one field")
 
     def identity(self) -> dict[str, Any]:
-        """As the base class says; without `extra_captions` where there are none, as before there were any."""
+        """As in the base class, but without `extra_captions` if there are none: older checkpoints lack it."""
         identity = super().identity()
         if not self.extra_captions:
             del identity["extra_captions"]
@@ -88,12 +88,12 @@ class ClipRecipe(PictureRecipe):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Of the listing, that are read."""
+        """Fields of the listing to read."""
         return tuple(dict.fromkeys(name for fields in self.alike for name in fields))
 
     def architecture(self, tokenizer: "Tokenizer") -> dict[str, Any]:
-        """A model config with this package's residual network for pictures; captions end at the first padding id, where
-        the causal text tower is read."""
+        """A model config with this package's residual network as image tower; the text tower is causal, and its feature
+        is taken at the first padding id."""
         return {
             "embed_dim": self.width,
             "vision_cfg": {

@@ -1,7 +1,7 @@
 """Training of a small CLIP with its own vocabulary (Radford et al. 2021, arXiv 2103.00020); the model is open_clip's.
 
-OUT gets clip/ (a CLIP folder), checkpoint/, tokenizer.json, metrics.jsonl and tensorboard/. The pictures, as they were
-read, are in pictures.npy and heldout.npy; with a VQGAN a share of them, as it decodes them, is in decoded.npy.
+OUT gets clip/ (a CLIP folder), checkpoint/, tokenizer.json, metrics.jsonl, tensorboard/, the decoded pictures in
+pictures.npy and heldout.npy and, with a VQGAN, its reconstructions in decoded.npy.
 """
 
 import math
@@ -41,7 +41,7 @@ from training.step.guarded_step import guarded_step
 from training.step.precision import autocast
 
 PIXEL_MEAN = PIXEL_STD = (0.5, 0.5, 0.5)
-# Similarities are scaled by at most 100 (section 2.5 of the paper).
+# Section 2.5 of the paper scales similarities by at most 100.
 LARGEST_LOGIT_SCALE = math.log(100)
 CAPTION_CHOICES = 50
 THING_CHOICES = 20
@@ -66,16 +66,17 @@ def train_clip(
     max_minutes: float | None = None,
     on_progress: OnProgress | None = None,
 ) -> MeasuredProgress:
-    """Train on the folder `data`, or continue the run that `out` holds exactly where its last checkpoint stood.
+    """Train on the folder `data`, or continue the run that `out` holds from its checkpoint.
+
+    Other arguments, and exceptions, are those of `training.vqgan.run.train_vqgan`.
 
     Args:
-        heldout: a folder to measure on; without it a share of the captions is left out of the training.
-        tokenizer: a tokenizer.json; without it one is made from the captions.
-        vqgan: a VQGAN folder; then a share of the pictures is shown as it decodes them, so that scores hold for
-            drawn pictures, which are a little blurred.
-        init: a CLIP folder whose weights and tokenizer to start from; of the recipe's shape.
-        save_dtype: of the weights in OUT/clip.
-        max_minutes, on_progress, and what is raised: as `training.vqgan.run.train_vqgan`'s.
+        heldout: a folder to measure on; by default a share of the captions, which is not trained on.
+        tokenizer: a tokenizer.json; by default one trained on the captions.
+        vqgan: a VQGAN folder. A share of the pictures is encoded and decoded, so that the CLIP also knows drawn
+            pictures, which are slightly blurred.
+        init: a CLIP folder of the recipe's shape, with the initial weights and the tokenizer.
+        save_dtype: type of the weights in OUT/clip.
     """
     if init is not None and tokenizer is not None:
         raise UserError(f"the CLIP in {init} has a tokenizer of its own; leave --tokenizer out")
@@ -103,11 +104,11 @@ def train_clip(
 
 
 class ClipRun(TrainingRun[list[int], MeasuredProgress]):
-    """A run in the state its folder holds; see `train_clip`. What step i does depends on recipe, data, weights and i
-    alone, not on the process.
+    """A run in the state of its folder; see `train_clip`. Random draws of step i follow from the seed and i alone.
 
     Args:
-        views: of the held-out pictures, uint8 [N, 3, S, S], by the prefix of what is measured on them.
+        views: the held-out pictures, uint8 [N, 3, S, S], and perhaps their reconstructions, by the prefix of their
+            measurements.
     """
 
     unit = "pictures"
@@ -128,7 +129,7 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
         self.settings, self.recipe, self.identity = recipe, recipe, identity
         self.scorer, self.data, self.heldout, self.views = scorer, train_set, heldout, views
         self.model = scorer.model
-        scorer.model.visual.to(memory_format=torch.channels_last)  # for the convolutions' speed
+        scorer.model.visual.to(memory_format=torch.channels_last)  # faster convolutions
         groups = parameter_groups(self.model, recipe.weight_decay)
         self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-6)
         self.caption_ids = scorer.caption_ids(train_set.captions)
@@ -147,8 +148,8 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
         self.progress = MeasuredProgress(**{**(saved or {"unusable": dict(train_set.skipped)}), "among": AMONG})
 
     def batches(self, stopping: Callable[[], bool]) -> Generator[list[int], None, None]:
-        started = distinct_batches(self.data.captions, self.hard_negatives.seeds, self.recipe.seed)
-        for step, rows in islice(enumerate(started, start=1), self.progress.step, self.recipe.steps):
+        anchors = distinct_batches(self.data.captions, self.hard_negatives.num_anchors, self.recipe.seed)
+        for step, rows in islice(enumerate(anchors, start=1), self.progress.step, self.recipe.steps):
             yield self.hard_negatives.batch(step, rows)
 
     def step(self, step: int, batch: list[int]) -> dict[str, float]:
@@ -173,8 +174,8 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
-        """The precision of the two towers; on a CPU with explicit attention weights."""
-        # Captions are short: the fused CPU kernel's backward makes the text tower take twice as long.
+        """Autocast for the two towers; on a CPU, also unfused attention."""
+        # Captions are short: with the fused CPU kernel's backward, the text tower takes twice as long.
         on_cpu = self.scorer.device.type == "cpu"
         attention = sdpa_kernel(SDPBackend.MATH) if on_cpu else nullcontext()
         with autocast(self.scorer.device.type, self.recipe.precision), attention:
@@ -190,12 +191,12 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
 
 
 def contrastive_loss(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
-    """Which caption belongs to a picture, and which picture to a caption (the paper, figure 3).
+    """The symmetric cross-entropy of the paper (figure 3), with extra captions as negatives.
 
     Args:
         images: unit vectors [B, E].
-        texts: unit vectors [B + X, E]: first those of the pictures, in order; the others have no picture.
-        scale: of the cosine similarities, a number.
+        texts: unit vectors [B + X, E]: the pictures' captions in the same order, then X captions without a picture.
+        scale: factor of the cosine similarities, a scalar.
     """
     logits = scale * images @ texts.T
     own = torch.arange(len(images), device=images.device)
@@ -214,13 +215,13 @@ def new_scorer(recipe: ClipRecipe, tokenizer: Tokenizer, device: str) -> ClipSco
 
 
 def first_scorer(recipe: ClipRecipe, folder: Path, device: str) -> ClipScorer:
-    """The CLIP in a folder, to train further; ValueError unless it has the recipe's shape."""
+    """Load a CLIP folder, to train it further; ValueError unless it has the recipe's shape."""
     scorer = ClipScorer.load(folder, device)
     if scorer.tokenizer is None:
-        raise UserError(f"{folder}: only a CLIP that train-clip has made can be trained further")
+        raise UserError(f"{folder} cannot be trained further: only a CLIP made by train-clip can")
     wanted = recipe.architecture(scorer.tokenizer)
     if scorer.architecture != wanted:
-        raise UserError(f"{folder} has the shape {scorer.architecture}, and not {wanted}: give its sizes")
+        raise UserError(f"{folder} has the shape {scorer.architecture} and not {wanted}: give its own sizes")
     return scorer
 
 
@@ -231,7 +232,7 @@ def read_sets(
     out: Path,
     on_progress: OnProgress | None,
 ) -> tuple[ImageTextPairs, ImageTextPairs]:
-    """The pictures to train on, and those to measure on: of a folder, else of captions set aside; in files of `out`."""
+    """The pictures to train on and those to measure on, stored in `out`."""
     side, fields = recipe.picture_side, recipe.fields
     train_set = read_captioned(data, side, on_progress, fields=fields, store=out / "pictures.npy")
     if heldout is None:
@@ -244,8 +245,8 @@ def read_sets(
 def measure(
     scorer: ClipScorer, views: dict[str, Tensor], captions: list[str], ranking: RankingQuestions | None
 ) -> dict[str, float]:
-    """For each view of the held-out pictures, uint8 [N, 3, S, S], the share whose own caption comes first: of 50, and
-    of the ranking test's."""
+    """For each view of the held-out pictures, uint8 [N, 3, S, S], the share whose own caption ranks first among 50, and
+    among those of the ranking questions."""
     texts = scorer.text_features(captions).cpu()
     choices = None if ranking is None else scorer.text_features(ranking.captions).cpu()
     measured = {}

@@ -1,4 +1,4 @@
-"""The commands `dalle-lean invite`, `ban` and `unban`: whom the host of a run lets in."""
+"""The commands `dalle-lean invite`, `ban` and `unban`: whom a run's host admits."""
 
 import re
 import secrets
@@ -16,17 +16,20 @@ if TYPE_CHECKING:
 
 DAY_S = 24 * 3600
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run hosted on this machine.")]
-Subject = Annotated[str, typer.Argument(metavar="PEER_OR_CODE", help="Peer id of one machine, or the code of several.")]
+Subject = Annotated[
+    str, typer.Argument(metavar="PEER_OR_CODE", help="Peer id of a machine, or the code or id of an invitation.")
+]
 
 
 def invite(
     run_dir: RunDir,
-    name: Annotated[str | None, typer.Option(help="Whom it is for; their pass says so.", show_default=False)] = None,
-    uses: Annotated[int, typer.Option(help="Machines that may come with it.", min=1, max=10_000)] = 1,
-    days: Annotated[float, typer.Option(help="Days in which they may come.", min=0.01, max=3650)] = 7.0,
-    role: Annotated[str, typer.Option(help="trainer, or helper: a machine with --helper-of.")] = "trainer",
+    name: Annotated[str | None, typer.Option(help="Name of the guest, stored in the pass.", show_default=False)] = None,
+    uses: Annotated[int, typer.Option(help="Machines that may join with it.", min=1, max=10_000)] = 1,
+    days: Annotated[float, typer.Option(help="Days until it expires.", min=0.01, max=3650)] = 7.0,
+    role: Annotated[str, typer.Option(help="trainer, or helper (a machine that runs `host --helper-of`).")] = "trainer",
 ) -> None:
-    """Invite volunteers to a run: print a code and the command to join with. `dalle-lean host` may run or not."""
+    """Invite volunteers to a run: print a code and the command to join with. Works whether or not `dalle-lean host` is
+    running."""
     begin_loading()
     from training.swarm.admission.passes import HELPER, TRAINER, Invite
     from training.swarm.config import read_settings
@@ -41,8 +44,8 @@ def invite(
     given = Invite(id=secrets.token_hex(4), uses=uses, ends=ends, role=role, name=name or "")
     code, addresses = given.code(key), read_settings(run_dir).swarm.addresses
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(ends))
-    say(f"invitation {given.id}, for {uses} {role}{'s' * (uses > 1)} until {until}; the code is secret, and")
-    say(f"dalle-lean ban {run_dir} {given.id} takes it back. To join:")
+    say(f"invitation {given.id}, for {uses} {role}{'s' * (uses > 1)} until {until}; keep its code secret.")
+    say(f"To revoke it: dalle-lean ban {run_dir} {given.id}. To join:")
     if role == HELPER:
         say(f"    dalle-lean host RUN_DIR --helper-of {addresses[0]} --announce ITS_ADDRESS --code {code}")
     else:
@@ -50,18 +53,18 @@ def invite(
 
 
 def ban(run_dir: RunDir, subject: Subject) -> None:
-    """Ban a machine, or an invitation with all who came with it; in force within seconds while the host runs."""
+    """Ban a machine, or an invitation and all who joined with it; takes effect within seconds while the host runs."""
     begin_loading()
     subject, changed = change(run_dir, subject, banned=True)
     say(
-        f"{subject} is banned; dalle-lean unban {run_dir} {subject} takes that back"
+        f"{subject} is banned; to undo that: dalle-lean unban {run_dir} {subject}"
         if changed
-        else f"{subject} is banned already"
+        else f"{subject} is already banned"
     )
 
 
 def unban(run_dir: RunDir, subject: Subject) -> None:
-    """Take back a ban."""
+    """Lift a ban."""
     begin_loading()
     subject, changed = change(run_dir, subject, banned=False)
     say(f"{subject} is no longer banned" if changed else f"{subject} is not banned")
@@ -70,11 +73,11 @@ def unban(run_dir: RunDir, subject: Subject) -> None:
 def change(run_dir: Path, subject: str, *, banned: bool) -> tuple[str, bool]:
     """Ban or unban a peer id or an invitation, given by its code or the id that `invite` prints.
 
-    Returns the peer id or the invitation's id, and whether that changed anything.
+    Returns the peer id or the invitation's id, and whether anything changed.
     """
     from training.swarm.admission.bans import change_bans
-    from training.swarm.admission.desk import PEER_ID
     from training.swarm.admission.keys import Forged
+    from training.swarm.admission.pass_issuer import PEER_ID
     from training.swarm.admission.passes import Invite
 
     key = run_key_of(run_dir)
@@ -82,22 +85,22 @@ def change(run_dir: Path, subject: str, *, banned: bool) -> tuple[str, bool]:
         try:
             subject = Invite.read(subject, key.public).id
         except Forged:
-            raise UserError(f"{subject!r} is no peer id (Qm...), nor a code or invitation of this run") from None
+            raise UserError(f"{subject!r} is neither a peer id (Qm...) nor a code or invitation of this run") from None
     return subject, change_bans(run_dir, key, subject, banned=banned)
 
 
 def run_key_of(run_dir: Path) -> "SigningKey":
-    """The run's key; ValueError if the folder has none."""
+    """Load the run's key; ValueError if the folder lacks it."""
     from training.swarm.admission.keys import SigningKey
     from training.swarm.host.host_gate import run_key_file
     from training.swarm.host.run_setup import hosted_settings
 
     path, settings = run_key_file(run_dir), hosted_settings(run_dir)
     if not settings.swarm.run_key:
-        raise UserError(f"the run in {run_dir} was begun without a key: anybody with its address takes part")
+        raise UserError(f"the run in {run_dir} was started without a key: it admits anyone who has its address")
     if not path.exists():
-        raise UserError(f"{path} is missing: only the machine that hosts the run can do this")
+        raise UserError(f"{path} is missing: run this on the machine that hosts the run")
     key = SigningKey.load(path)
     if key.public != settings.swarm.run_key:
-        raise UserError(f"{path} is not the key of the run in {run_dir}; put the run's own back")
+        raise UserError(f"{path} is not the key of the run in {run_dir}; restore the run's own")
     return key

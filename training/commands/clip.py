@@ -20,53 +20,52 @@ def train_clip(
     heldout: Annotated[
         Path | None,
         typer.Option(
-            help=f"Folder to measure on; without it {ClipRecipe.heldout_share:.0%} of the captions are kept for that."
+            help=f"Folder to measure on. [default: {ClipRecipe.heldout_share:.0%} of the captions, not trained on]",
+            show_default=False,
         ),
     ] = None,
     tokenizer: TokenizerFile = None,
     vqgan: Annotated[
         Path | None,
-        typer.Option(
-            help=f"VQGAN folder: {ClipRecipe.decoded_share:.0%} of the pictures are shown as it decodes them."
-        ),
+        typer.Option(help=f"VQGAN folder, to encode and decode {ClipRecipe.decoded_share:.0%} of the pictures."),
     ] = None,
     init: Annotated[
-        Path | None, typer.Option(help="CLIP folder to start from, with its tokenizer, instead of new weights.")
+        Path | None, typer.Option(help="CLIP folder with the initial weights and the tokenizer, in place of new ones.")
     ] = None,
     steps: Steps = ClipRecipe.steps,
     batch_size: Annotated[
-        int, typer.Option(help="Pictures in a step, no caption twice.", min=2)
+        int, typer.Option(help="Pictures per step, no caption twice.", min=2)
     ] = ClipRecipe.batch_size,
     hard_negative_share: Annotated[
-        float, typer.Option(help="Share of a batch that groups of similar pictures make up.", min=0, max=1)
+        float, typer.Option(help="Largest share of a batch in groups of similar pictures.", min=0, max=1)
     ] = ClipRecipe.hard_negative_share,
-    hard_group_size: Annotated[int, typer.Option(help="Pictures in such a group.", min=2)] = ClipRecipe.hard_group_size,
+    hard_group_size: Annotated[int, typer.Option(help="Pictures in a group.", min=2)] = ClipRecipe.hard_group_size,
     alike: Annotated[
         list[str],
         typer.Option(
             metavar="FIELDS",
-            help="Comma-separated fields of metadata.jsonl that agree within a group while others differ; repeat the "
-            "option for several kinds of groups.",
+            help="Comma-separated fields of metadata.jsonl that agree within a group while others differ; repeatable, "
+            "for several kinds of groups.",
         ),
     ] = ALIKE,
     extra_captions: Annotated[
-        int, typer.Option(help="Captions in a step besides those of its pictures, as wrong answers.", min=0)
+        int, typer.Option(help="Captions per step beside those of its pictures, as negatives.", min=0)
     ] = ClipRecipe.extra_captions,
     lr: LearningRate = ClipRecipe.lr,
     seed: Seed = ClipRecipe.seed,
     picture_side: Annotated[
-        int, typer.Option(help="Pixels per side to which pictures are resized.")
+        int, typer.Option(help="Side in pixels to which pictures are resized.")
     ] = ClipRecipe.picture_side,
     image_width: Annotated[
         int, typer.Option(help="Channels of the image tower at its first resolution.", min=4)
     ] = ClipRecipe.image_width,
-    width: Annotated[int, typer.Option(help="Of text tower and features, a multiple of 32.")] = ClipRecipe.width,
+    width: Annotated[int, typer.Option(help="Width of text tower and features, a multiple of 32.")] = ClipRecipe.width,
     precision: Precision = ClipRecipe.precision,
     save_dtype: Annotated[StoredDtype, typer.Option(help="Type of the stored weights.")] = StoredDtype.FLOAT32,
     max_minutes: MaxMinutes = None,
     device: Device = "auto",
 ) -> None:
-    """Train a small CLIP on pictures with captions; OUT/clip is what ranks the pictures of a model."""
+    """Train a small CLIP on captioned pictures; OUT/clip ranks a model's pictures."""
     import torch
 
     from dalle_lean.devices import pick_device

@@ -13,12 +13,12 @@ import typer
 
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import DESTINATIONS, Device, begin_loading, progress_bar, say, warn
-from training.commands.options import DEFAULT_PAGE_ADDRESS, Code, Export, PageAddress, PromptPage
+from training.commands.options import DEFAULT_PAGE_ADDRESS, Code, Export, PageAddress, PromptPage, TokenizerFile
 
 HELPER_OPTIONS = ("run_dir", "port", "announce", "listen", "helper_of", "code", "peer_list")
 PAGE_OPTIONS = ("page", "page_address", "export", "prompt_page")
 MACHINE_OPTIONS = (*HELPER_OPTIONS, *PAGE_OPTIONS, "donors", "vqgan", "publish", "device", "admission")
-"""These may change while a run exists."""
+"""Options that may change while a run exists."""
 
 
 def host(
@@ -34,21 +34,15 @@ def host(
     init: Annotated[
         Path | None,
         typer.Option(
-            help="Model folder to start from, instead of new weights; the recipe's model does not count then.",
+            help="Model folder to start from, in place of new weights; its model replaces the recipe's.",
             show_default=False,
         ),
     ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="tokenizer.json to use, or a hub id. [default: that of --init, or trained on the captions]",
-            show_default=False,
-        ),
-    ] = None,
+    tokenizer: TokenizerFile = None,
     vqgan: Annotated[
         Path | None,
         typer.Option(
-            help="The VQGAN that made the codes; it goes into the checkpoints' model folders. "
+            help="VQGAN that made the codes; it goes into the checkpoints' model folders. "
             "[default: the bundled model's, if it made them]",
             show_default=False,
         ),
@@ -80,13 +74,13 @@ def host(
         list[str] | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Address of a run hosted elsewhere: only run one more helper for it here.",
+            help="Address of a run hosted elsewhere: only run another helper for it.",
         ),
     ] = None,
     donors: Annotated[
         int | None,
         typer.Option(
-            help="Peers that keep the state; with two, either can fail. [default: 1, or the run's previous number]",
+            help="Peers that keep the state; with two, either may fail. [default: 1, or the run's previous number]",
             show_default=False,
             min=1,
             max=8,
@@ -96,53 +90,51 @@ def host(
         str | None,
         typer.Option(
             metavar="DESTINATION",
-            help=f"Keep the newest checkpoint there, as a model folder with a card: {DESTINATIONS} "
-            "[default: where the run published before; '' stops that]",
+            help=f"Keep the newest checkpoint there, as a model folder with a model card: {DESTINATIONS} "
+            "[default: the run's previous one; '' stops publishing]",
             show_default=False,
         ),
     ] = None,
     admission: Annotated[
         str | None,
         typer.Option(
-            help="Who may take part: open (anybody, at a limited rate), invite (with a code, see `invite`) or list. "
-            "[default: open, or as before]",
+            help="Who may join: open (anyone, at a limited rate), invite (with a code from `invite`) or list. "
+            "[default: open, or the run's previous one]",
             show_default=False,
         ),
     ] = None,
     peer_list: Annotated[
         Path | None,
-        typer.Option(help="For --admission list: file of peer ids, one on each line.", show_default=False),
+        typer.Option(help="For --admission list: file of peer ids, one per line.", show_default=False),
     ] = None,
     code: Code = None,
-    min_peers: Annotated[int, typer.Option(help="Trainers required before the first step.", min=1)] = 1,
+    min_peers: Annotated[int, typer.Option(help="Trainers to wait for before the first step.", min=1)] = 1,
     mode: Annotated[
         str,
         typer.Option(
-            help="gradients: average at each step; diloco: many local steps between averages, for slow links."
+            help="gradients: average at every step; diloco: many local steps between averages, for slow links."
         ),
     ] = "gradients",
-    compression: Annotated[str, typer.Option(help="What averaged tensors are sent as: 8bit, fp16 or fp32.")] = "8bit",
+    compression: Annotated[str, typer.Option(help="Wire format of averaged tensors: 8bit, fp16 or fp32.")] = "8bit",
     aggregation: Annotated[
         str,
-        typer.Option(help="Averaging rule: centred_clipping (no outlier steers it), trimmed_mean, median or mean."),
+        typer.Option(help="Averaging rule: centred_clipping (robust to outliers), trimmed_mean, median or mean."),
     ] = "centred_clipping",
     power_sgd_rank: Annotated[
-        int, typer.Option(help="Send gradients as products of matrices of this rank (PowerSGD); 0 turns it off.", min=0)
+        int, typer.Option(help="Compress gradients to this rank (PowerSGD); 0 disables it.", min=0)
     ] = 0,
     matchmaking_time: Annotated[
-        float, typer.Option(help="Seconds for peers to find each other; 2 or 3 is enough on a local network.", min=0.5)
+        float, typer.Option(help="Seconds for peers to find each other; 2 or 3 suffice on a local network.", min=0.5)
     ] = 15.0,
     steps: Annotated[
         int | None,
         typer.Option(
-            help="Optimizer steps, with the warm-up in proportion. [default: the recipe's]", show_default=False, min=1
+            help="Optimizer steps; the warm-up keeps its share. [default: the recipe's]", show_default=False, min=1
         ),
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(
-            help="Samples per step, of all peers together. [default: the recipe's]", show_default=False, min=1
-        ),
+        typer.Option(help="Samples per step, over all peers. [default: the recipe's]", show_default=False, min=1),
     ] = None,
     lr: Annotated[
         float | None, typer.Option(help="Peak learning rate. [default: the recipe's]", show_default=False)
@@ -150,22 +142,21 @@ def host(
     seed: Annotated[
         int | None,
         typer.Option(
-            help="Seed of the first weights and the order of the data. [default: the recipe's]",
+            help="Seed of the initial weights and the order of the data. [default: the recipe's]",
             show_default=False,
             min=0,
         ),
     ] = None,
     device: Device = "cpu",
-    page: Annotated[bool, typer.Option(help="Serve the run's page, too; needs the extra demo.")] = False,
+    page: Annotated[bool, typer.Option(help="Also serve the run's page; needs the extra demo.")] = False,
     page_address: PageAddress = DEFAULT_PAGE_ADDRESS,
     export: Export = None,
     prompt_page: PromptPage = None,
 ) -> None:
     """Host a run on this machine: two helpers that volunteers connect to, and a donor that keeps the state.
 
-    With --helper-of it is one more helper of a run that another machine hosts. Prints the command for volunteers. It
-    trains nothing itself: `dalle-lean join` does, also on this machine. Ctrl+C stops it; the same command, or RUN_DIR
-    alone, continues.
+    With --helper-of, only another helper of a run hosted elsewhere. Prints the command for volunteers. Does not train:
+    `dalle-lean join` does, on this machine too. Ctrl+C stops the host; the same command, or RUN_DIR alone, continues.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes start with it ignored
     begin_loading()
@@ -189,18 +180,16 @@ def host(
 
     if publish:
         check_destination(publish)
-        publish = publish if is_url(publish) else str(Path(publish).resolve())  # the next start may be elsewhere
+        publish = publish if is_url(publish) else str(Path(publish).resolve())  # for a start in another folder
     place = ListenOptions(port=port, announce=announce, listen=listen, donors=donors, publish=publish)
     helper_of = helper_of or list(previous_config(run_dir).helper_of)
-    if helper_of and (given := given_beside(context, HELPER_OPTIONS)):
-        raise UserError(
-            f"--helper-of runs a helper of another host's run, which has its own settings: leave out {given}"
-        )
+    if helper_of and (given := options_except(context, HELPER_OPTIONS)):
+        raise UserError(f"--helper-of runs a helper of another host's run, whose settings apply: leave out {given}")
     if code is not None and not helper_of:
         raise UserError("--code is for a helper of another host's run: name that run's address with --helper-of")
-    if data is None and (run_dir / SWARM_TOML).exists() and (given := given_beside(context, MACHINE_OPTIONS)):
+    if data is None and (run_dir / SWARM_TOML).exists() and (given := options_except(context, MACHINE_OPTIONS)):
         raise UserError(
-            f"without --data the run in {run_dir} continues unchanged: leave out {given}, or name its --data"
+            f"without --data, the run in {run_dir} continues unchanged: leave out {given}, or add its --data"
         )
     recipe = load_recipe(config, needs_model=init is None).override(
         steps=steps, batch_size=batch_size, lr=lr, seed=seed
@@ -244,19 +233,19 @@ def host(
             say(f"the run {settings.swarm.name} is ready for volunteers (TCP ports {ports}); any machine joins with")
             say(f"    dalle-lean join {' '.join([*addresses, *helper_of])}")
             if settings.swarm.run_key and settings.swarm.admission == "invite" and not helper_of:
-                say(f"and a code, which dalle-lean invite {run_dir} makes")
+                say(f"and a code from dalle-lean invite {run_dir}")
             announced = ipaddress.ip_address(host_config.announce)
             if announced.is_loopback:
-                warn(f"{announced} is this machine's loopback: no other machine can join; see --announce")
+                warn(f"{announced} is a loopback address, which no other machine can reach: set --announce")
             elif not announced.is_global:
                 warn(
                     f"{announced} is a private address: for volunteers outside your network, forward the TCP ports "
-                    f"{ports} to this machine and give --announce its public address"
+                    f"{ports} to this machine and set --announce to its public address"
                 )
             if page:
                 say(f"the run's page is at http://{page_address}")
             if not is_url(settings.swarm.data) and not helper_of:
-                warn(f"volunteers need a copy of {settings.swarm.data}, which they name with --data")
+                warn(f"every volunteer needs a copy of {settings.swarm.data}, named with --data")
 
         page_options = ["--page", "--page-address", page_address] if page else []
         page_options += [] if export is None else ["--export", str(export.resolve())]
@@ -265,7 +254,7 @@ def host(
         if page_options:
             from training.swarm.observe.page.site import BOKEH, bokeh_file
 
-            bokeh_file(BOKEH[0])  # now, not in a log
+            bokeh_file(BOKEH[0])  # fail here, not in the page's log
         say(f"starting {len(host_config.ports)} peers ...")
         with (
             publishing(run_dir, host_config.publish, warn),
@@ -284,8 +273,8 @@ def host(
     say(f"finished at step {end.step}, {end.note}{kept}")
 
 
-def given_beside(context: typer.Context, known: Sequence[str]) -> str:
-    """The options on the command line besides `known`, separated by commas."""
+def options_except(context: typer.Context, known: Sequence[str]) -> str:
+    """The options on the command line other than `known`, separated by commas."""
     return ", ".join(
         f"--{name.replace('_', '-')}"
         for name in context.params
@@ -297,10 +286,10 @@ def rollback(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run hosted on this machine.")],
     to: Annotated[int | None, typer.Option(help="Step to go back to.", show_default=False)] = None,
 ) -> None:
-    """Take a run back to one of its checkpoints, or list them without --to. Stop `dalle-lean host` first."""
+    """Roll a run back to one of its checkpoints, or list them if --to is not given. Stop `dalle-lean host` first."""
     from training.run.folder import run_folder
     from training.swarm.host.checkpoints import FOLDER, GIVEN_UP, list_checkpoints
-    from training.swarm.host.checkpoints import rollback as take_back
+    from training.swarm.host.checkpoints import rollback as roll_back
     from training.swarm.host.run_setup import hosted_settings
 
     before = hosted_settings(run_dir)
@@ -314,9 +303,9 @@ def rollback(
             say(f"step {checkpoint.step:7}  held-out loss {loss}  {saved}  {checkpoint.run}")
         return
     with run_folder(run_dir):
-        settings = take_back(run_dir, to, warn)
+        settings = roll_back(run_dir, to, warn)
     say(
-        f"the run is at step {to} again and goes on as {settings.swarm.name}: start it with dalle-lean host {run_dir}. "
-        f"Peers still in {before.swarm.name} are notified and join again; later checkpoints are in "
+        f"the run is back at step {to} and goes on as {settings.swarm.name}: start it with dalle-lean host {run_dir}. "
+        f"Peers still in {before.swarm.name} are notified and rejoin; later checkpoints are in "
         f"{run_dir / FOLDER}/{GIVEN_UP}-{before.swarm.name}"
     )

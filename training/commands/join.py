@@ -26,18 +26,18 @@ Data = Annotated[
 Folder = Annotated[
     Path | None,
     typer.Option(
-        help="Keeps this machine's identity and its place in the data. [default: ~/.cache/dalle-lean/runs/RUN]",
+        help="Stores this machine's identity and position in the data. [default: ~/.cache/dalle-lean/runs/RUN]",
         show_default=False,
     ),
 ]
 Listen = Annotated[
     int | None,
-    typer.Option(help="Take connections on this TCP port. [default: a free one, if reachable]", min=1, max=65535),
+    typer.Option(help="TCP port to accept connections on. [default: a free one, if reachable]", min=1, max=65535),
 ]
-Client = Annotated[bool, typer.Option("--client", help="Take no connections. [default: only if unreachable]")]
+Client = Annotated[bool, typer.Option("--client", help="Accept no connections. [default: only if unreachable]")]
 Announce = Annotated[
     list[str] | None,
-    typer.Option(help="How others reach a forwarded --listen port, as /ip4/ADDRESS/tcp/PORT."),
+    typer.Option(help="Public address of a forwarded --listen port: /ip4/ADDRESS/tcp/PORT."),
 ]
 BatchSize = Annotated[
     int | None,
@@ -46,8 +46,8 @@ BatchSize = Annotated[
 Precision = Annotated[str | None, typer.Option(help="fp32, bf16 or fp16. [default: the run's]", show_default=False)]
 STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
 GOODBYES = {
-    signal.SIGINT: "saying goodbye to the others ... (Ctrl+C again stops at once)",
-    signal.SIGTERM: "ended by SIGTERM: saying goodbye to the others ...",
+    signal.SIGINT: "leaving the run ... (Ctrl+C again stops at once)",
+    signal.SIGTERM: "ended by SIGTERM: leaving the run ...",
 }
 
 
@@ -91,7 +91,7 @@ def join(
     options = JoinOptions(data, folder, listen, client, announce or (), batch_size, device, precision, name, code)
     while True:
         found = survey(target, options, show)
-        refuse(found.problems)
+        exit_on(found.problems)
         say("measuring how fast this machine is ...")
         plan = measure(found, options)
         slow = "; slow for this model, but every sample counts" if plan.report_s > 60 else ""
@@ -182,7 +182,7 @@ def doctor(
 
 
 def show(check: "Check") -> None:
-    """Print a check: its level and name, what was found, its cure."""
+    """Print a check: its level, its name, what was found and how to fix it."""
     room = max(40, min(out.width, 120)) - 22
     found, *others = wrapped(check.found, room)
     text = Text.assemble((f"{check.level:<8}", STYLES[check.level]), f" {check.name:<12} {found}")
@@ -195,12 +195,12 @@ def show(check: "Check") -> None:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Lines that do not break at hyphens, to keep paths whole."""
+    """Wrap a text without breaking at hyphens, to keep paths whole."""
     return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
 
 
-def refuse(problems: "list[Check]") -> None:
-    """ValueError, in one sentence, if a problem keeps this machine out."""
+def exit_on(problems: "list[Check]") -> None:
+    """UserError, in one line, if a problem prevents this machine from joining."""
     if problems:
         first = problems[0]
         more = f" ({len(problems) - 1} more above)" if len(problems) > 1 else ""
@@ -208,7 +208,7 @@ def refuse(problems: "list[Check]") -> None:
 
 
 class LiveLine:
-    """The status of a download or of training, updated twice a second; off a terminal, a plain line now and then."""
+    """The status of a download or of training, updated twice a second; without a terminal, a plain line every 10 s."""
 
     def __init__(self) -> None:
         self.peer: Volunteer | None = None
@@ -230,7 +230,7 @@ class LiveLine:
         self.peer = peer
 
     def on_step(self) -> None:
-        """A batch is done. Nothing is shown before the first one: the display's thread must not be forked."""
+        """Called after a batch. Shows nothing before the first one: the display's thread must not be forked."""
         self.download = None
         self.refresh()
 
@@ -258,9 +258,9 @@ class LiveLine:
 
     def on_stop(self) -> None:
         self.close()
-        error("stopped at once; the others go on without this machine, and the same command takes part again")
+        error("stopped at once; the run continues without this machine, and the same command rejoins it")
 
     def close(self) -> None:
-        """The last line stays."""
+        """Stop updating; the last line stays."""
         if self.live.is_started:
             self.live.stop()

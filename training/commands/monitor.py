@@ -40,7 +40,7 @@ COUNTER_LABELS = {
 def monitor(
     source: Annotated[
         list[str],
-        typer.Argument(metavar="ADDRESS_OR_FILE", help="Addresses of the run, as `host` prints it, or its swarm.toml."),
+        typer.Argument(metavar="ADDRESS_OR_FILE", help="Addresses of the run, printed by `host`, or its swarm.toml."),
     ],
     out: Annotated[
         Path | None,
@@ -60,18 +60,18 @@ def monitor(
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the run, if this machine hosts it: the page draws with its checkpoints and hands them out.",
+            help="Folder of the run, if this machine hosts it; the page then draws with its checkpoints.",
             show_default=False,
         ),
     ] = None,
     prompt_page: PromptPage = None,
 ) -> None:
-    """Watch a run that others train: loss, peers, speed, time left and the leaderboard.
+    """Watch a run without taking part: loss, peers, speed, time left and the leaderboard.
 
-    Writes metrics.jsonl, tensorboard/ and contributions.json. Takes no part in the run.
+    Writes metrics.jsonl, tensorboard/ and contributions.json.
     """
     if page and once:
-        raise UserError("--page serves until Ctrl+C, --once ends at once: leave out one of them")
+        raise UserError("--page serves until Ctrl+C, but --once exits at once: leave out one of them")
     begin_loading()
     from training.run.folder import run_folder
     from training.swarm.host.checkpoints import first_name
@@ -83,7 +83,7 @@ def monitor(
     log_to(None)
     with ExitStack() as stack:
         watcher = stack.enter_context(Monitor(source, warn))
-        run = first_name(watcher.settings.swarm.name)  # each rollback gives it another
+        run = first_name(watcher.settings.swarm.name)  # a rollback renames the run
         out = out or Path("runs") / f"monitor-{run}"
         stack.enter_context(run_folder(out))
         watcher.enter(out, code or "")
@@ -96,13 +96,13 @@ def monitor(
             from training.swarm.observe.page.server import served
             from training.swarm.observe.page.site import Site
 
-            folder, own = export or out / "page", None
+            folder, local = export or out / "page", None
             if page and export is None and run_dir is not None and prompt_page is None:
-                own = PromptPage(out / "prompt-page.log", warn)
-            site = Site(folder, out, watcher, run_dir=run_dir, prompt_page=prompt_page or own, on_notice=warn)
+                local = PromptPage(out / "prompt-page.log", warn)
+            site = Site(folder, out, watcher, run_dir=run_dir, prompt_page=prompt_page or local, on_notice=warn)
             stack.callback(site.close)
             if page:
-                say(f"the run's page is at {stack.enter_context(served(site.folder, page_address, own))}")
+                say(f"the run's page is at {stack.enter_context(served(site.folder, page_address, local))}")
         live = None
         if terminal.is_terminal and not once:
             live = stack.enter_context(Live(console=terminal, auto_refresh=False))
@@ -125,17 +125,17 @@ def monitor(
 
 
 def headline(overview: Overview | None) -> str:
-    """The run in a line."""
+    """Summarize the run in one line."""
     if overview is None:
         return "no trainers found"
-    speed, word = overview.samples_per_s, "samples/s"
+    speed, unit = overview.samples_per_s, "samples/s"
     if speed is None:
-        speed, word = overview.reported_samples_per_s, "samples/s, as peers say"
+        speed, unit = overview.reported_samples_per_s, "samples/s, as reported by peers"
     parts = [
         f"step {overview.step} of {overview.total_steps}",
         "no loss yet" if overview.loss is None else f"loss {overview.loss:.4f}",
         f"{overview.peers} trainer{'s' if overview.peers > 1 else ''} ({overview.clients} in client mode)",
-        f"{speed:.1f} {word}",
+        f"{speed:.1f} {unit}",
     ]
     if overview.left_s is not None:
         parts.append(f"{duration(overview.left_s)} left")
@@ -144,7 +144,7 @@ def headline(overview: Overview | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In the two largest units, such as 3 d 4 h."""
+    """Format a duration in its two largest units, such as 3 d 4 h."""
     minutes = round(seconds / 60)
     if minutes < 60:
         return f"{minutes} min"
@@ -153,10 +153,10 @@ def duration(seconds: float) -> str:
 
 
 def table_of(board: Leaderboard, records: PeerRecords) -> Table:
-    """The leaderboard, by the peers' own count, with the speed of those that are present."""
+    """The leaderboard by the peers' own counts, with the speed of those present."""
     ranked = board.ranked()
     total = sum(peer.total_samples for _, peer in ranked) or 1
-    table = Table("peer", "name", "samples", "share", "samples/s", "step", title="contributions, as peers count them")
+    table = Table("peer", "name", "samples", "share", "samples/s", "step", title="contributions, as counted by peers")
     for peer_id, peer in ranked[:SHOWN_PEERS]:
         record = records.by_peer.get(peer_id)
         table.add_row(
@@ -173,5 +173,5 @@ def table_of(board: Leaderboard, records: PeerRecords) -> Table:
 
 
 def short(peer_id: str) -> str:
-    """The end of a peer id; they all begin alike."""
+    """The end of a peer id; all ids begin alike."""
     return f"..{peer_id[-8:]}"

@@ -1,4 +1,4 @@
-"""Options that the commands which train have in common."""
+"""Options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,18 +7,18 @@ import typer
 
 Code = Annotated[
     str | None,
-    typer.Option(help="Code of the host's invitation, if the run asks for one; needed once.", show_default=False),
+    typer.Option(help="Invitation code, if the run requires one; needed only once.", show_default=False),
 ]
 DEFAULT_PAGE_ADDRESS = "127.0.0.1:7870"
 PageAddress = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="Where --page listens; 0.0.0.0:PORT lets other machines in.")
+    str, typer.Option(metavar="HOST:PORT", help="Address that --page listens on; 0.0.0.0:PORT admits other machines.")
 ]
 PromptPage = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="A prompt page (`dalle-lean demo`) that the run's page links to; '' links to none. [default: one on the "
-        "newest checkpoint, under /draw/ of the page, where the host's machine serves that without --export]",
+        help="Prompt page (`dalle-lean demo`) to link from the run's page; '' for none. [default: one for the newest "
+        "checkpoint, under /draw/, if the hosting machine serves the page without --export]",
         show_default=False,
     ),
 ]
@@ -26,14 +26,16 @@ Export = Annotated[
     Path | None,
     typer.Option(help="Write the run's page into this folder once a minute, for any web server.", show_default=False),
 ]
-Out = Annotated[
-    Path, typer.Argument(metavar="OUT", help="Folder of the run; the same command continues what it holds.")
-]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the run; the same command continues it.")]
 TokenizerFile = Annotated[
     str | None,
-    typer.Option("--tokenizer", help="A tokenizer.json, or a hub id; without it one is made from the captions."),
+    typer.Option(
+        "--tokenizer",
+        help="tokenizer.json, or a hub id. [default: that of --init, or trained on the captions]",
+        show_default=False,
+    ),
 ]
-Steps = Annotated[int, typer.Option(help="Optimizer steps in all.", min=1)]
+Steps = Annotated[int, typer.Option(help="Total optimizer steps.", min=1)]
 LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
 Seed = Annotated[int, typer.Option(help="Seed of the initial weights and the order of the data.", min=0)]
 Precision = Annotated[str, typer.Option(help="fp32 or bf16 (autocast).")]

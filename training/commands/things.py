@@ -13,25 +13,26 @@ from training.things.recipe import ThingRecipe
 def train_things(
     data: Annotated[
         Path,
-        typer.Argument(metavar="DATA", help="Folder whose metadata.jsonl names things, as train/ of `make data`."),
+        typer.Argument(metavar="DATA", help="Folder whose metadata.jsonl names things, such as train/ of `make data`."),
     ],
     out: Out,
     heldout: Annotated[
-        Path | None, typer.Option(help="Folder of drawings in other styles to measure on; else nothing is measured.")
+        Path | None,
+        typer.Option(
+            help="Folder of drawings, ideally in other styles, to measure on. [default: none]", show_default=False
+        ),
     ] = None,
     steps: Steps = ThingRecipe.steps,
-    batch_size: Annotated[int, typer.Option(help="Pictures in a step.", min=2)] = ThingRecipe.batch_size,
+    batch_size: Annotated[int, typer.Option(help="Pictures per step.", min=2)] = ThingRecipe.batch_size,
     lr: LearningRate = ThingRecipe.lr,
     seed: Seed = ThingRecipe.seed,
-    picture_side: Annotated[
-        int, typer.Option(help="Pixels per side at which things are cut out.")
-    ] = ThingRecipe.picture_side,
+    picture_side: Annotated[int, typer.Option(help="Side of the cropped things in pixels.")] = ThingRecipe.picture_side,
     precision: Precision = ThingRecipe.precision,
     max_minutes: MaxMinutes = None,
     device: Device = "auto",
 ) -> None:
-    """Train a classifier on drawings whose listing names what they show; OUT/classifier is what `evaluate
-    --classifier` asks which thing a model drew."""
+    """Train a classifier on drawings whose listing names what they show; `evaluate --classifier` takes
+    OUT/classifier."""
     from dalle_lean.devices import pick_device
     from training.run.folder import run_folder
     from training.things.run import train_things as run

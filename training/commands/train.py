@@ -13,35 +13,37 @@ def train(
     data: Annotated[
         str,
         typer.Argument(
-            metavar="DATA", help="Folder of shards, as `preprocess` writes it, or the URL of one (https, s3, hf, ...)."
+            metavar="DATA", help="Folder of shards written by `preprocess`, or its URL (https, s3, hf, ...)."
         ),
     ],
     out: Out,
     config: Annotated[str, typer.Option(help="Recipe: a name or a TOML file.")] = "emoji128",
-    init: Annotated[Path | None, typer.Option(help="Model folder to start from, instead of new weights.")] = None,
+    init: Annotated[Path | None, typer.Option(help="Model folder to start from, in place of new weights.")] = None,
     tokenizer: TokenizerFile = None,
     heldout: Annotated[
         str | None,
-        typer.Option(help="Shards to measure on; without it a share of the data is kept for that."),
+        typer.Option(
+            help="Shards to measure on. [default: a share of DATA, which is not trained on]", show_default=False
+        ),
     ] = None,
     vqgan: Annotated[
         Path | None,
         typer.Option(
-            help="The VQGAN that made the codes: to draw samples, and to complete the model folder. "
+            help="VQGAN that made the codes; it draws samples and goes into the model folder. "
             "[default: the bundled model's, if it made them]",
             show_default=False,
         ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps; the warm-up keeps its share.", min=1)] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples in a step.", min=1)] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per step.", min=1)] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of initial weights and data order.", min=0)] = None,
     precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16 (autocast), or bf16-weights.")] = None,
     parallel: Annotated[
         str | None,
         typer.Option(
-            help="Under torchrun: ddp, each process has the whole model; fsdp, each has a part. "
-            "[default: ddp where that fits]",
+            help="With torchrun: ddp replicates the model on every process, fsdp shards it. "
+            "[default: ddp if the model fits]",
             show_default=False,
         ),
     ] = None,
@@ -70,11 +72,11 @@ def train(
     picked_device = str(pick_device(device))
     processes = open_processes(picked_device)
     if not processes.first:
-        logging.disable(logging.INFO)  # the first process says it
+        logging.disable(logging.INFO)  # the first process logs for all
     vqgan = vqgan or bundled_vqgan(find_shards(data, on_notice=warn).info)
     with run_folder(out) if processes.first else nullcontext():
         if vqgan is None and processes.first:
-            warn(f"{out / 'model'} will have no VQGAN, and generate needs one: name what made the codes with --vqgan")
+            warn(f"{out / 'model'} will have no VQGAN, which generate needs: name the codes' VQGAN with --vqgan")
         with progress_bar("training", "samples") if processes.first else nullcontext() as on_progress:
             end = run(
                 data,

@@ -20,7 +20,7 @@ class Quantizer(StrEnum):
 
 
 def shape_option(name: str, text: str, *, least: int | None = None) -> Any:
-    """An option of the VQGAN's shape, whose default --init-from changes."""
+    """An option of the VQGAN's shape, whose default is EMOJI's or that of --init-from."""
     value = EMOJI[name]
     default = ",".join(map(str, value)) if isinstance(value, tuple) else value
     return typer.Option(help=f"{text} [default: {default}, or that of --init-from]", show_default=False, min=least)
@@ -30,28 +30,34 @@ def train_vqgan(
     data: Annotated[Path, typer.Argument(metavar="DATA", help="Folder of pictures, subfolders included.")],
     out: Out,
     heldout: Annotated[
-        Path | None, typer.Option(help="Folder to measure on; without it every 50th picture is kept for that.")
+        Path | None,
+        typer.Option(
+            help="Folder to measure on. [default: every 50th picture, which is not trained on]", show_default=False
+        ),
     ] = None,
     init_from: Annotated[
-        Path | None, typer.Option(help="VQGAN folder whose shape and weights to start from, as for larger pictures.")
+        Path | None,
+        typer.Option(help="VQGAN folder with the initial shape and weights, e.g. to train on larger pictures."),
     ] = None,
     steps: Steps = VQGANRecipe.steps,
-    batch_size: Annotated[int, typer.Option(help="Pictures in a step.", min=1)] = VQGANRecipe.batch_size,
+    batch_size: Annotated[int, typer.Option(help="Pictures per step.", min=1)] = VQGANRecipe.batch_size,
     lr: LearningRate = VQGANRecipe.lr,
     seed: Seed = VQGANRecipe.seed,
     picture_side: Annotated[
-        int | None, shape_option("picture_side", "Pixels per side to which pictures are resized.")
+        int | None, shape_option("picture_side", "Side in pixels to which pictures are resized.")
     ] = None,
     quantizer: Annotated[
         Quantizer | None, shape_option("quantizer", "vq: the nearest code; gumbel: the code with the highest score.")
     ] = None,
     codebook_size: Annotated[int | None, shape_option("codebook_size", "Number of codes.", least=1)] = None,
-    code_width: Annotated[int | None, shape_option("code_width", "Numbers in a code's vector.", least=1)] = None,
+    code_width: Annotated[int | None, shape_option("code_width", "Dimension of the code vectors.", least=1)] = None,
     z_channels: Annotated[int | None, shape_option("z_channels", "Channels of the encoder's output.", least=1)] = None,
     channels: Annotated[int | None, shape_option("channels", "Channels at full resolution; a multiple of 32.")] = None,
     channel_multipliers: Annotated[
         str | None,
-        shape_option("channel_multipliers", "One for each resolution; each after the first halves the picture."),
+        shape_option(
+            "channel_multipliers", "One per resolution, such as 1,1,2,4; each after the first halves the picture."
+        ),
     ] = None,
     num_res_blocks: Annotated[
         int | None, shape_option("num_res_blocks", "Residual blocks at each resolution.", least=1)
@@ -59,32 +65,32 @@ def train_vqgan(
     encoder_window: Annotated[
         int | None,
         typer.Option(
-            help="Pixels per side that decide a code: what looks the same has the same code on any ground. "
-            "[default: the whole picture, or that of --init-from]",
+            help="Side in pixels of the patch that determines a code, so that equal patches have equal codes on any "
+            "background. [default: the whole picture, or that of --init-from]",
             show_default=False,
         ),
     ] = None,
     discriminator_start: Annotated[
-        float, typer.Option(help="Share of the steps before the discriminator joins; 1 leaves it out.")
+        float, typer.Option(help="Share of the steps before the discriminator starts; 1 disables it.")
     ] = VQGANRecipe.discriminator_start,
     discriminator_weight: Annotated[
-        float, typer.Option(help="Adversarial gradient norm, as a fraction of the reconstruction's.")
+        float, typer.Option(help="Norm of the adversarial gradient, relative to the reconstruction gradient's.")
     ] = VQGANRecipe.discriminator_weight,
     crop_from: Annotated[
-        int | None, typer.Option(help="Read pictures at this side and learn from crops of --picture-side pixels.")
+        int | None, typer.Option(help="Read pictures at this side in pixels, and train on crops of --picture-side.")
     ] = VQGANRecipe.crop_from,
     decoder_only: Annotated[
-        bool, typer.Option(help="Train the decoder of --init-from alone: shards made with it stay valid.")
+        bool, typer.Option(help="Train only the decoder of --init-from; shards made with it stay valid.")
     ] = VQGANRecipe.decoder_only,
     flip: Annotated[
-        bool, typer.Option(help="Mirror half of the pictures; not where left and right matter.")
+        bool, typer.Option(help="Mirror half of the pictures; not if left and right matter.")
     ] = VQGANRecipe.flip,
     precision: Precision = VQGANRecipe.precision,
     save_dtype: Annotated[StoredDtype, typer.Option(help="Type of the stored weights.")] = StoredDtype.FLOAT32,
     max_minutes: MaxMinutes = None,
     device: Device = "auto",
 ) -> None:
-    """Train a small VQGAN; OUT becomes the folder that `preprocess --vqgan` takes."""
+    """Train a small VQGAN; `preprocess --vqgan` takes OUT."""
     import dataclasses
 
     import torch
@@ -106,7 +112,7 @@ def train_vqgan(
         "encoder_window": encoder_window,
     }
     if decoder_only and init_from is None:
-        raise UserError("--decoder-only needs the VQGAN whose decoder to train: --init-from FOLDER")
+        raise UserError("--decoder-only trains the decoder of an existing VQGAN: name it with --init-from FOLDER")
     first = None if init_from is None else VQGAN.load(init_from)
     config = VQGANConfig(**EMOJI) if first is None else first.config
     recipe = VQGANRecipe(
@@ -142,4 +148,4 @@ def parse_multipliers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise UserError(f"channel_multipliers={text!r}: must be numbers with commas between, as 1,1,2,4") from None
+        raise UserError(f"channel_multipliers={text!r}: must be comma-separated integers, such as 1,1,2,4") from None

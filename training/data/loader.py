@@ -179,19 +179,15 @@ class TrainingData:
 
         return prefetch(pinned(), BATCHES_AHEAD, on_wait, stop_waiting)
 
-    def captions(self) -> Iterator[str]:
-        """The captions of the rows to train on, shard by shard."""
-        return self.captions_of(range(len(self.shards.paths)))
+    def captions(self, order: Iterable[int] | None = None) -> Iterator[str]:
+        """The captions of the rows to train on, shard by shard; `order` lists shard indices."""
+        for shard in range(len(self.shards.paths)) if order is None else order:
+            for rows in whole_shard(self.shards, shard, codes=False):
+                yield from (rows.captions[index] for index in self.training_indices(rows))
 
     def mixed_captions(self) -> Iterator[str]:
         """The same captions in an order whose first ones are representative, however the data is sorted."""
-        return self.captions_of(by_name_hash(self.shards))
-
-    def captions_of(self, indices: Iterable[int]) -> Iterator[str]:
-        """The captions of the rows to train on in these shards."""
-        for shard in indices:
-            for rows in whole_shard(self.shards, shard, codes=False):
-                yield from (rows.captions[index] for index in self.training_indices(rows))
+        return self.captions(by_name_hash(self.shards))
 
 
 def collate(rows: Rows, tokenizer: Tokenizer, text_len: int) -> Batch:

@@ -1,4 +1,4 @@
-"""Checkpoints: all that a killed run needs to resume exactly, in one file that is replaced atomically."""
+"""Checkpoints: everything a killed run needs to resume exactly, in one file that is replaced atomically."""
 
 import json
 import pickle
@@ -14,7 +14,7 @@ from dalle_lean.io.files import atomic_write
 from dalle_lean.model.grad_scales import BranchScales
 from dalle_lean.optim.lamb_delayed import DelayedLamb
 from training.run.processes import ALONE, Processes
-from training.run.spread import spread_as, spread_statistics, whole
+from training.run.spread import full_tensors, sharded_like, sharded_optimizer_state
 
 FORMAT = "dalle_lean_training/1"
 NAME = "checkpoint/state.pt"
@@ -30,32 +30,30 @@ def save_checkpoint(
     scales: BranchScales | None = None,
     processes: Processes = ALONE,
 ) -> None:
-    """Write weights, optimizer state, gradient scales, random state, `progress` (numbers that move) and `run` (what
-    the run is).
+    """Write weights, optimizer state, gradient scales, random state, `progress` (counters and measurements) and `run`
+    (settings and data, which must stay the same).
 
-    All processes call it and the first one writes; the file is the same for any number of them.
+    All processes call it, and the first one writes; the file does not depend on their number.
     """
-    weights = whole(model.state_dict(), keep=processes.first)
-    statistics = whole(optimizer.state_dict(), keep=processes.first)
-    if not processes.first:
-        processes.wait()
-        return
-    state = {
-        "format": FORMAT,
-        "model": weights,
-        "optimizer": statistics,
-        "scales": None if scales is None else scales.state_dict(),
-        "random": random_state(),
-        "progress": progress,
-        "run": json.dumps(run),
-    }
-    with atomic_write(out / NAME) as temporary:
-        torch.save(state, temporary)
+    weights = full_tensors(model.state_dict(), keep=processes.first)
+    optimizer_state = full_tensors(optimizer.state_dict(), keep=processes.first)
+    if processes.first:
+        state = {
+            "format": FORMAT,
+            "model": weights,
+            "optimizer": optimizer_state,
+            "scales": None if scales is None else scales.state_dict(),
+            "random": random_state(),
+            "progress": progress,
+            "run": json.dumps(run),
+        }
+        with atomic_write(out / NAME) as temporary:
+            torch.save(state, temporary)
     processes.wait()
 
 
 def has_checkpoint(out: Path) -> bool:
-    """Whether the folder holds a run that was saved at least once."""
+    """Whether the folder holds a checkpoint."""
     return (out / NAME).exists()
 
 
@@ -68,14 +66,14 @@ def load_checkpoint(
     scales: BranchScales | None = None,
     defaults: Mapping[str, dict[str, Any]] | None = None,
 ) -> dict[str, Any] | None:
-    """Restore what `save_checkpoint` wrote and return its `progress`; None where there is no checkpoint yet.
+    """Restore what `save_checkpoint` wrote and return its `progress`; None if there is no checkpoint yet.
 
     Args:
-        scales: stay as they are where the checkpoint has none.
-        defaults: settings by the name of their part of `run`: their value in a checkpoint too old to know them.
+        scales: unchanged if the checkpoint has none.
+        defaults: for each part of `run`, the values of settings that an older checkpoint may lack.
 
     Raises:
-        ValueError: a damaged file, or a checkpoint of another run; names what differs.
+        ValueError: the file is damaged, or belongs to another run; the message names what differs.
     """
     path = out / NAME
     if not has_checkpoint(out):
@@ -84,20 +82,20 @@ def load_checkpoint(
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise UserError(f"{path} is damaged ({reason}); remove it to start the run again") from None
+        raise UserError(f"{path} is damaged ({reason}); remove it to start the run over") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise UserError(f"{path} is not a checkpoint of this program")
+        raise UserError(f"{path} is not a checkpoint of this program; name another folder")
     saved = json.loads(state["run"])
     for name, settings in json.loads(json.dumps(defaults or {})).items():
         saved[name] = {**settings, **saved[name]}
     for name, value in json.loads(json.dumps(run)).items():
         if saved.get(name) != value:
             raise UserError(
-                f"{out} holds another run: its {name} is {saved.get(name)}, now {value}; give another folder"
+                f"{out} holds another run: its {name} is {saved.get(name)}, now {value}; name another folder"
             )
     weights = model.state_dict()
-    model.load_state_dict({name: spread_as(value, weights.get(name)) for name, value in state["model"].items()})
-    optimizer.load_state_dict(spread_statistics(state["optimizer"], optimizer.param_groups))
+    model.load_state_dict({name: sharded_like(value, weights.get(name)) for name, value in state["model"].items()})
+    optimizer.load_state_dict(sharded_optimizer_state(state["optimizer"], optimizer.param_groups))
     if scales is not None and state.get("scales") is not None:
         scales.load_state_dict(state["scales"])
     set_random_state(state["random"])
@@ -106,12 +104,12 @@ def load_checkpoint(
 
 
 def random_state() -> dict[str, Any]:
-    """The state of torch's generators."""
+    """The state of torch's random generators."""
     return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Inverse of `random_state`; generators of devices that are not here are left out."""
+    """Restore `random_state`; devices missing here are ignored."""
     torch.set_rng_state(state["cpu"])
     if torch.cuda.is_available():
         for device, generator in enumerate(state["cuda"][: torch.cuda.device_count()]):

@@ -1,4 +1,4 @@
-"""The part of its samples that a step learns from, by its number; the first step is 1."""
+"""Crops of the samples in the first steps of a run."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,13 @@ from dalle_lean.model.dalle import Crop
 
 
 def crop_of_step(step: int, stages: Sequence[tuple[int, int, int]], image_side: int, seed: int) -> Crop | None:
-    """The part of each sample that a step learns from, its square of codes anywhere in the picture; None is all.
+    """The crop of each sample that a step, counted from 1, learns from; None means whole samples.
 
-    Short sequences first (Li et al. 2022, "The Stability-Efficiency Dilemma"). The place follows from the
-    seed and the step alone, so that a resumed run draws the same.
+    Short sequences come first (Li et al. 2022, "The Stability-Efficiency Dilemma"). The square of codes lies anywhere
+    in the picture; seed and step alone determine where, so that a resumed run draws the same.
 
     Args:
-        stages: (until_step, text_len, side), until_step rising; see ScheduleRecipe.
+        stages: (until_step, text_len, side) in ascending order of until_step; see ScheduleRecipe.
         image_side: of whole pictures, in codes.
     """
     for until_step, text_len, side in stages:

@@ -1,4 +1,4 @@
-"""Values of TOML as the fields of dataclasses: their types and ranges."""
+"""Checks values from TOML against the fields of dataclasses: types and ranges."""
 
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -6,7 +6,7 @@ from dalle_lean.errors import UserError
 
 
 def typed_section(section: type, values: dict[str, Any]) -> Any:
-    """`section(**values)` once every key is known and every value has its field's type."""
+    """Return `section(**values)`; UserError for an unknown key or a value of the wrong type, by name."""
     hints = get_type_hints(section)
     given = {}
     for name, value in values.items():
@@ -15,13 +15,14 @@ def typed_section(section: type, values: dict[str, Any]) -> Any:
         try:
             given[name] = typed(value, hints[name])
         except (TypeError, ValueError):
-            words = getattr(hints[name], "__name__", None) if not get_args(hints[name]) else str(hints[name])
-            raise UserError(f"{name} = {value!r}: must be of type {words}") from None
+            hint = str(hints[name]) if get_args(hints[name]) else hints[name].__name__
+            raise UserError(f"{name} = {value!r}: must be of type {hint}") from None
     return section(**given)
 
 
 def typed(value: Any, hint: Any) -> Any:
-    """A value of TOML or JSON as a field of this type takes it; 0 and "" are None where the field may be None."""
+    """Convert a TOML or JSON value to a field's type; 0 and "" become None if the field may be None. TypeError or
+    ValueError if it does not fit."""
     arguments = get_args(hint)
     if type(None) in arguments:
         unset = value is None or (value in (0, "") and not isinstance(value, bool))
@@ -39,19 +40,19 @@ def typed(value: Any, hint: Any) -> Any:
 
 
 def check_at_least(minimum: float, **values: float) -> None:
-    """ValueError that names the first of `values` below `minimum`."""
+    """UserError if a value is below `minimum` or not finite, by name."""
     for name, value in values.items():
         if not minimum <= value < float("inf"):
             raise UserError(f"{name} = {value}: must be a finite number of at least {minimum}")
 
 
 def check_fields(section: Any, minimum: float, *names: str) -> None:
-    """ValueError that names the first of these fields below `minimum`."""
+    """UserError if one of these fields is below `minimum` or not finite, by name."""
     check_at_least(minimum, **{name: getattr(section, name) for name in names})
 
 
 def check_one_of(allowed: tuple[str, ...], **values: str) -> None:
-    """ValueError that names the first of `values` outside `allowed`."""
+    """UserError if a value is not in `allowed`, by name."""
     for name, value in values.items():
         if value not in allowed:
             raise UserError(f"{name} = {value!r}: must be one of {', '.join(allowed)}")

@@ -1,4 +1,4 @@
-"""The folder of a run: one process at a time, and never a folder of something else."""
+"""The folder of a run: locked by one process at a time, and never a folder of something else."""
 
 import fcntl
 import shutil
@@ -12,24 +12,23 @@ from dalle_lean.vocabulary import Vocabulary
 from training.run.checkpoint import has_checkpoint
 
 LOCK = ".run.lock"
-"""Written first, so that a folder is known for a run's even if it was killed at once."""
+"""Written first, so that the folder is known to be a run's even if the run was killed at once."""
 DECODED = tuple(f"{name}.{kind}" for name in ("pictures", "heldout", "decoded") for kind in ("npy", "json"))
-"""See training.data.pixels."""
+"""Files of decoded pictures; see training.data.pixels."""
 
 
 @contextmanager
 def run_folder(out: Path) -> Iterator[None]:
-    """Keep `out` for this process while it trains; the kernel lets go of it even when the process is killed.
+    """Lock `out` for this process while it trains; the kernel releases the lock even if the process is killed.
 
-    ValueError where another process trains there, and where `out` is neither empty nor the folder of a run: then
-    nothing is written. A folder made here is removed again where an error came before anything but the pictures, as
-    they were decoded, was written.
+    ValueError, before anything is written, if another process works there, or `out` is neither empty nor a run's
+    folder. If the run fails before it has written more than decoded pictures, a folder created here is removed.
     """
     made = not out.exists()
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; name a folder for the run")
     if out.is_dir() and any(out.iterdir()) and not (out / LOCK).exists() and not has_checkpoint(out):
-        raise UserError(f"{out} is not empty and holds no run; name another folder, nothing there is replaced")
+        raise UserError(f"{out} is not empty and holds no run; name another folder")
     out.mkdir(parents=True, exist_ok=True)
     with open(out / LOCK, "a", encoding="utf-8") as lock:
         try:
@@ -45,7 +44,7 @@ def run_folder(out: Path) -> Iterator[None]:
 
 
 def remove_leftovers(out: Path) -> None:
-    """Remove what a killed process left half-written of this run: hidden names ending in .tmp."""
+    """Remove files that a killed process left incomplete: hidden names ending in .tmp."""
     for pattern in (".*.tmp", "checkpoint/.*.tmp", "samples/.*.tmp"):
         for path in out.glob(pattern):
             if path.is_dir():
@@ -55,7 +54,8 @@ def remove_leftovers(out: Path) -> None:
 
 
 def place_tokenizer(out: Path, source: Path | None, captions: Iterable[str], vocab_size: int) -> Tokenizer:
-    """The run's tokenizer.json, put there before the first checkpoint: `source`, or one made from the captions."""
+    """Return the run's tokenizer; until the first checkpoint, save `source` or one trained on the captions as its
+    tokenizer.json."""
     path = out / "tokenizer.json"
     if not has_checkpoint(out):
         tokenizer = Tokenizer.from_file(source) if source else Tokenizer.train(captions, vocab_size)
@@ -64,10 +64,10 @@ def place_tokenizer(out: Path, source: Path | None, captions: Iterable[str], voc
 
 
 def place_vocabulary(out: Path, init: Path | None, captions: Iterable[str]) -> None:
-    """The run's vocabulary.json: the words of the captions, and those that the model `init` had learnt before.
+    """Write the run's vocabulary.json: the words of the captions, and those that the model `init` already knows.
 
-    A run that has been saved with one keeps it. Where `init` has none there is none here either: words that only
-    `init` learnt would be called unknown.
+    A run with a checkpoint keeps the one it has. If `init` has none, neither does the run: words that only `init` has
+    learnt would be called unknown.
     """
     path = out / "vocabulary.json"
     if path.exists() and has_checkpoint(out):
@@ -80,6 +80,6 @@ def place_vocabulary(out: Path, init: Path | None, captions: Iterable[str]) -> N
 
 
 def placed_vocabulary(out: Path) -> Path | None:
-    """The run's vocabulary.json, if it has one."""
+    """Path of the run's vocabulary.json, if it has one."""
     path = out / "vocabulary.json"
     return path if path.exists() else None

@@ -1,4 +1,4 @@
-"""Ctrl+C, SIGTERM, or the end of the time given, between steps, never inside one."""
+"""Stops a run between steps on Ctrl+C, on SIGTERM, or when its time is up."""
 
 import signal
 import threading
@@ -19,7 +19,7 @@ NOTICES = {
 
 
 class TimeLimit:
-    """This many minutes from now, or (None) never; ValueError unless above 0."""
+    """Ends `minutes` from now, or never (None); ValueError unless above 0."""
 
     def __init__(self, minutes: float | None):
         if minutes is not None and not minutes > 0:
@@ -32,12 +32,12 @@ class TimeLimit:
 
 
 def raise_interrupt() -> NoReturn:
-    """As Python does upon Ctrl+C."""
+    """Raise KeyboardInterrupt, as Python does on Ctrl+C."""
     raise KeyboardInterrupt
 
 
 class Interruption:
-    """Whether this process is to end after the step that it is in: call it."""
+    """Call it to learn whether a signal asked this process to end after the current step."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -46,7 +46,7 @@ class Interruption:
         return self.signal is not None
 
     def end(self) -> None:
-        """Raise what ends the process, KeyboardInterrupt or Terminated, if it is to end."""
+        """Raise KeyboardInterrupt or Terminated if a signal came."""
         if self.signal == signal.SIGTERM:
             raise Terminated
         if self.signal is not None:
@@ -59,10 +59,10 @@ def interrupt_deferred(
     at_once: Callable[[], NoReturn] = raise_interrupt,
     on_terminate: Callable[[], None] = lambda: None,
 ) -> Iterator[Interruption]:
-    """Yield whether Ctrl+C was pressed or SIGTERM came, to be called; the first signal is answered by a notice, Ctrl+C
-    after it ends `at_once`. SIGTERM never does, since some send it twice; `on_terminate` is called for it.
+    """Defer Ctrl+C and SIGTERM during the block; yields a callable that tells whether one came.
 
-    Elsewhere than in the main thread, where Python takes no signals, neither ever comes.
+    The first signal is answered with a notice, a later Ctrl+C with `at_once`. A later SIGTERM is ignored, since some
+    senders repeat it; each calls `on_terminate`. Outside the main thread, where Python handles no signals, none comes.
     """
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
@@ -78,7 +78,7 @@ def interrupt_deferred(
             return
         interruption.signal = number
         if on_notice is not None:
-            # In another thread: the signal may have stopped this one while it held what printing waits for.
+            # In another thread: the signal may have interrupted this one while it held a lock that printing needs.
             threading.Thread(target=on_notice, args=(NOTICES[signal.Signals(number)],)).start()
 
     before = {number: signal.signal(number, take) for number in NOTICES}

@@ -1,7 +1,8 @@
-"""The training loop: step, log, evaluate, save, and stop where the same command continues."""
+"""The training loop: step, log, evaluate, save, and stop so that the same command continues."""
 
 import dataclasses
 import logging
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
@@ -27,13 +28,13 @@ P = TypeVar("P", bound=StepCount)
 
 
 class TrainingRun(ABC, Generic[Batch, P]):
-    """A run in the folder `out`. A subclass sets the attributes, restores its checkpoint, and knows how to learn.
+    """A run in the folder `out`. A subclass sets the attributes, restores its checkpoint, and implements the steps.
 
     Attributes:
         result: the file or folder that `write_result` writes last.
-        identity: what the run is, as `save_checkpoint` takes it.
-        unit: of what a batch holds, such as "pictures".
-        processes: that take the steps together: all run this loop, and the first one writes the files.
+        identity: settings and data of the run; see `run` of `save_checkpoint`.
+        unit: what a batch holds, such as "pictures".
+        processes: those that share the steps; all run this loop, and the first one writes the files.
     """
 
     out: Path
@@ -50,51 +51,54 @@ class TrainingRun(ABC, Generic[Batch, P]):
 
     @abstractmethod
     def batches(self, stopping: Callable[[], bool]) -> Generator[Batch, None, None]:
-        """The batches of the steps that are left; they may end early where `stopping` says so."""
+        """The batches of the remaining steps; they may end early once `stopping` returns true."""
 
     @abstractmethod
     def step(self, step: int, batch: Batch) -> Mapping[str, float] | None:
         """Learn from a batch; `step` counts from 1.
 
-        Returns the "loss" and whatever else is logged of the step; where a number is not finite, nothing was changed.
-        None where only the scales of float16 gradients were.
+        Returns the "loss" and other numbers to log; if one is not finite, nothing was changed. Returns None if only the
+        scales of float16 gradients were changed.
         """
 
     @abstractmethod
     def evaluate(self) -> None:
-        """Measure held-out data, where that is due, and write what is found to `metrics`."""
+        """Measure held-out data if that is due, and write the results to `metrics`."""
 
     @abstractmethod
     def write_result(self) -> None:
-        """Write what the run is for, from the weights as they are."""
+        """Write `result` from the current weights."""
 
     @property
     def finished(self) -> bool:
-        """Whether no step is left."""
+        """Whether all steps are done."""
         return self.progress.step >= self.settings.steps
 
     def due(self, interval: int) -> bool:
-        """Whether something done every `interval` steps (0: never) is due."""
+        """Whether something done every `interval` steps (0: never) and after the last step is due."""
         return interval > 0 and (self.finished or self.progress.step % interval == 0)
 
     def go(self, on_progress: OnProgress | None = None, limit: TimeLimit | None = None) -> P:
-        """Take the steps that are left, or those before the `limit`; returns how far the run is. What a person should
-        read at once, such as the answer to Ctrl+C, is logged.
+        """Take the remaining steps, or those before the `limit`, and return the progress.
+
+        Notices to the user, such as the answer to Ctrl+C, are logged.
 
         Args:
             on_progress: called with (done, total, note) in `unit`s, at the start and after each step.
 
         Raises:
-            TrainingDiverged: `max_skipped_in_row` steps changed nothing; the last checkpoint stays as it was.
-            KeyboardInterrupt, Terminated: upon Ctrl+C or SIGTERM, once the step is finished and saved.
+            TrainingDiverged: `max_skipped_in_row` steps changed nothing; the last checkpoint is kept.
+            KeyboardInterrupt, Terminated: on Ctrl+C or SIGTERM, once the step is finished and saved.
         """
         if self.finished:
             logger.info(f"already finished at step {self.progress.step}")
             if self.result.exists():
                 return self.progress
+        if self.processes.first:
+            warn_of_too_many_threads()
         limit = limit or TimeLimit(None)
         self.saved_step = self.progress.step
-        self.pace = Throughput()
+        self.throughput = Throughput()
         size, steps = self.settings.batch_size, self.settings.steps
 
         def report() -> None:
@@ -115,7 +119,7 @@ class TrainingRun(ABC, Generic[Batch, P]):
                 report()
                 if self.processes.any(interrupted() or limit.reached()):
                     break
-            # Where the run is finished the checkpoint comes last: with it, the result is never written again.
+            # After the last step the checkpoint comes last: once it exists, so does the result.
             if not self.finished and self.unsaved:
                 self.save_checkpoint()
             self.write_result()
@@ -125,35 +129,35 @@ class TrainingRun(ABC, Generic[Batch, P]):
         return self.progress
 
     def take_step(self, batch: Batch) -> None:
-        """Learn from a batch; a step that is not finite is counted and, many in a row, the end."""
+        """Learn from a batch; too many non-finite steps in a row end the run."""
         progress, step = self.progress, self.progress.step + 1
         numbers = self.step(step, batch)
-        self.pace.count(**{self.unit: self.settings.batch_size})
+        self.throughput.count(**{self.unit: self.settings.batch_size})
         if numbers is None:
             progress.step = step
         elif not progress.count_step(numbers):
             self.metrics.write(step, skipped=progress.skipped)
-            progress.refuse_divergence(
+            progress.check_divergence(
                 numbers, self.settings.max_skipped_in_row, out=self.out, saved_step=self.saved_step
             )
         elif self.due(self.settings.log_every):
-            self.log(numbers, self.pace.per_second())
+            self.log(numbers, self.throughput.per_second())
 
     def log(self, numbers: Mapping[str, float], rates: Mapping[str, float]) -> None:
-        """Write the numbers of a step, and how fast the steps since the last such line were."""
+        """Write the numbers of a step, and the rates since the last logged step."""
         self.metrics.write(self.progress.step, **numbers, **rates)
 
     def save(self) -> None:
-        """What is written every `checkpoint_every` steps."""
+        """Called every `checkpoint_every` steps."""
         self.save_checkpoint()
 
     @property
     def unsaved(self) -> bool:
-        """Whether there is something new that is worth keeping: many skipped steps may be the fault of the weights."""
+        """Whether a step since the last checkpoint is worth saving; after skipped steps, the weights are suspect."""
         return self.progress.skipped_in_row == 0 and self.saved_step < self.progress.step
 
     def save_checkpoint(self) -> None:
-        """Write all that a killed run needs."""
+        """Write everything a killed run needs to resume."""
         save_checkpoint(
             self.out,
             model=self.model,
@@ -164,3 +168,13 @@ class TrainingRun(ABC, Generic[Batch, P]):
             run=self.identity,
         )
         self.saved_step = self.progress.step
+
+
+def warn_of_too_many_threads() -> None:
+    """Log a warning if torch has more intra-op threads than this process has cores: they wait for each other."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if (threads := torch.get_num_threads()) > cores:
+        logger.warning(
+            f"torch has {threads} threads for {cores} CPU core{'s' * (cores > 1)}, so that every operation waits for a "
+            f"time slice; set OMP_NUM_THREADS={cores}"
+        )

@@ -1,4 +1,5 @@
-"""What the training loop reads of a recipe, and what the recipes for pictures share. Free of torch, for --help."""
+"""What the training loop reads from a recipe, and what the recipes for pictures share. Imports no torch: --help is
+fast."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -9,47 +10,47 @@ from dalle_lean.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSettings:
-    """What the training loop reads of a recipe."""
+    """What the training loop reads from a recipe."""
 
     steps: int
-    """Optimizer steps in all."""
+    """Total optimizer steps."""
     batch_size: int
     max_skipped_in_row: int = 20
-    """Non-finite steps in a row that end the run."""
+    """Consecutive non-finite steps that end the run."""
     log_every: int
-    """Steps, as for the intervals below; the last step is logged, measured and saved in any case."""
+    """Interval in steps, like the two below; the last step is always logged, measured and saved."""
     heldout_every: int
     checkpoint_every: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class PictureRecipe(LoopSettings):
-    """ValueError for a whole number below its least, a share outside 0..1, and a precision or learning rate that is
-    none."""
+    """What the recipes for pictures share. ValueError for an integer below its minimum, an unknown precision, or a
+    learning rate outside 0..1."""
 
-    LEAST: ClassVar[dict[str, int]] = {}
-    """The smallest value of whole numbers for which it is not 1."""
+    MINIMUM: ClassVar[dict[str, int]] = {}
+    """Of the integers whose minimum is not 1."""
 
     lr: float
-    """At its peak, after the warm-up."""
+    """Peak, reached after the warm-up."""
     clip_grad_norm: float = 1.0
     precision: str = "bf16"
     """"bf16" (autocast) or "fp32"."""
     heldout_pictures: int = 512
-    """At most this many are measured."""
+    """Held-out pictures to measure, at most."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
             value = getattr(self, spec.name)
-            least = {"seed": 0, **self.LEAST}.get(spec.name, 1)
-            if spec.type is int and value < least:
-                raise UserError(f"{spec.name}={value}: must be at least {least}")
+            minimum = {"seed": 0, **self.MINIMUM}.get(spec.name, 1)
+            if spec.type is int and value < minimum:
+                raise UserError(f"{spec.name}={value}: must be at least {minimum}")
         if self.precision not in ("bf16", "fp32"):
             raise UserError(f"precision={self.precision!r}: must be bf16 or fp32")
         if not 0 < self.lr < 1:
             raise UserError(f"lr={self.lr}: must be between 0 and 1")
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide what is learnt: all but how often a run measures and saves."""
+        """The settings that affect what is learnt: all but the intervals."""
         return {name: value for name, value in dataclasses.asdict(self).items() if not name.endswith("_every")}

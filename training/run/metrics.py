@@ -1,4 +1,4 @@
-"""What a run measures on the way: lines of JSON for programs, TensorBoard for eyes."""
+"""Metrics of a run, as lines of JSON and for TensorBoard."""
 
 import json
 import time
@@ -16,8 +16,8 @@ class MetricsLog:
     """OUT/metrics.jsonl, one object per line with its "step", and OUT/tensorboard/.
 
     Args:
-        out: the run's folder; None: nothing is written.
-        step: the step the run resumes from; what an earlier, killed process wrote beyond it is removed.
+        out: the run's folder; None writes nothing.
+        step: the step the run resumes from; later lines, written by a killed process, are removed.
     """
 
     def __init__(self, out: Path | None, step: int):
@@ -26,13 +26,13 @@ class MetricsLog:
         if out is None:
             return
         self.path = out / NAME
-        keep_until(self.path, step)
+        truncate_after(self.path, step)
         self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
         tensorboard = require("torch.utils.tensorboard", extra="training")
         self.writer = tensorboard.SummaryWriter(str(out / "tensorboard"), purge_step=step + 1)
 
     def write(self, step: int, **values: float) -> None:
-        """Record `values` at `step` (1 is the first)."""
+        """Record `values` at `step`, which counts from 1."""
         if self.file is None:
             return
         self.file.write(json.dumps({"step": step, **values}) + "\n")
@@ -41,7 +41,7 @@ class MetricsLog:
             self.writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write out what is still held back."""
+        """Flush and close the files."""
         if self.file is not None:
             self.file.close()
             self.writer.close()
@@ -54,18 +54,18 @@ class MetricsLog:
 
 
 class Throughput:
-    """How much is done per second."""
+    """Measures rates of work."""
 
     def __init__(self) -> None:
         self.done: Counter[str] = Counter()
         self.started = time.perf_counter()
 
     def count(self, **amounts: int) -> None:
-        """Add to what was done."""
+        """Add to the work done."""
         self.done.update(amounts)
 
     def per_second(self) -> dict[str, float]:
-        """The rates by name, such as "samples_per_s", since the last call."""
+        """Rates since the last call by name, such as "samples_per_s"."""
         now = time.perf_counter()
         rates = {f"{name}_per_s": amount / (now - self.started) for name, amount in self.done.items()}
         self.done, self.started = Counter(), now
@@ -73,14 +73,14 @@ class Throughput:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl; a last line cut short by a kill is left out."""
+    """Read the lines of a metrics.jsonl, except an incomplete last one."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in lines[:-1]]
 
 
-def keep_until(path: Path, step: int) -> None:
+def truncate_after(path: Path, step: int) -> None:
     """Remove the lines after `step`."""
     kept = [line for line in read_metrics(path) if line["step"] <= step]
     with atomic_write(path) as temporary:

@@ -1,4 +1,4 @@
-"""Pictures drawn while the model trains, to look at."""
+"""Pictures to look at, drawn during training."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ TOP_K = 64
 
 
 def draw_codes(model: Dalle, text_ids: Tensor, *, seed: int, top_k: int = TOP_K) -> Tensor:
-    """Sample a picture for each caption [B, T], at temperature 1 among the `top_k` likeliest codes -> codes [B, I]."""
+    """Sample a picture for each caption [B, T] at temperature 1 from the `top_k` likeliest codes -> codes [B, I]."""
     decoder = PackedDecoder(model)
     sampling = Sampling(top_k=top_k, top_p=1, seed=seed)
     rows = [Row(picture, sampling) for picture in range(len(text_ids))]
@@ -26,7 +26,7 @@ def draw_codes(model: Dalle, text_ids: Tensor, *, seed: int, top_k: int = TOP_K)
 
 
 def save_sheet(path: Path, rows: Sequence[Tensor]) -> None:
-    """Write rows of pictures [N, 3, H, W] in 0..1 as one PNG, the first row on top."""
+    """Write rows of pictures [N, 3, H, W] in 0..1 as one PNG, first row on top."""
     sheet = torch.cat([torch.cat(list(row), dim=2) for row in rows], dim=1)
     pixels = (sheet.float().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
     with atomic_write(path) as temporary:

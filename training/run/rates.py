@@ -1,14 +1,11 @@
-"""Learning rates by the number of a step; the first step is 1. Free of torch, for --help."""
+"""Learning rates by step, counted from 1. Imports no torch: --help is fast."""
 
 import math
 
 
 def learning_rate(step: int, *, peak: float, warmup_steps: int, total_steps: int, hold_steps: int = 0) -> float:
-    """Linear from 0 up to `peak` at `warmup_steps`, `hold_steps` at the peak, then linear down towards 0 after
-    `total_steps`.
-
-    Every step of the run learns (none has a rate of exactly 0), and past the end the rate is 0.
-    """
+    """Rise linearly from 0 to `peak` at `warmup_steps`, hold it for `hold_steps`, then fall linearly to 0 at the step
+    after `total_steps`, so that every step of the run learns."""
     if step <= warmup_steps:
         return peak * step / warmup_steps
     fall = total_steps + 1 - warmup_steps - hold_steps
@@ -16,7 +13,7 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int, total_steps: int
 
 
 def cosine_rate(step: int, *, peak: float, warmup_share: float, total_steps: int) -> float:
-    """The learning rate at a step: linear up to `peak`, then half a cosine that reaches 0 after the last step."""
+    """Rise linearly to `peak`, then fall along half a cosine to 0 at the step after the last one."""
     warmup_steps = max(1, round(warmup_share * total_steps))
     if step <= warmup_steps:
         return peak * step / warmup_steps

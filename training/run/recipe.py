@@ -1,4 +1,4 @@
-"""Recipes: what a training run is, as TOML with the sections [model] [memory] [optimizer] [schedule] [data]."""
+"""Recipes: the settings of a training run, as TOML with [model], [memory], [optimizer], [schedule] and [data]."""
 
 import dataclasses
 import tomllib
@@ -21,15 +21,15 @@ PLAN_LAMB_ONLY = ("offload_optimizer", "master_weights")
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryRecipe(MemoryPlan):
-    """A MemoryPlan, where 0 and "" stand for None, and what else trades memory for time; all of it changes the result
-    by rounding only.
+    """A MemoryPlan, where 0 and "" mean None, and other trades of memory for time; all change the result by rounding
+    only.
 
     Args:
-        precision: "fp32"; "bf16" or "fp16", autocast over float32 weights, fp16 with a gradient scale for each branch
-            (dalle_lean.model.grad_scales), so only where branches are computed again; "bf16-weights", no float32 but
-            Lamb's copies of the weights on the CPU.
-        micro_batches: parts a batch is computed in; their gradients are accumulated.
-        compile: run the forward and backward through torch.compile.
+        precision: "fp32"; "bf16" or "fp16", autocast with float32 weights; "bf16-weights", whose only float32 weights
+            are Lamb's copies on the CPU. fp16 has a gradient scale for each branch (dalle_lean.model.grad_scales), and
+            so needs activations that are recomputed.
+        micro_batches: parts of a batch computed one after another, with their gradients accumulated.
+        compile: run forward and backward through torch.compile.
     """
 
     grads_in_place: bool = True
@@ -44,26 +44,26 @@ class MemoryRecipe(MemoryPlan):
         check_fields(self, 1, "micro_batches")
 
     def activations_for(self, config: DalleConfig) -> str:
-        """As MemoryPlan's; ValueError too where the precision does not go with it."""
+        """As MemoryPlan's; also ValueError if they do not go with the precision."""
         activations = super().activations_for(config)
         if self.precision == "fp16" and activations not in ("checkpoint", "reversible"):
             raise UserError(
-                f"precision = 'fp16' with activations = {activations!r}: gradient scales need branches that are "
-                "computed again, choose checkpoint or reversible"
+                f"precision = 'fp16' with activations = {activations!r}: gradient scales need branches that "
+                "are recomputed; choose checkpoint or reversible"
             )
         return activations
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerRecipe:
-    """The optimizer; the defaults are the paper's. See dalle_lean.optim.lamb.Lamb for the fields they share.
+    """The optimizer, by default the paper's. dalle_lean.optim.lamb.Lamb explains the fields not listed here.
 
     Args:
-        name: "lamb"; "adamw" (torch's), "adamw8bit" (bitsandbytes') and "muon" (torch's for the blocks' matrices,
-            AdamW for the rest) take none of the fields after clip_norm.
-        max_skipped_in_row: non-finite steps in a row that end the run.
-        clip_norm: the gradient is scaled down to this norm.
-        delayed: the step runs in parallel with the next forward and backward, whose gradient is taken at the weights
+        name: "lamb", "adamw" (torch's), "adamw8bit" (bitsandbytes') or "muon" (torch's for the blocks' matrices, AdamW
+            for the rest). Only lamb takes the fields after clip_norm.
+        max_skipped_in_row: consecutive non-finite steps that end the run.
+        clip_norm: largest gradient norm; longer gradients are scaled down to it.
+        delayed: run the step in parallel with the next forward and backward, whose gradient is taken at the weights
             before it. Measuring, drawing and saving wait for it.
     """
 
@@ -92,22 +92,23 @@ class OptimizerRecipe:
             )
         for spec in dataclasses.fields(self):
             if self.name != "lamb" and spec.name in LAMB_ONLY and getattr(self, spec.name) != spec.default:
-                raise UserError(f"{spec.name}: {self.name} has no such setting, leave it out or choose lamb")
+                raise UserError(f"{spec.name}: {self.name} has no such setting; leave it out or choose lamb")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleRecipe:
-    """Number of steps, learning rates and intervals, all in optimizer steps; an interval of 0 means never.
+    """Learning rates and intervals, all in optimizer steps; an interval of 0 means never.
 
     Args:
         peak_lr: learning rate at the end of the warm-up.
-        warmup_steps: linear rise from 0.
-        hold_steps: at the peak after the warm-up; a run that is made longer while they last is as if planned so.
-        total_steps: linear fall to 0 after these.
-        length_warmup: (until_step, text_len, image_side), until_step rising: up to that step the loss is taken over the
-            first text_len ids of each caption and a square of codes of that side, elsewhere at each step; after the
-            last over everything.
-        log_every, heldout_every, sample_every, checkpoint_every: intervals; the last step always has all of them.
+        warmup_steps: steps of the linear rise from 0.
+        hold_steps: steps at the peak after the warm-up. Until they end, total_steps may still be raised: the steps
+            taken so far stay the same.
+        total_steps: the learning rate falls linearly to 0 after these.
+        length_warmup: (until_step, text_len, image_side) in ascending order of until_step. Up to that step, a sample is
+            the first text_len ids of its caption and a random square of image_side x image_side codes; after the last
+            one, samples are whole.
+        log_every, heldout_every, sample_every, checkpoint_every: intervals; at the last step, all are due.
     """
 
     peak_lr: float = 2.5e-3
@@ -127,15 +128,15 @@ class ScheduleRecipe:
         check_fields(self, 1, "total_steps", "log_every")
         if self.warmup_steps + self.hold_steps > self.total_steps:
             raise UserError(
-                f"warmup_steps = {self.warmup_steps} and hold_steps = {self.hold_steps}: more than "
+                f"warmup_steps = {self.warmup_steps} and hold_steps = {self.hold_steps}: their sum must not exceed "
                 f"total_steps = {self.total_steps}"
             )
         ends = [until_step for until_step, _, _ in self.length_warmup]
         if ends != sorted(set(ends)) or not all(1 <= end <= self.total_steps for end in ends):
-            raise UserError(f"length_warmup ends at the steps {ends}: they must rise within 1..{self.total_steps}")
+            raise UserError(f"length_warmup ends at the steps {ends}: must be ascending within 1..{self.total_steps}")
 
     def learning_rate(self, step: int) -> float:
-        """Of a step, from 1."""
+        """The learning rate of a step, counted from 1."""
         return learning_rate(
             step,
             peak=self.peak_lr,
@@ -145,16 +146,16 @@ class ScheduleRecipe:
         )
 
     def check_lengths(self, config: DalleConfig) -> None:
-        """ValueError where a stage of `length_warmup` is no part of the model's captions and pictures."""
+        """ValueError if a stage of `length_warmup` exceeds the model's captions or pictures."""
         for until_step, text_len, image_side in self.length_warmup:
             if not (1 <= text_len <= config.text_len and 1 <= image_side <= config.image_side):
                 raise UserError(
-                    f"length_warmup = {[until_step, text_len, image_side]}: this model has text_len in "
+                    f"length_warmup = {[until_step, text_len, image_side]}: this model needs text_len in "
                     f"1..{config.text_len} and image_side in 1..{config.image_side}"
                 )
 
     def with_steps(self, steps: int) -> Self:
-        """The same over another number of steps; warm-ups and the hold keep their share of them."""
+        """The schedule for another number of steps; warm-ups and hold keep their shares."""
 
         def share(step: int) -> int:
             return round(step * steps / self.total_steps)
@@ -172,18 +173,18 @@ class ScheduleRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class DataRecipe:
-    """What a batch is made of.
+    """The batches.
 
     Args:
-        batch_size: samples in one optimizer step.
-        text_vocab_size: ids of the tokenizer that is made from the captions where none is given.
-        shuffle_buffer: samples held in memory to shuffle among.
-        shuffle_shards: shards they come from, side by side.
-        heldout_share: share of the rows, by the hash of their keys, kept for measuring where no held-out shards are.
-        heldout_samples: at most this many are measured.
-        caption_dropout: share of the captions, 0..1, that are replaced by the empty one, for classifier-free guidance;
+        batch_size: samples in an optimizer step.
+        text_vocab_size: vocabulary size of the tokenizer trained on the captions if none is given.
+        shuffle_buffer: samples held in memory and shuffled together.
+        shuffle_shards: shards they come from, read side by side.
+        heldout_share: share of the rows, by the hash of their keys, to measure on if no held-out shards are given.
+        heldout_samples: rows to measure, at most.
+        caption_dropout: share of the captions, 0..1, to replace by the empty caption for classifier-free guidance;
             held-out samples keep theirs.
-        seed: of the order of the data, the first weights, the dropped captions and the drawn samples.
+        seed: of the order of the data, the initial weights, the dropped captions and the drawn samples.
     """
 
     batch_size: int = 4096
@@ -206,7 +207,7 @@ class DataRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A whole run. `model` holds fields of DalleConfig; those that data and tokenizer determine may be left out."""
+    """A whole run. `model` holds fields of DalleConfig, where those that data and tokenizer determine are optional."""
 
     model: dict[str, Any] = field(default_factory=dict)
     memory: MemoryRecipe = MemoryRecipe()
@@ -223,11 +224,11 @@ class Recipe:
             )
         if self.data.batch_size % self.memory.micro_batches:
             sizes = f"batch_size = {self.data.batch_size}, micro_batches = {self.memory.micro_batches}"
-            raise UserError(f"{sizes}: the first must be a multiple of the second")
+            raise UserError(f"{sizes}: batch_size must be a multiple of micro_batches")
 
     @classmethod
     def from_dict(cls, sections: dict[str, Any]) -> Self:
-        """ValueError for an unknown section or key, a value of the wrong type, or one out of range, by name."""
+        """A recipe from its sections; ValueError names an unknown section or key, or a value of wrong type or range."""
         parts: dict[str, Any] = {}
         known = {spec.name: spec.default for spec in dataclasses.fields(cls)}
         for name, values in sections.items():
@@ -254,7 +255,7 @@ class Recipe:
         seed: int | None = None,
         precision: str | None = None,
     ) -> Self:
-        """The recipe with the given values; warm-ups keep their share of `steps`."""
+        """The recipe with the given values; warm-ups and hold keep their shares of `steps`."""
         schedule = self.schedule
         if steps is not None:
             schedule = schedule.with_steps(steps)
@@ -266,9 +267,9 @@ class Recipe:
         )
 
     def share_of(self, world: int) -> Self:
-        """The recipe of each of `world` processes that share the batches, of as many samples at once or fewer.
+        """The recipe of each of `world` processes that share every batch, with micro-batches no larger than before.
 
-        UserError where a batch cannot be divided so.
+        UserError if `world` does not divide the batch size.
         """
         if self.data.batch_size % world:
             raise UserError(f"batch_size = {self.data.batch_size}: must be a multiple of the {world} processes")
@@ -279,20 +280,20 @@ class Recipe:
         )
 
     def training_setup(self, device: str = "cuda") -> TrainingSetup:
-        """What the cost of a micro-batch depends on; device is "cuda" or "cpu"."""
-        own = self.optimizer
+        """The settings that the cost of a micro-batch depends on; device is "cuda" or "cpu"."""
+        chosen = self.optimizer
         return TrainingSetup.of_precision(
             self.memory.precision,
             batch=self.data.batch_size // self.memory.micro_batches,
-            optimizer="lamb8bit" if own.name == "lamb" and own.eight_bit else own.name,
-            block_size=own.block_size,
-            min_eight_bit_numel=own.min_eight_bit_numel,
-            delayed=own.delayed,
+            optimizer="lamb8bit" if chosen.name == "lamb" and chosen.eight_bit else chosen.name,
+            block_size=chosen.block_size,
+            min_eight_bit_numel=chosen.min_eight_bit_numel,
+            delayed=chosen.delayed,
             device=device,
         )
 
     def model_config(self, *, image_side: int, image_vocab_size: int, text_vocab_size: int) -> DalleConfig:
-        """The model for this data and tokenizer; ValueError where the recipe says otherwise."""
+        """The model for this data and tokenizer; ValueError if the recipe contradicts them."""
         found = {"image_side": image_side, "image_vocab_size": image_vocab_size, "text_vocab_size": text_vocab_size}
         for name, value in found.items():
             if self.model.get(name, value) != value:
@@ -309,15 +310,15 @@ def replace_given(section: Any, **values: Any) -> Any:
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with the program."""
+    """Names of the bundled recipes."""
     return sorted(path.stem for path in RECIPES.glob("*.toml"))
 
 
 def load_recipe(name_or_file: str | Path, *, needs_model: bool = True) -> Recipe:
-    """A recipe by its name here or by its file; ValueError names the file and what is wrong with it.
+    """Load a bundled recipe by name, or a recipe's file; ValueError names the file and what is wrong with it.
 
     Args:
-        needs_model: whether it must name its model; it need not where training starts from one.
+        needs_model: whether [model] is required, as it is unless training starts from a model.
     """
     path = RECIPES / f"{name_or_file}.toml"
     if not path.exists():
@@ -331,13 +332,14 @@ def load_recipe(name_or_file: str | Path, *, needs_model: bool = True) -> Recipe
 
 
 def parse_recipe(text: str, *, needs_model: bool = True) -> Recipe:
-    """A recipe from its TOML; ValueError says what is wrong with it, as where another optimizer is to do what only
-    lamb can."""
+    """Parse a recipe's TOML; ValueError says what is wrong with it."""
     sections = parse(tomllib.loads, text, "it is not TOML")
     recipe = Recipe.from_dict(sections)
     if needs_model and not recipe.model:
-        raise UserError("its [model] is missing or empty; fill it in, or name the recipe paper for the paper's")
+        raise UserError("its [model] is missing or empty; fill it in, or name the recipe paper for the paper's model")
     for name in PLAN_LAMB_ONLY:
         if recipe.optimizer.name != "lamb" and sections.get("memory", {}).get(name):
-            raise UserError(f"[memory] {name}: {recipe.optimizer.name} cannot, leave it out or choose lamb")
+            raise UserError(
+                f"[memory] {name}: {recipe.optimizer.name} has no such setting; leave it out or choose lamb"
+            )
     return recipe

@@ -1,4 +1,4 @@
-"""What the calculator prices, read as training reads it."""
+"""The models that the calculator prices, read as training reads them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -24,9 +24,9 @@ from training.run.recipe import (
 )
 
 OWN = "your recipe"
-"""Name of one that comes without a name."""
+"""Title of a recipe given as TOML."""
 PLAIN = MemoryRecipe(grads_in_place=False, master_weights=False)
-"""Of a model folder, which does not say how it is trained."""
+"""For a model folder, which does not say how to train it."""
 
 
 def find_subject(
@@ -37,12 +37,13 @@ def find_subject(
     plan: str | None = None,
     model: Mapping[str, Any] | None = None,
 ) -> PricedModel:
-    """By the name of a recipe or preset, a TOML file, a model folder, or a recipe's TOML, which ends with a line break;
-    with what is given in place of its own.
+    """Find the model called `name`, with the given settings in place of its own.
 
-    model: fields of its DalleConfig or TransformerShape.
+    Args:
+        name: a recipe or preset, a TOML file, a model folder, or a recipe's TOML, which ends with a line break.
+        model: fields of its DalleConfig or TransformerShape.
 
-    ValueError says what there is, and what is wrong with a recipe as `train` would say it.
+    ValueError lists the known names, or says what is wrong with a recipe, in the words of `train`.
     """
     TrainingSetup.of_precision(precision or "fp32", optimizer=optimizer or "lamb")
     if name in PRESETS:
@@ -65,33 +66,34 @@ def find_subject(
 
 
 def recipe_at(name: str) -> Recipe:
-    """A recipe by its name or file, or that of a model folder."""
+    """The recipe of this name, file or model folder."""
     path = Path(name)
     if name not in recipe_names() and not path.exists():
         known = ", ".join([*recipe_names(), *PRESETS])
-        raise UserError(f"no model {name!r}: it is no file or folder, and none of {known}")
+        raise UserError(f"no model {name!r}: it is neither a file or folder nor one of {known}")
     return recipe_of_folder(path) if path.is_dir() and name not in recipe_names() else load_recipe(name)
 
 
 def changed_model(subject: PricedModel, fields: Mapping[str, Any]) -> DalleConfig | TransformerShape:
-    """The subject's model with other values of its fields; only samples of a published shape may be shorter."""
+    """The subject's model with other values of its fields; only a TransformerShape has `tokens`."""
     if isinstance(subject.model, DalleConfig) and "tokens" in fields:
-        raise UserError(f"--tokens {fields['tokens']}: a sample of {subject.name} always has {subject.tokens}")
+        raise UserError(
+            f"--tokens {fields['tokens']}: a sample of {subject.name} always has {subject.tokens}; leave it out"
+        )
     return dataclasses.replace(subject.model, **fields)
 
 
-def optimizer_of(optimizer: str | None, own: OptimizerRecipe) -> OptimizerRecipe:
-    """`own` under another of the calculator's names for optimizers; settings that only lamb has are left out."""
+def optimizer_of(optimizer: str | None, recipe: OptimizerRecipe) -> OptimizerRecipe:
+    """The recipe with the optimizer of this name in the calculator; settings that it lacks are dropped."""
     if optimizer is None:
-        return own
+        return recipe
     if optimizer in ("lamb", "lamb8bit"):
-        return dataclasses.replace(own, name="lamb", eight_bit=optimizer == "lamb8bit")
+        return dataclasses.replace(recipe, name="lamb", eight_bit=optimizer == "lamb8bit")
     return OptimizerRecipe(name=optimizer)
 
 
 def of_recipe(name: str, recipe: Recipe) -> PricedModel:
-    """One micro-batch of a recipe; the size of pictures and codebook, where it leaves them to the data, is the
-    paper's."""
+    """One micro-batch of a recipe; sizes of pictures and codebook that it leaves to the data are the paper's."""
     paper = DalleConfig.paper()
     config = recipe.model_config(
         image_side=recipe.model.get("image_side", paper.image_side),
@@ -104,14 +106,14 @@ def of_recipe(name: str, recipe: Recipe) -> PricedModel:
 
 
 def recipe_of_folder(folder: Path) -> Recipe:
-    """One sample of the model of a model folder, of which only config.json is read."""
+    """One sample of a model folder's model; only config.json is read."""
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"{folder} is not a model folder: it has no config.json")
     content = read_json(path)
     fields: Any = content.get("dalle") if isinstance(content, dict) else None
     if not isinstance(fields, dict):
-        raise UserError(f"{path} does not name the model's configuration")
+        raise UserError(f"{path} has no section dalle, the model's configuration")
     try:
         return Recipe(model=fields, memory=PLAIN, data=DataRecipe(batch_size=1))
     except (TypeError, ValueError) as error:

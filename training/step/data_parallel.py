@@ -1,4 +1,4 @@
-"""One model on several processes: replicated (DDP) or sharded (FSDP2). torch averages the gradients."""
+"""One model on several processes: replicated (DDP) or sharded (FSDP2); torch averages the gradients."""
 
 import dataclasses
 import warnings
@@ -16,14 +16,14 @@ from dalle_lean import Dalle, DalleConfig
 from dalle_lean.errors import UserError
 from training.run.processes import Processes
 from training.run.recipe import MemoryRecipe, Recipe
-from training.run.spread import whole
-from training.step.memory_budget import refuse_lack_of_memory
+from training.run.spread import full_tensors
+from training.step.memory_budget import memory_shortage
 
 PARALLEL = ("ddp", "fsdp")
 
 
 class Losses(nn.Module):
-    """`model.losses` as a forward pass, which is where DDP looks."""
+    """`model.losses` as a forward pass, the only method that DDP wraps."""
 
     def __init__(self, model: nn.Module, losses: Callable[..., tuple[Tensor, Tensor]]):
         super().__init__()
@@ -34,35 +34,35 @@ class Losses(nn.Module):
 
 
 def replicated(model: nn.Module, losses: Callable[..., tuple[Tensor, Tensor]]) -> DistributedDataParallel:
-    """The losses of a model that every process holds whole, under a `replicated_plan`."""
+    """Wrap the losses of a model that every process holds whole, with a `replicated_plan`."""
     return DistributedDataParallel(Losses(model, losses), gradient_as_bucket_view=True)
 
 
 def sharded(model: Dalle | None, processes: Processes) -> Dalle:
-    """The first process's model with each tensor spread over all processes, filled where it lives.
+    """Shard each tensor of the first process's model over all processes; every process fills its own part.
 
-    Whole weights and gradients exist only between forward and the end of backward: layers that share weights need all
-    of them nearly all the time.
+    Whole weights and gradients exist from the forward pass to the end of the backward pass: layers that share weights
+    need all of them nearly all the time.
     """
     config = processes.from_first(None if model is None else model.config)
     assert config is not None
-    spread = Dalle(config, device="meta")
+    shards = Dalle(config, device="meta")
     mesh = init_device_mesh(processes.device.type, (processes.world,))
-    fully_shard(spread, mesh=mesh, reshard_after_forward=False)
-    register_fsdp_forward_method(spread, "losses")
+    fully_shard(shards, mesh=mesh, reshard_after_forward=False)
+    register_fsdp_forward_method(shards, "losses")
     # The two losses are views of one tensor, and nothing writes to them.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    spread.to_empty(device=processes.device)
+    shards.to_empty(device=processes.device)
     weights = {} if model is None else model.state_dict()
     set_model_state_dict(
-        spread, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=True)
+        shards, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=True)
     )
-    return spread
+    return shards
 
 
-def gradients_averaged(model: nn.Module, losses: Any, wanted: bool) -> AbstractContextManager[None]:
-    """A forward and backward pass after which gradients are averaged over the processes, or (not wanted) kept for a
-    later pass, without communication."""
+def gradient_sync(model: nn.Module, losses: Any, wanted: bool) -> AbstractContextManager[None]:
+    """The context of a forward and backward pass that averages gradients over the processes or, if not `wanted`, only
+    accumulates them, without communication."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(wanted)
         model.set_reshard_after_backward(wanted)
@@ -72,50 +72,43 @@ def gradients_averaged(model: nn.Module, losses: Any, wanted: bool) -> AbstractC
     return nullcontext()
 
 
-def in_shards(parallel: str | None, config: DalleConfig, recipe: Recipe, processes: Processes) -> bool:
-    """Whether each process holds a shard of every tensor ("fsdp") and not the whole model ("ddp").
+def use_fsdp(parallel: str | None, config: DalleConfig, recipe: Recipe, processes: Processes) -> bool:
+    """Whether each process holds a shard of every tensor ("fsdp") instead of the whole model ("ddp").
 
     Args:
-        parallel: what is asked for; None takes shards where the whole model needs more memory than is free.
-        recipe: of one process's share of the batches. A process alone has the whole model in any case.
+        parallel: the user's choice; None shards if the whole model needs more memory than is free. A process alone
+            holds the whole model in any case.
+        recipe: of one process's share of the batches.
 
     Raises:
-        UserError: too little memory for the whole model, or settings that a model in shards cannot have.
+        UserError: the whole model does not fit into memory, or the recipe has settings that FSDP does not support.
     """
     if parallel not in (None, *PARALLEL):
         raise UserError(f"parallel={parallel!r}: must be one of {', '.join(PARALLEL)}")
     reason = "or take --parallel ddp"
     if parallel != "fsdp" or processes.world == 1:
-        lack = lack_of_memory(config, recipe, processes)
+        memory = recipe.memory if processes.world == 1 else replicated_plan(recipe.memory)
+        replica = dataclasses.replace(recipe, memory=memory)
+        shortage = memory_shortage(config, replica, processes.device, processes.local_world)
         if processes.world == 1 or parallel == "ddp":
-            if lack is not None:
-                raise lack
+            if shortage is not None:
+                raise shortage
             return False
-        if not processes.any(lack is not None):
+        if not processes.any(shortage is not None):
             return False
-        reason = f"and whole: {lack or 'it does not fit into the memory of another process'}"
-    if needed := missing_for_shards(recipe):
-        raise UserError(f"--parallel fsdp does not go with this recipe, it needs {', '.join(needed)}; {reason}")
+        reason = f"without it: {shortage or 'the model does not fit into the memory of another process'}"
+    if needed := missing_for_fsdp(recipe):
+        raise UserError(f"--parallel fsdp needs {', '.join(needed)} in the recipe; {reason}")
     return True
 
 
-def lack_of_memory(config: DalleConfig, recipe: Recipe, processes: Processes) -> UserError | None:
-    """What keeps this process from holding the whole model."""
-    memory = recipe.memory if processes.world == 1 else replicated_plan(recipe.memory)
-    try:
-        refuse_lack_of_memory(config, dataclasses.replace(recipe, memory=memory), processes.device, processes.here)
-    except UserError as lack:
-        return lack
-    return None
-
-
 def replicated_plan(memory: MemoryRecipe) -> MemoryRecipe:
-    """The same for a model that every process holds: DDP sees what autograd gets, not what backward adds to .grad."""
+    """The plan for a model under DDP, which misses gradients that backward itself adds to .grad."""
     return dataclasses.replace(memory, grads_in_place=False)
 
 
-def missing_for_shards(recipe: Recipe) -> list[str]:
-    """The settings that a model in shards needs and this recipe has not."""
+def missing_for_fsdp(recipe: Recipe) -> list[str]:
+    """The settings that FSDP needs and this recipe lacks."""
     memory, optimizer, needed = recipe.memory, recipe.optimizer, []
     if optimizer.name == "lamb":
         if optimizer.eight_bit:
@@ -134,10 +127,10 @@ def missing_for_shards(recipe: Recipe) -> list[str]:
 
 
 def whole_model(model: Dalle, processes: Processes) -> Dalle:
-    """The model, or a copy of the spread one on the first process's CPU; all processes call it."""
+    """The model, or a copy of the sharded one on the first process's CPU; all processes call it."""
     if not isinstance(model, FSDPModule):
         return model
-    weights = whole(model.state_dict(), keep=processes.first)
+    weights = full_tensors(model.state_dict(), keep=processes.first)
     copy = Dalle(model.config, device="meta")
     if processes.first:
         copy.load_state_dict(weights, assign=True)

@@ -1,4 +1,4 @@
-"""A model with what turns batches into its gradients, and measures it."""
+"""Computes a model's gradients on batches, and measures its losses."""
 
 import math
 from typing import Any
@@ -13,17 +13,17 @@ from dalle_lean.model.grad_scales import BranchScales
 from training.data.loader import Batch
 from training.run.processes import ALONE, Processes
 from training.run.recipe import MemoryRecipe
-from training.step.data_parallel import gradients_averaged, replicated, replicated_plan
+from training.step.data_parallel import gradient_sync, replicated, replicated_plan
 from training.step.precision import autocast
 
 
 class GradientComputer:
-    """Gradients and losses of `model`, computed as `memory` says, at most `micro_batch_size` samples at once.
+    """Computes gradients and losses of `model` under the plan `memory`, at most `micro_batch_size` samples at once.
 
-    Several `processes` compute the gradient of the mean loss of their batches, which have the same size. A model that
-    is not spread over them is replicated.
+    Several `processes` compute the gradient of the mean loss of their batches, which have equal sizes. A model that is
+    not sharded is replicated.
 
-    ValueError where the model cannot have the memory plan or precision.
+    ValueError if the model does not support the memory plan or the precision.
     """
 
     def __init__(self, model: Dalle, memory: MemoryRecipe, micro_batch_size: int, processes: Processes = ALONE):
@@ -43,18 +43,18 @@ class GradientComputer:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The model's device."""
         return next(self.model.parameters()).device
 
     def accumulate_gradient(self, batch: Batch, crop: Crop | None = None) -> Tensor:
-        """Add the gradient of the batch's mean loss, one micro-batch at a time; returns that loss in nats.
+        """Accumulate the gradient of the batch's mean loss over its micro-batches; returns that loss in nats.
 
-        Several processes, which communicate after their last micro-batch only, start without earlier gradients.
+        Several processes must start without earlier gradients: they communicate only after the last micro-batch.
         """
         total = torch.zeros((), device=self.device)
         parts = self.micro_batches(batch)
         for number, part in enumerate(parts, start=1):
-            with gradients_averaged(self.model, self.losses, wanted=number == len(parts)):
+            with gradient_sync(self.model, self.losses, wanted=number == len(parts)):
                 with self.autocast():
                     text_nats, image_nats = self.losses(*part, crop)
                     loss = self.weigh(text_nats, image_nats) * (len(part.text_ids) / len(batch.text_ids))
@@ -64,7 +64,7 @@ class GradientComputer:
 
     @torch.no_grad()
     def measure(self, batch: Batch) -> dict[str, float]:
-        """Losses of samples that are not trained on: the training loss, its two parts, and bits per image code."""
+        """Measure held-out samples: the training loss and its two parts (nats), and bits per image code."""
         self.model.eval()
         sums = torch.zeros(2, device=self.device)
         for part in self.micro_batches(batch):
@@ -72,7 +72,7 @@ class GradientComputer:
                 sums += torch.stack(self.model.losses(*part)).float() * len(part.text_ids)
         self.model.train()
         if isinstance(self.model, FSDPModule):
-            self.model.reshard()  # no backward pass does it
+            self.model.reshard()  # a backward pass would do it
         text_nats, image_nats = (sums / len(batch.text_ids)).tolist()
         return {
             "heldout_loss": self.weigh(text_nats, image_nats),
@@ -82,19 +82,18 @@ class GradientComputer:
         }
 
     def weigh(self, text_nats: Any, image_nats: Any) -> Any:
-        """The training loss from its parts."""
+        """The training loss from its two parts."""
         weight = self.model.config.image_loss_weight
         return (text_nats + weight * image_nats) / (1 + weight)
 
     def micro_batches(self, batch: Batch) -> list[Batch]:
-        """The batch in parts of the size that is trained on at once, on the model's device."""
+        """Split the batch into micro-batches on the model's device."""
         size = self.micro_batch_size
         parts = zip(batch.text_ids.split(size), batch.image_codes.split(size), strict=True)
-        if self.device.type != "cpu":  # there the model does not look at them
+        if self.device.type != "cpu":  # the model checks ids on the CPU only
             self.model.check_inputs(*batch)
-        # Pinned batches are copied asynchronously, others synchronously.
         return [Batch(*(part.to(self.device, non_blocking=True) for part in pair)) for pair in parts]
 
     def autocast(self) -> torch.autocast:
-        """The recipe's precision."""
+        """Autocast to the recipe's precision."""
         return autocast(self.device.type, self.memory.precision)

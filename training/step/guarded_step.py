@@ -1,4 +1,4 @@
-"""An optimizer step that changes nothing where its loss or gradient is not finite: of a CLIP or a classifier.
+"""An optimizer step of a CLIP or classifier that changes nothing if loss or gradient is not finite.
 
 The transformer's is `Learner.step`.
 """
@@ -18,8 +18,8 @@ def guarded_step(
     lr: float,
     clip_grad_norm: float,
 ) -> dict[str, float]:
-    """Learn from `loss_of`, which calls the model -> loss, norm of the gradient before clipping ("grad_norm") and
-    learning rate ("lr"). Where one is not finite, nothing is changed."""
+    """Take a step on the loss that `loss_of` computes -> "loss", "grad_norm" (before clipping) and "lr". If one is not
+    finite, nothing changes."""
     for group in optimizer.param_groups:
         group["lr"] = lr
     model.train()
@@ -39,9 +39,9 @@ def guarded_step(
 
 @torch.no_grad()
 def snapshot(module: nn.Module) -> Callable[[], None]:
-    """Copy what a forward pass through `module` may change, such as running means; the result puts it back.
+    """Copy what a forward pass may change, such as running means; calling the result restores it.
 
-    That is every tensor that takes no gradient; the others change only when an optimizer steps.
+    These are the buffers and frozen parameters: the other parameters change only in the optimizer's step.
     """
     tensors = [*module.buffers(), *(weight for weight in module.parameters() if not weight.requires_grad)]
     copies = [tensor.clone() for tensor in tensors]

@@ -1,4 +1,4 @@
-"""A model with its optimizer: one step, one measurement."""
+"""A model with its optimizer, and one training step."""
 
 import math
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from training.step.gradients import GradientComputer
 def build_optimizer(
     model: torch.nn.Module, recipe: OptimizerRecipe, plan: MemoryPlan
 ) -> torch.optim.Optimizer | DelayedLamb:
-    """The optimizer that the recipe names, over `model`'s parameters; the learning rate is set at each step."""
+    """Build the recipe's optimizer for `model`; each step sets the learning rate."""
     settings: dict[str, Any] = {}
     if recipe.name == "lamb":
         settings = {name: getattr(recipe, name) for name in LAMB_ONLY if name != "delayed"}
@@ -35,23 +35,23 @@ def build_optimizer(
 
 
 class Step(NamedTuple):
-    """How a step went."""
+    """The outcome of a step."""
 
     loss: float
     """In nats."""
     grad_norm: float
     """Before clipping."""
     rescaled: bool = False
-    """float16 overflowed in a gradient; its scale is smaller now, and nothing was learnt."""
+    """A float16 gradient overflowed: its scale was lowered, and the weights stay."""
 
 
 class Learner(GradientComputer):
-    """Turns batches into better weights of `model`, which it changes in place.
+    """Trains `model` in place.
 
     Args:
         recipe: its batch is this process's share; see `Recipe.share_of`.
 
-    ValueError where the model cannot have the recipe's memory plan or precision.
+    ValueError if the model does not support the recipe's memory plan or precision.
     """
 
     def __init__(self, model: Dalle, recipe: Recipe, processes: Processes = ALONE):
@@ -60,21 +60,21 @@ class Learner(GradientComputer):
         self.optimizer = build_optimizer(model, recipe.optimizer, recipe.memory)
 
     def step(self, batch: Batch, lr: float, crop: Crop | None = None) -> Step:
-        """One optimizer step on the whole batch, or on a crop of each of its samples.
+        """Take one optimizer step on the batch, or on a crop of each sample.
 
-        Where loss or gradient is not finite, or a gradient was rescaled, nothing is changed.
+        If loss or gradient is not finite, or a gradient was rescaled, the weights stay.
         """
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.accumulate_gradient(batch, crop)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
-        loss_nats, grad_norm = torch.stack([loss, norm.to(loss.dtype)]).tolist()  # one wait for the device
+        loss_nats, grad_norm = torch.stack([loss, norm.to(loss.dtype)]).tolist()  # one synchronization
         finite = math.isfinite(loss_nats) and math.isfinite(grad_norm)
         if self.model.scales is not None:
             before = list(self.model.scales.values)
             if not self.model.scales.update(self.processes.any_of_each):
-                # A scale that stays at its smallest helps no more: the gradient itself is too large for float16.
+                # A scale already at its minimum: the gradient itself is too large for float16.
                 if any(old == new == 1 for old, new in zip(before, self.model.scales.values, strict=True)):
                     return Step(loss_nats, math.inf)
                 return Step(loss_nats, grad_norm, rescaled=finite)
@@ -85,11 +85,11 @@ class Learner(GradientComputer):
         return Step(loss_nats, grad_norm)
 
     def finish(self) -> None:
-        """Let a delayed step move the weights; before they are looked at or saved for use."""
+        """Wait for a delayed step, before the weights are measured, drawn with or saved as a result."""
         if isinstance(self.optimizer, DelayedLamb):
             self.optimizer.finish()
 
     def measure(self, batch: Batch) -> dict[str, float]:
-        """As `GradientComputer.measure`, once a delayed step is finished."""
+        """As `GradientComputer.measure`, after a delayed step."""
         self.finish()
         return super().measure(batch)

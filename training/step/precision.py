@@ -1,4 +1,4 @@
-"""The precision that a step computes in."""
+"""Autocast by name."""
 
 import torch
 
@@ -6,5 +6,5 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(device_type: str, precision: str) -> torch.autocast:
-    """Autocast where `precision` is a type to cast to; nothing changes for the others ("fp32", "bf16-weights")."""
+    """Autocast for "bf16" and "fp16"; disabled for "fp32" and "bf16-weights"."""
     return torch.autocast(device_type, AUTOCAST.get(precision), enabled=precision in AUTOCAST)

@@ -1,1 +1,1 @@
-"""Training together: hivemind's peers, and what is added to them so that no fault on the way loses the run."""
+"""Collaborative training: hivemind's peers, made robust so that no fault loses the run."""

@@ -1,6 +1,6 @@
-"""One peer as a process: `python -m training.swarm helper|donor RUN_DIR`. `dalle-lean host` starts these.
+"""A peer of the host as a process, which `dalle-lean host` starts: `python -m training.swarm helper|donor RUN_DIR`.
 
-Its log is RUN_DIR/logs/NAME.log, its numbers are in RUN_DIR/status/NAME.json; SIGTERM or SIGINT ends it cleanly.
+It logs to RUN_DIR/logs/NAME.log and writes its status to RUN_DIR/status/NAME.json. SIGTERM or SIGINT ends it cleanly.
 """
 
 import argparse
@@ -21,12 +21,12 @@ POLL_S = 0.3
 
 
 def main() -> None:
-    """Be the peer that the arguments name."""
+    """Run the peer that the arguments name."""
     parser = argparse.ArgumentParser(prog="python -m training.swarm")
     parser.add_argument("role", choices=("helper", "donor"))
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--name", help="in host.json")
-    parser.add_argument("--device", default="cpu", help="for a donor to measure on")
+    parser.add_argument("--name", help="the peer's name in host.json")
+    parser.add_argument("--device", default="cpu", help="the device on which a donor measures")
     arguments = parser.parse_args()
     run_dir, name = arguments.run_dir, arguments.name or f"{arguments.role}-0"
     (run_dir / "logs").mkdir(exist_ok=True)
@@ -35,26 +35,26 @@ def main() -> None:
     from training.swarm.network import dht as network
 
     network.prepare_process()
-    # Only now: the process that ends orphans must itself end by SIGTERM.
+    # Not earlier: the process that ends orphans must itself end by SIGTERM.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     network.log_to(run_dir / "logs" / f"{name}.log", output=True)
     from training.swarm.host.status import StatusFile
 
     def wait(seconds: float) -> bool:
-        ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # by hivemind
+        ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # set by hivemind
         if ignored and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, lambda *_: stop.set())
         return stop.wait(seconds) or os.getppid() != parent
 
     status = StatusFile(run_dir, name)
     try:
-        settings, dht = enter(run_dir, name)
+        settings, dht = open_peer(run_dir, name)
         try:
             if arguments.role == "helper":
-                be_helper(run_dir, settings, dht, wait, status)
+                helper_main(run_dir, settings, dht, wait, status)
             else:
-                be_donor(run_dir, settings, dht, wait, status, arguments.device)
+                donor_main(run_dir, settings, dht, wait, status, arguments.device)
         finally:
             dht.shutdown()
     except UserError as error:  # OutOfSync among them
@@ -62,8 +62,8 @@ def main() -> None:
         sys.exit(2)
 
 
-def be_helper(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], bool], status: Any) -> None:
-    """Reduce, and hand newcomers the run's files."""
+def helper_main(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], bool], status: Any) -> None:
+    """Reduce, and serve newcomers the run's files."""
     from training.swarm.averaging.attestation import Attestation
     from training.swarm.host.host_config import HostConfig
     from training.swarm.host.host_gate import ban_proven
@@ -71,7 +71,7 @@ def be_helper(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], bo
     from training.swarm.network.bootstrap_service import PUBLIC, credits_name, offer_run
     from training.swarm.network.run_watch import RunWatch
 
-    # The host ends its own helpers with the run. A helper elsewhere goes on: any peer could claim that the run is over.
+    # The host ends its own helpers with the run. A helper elsewhere keeps running, as any peer could claim the end.
     helper_of = tuple(HostConfig.load(run_dir).helper_of)
     watch = RunWatch(dht, settings, helper_of) if helper_of else None
 
@@ -94,13 +94,13 @@ def be_helper(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], bo
             Attestation(run_dir / PUBLIC / credits_name(dht.peer_id.to_base58())),
         )
         if has_moved():
-            status.notice("the run goes on with other settings; this helper restarts with them")
+            status.notice("the run's settings have changed; this helper restarts with them")
     finally:
         if watch is not None:
             watch.close()
 
 
-def be_donor(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], bool], status: Any, device: str) -> None:
+def donor_main(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], bool], status: Any, device: str) -> None:
     """Keep the state, starting from the newest checkpoint."""
     from training.swarm.host.checkpointer import Checkpointer, heldout_batch
     from training.swarm.host.checkpoints import Checkpoints
@@ -127,12 +127,12 @@ def be_donor(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], boo
         step = optimizer.local_epoch * settings.steps_per_epoch
         status.update(step=step, trainers=optimizer.tracker.trainers, checkpoint=checkpointer.saved_step)
         own.epoch = optimizer.local_epoch
-        if not math.isnan(checkpointer.heldout_loss):  # it is while the next one is measured
+        if not math.isnan(checkpointer.heldout_loss):  # which it is during a measurement
             own.loss = checkpointer.heldout_loss
         publisher.publish(own)
 
     own = PeerMetrics()
-    """A donor's loss is the held-out one."""
+    """A donor publishes the held-out loss as its loss."""
     publisher = Publisher(dht, settings.run_id, role="donor")
     try:
         run_donor(
@@ -149,8 +149,8 @@ def be_donor(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], boo
     status.update(finished=checkpointer.is_finished)
 
 
-def enter(run_dir: Path, name: str) -> tuple[Any, Any]:
-    """The run's settings, and a DHT node with this peer's own identity and port."""
+def open_peer(run_dir: Path, name: str) -> tuple[Any, Any]:
+    """The run's settings, and a DHT node with this peer's identity and port."""
     from training.swarm.config import read_settings
     from training.swarm.host.host_config import HostConfig, identity_path
     from training.swarm.host.host_gate import begin_host_admission, host_gate_with_pass
@@ -182,7 +182,7 @@ def enter(run_dir: Path, name: str) -> tuple[Any, Any]:
 def contacts(run_dir: Path, host_config: Any, name: str) -> list[str]:
     """Addresses of the host's other peers that are up.
 
-    Only the first helper may start alone, so that a run never has two networks; the others wait for a peer.
+    Only the first helper may start alone, so that a run never has two DHTs; the others wait for a peer.
     """
     others = [other for other in host_config.ports if other != name]
     deadline = time.monotonic() + CONTACT_TIMEOUT_S
@@ -191,7 +191,7 @@ def contacts(run_dir: Path, host_config: Any, name: str) -> list[str]:
         if present or name == host_config.helpers[0]:
             return [host_config.local_address(run_dir, other) for other in present]
         if time.monotonic() > deadline:
-            raise UserError(f"none of {', '.join(others)} takes connections; {name} does not start alone")
+            raise UserError(f"none of {', '.join(others)} accepts connections; {name} does not start alone")
         time.sleep(POLL_S)
 
 

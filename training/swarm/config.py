@@ -1,6 +1,6 @@
-"""swarm.toml: what all peers of a run share. Nothing in it is secret.
+"""swarm.toml: the settings that all peers of a run share. Nothing in it is secret.
 
-It holds [swarm], [wire] and [timing], then a recipe's sections.
+It has the sections [swarm], [wire] and [timing], then those of a recipe.
 """
 
 import dataclasses
@@ -37,16 +37,16 @@ class SwarmSection:
     Args:
         name: lower-case letters, digits and hyphens.
         protocol: see PROTOCOL.
-        addresses: of the helpers, as /ip4/.../tcp/PORT/p2p/PEER; a newcomer needs one of them.
+        addresses: of the helpers, as /ip4/.../tcp/PORT/p2p/PEER; a newcomer needs one.
         donors: peer ids to ask for the state first.
         min_peers: trainers required before the first step.
-        data: URL or path of the shards; volunteers with a copy name it with --data.
+        data: URL or path of the shards; volunteers can name a copy with --data.
         data_fingerprint: SHA-256 of the data's dataset.json.
-        tokenizer_fingerprint: SHA-256 of tokenizer.json, which helpers hand out with this file.
-        first_weights: SHA-256 of the model.safetensors of the folder that the run began with: it names the run,
-            peers fetch a checkpoint; empty where a seed gives the weights.
-        run_key: public key, in hexadecimal, that signs passes; empty in a run that anybody takes part in without one.
-        admission: who gets a pass, see training.swarm.admission.desk.
+        tokenizer_fingerprint: SHA-256 of tokenizer.json, which helpers serve with this file.
+        first_weights: SHA-256 of the model.safetensors that the run began with; peers download these weights from a
+            donor. Empty if the recipe's seed determines them.
+        run_key: public key, in hexadecimal, of the key that signs passes; empty in a run without passes.
+        admission: who gets a pass, see training.swarm.admission.pass_issuer.
     """
 
     name: str = "run"
@@ -72,29 +72,29 @@ class SwarmSection:
                 raise UserError(f"{key} = {value[:80]!r}: must be 64 hexadecimal digits")
         if self.protocol != PROTOCOL:
             raise UserError(
-                f"protocol = {self.protocol}: this version of dalle-lean speaks {PROTOCOL}; install the run's version"
+                f"protocol = {self.protocol}: this version of dalle-lean uses {PROTOCOL}; install the run's version"
             )
 
     @property
     def rollbacks(self) -> int:
-        """How often the run was rolled back, by its name: emoji, emoji-back1, emoji-back2, ..."""
+        """How often the run was rolled back, from its name: emoji, emoji-back1, emoji-back2, ..."""
         match = re.search(r"-back([0-9]+)$", self.name)
         return int(match[1]) if match else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class WireSection:
-    """What peers send each other.
+    """What peers exchange, and how they average it.
 
     Args:
         mode: "gradients" averages gradients at each step; "diloco" (Douillard et al. 2023, arXiv 2311.08105) averages
             weight changes after `inner_steps` local steps.
-        compression: of averaged tensors; "8bit" sends tensors of at least `min_eight_bit_numel` elements in 8 bits and
+        compression: of averaged tensors; "8bit" sends tensors of at least `min_eight_bit_numel` elements in 8 bits,
             others in 16, as in the paper's run.
-        power_sgd_rank: send gradients as products of matrices of this rank (Vogels et al. 2019); 0 turns it off.
-        aggregation: the rule that reduces many tensors to one; see training.swarm.averaging.robust_rules.
+        power_sgd_rank: rank to which PowerSGD compresses gradients (Vogels et al. 2019); 0 disables it.
+        aggregation: the averaging rule; see training.swarm.averaging.robust_rules.
         average_state_every: steps between averages of the weights.
-        delayed: the optimizer's step runs while the next gradients are computed, with the weights before the step.
+        delayed: run the optimizer's step while the next gradients are computed with the weights before it.
         inner_steps, outer_lr, outer_momentum: of "diloco".
     """
 
@@ -121,20 +121,20 @@ class WireSection:
                 "outer_lr must be in (0, 2], outer_momentum in [0, 1)"
             )
         if self.mode == "diloco" and self.power_sgd_rank:
-            raise UserError(f"power_sgd_rank = {self.power_sgd_rank}: only with mode = 'gradients'")
+            raise UserError(f"power_sgd_rank = {self.power_sgd_rank}: needs mode = 'gradients'")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimingSection:
-    """How long peers wait for each other, in seconds; over the Internet. See docs/host-your-own.md.
+    """How long peers wait for each other, in seconds; the defaults suit the Internet. See docs/host-your-own.md.
 
     Args:
         matchmaking_time_s: to find a group; a step should take at least five times as long.
-        request_timeout_s: for an answer from a group's leader; less than matchmaking_time_s.
-        averaging_timeout_s: for a whole all-reduce; about twice what it takes.
+        request_timeout_s: for the answer of a group's leader; less than matchmaking_time_s.
+        averaging_timeout_s: for matchmaking and a whole all-reduce; about twice what they take.
         next_chunk_timeout_s: a peer that sends nothing for this long counts as gone.
         load_state_timeout_s: to download the state from one donor.
-        load_state_attempts: downloads that a peer which is behind attempts before it gives up.
+        load_state_attempts: download attempts before a peer that is behind gives up.
         progress_expiration_s: a peer that reports nothing for this long no longer counts.
     """
 
@@ -158,13 +158,13 @@ class TimingSection:
         if self.matchmaking_time_s >= self.averaging_timeout_s:
             raise UserError(
                 f"matchmaking_time_s = {self.matchmaking_time_s}: must be less than averaging_timeout_s = "
-                f"{self.averaging_timeout_s}, which holds both finding a group and averaging"
+                f"{self.averaging_timeout_s}, which includes it"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SwarmSettings:
-    """A whole swarm.toml."""
+    """The content of a swarm.toml."""
 
     swarm: SwarmSection = SwarmSection()
     wire: WireSection = WireSection()
@@ -174,15 +174,15 @@ class SwarmSettings:
     def __post_init__(self) -> None:
         if self.recipe.optimizer.name != "lamb":
             raise UserError(
-                f"optimizer name = {self.recipe.optimizer.name!r}: a swarm shares the state of LAMB; give --config a "
-                'recipe with name = "lamb" and a rate for it'
+                f"optimizer name = {self.recipe.optimizer.name!r}: a swarm shares the state of LAMB; name a recipe "
+                'with name = "lamb", and a learning rate for it, with --config'
             )
         if self.recipe.memory.precision == "bf16-weights":
-            raise UserError("precision = 'bf16-weights': a swarm averages float32 weights, choose fp32, bf16 or fp16")
+            raise UserError("precision = 'bf16-weights': a swarm averages float32 weights; choose fp32, bf16 or fp16")
 
     @classmethod
     def from_dict(cls, sections: dict[str, Any]) -> Self:
-        """Parse the sections; ValueError names an unknown section or key, a wrong type, or a value out of range."""
+        """Parse the sections; ValueError names an unknown section or key, a wrong type or a value out of range."""
         parsed: dict[str, Any] = {}
         for name, kind in {"swarm": SwarmSection, "wire": WireSection, "timing": TimingSection}.items():
             values = sections.get(name, {})
@@ -197,18 +197,18 @@ class SwarmSettings:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The sections; `from_dict` takes them back."""
+        """The sections, as `from_dict` reads them."""
         first = {name: dataclasses.asdict(getattr(self, name)) for name in ("swarm", "wire", "timing")}
         return {**first, **self.recipe.to_dict()}
 
     @property
     def model(self) -> DalleConfig:
-        """The recipe's model, which is complete in a swarm.toml."""
+        """The recipe's model; a swarm.toml has all its fields."""
         return DalleConfig.from_dict(self.recipe.model)
 
     @property
     def total_steps(self) -> int:
-        """Of the schedule; a "diloco" step of the swarm consists of `inner_steps` of them."""
+        """Steps of the schedule; a step of the swarm in "diloco" mode is `inner_steps` of them."""
         return self.recipe.schedule.total_steps
 
     @property
@@ -218,27 +218,27 @@ class SwarmSettings:
 
     @property
     def first_epoch(self) -> int:
-        """The step of the swarm at which the run began: 1 where its first weights have to be downloaded.
+        """The step of the swarm at which the run began: 1 if the first weights must be downloaded, else 0.
 
-        A peer at step 0 is then behind the others, and fetches their state.
+        A peer at step 0 is then behind, and downloads the others' state.
         """
         return 1 if self.swarm.first_weights else 0
 
     @property
     def last_epoch(self) -> int:
-        """The step of the swarm that ends the schedule."""
+        """The last step of the swarm."""
         return -(-self.total_steps // self.steps_per_epoch)
 
     @property
     def target_batch_size(self) -> int:
-        """Samples of all peers together per step of the swarm."""
+        """Samples per step of the swarm, over all peers."""
         return self.recipe.data.batch_size * self.steps_per_epoch
 
     @property
     def fingerprints(self) -> dict[str, str]:
         """Short hashes of what all peers must agree on, by part."""
         recipe = self.recipe.to_dict()
-        # What trades memory for time, and intervals of logging, may differ between peers.
+        # Memory plans and logging intervals may differ between peers.
         schedule = {name: recipe["schedule"][name] for name in SHARED_SCHEDULE}
         parts = {
             "protocol": self.swarm.protocol,
@@ -253,7 +253,7 @@ class SwarmSettings:
             "data": self.swarm.data_fingerprint,
             "tokenizer": self.swarm.tokenizer_fingerprint,
         }
-        # A run without one of these keeps its run id.
+        # Left out if empty, so that older runs keep their run ids.
         if self.swarm.first_weights:
             parts["first weights"] = self.swarm.first_weights
         if self.swarm.run_key:
@@ -262,7 +262,7 @@ class SwarmSettings:
 
     @property
     def run_id(self) -> str:
-        """The name under which peers find each other: it hashes what they must agree on."""
+        """The name under which peers find each other, with a hash of what they must agree on."""
         return f"{self.swarm.name}-{digest(self.fingerprints)}"
 
     def differences(self, other: "SwarmSettings") -> list[str]:
@@ -291,23 +291,23 @@ def parse_settings(text: str, name: str) -> SwarmSettings:
 
 
 def read_settings(path: Path) -> SwarmSettings:
-    """Read a swarm.toml, or the one in a folder; ValueError as `parse_settings`."""
+    """Read a swarm.toml, or the one in a folder; ValueError as in `parse_settings`."""
     path = path / SWARM_TOML if path.is_dir() else path
     try:
         text = read_text(path, MOST_RECIPE_BYTES)
     except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file; give the swarm.toml of a run, or an address of it") from None
+        raise UserError(f"{path}: no such file; name a run's swarm.toml, or one of its addresses") from None
     return parse_settings(text, str(path))
 
 
 def for_toml(sections: dict[str, Any]) -> dict[str, Any]:
-    """TOML has no None: the model's fields are left out, elsewhere in a recipe 0 means None."""
+    """Replace None, which TOML lacks: fields of the model are left out, in the other sections 0 means None."""
     model = {name: value for name, value in sections["model"].items() if value is not None}
     others = {
         section: {name: 0 if value is None else value for name, value in values.items()}
         for section, values in sections.items()
     }
-    # Older versions read the runs that they can take part in.
+    # Left out if unused, so that older versions can read the file.
     unused: tuple[str, ...] = ADMISSION_KEYS if not others["swarm"]["run_key"] else ()
     unused += () if others["swarm"]["first_weights"] else ("first_weights",)
     others["swarm"] = {name: value for name, value in others["swarm"].items() if name not in unused}

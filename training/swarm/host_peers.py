@@ -1,4 +1,4 @@
-"""Whom all peers of a run trust: the host's own peers, as its swarm.toml names them."""
+"""The peers that a whole run trusts: the host's own, as swarm.toml names them."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,7 +13,7 @@ from training.swarm.observe.peer_metrics import peer_id_of
 
 @dataclass(frozen=True)
 class HostPeers:
-    """Peer ids by role; empty in a run that names nobody."""
+    """The host's peer ids by role; empty in a run that names none."""
 
     donors: frozenset[PeerID] = frozenset()
     helpers: frozenset[PeerID] = frozenset()
@@ -32,8 +32,8 @@ def host_peers(swarm: SwarmSection) -> HostPeers:
 
 @lru_cache(maxsize=4096)
 def owner_peer(owner: Any) -> PeerID | None:
-    """The peer whose identity key is this subkey of a record; None for any other subkey."""
+    """The peer whose public key is this subkey of a record; None for any other subkey."""
     try:
         return PeerID.from_base58(peer_id_of(owner))
-    except Exception:  # a stranger's bytes may raise anything
+    except Exception:  # untrusted bytes may raise anything
         return None

@@ -1,4 +1,4 @@
-"""How a classifier of things is built and trained. Free of torch, for --help."""
+"""How a classifier of things is built and trained. Imports no torch: --help is fast."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,9 +9,9 @@ from training.run.loop_settings import PictureRecipe
 
 @dataclass(frozen=True, kw_only=True)
 class ThingRecipe(PictureRecipe):
-    """How a classifier is built and trained. The learning rate falls along half a cosine to 0 after its warm-up."""
+    """How a classifier is built and trained. After its warm-up, the learning rate falls along half a cosine to 0."""
 
-    LEAST: ClassVar[dict[str, int]] = {"batch_size": 2}
+    MINIMUM: ClassVar[dict[str, int]] = {"batch_size": 2}
 
     picture_side: int = 64
     """Pixels."""
@@ -21,7 +21,7 @@ class ThingRecipe(PictureRecipe):
     warmup_share: float = 0.05
     """Of the steps."""
     weight_decay: float = 0.05
-    """Not for biases and norms."""
+    """Not applied to biases and norms."""
     label_smoothing: float = 0.1
     clip_grad_norm: float = 5.0
     log_every: int = 20

@@ -1,7 +1,7 @@
-"""Training of a classifier of things, on drawings whose listing names what each shows.
+"""Training of a classifier of things, on drawings whose listing names what each one shows.
 
-OUT gets classifier/ (a classifier folder), checkpoint/, metrics.jsonl and tensorboard/. The things, cut out of their
-pictures, are in pictures.npy and heldout.npy.
+OUT gets classifier/ (a classifier folder), checkpoint/, metrics.jsonl, tensorboard/, and the things cropped from their
+pictures in pictures.npy and heldout.npy.
 """
 
 from collections.abc import Callable, Generator
@@ -40,18 +40,18 @@ def train_things(
     max_minutes: float | None = None,
     on_progress: OnProgress | None = None,
 ) -> MeasuredProgress:
-    """Train on the lines of `data` that name one thing, or continue the run that `out` holds exactly where its last
-    checkpoint stood.
+    """Train on the lines of `data` that name one thing, or continue the run that `out` holds from its checkpoint.
+
+    Other arguments, and exceptions, are those of `training.vqgan.run.train_vqgan`.
 
     Args:
-        heldout: a folder to measure on, best drawings of other sets; without it nothing is measured.
-        max_minutes, on_progress, and what is raised: as `training.vqgan.run.train_vqgan`'s.
+        heldout: a folder to measure on, ideally with drawings in other styles; None measures nothing.
     """
     limit, side = TimeLimit(max_minutes), recipe.picture_side
     train_set = read_things(data, side, on_progress, store=out / "pictures.npy")
     names = sorted({*train_set.captions})
     if len(names) < 2:
-        raise UserError(f"{data} shows only {names[0]!r}; at least two things are needed to tell them apart")
+        raise UserError(f"{data} shows only {names[0]!r}; at least two things are needed")
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
         classifier = ThingClassifier(names, side, device)
@@ -60,15 +60,16 @@ def train_things(
         found = read_things(heldout, side, on_progress, store=out / "heldout.npy")
         known = [row for row, thing in enumerate(found.captions) if thing in classifier.row_of]
         if not known:
-            raise UserError(f"{heldout} shows none of the {len(classifier.things)} things that are learnt")
+            raise UserError(
+                f"{heldout} shows none of the {len(classifier.things)} things that are learnt; name another"
+            )
         heldout_set = found.take(known).subsample(recipe.heldout_pictures)
     run = ThingRun(out, recipe, classifier, train_set, heldout_set)
     return run.go(on_progress, limit)
 
 
 class ThingRun(TrainingRun[Tensor, MeasuredProgress]):
-    """A run in the state its folder holds; see `train_things`. What step i does depends on recipe, data, weights and i
-    alone, not on the process."""
+    """A run in the state of its folder; see `train_things`. Random draws of step i follow from the seed and i alone."""
 
     unit = "pictures"
     optimizer: torch.optim.Optimizer
@@ -127,20 +128,20 @@ def read_things(
     *,
     store: Path | None = None,
 ) -> ImageTextPairs:
-    """The pictures of a folder that show one thing each, cut out at this side; as captions the names of the things.
+    """Read the pictures of a folder that show one thing each, cropped to it at this side; captions are the names.
 
-    Arguments as `read_captioned`'s.
+    Arguments as for `read_captioned`.
     """
     return read_captioned(folder, side, on_progress, label_of=only_thing, read=read_thing, store=store)
 
 
 def only_thing(entry: dict[str, Any]) -> str:
-    """The only thing that a line of a listing names."""
+    """The only thing that a line of a listing names; raises Unusable if it does not name exactly one."""
     things = entry.get("things")
     if not isinstance(things, list) or not all(isinstance(thing, str) and thing.strip() for thing in things):
         raise Unusable("no things named")
     if len(things) != 1:
-        raise Unusable("not one thing alone")
+        raise Unusable("not exactly one thing")
     thing: str = things[0].strip()
     if not thing.isprintable():
         raise Unusable("a name that cannot be printed")
@@ -148,6 +149,6 @@ def only_thing(entry: dict[str, Any]) -> str:
 
 
 def read_thing(folder: Path, name: str, side: int) -> Tensor:
-    """The thing that stands on the ground of one picture: uint8 [3, side, side]."""
+    """Crop one picture to its thing: uint8 [3, side, side]."""
     pixels = read_picture(folder, name, READ_SIDE).permute(1, 2, 0).numpy()
     return picture_of_thing(Image.fromarray(pixels), side)

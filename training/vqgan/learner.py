@@ -1,6 +1,6 @@
-"""The steps in which a VQGAN learns (Esser et al. 2021, arXiv 2012.09841), without downloaded weights.
+"""The training step of a VQGAN (Esser et al. 2021, arXiv 2012.09841), without downloaded weights.
 
-Shapes: B pictures of a batch, S side in pixels.
+Shapes: B pictures in a batch, S side in pixels.
 """
 
 import math
@@ -22,7 +22,7 @@ from training.vqgan.recipe import CROPS_TRIED, VQGANRecipe
 
 
 class VQGANLearner(nn.Module):
-    """Everything that is trained. Step i depends on the recipe, the data and i alone, not on the process."""
+    """VQGAN, discriminator and optimizer. Random draws of step i follow from the seed and i alone."""
 
     def __init__(self, recipe: VQGANRecipe):
         super().__init__()
@@ -46,14 +46,14 @@ class VQGANLearner(nn.Module):
         )
 
     def start_from(self, first: VQGAN) -> None:
-        """Take the weights of another VQGAN; ValueError unless it differs in nothing but the side of its pictures."""
+        """Take the weights of another VQGAN; ValueError if its config differs in more than picture_side."""
         config = self.vqgan.config
         wanted = asdict(replace(config, picture_side=first.config.picture_side))
         found = asdict(first.config)
         if different := [
             f"{name}={found[name]} and not {wanted[name]}" for name in wanted if wanted[name] != found[name]
         ]:
-            raise UserError(f"the VQGAN to begin with has {', '.join(different)}: leave that option out")
+            raise UserError(f"the initial VQGAN has {', '.join(different)}: leave that option out")
         self.vqgan.load_state_dict(first.state_dict())
         if isinstance(self.codebook, NearestLearner):
             table = self.vqgan.quantize.table.clone()
@@ -61,9 +61,9 @@ class VQGANLearner(nn.Module):
             self.codebook.place(torch.arange(len(table), device=table.device), table, vectors_per_step)
 
     def step(self, step: int, pixels: Tensor) -> dict[str, float]:
-        """Learn from pictures [B, 3, S, S] uint8 -> losses, and norms of gradients before clipping.
+        """Learn from pictures [B, 3, S, S] uint8 -> losses, and gradient norms before clipping.
 
-        `step` counts from 1. Where one of the numbers is not finite, nothing is changed.
+        `step` counts from 1. If one of the numbers is not finite, nothing changes.
         """
         recipe = self.recipe
         restore = snapshot(self)
@@ -84,18 +84,18 @@ class VQGANLearner(nn.Module):
         with self.autocast():
             reconstruction = self.vqgan.pixels(quantized).float()
 
-        # Both losses reach the networks as one gradient on the pixels, where their norms can be weighed.
-        seen = reconstruction.detach().requires_grad_()
-        absolute, squared = F.l1_loss(seen, original), F.mse_loss(seen, original)
+        # Both losses reach the networks as one gradient on the pixels, where their norms are balanced.
+        detached = reconstruction.detach().requires_grad_()
+        absolute, squared = F.l1_loss(detached, original), F.mse_loss(detached, original)
         loss = absolute + recipe.squared_weight * squared
-        (pixel_gradient,) = torch.autograd.grad(loss, seen)
+        (pixel_gradient,) = torch.autograd.grad(loss, detached)
         losses = {"loss": loss + codebook_loss, "absolute": absolute, "squared": squared, "codebook": codebook_loss}
         self.optimizer.zero_grad()
         if done >= recipe.discriminator_start:
             with self.autocast():
-                (adversarial,) = torch.autograd.grad(-self.discriminator(seen).float().mean(), seen)
-                logits = self.discriminator(original).float(), self.discriminator(seen.detach()).float()
-            hinge = (F.relu(1 - logits[0]).mean() + F.relu(1 + logits[1]).mean()) / 2
+                (adversarial,) = torch.autograd.grad(-self.discriminator(detached).float().mean(), detached)
+                real, fake = self.discriminator(original).float(), self.discriminator(detached.detach()).float()
+            hinge = (F.relu(1 - real).mean() + F.relu(1 + fake).mean()) / 2
             hinge.backward()
             scale = recipe.discriminator_weight * pixel_gradient.norm() / (adversarial.norm() + 1e-12)
             pixel_gradient = pixel_gradient + scale * adversarial
@@ -116,7 +116,7 @@ class VQGANLearner(nn.Module):
         return numbers
 
     def quantized(self, original: Tensor, progress: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Pixels [B, 3, S, S] in -1..1 -> (their code vectors [B, C, h, w], the codebook's loss)."""
+        """Pixels [B, 3, S, S] in -1..1 -> (code vectors [B, C, h, w], codebook loss)."""
         with torch.set_grad_enabled(not self.recipe.decoder_only), self.autocast():
             z = self.vqgan.latents(original).float()
         if self.recipe.decoder_only:
@@ -127,13 +127,15 @@ class VQGANLearner(nn.Module):
         return quantized
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The precision of the networks; the codebook keeps float32."""
+        """Autocast for the networks; the codebook stays in float32."""
         return autocast(self.vqgan.quant_conv.weight.device.type, self.recipe.precision)
 
 
 def busiest_crops(pixels: Tensor, side: int, step: int, generator: torch.Generator) -> Tensor:
-    """Of each picture [B, 3, S, S] the crop [B, 3, side, side] with the largest variance of CROPS_TRIED random ones,
-    whose corners are multiples of `step` pixels: plain grounds teach little."""
+    """Crop each picture [B, 3, S, S] -> [B, 3, side, side], with corners at multiples of `step` pixels.
+
+    Of CROPS_TRIED random crops, the one with the largest variance is taken: plain backgrounds teach little.
+    """
     places = (pixels.shape[-1] - side) // step + 1
     corners = step * torch.randint(places, (len(pixels), CROPS_TRIED, 2), generator=generator)
     chosen = []
@@ -144,7 +146,7 @@ def busiest_crops(pixels: Tensor, side: int, step: int, generator: torch.Generat
 
 
 def new_discriminator(recipe: VQGANRecipe) -> nn.Module:
-    """The patch discriminator of taming-transformers, with the weights it starts from."""
+    """The patch discriminator of taming-transformers, with its initial weights."""
     taming = require("taming.modules.discriminator.model", extra="training")
     discriminator: nn.Module = taming.NLayerDiscriminator(
         input_nc=3, ndf=recipe.discriminator_channels, n_layers=recipe.discriminator_layers

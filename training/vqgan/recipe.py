@@ -1,4 +1,4 @@
-"""How a VQGAN is built and trained. Free of torch, for --help."""
+"""How a VQGAN is built and trained. Imports no torch: --help is fast."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,12 +21,12 @@ EMOJI: dict[str, Any] = {
     "picture_side": 64,
     "norm_groups": 8,
 }
-"""2.9 M weights for drawings of 64x64 pixels: 8x8 codes."""
+"""2.9 million weights, for drawings of 64x64 pixels as 8x8 codes."""
 CROPS_TRIED = 4
 
 
 def emoji_config() -> "VQGANConfig":
-    """EMOJI as a config."""
+    """EMOJI as a VQGANConfig."""
     from dalle_lean.images.vqgan import VQGANConfig
 
     return VQGANConfig(**EMOJI)
@@ -34,9 +34,9 @@ def emoji_config() -> "VQGANConfig":
 
 @dataclass(frozen=True, kw_only=True)
 class VQGANRecipe(PictureRecipe):
-    """How a VQGAN is built and trained. The learning rate falls linearly to 0 after its warm-up."""
+    """How a VQGAN is built and trained. After its warm-up, the learning rate falls linearly to 0."""
 
-    LEAST: ClassVar[dict[str, int]] = {"warmup_steps": 0}
+    MINIMUM: ClassVar[dict[str, int]] = {"warmup_steps": 0}
 
     config: "VQGANConfig" = field(default_factory=emoji_config)
     steps: int = 10_000
@@ -44,20 +44,20 @@ class VQGANRecipe(PictureRecipe):
     lr: float = 1e-3
     warmup_steps: int = 200
     squared_weight: float = 1.0
-    """Of the mean squared error beside the mean absolute error, pixels in -1..1."""
+    """Weight of the mean squared error, added to the mean absolute error; pixels in -1..1."""
     discriminator_start: float = 0.6
-    """Share of the steps before the discriminator joins; 1 leaves it out."""
+    """Share of the steps before the discriminator starts; 1 disables it."""
     discriminator_weight: float = 0.1
-    """Norm of the adversarial gradient on the pixels, as a fraction of the reconstruction's."""
+    """Norm of the adversarial gradient on the pixels, relative to the reconstruction gradient's."""
     discriminator_channels: int = 32
     discriminator_layers: int = 2
     crop_from: int | None = None
-    """Side in pixels at which pictures are read to learn from crops of config.picture_side, the busiest of CROPS_TRIED;
-    None: whole pictures."""
+    """Side in pixels at which pictures are read, to train on crops of config.picture_side; of CROPS_TRIED random crops,
+    the one with the largest variance is taken. None trains on whole pictures."""
     decoder_only: bool = False
-    """Leave encoder and codebook as they are: codes of shards made with them stay valid."""
+    """Freeze encoder and codebook, so that the codes in shards stay valid."""
     flip: bool = False
-    """Mirror half of the pictures; not for captions that speak of left and right."""
+    """Mirror half of the pictures; not for captions that mention left and right."""
     log_every: int = 50
     heldout_every: int = 500
     checkpoint_every: int = 250

@@ -1,7 +1,7 @@
 """Training of a VQGAN on a folder of pictures (Esser et al. 2021, arXiv 2012.09841), without downloaded weights.
 
-OUT becomes a VQGAN folder; beside it stand checkpoint/, metrics.jsonl, tensorboard/, reconstructions/, and pictures.npy
-and heldout.npy, the pictures as they were read.
+OUT becomes a VQGAN folder, and also gets checkpoint/, metrics.jsonl, tensorboard/, reconstructions/, and the decoded
+pictures in pictures.npy and heldout.npy.
 """
 
 import math
@@ -33,16 +33,16 @@ HELD_OUT_ONE_IN = 50
 
 @dataclass
 class Progress(StepCount):
-    """The numbers of this run that move."""
+    """Progress of a VQGAN's training."""
 
     psnr_db: float = math.nan
-    """On the held-out pictures, the last time it was measured."""
+    """Of the held-out pictures, as last measured."""
     codes_used: float = math.nan
-    """Share of the codebook, on the same pictures."""
+    """Share of the codebook in 0..1, for the same pictures."""
     unusable: dict[str, int] = field(default_factory=dict)
-    """Files that could not be read as pictures, by reason."""
+    """Files that are not readable as pictures, by reason."""
 
-    def findings(self) -> list[str]:
+    def details(self) -> list[str]:
         words = []
         if math.isfinite(self.psnr_db):
             words.append(f"PSNR {self.psnr_db:.2f} dB, {self.codes_used:.0%} of the codes used")
@@ -61,26 +61,26 @@ def train_vqgan(
     max_minutes: float | None = None,
     on_progress: OnProgress | None = None,
 ) -> Progress:
-    """Train on all pictures below `data`, or continue the run that `out` holds exactly where its checkpoint stood.
+    """Train on all pictures below `data`, or continue the run that `out` holds from its checkpoint.
 
     Args:
-        heldout: a folder to measure on; without it every 50th picture is left out of the training.
-        init_from: initial weights, of a VQGAN that differs in nothing but the side of its pictures.
-        save_dtype: to which the final weights are rounded; what they measure afterwards is the last line of metrics.
-        max_minutes: time limit, reading included; the run stops saved, with a result from its weights so far, and the
+        heldout: a folder to measure on; by default every 50th picture, which is not trained on.
+        init_from: a VQGAN with the initial weights, whose config may differ in picture_side only.
+        save_dtype: type of the final weights; the last line of the metrics measures them after rounding.
+        max_minutes: time limit, reading included; the run is saved then, with a result of its current weights, and the
             same call continues it.
-        on_progress: called with (done, total, note): pictures read, or decoded, then pictures trained on.
+        on_progress: called with (done, total, note) in pictures, first those read, then those trained on.
 
     Raises:
-        TrainingDiverged: see LoopSettings.max_skipped_in_row; the last checkpoint stays as it was.
-        ValueError: the data or the run in `out` do not fit.
+        TrainingDiverged: see LoopSettings.max_skipped_in_row; the last checkpoint is kept.
+        ValueError: the data or the run in `out` do not match the arguments.
         KeyboardInterrupt, Terminated: on Ctrl+C or SIGTERM, once the step is finished and saved.
     """
     limit = TimeLimit(max_minutes)
     if recipe.decoder_only and init_from and init_from.codes_fingerprint(save_dtype) != init_from.codes_fingerprint():
         raise UserError(
-            f"save_dtype={save_dtype} would round the encoder, and the codes of shards would not stay valid: leave "
-            "it out, or begin with a VQGAN that was saved so"
+            f"save_dtype={save_dtype} would round the encoder and invalidate the codes in shards: leave it out, or "
+            "start from a VQGAN saved in that type"
         )
     train_set, heldout_set = read_sets(data, heldout, recipe, out, on_progress)
     learner = VQGANLearner(recipe).to(device)
@@ -91,7 +91,7 @@ def train_vqgan(
 
 
 class VQGANRun(TrainingRun[Tensor, Progress]):
-    """A run in the state its folder holds; see `train_vqgan`."""
+    """A run in the state of its folder; see `train_vqgan`."""
 
     unit = "pictures"
 
@@ -135,7 +135,7 @@ class VQGANRun(TrainingRun[Tensor, Progress]):
         self.measure(VQGAN.load(self.out).to(device), "final")
 
     def measure(self, vqgan: VQGAN, name: str) -> None:
-        """Write PSNR and codebook use of the held-out pictures to the metrics, and a sheet to reconstructions/."""
+        """Write PSNR and codebook usage for the held-out pictures to the metrics, and a sheet to reconstructions/."""
         measured, shown = measure(vqgan, self.heldout[:], self.learner.recipe)
         self.progress.psnr_db, self.progress.codes_used = measured["heldout_psnr_db"], measured["heldout_codes_used"]
         self.metrics.write(self.progress.step, **measured)
@@ -146,7 +146,7 @@ class VQGANRun(TrainingRun[Tensor, Progress]):
 def measure(
     vqgan: VQGAN, pixels: Tensor, recipe: VQGANRecipe, batch_size: int = 64
 ) -> tuple[dict[str, float], list[Tensor]]:
-    """PSNR (dB, of the mean squared error over all pictures, pixels in 0..1) and codebook use; and rows to look at."""
+    """PSNR (dB, from the mean squared error over all pixels, in 0..1), codebook usage, and rows for a sheet."""
     device = vqgan.quant_conv.weight.device
     codes, squared_error = [], 0.0
     shown: list[Tensor] = []
@@ -168,7 +168,7 @@ def measure(
 
 
 def side_by_side(originals: Tensor, reconstructions: Tensor, width: int = 16) -> list[Tensor]:
-    """Rows of `width` pictures: originals, their reconstructions below, and so on; a last short row is left out."""
+    """Rows of `width` pictures, originals above their reconstructions; an incomplete last row is dropped."""
     if len(originals) < width:
         return [originals, reconstructions]
     whole = len(originals) - len(originals) % width
@@ -183,7 +183,7 @@ def read_sets(
     out: Path,
     on_progress: OnProgress | None,
 ) -> tuple[ImageTextPairs, ImageTextPairs]:
-    """The pictures to train on, and those to measure on; in files of `out`."""
+    """The pictures to train on and those to measure on, stored in `out`."""
     side = recipe.crop_from or recipe.config.picture_side
     train_set = read_pictures(data, side, on_progress, store=out / "pictures.npy")
     if heldout is not None:

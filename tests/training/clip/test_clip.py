@@ -145,7 +145,7 @@ def test_a_run_learns_from_hard_negatives_and_measures_how_often_it_tells_them_a
     end = train_clip(folder, tmp_path, ClipRecipe(**{**TINY, "steps": 4}), heldout=folder)
     data = read_captioned(folder, 32, fields=("paint", "place", "things"))
     negatives = HardNegatives(data, TINY["alike"], batch_size=6, share=0.5, group_size=8, seed=0)
-    assert (negatives.groups, negatives.seeds) == (1, 4)
+    assert (negatives.groups, negatives.num_anchors) == (1, 4)
     begun = islice(distinct_batches(data.captions, 4, seed=0), 4)
     assert learnt == [negatives.batch(step, rows) for step, rows in enumerate(begun, start=1)]
     assert set(end.measured) == {"right_caption_first", "right_thing_first"}
@@ -348,7 +348,7 @@ def test_a_recipe_that_makes_no_sense_is_refused(wrong):
 
 @pytest.mark.parametrize("nothing", [0, 0.0])
 def test_a_share_of_nothing_to_measure_on_is_refused_and_the_other_shares_may_be_nothing(nothing):
-    with pytest.raises(ValueError, match=r"heldout_share=0.*above 0, or there would be no caption to measure on"):
+    with pytest.raises(ValueError, match=r"heldout_share=0.*above 0, to leave captions to measure on"):
         ClipRecipe(heldout_share=nothing)
     ClipRecipe(warmup_share=nothing, decoded_share=nothing)
 

@@ -43,7 +43,7 @@ def hard(data, kinds=(LOOK, THING), **changes):
 
 
 def batches(data, negatives, count):
-    begun = distinct_batches(data.captions, negatives.seeds, negatives.seed)
+    begun = distinct_batches(data.captions, negatives.num_anchors, negatives.seed)
     return [negatives.batch(step, rows) for step, rows in islice(enumerate(begun, start=1), count)]
 
 
@@ -56,7 +56,7 @@ def rows_with_negatives(data, batch, fields, count):
 def test_half_of_a_batch_are_groups_of_four_that_agree_in_these_fields_and_in_no_others(fields):
     data = listing()
     negatives = hard(data, [fields])
-    assert (negatives.groups, negatives.seeds) == (2, 10)
+    assert (negatives.groups, negatives.num_anchors) == (2, 10)
     for batch in batches(data, negatives, 20):
         assert len(batch) == 16
         assert rows_with_negatives(data, batch, fields, 3) >= 8
@@ -107,16 +107,16 @@ def test_a_batch_depends_on_seed_and_step_alone():
     assert batches(data, hard(data), 12) == whole
     assert batches(data, hard(data, seed=1), 12) != whole
     again = hard(data)
-    begun = islice(distinct_batches(data.captions, again.seeds, again.seed), 7, 12)
+    begun = islice(distinct_batches(data.captions, again.num_anchors, again.seed), 7, 12)
     assert [again.batch(step, rows) for step, rows in enumerate(begun, start=8)] == whole[7:]
 
 
 def test_every_picture_has_its_turn_within_one_pass():
     data = listing()
     negatives = hard(data)
-    one_pass = len(data) // negatives.seeds
+    one_pass = len(data) // negatives.num_anchors
     seen = {row for batch in batches(data, negatives, one_pass) for row in batch}
-    assert len(seen) >= len(data) - negatives.seeds
+    assert len(seen) >= len(data) - negatives.num_anchors
 
 
 @pytest.mark.parametrize("kinds", [(LOOK,), (("ground", "price"),)])
@@ -124,7 +124,7 @@ def test_a_listing_without_the_fields_gives_plain_batches_and_says_so(kinds, cap
     caplog.set_level("INFO", "training")
     data = listing(fields=("ground", "things"))
     negatives = hard(data, kinds)
-    assert negatives.seeds == 16
+    assert negatives.num_anchors == 16
     assert batches(data, negatives, 9) == list(islice(distinct_batches(data.captions, 16, 0), 9))
     (notice,) = caplog.messages
     assert f"the listing lacks {kinds[0][1]}" in notice

@@ -92,6 +92,15 @@ def test_too_many_skipped_steps_end_the_run_without_a_result(tmp_path):
         run(tmp_path, 9, lambda step, rows: {"loss": 1.0 if step < 4 else math.inf})
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_more_threads_than_cores_are_warned_of_in_one_line(tmp_path, monkeypatch, caplog, threads):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 5})
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    run(tmp_path, 1)
+    assert [message for message in caplog.messages if "OMP_NUM_THREADS=2" in message] == caplog.messages
+    assert len(caplog.messages) == (threads > 2)
+
+
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
 def test_a_signal_ends_the_steps_once_the_present_one_is_saved(tmp_path, number, error):
     def take_step(step, rows):

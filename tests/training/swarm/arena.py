@@ -1,4 +1,4 @@
-"""Honest trainers beside enemies that take part as they do: what the honest ones learn, and what it costs them."""
+"""Honest trainers among attackers that follow the protocol: what the honest ones still learn, and at what cost."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,9 +9,9 @@ from tests.training.swarm.harness import Nursery, Swarm
 from training.swarm.network.dht import open_dht
 
 SAMPLES_PER_S = 64.0
-"""Of all trainers together: a step takes as long however many they are."""
+"""Speed of all trainers together, so that a step's duration does not depend on their number."""
 FIRST_STEP = 2
-"""The enemies begin here."""
+"""The step at which the enemies start."""
 
 ATTACKS: dict[str, dict[str, Any]] = {
     "opposite gradient": {"misbehaviour": "opposite gradient"},
@@ -31,18 +31,18 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "bad after good steps": {"misbehaviour": "opposite gradient", "from_step": FIRST_STEP + 6},
     "claims of the last step": {"claims": 2},
 }
-"""What `fight` is told of the enemies."""
+"""How `fight` configures the enemies."""
 
 
 class Outcome(NamedTuple):
     """Of the honest trainers."""
 
     heldout_losses: list[float]
-    """After the last step, in nats."""
+    """Held-out loss after the last step, in nats."""
     step_s: float
-    """Seconds of a step since the enemies began."""
+    """Seconds per step since the enemies started."""
     grown_mb: float
-    """How much more memory the one that grew most has than when they began, the helper among them."""
+    """Largest growth of a member's memory since then, including the helper's."""
 
 
 def fight(
@@ -57,7 +57,7 @@ def fight(
     from_step: int = FIRST_STEP,
     misbehaviour: str | None = None,
 ) -> Outcome:
-    """Train for so many steps with a helper and a donor; AssertionError where an honest member ends or goes no step.
+    """Train for `steps` steps with a helper and a donor; AssertionError if an honest member ends or stops stepping.
 
     Args:
         claims: made-up identities that say they have gone the last step.

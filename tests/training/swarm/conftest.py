@@ -1,4 +1,4 @@
-"""A nursery for all tests, and a swarm that stands while one member after another meets its fate."""
+"""A nursery for all tests, and a swarm that tests share while they kill its members."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def nursery():
 
 @pytest.fixture(scope="module")
 def dht():
-    """A node of a network of its own."""
+    """A DHT node without others."""
     node = open_dht([], client_mode=False, listen=["/ip4/127.0.0.1/tcp/0"])
     yield node
     node.shutdown()
@@ -30,7 +30,7 @@ def module_swarm(tmp_path_factory, nursery):
 
 @pytest.fixture
 def standing(module_swarm, request):
-    """Two helpers, a donor and two trainers that have gone two steps together. Where a test fails, what all printed."""
+    """Two helpers, a donor and two trainers after two common steps; prints their output if a test fails."""
     failed = request.session.testsfailed
     yield module_swarm
     if request.session.testsfailed > failed:

@@ -1,4 +1,4 @@
-"""What enemies among a test's swarm do: hand out bad states, lie in an all-reduce or about steps, or are silent."""
+"""Attacks by members of a test's swarm: bad states, lies in an all-reduce or about steps, or silence."""
 
 import asyncio
 import math
@@ -27,11 +27,11 @@ from training.swarm.averaging.state_transfer import SwarmStateAverager
 from training.swarm.averaging.state_validation import tensors_sha256
 
 LIE = 0.5
-"""Of a part's root mean square: too little for its receiver to notice."""
+"""Relative to a part's root mean square: too small for its receiver to notice."""
 
 
 def upload_slowly() -> None:
-    """Hand out states slowly, a piece in half a second: someone may be killed in the middle."""
+    """Serve states slowly, a chunk every half second, so that a member can be killed meanwhile."""
     hand_out = SwarmStateAverager.rpc_download_state
 
     async def slowly(
@@ -45,7 +45,7 @@ def upload_slowly() -> None:
 
 
 def hand_out_noise() -> None:
-    """A state that is whole and finite, and says nothing of what was learnt."""
+    """Serve a complete and finite state that contains nothing learnt."""
     hand_out = SwarmStateAverager.get_current_state
 
     def ruined(self):
@@ -59,15 +59,15 @@ def hand_out_noise() -> None:
 def lie_when_told(
     kind: type[averagers.FilteredAverager],
     lie: Callable[[torch.Tensor], torch.Tensor],
-    told: Callable[[], bool],
+    is_on: Callable[[], bool],
     weight: float | None = None,
 ) -> None:
-    """Whatever is averaged, send something else while that is asked for, with a weight of one's own where one is given:
-    past the checks at home, as an enemy would."""
+    """Send other tensors than were computed, and another weight if one is given, while the attack is on; this bypasses
+    the sender's own checks, as an attacker would."""
     run = kind._run_allreduce_inplace_
 
     async def hostile(self, tensors, *arguments, **options):
-        if told():
+        if is_on():
             tensors = [lie(tensor.detach()) for tensor in tensors]
             options = options if weight is None else {**options, "weight": weight}
         await run(self, tensors, *arguments, **options)
@@ -76,35 +76,35 @@ def lie_when_told(
 
 
 def shift(tensor: torch.Tensor) -> torch.Tensor:
-    """By half its root mean square against signs that all enemies choose alike (Baruch et al. 2019)."""
+    """Shift by half the root mean square against signs that all enemies share (Baruch et al. 2019)."""
     signs = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0)).sign()
     return tensor + 0.5 * tensor.norm() / tensor.numel() ** 0.5 * signs
 
 
 def disturb(tensor: torch.Tensor, norms: float) -> torch.Tensor:
-    """With noise of so many times its norm."""
+    """Add noise of this many times the norm."""
     noise = torch.randn_like(tensor)
     return tensor + norms * tensor.norm() / noise.norm().clamp(min=1e-30) * noise
 
 
-def return_garbage(told: Callable[[], bool]) -> None:
-    """Of the parts that this member reduces."""
+def return_garbage(is_on: Callable[[], bool]) -> None:
+    """Return garbage for the parts that this member reduces."""
     combine = CentredClipping.combine
 
     def ruined(self, parts, weights):
-        return -10 * combine(self, parts, weights) if told() else combine(self, parts, weights)
+        return -10 * combine(self, parts, weights) if is_on() else combine(self, parts, weights)
 
     CentredClipping.combine = ruined
 
 
-def return_two_averages(told: Callable[[], bool], setattr: Callable[[type, str, Any], None] = setattr) -> None:
-    """Give the first sender another average of a part than the rest, by LIE of its size, and sign both."""
+def return_two_averages(is_on: Callable[[], bool], setattr: Callable[[type, str, Any], None] = setattr) -> None:
+    """Send the first sender an average that differs by LIE from the others', and sign both."""
     honest = RuleRunner._accumulate_parts_streaming
 
     async def two_faced(self, stream, sender_index: int):
-        lies = self.signer is not None and told()
+        lies = self.signer is not None and is_on()
         if lies:
-            self.signer.timeout_s = 0.2  # it does not wait for the first one's answer
+            self.signer.timeout_s = 0.2  # does not wait for the first sender's answer
         if not lies or self.sender_peer_ids[sender_index] != min(set(self.sender_peer_ids) - {self.peer_id}):
             async for answer in honest(self, stream, sender_index):
                 yield answer
@@ -122,45 +122,45 @@ def return_two_averages(told: Callable[[], bool], setattr: Callable[[type, str, 
     setattr(RuleRunner, "_accumulate_parts_streaming", two_faced)
 
 
-def haunt(told: Callable[[], bool]) -> None:
-    """Join groups, and neither send nor answer anything in them."""
+def haunt(is_on: Callable[[], bool]) -> None:
+    """Join groups, but send and answer nothing."""
     run = averagers.FilteredAverager._run_allreduce_inplace_
 
     async def silent(self, *arguments, **options):
-        while told():
+        while is_on():
             await asyncio.sleep(1.0)
         await run(self, *arguments, **options)
 
     averagers.FilteredAverager._run_allreduce_inplace_ = silent
 
 
-def lie_in_headers(told: Callable[[], bool]) -> None:
-    """Declare a type of 4 kB for each part that is sent."""
+def lie_in_headers(is_on: Callable[[], bool]) -> None:
+    """Declare a data type of 4 kB for each sent part."""
     generate = AllReduceRunner._generate_input_for_peer
 
     async def lying(self, peer_index: int):
         async for message in generate(self, peer_index):
-            if told():
+            if is_on():
                 message.tensor_part.dtype = "U1024"
             yield message
 
     AllReduceRunner._generate_input_for_peer = lying
 
 
-def report_nonsense(told: Callable[[], bool]) -> None:
-    """Join groups with a report that nobody can read."""
+def report_nonsense(is_on: Callable[[], bool]) -> None:
+    """Join groups with a malformed report."""
 
     class Nonsense(MSGPackSerializer):
         @classmethod
         def dumps(cls, value: object) -> bytes:
             is_report = isinstance(value, list) and len(value) == 3
-            return b"\xc1" if is_report and told() else super().dumps(value)
+            return b"\xc1" if is_report and is_on() else super().dumps(value)
 
     averagers.FilteredAverager.serializer = Nonsense
 
 
 def forge_progress(dht: DHT, run_id: str, epoch: int) -> None:
-    """Have the DHT say that somebody has gone so many steps of the run."""
+    """Store a record in the DHT that claims a step."""
     signature = RSASignatureValidator(RSAPrivateKey())
     dht.add_validators([SchemaValidator(TrainingProgressSchema, prefix=run_id), signature])
     content = {
@@ -195,4 +195,4 @@ LIES = {
     "lying header": lie_in_headers,
     "unreadable report": report_nonsense,
 }
-"""What an enemy does while it is told to: each takes a function that says so."""
+"""The attacks by name; each takes a function that returns whether the attack is on."""

@@ -1,4 +1,4 @@
-"""What tests measure of a swarm: how far its members are apart, what a dead one had done; as lines of JSON."""
+"""Measurements of a test's swarm, as lines of JSON: how far members are apart, and what a dead one lost."""
 
 import json
 from collections.abc import Sequence
@@ -8,17 +8,17 @@ import numpy as np
 from tests.training.swarm.harness import Member, wait_for
 
 AGREEMENT = 1e-3
-"""Greatest difference of a parameter with 16 bits on the wire; a step moves some by ten times as much."""
+"""Largest difference of a parameter with 16 bits on the wire; a step changes some ten times as much."""
 
 
 def difference_at(members: Sequence[Member], step: int) -> float:
-    """How far any parameter of two members is apart after a step."""
+    """The largest difference of a parameter between two members after a step."""
     values = np.stack([member.parameters(step) for member in members])
     return float((values.max(axis=0) - values.min(axis=0)).max())
 
 
 def greatest_difference(members: Sequence[Member]) -> tuple[int, float]:
-    """The last step after which all kept their parameters, and how far the farthest two are apart in any of them."""
+    """The last step after which all saved their parameters, and the largest difference of a parameter."""
     step = max(set.intersection(*(member.steps_kept() for member in members)))
     return step, difference_at(members, step)
 
@@ -26,7 +26,7 @@ def greatest_difference(members: Sequence[Member]) -> tuple[int, float]:
 def agreement(
     members: Sequence[Member], since: float, limit: float = AGREEMENT, timeout_s: float = 120.0
 ) -> dict[str, object]:
-    """Wait until all agree after a step that they took since that time; AssertionError where they never do.
+    """Wait until all agree after a step that they took since that time; AssertionError if they never do.
 
     On a crowded machine a round of averaging may fall apart into two groups, whose members agree again when they next
     meet: how many steps that took is told.
@@ -57,7 +57,7 @@ def agreement(
 
 
 def samples_since_step(member: Member) -> int:
-    """What a dead member had computed and not yet brought to a step of all."""
+    """Samples that a dead member had computed since its last step with the others."""
     steps, everything = member.events("step"), [*member.events("step"), *member.events("batch")]
     before = steps[-1]["samples"] if steps else 0
     return max((event["samples"] for event in everything), default=0) - before

@@ -41,7 +41,7 @@ TIMING = TimingSection(
     load_state_timeout_s=20.0,
     progress_expiration_s=10.0,
 )
-"""For loopback, where everything is quick."""
+"""Timing for loopback, where everything is fast."""
 
 
 class Nursery:
@@ -54,7 +54,7 @@ class Nursery:
         )
 
     def fork(self, spec: dict) -> int:
-        """The process id of a new member."""
+        """Fork a member; returns its process id."""
         self.process.stdin.write(json.dumps(spec) + "\n")
         self.process.stdin.flush()
         while (line := self.process.stdout.readline()) == "ready\n":
@@ -62,8 +62,8 @@ class Nursery:
         return int(line)
 
     def close(self) -> None:
-        """End it, and what it has forked and nobody has ended yet."""
-        # Closing stdin would not do: what pytest has forked since holds it, too.
+        """End it, and all members that still run."""
+        # Closing stdin is not enough: processes that pytest has forked since hold it too.
         self.process.stdin.write("end\n")
         self.process.stdin.close()
         self.process.wait(60)
@@ -71,13 +71,13 @@ class Nursery:
 
 
 class Member:
-    """One peer of the swarm and the processes behind it."""
+    """A peer of the swarm and its processes."""
 
     def __init__(self, name: str, folder: Path, pid: int):
         self.name, self.folder, self.pid = name, folder, pid
 
     def events(self, kind: str | None = None) -> list[dict]:
-        """What its diary says, oldest first."""
+        """Its logged events, oldest first."""
         path = self.folder / "events.jsonl"
         text = path.read_text() if path.exists() else ""
         found = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
@@ -89,19 +89,19 @@ class Member:
 
     @property
     def step(self) -> int:
-        """Steps of the swarm that it has gone."""
+        """Steps of the swarm that it has taken."""
         steps = self.events("step")
         return steps[-1]["epoch"] if steps else -1
 
     @property
     def log(self) -> str:
-        """What hivemind said in it."""
+        """Its hivemind log."""
         path = self.folder / "log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     @property
     def output(self) -> str:
-        """What it printed."""
+        """Its output."""
         path = self.folder / "output"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -112,12 +112,12 @@ class Member:
 
     @property
     def processes(self) -> list[psutil.Process]:
-        """All that it has started and itself: those of its session."""
+        """All processes of its session."""
         return processes_of(self.pid)
 
     @property
     def memory_bytes(self) -> int:
-        """What all its processes have for themselves alone."""
+        """Memory that its processes do not share, in bytes."""
         total = 0
         for process in self.processes:
             try:
@@ -127,24 +127,24 @@ class Member:
         return total
 
     def parameters(self, step: int) -> np.ndarray:
-        """All parameters after so many steps, flat."""
+        """All parameters after a step, flat."""
         return np.load(self.folder / "parameters" / f"{step}.npy")
 
     def steps_kept(self) -> set[int]:
-        """Steps after which parameters were kept."""
+        """Steps after which the parameters were saved."""
         return {int(path.stem) for path in (self.folder / "parameters").glob("*.npy") if path.stem.isdigit()}
 
     def kill(self) -> None:
-        """kill -9 of all its processes at once: a power cut."""
+        """kill -9 all its processes at once, as in a power cut."""
         for process in self.processes:
             send(process.pid, signal.SIGKILL)
 
     def kill_main(self) -> None:
-        """kill -9 of the main process alone."""
+        """kill -9 its main process only."""
         send(self.pid, signal.SIGKILL)
 
     def kill_in(self, stage: str, timeout_s: float = 30.0) -> float:
-        """kill -9 of all its processes in "compute", "matchmaking" or "all-reduce"; returns the time of it."""
+        """kill -9 all its processes in "compute", "matchmaking" or "all-reduce"; returns the time of the kill."""
         path = self.folder / DIE
         path.with_suffix(".tmp").write_text(stage)
         path.with_suffix(".tmp").rename(path)
@@ -157,27 +157,27 @@ class Member:
         send(self.pid, signal.SIGINT)
 
     def freeze(self) -> None:
-        """Stop all its processes without ending them: a machine that sleeps."""
+        """Suspend all its processes, as on a sleeping machine."""
         for process in self.processes:
             send(process.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let them go on."""
+        """Resume its processes."""
         for process in self.processes:
             send(process.pid, signal.SIGCONT)
 
     def wait_for_event(self, kind: str, timeout_s: float = START_TIMEOUT_S) -> dict:
-        """The first event of this kind."""
+        """Wait for the first event of this kind."""
         self.wait(lambda: self.events(kind), timeout_s, kind)
         return self.events(kind)[0]
 
     def wait_for_step(self, step: int, timeout_s: float = START_TIMEOUT_S) -> float:
-        """Until so many steps of the swarm are gone; returns when that was."""
+        """Wait for a step of the swarm; returns when it was taken."""
         self.wait(lambda: self.step >= step, timeout_s, f"step {step}")
         return next(event["time"] for event in self.events("step") if event["epoch"] >= step)
 
     def wait(self, condition: Callable[[], object], timeout_s: float, what: str) -> None:
-        """Until the condition holds; AssertionError where it does not in time, or the member dies before."""
+        """Wait until the condition holds; AssertionError after a timeout, or if the member dies."""
         wait_for(lambda: condition() or not self.alive, timeout_s, f"{self.name}: {what} (it is at step {self.step})")
         assert condition(), f"{self.name} ended before {what}"
 
@@ -230,7 +230,7 @@ class Swarm:
         if kind is not None:
             print(self.report())
         for member in self.members:
-            member.thaw()  # a stopped process dies only then
+            member.thaw()  # a suspended process dies only when it resumes
             member.kill()
         if self.own_nursery:
             self.nursery.close()
@@ -259,12 +259,12 @@ class Swarm:
         return member
 
     def name_donors(self, *donors: "Member") -> None:
-        """Newcomers ask these for the state first."""
+        """The donors that newcomers ask for the state first."""
         peers = tuple(donor.wait_for_event("here")["peer"] for donor in donors)
         self.rewrite(donors=peers)
 
     def name_host(self, *names: str) -> None:
-        """Make identities for helpers and donors that are yet to come, and name them in swarm.toml as a host does."""
+        """Create identities of future helpers and donors, and name them in swarm.toml as a host does."""
         peers: dict[str, list[str]] = {"helper": [], "donor": []}
         for name in names:
             identity = self.folder / name / "id"
@@ -277,12 +277,12 @@ class Swarm:
         )
 
     def rewrite(self, **swarm: object) -> None:
-        """Other values in [swarm] of swarm.toml, for those who come later."""
+        """Change [swarm] in swarm.toml, for members that start later."""
         self.settings = dataclasses.replace(self.settings, swarm=dataclasses.replace(self.settings.swarm, **swarm))
         write_settings(self.folder / "swarm.toml", self.settings)
 
     def start_usual(self, helpers: int = 2, trainers: int = 2, samples_per_s: float = 16.0) -> list[Member]:
-        """Helpers, a donor and trainers; returns the trainers when all have gone a step together."""
+        """Start helpers, a donor and trainers; returns the trainers after a common step."""
         self.name_host(*(f"helper{number}" for number in range(1, helpers + 1)), "donor1")
         for _ in range(helpers):
             self.start("helper")
@@ -293,22 +293,22 @@ class Swarm:
         return started
 
     def go_on(self, members: Sequence[Member], since: float, steps: int = 3, timeout_s: float = 90.0) -> float:
-        """Until all of them have gone so many steps since that time; returns the seconds until the first of these."""
+        """Wait until all have taken `steps` steps since that time; returns the seconds until the first of these."""
         before = max(event["epoch"] for member in members for event in member.events("step") if event["time"] < since)
         common_at = self.wait_for_common_step(members, before + 1, timeout_s)
         self.wait_for_common_step(members, before + steps, timeout_s)
         return common_at - since
 
     def member(self, name: str) -> Member:
-        """By its name."""
+        """The member of this name."""
         return next(member for member in self.members if member.name == name)
 
     def wait_for_common_step(self, members: Sequence[Member], step: int, timeout_s: float = START_TIMEOUT_S) -> float:
-        """Until all have gone so many steps; returns when the last did."""
+        """Wait until all have taken a step; returns when the last one did."""
         return max(member.wait_for_step(step, timeout_s) for member in members)
 
     def report(self, lines: int = 25) -> str:
-        """What every member printed and met."""
+        """Print the output and events of every member."""
         parts = []
         for member in self.members:
             events = (member.folder / "events.jsonl").read_text().splitlines() if member.events() else []
@@ -328,7 +328,7 @@ def make_settings(
     batch_size: int,
     schedule: dict[str, float],
 ) -> SwarmSettings:
-    """What swarm.toml says; tokenizer.json is written beside it."""
+    """The content of swarm.toml; also writes tokenizer.json beside it."""
     found = find_shards(shards)
     recipe = load_recipe(recipe_name)
     data = TrainingData(shards=found, heldout_share=recipe.data.heldout_share, shuffle_buffer=64, seed=0)
@@ -356,7 +356,7 @@ def make_settings(
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float, what: str) -> None:
-    """Until the condition holds; AssertionError names what did not happen in time."""
+    """Wait until the condition holds; AssertionError names what did not happen in time."""
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, f"waited {timeout_s:.0f} s in vain for {what}"

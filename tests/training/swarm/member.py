@@ -1,5 +1,5 @@
-"""What one process of a test's swarm does: a real helper, donor or trainer that tells what it does in JSON lines, is as
-slow as it is told to be, and misbehaves where it is told to."""
+"""A process of a test's swarm: a real helper, donor or trainer that logs events as JSON lines, and slows down or
+misbehaves as specified."""
 
 import dataclasses
 import hashlib
@@ -45,12 +45,12 @@ HELDOUT_SAMPLES = 512
 
 
 class Shared:
-    """Between a member's main process and those of it that average; made when the member is, or all would share it."""
+    """Shared between a member's main process and its averagers; created for each member, or all would share it."""
 
     def __init__(self) -> None:
         self.lies = mp.Value("b", False)
         self.sent_bytes = mp.Value("q", 0)
-        """Of all-reduce messages."""
+        """Bytes of all-reduce messages."""
 
 
 shared: Shared
@@ -65,12 +65,12 @@ class Diary:
         self.lock = threading.Lock()
 
     def tell(self, event: str, **content: object) -> None:
-        """One line with the time."""
+        """Append an event with the time."""
         with self.lock:
             self.file.write(json.dumps({"time": time.time(), "event": event, **content}) + "\n")
 
     def keep(self, optimizer: SwarmOptimizer, step: int) -> str:
-        """Dump the parameters after so many steps of the swarm; returns their hash."""
+        """Save the parameters after a step of the swarm; returns their hash."""
         parameters = optimizer.state_averager.main_parameters
         values = torch.cat([parameter.detach().flatten() for parameter in parameters]).numpy()
         (self.folder / "parameters").mkdir(exist_ok=True)
@@ -81,7 +81,7 @@ class Diary:
 
 
 def live(spec: dict) -> None:
-    """Be the member that `harness.Swarm.start` asks for, until SIGINT or the end of the run."""
+    """Run the member that `harness.Swarm.start` specifies, until SIGINT or the end of the run."""
     global shared
     if spec["role"] == "bystander":
         stand_by(spec)
@@ -133,7 +133,7 @@ def live(spec: dict) -> None:
 
 
 def stand_by(spec: dict) -> None:
-    """Be a member of a run with a key that only asks the DHT, and keep gate.json: what its gate says."""
+    """Run a member of a run with a key that only queries the DHT, and write its gate's state to gate.json."""
     folder = Path(spec["folder"])
     guard_children()
     log_to(folder / "log")
@@ -148,7 +148,7 @@ def stand_by(spec: dict) -> None:
 
 
 def give_state(spec: dict, settings, dht, diary: Diary, wait) -> None:
-    """A donor; where `checkpoints` names a folder, it writes the state there as the run's own donor does."""
+    """A donor; it writes checkpoints like the run's own donor if `checkpoints` names a folder."""
     checkpointer = None
     if spec.get("checkpoints"):
 
@@ -176,7 +176,7 @@ def give_state(spec: dict, settings, dht, diary: Diary, wait) -> None:
 
 
 def measured_on(settings, run: Path) -> Batch:
-    """Samples that nobody trains on."""
+    """Held-out samples."""
     rows = heldout_rows(find_shards(settings.swarm.data), settings.recipe.data.heldout_share, HELDOUT_SAMPLES)
     return collate(rows, Tokenizer.from_file(run / "tokenizer.json"), settings.recipe.model["text_len"])
 
@@ -193,7 +193,7 @@ def train(spec: dict, settings, dht, diary: Diary) -> None:
             diary.tell("batch", **content)
             return
         epochs.append(done.epoch)
-        # A delayed step is in the weights when the next one begins, and so is all of what was just downloaded.
+        # When a step begins, the weights contain the delayed step before it, and everything just downloaded.
         step = done.epoch - 1 if settings.wire.delayed and peer.adopted_epoch != done.epoch else done.epoch
         found = {"sha": diary.keep(peer.optimizer, step), "parameters_of": step, "sent_bytes": shared.sent_bytes.value}
         if "measure_at" in spec and done.epoch >= spec["measure_at"] and not measured:
@@ -222,7 +222,7 @@ def train(spec: dict, settings, dht, diary: Diary) -> None:
 
 
 class MeasuredPeer(Peer):
-    """A Peer that computes so many samples a second, and does what its specification says."""
+    """A Peer with a fixed speed in samples per second that misbehaves as specified."""
 
     spec: dict
     diary: Diary
@@ -245,7 +245,7 @@ class MeasuredPeer(Peer):
         threading.Thread(target=self.watch_stages, daemon=True).start()
 
     def watch_stages(self) -> None:
-        """Tell the stages of gradient averaging, and die in matchmaking where that is asked for."""
+        """Log the stages of gradient averaging, and die in matchmaking if specified."""
         stage = None
         while True:
             time.sleep(0.01)
@@ -284,7 +284,7 @@ class MeasuredPeer(Peer):
 
 
 class poisoned:
-    """A model whose next gradients are nan: an overflow as a half-precision GPU meets it."""
+    """A model whose next gradients are nan, as after an overflow in half precision."""
 
     def __init__(self, model: torch.nn.Module):
         self.parameter = next(iter(model.parameters()))
@@ -300,12 +300,12 @@ class poisoned:
 
 
 def die() -> None:
-    """kill -9 of this member and of all that it has started."""
+    """kill -9 this member and all its processes."""
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 class WatchedRunner(RuleRunner):
-    """An all-reduce that counts what it sends, and that a member may be killed in: after it has sent a first part."""
+    """An all-reduce that counts the bytes it sends, and in which a member can be killed after its first part."""
 
     folder: Path
 
@@ -324,6 +324,6 @@ class WatchedRunner(RuleRunner):
 
 
 def count(message: averaging_pb2.AveragingData) -> None:
-    """Add a message to what was sent."""
+    """Count a sent message."""
     with shared.sent_bytes.get_lock():
         shared.sent_bytes.value += message.ByteSize()

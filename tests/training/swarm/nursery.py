@@ -20,11 +20,11 @@ import psutil
 CLONE_NEWNET = 0x40000000
 ROOT = Path(__file__).parents[3]
 DIE = "die"
-"""A file of this name in a member's folder holds the stage in which it is to be killed."""
+"""File in a member's folder that names the stage in which the member is to be killed."""
 
 
 def main() -> None:
-    """Answer until stdin ends."""
+    """Serve requests until stdin ends."""
     import numpy as np
     import torch
 
@@ -50,7 +50,7 @@ def main() -> None:
         try:
             be_born(spec)
             own_locks()
-            random.seed()  # or all of them would draw the same ids
+            random.seed()  # else all members would draw the same ids
             np.random.seed(random.getrandbits(32))  # noqa: NPY002
             member.live(spec)
             code = 0
@@ -65,7 +65,7 @@ def main() -> None:
     for pid in born:
         for process in processes_of(pid):
             send(process.pid, signal.SIGKILL)
-    os._exit(0)  # without what multiprocessing and torch would tidy up
+    os._exit(0)  # skips the exit handlers of multiprocessing and torch
 
 
 def processes_of(session: int) -> list[psutil.Process]:
@@ -74,7 +74,7 @@ def processes_of(session: int) -> list[psutil.Process]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it has not ended yet."""
+    """Whether the process has not ended yet."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -82,7 +82,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def session_of(pid: int) -> int:
-    """The session of a process, 0 where it is gone."""
+    """The session of a process; 0 if the process is gone."""
     try:
         return os.getsid(pid)
     except ProcessLookupError:
@@ -90,19 +90,19 @@ def session_of(pid: int) -> int:
 
 
 def send(pid: int, number: int) -> None:
-    """A signal, to a process that may be gone."""
+    """Send a signal to a process that may be gone."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 def be_born(spec: dict) -> None:
-    """A session, an output, a network namespace and the usual signals of one's own."""
+    """Give a member its own session, output and network namespace, and the default signal handlers."""
     os.setsid()
     output = os.open(Path(spec["folder"]) / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for number, target in enumerate((nothing, output, output)):
         os.dup2(target, number)
-    os.closerange(3, 64)  # not the nursery's own: the end of its stdin must be seen
+    os.closerange(3, 64)  # closes the nursery's pipes, so that it notices the end of its stdin
     sys.stdin = open(os.devnull)  # noqa: SIM115
     sys.stdout.reconfigure(line_buffering=True)
     for number in (signal.SIGINT, signal.SIGCHLD):
@@ -113,7 +113,7 @@ def be_born(spec: dict) -> None:
 
 
 def own_locks() -> None:
-    """hivemind's locks are made where it is imported: a member that is killed with one would hold it for all others."""
+    """Renew hivemind's import-time locks: a member killed with one would block all others."""
     from hivemind.utils.asyncio import _AsyncContextWrapper
     from hivemind.utils.mpfuture import MPFuture
 
@@ -122,7 +122,7 @@ def own_locks() -> None:
 
 
 def enter_namespace(name: str) -> None:
-    """All sockets from here on are of this network namespace; needs root."""
+    """Enter a network namespace for all later sockets; needs root."""
     libc = ctypes.CDLL(None, use_errno=True)
     handle = os.open(f"/run/netns/{name}", os.O_RDONLY)
     if libc.setns(handle, CLONE_NEWNET):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch._dynamo  # before joining, it takes long
+import torch._dynamo  # slow, so before joining
 
 from dalle_lean.optim.make_optimizer import parameter_groups
 from dalle_lean.tokenizer import Tokenizer
@@ -18,12 +18,12 @@ from training.swarm.config import read_settings
 from training.swarm.network.dht import log_to, open_dht
 from training.swarm.network.orphan_reaper import guard_children
 from training.swarm.peer.gradient_worker import StepWorker
-from training.swarm.peer.rank_worker import obey, open_peer
+from training.swarm.peer.rank_worker import follow_orders, open_peer
 from training.swarm.peer.trainer import Peer
 
 
 class ToldPeer(Peer):
-    """Remembers from which steps of the schedule it has learnt."""
+    """Records the schedule's steps that it has learnt from."""
 
     def learn_from(self, batch, step):
         self.learnt.append(step)
@@ -31,7 +31,7 @@ class ToldPeer(Peer):
 
 
 def main(folder: Path, steps: int) -> None:
-    """Leaves the parameters in rank0.npy, and what the first process has done in rank0.json."""
+    """Save the parameters to rank0.npy, and rank 0's record to rank0.json."""
     torch.set_num_threads(1)
     settings = read_settings(folder / "swarm.toml")
     shards, tokenizer = find_shards(settings.swarm.data), Tokenizer.from_file(folder / "tokenizer.json")
@@ -53,7 +53,7 @@ def main(folder: Path, steps: int) -> None:
         values = torch.cat([parameter.detach().flatten() for group in groups for parameter in group["params"]])
         np.save(folder / "rank0.npy", values.numpy())
     else:
-        obey(StepWorker(settings, **shared))
+        follow_orders(StepWorker(settings, **shared))
     processes.close()
 
 

@@ -1,4 +1,4 @@
-"""A swarm in which somebody is killed every few seconds, for as long as one likes."""
+"""A swarm in which a random member is killed every few seconds, for any time."""
 
 import random
 import time
@@ -8,17 +8,17 @@ from tests.training.swarm.figures import agreement
 from tests.training.swarm.harness import Member, Nursery, Swarm, wait_for
 
 CHANCES = {"trainer": 0.7, "helper2": 0.15, "donor1": 0.15}
-"""Who is killed."""
+"""Roles of the killed members."""
 PAUSE_S = (8.0, 25.0)
-"""Between two kills."""
+"""Seconds between two kills."""
 ORPHAN_S = 10.0
 TRAINERS = 3
 LEAVE_S = 180.0
-"""At the end nobody is killed for so long."""
+"""Seconds without kills at the end."""
 
 
 def soak(folder: Path, seconds: float, *, seed: int = 0, nursery: Nursery | None = None) -> dict[str, object]:
-    """Kill members at random, start others in their place; returns what became of the swarm.
+    """Kill members at random and replace them; returns the swarm's statistics.
 
     The first helper is never killed and has its memory watched. AssertionError where a killed member leaves processes
     behind, or the swarm stops going.
@@ -62,7 +62,7 @@ def soak(folder: Path, seconds: float, *, seed: int = 0, nursery: Nursery | None
 
 
 def restart(swarm: Swarm, member: Member) -> Member:
-    """The same helper or donor again, with its identity, as the supervisor of a host does."""
+    """Restart a helper or donor with the same identity, as a host's supervisor does."""
     role = "helper" if member.name.startswith("helper") else "donor"
     (member.folder / "events.jsonl").unlink()
     swarm.members.remove(member)

@@ -1,4 +1,4 @@
-"""Three honest trainers and one enemy that takes part as they do: the honest ones learn nearly as without it."""
+"""Three honest trainers and an attacker that follows the protocol: they learn nearly as well as without it."""
 
 from statistics import median
 
@@ -9,7 +9,7 @@ from tests.training.swarm.figures import tell_figures
 
 pytestmark = [pytest.mark.swarm, pytest.mark.slow]
 SLOWER = {"ghost": 2.0}
-"""Times as long as without an enemy, where it may be more than 1.5."""
+"""Largest slowdown by enemies for which it may exceed 1.5."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""swarm.toml: what all must agree on, and what is everybody's own."""
+"""swarm.toml: what all peers must agree on, and what may differ."""
 
 import dataclasses
 import tomllib
@@ -32,7 +32,7 @@ OTHER_SCHEDULE = {"peak_lr": 1e-4, "warmup_steps": 3, "hold_steps": 5, "total_st
 
 
 def changed(settings, part, **values):
-    """The settings with values of one section of the recipe, or of swarm.toml's own, put in their place."""
+    """The settings with other values in one section."""
     if part in ("swarm", "wire", "timing"):
         return dataclasses.replace(settings, **{part: dataclasses.replace(getattr(settings, part), **values)})
     section = getattr(settings.recipe, part)
@@ -99,7 +99,7 @@ def test_what_is_everybodys_own_keeps_nobody_apart(settings, part, values):
     ("text", "words"),
     [
         ("[swarm]\nname = 'A b'", "lower-case"),
-        ("[swarm]\nprotocol = 99", "this version of dalle-lean speaks 2"),
+        ("[swarm]\nprotocol = 99", "this version of dalle-lean uses 2"),
         ("[swarm]\nmin_peers = 0", "min_peers = 0"),
         ("[swarm]\nrun_key = 'xyz'", "64 hexadecimal digits"),
         ("[swarm]\nfirst_weights = 'xyz'", "first_weights = 'xyz': must be 64 hexadecimal digits"),
@@ -140,7 +140,7 @@ def test_a_run_without_a_key_is_written_as_older_versions_read_it(settings, tmp_
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"give the swarm\.toml of a run"):
+    with pytest.raises(ValueError, match=r"name a run's swarm\.toml"):
         read_settings(tmp_path / "none.toml")
 
 

@@ -1,4 +1,4 @@
-"""Steps of one's own between two of the swarm."""
+"""Inner steps between two steps of the swarm."""
 
 import dataclasses
 import json

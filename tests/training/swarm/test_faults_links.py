@@ -1,4 +1,4 @@
-"""Slow links, and links that are gone for a while."""
+"""Slow links, and links that fail for a while."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Numbers that are not finite spoil nobody else's model."""
+"""Values that are not finite spoil nobody else's model."""
 
 import math
 
@@ -12,7 +12,7 @@ from training.swarm.config import WireSection
 pytestmark = [pytest.mark.swarm, pytest.mark.slow]
 FIRST = 2
 WIRE = WireSection(min_eight_bit_numel=256)
-"""8 bits for nearly all tensors of a tiny model: one nan spoils the whole of a quantized tensor."""
+"""8 bits for nearly all tensors of a tiny model: one nan spoils a whole quantized tensor."""
 STEPS = [3, 10]
 
 
@@ -34,7 +34,7 @@ def test_nan_from_a_hostile_peer_is_left_out(tmp_path, nursery, steps):
         others, hostile = start_with_one_more(swarm, misbehaviour="hostile_nan", for_steps=steps)
         began_at = swarm.wait_for_common_step(others, FIRST)
         ended_at = swarm.wait_for_common_step(others, FIRST + steps + 2, 100 + 15 * steps)
-        assert list(hostile.events("misbehaves"))  # the others may leave it out from then on
+        assert list(hostile.events("misbehaves"))  # the others may avoid it from then on
         check_health(others)
         step, apart = greatest_difference(others)
         tell_figures(
@@ -47,7 +47,7 @@ def test_nan_from_a_hostile_peer_is_left_out(tmp_path, nursery, steps):
 
 
 def start_with_one_more(swarm, **spec):
-    """A helper, two good trainers, and one that is told what to do from step FIRST on; returns the two and the one."""
+    """A helper, two good trainers, and one that misbehaves from step FIRST; returns the two and the one."""
     swarm.start("helper")
     swarm.rewrite(min_peers=3)
     others = [swarm.start("trainer", wait=False, samples_per_s=16) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Members come and are killed at any moment: the others go on and agree, and nothing stays behind."""
+"""Members join and are killed at any moment: the others continue and agree, and no process is left behind."""
 
 import time
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.swarm, pytest.mark.slow]
 
 
 def join_a_trainer(swarm):
-    """One more, until it has gone a step with the others."""
+    """Start another trainer; returns after its first step with the others."""
     victim = swarm.start("trainer", samples_per_s=16)
     victim.wait_for_event("step")
     victim.wait_for_step(victim.step + 1)

@@ -1,4 +1,4 @@
-"""A slow peer, and a disk that is full."""
+"""A slow peer, and a full disk."""
 
 import shutil
 import subprocess
@@ -47,7 +47,7 @@ def test_a_peer_at_a_tenth_of_the_speed_does_not_slow_the_others(standing):
 @pytest.fixture
 def small_disk(tmp_path):
     """A disk of 4 MB."""
-    if wires.why_not():  # whoever may make network namespaces may mount
+    if wires.why_not():  # a user that may create network namespaces may also mount
         pytest.skip("mounting a small disk needs root")
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -23,14 +23,14 @@ EXACT = WireSection(compression="fp32", delayed=False)
 
 
 def await_peers(swarm, count):
-    """Have trainers wait until so many are there."""
+    """Set min_peers."""
     section = dataclasses.replace(swarm.settings.swarm, min_peers=count)
     swarm.settings = dataclasses.replace(swarm.settings, swarm=section)
     write_settings(swarm.folder / "swarm.toml", swarm.settings)
 
 
 def batches_by_step(swarm, member, batch_size):
-    """What a trainer has learnt from in each of the first steps: lists of batches."""
+    """The batches that a trainer has learnt from in each of the first steps."""
     settings, shards = swarm.settings, find_shards(swarm.settings.swarm.data)
     recipe = settings.recipe.data
     data = TrainingData(
@@ -81,9 +81,9 @@ def learn_alone(settings, batches):
 
 
 def undisturbed(trainer):
-    """Whether it has gone every step with the others: a machine under load may keep one from that."""
+    """Whether it has taken every step with the others; a busy machine may prevent that."""
     done = trainer.last("step")
-    whole = "% results" not in trainer.log  # of an average of which a part did not come hivemind logs how much did
+    whole = "% results" not in trainer.log  # hivemind logs this if parts of an average are missing
     return whole and done["solo_steps"] == done["resyncs"] == done["dropped_tensors"] == 0
 
 
@@ -161,7 +161,7 @@ def test_who_cannot_get_the_state_says_how_far_behind_it_is_and_gives_up(tmp_pat
     timing = dataclasses.replace(TIMING, load_state_attempts=2)
     with Swarm(tmp_path, wire=EXACT, timing=timing, nursery=nursery, batch_size=32) as swarm:
         swarm.start("helper")
-        clients = [swarm.start("trainer", samples_per_s=16.0, client_mode=True)]  # hands out no state
+        clients = [swarm.start("trainer", samples_per_s=16.0, client_mode=True)]  # serves no state
         swarm.wait_for_common_step(clients, 3)
         late = swarm.start("trainer", samples_per_s=16.0)
         failed = late.wait_for_event("failed")["error"]

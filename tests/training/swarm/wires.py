@@ -25,11 +25,11 @@ TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 DEVICE = "wire"
 MTU = 1400
 LONGEST_QUEUE_S = 0.5
-"""What would wait longer at a sender's bottleneck is dropped."""
+"""A sender's queue drops packets that would wait longer."""
 
 
 class Wires:
-    """Namespaces of these names, all in one network.
+    """Network namespaces of these names, all in one network.
 
     Args:
         bits_per_s: of what each of them sends.
@@ -39,7 +39,7 @@ class Wires:
     def __init__(self, names: Sequence[str], *, bits_per_s: float, delay_s: float):
         namespaces = {name: f"dalle-{os.getpid()}-{number}" for number, name in enumerate(names)}
         self.hosts = {name: (namespaces[name], f"10.77.0.{number}") for number, name in enumerate(names, start=1)}
-        """From a name to (namespace, address): what Swarm takes."""
+        """(namespace, address) by name, as Swarm takes them."""
         self.process: subprocess.Popen | None = None
         try:
             for namespace, _ in self.hosts.values():
@@ -77,16 +77,16 @@ class Wires:
         return json.loads(self.process.stdout.readline())
 
     def part(self, *groups: Sequence[str]) -> None:
-        """Packets go within a group of names only; without groups everywhere again."""
+        """Deliver packets only within groups of names; without groups, to everybody again."""
         self.ask(groups=[[self.hosts[name][1] for name in group] for group in groups])
 
     def sent_bytes(self) -> dict[str, int]:
-        """What each has sent so far, headers and all."""
+        """Bytes that each has sent so far, headers included."""
         sent = self.ask()["sent_bytes"]
         return {name: sent.get(address, 0) for name, (_, address) in self.hosts.items()}
 
     def close(self) -> None:
-        """Take it all down."""
+        """Remove the network."""
         if self.process is not None:
             self.process.stdin.close()
             self.process.wait(10)
@@ -96,7 +96,7 @@ class Wires:
 
 
 def why_not() -> str:
-    """Why no wires can be laid here, or nothing."""
+    """Why this machine cannot have such a network; empty if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -110,7 +110,7 @@ def why_not() -> str:
 
 
 def carry(hosts: list[tuple[str, str]], bits_per_s: float, delay_s: float) -> None:
-    """Carry packets until stdin ends."""
+    """Forward packets until stdin ends."""
     devices: dict[bytes, int] = {}
     for namespace, address in hosts:
         enter_namespace(namespace)
@@ -160,7 +160,7 @@ def carry(hosts: list[tuple[str, str]], bits_per_s: float, delay_s: float) -> No
 
 
 def packets(device: int, limit: int = 64) -> list[bytes]:
-    """What waits at a device."""
+    """The packets that wait at a device."""
     found = []
     for _ in range(limit):
         try:

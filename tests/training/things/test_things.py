@@ -73,7 +73,7 @@ def test_it_tells_things_in_colours_and_on_grounds_it_never_saw(folder, other, t
     assert end.step == 120
     assert end.measured["right_thing_first"] >= 0.8
     assert end.among == {"right_thing_first": 3}
-    assert end.unusable == {"not one thing alone": 1, "no things named": 1, "picture missing": 1}
+    assert end.unusable == {"not exactly one thing": 1, "no things named": 1, "picture missing": 1}
     classifier = ThingClassifier.load(tmp_path / "classifier")
     assert classifier.things == ("ball", "bar", "frame")
     known = read_things(other, 32)

@@ -1,1 +1,1 @@
-"""Who may take part in a run: keys, passes, invitations, bans, and the gate through which every call goes."""
+"""Who may take part in a run: keys, passes, invitations, bans, and the gate that every call passes."""

@@ -1,4 +1,4 @@
-"""Who is banned: a list that the run's key signs, with a version, which peers get from each other."""
+"""The ban list of a run: signed by the run's key, versioned, and passed on from peer to peer."""
 
 import time
 from dataclasses import dataclass, field
@@ -10,20 +10,20 @@ from training.swarm.admission.keys import Forged, SigningKey, read_signed
 
 BANS = "bans"
 MAX_BANS_BYTES = 2**18
-"""Some 4,000 bans."""
+"""About 4,000 bans."""
 RELOAD_S = 0.5
 
 
 @dataclass(frozen=True)
 class Bans:
-    """Peer ids, and invitations by their ids, that are not admitted; a later version replaces an earlier one."""
+    """Banned peer ids and ids of invitations; a newer version replaces an older one."""
 
     version: int = 0
     banned: frozenset[str] = field(default_factory=frozenset)
 
     @classmethod
     def read(cls, statement: bytes, run_key: str) -> Self:
-        """The list in a statement of the run's key, empty for an empty one; Forged if it is none."""
+        """Parse a list, empty for an empty statement; Forged unless the run's key signed it."""
         if not statement:
             return cls()
         content = read_signed("bans", statement[: MAX_BANS_BYTES + 1], run_key)
@@ -35,15 +35,15 @@ class Bans:
         return key.sign("bans", {"version": self.version, "banned": sorted(self.banned)})
 
 
-class FollowedFile:
-    """A small file that other processes replace now and then; looked at no more often than every RELOAD_S."""
+class WatchedFile:
+    """A small file that other processes replace from time to time; checked at most once per RELOAD_S."""
 
     def __init__(self, path: Path, limit_bytes: int):
         self.path, self.limit_bytes = path, limit_bytes
         self.content, self.due_s, self.stamp = b"", 0.0, (0, 0)
 
     def read(self, *, now: bool = False) -> bytes:
-        """Its content, empty while there is none or more than `limit_bytes`; `now`: look at it in any case."""
+        """The content, empty if there is no file or more than `limit_bytes`; `now` checks it in any case."""
         if now or time.monotonic() >= self.due_s:
             self.due_s = time.monotonic() + RELOAD_S
             try:

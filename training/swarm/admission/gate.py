@@ -1,4 +1,4 @@
-"""The gate of a peer: whom it lets in, by their passes and the bans."""
+"""The gate of a peer: decides by passes and bans which peers it communicates with."""
 
 import multiprocessing as mp
 import time
@@ -7,54 +7,54 @@ from pathlib import Path
 from typing import Any
 
 from dalle_lean.io.files import write_bytes
-from training.swarm.admission.bans import MAX_BANS_BYTES, Bans, FollowedFile
+from training.swarm.admission.bans import MAX_BANS_BYTES, Bans, WatchedFile
 from training.swarm.admission.keys import Forged
 from training.swarm.admission.limits import MAX_REMEMBERED
 from training.swarm.admission.passes import MAX_PASS_BYTES, Pass, Refused
 
 
 class Gate:
-    """Whom a peer lets in. Each of its processes has a copy; files and the count of refusals are common to all.
+    """A peer's admission control. Each of its processes has a copy; they share the files and the count of refusals.
 
     Args:
-        run_key: public half of the run's key.
+        run_key: the run's public key.
         pass_file: this peer's own pass.
-        bans_file: the newest list of bans that it knows.
+        bans_file: the newest ban list that it knows.
     """
 
     def __init__(self, run_key: str, pass_file: Path, bans_file: Path):
         self.run_key = run_key
-        self.own, self.bans_file = FollowedFile(pass_file, MAX_PASS_BYTES), FollowedFile(bans_file, MAX_BANS_BYTES)
+        self.own, self.bans_file = WatchedFile(pass_file, MAX_PASS_BYTES), WatchedFile(bans_file, MAX_BANS_BYTES)
         self.bans, self.bans_statement, self.bans_read = Bans(), b"", b""
         self.admitted: OrderedDict[str, Pass] = OrderedDict()
-        """The pass that each peer has last shown to this process."""
+        """The latest pass that each peer has shown to this process."""
         self._refused = mp.Value("q", 0)
 
     @property
-    def shown(self) -> bytes:
-        """This peer's own pass as it shows it to others; empty if it has none."""
+    def own_statement(self) -> bytes:
+        """This peer's own pass, signed, as it shows it to others; empty if it has none."""
         return self.own.read()
 
     @property
     def refused(self) -> int:
-        """Calls refused by all of this peer's processes."""
+        """Calls that this peer's processes have refused."""
         return int(self._refused.value)
 
     def count_refusal(self) -> None:
-        """Count a call that was refused."""
+        """Count a refused call."""
         with self._refused.get_lock():
             self._refused.value += 1
 
     def own_pass(self) -> Pass | None:
-        """This peer's pass, even if it has ended; None if it has none of this run."""
+        """This peer's own pass, even if it has expired; None without a pass for this run."""
         try:
             return Pass.read(self.own.read(now=True), self.run_key)
         except Forged:
             return None
 
     def check(self, peer: str, statement: bytes) -> Pass:
-        """The pass that the peer shows; Refused unless it lets this peer in now."""
-        shown = self.genuine(peer, statement)
+        """The pass that the peer shows; Refused unless it is valid now."""
+        shown = self.verify(peer, statement)
         if shown.ends < time.time():
             raise Refused("ended")
         self.admitted[peer] = shown
@@ -63,8 +63,8 @@ class Gate:
             self.admitted.popitem(last=False)
         return shown
 
-    def genuine(self, peer: str, statement: bytes) -> Pass:
-        """The pass that the peer shows, which may have ended; Refused if it is not its own, or banned."""
+    def verify(self, peer: str, statement: bytes) -> Pass:
+        """The pass that the peer shows, even if it has expired; Refused if forged, another peer's or banned."""
         if not statement:
             raise Refused("no pass")
         try:
@@ -73,29 +73,29 @@ class Gate:
             raise Refused("forged") from None
         if shown.peer != peer:
             raise Refused("other peer")
-        if self.bans_by(shown):
+        if self.is_banned(shown):
             raise Refused("banned")
         return shown
 
-    def known(self, peer: str) -> Pass | None:
-        """The pass that the peer has shown to this process, if it would still let it in."""
+    def admitted_pass(self, peer: str) -> Pass | None:
+        """The pass that the peer has shown to this process, if it is still valid."""
         shown = self.admitted.get(peer)
-        if shown is None or shown.ends < time.time() or self.bans_by(shown):
+        if shown is None or shown.ends < time.time() or self.is_banned(shown):
             return None
         return shown
 
     def check_ban(self, peer: str) -> None:
-        """Refused if the peer is banned, as far as this process knows it."""
+        """Refused if the peer is banned, as far as this process knows."""
         shown = self.admitted.get(peer)
-        if peer in self.current_bans().banned or (shown is not None and self.bans_by(shown)):
+        if peer in self.current_bans().banned or (shown is not None and self.is_banned(shown)):
             raise Refused("banned")
 
-    def bans_by(self, shown: Pass) -> bool:
-        """Whether a pass' peer, invitation or helper is banned."""
+    def is_banned(self, shown: Pass) -> bool:
+        """Whether a pass's peer, invitation or issuer is banned."""
         return not self.current_bans().banned.isdisjoint({shown.peer, shown.invite, shown.issuer} - {""})
 
     def current_bans(self, *, now: bool = False) -> Bans:
-        """The newest list in the file, which is looked at in any case if `now`."""
+        """The newest ban list; `now` checks its file in any case."""
         statement = self.bans_file.read(now=now)
         if statement != self.bans_read:
             self.bans_read = statement
@@ -103,7 +103,7 @@ class Gate:
         return self.bans
 
     def take_if_newer(self, statement: bytes) -> bool:
-        """Go by this list from now on, if the run's key signed it and it is newer; returns whether it is."""
+        """Adopt a list if the run's key signed it and it is newer; returns whether it was adopted."""
         try:
             bans = Bans.read(statement, self.run_key)
         except Forged:
@@ -114,18 +114,18 @@ class Gate:
         return True
 
     def learn_bans(self, statement: bytes) -> None:
-        """Keep a list that another peer sent, for all processes of this one, if it is newer."""
+        """Save a list from another peer, for all processes of this one, if it is newer."""
         self.current_bans(now=True)
         if self.take_if_newer(statement):
             write_bytes(self.bans_file.path, statement)
 
     @property
     def own_refusal(self) -> str:
-        """In one sentence why others do not let this peer in; empty while they do."""
+        """Why others refuse this peer, in one sentence; empty while they admit it."""
         own = self.own_pass()
         if own is None or own.ends < time.time():
             return str(Refused("ended"))
-        return str(Refused("banned")) if self.bans_by(own) else ""
+        return str(Refused("banned")) if self.is_banned(own) else ""
 
 
 def gate_of(dht: Any) -> Gate | None:

@@ -1,8 +1,8 @@
-"""Puts a gate in front of every call of hivemind's: the only file that uses hivemind's private names for admission.
+"""Checks passes at every call of hivemind's; only this file uses hivemind's private names for admission.
 
-All calls between peers, those of the DHT and those of the averagers, go through hivemind's client of the libp2p daemon.
-In a run with a key each side shows its pass before anything else: in front of a request and of its answer, and at the
-beginning of a stream in both directions. Who has none is refused before a byte of the message is parsed.
+All calls between peers, by the DHT and by the averagers, go through hivemind's client of the libp2p daemon. In a run
+with a key, each side sends its pass first: before a request, before its answer, and at the start of a stream in both
+directions. A peer without a pass is refused before a byte of its message is parsed.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from training.swarm.admission.passes import MAX_PASS_BYTES, Refused
 from training.swarm.network.node import Node
 
 PUBLIC = ("BootstrapService.", "AdmissionService.")
-"""What newcomers may call, who have no pass yet."""
+"""Methods that newcomers may call, which have no pass yet."""
 LENGTH_BYTES = 2
 HANDSHAKE_S = 5.0
 
 
 class GuardedDHT(Node):
-    """A DHT node of a run with a key; its averagers are guarded with it."""
+    """A DHT node of a run with a key; its averagers are guarded too."""
 
     def __init__(self, *arguments: Any, gate: Gate, **options: Any):
         self.gate = gate
@@ -37,7 +37,7 @@ class GuardedDHT(Node):
         async def create_guarded(**options: Any) -> P2P:
             return guarded(await create(**options), self.gate)
 
-        P2P.create = staticmethod(create_guarded)  # in the node's own process only: it makes its P2P itself
+        P2P.create = staticmethod(create_guarded)  # in the node's own process only, which creates its P2P
         super().run()
 
     async def replicate_p2p(self) -> P2P:
@@ -45,14 +45,14 @@ class GuardedDHT(Node):
 
 
 def guarded(p2p: P2P, gate: Gate) -> P2P:
-    """The same, with the gate in front of it."""
+    """The same P2P, with the gate in front of it."""
     if not isinstance(p2p._client, GuardedClient):
         p2p._client = GuardedClient(p2p._client, gate)
     return p2p
 
 
 class GuardedClient:
-    """hivemind's client of the libp2p daemon, with passes in front of what it sends and receives."""
+    """hivemind's client of the libp2p daemon, which sends and checks passes."""
 
     def __init__(self, client: Any, gate: Gate):
         self.client, self.gate, self.limits = client, gate, Limits()
@@ -67,12 +67,12 @@ class GuardedClient:
                 if not proto.startswith(PUBLIC):
                     shown, request = unframed(request)
                     self.gate.check(caller, shown)
-                self.limits.count_call(caller, known=self.gate.known(caller) is not None)
+                self.limits.count_call(caller, known=self.gate.admitted_pass(caller) is not None)
             except Refused:
                 self.gate.count_refusal()
                 raise
             answered: bytes = await handler(request, peer)
-            return answered if proto.startswith(PUBLIC) else framed(self.gate.shown) + answered
+            return answered if proto.startswith(PUBLIC) else framed(self.gate.own_statement) + answered
 
         await self.client.add_unary_handler(proto, answer, balanced=balanced)
 
@@ -81,7 +81,7 @@ class GuardedClient:
             answer: bytes = await self.client.call_unary_handler(peer_id, proto, data)
             return answer
         self.checked(self.gate.check_ban, peer_id)
-        answer = await self.client.call_unary_handler(peer_id, proto, framed(self.gate.shown) + data)
+        answer = await self.client.call_unary_handler(peer_id, proto, framed(self.gate.own_statement) + data)
         shown, answer = unframed(answer)
         self.checked(self.gate.check, peer_id, shown)
         return answer
@@ -92,8 +92,8 @@ class GuardedClient:
             with closing(writer), ExitStack() as open_streams:
                 try:
                     open_streams.enter_context(self.limits.stream(caller))
-                    with self.limits.handshake(known=self.gate.known(caller) is not None):
-                        writer.write(framed(self.gate.shown))
+                    with self.limits.handshake(known=self.gate.admitted_pass(caller) is not None):
+                        writer.write(framed(self.gate.own_statement))
                         self.gate.check(caller, await asyncio.wait_for(read_frame(reader), HANDSHAKE_S))
                     self.limits.count_call(caller, known=True)
                 except (Refused, TimeoutError, OSError, asyncio.IncompleteReadError) as refusal:
@@ -108,11 +108,11 @@ class GuardedClient:
     async def stream_open(self, peer_id: PeerID, protocols: Sequence[str]) -> tuple[Any, Any, asyncio.StreamWriter]:
         self.checked(self.gate.check_ban, peer_id)
         info, reader, writer = await self.client.stream_open(peer_id, protocols)
-        writer.write(framed(self.gate.shown))
+        writer.write(framed(self.gate.own_statement))
         return info, AdmittedReader(reader, lambda shown: self.checked(self.gate.check, peer_id, shown)), writer
 
     def checked(self, check: Callable[..., Any], peer_id: PeerID, *arguments: bytes) -> None:
-        """Check the peer that is called; hivemind expects P2PHandlerError when a call fails."""
+        """Check the called peer; hivemind expects P2PHandlerError when a call fails."""
         try:
             check(str(peer_id), *arguments)
         except Refused as refusal:
@@ -120,13 +120,13 @@ class GuardedClient:
 
 
 class AdmittedReader:
-    """The answers of a peer that is called, once it has shown its pass."""
+    """Reads a called peer's answers, after its pass."""
 
     def __init__(self, reader: asyncio.StreamReader, check: Callable[[bytes], None]):
         self.reader, self.check, self.has_shown = reader, check, False
 
     async def readexactly(self, count: int) -> bytes:
-        """As asyncio's; P2PHandlerError unless the peer is admitted."""
+        """As asyncio's StreamReader; P2PHandlerError unless the peer is admitted."""
         if not self.has_shown:
             self.check(await read_frame(self.reader))
             self.has_shown = True
@@ -134,18 +134,18 @@ class AdmittedReader:
 
 
 def framed(statement: bytes) -> bytes:
-    """A pass as it stands in front of a message."""
+    """A pass with its length in front."""
     return len(statement).to_bytes(LENGTH_BYTES, "big") + statement
 
 
 def unframed(message: bytes) -> tuple[bytes, bytes]:
-    """The pass in front of a message, and the rest; an empty pass if there is none."""
+    """The pass in front of a message, and the message; both empty if the pass is too long."""
     count = int.from_bytes(message[:LENGTH_BYTES], "big")
     end = LENGTH_BYTES + count
     return (message[LENGTH_BYTES:end], message[end:]) if count <= MAX_PASS_BYTES else (b"", b"")
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """The pass at the beginning of a stream; empty if there is none."""
+    """The pass at the start of a stream; empty if there is none."""
     count = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
     return await reader.readexactly(count) if 0 < count <= MAX_PASS_BYTES else b""

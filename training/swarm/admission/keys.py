@@ -1,4 +1,4 @@
-"""Ed25519 keys, and statements that they sign: 64 bytes of signature, then JSON."""
+"""Ed25519 keys and the statements that they sign: 64 bytes of signature, then JSON."""
 
 import json
 import os
@@ -17,7 +17,7 @@ MAX_KEY_FILE_BYTES = 4096
 
 
 class Forged(ValueError):
-    """A statement is malformed, or not signed by the key that it should be signed by."""
+    """A statement is malformed, or not signed by the expected key."""
 
 
 class SigningKey:
@@ -33,14 +33,14 @@ class SigningKey:
         try:
             private = serialization.load_pem_private_key(read_bytes(path, MAX_KEY_FILE_BYTES), password=None)
         except (ValueError, TypeError) as error:
-            raise UserError(f"{path} holds no private key: {error}") from None
+            raise UserError(f"{path} holds no private key ({error}); restore the run's own") from None
         if not isinstance(private, Ed25519PrivateKey):
-            raise UserError(f"{path} holds another kind of key than Ed25519; put the run's own back")
+            raise UserError(f"{path} holds a key that is not Ed25519; restore the run's own")
         return cls(private)
 
     @classmethod
     def load_or_create(cls, path: Path) -> Self:
-        """The key in a file, which is made if missing: only this user can read it."""
+        """Read a key file; a missing one is created, readable by this user only."""
         if not path.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -58,18 +58,18 @@ class SigningKey:
         return cls.load(path)
 
     def sign(self, kind: str, content: Any) -> bytes:
-        """The statement that `content`, which JSON can hold, is a `kind` of this key's."""
+        """Sign `content`, a JSON value, as a statement of this kind."""
         body = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
         return self.private.sign(signed_bytes(kind, body)) + body
 
 
 def signed_bytes(kind: str, body: bytes) -> bytes:
-    """What is signed: a statement of one kind is none of another."""
+    """The signature covers the kind too, so that a statement cannot pass for one of another kind."""
     return f"dalle-lean {kind}\n".encode() + body
 
 
 def read_unverified(statement: bytes) -> Any:
-    """What a statement says, whoever signed it; Forged if it is malformed."""
+    """The content of a statement, the signature not checked; Forged if it is malformed."""
     try:
         return json.loads(statement[SIGNATURE_BYTES:])
     except (ValueError, RecursionError):
@@ -77,7 +77,7 @@ def read_unverified(statement: bytes) -> Any:
 
 
 def read_signed(kind: str, statement: bytes, public: str) -> Any:
-    """What a statement of the key `public` says; Forged unless that key signed it as this kind."""
+    """The content of a statement; Forged unless the key `public` signed it as this kind."""
     try:
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))
         key.verify(statement[:SIGNATURE_BYTES], signed_bytes(kind, statement[SIGNATURE_BYTES:]))

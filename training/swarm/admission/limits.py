@@ -1,4 +1,4 @@
-"""How often each peer may call, and how many streams it may hold open; whoever calls, memory stays bounded."""
+"""Rate limits: how often each peer may call and how many streams it may hold open. They also bound memory."""
 
 import time
 from collections import Counter, OrderedDict
@@ -8,25 +8,25 @@ from contextlib import contextmanager
 from training.swarm.admission.passes import Refused
 
 CALLS_PER_S, CALLS_AT_ONCE = 100.0, 1000.0
-"""Of one peer to one process of another; honest peers make some tens a second while they look for a group."""
-STRANGE_CALLS_PER_S, STRANGE_CALLS_AT_ONCE = 50.0, 300.0
-"""Of all peers together that have shown no pass; of what everybody may call."""
+"""From one peer to one process of another; honest peers make some tens per second during matchmaking."""
+NEWCOMER_CALLS_PER_S, NEWCOMER_CALLS_AT_ONCE = 50.0, 300.0
+"""From all peers without a pass together, to the methods that are open to them."""
 MAX_STREAMS = 32
-"""Of one peer; an honest one has a few."""
-MAX_STRANGE_STREAMS = 256
-"""Of all peers together that are about to show their first pass."""
+"""Per peer; an honest one has a few."""
+MAX_HANDSHAKES = 256
+"""At once, of all peers together that have not shown a pass yet."""
 MAX_REMEMBERED = 4096
 
 
 class TokenBucket:
-    """Lets `rate_per_s` through, and up to `burst` at once after a pause."""
+    """Allows `rate_per_s` calls per second, and up to `burst` at once after a pause."""
 
     def __init__(self, rate_per_s: float, burst: float):
         self.rate_per_s, self.burst = rate_per_s, burst
         self.tokens, self.filled_s = burst, time.monotonic()
 
     def take(self) -> bool:
-        """Whether one more may pass now."""
+        """Whether one more call is allowed now."""
         now_s = time.monotonic()
         self.tokens = min(self.burst, self.tokens + (now_s - self.filled_s) * self.rate_per_s)
         self.filled_s = now_s
@@ -37,14 +37,14 @@ class TokenBucket:
 
 
 class Buckets:
-    """A bucket for each caller; of more than MAX_REMEMBERED, those that called least recently begin with a full one."""
+    """One bucket per caller; beyond MAX_REMEMBERED, the least recent callers start over with a full one."""
 
     def __init__(self, rate_per_s: float, burst: float):
         self.rate_per_s, self.burst = rate_per_s, burst
         self.buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def take(self, caller: str) -> None:
-        """Count a call; Refused if the caller makes too many."""
+        """Count a call; Refused if the caller exceeds its rate."""
         bucket = self.buckets.get(caller)
         if bucket is None:
             bucket = self.buckets[caller] = TokenBucket(self.rate_per_s, self.burst)
@@ -56,23 +56,23 @@ class Buckets:
 
 
 class Limits:
-    """What one process lets peers do."""
+    """The limits of one process on its callers."""
 
     def __init__(self) -> None:
         self.calls = Buckets(CALLS_PER_S, CALLS_AT_ONCE)
-        self.strangers = TokenBucket(STRANGE_CALLS_PER_S, STRANGE_CALLS_AT_ONCE)
+        self.newcomers = TokenBucket(NEWCOMER_CALLS_PER_S, NEWCOMER_CALLS_AT_ONCE)
         self.streams: Counter[str] = Counter()
-        self.strange_streams = 0
+        self.handshakes = 0
 
     def count_call(self, peer: str, *, known: bool) -> None:
-        """Refused if this peer, or all strangers together, make too many calls."""
-        if not known and not self.strangers.take():
+        """Refused if this peer, or all peers without a pass together, exceed their rate."""
+        if not known and not self.newcomers.take():
             raise Refused("busy")
         self.calls.take(peer)
 
     @contextmanager
     def stream(self, peer: str) -> Iterator[None]:
-        """While the peer has one more stream open; Refused if these are too many."""
+        """Count a stream of the peer while it is open; Refused beyond MAX_STREAMS."""
         if self.streams[peer] >= MAX_STREAMS:
             raise Refused("busy")
         self.streams[peer] += 1
@@ -85,14 +85,14 @@ class Limits:
 
     @contextmanager
     def handshake(self, *, known: bool) -> Iterator[None]:
-        """While a peer shows its pass; Refused if too many strangers are about to."""
+        """Count a handshake while a peer shows its pass; Refused if too many newcomers are doing so."""
         if known:
             yield
             return
-        if self.strange_streams >= MAX_STRANGE_STREAMS:
+        if self.handshakes >= MAX_HANDSHAKES:
             raise Refused("busy")
-        self.strange_streams += 1
+        self.handshakes += 1
         try:
             yield
         finally:
-            self.strange_streams -= 1
+            self.handshakes -= 1

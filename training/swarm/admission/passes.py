@@ -1,6 +1,6 @@
-"""Passes and invitations: what the run's key, or a helper that it trusts, signs for those who may take part.
+"""Passes and invitations, signed by the run's key or by a helper that has a pass of that key.
 
-A pass names a peer id, and libp2p proves the peer id at each connection: whoever copies a pass cannot use it.
+A pass names a peer id, which libp2p proves at each connection: a copied pass is useless.
 """
 
 import base64
@@ -17,28 +17,31 @@ MAX_PASS_BYTES = 2048
 MAX_CODE_CHARACTERS = 1024
 PASS_S = 24 * 3600.0
 HELPER_PASS_S = 14 * 24 * 3600.0
-"""Longer: only the host renews it, and the host may be away."""
+"""Longer: only the host renews it, and the host may be offline."""
 REFUSALS = {
-    "no pass": ("this machine has no pass of this run", "join it by its address"),
-    "forged": ("the pass or code is not one of this run", "ask the run's host for a code, and copy the whole of it"),
-    "other peer": ("the pass belongs to another machine", "join the run by its address, to get one for this machine"),
-    "ended": ("the pass or code has ended", "ask the run's host for another"),
-    "banned": ("the host has banned this machine, or the code that it came with", "ask the run's host why"),
+    "no pass": ("this machine has no pass for this run", "join it by its address"),
+    "forged": ("the pass or code does not belong to this run", "ask the run's host for a code, and copy all of it"),
+    "other peer": ("the pass belongs to another machine", "join the run by its address to get one for this machine"),
+    "ended": ("the pass or code has expired", "ask the run's host for a new one"),
+    "banned": ("the host has banned this machine, or the code that it joined with", "ask the run's host why"),
     "busy": (
-        "too many calls or newcomers at this moment",
-        "try again in some minutes, or ask the run's host for a code",
+        "too many calls or newcomers right now",
+        "try again in a few minutes, or ask the run's host for a code",
     ),
-    "no code": ("the run admits only those whom its host invites", "ask the host for a code and give it with --code"),
-    "used up": ("the code has admitted as many machines as it is for", "ask the run's host for another"),
+    "no code": (
+        "the run admits only machines that its host has invited",
+        "ask the host for a code and pass it with --code",
+    ),
+    "used up": ("the code has admitted as many machines as it allows", "ask the run's host for another"),
     "not listed": ("the run admits only machines on its host's list", "send the host this machine's peer id: {peer}"),
-    "host only": ("only the host itself can admit a helper, and it is away", "try again when it is back"),
+    "host only": ("only the host can admit a helper, and it is offline", "try again when it is back"),
     "malformed": ("the helper does not understand this version's request", "install the run's version of dalle-lean"),
 }
-"""Why somebody is not admitted, and what to do about it."""
+"""By reason: why a peer is not admitted, and what to do about it."""
 
 
 class Refused(UserError):
-    """Somebody is not admitted, for one of the reasons in REFUSALS; `peer` is this machine's peer id."""
+    """A peer is not admitted, for one of the reasons in REFUSALS; `peer` is this machine's peer id."""
 
     def __init__(self, reason: str, peer: str = ""):
         self.reason = reason if reason in REFUSALS else "malformed"
@@ -49,15 +52,15 @@ class Refused(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """What a pass says.
+    """The content of a pass.
 
     Args:
-        peer: the peer id that it is for.
+        peer: the holder's peer id.
         role: TRAINER, HELPER or DONOR.
-        name: to show to people.
+        name: the holder's display name.
         ends: seconds since 1970.
-        invite: the invitation that it was given for; empty if there was none.
-        key: a helper's public key, with which it admits trainers.
+        invite: id of the invitation that it was issued for; empty without one.
+        key: a helper's public key, which signs the passes of trainers.
         issuer: the peer id of the helper that signed it; empty if the run's key did.
     """
 
@@ -75,9 +78,9 @@ class Pass:
             raise Forged("not a pass")
 
     @classmethod
-    @lru_cache(maxsize=4096)  # of genuine ones: a lie is read again
+    @lru_cache(maxsize=4096)  # holds valid passes only
     def read(cls, statement: bytes, run_key: str) -> Self:
-        """The pass in a statement of the run's key, or of a helper that has a pass of the run's key; else Forged."""
+        """Parse a pass; Forged unless the run's key signed it, or a helper with a pass signed by the run's key."""
         if not 0 < len(statement) <= MAX_PASS_BYTES:
             raise Forged("not a pass")
         content = read_unverified(statement)
@@ -91,21 +94,21 @@ class Pass:
         if helper is None:
             read_signed("pass", statement, run_key)
             return given
-        by = cls.read(decoded(helper), run_key)
-        read_signed("pass", statement, by.key)
-        if by.role != HELPER or given.role != TRAINER or given.issuer != by.peer or given.ends > by.ends:
+        signer = cls.read(decoded(helper), run_key)
+        read_signed("pass", statement, signer.key)
+        if signer.role != HELPER or given.role != TRAINER or given.issuer != signer.peer or given.ends > signer.ends:
             raise Forged("a helper admits trainers only, and for no longer than itself")
         return given
 
     def signed(self, key: SigningKey, helper: bytes = b"") -> bytes:
-        """The statement; `helper` is the pass of the helper whose key signs it, empty for the run's key."""
+        """The signed statement; `helper` is the pass of the helper whose key signs, empty for the run's key."""
         content = asdict(self)
         return key.sign("pass", {**content, "helper": encoded(helper)} if helper else content)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Invite:
-    """What a code says: `uses` machines may come with it before `ends`, in seconds since 1970."""
+    """The content of a code: `uses` machines may join with it until `ends`, in seconds since 1970."""
 
     id: str
     uses: int
@@ -115,7 +118,7 @@ class Invite:
 
     @classmethod
     def read(cls, code: str, run_key: str) -> Self:
-        """The invitation in a code; Forged if it is none of the run's key."""
+        """Parse a code; Forged unless the run's key signed it."""
         if len(code) > MAX_CODE_CHARACTERS:
             raise Forged("not a code")
         content = read_signed("invite", decoded(code), run_key)
@@ -127,12 +130,12 @@ class Invite:
 
 
 def encoded(content: bytes) -> str:
-    """Bytes as letters, digits, hyphens and underscores."""
+    """URL-safe Base64 without padding."""
     return base64.urlsafe_b64encode(content).decode().rstrip("=")
 
 
 def decoded(text: Any) -> bytes:
-    """The bytes of `encoded`; Forged if it is no such text."""
+    """The bytes of `encoded`; Forged if the text is not Base64."""
     try:
         return base64.urlsafe_b64decode(text.strip() + "=" * (-len(text.strip()) % 4))
     except (AttributeError, ValueError, binascii.Error):

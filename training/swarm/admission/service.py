@@ -1,4 +1,4 @@
-"""Passes and bans on the wire: what peers ask each other, in the processes of their DHT nodes."""
+"""Passes and bans on the wire: the calls between peers, in the processes of their DHT nodes."""
 
 import asyncio
 import json
@@ -18,46 +18,47 @@ from hivemind.proto import runtime_pb2
 
 from dalle_lean.io.files import write_bytes
 from training.swarm.admission.bans import BANS
-from training.swarm.admission.desk import Application, Desk
 from training.swarm.admission.gate import Gate, gate_of
 from training.swarm.admission.keys import Forged, SigningKey
+from training.swarm.admission.pass_issuer import Application, PassIssuer
 from training.swarm.admission.passes import HELPER_PASS_S, PASS_S, TRAINER, Pass, Refused, decoded, encoded
 from training.swarm.config import SwarmSettings
 from training.swarm.network.addresses import peer_of
 from training.swarm.network.bootstrap_service import Unanswered, ask, call, hosts_of
 from training.swarm.network.identity import make_identity, peer_id_in
+from training.swarm.network.node import run_until_shutdown
 
 IDENTITY, PASS = "identity", "pass"
-"""In a newcomer's folder."""
+"""Files in a newcomer's folder."""
 POLL_S = 2.0
 RENEW_INTERVAL_S = 60.0
 
 
 class AdmissionService(ServicerBase):
-    """What a listening peer tells about admission; public, so an answer trusts nothing that is asked."""
+    """What a listening peer answers about admission. Anybody may call it, so it trusts nothing in a request."""
 
-    def __init__(self, p2p: P2P, gate: Gate, desk: Desk | None):
-        self.p2p, self.gate, self.desk = p2p, gate, desk
+    def __init__(self, p2p: P2P, gate: Gate, issuer: PassIssuer | None):
+        self.p2p, self.gate, self.issuer = p2p, gate, issuer
 
     async def rpc_apply(self, request: runtime_pb2.ExpertRequest, context: P2PContext) -> runtime_pb2.ExpertResponse:
-        """A pass for the Application in `metadata`, or the reason why there is none."""
+        """A pass for the Application in `metadata`, or the reason for refusing it."""
         try:
-            if self.desk is None:
+            if self.issuer is None:
                 raise Refused("host only")
             hosts = await hosts_of(self.p2p, context.remote_id)
-            statement = self.desk.admit(Application.parse(request.metadata), min(hosts, default=""))
+            statement = self.issuer.admit(Application.parse(request.metadata), min(hosts, default=""))
             answer = {"pass": encoded(statement)}
         except Refused as refusal:
             answer = {"refused": refusal.reason}
         return runtime_pb2.ExpertResponse(metadata=json.dumps(answer).encode())
 
     async def rpc_bans(self, request: runtime_pb2.ExpertRequest, _: P2PContext) -> runtime_pb2.ExpertResponse:
-        """The signed list of bans if it is newer than version `metadata`, else nothing."""
+        """The signed ban list if it is newer than version `metadata`, else nothing."""
         newer = self.gate.current_bans().version > int(json.loads(request.metadata))
         return runtime_pb2.ExpertResponse(metadata=self.gate.bans_statement if newer else b"")
 
     async def rpc_counts(self, _request: runtime_pb2.ExpertRequest, _: P2PContext) -> runtime_pb2.ExpertResponse:
-        """Peers with a pass that this one knows, bans, and calls that it refused."""
+        """The number of valid passes that this peer has seen, of bans, and of calls that it refused."""
         passes = sum(shown.ends > time.time() for shown in self.gate.admitted.values())
         counts = {"passes": passes, "bans": len(self.gate.current_bans().banned), "refused_calls": self.gate.refused}
         return runtime_pb2.ExpertResponse(metadata=json.dumps(counts).encode())
@@ -68,16 +69,16 @@ def begin_admission(
     addresses: Sequence[str],
     *,
     run_key_file: Path | None = None,
-    make_desk: Callable[[Gate], Desk] | None = None,
+    make_issuer: Callable[[Gate], PassIssuer] | None = None,
 ) -> None:
-    """Have a guarded node renew its pass in the second half of its time, learn of bans and tell others of them.
+    """Have a guarded node renew its pass before it expires, fetch newer ban lists and serve them to others.
 
     Args:
-        addresses: of helpers to ask for passes.
+        addresses: of the helpers that renew passes.
         run_key_file: of the run's key, which only the host has.
-        make_desk: of a helper: called in the node's process.
+        make_issuer: for a helper; called in the node's process.
     """
-    dht.run_coroutine(partial(start, addresses=addresses, run_key_file=run_key_file, make_desk=make_desk))
+    dht.run_coroutine(partial(start, addresses=addresses, run_key_file=run_key_file, make_issuer=make_issuer))
 
 
 async def start(
@@ -85,40 +86,33 @@ async def start(
     node: DHTNode,
     addresses: Sequence[str],
     run_key_file: Path | None,
-    make_desk: Callable[[Gate], Desk] | None,
+    make_issuer: Callable[[Gate], PassIssuer] | None,
 ) -> None:
     """Runs in the node's process."""
     gate = gate_of(dht)
     assert gate is not None
     if not node.protocol.client_mode:
-        desk = None if make_desk is None else make_desk(gate)
-        await AdmissionService(node.p2p, gate, desk).add_p2p_handlers(node.p2p)
-    keeping = asyncio.create_task(keep_admitted(gate, node, addresses, run_key_file))
-    shutdown = node.shutdown
-
-    async def stop_keeping() -> None:
-        keeping.cancel()
-        await shutdown()
-
-    node.shutdown = stop_keeping
+        issuer = None if make_issuer is None else make_issuer(gate)
+        await AdmissionService(node.p2p, gate, issuer).add_p2p_handlers(node.p2p)
+    run_until_shutdown(node, maintain_admission(gate, node, addresses, run_key_file))
 
 
-async def keep_admitted(gate: Gate, node: DHTNode, addresses: Sequence[str], run_key_file: Path | None) -> None:
-    """Until the node ends: every POLL_S learn of bans from one peer by chance, and renew the pass in time."""
+async def maintain_admission(gate: Gate, node: DHTNode, addresses: Sequence[str], run_key_file: Path | None) -> None:
+    """Until the node ends: every POLL_S ask a random peer for newer bans, and renew the pass when due."""
     renew_s = 0.0
     while True:
         await asyncio.sleep(POLL_S)
         try:
             await learn_bans(gate, node, addresses)
-            if time.monotonic() > renew_s and is_half_gone(gate.own_pass()):
+            if time.monotonic() > renew_s and is_renewal_due(gate.own_pass()):
                 renew_s = time.monotonic() + RENEW_INTERVAL_S
                 await renew(gate, node, addresses, run_key_file)
-        except Exception:  # a stranger's answer may raise anything
-            logging.getLogger("hivemind").exception("keeping up with passes and bans failed")
+        except Exception:  # an untrusted answer may raise anything
+            logging.getLogger("hivemind").exception("updating passes and bans failed")
 
 
 async def learn_bans(gate: Gate, node: DHTNode, addresses: Sequence[str]) -> None:
-    """Ask one of the peers that this node knows for a newer list; from one to the next it reaches all in seconds."""
+    """Ask a random known peer for a newer list: by such gossip it reaches all peers within seconds."""
     known = {*node.protocol.routing_table.uid_to_peer_id.values(), *map(peer_of, addresses)} - {node.peer_id}
     if known:
         version = json.dumps(gate.current_bans().version).encode()
@@ -128,12 +122,12 @@ async def learn_bans(gate: Gate, node: DHTNode, addresses: Sequence[str]) -> Non
 
 
 async def renew(gate: Gate, node: DHTNode, addresses: Sequence[str], run_key_file: Path | None) -> None:
-    """Replace this peer's pass by one that ends later, if anybody gives one."""
+    """Replace this peer's pass with one that ends later, if a helper issues one."""
     own = gate.own_pass()
     if own is not None and run_key_file is not None:
         issue_own(gate, SigningKey.load(run_key_file), own.peer, own.role)
         return
-    asked = Application(peer=str(node.peer_id), current=encoded(gate.shown))
+    asked = Application(peer=str(node.peer_id), current=encoded(gate.own_statement))
     for peer in map(peer_of, addresses):
         answer = json.loads(await answer_of(node, peer, "rpc_apply", asked.to_json()) or b"{}")
         if "pass" in answer:
@@ -142,38 +136,38 @@ async def renew(gate: Gate, node: DHTNode, addresses: Sequence[str], run_key_fil
 
 
 async def answer_of(node: DHTNode, peer: PeerID, method: str, content: bytes) -> bytes:
-    """What a peer's AdmissionService answers; empty if it is away, has none, or is too busy: another is asked."""
+    """The answer of a peer's AdmissionService; empty if it is offline, has none or is busy: another one is asked."""
     request = runtime_pb2.ExpertRequest(metadata=content).SerializeToString()
     answer = await ask(AdmissionService, peer, method, request, None, node)
     return answer if isinstance(answer, bytes) else b""
 
 
-def is_half_gone(own: Pass | None) -> bool:
-    """Whether it is time to renew a pass."""
+def is_renewal_due(own: Pass | None) -> bool:
+    """Whether less than half of a pass's validity is left."""
     if own is None:
         return True
     return own.ends - time.time() < (PASS_S if own.role == TRAINER else HELPER_PASS_S) / 2
 
 
 def issue_own(gate: Gate, run_key: SigningKey, peer: str, role: str) -> None:
-    """Give a peer of the host its own pass."""
+    """Issue a pass to one of the host's own peers."""
     given = Pass(peer=peer, role=role, name="", ends=int(time.time() + HELPER_PASS_S))
     keep_pass(gate, peer, given.signed(run_key))
 
 
 def keep_pass(gate: Gate, peer: str, statement: bytes) -> None:
-    """Write this peer's pass to its file; Forged if it is another's or not of this run."""
+    """Write this peer's pass to its file; Forged if it is another peer's or not of this run."""
     if Pass.read(statement, gate.run_key).peer != peer:
         raise Forged("a pass of another peer")
     write_bytes(gate.own.path, statement)
 
 
 def apply(dht: hivemind.DHT, addresses: Sequence[str], gate: Gate, asked: Application) -> None:
-    """Ask helpers for a pass and keep it; a pass that still holds is kept if none of them answers.
+    """Ask helpers for a pass and save it. If none answers, a pass that is still valid is enough.
 
-    Raises Refused with the reason of the first that refuses if none admits, and Unanswered.
+    Raises Refused, with the first helper's reason, if none admits this peer; Unanswered if none answers.
     """
-    asked = replace(asked, current=encoded(gate.shown))
+    asked = replace(asked, current=encoded(gate.own_statement))
     refusal: Refused | None = None
     for address in addresses:
         try:
@@ -189,7 +183,7 @@ def apply(dht: hivemind.DHT, addresses: Sequence[str], gate: Gate, asked: Applic
         raise refusal
     own = gate.own_pass()
     if own is None or own.ends < time.time():
-        raise Unanswered(f"no helper at {', '.join(addresses)} hands out passes of this run")
+        raise Unanswered(f"no helper at {', '.join(addresses)} issues passes for this run; is the host up?")
 
 
 def enter_by_pass(
@@ -202,13 +196,13 @@ def enter_by_pass(
     code: str = "",
     run_key_file: Path | None = None,
 ) -> Gate:
-    """A gate with a pass for the identity in `folder`, which helpers at `addresses` give.
+    """A gate with a pass for the identity in `folder`, issued by the helpers at `addresses`.
 
     Args:
-        dht: any node that reaches them: a pass is useless to all but its peer.
-        name: to show to people.
-        code: of the host's invitation; not needed while an earlier pass in the folder holds.
-        run_key_file: of the run's key, if this machine has it: then it needs nobody's pass.
+        dht: any node that reaches them; its own identity does not matter.
+        name: display name.
+        code: of the host's invitation; not needed while the folder has a valid pass.
+        run_key_file: of the run's key; a machine that has it issues its own pass.
 
     Raises Refused, and Unanswered if no helper answers.
     """
@@ -223,17 +217,17 @@ def enter_by_pass(
 
 
 def counts_of(dht: hivemind.DHT, addresses: Sequence[str]) -> dict[str, int]:
-    """What the helpers at these addresses count: the most passes and bans of any, all refused calls."""
+    """The helpers' counts: the largest numbers of passes and bans, and the sum of the refused calls."""
     found: list[Any] = []
     for address in addresses:
         try:
             found.append(call(dht, address, "rpc_counts", service=AdmissionService))
         except Unanswered:
             continue
-    told = [counts for counts in found if isinstance(counts, dict)]
+    valid = [counts for counts in found if isinstance(counts, dict)]
 
     def counted(name: str) -> list[int]:
-        return [count for counts in told if type(count := counts.get(name)) is int and 0 <= count < 2**53]
+        return [count for counts in valid if type(count := counts.get(name)) is int and 0 <= count < 2**53]
 
     return {
         "passes": max(counted("passes"), default=0),

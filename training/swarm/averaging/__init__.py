@@ -1,1 +1,1 @@
-"""Averaging with peers: gradients, states, and what is accepted of them."""
+"""Averaging of gradients and weights with peers, and the checks of what they send."""

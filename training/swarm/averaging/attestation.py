@@ -1,4 +1,4 @@
-"""What a reducer saw for itself: whose gradients it averaged into steps, of how many samples, over how long."""
+"""A reducer's own record of whose gradients it averaged into steps: how many samples, over how long."""
 
 import json
 import logging
@@ -12,22 +12,22 @@ from dalle_lean.errors import UserError
 from dalle_lean.io.files import parse, read_text, write_json
 
 MOST_PEERS = 2048
-"""Those with the fewest samples are dropped: anybody can make up identities."""
+"""The peers with the fewest samples are dropped, since identities are free."""
 MOST_STEP_S = 3600.0
-"""A longer pause between two steps is not all computing."""
+"""Cap on the time between two steps: a longer pause was not all spent computing."""
 
 
 @dataclass(frozen=True)
 class Credit:
-    """A peer's gradients that were averaged into steps."""
+    """The contribution of a peer whose gradients were averaged into steps."""
 
     samples: float = 0.0
     seconds: float = 0.0
-    """From step to step, over all steps that it took part in one after the other."""
+    """Between consecutive steps that it took part in, summed."""
     samples_per_s: float = 0.0
-    """Of its latest step, over the time since its step before; 0 if that was longer ago than MOST_STEP_S."""
+    """The samples of its latest step over the time since its previous one; 0 if that is more than MOST_STEP_S."""
     time: float = 0.0
-    """Of its latest step, in seconds since 1970."""
+    """When it took its latest step, in seconds since 1970."""
 
     def __post_init__(self) -> None:
         if not all(type(value) in (int, float) and 0 <= value < math.inf for value in vars(self).values()):
@@ -35,7 +35,7 @@ class Credit:
 
 
 class Attestation:
-    """Keeps the credits of one reducer in the file `path`, over restarts."""
+    """Keeps the credits that one reducer gives in the file `path`, across restarts."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -44,13 +44,13 @@ class Attestation:
         self.last_peers: frozenset[str] = frozenset()
 
     def add(self, samples: Mapping[str, float]) -> None:
-        """A step was averaged of so many samples by peer id; writes the file."""
+        """Credit a step's samples, by peer id, and write the file."""
         now = time.time()
         seconds = 0.0 if self.last_step_s is None else min(max(0.0, now - self.last_step_s), MOST_STEP_S)
         for peer, count in samples.items():
             before = self.credits.get(peer, Credit())
             own_s = seconds if peer in self.last_peers else 0.0
-            since_s = now - before.time  # it may have missed steps between
+            since_s = now - before.time  # it may have missed steps in between
             rate = count / since_s if 0 < since_s <= MOST_STEP_S else 0.0
             self.credits[peer] = Credit(before.samples + count, before.seconds + own_s, rate, now)
         self.last_step_s, self.last_peers = now, frozenset(samples)
@@ -62,9 +62,9 @@ class Attestation:
 
 
 def parse_credits(text: str) -> dict[str, Credit]:
-    """The credits by peer id in an Attestation's file; ValueError if it is not one."""
-    content = parse(json.loads, text, "credits that are not JSON")
+    """Credits by peer id, from an Attestation's file; ValueError if it is malformed."""
+    content = parse(json.loads, text, "the credits are not JSON")
     try:
         return {str(peer): Credit(**values) for peer, values in list(content.items())[:MOST_PEERS]}
     except (AttributeError, TypeError) as error:
-        raise UserError(f"credits that make no sense: {error}") from None
+        raise UserError(f"the credits are malformed: {error}") from None

@@ -1,6 +1,7 @@
-"""What the averagers of gradients and of weights share: our rule in hivemind's averager, and finite tensors only.
+"""What the averagers of gradients and of weights share: robust aggregation in hivemind's averager, matchmaking led by
+the host's peers, and finite tensors only.
 
-All peers of a run need averagers with the same class names: hivemind derives the names of its remote calls from them.
+All peers of a run need averagers with the same class names, from which hivemind derives the names of its RPCs.
 """
 
 import math
@@ -25,7 +26,7 @@ from training.swarm.averaging.attestation import Attestation
 from training.swarm.averaging.complaints import Complaints
 from training.swarm.averaging.finite_mean import FiniteMean
 from training.swarm.averaging.group_reports import with_host_reducing, with_readable_reports
-from training.swarm.averaging.matchmaking import Absentees, HostFirstKeys, HostFirstLeaders
+from training.swarm.averaging.matchmaking import HostFirstKeys, HostFirstLeaders, UnreliablePeers
 from training.swarm.averaging.receipts import SignedGroups, Signer
 from training.swarm.averaging.rule_runner import RuleRunner
 from training.swarm.host_peers import HostPeers
@@ -33,17 +34,17 @@ from training.swarm.observe.peer_metrics import owner_key
 
 
 class FilteredAverager(DecentralizedAverager):
-    """Averages by a rule and drops averages that are not finite.
+    """Averages by an aggregation rule and drops averages that are not finite.
 
     Args:
         rule: see training.swarm.averaging.robust_rules.
         max_weight: cap on one sender's weight.
-        host: the run's own peers; while they are there nobody else leads a group or reduces.
-        attestation: told after each round what each sender counted for.
+        host: the run's own peers; while any of them is in the group, nobody else leads or reduces.
+        attestation: records each sender's weight after each round.
     """
 
     max_shift = math.inf
-    """How far an average may be from what this peer sent, in norms of that."""
+    """Largest distance of an average from what this peer sent, relative to the norm of that."""
 
     def __init__(
         self,
@@ -55,10 +56,10 @@ class FilteredAverager(DecentralizedAverager):
         **options: Any,
     ):
         self.rule, self.max_weight, self.host, self.attestation = rule, max_weight, host, attestation
-        self.absentees = Absentees()
+        self.unreliable = UnreliablePeers()
         self.averaged_weights: dict[str, float] = {}
-        """Of the latest round, in the process that averages."""
-        self._dropped_tensors = mp.Value("q", 0)  # shared with the process that averages
+        """By peer id, of the latest round; in the averager's process."""
+        self._dropped_tensors = mp.Value("q", 0)  # shared with the averager's process
         super().__init__(*arguments, **options)
 
     @property
@@ -67,7 +68,7 @@ class FilteredAverager(DecentralizedAverager):
 
     @_matchmaking.setter
     def _matchmaking(self, matchmaking: Matchmaking) -> None:
-        # hivemind builds it in the process that averages and takes no key manager.
+        # hivemind creates it in the averager's process and accepts no key manager.
         keys = matchmaking.group_key_manager
         matchmaking.group_key_manager = HostFirstKeys(
             keys.dht,
@@ -75,12 +76,12 @@ class FilteredAverager(DecentralizedAverager):
             keys.group_bits,
             keys.target_group_size,
             host=self.host.all,
-            absentees=self.absentees,
+            unreliable=self.unreliable,
         )
         gate = gate_of(keys.dht)
         folder = None if gate is None else gate.bans_file.path.parent
         self.signed_groups = SignedGroups(None if folder is None else folder / f"signed-{keys.prefix}.json")
-        self.complaints = Complaints(keys.dht, f"{keys.prefix}.complaints", self.absentees)
+        self.complaints = Complaints(keys.dht, f"{keys.prefix}.complaints", self.unreliable)
         matchmaking.potential_leaders = HostFirstLeaders(
             matchmaking.peer_id, matchmaking.min_matchmaking_time, matchmaking.target_group_size
         )
@@ -88,14 +89,14 @@ class FilteredAverager(DecentralizedAverager):
 
     @property
     def dropped_tensors(self) -> int:
-        """Averages dropped because they were not finite, or no average of what was sent."""
+        """Averages dropped because they were not finite, or could not be averages of what was sent."""
         return int(self._dropped_tensors.value)
 
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
-        """As hivemind's; who let down a group that this peer was in waits."""
-        if self.absentees.is_left_out(context.remote_id):
+        """As in hivemind, but refuses peers in backoff."""
+        if self.unreliable.is_avoided(context.remote_id):
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
             return
         async for message in super().rpc_join_group(request, context):
@@ -111,7 +112,7 @@ class FilteredAverager(DecentralizedAverager):
     async def _run_allreduce_inplace_(
         self, tensors: Sequence[Tensor], group_info: GroupInfo, group_id: bytes | None = None, **options: Any
     ) -> None:
-        # A helper sends and receives like all others, with weight 0: hivemind passes no modes to an all-reduce.
+        # A helper sends and receives like the others, with weight 0: hivemind passes no modes to an all-reduce.
         group_id = group_info.group_id if group_id is None else group_id
         runner = RuleRunner(
             p2p=self._p2p,
@@ -126,7 +127,7 @@ class FilteredAverager(DecentralizedAverager):
             preferred=self.preferred,
             trusted=self.host.all,
             max_shift=self.max_shift,
-            new_signer=partial(self.signer_of, group_id),
+            new_signer=partial(self.new_signer, group_id),
             **options,
         )
         self._running_groups[group_id].set_result(runner)
@@ -138,26 +139,26 @@ class FilteredAverager(DecentralizedAverager):
             self.last_updated = get_dht_time()
             self._state_updated.set()
         self._dropped_tensors.value += len(runner.impossible) + runner.kept_parts
-        absent = runner.banned_senders | runner.impossible
-        self.absentees.note(set(runner.active_senders) - absent, absent)
-        self.complaints.round_over(group_id, len(group_info.peer_ids), runner.whole_receipts)
+        failed = runner.banned_senders | runner.impossible
+        self.unreliable.update(set(runner.active_senders) - failed, failed)
+        self.complaints.round_over(group_id, len(group_info.peer_ids), runner.complete_receipts)
         self.averaged_weights = runner.averaged_weights()
 
-    def signer_of(self, group_id: bytes, timeout_s: float) -> Signer:
-        """Who signs what this peer returns to a group as its reducer."""
+    def new_signer(self, group_id: bytes, timeout_s: float) -> Signer:
+        """The signer of this peer's answers as a reducer of a group."""
         self.signed_groups.add(group_id)
         return Signer(self.dht.private_key, owner_key(self.dht), group_id, timeout_s)
 
     @property
     def preferred(self) -> frozenset[PeerID]:
-        """Peers beside whom nobody else counts where they are in the group and not excluded."""
+        """Peers that, if they are in the group and not excluded, are the only ones with weight."""
         return frozenset()
 
     def excluded_from(self, group_info: GroupInfo) -> set[PeerID]:
-        """Members of a group that receive the average and count for nothing."""
+        """Members of a group that receive the average but have no weight."""
         return set()
 
 
 def has_succeeded(control: StepControl) -> bool:
-    """Whether a round of averaging ended with an average."""
+    """Whether a round ended with an average."""
     return control.done() and not control.cancelled() and control.exception() is None

@@ -1,4 +1,4 @@
-"""How peers find a group: who says that it looks for one, whom the others follow, and whom they leave out."""
+"""Matchmaking: which peers declare themselves as leaders, whom the others follow, and whom they avoid."""
 
 import asyncio
 import math
@@ -19,37 +19,37 @@ from training.swarm.observe.peer_metrics import owner_key
 
 LOOKUP_INTERVAL_S = 0.2
 AWAY_AFTER = 2
-"""Searches in a row without a sign of the host's peers, after which the others lead groups themselves."""
-FIRST_BREAK_S, LONGEST_BREAK_S = 30.0, 3600.0
-"""How long a peer that let its group down is left out; doubled each time."""
+"""Searches in a row that found none of the host's peers, after which other peers may lead."""
+MIN_BACKOFF_S, MAX_BACKOFF_S = 30.0, 3600.0
+"""How long a peer that failed its group is avoided; doubled each time."""
 MAX_REMEMBERED = 1024
 
 
 class HostFirstKeys(GroupKeyManager):
-    """Declares this peer under its identity's key, and finds the host's peers alone while there are any.
+    """Declares this peer under its identity's key, and finds only the host's peers while any of them looks for a group.
 
-    Asks the DHT at most once per LOOKUP_INTERVAL_S: hivemind asks again as soon as it is answered, which costs each
-    peer a whole core on a fast network.
+    Queries the DHT at most once per LOOKUP_INTERVAL_S: hivemind queries without a pause, which takes a whole core on a
+    fast network.
 
     Args:
         host: the peers that lead; empty if anybody may.
-        absentees: of the others, who is not followed.
+        unreliable: peers that are not followed.
     """
 
     last_lookup_s = -math.inf
 
-    def __init__(self, *arguments: Any, host: Collection[PeerID] = (), absentees: "Absentees | None" = None):
+    def __init__(self, *arguments: Any, host: Collection[PeerID] = (), unreliable: "UnreliablePeers | None" = None):
         super().__init__(*arguments)
-        self.host, self.absentees = host, absentees or Absentees()
+        self.host, self.unreliable = host, unreliable or UnreliablePeers()
         self.saw_host, self.searches_without_host = True, 0
 
     @property
     def anybody_leads(self) -> bool:
-        """Whether the host names nobody, or its peers are away."""
+        """Whether the host names no leaders, or all of them are offline."""
         return not self.host or self.searches_without_host >= AWAY_AFTER
 
     def begin_search(self) -> bool:
-        """Whether this peer may lead in the search that begins."""
+        """Start a search; returns whether this peer may lead in it."""
         self.searches_without_host = 0 if self.saw_host else self.searches_without_host + 1
         self.saw_host = False
         return self.anybody_leads or self.peer_id in self.host
@@ -57,7 +57,7 @@ class HostFirstKeys(GroupKeyManager):
     async def declare_averager(
         self, group_key: str, peer_id: PeerID, expiration_time: float, looking_for_group: bool = True
     ) -> bool:
-        """As hivemind's, under a subkey that only this peer can write."""
+        """As in hivemind, but under a subkey that only this peer can write."""
         expiration_time = expiration_time if looking_for_group else float(np.nextafter(expiration_time, math.inf))
         stored: bool = await self.dht.store(
             key=group_key,
@@ -77,7 +77,7 @@ class HostFirstKeys(GroupKeyManager):
             (peer, entry.expiration_time)
             for owner, entry in entries.items()
             if (peer := owner_peer(owner)) is not None and isinstance(entry, ValueWithExpiration)
-            if (entry.value is True or not only_active) and not self.absentees.is_left_out(peer)
+            if (entry.value is True or not only_active) and not self.unreliable.is_avoided(peer)
         ]
         of_host = [(peer, expiration) for peer, expiration in found if peer in self.host]
         self.saw_host |= bool(of_host)
@@ -85,7 +85,7 @@ class HostFirstKeys(GroupKeyManager):
 
 
 class HostFirstLeaders(PotentialLeaders):
-    """Peers that may not lead do not declare that they look for followers."""
+    """Keeps peers that may not lead from declaring themselves as leaders."""
 
     @asynccontextmanager
     async def begin_search(
@@ -96,41 +96,38 @@ class HostFirstLeaders(PotentialLeaders):
             yield self
 
 
-class Absentees:
-    """Peers that joined a group and let it down, and how long they are left out of the next ones.
-
-    A round that a peer takes part in to the end makes up for it.
-    """
+class UnreliablePeers:
+    """Peers that joined a group and failed it, and how long they are avoided; a completed round clears a peer."""
 
     def __init__(self) -> None:
-        self.by_peer: dict[PeerID, tuple[float, float]] = {}
-        """Until when each is left out, and for how long."""
-        self.by_others: tuple[Collection[str], float] = ((), 0.0)
-        """Whom enough others complain about, and until when that holds."""
+        self.backoffs: dict[PeerID, tuple[float, float]] = {}
+        """When each one's backoff ends, and its length, in seconds."""
+        self.reported: tuple[Collection[str], float] = ((), 0.0)
+        """Peer ids that enough others complain about, and until when they are avoided."""
 
-    def is_left_out(self, peer: PeerID) -> bool:
-        names, until_s = self.by_others
-        return self.must_wait(peer) or (str(peer) in names and time.monotonic() < until_s)
+    def is_avoided(self, peer: PeerID) -> bool:
+        names, until_s = self.reported
+        return self.is_in_backoff(peer) or (str(peer) in names and time.monotonic() < until_s)
 
-    def leave_out(self, names: Collection[str], until_s: float) -> None:
-        """Leave out these alone, besides this peer's own, until then: peer ids, and the time of the monotonic clock."""
-        self.by_others = (names, until_s)
+    def avoid_reported(self, names: Collection[str], until_s: float) -> None:
+        """Set the peer ids that others complain about, avoided until `until_s` of the monotonic clock."""
+        self.reported = (names, until_s)
 
-    def must_wait(self, peer: PeerID) -> bool:
-        """Whether it has let down this peer's own groups."""
-        return peer in self.by_peer and time.monotonic() < self.by_peer[peer][0]
+    def is_in_backoff(self, peer: PeerID) -> bool:
+        """Whether it has recently failed a group of this peer."""
+        return peer in self.backoffs and time.monotonic() < self.backoffs[peer][0]
 
-    def waiting(self) -> list[PeerID]:
-        """All of those, the latest first."""
-        return [peer for peer in reversed(self.by_peer) if self.must_wait(peer)]
+    def in_backoff(self) -> list[PeerID]:
+        """All peers in backoff, the latest first."""
+        return [peer for peer in reversed(self.backoffs) if self.is_in_backoff(peer)]
 
-    def note(self, present: Collection[PeerID], absent: Collection[PeerID]) -> None:
-        """What became of the members of a round."""
+    def update(self, present: Collection[PeerID], failed: Collection[PeerID]) -> None:
+        """Record the outcome of a round."""
         for peer in present:
-            self.by_peer.pop(peer, None)
-        for peer in absent:
-            _, before_s = self.by_peer.pop(peer, (0.0, FIRST_BREAK_S / 2))
-            break_s = min(2 * before_s, LONGEST_BREAK_S)
-            self.by_peer[peer] = (time.monotonic() + break_s, break_s)
-        for peer in list(self.by_peer)[:-MAX_REMEMBERED]:
-            del self.by_peer[peer]
+            self.backoffs.pop(peer, None)
+        for peer in failed:
+            _, before_s = self.backoffs.pop(peer, (0.0, MIN_BACKOFF_S / 2))
+            backoff_s = min(2 * before_s, MAX_BACKOFF_S)
+            self.backoffs[peer] = (time.monotonic() + backoff_s, backoff_s)
+        for peer in list(self.backoffs)[:-MAX_REMEMBERED]:
+            del self.backoffs[peer]

@@ -1,9 +1,9 @@
-"""What reducers sign: one receipt of a part for all its senders; two of them prove a lie.
+"""Signed receipts of reducers: one for all senders of a part. Two different receipts for one part prove a lie.
 
-Answers are differences from what each sender sent, rounded to 8 bits, so no two are alike. A reducer therefore signs,
-part by part, the hashes of all answers and a few values of its average. Which values follows from the hashes: it must
-decide what it answers before it can know. Each sender compares these values with its answer. What remains is to sign
-different receipts for one part, and two of these are the proof.
+Answers differ between senders: each is the average minus what that sender sent, in 8 bits. A reducer therefore signs,
+for each part, the hashes of all answers and a sample of the values of its average. The hashes determine which values,
+so the reducer must commit to its answers first. Each sender compares the sample with its answer. A reducer that lies
+has to sign different receipts for the same part, and any two of them are the proof.
 """
 
 import asyncio
@@ -28,28 +28,28 @@ from training.swarm.observe.peer_metrics import OWNER
 
 HASH_BYTES = 16
 SAMPLED = 256
-"""Values of each part."""
+"""Values per part in a receipt."""
 MAX_MISSES = SAMPLED // 5
-"""8 bits clip what is more than three deviations from the mean: by Chebyshev's inequality at most a ninth of a part."""
+"""8 bits clip values beyond three deviations of the mean: by Chebyshev's inequality at most a ninth of a part."""
 ROUNDING_DEVIATIONS = 0.25
-"""Ten of the steps that 8 bits have: clipping makes the deviation smaller that the receiver sees."""
+"""Ten quantization steps: clipping shrinks the deviation that the receiver sees."""
 ROUNDING_SHARE, ROUNDING_LEAST = 1e-4, 1e-7
-"""Of float32 beside large values, and of float16 near zero."""
+"""Rounding of float32 next to large values, and of float16 near zero."""
 MAX_STATEMENT_BYTES = 2**16
 MAX_CLOCK_ERROR_S, REMEMBERED_S = 600, 3600.0
-"""Between two peers; how long a group's id is remembered, more than receipts of one round can be apart."""
+"""Between two peers' clocks; how long group ids are remembered, which is longer than a round can take."""
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What is signed of a part.
+    """A reducer's signature for one part.
 
     Args:
-        owner: the reducer's public key, as in its records.
+        owner: the reducer's public key, as in its DHT records.
         group: id of the group.
         time: when it was signed, in seconds since 1970.
-        part: its number among those that this reducer averages.
-        digest: of the rest of the statement and, through it, of all earlier parts.
+        part: index among the parts that this reducer averages.
+        digest: of the statement's content and, chained through it, of all earlier parts.
     """
 
     owner: bytes
@@ -61,7 +61,7 @@ class Receipt:
 
     @property
     def reducer(self) -> PeerID | None:
-        """The peer whose key signed it; None if it is no receipt."""
+        """The peer whose key signed it; None if the signature is invalid."""
         peer = owner_peer(self.owner)
         if peer is None:
             return None
@@ -70,12 +70,12 @@ class Receipt:
 
     @property
     def place(self) -> tuple[bytes, bytes, int]:
-        """A reducer that signs two digests for one place has lied."""
+        """Identifies a part: a reducer that signs two digests for one part has lied."""
         return self.owner, self.group, self.part
 
     @classmethod
     def parse(cls, content: Any) -> Self:
-        """Of a list that anybody may have sent, the signature not checked; ValueError if it cannot be a receipt."""
+        """Parse an untrusted list, the signature not checked; ValueError if it is malformed."""
         kinds = (bytes, bytes, int, int, bytes, bytes)
         if not isinstance(content, list | tuple) or [type(value) for value in content] != [*kinds]:
             raise ValueError("not a receipt")
@@ -83,7 +83,7 @@ class Receipt:
 
 
 def contradiction(one: Receipt, other: Receipt) -> PeerID | None:
-    """The reducer that signed both, if no honest one can have: SignedGroups keeps it from signing for an id twice."""
+    """The reducer that signed both, if they prove a lie; an honest one signs once per group, see SignedGroups."""
     if one.place != other.place or one.digest == other.digest or abs(one.time - other.time) > 3 * MAX_CLOCK_ERROR_S:
         return None
     if one.reducer is None:
@@ -92,9 +92,9 @@ def contradiction(one: Receipt, other: Receipt) -> PeerID | None:
 
 
 class SignedGroups:
-    """The groups that a peer has signed receipts in, over restarts.
+    """The groups in which a peer has signed receipts, across restarts.
 
-    Whoever leads a group chooses its id: with that of an earlier one it would have an honest reducer contradict itself.
+    The leader of a group chooses its id: by reusing one, it could make an honest reducer contradict itself.
     """
 
     def __init__(self, path: Path | None):
@@ -104,11 +104,11 @@ class SignedGroups:
             self.times = {str(group): float(signed) for group, signed in read_json(path).items()}
 
     def add(self, group: bytes) -> None:
-        """Note a group; AllreduceException if it is in there."""
+        """Record a group; AllreduceException if its id was used before."""
         now = time.time()
         self.times = {known: signed for known, signed in self.times.items() if signed > now - REMEMBERED_S}
         if group.hex() in self.times:
-            raise AllreduceException("the group has the id of an earlier one")
+            raise AllreduceException("the group reuses the id of an earlier one")
         self.times[group.hex()] = now
         if self.path is not None:
             write_json(self.path, self.times)
@@ -118,20 +118,21 @@ class Signer:
     """A reducer's side in one group.
 
     Args:
-        timeout_s: how long to wait for the answer to a sender that has just failed.
+        timeout_s: how long to wait for the answers to the other senders, of which one may have failed.
     """
 
     def __init__(self, key: RSAPrivateKey, owner: bytes, group: bytes, timeout_s: float):
         self.key, self.owner, self.group, self.timeout_s = key, owner, group, timeout_s
         self.previous = b""
         self.hashes: dict[int, dict[int, bytes]] = {}
-        """By part, then by sender."""
+        """Of the answers, by part, then by sender."""
         self.statements: dict[int, asyncio.Future[bytes]] = {}
 
     async def statement(
         self, part: int, sender: int, answer: bytes, average: Tensor, senders: Collection[int]
     ) -> bytes:
-        """What goes to all `senders` of a part with their answers, once these are known; ValueError if too late."""
+        """The signed statement that goes with the answers to all `senders` of a part, once all answers are known;
+        ValueError for an answer after it was signed."""
         hashes = self.hashes.setdefault(part, {})
         made = self.statements.setdefault(part, asyncio.get_running_loop().create_future())
         if made.done():
@@ -165,25 +166,25 @@ def check_statement(
     part: int,
     previous: bytes,
 ) -> Receipt:
-    """The receipt in what came with an answer; ValueError unless the reducer owes this very answer to everybody.
+    """The receipt in the statement that came with an answer; ValueError unless it covers this answer.
 
     Args:
-        answer: as it arrived; it means `delta`.
-        sent: what the answer is the difference from.
-        previous: digest of the part before, empty for the first.
+        answer: as it arrived; decoded, it is `delta`.
+        sent: this peer's part, to which `delta` is added.
+        previous: digest of the previous part, empty for the first.
     """
     try:
         if len(statement) > MAX_STATEMENT_BYTES:
-            raise ValueError("a statement that is too long")
+            raise ValueError("too long")
         signed, content = MSGPackSerializer.loads(statement)
         before, hashes, packed = content
         receipt, values = Receipt.parse(signed), torch.from_numpy(np.frombuffer(packed, "<f4").copy())
         hashed = hash_of(answer) in hashes
         expected = sampled(sent + delta, hashes, group, part)
-    except Exception as error:  # a stranger's bytes may raise anything
-        raise ValueError(f"no statement: {error}") from None
+    except Exception as error:  # untrusted bytes may raise anything
+        raise ValueError(f"a malformed statement: {error}") from None
     if receipt.reducer != reducer or (receipt.group, receipt.part) != (group, part):
-        raise ValueError("a statement of another part, or that the reducer has not signed")
+        raise ValueError("a statement of another part, or one that the reducer has not signed")
     if abs(receipt.time - time.time()) > MAX_CLOCK_ERROR_S:
         raise ValueError("a statement of another time")
     if receipt.digest != digest_of(content) or before != previous or not hashed:
@@ -194,7 +195,7 @@ def check_statement(
 
 
 def agrees(values: Tensor, expected: Tensor, sent: Tensor, delta: Tensor) -> bool:
-    """Whether sampled values of an average are those of an answer but for rounding."""
+    """Whether sampled values of an average match those of an answer up to rounding."""
     if not len(expected):
         return not len(values)
     rounding = ROUNDING_DEVIATIONS * float(delta.std(correction=0)) + ROUNDING_LEAST
@@ -205,7 +206,7 @@ def agrees(values: Tensor, expected: Tensor, sent: Tensor, delta: Tensor) -> boo
 
 
 def sampled(average: Tensor, hashes: list[bytes], group: bytes, part: int) -> Tensor:
-    """[SAMPLED] float32, from places that follow from the hashes of all answers; none of an empty part."""
+    """[SAMPLED] float32 values at positions that the hashes of all answers determine; [0] for an empty part."""
     if not average.numel():
         return torch.zeros(0)
     seed = MSGPackSerializer.dumps([hashes, group, part])
@@ -218,7 +219,7 @@ def hash_of(answer: bytes) -> bytes:
 
 
 def digest_of(content: list[Any]) -> bytes:
-    """Of what is not sent to those who were not there."""
+    """Stands in for the content in receipts that are shown to other peers."""
     return sha256(MSGPackSerializer.dumps(content)).digest()
 
 

@@ -1,7 +1,7 @@
-"""Rules that reduce what several peers sent to one tensor, and that a minority of senders cannot steer.
+"""Robust aggregation rules: they reduce the tensors of several peers to one that a minority cannot steer.
 
-N senders, n values of a part. The result depends on who sent what, never on the order of arrival. To add a rule, put
-its class into `RULES` and its name into training.swarm.config.
+N is the number of senders, n the number of values of a part. The result does not depend on the order of arrival. To add
+a rule, put its class into `RULES` and its name into training.swarm.config.
 """
 
 from typing import Any
@@ -13,31 +13,31 @@ from training.swarm.averaging.finite_mean import FiniteMean
 from training.swarm.config import AGGREGATIONS, SwarmSettings
 
 MAX_WEIGHT_RATIO = 2.0
-"""One sender counts for at most so many times the median weight."""
+"""Cap on one sender's weight, relative to the median weight."""
 MIN_WEIGHT_SHARE = 1e-3
-"""Of the largest weight; a sender below it has stale weights and no say while others have newer ones."""
+"""Of the largest weight; a sender below it has stale weights and is ignored if others have newer ones."""
 CLIPPING_ROUNDS = 3
 REJECT_RADII = 4.0
-"""Parts farther than so many radii from the centre count for nothing."""
+"""Parts farther than this many radii from the centre have no weight."""
 TRIMMED_SHARE = 0.25
-"""Of the senders, left out at either end."""
+"""Share of the senders that is trimmed at each end."""
 PRODUCT_COLUMNS = 65_536
-"""Values of each sender that are float64 at once."""
+"""Values of each sender converted to float64 at once."""
 
 
 class CollectingRule(FiniteMean):
-    """Keeps each part until all senders have sent it, then reduces them at once; the plain mean of only two.
+    """Collects each part from all senders, then combines them at once; with only two senders, the plain mean.
 
-    Senders with stale weights have no say beside others, and others none beside `preferred` ones.
+    Ignores senders with stale weights if others have newer ones, and all others if `preferred` senders are there.
     """
 
     def __init__(self, *arguments: Any, **options: Any):
         self.received: dict[int, dict[int, tuple[Tensor, float]]] = {}
-        """By part, since some senders are ahead of others, then by sender."""
+        """By part, since some senders are ahead of others, and by sender."""
         super().__init__(*arguments, **options)
 
     def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
-        """[N, n] of N > 2 senders with weights [N] above 0 -> [n]."""
+        """Combine parts [N, n], N > 2, with positive weights [N] into [n]."""
         raise NotImplementedError
 
     def take(self, sender_index: int, part_index: int, tensor_part: Tensor, weight: float) -> None:
@@ -62,21 +62,21 @@ class CollectingRule(FiniteMean):
 
 
 class CentredClipping(CollectingRule):
-    """Karimireddy et al. 2021, "Learning from History for Byzantine Robust Optimization", section 4: the mean of the
-    parts, each moved towards the centre until it is within a radius.
+    """Centred clipping (Karimireddy et al. 2021, "Learning from History for Byzantine Robust Optimization", section 4):
+    the mean of the parts, each clipped to a radius around the centre.
 
-    The first centre is the part that is closest to the others, the radius the median distance from the centre.
+    The initial centre is the part closest to the others; the radius is the median distance from the centre.
     """
 
     radius_share = 1.0
-    """Of the median distance: less for a run that went wrong."""
+    """The radius, relative to the median distance."""
 
     def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
         centre = parts[pairwise_distances(parts).quantile(0.5, dim=1).argmin()]
         for _ in range(CLIPPING_ROUNDS):
             offsets = parts - centre
             distances = offsets.norm(dim=1)
-            # Peers that agree have equal weights: of their zeros, too, or the one that lies sets the radius.
+            # Zeros count: if most peers agree, the one that lies must not set the radius.
             radius = self.radius_share * distances.median()
             shares = weights * (radius / distances.clamp(min=1e-30)).clamp(max=1.0)
             shares[distances > REJECT_RADII * radius] = 0.0
@@ -85,14 +85,13 @@ class CentredClipping(CollectingRule):
 
 
 class TighterClipping(CentredClipping):
-    """For a run that was taken back because its loss had risen."""
+    """For a run that was rolled back because its loss had risen."""
 
     radius_share = 0.5
 
 
 class TrimmedMean(CollectingRule):
-    """For each value the mean without the smallest and the largest ones (Yin et al. 2018, definition 2). All senders
-    weigh the same."""
+    """Coordinate-wise trimmed mean (Yin et al. 2018, definition 2); ignores the senders' weights."""
 
     def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
         trimmed = max(1, int(len(parts) * TRIMMED_SHARE))
@@ -100,7 +99,7 @@ class TrimmedMean(CollectingRule):
 
 
 class Median(CollectingRule):
-    """The median of each value (Yin et al. 2018, definition 1). All senders weigh the same."""
+    """Coordinate-wise median (Yin et al. 2018, definition 1); ignores the senders' weights."""
 
     def combine(self, parts: Tensor, weights: Tensor) -> Tensor:
         return parts.quantile(0.5, dim=0)
@@ -116,16 +115,16 @@ assert set(RULES) == set(AGGREGATIONS)
 
 
 def rule_of(settings: SwarmSettings) -> type[FiniteMean]:
-    """The rule that a run's settings name, tighter once the run was rolled back: all its peers see that by its name."""
+    """The rule that a run's settings name; tighter after a rollback, which all peers see by the run's name."""
     if settings.wire.aggregation == "centred_clipping" and settings.swarm.rollbacks:
         return TighterClipping
     return RULES[settings.wire.aggregation]
 
 
 def pairwise_distances(parts: Tensor) -> Tensor:
-    """Euclidean, between every two of [N, n]: [N, N] float64, from the products of all pairs.
+    """Euclidean distances between the rows of [N, n]: [N, N] float64, from the Gram matrix.
 
-    In float64, because the differences of weights are small beside the weights.
+    In float64, because differences between weights are small compared to the weights.
     """
     products = torch.zeros(len(parts), len(parts), dtype=torch.float64, device=parts.device)
     for columns in parts.split(PRODUCT_COLUMNS, dim=1):
@@ -136,5 +135,5 @@ def pairwise_distances(parts: Tensor) -> Tensor:
 
 
 def cap_weights(weights: Tensor) -> Tensor:
-    """[N], none above MAX_WEIGHT_RATIO times their median."""
+    """Weights [N], capped at MAX_WEIGHT_RATIO times their median."""
     return weights.clamp(max=MAX_WEIGHT_RATIO * float(weights.quantile(0.5)))

@@ -1,4 +1,4 @@
-"""hivemind's all-reduce with our rule, and what is believed of the averages that other reducers return."""
+"""hivemind's all-reduce with our aggregation rule, and checks of the averages that other reducers return."""
 
 import logging
 import math
@@ -20,7 +20,7 @@ from training.swarm.averaging.robust_rules import REJECT_RADII
 from training.swarm.averaging.wire_checks import CheckedStub, checked_parts
 
 LEAST_OWN_WEIGHT = 1e-3
-"""Who weighs less, having no samples or stale weights, cannot tell from its own tensors what an average may be."""
+"""A peer with less, without samples or with stale weights, cannot judge an average by its own tensors."""
 
 logger = logging.getLogger("hivemind")
 
@@ -28,8 +28,8 @@ logger = logging.getLogger("hivemind")
 class RuleRunner(AllReduceRunner):
     """hivemind's all-reduce with our rule for the parts that this peer reduces.
 
-    What reducers return is believed only as far as it can be an average of clipped parts: a reducer that is not
-    `trusted` and returns anything else is dropped for the round, and this peer keeps its own parts.
+    An answer is accepted only if it can be an average of clipped parts. A reducer that is not `trusted` and returns
+    anything else is dropped for the round, and this peer keeps its own parts.
     """
 
     tensor_part_reducer: FiniteMean
@@ -49,14 +49,14 @@ class RuleRunner(AllReduceRunner):
         """Args:
         rule: see training.swarm.averaging.robust_rules.
         max_weight: cap on one sender's weight.
-        excluded: members that count for nothing.
-        preferred: members beside whom nobody else counts.
-        trusted: reducers that are believed.
-        max_shift: how far an average may be from what this peer sent, in norms of that.
-        new_signer: from the seconds it may wait for a sender, who signs what this peer returns as a reducer.
+        excluded: members whose parts have no weight.
+        preferred: if any of these members is there, nobody else has weight.
+        trusted: reducers whose answers are not dropped.
+        max_shift: largest distance of an average from what this peer sent, relative to the norm of that.
+        new_signer: takes the timeout for a sender in seconds, returns the signer of this peer's answers.
         """
         super().__init__(**options)
-        self.tensor_part_reducer.finished.set()  # or it warns when it is deleted
+        self.tensor_part_reducer.finished.set()  # prevents a warning upon deletion
         self.tensor_part_reducer = rule(
             tuple(part.shape for part in self.parts_for_local_averaging),
             len(self.sender_peer_ids),
@@ -66,33 +66,33 @@ class RuleRunner(AllReduceRunner):
         )
         self.trusted, self.max_shift = trusted, max_shift
         self.judges_trusted = self.weight >= LEAST_OWN_WEIGHT and not set(preferred).intersection(self.ordered_peer_ids)
-        """An honest reducer returns half of a lie where there are two senders; beside a donor nobody else counts."""
+        """Of two senders, an honest reducer returns half of a lie; next to a donor nobody else has weight."""
         self.kept_parts = 0
-        """Of this peer's own, in place of averages that are too far from them."""
+        """Own parts kept in place of averages that were too far away."""
         self.impossible: set[PeerID] = set()
-        """Reducers that returned what can be no average, or not what they signed."""
+        """Reducers whose answers cannot be averages, or differ from what they signed."""
         signs = self.peer_id not in trusted and self.parts_for_local_averaging
         self.signer = new_signer(self.sender_timeout) if signs else None
         self.answers: dict[PeerID, deque[averaging_pb2.AveragingData]] = defaultdict(deque)
-        """Of reducers that are not trusted, until they are registered."""
+        """From reducers that are not trusted, until they are registered."""
         self.receipts: dict[PeerID, Receipt] = {}
-        """For the latest part that each of them returned."""
+        """For the latest part of each reducer that is not trusted."""
         tensors = self.tensor_part_container.local_tensors
         norm, values = torch.stack([tensor.norm() for tensor in tensors]).norm(), sum(map(torch.numel, tensors))
         self.root_mean_square = float(norm) / math.sqrt(max(1, values))
         self.failed: set[PeerID] = set()
-        """Reducers in whose place this peer's own parts are registered."""
+        """Reducers whose parts this peer replaces with its own."""
         container = self.tensor_part_container
         self._register, self._register_failed = container.register_processed_part, container.register_failed_reducer
         container.register_processed_part, container.register_failed_reducer = self.register, self.register_failed
 
     def register_failed(self, peer_index: int) -> None:
-        """Keep this peer's own parts for those that a reducer has not returned."""
+        """Keep this peer's own parts where a reducer has returned none."""
         self.failed.add(self.ordered_peer_ids[peer_index])
         self._register_failed(peer_index)
 
     def register(self, peer_index: int, part_index: int, delta: Tensor) -> None:
-        """Take what a reducer returned, as its difference from this peer's part, unless it is impossible."""
+        """Take a reducer's average, as its difference from this peer's part, if it is plausible."""
         peer = self.ordered_peer_ids[peer_index]
         if peer != self.peer_id and peer not in self.trusted and peer not in self.failed:
             try:
@@ -100,7 +100,7 @@ class RuleRunner(AllReduceRunner):
             except ValueError as error:
                 self.impossible.add(peer)
                 logger.warning(f"{peer} returned {error}: ignored in this round")
-                raise AllreduceException(f"{peer} returned no average") from None
+                raise AllreduceException(f"{peer} returned no valid average") from None
         elif peer not in self.failed and self.judges_trusted and not self.is_near(peer_index, part_index, delta):
             self.kept_parts += 1
             delta = torch.zeros_like(delta)
@@ -114,10 +114,10 @@ class RuleRunner(AllReduceRunner):
         return float(delta.norm()) <= self.max_shift * size_of(own, self.root_mean_square)
 
     def check(self, peer: PeerID, peer_index: int, part_index: int, delta: Tensor) -> None:
-        """Keep the receipt for a part; ValueError if it has none, or can be no average."""
+        """Keep the receipt for a part; ValueError if it has no valid one, or cannot be an average."""
         own, info = self.tensor_part_container._input_parts_by_peer[peer_index][part_index]
         if self.weight >= LEAST_OWN_WEIGHT and not is_possible(own, delta, self.root_mean_square, self.max_shift):
-            raise ValueError("what is no average of the group's tensors")
+            raise ValueError("what cannot be an average of the group's tensors")
         answer, before = self.answers[peer].popleft(), self.receipts.get(peer)
         self.receipts[peer] = check_statement(
             answer.peer_id,
@@ -131,16 +131,16 @@ class RuleRunner(AllReduceRunner):
         )
 
     @property
-    def whole_receipts(self) -> dict[PeerID, Receipt]:
-        """Of those that returned all of their parts: what others have must be the same."""
+    def complete_receipts(self) -> dict[PeerID, Receipt]:
+        """The receipts of reducers that returned all of their parts; they must be the same for all senders."""
         last = dict(zip(self.ordered_peer_ids, self.tensor_part_container.num_parts_by_peer, strict=True))
         return {peer: receipt for peer, receipt in self.receipts.items() if receipt.part == last[peer] - 1}
 
     def averaged_weights(self) -> dict[str, float]:
-        """By peer id, what each sender's parts counted for that this peer reduced."""
+        """The weight, by peer id, of each sender in the parts that this peer reduced."""
         parts, reducer = len(self.parts_for_local_averaging), self.tensor_part_reducer
         counted = zip(self.sender_peer_ids, reducer.counted_weights, strict=True)
-        # A sender that sends parts twice counts for no more than the largest weight, either.
+        # Sending parts twice does not exceed the largest weight either.
         return {peer.to_base58(): min(weight / parts, reducer.max_weight) for peer, weight in counted if weight}
 
     def _get_peer_stub(self, peer: PeerID) -> Any:
@@ -175,9 +175,9 @@ class RuleRunner(AllReduceRunner):
 
 
 def is_possible(own: Tensor, delta: Tensor, root_mean_square: float, max_shift: float) -> bool:
-    """Whether a part, sent as `own` and returned as `own + delta`, may be an average of parts that clipping allows.
+    """Whether a part, sent as `own` and returned as `own + delta`, can be an average of clipped parts.
 
-    Clipping rejects what is farther from the centre than REJECT_RADII radii.
+    Clipping rejects parts farther than REJECT_RADII radii from the centre.
     """
     size = size_of(own, root_mean_square)
     returned, shift = float((own + delta).norm()), float(delta.norm())
@@ -185,5 +185,5 @@ def is_possible(own: Tensor, delta: Tensor, root_mean_square: float, max_shift: 
 
 
 def size_of(part: Tensor, root_mean_square: float) -> float:
-    """A part's norm, or that of a part of its sender's root mean square: single parts may be nearly zero by chance."""
+    """A part's norm, at least that of its sender's root mean square: a single part may be nearly zero by chance."""
     return max(float(part.norm()), root_mean_square * math.sqrt(part.numel()))

@@ -1,4 +1,4 @@
-"""Weights, averaged over the peers that are at the same step."""
+"""Averaging of weights over the peers that are at the same step."""
 
 from collections.abc import Callable
 from statistics import median_high
@@ -15,17 +15,17 @@ from torch import Tensor
 from training.swarm.averaging.averagers import FilteredAverager, has_succeeded
 
 STALE_EPOCH = -1
-"""Reported by peers whose weights are not those of the current step."""
+"""Reported by peers whose weights are older than the current step."""
 STALE_WEIGHT = 1e-6
-"""Weight of a peer that became stale after it reported a step: negligible beside others, yet enough for a mean where
+"""Weight of a peer that became stale after it reported its step: negligible next to others, yet enough for a mean if
 all are stale."""
 
 
 class WeightAverager(FilteredAverager, TrainingStateAverager):
-    """Averages the weights and keeps track of which step they belong to.
+    """Averages the weights and tracks the step that they belong to.
 
     Args:
-        lr_of_epoch: the learning rate of the step after that many epochs.
+        lr_of_epoch: maps an epoch to the learning rate of the step that follows it.
     """
 
     max_shift = 0.5
@@ -34,16 +34,16 @@ class WeightAverager(FilteredAverager, TrainingStateAverager):
     weights_epoch: int
     """The step of the weights: `local_epoch`, or the one before while a delayed step is running."""
     times_applied: int
-    """How often the model got its weights from here."""
+    """How often the averager has written weights into the model."""
     stale: bool
-    """The weights are older than `local_epoch`: they do not count until the next average."""
+    """Whether the weights are older than `local_epoch`; they have no weight until the next average."""
     missed_steps: int
-    """Steps up to `weights_epoch` that are not in the weights."""
+    """Steps up to `weights_epoch` that the weights do not contain."""
 
     def __init__(self, *, lr_of_epoch: Callable[[int], float], **options: Any):
         self.lr_of_epoch = lr_of_epoch
         self.skip_next_round = False
-        """Set when the gradients of the step were averaged with nobody."""
+        """Set if the step's gradients were averaged with nobody."""
         self._control: StepControl | None = None
         self.weights_epoch = self.times_applied = self.missed_steps = 0
         self.stale = False
@@ -57,7 +57,7 @@ class WeightAverager(FilteredAverager, TrainingStateAverager):
             group["lr"] = self.lr_of_epoch(self.local_epoch)
         for state in self.optimizer.state.values():
             if "step" in state and not isinstance(state["step"], Tensor):
-                state["step"] = self.local_epoch  # newcomers started counting late
+                state["step"] = self.local_epoch  # a newcomer started to count late
 
     def _apply_optimizer_parameters_(self) -> None:
         super()._apply_optimizer_parameters_()
@@ -65,7 +65,7 @@ class WeightAverager(FilteredAverager, TrainingStateAverager):
 
     @property
     def preferred(self) -> frozenset[PeerID]:
-        # A donor takes every step with the averaged gradients: its weights are everybody's, or better.
+        # A donor takes every step with the averaged gradients, so its weights are at least as good as anybody's.
         return self.host.donors
 
     def excluded_from(self, group_info: GroupInfo) -> set[PeerID]:
@@ -82,11 +82,11 @@ class WeightAverager(FilteredAverager, TrainingStateAverager):
         timeout: float | None = None,
     ) -> None:
         if averaging_control is not None and (averaging_control.triggered or averaging_control.done()):
-            averaging_control = None  # it found nobody; hivemind would make a new one without regard to `stale`
+            averaging_control = None  # it found nobody; hivemind would create a new one that ignores `stale`
         skipped = averaging_round and self.skip_next_round
         self.skip_next_round = False
         if skipped:
-            # A peer that found no group would look for this one while the others look for their next gradients.
+            # A peer that found no group would look for this one while the others already look for the next step's.
             if averaging_control is not None:
                 averaging_control.cancel()
             averaging_round, averaging_control = False, None
@@ -110,11 +110,11 @@ class WeightAverager(FilteredAverager, TrainingStateAverager):
             self.mark_current()
 
     def mark_current(self) -> None:
-        """The weights are those of `local_epoch`, with all steps in them."""
+        """Declare that the weights are those of `local_epoch` and contain all steps."""
         self.stale, self.missed_steps = False, 0
 
     def skip_to(self, epoch: int) -> None:
-        """Count the steps up to `epoch` as taken; the next average of the weights brings them."""
+        """Count the steps up to `epoch` as taken; the next average of the weights will contain them."""
         self.missed_steps += epoch - self.local_epoch
         self.local_epoch, self.stale = epoch, True
 
@@ -124,14 +124,14 @@ class WeightAverager(FilteredAverager, TrainingStateAverager):
         return super().schedule_step(scheduled_time, **options)
 
     def stop_matchmaking(self) -> None:
-        """Stop looking for a group; a running all-reduce is left to finish."""
+        """Stop looking for a group; a running all-reduce continues."""
         control = self._control
         if control is not None and not control.done() and control.stage != AveragingStage.RUNNING_ALLREDUCE:
             control.cancel()
 
 
 def out_of_step(group_info: GroupInfo) -> set[PeerID]:
-    """The members of a group that report another step than the median."""
+    """The members of a group whose reported step is not the median."""
     reported = zip(group_info.peer_ids, group_info.gathered, strict=True)
     epochs = {peer: epoch for peer, content in reported if (epoch := reported_epoch(content)) is not None}
     current = median_high([epoch for epoch in epochs.values() if epoch != STALE_EPOCH] or [STALE_EPOCH])
@@ -139,11 +139,11 @@ def out_of_step(group_info: GroupInfo) -> set[PeerID]:
 
 
 def reported_epoch(content: bytes) -> int | None:
-    """The step that a member of a group reports; None for peers without weights, STALE_EPOCH for garbage."""
+    """The step in a member's report; None for peers without weights, STALE_EPOCH if malformed."""
     try:
         _bandwidth, mode, gathered = MSGPackSerializer.loads(content)
         epoch = MSGPackSerializer.loads(gathered)
-    except Exception:  # a stranger's bytes may raise anything
+    except Exception:  # untrusted bytes may raise anything
         return STALE_EPOCH
     if mode == AveragingMode.AUX.value:
         return None

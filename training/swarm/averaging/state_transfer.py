@@ -1,4 +1,4 @@
-"""The state that newcomers download: weights and optimizer statistics, nothing else."""
+"""Transfer of the state that newcomers download: weights and optimizer statistics."""
 
 import asyncio
 import math
@@ -32,26 +32,26 @@ from training.swarm.averaging.state_validation import (
 from training.swarm.averaging.wire_checks import check_tensor
 
 STATE_SLACK_BYTES = 2**20
-"""A state on the wire may be this much larger than its tensors: metadata and framing."""
+"""Allowance for metadata and framing of a state on the wire."""
 WEIGHTS_POLL_S = 0.05
 MAX_DONORS = 8
-"""Asked per attempt: anybody can announce a state."""
+"""Asked per attempt, since anybody can announce a state."""
 PROCESS_GRACE_S = 30.0
-"""Wait this much longer than a download may take for the process that downloads."""
+"""How much longer than a download may take to wait for the averager's process."""
 
 
 class SwarmStateAverager(WeightAverager):
-    """Averages weights, hands out the state, and downloads it from others.
+    """Averages weights, serves the state, and downloads it from others.
 
     Args:
         last_epoch: the end of the schedule; states of later steps are refused.
-        first_epoch: the step at which the run began; where it is not 0, only a donor can know that step's weights.
+        first_epoch: the step at which the run began; unless it is 0, only donors have that step's weights.
     """
 
     validate: Callable[[Sequence[Tensor]], None] | None = None
-    """Gets downloaded parameters in the order of `main_parameters`; raises StateRefused if they are bad."""
+    """Takes downloaded parameters in the order of `main_parameters`; raises StateRefused if they are bad."""
     on_download: Callable[[int, int, str], None] = staticmethod(lambda *_: None)
-    """Called with bytes received, bytes in all and the donor while a state arrives."""
+    """Called during a download with the bytes received, the total bytes and the donor."""
 
     def __init__(
         self,
@@ -76,20 +76,19 @@ class SwarmStateAverager(WeightAverager):
 
     @property
     def version(self) -> tuple[int, int, int]:
-        """Changes whenever the weights do."""
+        """Changes with the weights."""
         return self.weights_epoch, self.missed_steps, self.downloads
 
     @property
     def state_epoch(self) -> int:
-        """The step that the weights are of, without steps that were only counted."""
+        """The step of the weights, without steps that were only counted."""
         return max(0, self.weights_epoch - self.missed_steps)
 
     @torch.no_grad()
     def get_current_state(self) -> tuple[dict[str, Any], list[Tensor], list[CompressionInfo]]:
-        """For a newcomer: (metadata with the epoch and the SHA-256 of the tensors, tensors, their compression info).
+        """For a newcomer: (metadata with the `state_epoch` and the SHA-256 of the tensors, tensors, compression info).
 
-        One copy per epoch, as the weights may change while they are sent. The epoch is that of the weights, without
-        steps that were only counted.
+        Copied once per epoch, as the weights may change while they are sent.
         """
         with self._snapshot_lock:
             self.await_weights()
@@ -106,14 +105,14 @@ class SwarmStateAverager(WeightAverager):
         return metadata, tensors, [CompressionInfo.from_tensor(tensor, key=i) for i, tensor in enumerate(tensors)]
 
     def await_weights(self) -> None:
-        """Wait for a step that is counted to reach the weights, for as long as an all-reduce may take."""
+        """Wait until the weights contain the counted steps, for as long as an all-reduce may take."""
         deadline = time.monotonic() + (self._allreduce_timeout or math.inf)
         while self.weights_epoch != self.local_epoch and time.monotonic() < deadline:
             time.sleep(WEIGHTS_POLL_S)
         wait(list(self.pending_updates), max(0.0, deadline - time.monotonic()))
 
     def announced_donors(self) -> dict[PeerID, float]:
-        """Other peers that are announced as donors, and of which epoch; anybody can announce anybody."""
+        """Peers that are announced as donors, with the announced epochs; anybody can announce anybody."""
         found = self.dht.get(f"{self.prefix}.all_averagers", latest=True)
         entries = found.value if found is not None and isinstance(found.value, dict) else {}
         return {
@@ -125,7 +124,7 @@ class SwarmStateAverager(WeightAverager):
         }
 
     def known_donors(self) -> list[PeerID]:
-        """Whom to ask for a state: the run's own donors first, whatever is announced, then the newest."""
+        """The peers to ask for a state: the run's own donors first, announced or not, then the newest states."""
         announced = self.announced_donors()
         donors = list(announced.keys() | self.host.donors - {self.peer_id})
         random.shuffle(donors)
@@ -138,24 +137,24 @@ class SwarmStateAverager(WeightAverager):
         min_epoch: int | None = None,
         max_epoch: float = math.inf,
         *,
-        strangers: bool = True,
+        donors_only: bool = False,
         **_: Any,
     ) -> bool:
-        """Adopt the first good state; returns whether a donor signed it, if the run names any.
+        """Adopt the first valid state; returns whether a donor of the run signed it, or True if the run names none.
 
         Args:
-            timeout: seconds for each of the run's donors, and for all others together, who may be made up.
+            timeout: seconds for each of the run's donors, and for all other peers together.
             min_epoch: earlier states are not downloaded; by default this peer's own step.
-            max_epoch: later ones that no donor signed are refused.
-            strangers: also ask peers other than the run's donors.
+            max_epoch: later states are refused unless a donor signed them.
+            donors_only: ask no other peers than the run's donors.
 
-        Raises StateRefused if none is good; it says what was wrong with each.
+        Raises StateRefused if none is valid; it says what was wrong with each.
         """
         min_epoch = max(self.first_epoch, self.local_epoch if min_epoch is None else min_epoch)
         refusals, left_s = [], math.inf if timeout is None else timeout
         for donor in self.known_donors():
             named, began_s = donor in self.host.donors, time.monotonic()
-            if not named and not (strangers and left_s > 0):
+            if not named and (donors_only or left_s <= 0):
                 continue
             try:
                 metadata, tensors = self.download(donor, timeout if named else left_s, min_epoch)
@@ -167,13 +166,13 @@ class SwarmStateAverager(WeightAverager):
             except StateRefused as refusal:
                 refusals.append(f"{donor.to_base58()[-8:]}: {refusal}")
             left_s -= 0.0 if named else time.monotonic() - began_s
-        raise StateRefused("; ".join(refusals) or "nobody hands out a state")
+        raise StateRefused("; ".join(refusals) or "nobody serves a state")
 
     def check_unsigned(self, metadata: Any, max_epoch: float) -> None:
-        """StateRefused unless a state that no donor signed may be adopted if its held-out loss is good."""
+        """StateRefused if a state without a donor's signature is refused whatever its held-out loss."""
         check_epoch(metadata, self.first_epoch)
         if metadata["epoch"] == self.first_epoch > 0:
-            raise StateRefused("is of the step at which the run began, and no donor signed it")
+            raise StateRefused("is of the run's first step, and no donor signed it")
         if metadata["epoch"] > max_epoch:
             raise StateRefused(f"is of step {metadata['epoch']}, which no donor has reached")
         if self.validate is None:
@@ -196,7 +195,7 @@ class SwarmStateAverager(WeightAverager):
         deadline = time.monotonic() + (math.inf if timeout is None else timeout + PROCESS_GRACE_S)
         while True:
             if time.monotonic() > deadline or not self.is_alive():
-                raise StateRefused("the process that downloads does not answer")
+                raise StateRefused("the averager's process does not answer")
             try:
                 outcome = future.result(timeout=0.5)
                 break
@@ -209,14 +208,14 @@ class SwarmStateAverager(WeightAverager):
         return metadata, tensors
 
     async def _download_state(self, donor: PeerID, *, timeout: float | None, future: MPFuture, **limits: Any) -> None:
-        """Runs in the averager's process; the future gets (metadata, tensors) or an error message."""
+        """Runs in the averager's process; the future receives (metadata, tensors) or an error message."""
         try:
             future.set_result(await asyncio.wait_for(self._receive_state(donor, **limits), timeout))
         except TimeoutError:
             future.set_result(f"took longer than {timeout:.0f} s")
         except StateRefused as refusal:
             future.set_result(str(refusal))
-        except Exception as error:  # whatever a peer does wrong, the next one is asked
+        except Exception as error:  # whatever this peer does wrong, the next one is asked
             future.set_result(f"{type(error).__name__}: {error}".splitlines()[0][:200])
 
     async def _receive_state(
@@ -235,7 +234,7 @@ class SwarmStateAverager(WeightAverager):
             check_tensor(message, *expected[len(tensors)])
             tensors.append(deserialize_torch_tensor(message))
 
-        # A donor in the middle of an all-reduce sends nothing until that ends.
+        # A donor sends nothing during an all-reduce.
         async for message in aiter_with_timeout(stream, timeout=self._allreduce_timeout):
             if message.metadata and metadata is None:
                 metadata = self.serializer.loads(message.metadata)
@@ -252,12 +251,12 @@ class SwarmStateAverager(WeightAverager):
         if parts:
             take_tensor()
         if metadata is None:
-            raise StateRefused("has no state to hand out")
+            raise StateRefused("has no state to serve")
         return metadata, tensors
 
     @torch.no_grad()
     def adopt(self, metadata: Any, tensors: Sequence[Tensor]) -> None:
-        """Continue from a donor's state; StateRefused, with nothing changed, unless it is whole, finite and good."""
+        """Continue from a donor's state; StateRefused, with nothing changed, unless it passes all checks."""
         own = self.state_tensors()
         check_epoch(metadata, self.local_epoch, self.last_epoch)
         check_state(metadata, tensors, own)

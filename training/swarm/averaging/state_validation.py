@@ -1,5 +1,4 @@
-"""Whether a downloaded state can be accepted: its step, its shape, its checksum, who signed it, and its loss on
-held-out samples."""
+"""Checks of a downloaded state: its step, shapes, checksum, signature and held-out loss."""
 
 import hashlib
 import json
@@ -19,15 +18,15 @@ from training.swarm.host_peers import owner_peer
 from training.swarm.observe.peer_metrics import OWNER
 
 MAX_LOSS_RATIO = 1.2
-"""A downloaded state may have this many times the held-out loss of the current weights; the rest is chance."""
+"""The held-out loss of a downloaded state may be this many times that of the current weights."""
 
 
 class StateRefused(Exception):
-    """A donor's state is not accepted; the message says why."""
+    """A donor's state is rejected; the message says why."""
 
 
 def tensors_sha256(tensors: Sequence[Tensor]) -> str:
-    """Of the tensors' bytes, one tensor after the other."""
+    """The SHA-256 of the tensors' concatenated bytes."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
@@ -37,7 +36,7 @@ def tensors_sha256(tensors: Sequence[Tensor]) -> str:
 def check_epoch(metadata: Any, min_epoch: int, last_epoch: float = math.inf) -> None:
     """StateRefused unless the state names its step and the step lies in [min_epoch, last_epoch]."""
     if not (isinstance(metadata, dict) and type(metadata.get("epoch")) is int and metadata["epoch"] >= 0):
-        raise StateRefused("does not say its step")
+        raise StateRefused("does not name its step")
     if metadata["epoch"] < min_epoch:
         raise StateRefused(f"is of step {metadata['epoch']}, behind {min_epoch}")
     if metadata["epoch"] > last_epoch:
@@ -45,29 +44,29 @@ def check_epoch(metadata: Any, min_epoch: int, last_epoch: float = math.inf) -> 
 
 
 def check_state(metadata: Any, tensors: Sequence[Tensor], own: Sequence[Tensor]) -> None:
-    """StateRefused unless the tensors have the shapes and types of `own`, arrived unchanged and are finite."""
+    """StateRefused unless the tensors have the shapes and types of `own`, match their checksum and are finite."""
     check_epoch(metadata, 0)
     if [(tensor.shape, tensor.dtype) for tensor in tensors] != [(tensor.shape, tensor.dtype) for tensor in own]:
         raise StateRefused("is the state of another model")
     if metadata.get("sha256") != tensors_sha256(tensors):
-        raise StateRefused("did not arrive as it was sent (checksum)")
+        raise StateRefused("does not match its checksum")
     if not all(torch.isfinite(tensor).all() for tensor in tensors if tensor.is_floating_point()):
-        raise StateRefused("has numbers that are not finite")
+        raise StateRefused("has values that are not finite")
 
 
 def sign_state(metadata: dict[str, Any], run: str, key: RSAPrivateKey) -> dict[str, Any]:
-    """The metadata with the signature of `key` over its step and checksum, in this run."""
+    """The metadata with the signature of `key` over the run id, the step and the checksum."""
     owner = RSASignatureValidator(key).local_public_key
     return {**metadata, "owner": owner, "signature": key.sign(signed_content(metadata, run))}
 
 
 def signer_of(metadata: Any, run: str) -> PeerID | None:
-    """The peer that signed a state's metadata in this run; None without a valid signature."""
+    """The peer that signed a state's metadata for this run; None without a valid signature."""
     try:
         [key] = OWNER.findall(metadata["owner"])
         valid = RSAPublicKey.from_bytes(key).verify(signed_content(metadata, run), metadata["signature"])
         return owner_peer(metadata["owner"]) if valid else None
-    except Exception:  # a stranger's bytes may raise anything
+    except Exception:  # untrusted bytes may raise anything
         return None
 
 
@@ -78,10 +77,10 @@ def signed_content(metadata: dict[str, Any], run: str) -> bytes:
 def validate_state(
     gradients: GradientComputer, heldout: Batch, current: Sequence[Tensor], offered: Sequence[Tensor]
 ) -> None:
-    """StateRefused if the offered parameters do much worse on held-out samples than the current ones.
+    """StateRefused if the offered parameters have a much higher held-out loss than the current ones.
 
     Args:
-        current: the parameters of the model of `gradients`, in the order of `offered`; unchanged afterwards.
+        current: the parameters of the model of `gradients`, in the order of `offered`; restored afterwards.
     """
     before = gradients.measure(heldout)["heldout_loss"]
     kept = [parameter.detach().clone() for parameter in current]
@@ -91,7 +90,7 @@ def validate_state(
     finally:
         copy_all(current, kept)
     if not (after <= MAX_LOSS_RATIO * before or (math.isfinite(after) and not math.isfinite(before))):
-        raise StateRefused(f"has a held-out loss of {after:.3g}, the current weights {before:.3g}")
+        raise StateRefused(f"has a held-out loss of {after:.3g}, the current weights have {before:.3g}")
 
 
 @torch.no_grad()

@@ -1,1 +1,1 @@
-"""The host's own peers, and its checkpoints."""
+"""The host's own peers and the checkpoints of its run."""

@@ -1,4 +1,4 @@
-"""Measures held-out losses and writes checkpoints on a thread, so that a donor misses no step."""
+"""Measures the held-out loss and writes checkpoints on a thread, so that a donor misses no step."""
 
 import math
 import threading
@@ -25,7 +25,7 @@ from training.swarm.peer.gradient_worker import build_model
 from training.swarm.preflight.checks import codes_of
 
 MAX_CPU_SAMPLES = 64
-"""Held-out samples without a GPU."""
+"""Most held-out samples without a GPU."""
 SAMPLES_AT_ONCE = 4
 """Measured between two calls of `stopped`."""
 RETRY_S = 30.0
@@ -35,9 +35,9 @@ class Checkpointer:
     """Saves and measures the state of a run.
 
     Args:
-        heldout: samples to measure, if any.
-        on_change: called when a number below has changed.
-        stopped: whether to finish soon, without measuring; called on any thread.
+        heldout: samples for the held-out loss; None measures nothing.
+        on_change: called when an attribute has changed.
+        stopped: whether to stop soon, without measuring; called on any thread.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class Checkpointer:
         self.saved_step = 0
         self.loss_guard = LossGuard()
         self.go_back_to: int | None = None
-        """The step of the checkpoint to which the run must return, once its loss has risen too far."""
+        """The step of the checkpoint to roll back to, once the held-out loss has risen too far."""
         self.members: Sequence[str] = ()
-        """Who took part in the steps before the state that is measured."""
+        """The peers that took part in the steps before the measured state."""
 
     def restore(self, model: Dalle) -> tuple[int, list[Tensor]] | None:
-        """See Checkpoints.restore; a state that was saved without its held-out loss is measured on the thread."""
+        """As Checkpoints.restore; also measures the held-out loss, on the thread, if the checkpoint has none."""
         found = self.checkpoints.restore(model)
         if found is not None:
             self.saved_step = self.measured_step = found[0]
@@ -83,7 +83,7 @@ class Checkpointer:
         self.worker.start()
 
     def measure_restored(self, step: int, heldout: Batch) -> None:
-        """What the run may go back to needs a loss: the weights that it began with have none yet."""
+        """Measure a restored checkpoint: without a held-out loss, the run could not be rolled back to it."""
         with self.reported(f"the held-out loss of step {step} was not measured"):
             self.heldout_loss = self.measure(heldout)
             self.loss_guard.limit(self.heldout_loss)
@@ -91,13 +91,13 @@ class Checkpointer:
             self.on_change()
 
     def poll(self, step: int, optimizer: SwarmOptimizer, model: Dalle) -> None:
-        """Start what is due at this step; returns once the state is copied."""
+        """Start the measurement or checkpoint that is due at this step; returns once the state is copied."""
         is_due = self.checkpoints.is_due(step)
         if not is_due and not self.is_measuring_due(step):
             return
         if self.worker is not None and self.worker.is_alive():
             if is_due:
-                self.on_notice(f"the checkpoint before step {step} is still being written; this one is skipped")
+                self.on_notice(f"the checkpoint of step {step} is skipped: the previous one is still being written")
                 self.checkpoints.last_attempt = step
             return
         self.take_copy(optimizer, model)
@@ -116,7 +116,7 @@ class Checkpointer:
         self.statistics = [tensor.clone() for tensor in averager.state_tensors()[len(averager.main_parameters) :]]
 
     def measure_and_save(self, step: int, save: bool) -> None:
-        """Measure the copy and save it; runs on the thread."""
+        """Measure and save the copy; runs on the thread."""
         if self.heldout is not None:
             self.heldout_loss, self.measured_step = math.nan, step
             with self.reported(f"the held-out loss of step {step} was not measured"):
@@ -136,7 +136,7 @@ class Checkpointer:
             self.on_notice(f"{what}: {type(error).__name__}: {error}")
 
     def measure(self, heldout: Batch) -> float:
-        """The copy's loss in nats; nan if stopped before it was known."""
+        """The copy's held-out loss in nats; nan if stopped meanwhile."""
         loss_sum = 0.0
         for part in zip(*(tensor.split(SAMPLES_AT_ONCE) for tensor in heldout), strict=True):
             if self.stopped():
@@ -146,18 +146,19 @@ class Checkpointer:
         return loss_sum / len(heldout.text_ids)
 
     def judge(self, step: int, loss: float) -> None:
-        """Say so if the run must go back, and where to."""
+        """If the loss has risen too far, request a rollback to the last good checkpoint."""
         limit = self.loss_guard.limit(loss)
         if limit is None or self.go_back_to is not None:
             return
         risen = f"the held-out loss of step {step} is {loss:.4g}, more than {limit:.4g}"
         good = last_good(self.saved(), limit)
         if self.settings.swarm.rollbacks >= MAX_ROLLBACKS or good is None:
-            self.on_notice(f"{risen}; no {'further' if good else 'good'} checkpoint to go back to, look at the run")
+            why = f"{MAX_ROLLBACKS} rollbacks did not help" if good else "there is no good checkpoint to go back to"
+            self.on_notice(f"{risen}; {why}, so the run needs your attention")
             return
         self.go_back_to = good.step
         self.on_notice(
-            f"{risen}: back to the checkpoint of step {good.step}. These took part in the latest steps: "
+            f"{risen}: rolling back to the checkpoint of step {good.step}. Members of the latest steps: "
             f"{', '.join(self.members) or 'nobody'}"
         )
 
@@ -172,16 +173,13 @@ class Checkpointer:
     def close(
         self, step: int, optimizer: SwarmOptimizer, model: Dalle, wait: Callable[[float], bool] = lambda _: True
     ) -> None:
-        """Save the state at which the run stops.
-
-        Saving the run's final state is retried until it succeeds or `wait(seconds)` is true.
-        """
+        """Save the state upon leaving; the final state is retried until it is saved or `wait(seconds)` is true."""
         if self.worker is not None:
             self.worker.join()
         if step <= self.saved_step:
             return
         self.take_copy(optimizer, model)
-        if step < self.settings.total_steps:  # do not keep the user waiting for a measurement
+        if step < self.settings.total_steps:  # the user need not wait for a measurement
             self.save(step, math.nan)
             return
         self.measure_and_save(step, save=True)
@@ -195,7 +193,7 @@ class Checkpointer:
 
 
 def heldout_batch(settings: SwarmSettings, tokenizer: Path, on_notice: OnNotice, device: str = "cpu") -> Batch | None:
-    """The held-out samples, the same on all machines; None, with a notice, if the data cannot be read from here."""
+    """The held-out samples, the same on all machines; None, with a notice, if this machine cannot read the data."""
     recipe = settings.recipe
     count = recipe.data.heldout_samples if device != "cpu" else min(recipe.data.heldout_samples, MAX_CPU_SAMPLES)
     try:
@@ -208,7 +206,7 @@ def heldout_batch(settings: SwarmSettings, tokenizer: Path, on_notice: OnNotice,
 
 
 def resume_from(optimizer: SwarmOptimizer, epoch: int, statistics: list[Tensor]) -> None:
-    """Continue at this step of the swarm with the current weights and these statistics; without any, with new ones.
+    """Continue from this epoch with the current weights and these statistics, or with new statistics if empty.
 
     StateRefused if the statistics do not fit the optimizer.
     """

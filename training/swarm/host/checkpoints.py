@@ -1,7 +1,7 @@
-"""Saved states of a run, each a folder that is complete or absent, and the rollback to one of them.
+"""Checkpoints of a run, each a folder that is complete or absent, and the rollback to one of them.
 
 RUN_DIR/checkpoints/step-NNNNNN/ has model/ (a model folder), state.safetensors (the optimizer's statistics) and
-checkpoint.json, which names the step, the run and what the files hash to.
+checkpoint.json, with the step, the run id and the hashes of the files.
 """
 
 import dataclasses
@@ -45,10 +45,10 @@ class Checkpoint:
 
     Args:
         step: of the schedule.
-        run: the run id it was written under.
+        run: the run id under which it was saved.
         heldout_loss: in nats; nan if not measured.
         saved_at: seconds since 1970.
-        sha256: by file.
+        sha256: by file name.
     """
 
     folder: Path
@@ -59,7 +59,7 @@ class Checkpoint:
     sha256: dict[str, str]
 
     def check(self) -> None:
-        """ValueError unless all its files are as they were written."""
+        """ValueError unless all files match their hashes."""
         for name in HASHED_FILES:
             path = self.folder / name
             if not path.is_file():
@@ -97,7 +97,7 @@ def list_checkpoints(run_dir: Path, on_notice: OnNotice) -> list[Checkpoint]:
 
 
 def steps_to_keep(steps: Iterable[int], every: int) -> set[int]:
-    """Of checkpoints made every `every` steps: the newest KEPT_NEWEST and about one in KEPT_ONE_IN older ones."""
+    """Of checkpoints at intervals of `every`, the newest KEPT_NEWEST and about one in KEPT_ONE_IN older ones."""
     ordered = sorted(steps)
     span = max(1, every) * KEPT_ONE_IN
     first_of_span: dict[int, int] = {}
@@ -107,11 +107,11 @@ def steps_to_keep(steps: Iterable[int], every: int) -> set[int]:
 
 
 class Checkpoints:
-    """Where the donors of a machine save: one at a time, and each step once.
+    """The checkpoints of a run, to which the donors of a machine write: one at a time, and each step once.
 
     Args:
         settings: of the run; its schedule's `checkpoint_every` is the interval in steps.
-        vqgan: folder that goes into the model folders, so that `generate` can use them.
+        vqgan: folder that is copied into the model folders, so that `generate` can use them.
         vqgan_fingerprint: of the VQGAN that made the codes.
     """
 
@@ -128,7 +128,7 @@ class Checkpoints:
         self.vqgan, self.vqgan_fingerprint = vqgan, vqgan_fingerprint
         self.every = settings.recipe.schedule.checkpoint_every
         self.failed = 0
-        """Checkpoints that could not be written."""
+        """How many checkpoints could not be written."""
         self.root = run_dir / FOLDER
         with self.locked():
             for leftover in self.root.glob(".*.tmp"):
@@ -137,13 +137,13 @@ class Checkpoints:
 
     @classmethod
     def of_host(cls, run_dir: Path, settings: SwarmSettings, host: HostConfig, on_notice: OnNotice) -> Self:
-        """As host.json says."""
+        """With the VQGAN that host.json names."""
         vqgan = None if host.vqgan is None else Path(host.vqgan)
         return cls(run_dir, settings, vqgan=vqgan, vqgan_fingerprint=host.vqgan_fingerprint, on_notice=on_notice)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other donors from writing; the kernel releases the lock of one that is killed."""
+        """Exclude other writers; the kernel releases the lock of a killed process."""
         with open(self.run_dir / LOCK, "a", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -156,7 +156,7 @@ class Checkpoints:
         for checkpoint in reversed(list_checkpoints(self.run_dir, self.on_notice)):
             run_id = self.settings.run_id
             if recipe_of(checkpoint.run) != recipe_of(run_id):
-                raise UserError(f"{checkpoint.folder} is of another run, {checkpoint.run}; this one is {run_id}")
+                raise UserError(f"{checkpoint.folder} belongs to another run, {checkpoint.run}; this one is {run_id}")
             try:
                 statistics = load_checkpoint(checkpoint, model)
             except ValueError as error:
@@ -167,51 +167,51 @@ class Checkpoints:
         return None
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is due at this step; a donor may skip the exact multiple."""
+        """Whether a checkpoint is due at this step; a donor may miss the exact multiple."""
         if step >= self.settings.total_steps:
             return self.last_attempt < step
         return self.every > 0 and step // self.every > self.last_attempt // self.every
 
     def save(self, step: int, model: Dalle, statistics: Sequence[Tensor], heldout_loss: float) -> bool:
-        """Write a checkpoint and remove old ones.
+        """Write a checkpoint and remove old ones; returns whether it was written.
 
-        A full disk is counted and reported, and returns False; earlier checkpoints stay.
+        A failure, such as a full disk, is counted and reported; earlier checkpoints stay.
         """
         self.last_attempt = step
-        place = self.root / f"step-{step:06d}"
+        folder = self.root / f"step-{step:06d}"
         try:
             with self.locked():
-                if not is_intact(place):
-                    remove(place)
-                    self.write(place, step, model, statistics, heldout_loss)
+                if not is_intact(folder):
+                    remove(folder)
+                    self.write(folder, step, model, statistics, heldout_loss)
                 self.prune()
         except (OSError, SafetensorError) as error:
             self.failed += 1
             is_last = step >= self.settings.total_steps
-            consequence = "make room, it is tried again" if is_last else "training goes on"
+            consequence = "free some space, it will be retried" if is_last else "training goes on"
             self.on_notice(f"the checkpoint of step {step} could not be written ({error}); {consequence}")
             return False
         return True
 
     def record_loss(self, step: int, heldout_loss: float) -> None:
-        """Add the held-out loss, nats, to a checkpoint that was saved without it; nan adds nothing."""
-        place = self.root / f"step-{step:06d}" / META
+        """Add the held-out loss, in nats, to a checkpoint that was saved without it; nan adds nothing."""
+        path = self.root / f"step-{step:06d}" / META
         with self.locked():
-            if math.isfinite(heldout_loss) and place.exists():
-                write_json(place, {**read_json(place), "heldout_loss": heldout_loss})
+            if math.isfinite(heldout_loss) and path.exists():
+                write_json(path, {**read_json(path), "heldout_loss": heldout_loss})
 
     def begin_with(self, model: Dalle) -> None:
-        """Write the checkpoint that the run begins with, unless it has one that is whole."""
+        """Write the run's first checkpoint, unless it has an intact one."""
         with self.locked():
-            if not any(is_intact(checkpoint.folder) for checkpoint in list_checkpoints(self.run_dir, self.on_notice)):
+            if not has_intact_checkpoint(self.run_dir):
                 step = self.settings.first_epoch * self.settings.steps_per_epoch
-                place = self.root / f"step-{step:06d}"
-                remove(place)
-                self.write(place, step, model, [], math.nan)
+                folder = self.root / f"step-{step:06d}"
+                remove(folder)
+                self.write(folder, step, model, [], math.nan)
 
-    def write(self, place: Path, step: int, model: Dalle, statistics: Sequence[Tensor], heldout_loss: float) -> None:
-        """All files into a hidden folder, then one rename. Without statistics the optimizer starts anew from it."""
-        with fresh_folder(place) as fresh:
+    def write(self, folder: Path, step: int, model: Dalle, statistics: Sequence[Tensor], heldout_loss: float) -> None:
+        """Write all files into a hidden folder, then rename it. `statistics` may be empty, for a new optimizer."""
+        with fresh_folder(folder) as fresh:
             save_model(
                 model,
                 fresh / "model",
@@ -231,11 +231,11 @@ class Checkpoints:
             }
             write_json(fresh / META, content)
             fresh.chmod(0o755)
-            os.rename(fresh, place)
+            os.rename(fresh, folder)
             sync_folder(self.root)
 
     def prune(self) -> None:
-        """Remove checkpoints that are no longer kept."""
+        """Remove checkpoints that need not be kept."""
         kept = list_checkpoints(self.run_dir, self.on_notice)
         wanted = steps_to_keep([checkpoint.step for checkpoint in kept], self.every)
         for checkpoint in kept:
@@ -252,8 +252,13 @@ def is_intact(folder: Path) -> bool:
     return True
 
 
+def has_intact_checkpoint(run_dir: Path) -> bool:
+    """Whether the run has a checkpoint to start from."""
+    return any(is_intact(checkpoint.folder) for checkpoint in list_checkpoints(run_dir, silent))
+
+
 def remove(folder: Path) -> None:
-    """Rename before deleting: a half-deleted folder is not a checkpoint."""
+    """Remove a folder. It is renamed first, so that a half-deleted folder is not a checkpoint."""
     if folder.exists():
         hidden = folder.with_name(f".{folder.name}.tmp")
         os.rename(folder, hidden)
@@ -273,14 +278,14 @@ def load_checkpoint(checkpoint: Checkpoint, model: Dalle) -> list[Tensor]:
 
 
 def recipe_of(run_id: str) -> str:
-    """The part of a run id that hashes what all peers agree on, without the name."""
+    """The part of a run id that hashes what all peers must agree on, without the name."""
     return run_id.rpartition("-")[2]
 
 
 def successor(swarm: SwarmSection) -> str:
     """The name of a run after a rollback: emoji, emoji-back1, emoji-back2, ...
 
-    The name is part of the run id, which separates the run from peers that still have the discarded state.
+    The name is part of the run id, so peers that still have the discarded state no longer take part.
     """
     return f"{first_name(swarm.name)}-back{swarm.rollbacks + 1}"
 
@@ -291,7 +296,7 @@ def first_name(name: str) -> str:
 
 
 def rollback(run_dir: Path, step: int, on_notice: OnNotice = silent) -> SwarmSettings:
-    """Take the run back to its checkpoint of `step`; later ones are moved to checkpoints/given-up-NAME/.
+    """Roll a run back to its checkpoint of `step`; later ones are moved to checkpoints/given-up-NAME/.
 
     Returns the new settings. Raises ValueError if there is no such checkpoint or it is damaged.
     """
@@ -304,7 +309,7 @@ def rollback(run_dir: Path, step: int, on_notice: OnNotice = silent) -> SwarmSet
     chosen.check()
     swarm = dataclasses.replace(settings.swarm, name=successor(settings.swarm))
     aside = run_dir / FOLDER / f"{GIVEN_UP}-{settings.swarm.name}"
-    # Move these first: if killed in between, the same command completes the rollback.
+    # Moved first, so that the same command completes a rollback that was killed.
     for checkpoint in kept:
         if checkpoint.step > step:
             aside.mkdir(exist_ok=True)

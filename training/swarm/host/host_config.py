@@ -1,9 +1,9 @@
-"""The host's own peers: their names, addresses and identities."""
+"""host.json: names, addresses and identities of the host's own peers."""
 
 import dataclasses
 import socket
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -19,17 +19,18 @@ CONNECT_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class HostConfig:
-    """The content of host.json, which concerns this machine alone.
+    """The content of host.json, which concerns this machine only.
 
     Args:
         ports: by peer; helpers first.
-        listen: the address that all of them listen on.
-        announce: the address at which others reach this machine.
+        listen: the IPv4 address that all of them listen on.
+        announce: the IPv4 address at which others reach this machine.
         vqgan: folder of the VQGAN that goes into the checkpoints' model folders.
         vqgan_fingerprint: of the VQGAN that made the codes.
         publish: where checkpoints are published.
-        peer_list: file of the peer ids that the run admits, if it goes by a list.
-        helper_of: addresses of the run that this machine runs a helper for; empty if it hosts the run.
+        peer_list: file of the peer ids that the run admits, if it admits by a list.
+        helper_of: addresses of the run for which this machine runs a helper; empty if it hosts the run.
+        init: the files of the model folder that the run began with, see `file_stamps`; empty without one.
     """
 
     ports: dict[str, int]
@@ -40,17 +41,18 @@ class HostConfig:
     publish: str | None = None
     peer_list: str | None = None
     helper_of: Sequence[str] = ()
+    init: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, run_dir: Path) -> Self:
-        """ValueError unless `dalle-lean host` made the folder."""
+        """Read host.json; ValueError unless `dalle-lean host` has written it."""
         path = run_dir / HOST_JSON
         if not path.is_file():
-            raise UserError(f"{path} is missing: {run_dir} is no folder of a run hosted here")
+            raise UserError(f"{path} is missing: {run_dir} is not the folder of a run hosted here")
         try:
             return cls(**read_json(path))
         except TypeError as error:
-            raise UserError(f"{path} is not what this version writes: {error}") from None
+            raise UserError(f"{path} was not written by this version: {error}") from None
 
     def save(self, run_dir: Path) -> None:
         write_json(run_dir / HOST_JSON, dataclasses.asdict(self))
@@ -65,15 +67,15 @@ class HostConfig:
 
     @property
     def leading(self) -> list[str]:
-        """Those who know the run's progress: donors, or the helper of a run hosted elsewhere."""
+        """The peers that report the run's progress: donors, or the helper of a run hosted elsewhere."""
         return self.donors or self.helpers
 
     def address(self, run_dir: Path, name: str) -> str:
-        """How others reach it."""
+        """The address at which others reach this peer."""
         return f"/ip4/{self.announce}/tcp/{self.ports[name]}/p2p/{peer_id(run_dir, name)}"
 
     def local_address(self, run_dir: Path, name: str) -> str:
-        """How this machine's own peers reach it: a router may not loop the public address back."""
+        """The address for peers on this machine, since a router may not loop the public address back."""
         return f"/ip4/{self.local_host}/tcp/{self.ports[name]}/p2p/{peer_id(run_dir, name)}"
 
     @property
@@ -81,12 +83,18 @@ class HostConfig:
         return LOOPBACK if self.listen == EVERYWHERE else self.listen
 
     def is_up(self, name: str) -> bool:
-        """Whether it takes connections."""
+        """Whether this peer accepts connections."""
         try:
             socket.create_connection((self.local_host, self.ports[name]), timeout=CONNECT_TIMEOUT_S).close()
         except OSError:
             return False
         return True
+
+
+def file_stamps(folder: Path) -> dict[str, Sequence[int]]:
+    """Size in bytes and modification time in ns of each file below a folder; they change when it is written to."""
+    files = {str(path.resolve()): path.stat() for path in folder.rglob("*") if path.is_file()}
+    return {path: [status.st_size, status.st_mtime_ns] for path, status in files.items()}
 
 
 def identity_path(run_dir: Path, name: str) -> Path:
@@ -95,7 +103,7 @@ def identity_path(run_dir: Path, name: str) -> Path:
 
 
 def make_identities(run_dir: Path, names: Iterable[str]) -> None:
-    """Create missing private keys, readable by this user only."""
+    """Create missing private keys, readable only by this user."""
     (run_dir / IDENTITIES).mkdir(mode=0o700, exist_ok=True)
     for name in names:
         make_identity(identity_path(run_dir, name))

@@ -1,4 +1,4 @@
-"""The gates of the host's own peers: which keys and passes they have, and the desks of helpers."""
+"""The gates of the host's own peers: their keys and passes, and the helpers' pass issuers."""
 
 from contextlib import suppress
 from functools import partial
@@ -8,9 +8,9 @@ import hivemind
 
 from dalle_lean.errors import UserError
 from training.swarm.admission.bans import BANS, change_bans
-from training.swarm.admission.desk import Desk
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.keys import SigningKey
+from training.swarm.admission.pass_issuer import PassIssuer
 from training.swarm.admission.passes import HELPER
 from training.swarm.admission.service import begin_admission, issue_own
 from training.swarm.averaging.complaints import EVIDENCE, read_evidence
@@ -18,7 +18,7 @@ from training.swarm.config import SwarmSettings
 from training.swarm.host.host_config import IDENTITIES, HostConfig, peer_id
 
 RUN_KEY, HELPER_KEY = "run.key", "helper.key"
-"""In identities/: the run's private key, and that of a helper elsewhere."""
+"""Files in identities/: the run's private key, and the key of a helper that runs elsewhere."""
 PASSES = "passes"
 
 
@@ -35,7 +35,7 @@ def host_gate(run_dir: Path, settings: SwarmSettings, name: str) -> Gate:
 
 
 def host_gate_with_pass(run_dir: Path, settings: SwarmSettings, name: str) -> Gate:
-    """With a new pass if this machine has the run's key; a helper elsewhere has got one from the host."""
+    """The gate, with a new pass if this machine has the run's key; a helper elsewhere gets its pass from the host."""
     gate = host_gate(run_dir, settings, name)
     if run_key_file(run_dir).exists():
         issue_own(gate, SigningKey.load(run_key_file(run_dir)), peer_id(run_dir, name), role_in(name))
@@ -43,28 +43,28 @@ def host_gate_with_pass(run_dir: Path, settings: SwarmSettings, name: str) -> Ga
 
 
 def begin_host_admission(dht: hivemind.DHT, run_dir: Path, settings: SwarmSettings, name: str) -> None:
-    """Keep up with passes and bans; a helper also admits newcomers."""
-    host_config, make_desk = HostConfig.load(run_dir), None
+    """Keep passes and bans up to date; a helper also admits newcomers."""
+    host_config, make_issuer = HostConfig.load(run_dir), None
     run_key = run_key_file(run_dir) if run_key_file(run_dir).exists() else None
     if role_in(name) == HELPER:
-        make_desk = partial(
-            Desk,
+        make_issuer = partial(
+            PassIssuer,
             policy=settings.swarm.admission,
             folder=run_dir,
             key_file=run_key or run_dir / IDENTITIES / HELPER_KEY,
             peer_list=None if host_config.peer_list is None else Path(host_config.peer_list),
         )
-    begin_admission(dht, host_config.helper_of, run_key_file=run_key, make_desk=make_desk)
+    begin_admission(dht, host_config.helper_of, run_key_file=run_key, make_issuer=make_issuer)
 
 
 def ban_proven(run_dir: Path) -> list[str]:
-    """Ban reducers whose own signatures prove that they lied, if this machine has the run's key; returns what to say.
+    """Ban reducers whose own signatures prove that they lied, if this machine has the run's key; returns notices.
 
-    Each proof counts once, so that the host may unban them.
+    Each proof is used once, so that the host can unban them.
     """
     lines, key = [], run_key_file(run_dir)
     for path in sorted((run_dir / EVIDENCE).glob("*.json")):
-        with suppress(FileNotFoundError):  # another of the host's helpers was first
+        with suppress(FileNotFoundError):  # another helper of this host was first
             try:
                 peer = str(read_evidence(path))
                 kept = path.replace(path.with_suffix(".read"))

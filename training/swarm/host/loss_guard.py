@@ -1,4 +1,4 @@
-"""When a run has gone wrong, and how far it goes back."""
+"""Detects when a run has diverged, and chooses the checkpoint to roll back to."""
 
 import math
 from collections import deque
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from training.swarm.host.checkpoints import Checkpoint, is_intact
 
 MAX_RISE = 1.1
-"""The held-out loss may be this many times the least of the latest MEASURED ones: the samples are always the same."""
+"""Largest held-out loss, relative to the least of the latest MEASURED ones; the samples are always the same."""
 MEASURED = 10
 MAX_ROLLBACKS = 5
-"""Then the host only says so: a run that goes wrong again and again has another fault than one bad peer."""
+"""After these, the host only warns: a run that keeps diverging has another problem than one bad peer."""
 
 
 class LossGuard:
@@ -20,7 +20,7 @@ class LossGuard:
         self.losses: deque[float] = deque(maxlen=MEASURED)
 
     def limit(self, loss: float) -> float | None:
-        """The loss that `loss`, in nats, should not have exceeded; None if it is good. It counts from now on."""
+        """Check a loss in nats: returns the limit that it exceeds, or None and remembers the loss."""
         limit = MAX_RISE * min(self.losses, default=loss)
         if loss > limit:
             return limit

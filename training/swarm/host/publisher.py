@@ -1,4 +1,4 @@
-"""Publishes a run's checkpoints while it goes on, from the process that supervises the host's peers."""
+"""Publishes a run's checkpoints while it trains, on a thread of the supervisor's process."""
 
 import math
 import threading
@@ -16,21 +16,21 @@ RETRY_S = 60.0
 
 
 class CheckpointPublisher:
-    """Keeps a destination at the newest checkpoint's model folder; those that come while one is sent are skipped.
+    """Keeps the newest checkpoint's model folder at a destination; skips those written during an upload.
 
     Args:
         destination: see dalle_lean.io.publish.
-        on_notice: called on a thread.
+        on_notice: called on the publisher's thread.
     """
 
     def __init__(self, run_dir: Path, destination: str, on_notice: OnNotice):
         self.run_dir, self.destination, self.on_notice = run_dir, destination, on_notice
         self.published_step = 0
-        self.complaint = ""
+        self.last_error = ""
 
     def publish_newest(self) -> bool:
-        """Publish the newest checkpoint, if it is not; False where that failed. A failure is reported once."""
-        kept = list_checkpoints(self.run_dir, lambda _: None)  # the donor reports what is damaged
+        """Publish the newest checkpoint unless it is published; False upon failure. Each error is reported once."""
+        kept = list_checkpoints(self.run_dir, lambda _: None)  # the donor reports damaged ones
         if not kept or kept[-1].step == self.published_step:
             return True
         step = kept[-1].step
@@ -38,12 +38,11 @@ class CheckpointPublisher:
             files = model_files(kept[-1].folder / "model", kept[-1].run.rpartition("-")[0], facts_of(kept[-1]))
             publish(files, self.destination, message=f"Step {step}")
         except (OSError, ValueError) as error:
-            complaint = f"the checkpoint of step {step} was not published: {error}"
-            if str(error) != self.complaint:
-                self.on_notice(complaint)
-            self.complaint = str(error)
+            if str(error) != self.last_error:
+                self.on_notice(f"the checkpoint of step {step} was not published: {error}")
+            self.last_error = str(error)
             return False
-        self.published_step, self.complaint = step, ""
+        self.published_step, self.last_error = step, ""
         return True
 
     def run(self, stopped: threading.Event) -> None:
@@ -52,7 +51,7 @@ class CheckpointPublisher:
 
 
 def facts_of(checkpoint: Checkpoint) -> dict[str, str]:
-    """What a card says of a checkpoint."""
+    """A checkpoint's entries in the model card."""
     loss = checkpoint.heldout_loss
     return {
         "run": checkpoint.run,
@@ -63,12 +62,12 @@ def facts_of(checkpoint: Checkpoint) -> dict[str, str]:
 
 @contextmanager
 def publishing(run_dir: Path, destination: str | None, on_notice: OnNotice) -> Iterator[None]:
-    """Publish during the block, and after it what it left last, unless it was interrupted. None publishes nothing."""
+    """Publish during the block and, unless it is interrupted, the last checkpoint after it. None publishes nothing."""
     if destination is None:
         yield
         return
     publisher, stopped = CheckpointPublisher(run_dir, destination, on_notice), threading.Event()
-    # A daemon: Ctrl+C does not wait for gigabytes, and the next start continues them.
+    # A daemon, so that Ctrl+C does not wait for gigabytes; the next start resumes the upload.
     thread = threading.Thread(target=publisher.run, args=(stopped,), name="publisher", daemon=True)
     thread.start()
     try:
@@ -76,5 +75,5 @@ def publishing(run_dir: Path, destination: str | None, on_notice: OnNotice) -> I
     finally:
         stopped.set()
     thread.join()
-    publisher.complaint = ""
+    publisher.last_error = ""
     publisher.publish_newest()

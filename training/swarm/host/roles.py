@@ -1,4 +1,4 @@
-"""The peers that keep a run alive without training: helpers reduce and have known addresses, donors keep the state."""
+"""The peers that keep a run alive without training: helpers reduce at known addresses, donors keep the state."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +18,7 @@ from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
 from training.swarm.peer.gradient_worker import build_model
 
 VALIDATION_SAMPLES = 8
-"""Few: a donor may measure on a CPU, and the others go on meanwhile."""
+"""Few, since a donor may measure on a CPU while the others go on."""
 HELPER_PAUSE_S = 0.3
 DONOR_PAUSE_S = 0.2
 
@@ -32,7 +32,7 @@ def run_helper(
     on_round: OnOptimizer = lambda _: None,
     attestation: Attestation | None = None,
 ) -> None:
-    """Take part in every all-reduce as a reducer without data until `wait(seconds)` is true.
+    """Take part in every all-reduce as a reducer without data, until `wait(seconds)` is true.
 
     Args:
         on_round: called after each wait.
@@ -57,18 +57,18 @@ def run_donor(
     on_round: OnOptimizer = lambda _: None,
     on_notice: OnNotice = silent,
 ) -> None:
-    """Take every step with the others and hand out the state until `wait(seconds)` is true.
+    """Take every step with the others and serve the state, until `wait(seconds)` is true.
 
-    With a checkpointer it also ends with the schedule, once the final state is saved or `wait(seconds)` is true.
+    With a checkpointer, also end with the schedule, once the final state is saved or `wait(seconds)` is true.
 
     Args:
-        heldout: the first few of these samples validate the states of others; without them, all whole and finite
-            states are accepted.
-        checkpointer: restores the newest checkpoint, saves others, and saves the last state.
-        on_step: called after each step of the swarm, with that step's weights in the model.
+        heldout: the first few of these samples validate downloaded states; without them, every complete and finite
+            state is accepted.
+        checkpointer: restores the newest checkpoint and saves later ones, including the final state.
+        on_step: called after each step of the swarm, with its weights in the model.
         on_round: called after each wait.
 
-    Raises OutOfSync, StateRefused, and UserError where the run's first weights are lost.
+    Raises OutOfSync, StateRefused, and UserError if the run's first weights are lost.
     """
     model, scale = build_model(settings), settings.steps_per_epoch
     restored = None if checkpointer is None else checkpointer.restore(model)

@@ -1,4 +1,4 @@
-"""The folder of a hosted run: what goes into swarm.toml, and what must not change later.
+"""Creates the folder of a hosted run, or continues it: what goes into swarm.toml, and what must not change later.
 
 RUN_DIR holds swarm.toml and tokenizer.json, which are public; vocabulary.json, which goes into the checkpoints' model
 folders; identities/, host.json, passes/, bans and invites.json, which concern this machine only; checkpoints/, logs/
@@ -22,8 +22,8 @@ from training.run.fields import check_one_of
 from training.run.folder import place_vocabulary
 from training.run.recipe import Recipe
 from training.step.build import holds_vqgan_of, load_init, matching_vqgan, new_config, stated_codes, with_model_of
-from training.swarm.admission.desk import LIST, OPEN, Application
 from training.swarm.admission.keys import SigningKey
+from training.swarm.admission.pass_issuer import LIST, OPEN, Application
 from training.swarm.admission.passes import HELPER
 from training.swarm.admission.service import apply
 from training.swarm.config import (
@@ -36,8 +36,8 @@ from training.swarm.config import (
     read_settings,
     write_settings,
 )
-from training.swarm.host.checkpoints import Checkpoints, first_name, list_checkpoints
-from training.swarm.host.host_config import HOST_JSON, IDENTITIES, HostConfig, make_identities, peer_id
+from training.swarm.host.checkpoints import Checkpoints, first_name, has_intact_checkpoint, list_checkpoints
+from training.swarm.host.host_config import HOST_JSON, IDENTITIES, HostConfig, file_stamps, make_identities, peer_id
 from training.swarm.host.host_gate import HELPER_KEY, host_gate, run_key_file
 from training.swarm.network.addresses import EVERYWHERE, LOOPBACK, check_ip, free_ports, outward_ip
 from training.swarm.network.bootstrap_service import fetch_run, first_answer
@@ -45,20 +45,20 @@ from training.swarm.network.dht import open_dht
 
 HELPERS = 2
 HELPER_NAME = "helper-0"
-"""Of a helper elsewhere."""
+"""The only peer of a machine that runs a helper for a run hosted elsewhere."""
 FIRST_PORT = 31337
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListenOptions:
-    """The host's peers, where they listen, and where checkpoints go; None keeps what the run had.
+    """The host's peers, where they listen, and where checkpoints are published; None keeps the run's previous value.
 
     Args:
-        port: of the first helper, with the next ones for the others; 0 picks free ports for peers without one.
-        announce: the address at which others reach this machine, by default the one its packets leave from.
-        listen: the address to listen on.
-        donors: how many keep the state; a second one doubles the memory and takes over at once if the first dies.
-        publish: where checkpoints are published; empty for nowhere.
+        port: of the first helper; the others get the next ones. 0 picks free ports for peers without one.
+        announce: the IPv4 address at which others reach this machine; by default the source of its outgoing packets.
+        listen: the IPv4 address to listen on.
+        donors: number of donors; a second one doubles the memory and takes over at once if the first dies.
+        publish: destination of the checkpoints; empty for none.
     """
 
     port: int | None = None
@@ -85,23 +85,25 @@ def make_run(
     peer_list: Path | None = None,
     on_notice: OnNotice,
 ) -> SwarmSettings:
-    """Make the folder of a run, or update the addresses of an existing one.
+    """Create the folder of a run, or update the addresses of an existing one.
 
     Args:
         data: shards; None continues an existing run unchanged.
-        init: model folder to begin with, instead of new weights; the recipe's [model] does not count then.
+        init: model folder to start from, in place of new weights; its model replaces the recipe's.
         tokenizer: by default that of `init`, or one trained on the captions.
-        admission: who gets a pass, see training.swarm.admission.desk; None keeps what the run had, or is "open".
-        peer_list: file of the peer ids that are admitted, for admission "list"; None keeps what the run had.
+        admission: who gets a pass, see training.swarm.admission.pass_issuer; None keeps the run's policy, at first
+            "open".
+        peer_list: file of the admitted peer ids, for admission "list"; None keeps the run's.
 
-    Raises ValueError if the existing run has another recipe; it names what differs.
+    Raises ValueError if the existing run has other settings; it names what differs.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     before = read_settings(run_dir) if (run_dir / SWARM_TOML).exists() else None
     listed = previous_config(run_dir).peer_list is not None if peer_list is None else peer_list.is_file()
     admission = checked_admission(before, admission, listed)
     vqgan_fingerprint = first_model = None
-    recipe = with_model_of(recipe, init)
+    known = before if init is not None and has_begun_with(run_dir, init) else None
+    recipe = with_model_of(recipe, init) if known is None else dataclasses.replace(recipe, model=known.recipe.model)
     if data is None:
         if before is None:
             raise UserError(f"{run_dir} holds no run yet: name the shards to train on with --data")
@@ -112,26 +114,33 @@ def make_run(
             )
     else:
         shards = find_shards(data, codes=stated_codes(recipe, vqgan) if is_url(data) else None, on_notice=on_notice)
-        if init is not None:
-            first_model = load_init(init, shards.info)
+        first_weights = "" if known is None else known.swarm.first_weights
+        if init is not None and known is None:
+            first_model, first_weights = load_init(init, shards.info), sha256_file(init / WEIGHTS)
             if vqgan is None and holds_vqgan_of(init, shards.info):
                 vqgan = init / "vqgan"
         settings = new_settings(run_dir, data, shards, recipe, tokenizer, init)
         key = before.swarm.run_key if before else SigningKey.load_or_create(run_key_file(run_dir)).public
-        swarm = dataclasses.replace(settings.swarm, name=name or slug(run_dir), min_peers=min_peers, run_key=key)
+        swarm = dataclasses.replace(
+            settings.swarm,
+            name=name or slug(run_dir),
+            min_peers=min_peers,
+            first_weights=first_weights,
+            run_key=key,
+        )
         settings = dataclasses.replace(settings, swarm=swarm, wire=wire, timing=timing)
         if vqgan is not None:
             matching_vqgan(vqgan, shards.info)
         vqgan_fingerprint = shards.info.vqgan
         if settings.first_epoch >= settings.last_epoch:
             first = settings.first_epoch * settings.steps_per_epoch
-            raise UserError(f"total_steps={settings.total_steps}: a run with --init begins at step {first}; give more")
+            raise UserError(f"total_steps={settings.total_steps}: a run with --init begins at step {first}; set more")
         if before is not None:
             settings = continued(run_dir, before, settings, named=name is not None)
     donors = place.donors or len(previous_config(run_dir).donors) or 1
     names = [f"helper-{number}" for number in range(HELPERS)] + [f"donor-{number}" for number in range(donors)]
     host_config = make_host_config(
-        run_dir, names, place, vqgan=vqgan, vqgan_fingerprint=vqgan_fingerprint, peer_list=peer_list
+        run_dir, names, place, vqgan=vqgan, vqgan_fingerprint=vqgan_fingerprint, peer_list=peer_list, init=init
     )
     swarm = dataclasses.replace(
         settings.swarm,
@@ -140,7 +149,7 @@ def make_run(
         donors=tuple(peer_id(run_dir, donor) for donor in host_config.donors),
     )
     if host_config.vqgan is None:
-        on_notice("checkpoints will have no VQGAN, and generate needs one: name what made the codes with --vqgan")
+        on_notice("checkpoints will have no VQGAN, which generate needs: name the one that made the codes with --vqgan")
     write_settings(run_dir / SWARM_TOML, dataclasses.replace(settings, swarm=swarm))
     settings = read_settings(run_dir)
     if first_model is not None:
@@ -148,23 +157,29 @@ def make_run(
     return settings
 
 
+def has_begun_with(run_dir: Path, init: Path) -> bool:
+    """Whether the run began with this model folder, unchanged since, and needs it no more: it has a checkpoint."""
+    stamps = previous_config(run_dir).init
+    return bool(stamps) and stamps == file_stamps(init) and has_intact_checkpoint(run_dir)
+
+
 def hosted_settings(run_dir: Path) -> SwarmSettings:
-    """Settings of the run in a host's folder; ValueError if `dalle-lean host` has made none there."""
+    """The settings of a run hosted on this machine; ValueError if the folder holds none."""
     if not (run_dir / SWARM_TOML).is_file():
-        raise UserError(f"{run_dir} holds no run: name the folder that `dalle-lean host` was given")
+        raise UserError(f"{run_dir} holds no run: name the RUN_DIR of `dalle-lean host`")
     return read_settings(run_dir)
 
 
 def checked_admission(before: SwarmSettings | None, admission: str | None, has_list: bool) -> str:
-    """Whom the run admits; ValueError if it cannot."""
+    """The run's admission policy; ValueError if the run cannot have it."""
     if before is not None and not before.swarm.run_key and admission is not None:
         raise UserError(
-            "this run was begun without a key, so its peers have no passes: leave out --admission, or host a new run"
+            "this run was started without a key, so its peers have no passes: leave out --admission, or host a new run"
         )
     admission = admission or (OPEN if before is None else before.swarm.admission)
     check_one_of(ADMISSIONS, admission=admission)
     if admission == LIST and not has_list:
-        raise UserError("--admission list needs --peer-list with a file of peer ids, one on each line")
+        raise UserError("--admission list needs --peer-list with a file of peer ids, one per line")
     return admission
 
 
@@ -176,11 +191,11 @@ def new_settings(
     if tokenizer is None and init is not None:
         tokenizer = init / "tokenizer.json"
         if not tokenizer.is_file():
-            raise UserError(f"{init} has no tokenizer.json: name the one of its model with --tokenizer")
+            raise UserError(f"{init} has no tokenizer.json: name its model's with --tokenizer")
     source = None if tokenizer is None else Tokenizer.from_file(tokenizer)
     if path.exists():
         if source is not None and source.to_json() != path.read_text(encoding="utf-8"):
-            raise UserError(f"{run_dir} holds a run with another tokenizer than {tokenizer}; give another folder")
+            raise UserError(f"{run_dir} holds a run with another tokenizer than {tokenizer}; name another folder")
         config = new_config(recipe, shards.info, Tokenizer.from_file(path).vocab_size)
     else:
         training = TrainingData(
@@ -190,7 +205,7 @@ def new_settings(
             seed=recipe.data.seed,
         )
         source = source or Tokenizer.train(training.captions(), recipe.data.text_vocab_size)
-        config = new_config(recipe, shards.info, source.vocab_size)  # before anything is written that would be kept
+        config = new_config(recipe, shards.info, source.vocab_size)  # before anything is written
         place_vocabulary(run_dir, init, training.mixed_captions())
         source.save(path)
     return SwarmSettings(
@@ -199,13 +214,12 @@ def new_settings(
             data=data if is_url(data) else str(Path(data).resolve()),
             data_fingerprint=shards.fingerprint,
             tokenizer_fingerprint=sha256_file(path),
-            first_weights=sha256_file(init / WEIGHTS) if init else "",
         ),
     )
 
 
 def continued(run_dir: Path, before: SwarmSettings, now: SwarmSettings, *, named: bool) -> SwarmSettings:
-    """The new settings under the previous name; ValueError if they are another run's."""
+    """The new settings under the run's current name; ValueError if they belong to another run."""
     differences = before.differences(now)
     if named and now.swarm.name != first_name(before.swarm.name):
         differences.append(f"name ({before.swarm.name})")
@@ -225,29 +239,29 @@ def make_helper(
     code: str = "",
     peer_list: Path | None = None,
 ) -> SwarmSettings:
-    """Make or update the folder of one more helper of the run at `addresses`, which is hosted elsewhere.
+    """Create or update the folder of another helper for the run at `addresses`, which is hosted elsewhere.
 
     Args:
         code: of the host's invitation, the first time.
 
-    Raises ValueError if nobody there hands out the run's files and the folder does not have them, and Refused.
+    Raises ValueError if no helper there serves the run's files and the folder does not have them, and Refused.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     if previous_config(run_dir).donors:
-        raise UserError(f"{run_dir} holds a run that is hosted here; give another folder for the helper of another run")
+        raise UserError(f"{run_dir} holds a run that is hosted here; name another folder for the helper of another run")
     make_identities(run_dir, [HELPER_NAME])
     if not update_run_files(run_dir, addresses, code):
         if not (run_dir / SWARM_TOML).exists():
-            raise UserError(f"no helper at {', '.join(addresses)} hands out the run's files; is the host up?")
-        on_notice(f"no helper at {', '.join(addresses)} answers; this one starts when one of them does")
+            raise UserError(f"no helper at {', '.join(addresses)} serves the run's files; is the host up?")
+        on_notice(f"no helper at {', '.join(addresses)} answers; this one starts when one does")
     make_host_config(run_dir, [HELPER_NAME], place, helper_of=addresses, peer_list=peer_list)
     return read_settings(run_dir)
 
 
 def update_run_files(run_dir: Path, addresses: Sequence[str], code: str = "") -> bool:
-    """Fetch the run's files from its helpers, and a helper's pass; False if none answers."""
+    """Fetch the run's files and a helper's pass from its helpers; False if none answers."""
     try:
-        dht = open_dht(addresses, client_mode=True, only_asks=True)
+        dht = open_dht(addresses, client_mode=True, must_bootstrap=False)
     except ValueError:
         return False
     try:
@@ -262,14 +276,14 @@ def update_run_files(run_dir: Path, addresses: Sequence[str], code: str = "") ->
             apply(dht, addresses, gate, asked)
             own = gate.own_pass()
             if own is None or own.role != HELPER:
-                raise UserError("the code is for a trainer; ask the run's host for one made with --role helper")
+                raise UserError("the code is for a trainer; ask the run's host for one from invite --role helper")
     finally:
         dht.shutdown()
     return True
 
 
 def previous_config(run_dir: Path) -> HostConfig:
-    """The saved host.json; one without peers in a new folder."""
+    """The saved host.json; one without peers for a new folder."""
     return HostConfig.load(run_dir) if (run_dir / HOST_JSON).exists() else HostConfig(ports={}, announce="")
 
 
@@ -282,8 +296,9 @@ def make_host_config(
     vqgan_fingerprint: str | None = None,
     helper_of: Sequence[str] = (),
     peer_list: Path | None = None,
+    init: Path | None = None,
 ) -> HostConfig:
-    """Addresses and identities of the host's peers; what is not given stays as it was."""
+    """Save the addresses of the host's peers and create their identities; what is None keeps its previous value."""
     before = previous_config(run_dir)
     listen = place.listen or before.listen
     ports = choose_ports(names, before.ports, place.port, LOOPBACK if listen == EVERYWHERE else listen)
@@ -299,6 +314,7 @@ def make_host_config(
         publish=(before.publish if place.publish is None else place.publish) or None,
         helper_of=helper_of,
         peer_list=before.peer_list if peer_list is None else str(peer_list.resolve()),
+        init=before.init if init is None else file_stamps(init),
     )
     make_identities(run_dir, names)
     host_config.save(run_dir)
@@ -306,7 +322,7 @@ def make_host_config(
 
 
 def choose_ports(names: Sequence[str], before: Mapping[str, int], port: int | None, host: str) -> dict[str, int]:
-    """A port for each name, see ListenOptions. Volunteers know the addresses: only `port` changes ports of `before`."""
+    """A port for each name, see ListenOptions. Volunteers know the ports in `before`, so only `port` changes them."""
     if port:
         return {name: port + number for number, name in enumerate(names)}
     known = {name: before[name] for name in names if name in before}
@@ -320,5 +336,5 @@ def choose_ports(names: Sequence[str], before: Mapping[str, int], port: int | No
 
 
 def slug(run_dir: Path) -> str:
-    """A run's name, made from its folder's."""
+    """The default name of a run, from its folder's."""
     return re.sub(r"[^a-z0-9]+", "-", run_dir.resolve().name.lower()).strip("-")[:56] or "run"

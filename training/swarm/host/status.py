@@ -1,4 +1,4 @@
-"""RUN_DIR/status/NAME.json: what each of the host's peers reports to the process that supervises it."""
+"""RUN_DIR/status/NAME.json: each of the host's peers reports its status there to the supervisor."""
 
 import math
 import os
@@ -19,14 +19,14 @@ def status_path(run_dir: Path, name: str) -> Path:
 
 
 def read_status(run_dir: Path, name: str) -> dict[str, Any]:
-    """What a peer last reported; empty before it has."""
+    """A peer's latest report; empty before its first."""
     path = status_path(run_dir, name)
     content: dict[str, Any] = read_json(path) if path.exists() else {}
     return content
 
 
 class StatusFile:
-    """Written by the peer itself, on any of its threads."""
+    """Written by the peer itself, from any thread."""
 
     def __init__(self, run_dir: Path, name: str):
         self.path = status_path(run_dir, name)
@@ -34,19 +34,19 @@ class StatusFile:
         self.lock, self.written_s = threading.Lock(), -math.inf
 
     def update(self, **changes: Any) -> None:
-        """Write changes at once, and at least every STATUS_INTERVAL_S."""
+        """Write changes at once, and unchanged content every STATUS_INTERVAL_S."""
         with self.lock:
             self.write(changes)
 
     def notice(self, line: str) -> None:
-        """Report something that a person should know."""
+        """Report a line to the user."""
         print(line, flush=True)
         with self.lock:
             notices = [*self.content["notices"], line][-KEPT_NOTICES:]
             self.write({"notices": notices, "noticed": self.content["noticed"] + 1})
 
     def write(self, changes: dict[str, Any]) -> None:
-        """The lock must be held."""
+        """Write the file; the lock must be held."""
         changes = {name: None if value != value else value for name, value in changes.items()}  # JSON has no nan
         if changes.items() <= self.content.items() and time.monotonic() - self.written_s < STATUS_INTERVAL_S:
             return
@@ -60,9 +60,10 @@ class StatusFile:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """A run's progress by its donors' reports.
+    """A run's progress, as its donors report it.
 
-    The loss is None before it is measured; the checkpoint 0 before one is written, None if another machine keeps them.
+    `heldout_loss` is None before it is measured. `checkpoint` is the latest one's step, 0 before the first, None if
+    another machine keeps the checkpoints.
     """
 
     step: int = 0
@@ -73,14 +74,14 @@ class RunStatus:
 
     @classmethod
     def of_peers(cls, run_dir: Path, names: list[str]) -> "RunStatus":
-        """By the most advanced of these peers."""
+        """The report of the most advanced of these peers."""
         reports = [read_status(run_dir, name) for name in names]
         leader = max(reports, key=lambda report: report.get("step") or 0)
         return cls(**{name: leader[name] for name in cls.__dataclass_fields__ if leader.get(name) is not None})
 
     @property
     def note(self) -> str:
-        """A few words for a progress line."""
+        """The note of the progress line."""
         words = [f"{self.trainers} trainer{'s' * (self.trainers != 1)}"]
         if self.heldout_loss is not None:
             words.append(f"held-out loss {self.heldout_loss:.4g}")

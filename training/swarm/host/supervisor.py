@@ -17,7 +17,7 @@ from training.swarm.host.checkpoints import rollback
 from training.swarm.host.host_config import HostConfig
 from training.swarm.host.status import RunStatus, read_status, status_path
 from training.swarm.network.orphan_reaper import guard_children
-from training.swarm.observe.log import set_aside
+from training.swarm.observe.log import rotate_log
 
 POLL_S = 0.5
 STOP_POLL_S = 0.1
@@ -25,16 +25,16 @@ PROBE_INTERVAL_S = 5.0
 MAX_FAILED_PROBES = 3
 """In a row, before a peer is restarted."""
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
-"""Before a restart; doubled each time."""
+"""Pause before a restart; doubled each time."""
 STABLE_AFTER_S = 60.0
-"""A peer that ran this long is restarted after MIN_PAUSE_S again."""
+"""A peer that has run this long is restarted after MIN_PAUSE_S again."""
 START_TIMEOUT_S = 120.0
 PORT_TIMEOUT_S = 15.0
-"""How long the remains of a peer may hold its port."""
+"""How long the processes of an ended peer may still hold its port."""
 LEAVE_TIMEOUT_S = 300.0
-"""For all of the host's peers together: a round of averaging, and a state written to a slow disk."""
+"""For all of the host's peers together: enough for a round, and to write a state to a slow disk."""
 SILENT_WAIT_S = 3.0
-"""After this the user is told what the host waits for."""
+"""After this, the host says what it waits for."""
 
 
 @dataclass
@@ -45,13 +45,13 @@ class ManagedProcess:
     process: subprocess.Popen[bytes] | None = None
     started_s: float = 0.0
     due_s: float = field(default_factory=time.monotonic)
-    """When it may be started."""
+    """When it may be started, on the monotonic clock."""
     pause_s: float = MIN_PAUSE_S
     was_up: bool = False
     failed_probes: int = 0
     port_reported: bool = False
     notices_read: tuple[int, int] = (0, 0)
-    """Process id, and how many of its notices were passed on."""
+    """Process id, and how many of its notices were forwarded."""
 
 
 class Supervisor:
@@ -59,8 +59,8 @@ class Supervisor:
 
     Args:
         device: for donors to measure on.
-        page: options of `dalle-lean monitor` with which the run's page is kept; none without them. It starts when all
-            are up, and the run does not depend on it.
+        page: options of `dalle-lean monitor` for the run's page; empty for no page. It starts once all peers are up,
+            and the run does not depend on it.
     """
 
     def __init__(
@@ -77,33 +77,33 @@ class Supervisor:
         self.page_options, self.page = page, ManagedProcess("page")
         self.probed_s = 0.0
         self.was_ready = False
-        """Whether all of them were up at one time."""
+        """Whether all peers have been up at the same time."""
         for name in host_config.ports:
             status_path(run_dir, name).unlink(missing_ok=True)
 
     @property
     def all_up(self) -> bool:
-        """Whether all have started and take connections."""
+        """Whether all peers have started and accept connections."""
         return all(peer.was_up for peer in self.processes.values())
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended and its state is saved."""
+        """Whether the run has ended and its final state is saved."""
         return any(read_status(self.run_dir, name).get("finished") for name in self.host_config.leading)
 
     @property
     def go_back_to(self) -> int | None:
-        """The step of the checkpoint to which a donor wants the run to return, if any."""
+        """The step of the checkpoint to which a donor wants the run rolled back, if any."""
         asked = (read_status(self.run_dir, name).get("go_back_to") for name in self.host_config.donors)
         return next((step for step in asked if step is not None), None)
 
     def poll(self) -> None:
-        """Reap, probe and start peers; returns at once."""
+        """Reap, probe and start peers; does not block."""
         for peer in self.processes.values():
             self.reap(peer)
         self.probe()
         for peer in self.processes.values():
-            self.pass_on_notices(peer)
+            self.forward_notices(peer)
         for peer in self.processes.values():
             if peer.process is not None or time.monotonic() < peer.due_s or self.finished:
                 continue
@@ -116,13 +116,13 @@ class Supervisor:
             self.start_page()
 
     def wait_for_port(self, peer: ManagedProcess) -> None:
-        """Give the remains of a peer a moment; ValueError if another program holds its port from the start."""
+        """Wait for an ended peer's processes to free the port; UserError if it was never free."""
         if time.monotonic() - peer.due_s < PORT_TIMEOUT_S or peer.port_reported:
             return
         taken = f"port {self.host_config.ports[peer.name]} of {peer.name} is taken by another program"
         if not self.was_ready:
-            raise UserError(f"{taken}; end it, or choose others with --port")
-        self.on_notice(f"{taken}; end it, {peer.name} starts as soon as it is free")
+            raise UserError(f"{taken}; end it, or choose other ports with --port")
+        self.on_notice(f"{taken}; end it, and {peer.name} starts as soon as the port is free")
         peer.port_reported = True
 
     def start(self, peer: ManagedProcess) -> None:
@@ -131,24 +131,24 @@ class Supervisor:
         self.launch(peer, [*command, "--name", peer.name, "--device", self.device])
 
     def start_page(self) -> None:
-        """Start the process of the run's page, at a low priority."""
+        """Start the process of the run's page, at low priority."""
         helpers = (self.host_config.local_address(self.run_dir, name) for name in self.host_config.helpers)
         program = ["nice", "-n", "10", sys.executable, "-P", "-c", "from dalle_lean.cli import main; main()"]
         options = ["--run-dir", str(self.run_dir), "--out", str(self.run_dir / "watch"), *self.page_options]
         self.launch(self.page, [*program, "monitor", next(helpers), *options], quiet=True)
 
     def launch(self, peer: ManagedProcess, command: Sequence[str], *, quiet: bool = False) -> None:
-        """Start a process with its own log, if `quiet` of its errors alone."""
+        """Start a process with its own log, which gets only its errors if `quiet`."""
         log = self.run_dir / "logs" / f"{peer.name}.log"
         log.parent.mkdir(exist_ok=True)
-        set_aside(log)
-        with open(log, "ab") as output:  # until it writes the log itself
+        rotate_log(log)
+        with open(log, "ab") as output:  # until the process opens the log itself
             peer.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL if quiet else output,
                 stderr=output,
-                start_new_session=True,  # Ctrl+C is for the supervisor
+                start_new_session=True,  # Ctrl+C goes to the supervisor only
             )
         peer.started_s, peer.was_up, peer.failed_probes = time.monotonic(), False, 0
         peer.port_reported = False
@@ -160,20 +160,20 @@ class Supervisor:
         code = peer.process.returncode
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         peer.process = None
-        self.pass_on_notices(peer)
+        self.forward_notices(peer)
         if self.finished:
             return
         if time.monotonic() - peer.started_s > STABLE_AFTER_S:
             peer.pause_s = MIN_PAUSE_S
         peer.due_s = time.monotonic() + peer.pause_s
         self.on_notice(
-            f"{peer.name} ended ({how}); it starts again in {peer.pause_s:.0f} s as the same peer, "
+            f"{peer.name} ended ({how}); it restarts in {peer.pause_s:.0f} s as the same peer, "
             f"see {self.run_dir / 'logs' / peer.name}.log"
         )
         peer.pause_s = min(2 * peer.pause_s, MAX_PAUSE_S)
 
     def probe(self) -> None:
-        """Find out which peers take connections; kill those that no longer do."""
+        """Find out which peers accept connections; kill those that no longer do."""
         waiting = any(peer.process is not None and not peer.was_up for peer in self.processes.values())
         if not waiting and time.monotonic() - self.probed_s < PROBE_INTERVAL_S:
             return
@@ -188,11 +188,11 @@ class Supervisor:
             elif time.monotonic() - peer.started_s > START_TIMEOUT_S:
                 peer.failed_probes = MAX_FAILED_PROBES
             if peer.failed_probes >= MAX_FAILED_PROBES:
-                self.on_notice(f"{peer.name} takes no connections; it is restarted")
+                self.on_notice(f"{peer.name} does not accept connections; it is restarted")
                 peer.process.kill()
         self.was_ready = self.was_ready or self.all_up
 
-    def pass_on_notices(self, peer: ManagedProcess) -> None:
+    def forward_notices(self, peer: ManagedProcess) -> None:
         status = read_status(self.run_dir, peer.name)
         pid, noticed, lines = status.get("pid", 0), status.get("noticed", 0), status.get("notices", [])
         before = peer.notices_read[1] if pid == peer.notices_read[0] else 0
@@ -201,9 +201,9 @@ class Supervisor:
         peer.notices_read = (pid, noticed)
 
     def stop(self) -> None:
-        """End all peers cleanly within LEAVE_TIMEOUT_S, donors first, which save their state.
+        """End all peers cleanly within LEAVE_TIMEOUT_S: first the donors, which save their state.
 
-        An interruption kills them: Ctrl+C does not reach them, and they would go on writing to an unlocked run.
+        If interrupted, kill them: Ctrl+C does not reach them, and they would go on writing to an unlocked run.
         """
         try:
             self.end_gracefully()
@@ -215,7 +215,7 @@ class Supervisor:
             raise
 
     def end_gracefully(self) -> None:
-        """SIGTERM, then wait; kill what is left after LEAVE_TIMEOUT_S. The page has nothing to finish."""
+        """Send SIGTERM and wait; kill what is left after LEAVE_TIMEOUT_S. The page has nothing to finish."""
         began_s = time.monotonic()
         if self.page.process is not None:
             self.page.process.kill()
@@ -241,7 +241,7 @@ class Supervisor:
                     )
                 time.sleep(STOP_POLL_S)
             for name in names:
-                self.pass_on_notices(self.processes[name])
+                self.forward_notices(self.processes[name])
                 self.processes[name].process = None
 
 
@@ -261,7 +261,7 @@ def supervised(
 
 
 def terminate(*_: object) -> None:
-    """SIGTERM, which service managers send, ends a host as Ctrl+C does."""
+    """Handle SIGTERM, which service managers send, like Ctrl+C."""
     raise Terminated
 
 
@@ -279,10 +279,10 @@ def host_run(
 
     Args:
         on_ready: called once all of the host's peers are up.
-        on_progress: called with steps done, steps in all, and a note.
+        on_progress: called with the steps done, the total steps, and a note.
 
-    Where the held-out loss rises too far, all peers go back to the last good checkpoint: the run continues from there
-    under its successor's name, which its helpers hand out and its volunteers follow.
+    If the held-out loss rises too far, the run is rolled back to the last good checkpoint and continues under its
+    successor's name, which the helpers serve and the volunteers follow.
 
     Raises KeyboardInterrupt upon Ctrl+C and Terminated upon SIGTERM, after all peers have left.
     """
@@ -301,6 +301,6 @@ def host_run(
             step = supervisor.go_back_to
             if step is None:
                 return RunStatus.of_peers(run_dir, supervisor.host_config.leading)
-            supervisor.poll()  # passes on why
+            supervisor.poll()  # forwards the reason
         settings = rollback(run_dir, step, on_notice)
-        on_notice(f"the run goes on from step {step} as {settings.swarm.name}, with tighter clipping")
+        on_notice(f"the run continues from step {step} as {settings.swarm.name}, with tighter clipping")

@@ -1,1 +1,1 @@
-"""Nodes, addresses, reconnection, and processes that die with their parent."""
+"""DHT nodes, addresses, reconnection, and processes that end with their parent."""

@@ -1,4 +1,4 @@
-"""Addresses and ports of this machine, and what the addresses of others look like."""
+"""Addresses and ports of this machine, and parsing of peers' addresses."""
 
 import ipaddress
 import socket
@@ -14,18 +14,18 @@ LOOPBACK = "127.0.0.1"
 
 
 def peer_of(address: str) -> PeerID:
-    """The peer id at the end of an address; ValueError says what an address looks like."""
+    """The peer id at the end of an address; ValueError if it is not an address."""
     try:
         return PeerID.from_base58(Multiaddr(address)["p2p"])
-    except Exception:  # the parsers raise all kinds of errors
+    except Exception:  # the parsers raise various errors
         raise UserError(f"{address!r} is not an address: it looks like /ip4/203.0.113.5/tcp/31337/p2p/Qm...") from None
 
 
 def addresses_of(targets: Sequence[str]) -> tuple[str, ...]:
-    """The targets if all are addresses, () for one file; ValueError otherwise."""
+    """The targets if all are addresses, () for a single file; ValueError otherwise."""
     addresses = [target for target in targets if "/p2p/" in target]
     if len(addresses) not in (0, len(targets)) or (not addresses and len(targets) != 1):
-        raise UserError(f"{' '.join(targets)}: give one swarm.toml, or addresses of one run (/ip4/.../tcp/.../p2p/...)")
+        raise UserError(f"{' '.join(targets)}: name one swarm.toml, or addresses of one run (/ip4/.../tcp/.../p2p/...)")
     return tuple(addresses)
 
 
@@ -38,7 +38,7 @@ def check_ip(address: str) -> None:
 
 
 def outward_ip() -> str:
-    """This machine's address in its own network: the one that packets to the Internet leave from."""
+    """This machine's local address: the source of its packets to the Internet."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # sends nothing; TEST-NET-1 of RFC 5737
@@ -48,7 +48,7 @@ def outward_ip() -> str:
 
 
 def free_ports(count: int, host: str = EVERYWHERE) -> list[int]:
-    """TCP ports that nobody listens on at the moment."""
+    """TCP ports that are free at the moment."""
     sockets = [socket.create_server((host, 0)) for _ in range(count)]
     ports = [taken.getsockname()[1] for taken in sockets]
     for taken in sockets:

@@ -1,7 +1,7 @@
-"""What helpers offer a newcomer that knows only an address: the run's files, the time, and a dial back.
+"""What helpers serve to a newcomer that knows only an address: the run's files, the time, and a dial-back.
 
-An address ends in its owner's peer id, and libp2p lets nobody else answer for it: a newcomer that trusts the address
-can trust the swarm.toml that it gets there. Everything runs in the processes of the two DHT nodes.
+An address ends in a peer id that libp2p verifies: a newcomer that trusts the address can trust the swarm.toml that it
+gets there. Everything runs in the processes of the two DHT nodes.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ from training.swarm.network.addresses import peer_of
 
 TOKENIZER = "tokenizer.json"
 LIMITS_BYTES = {SWARM_TOML: 2**18, TOKENIZER: MOST_TOKENIZER_BYTES}
-"""A newcomer accepts no more than this."""
+"""The largest files that a newcomer accepts."""
 CHUNK_BYTES = 2**20
-"""libp2p's daemon carries answers of up to 2 MiB."""
+"""libp2p's daemon limits answers to 2 MiB."""
 PUBLIC = "public"
-"""Folder in the run's; each file in it is handed out as it is at the moment."""
+"""Folder in the run's folder whose files are served in their current version."""
 PUBLIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 CALL_TIMEOUT_S = 15.0
 DIAL_TIMEOUT_S = 3.0
@@ -43,12 +43,12 @@ T = TypeVar("T")
 
 
 class Unanswered(UserError):
-    """A helper did not answer, or not as it should."""
+    """A helper did not answer, or not properly."""
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What a newcomer needs of a run."""
+    """The files of a run that a newcomer needs."""
 
     settings: SwarmSettings
     settings_text: str
@@ -69,14 +69,14 @@ class BootstrapService(ServicerBase):
         self.dials = asyncio.Semaphore(MAX_DIALS)
 
     async def rpc_read(self, request: runtime_pb2.ExpertRequest, _: P2PContext) -> runtime_pb2.ExpertResponse:
-        """A chunk of the file `uid` from byte `metadata` on; empty beyond its end."""
+        """A chunk of the file `uid` from byte `metadata`; empty beyond its end."""
         start = json.loads(request.metadata)
         if request.uid not in self.files or type(start) is not int or start < 0:
             raise ValueError(f"no file {request.uid[:40]!r} from byte {start}")
         return runtime_pb2.ExpertResponse(metadata=self.files[request.uid][start : start + CHUNK_BYTES])
 
     async def rpc_read_public(self, request: runtime_pb2.ExpertRequest, _: P2PContext) -> runtime_pb2.ExpertResponse:
-        """A chunk of the file `uid` of the public folder from byte `metadata` on; empty beyond its end."""
+        """A chunk of the public file `uid` from byte `metadata`; empty beyond its end."""
         start = json.loads(request.metadata) or 0
         if type(start) is not int or start < 0:
             raise ValueError(f"no byte {str(start)[:40]}")
@@ -91,18 +91,18 @@ class BootstrapService(ServicerBase):
     async def rpc_dial_back(
         self, request: runtime_pb2.ExpertRequest, context: P2PContext
     ) -> runtime_pb2.ExpertResponse:
-        """Whether port `metadata` takes connections at the address the caller calls from."""
+        """Whether port `metadata` accepts connections at the caller's address."""
         port = json.loads(request.metadata)
         if type(port) is not int or not 1 <= port <= 65535:
             raise ValueError(f"no port {port!r}")
         hosts = await hosts_of(self.p2p, context.remote_id)
         async with self.dials:
-            answers = [await takes_connections(host, port) for host in hosts[:2]]
+            answers = [await accepts_connections(host, port) for host in hosts[:2]]
         return runtime_pb2.ExpertResponse(metadata=json.dumps(any(answers)).encode())
 
 
 def read_chunk(path: Path, start: int) -> bytes:
-    """Up to CHUNK_BYTES of a file from byte `start` on."""
+    """Up to CHUNK_BYTES of a file from byte `start`."""
     with open(path, "rb") as file:
         file.seek(start)
         return file.read(CHUNK_BYTES)
@@ -114,7 +114,7 @@ async def hosts_of(p2p: P2P, caller: PeerID) -> list[str]:
     return sorted({str(address[kind]) for address in addresses for kind in ("ip4", "ip6") if kind in address})
 
 
-async def takes_connections(host: str, port: int) -> bool:
+async def accepts_connections(host: str, port: int) -> bool:
     """Whether a TCP connection can be made."""
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), DIAL_TIMEOUT_S)
@@ -125,51 +125,51 @@ async def takes_connections(host: str, port: int) -> bool:
 
 
 def offer_run(dht: hivemind.DHT, folder: Path) -> None:
-    """Hand out the run's files in `folder`, as they are now, while the node lives; ValueError if one is larger than a
-    newcomer accepts."""
+    """Serve the run's current files in `folder` while the node runs; ValueError if one is larger than a newcomer
+    accepts."""
     for name, limit_bytes in LIMITS_BYTES.items():
         size_bytes = (folder / name).stat().st_size
         if size_bytes > limit_bytes:
-            raise UserError(f"{folder / name} has {size_bytes} bytes: newcomers take {limit_bytes} at most")
+            raise UserError(f"{folder / name} has {size_bytes} bytes: newcomers accept {limit_bytes} at most")
     run_in_node(dht, partial(serve, folder))
 
 
 async def serve(folder: Path, _: hivemind.DHT, node: DHTNode) -> None:
-    """Runs in the node's process, which reads the files itself: its pipe only takes small objects."""
+    """Runs in the node's process, which reads the files itself, since its pipe accepts only small objects."""
     files = {name: (folder / name).read_bytes() for name in LIMITS_BYTES}
     await BootstrapService(node.p2p, files, folder / PUBLIC).add_p2p_handlers(node.p2p)
 
 
 def run_in_node(dht: hivemind.DHT, coroutine: Callable[..., Any]) -> Any:
-    """The result of `coroutine(dht, node)` in the node's process; Unanswered if that process is gone."""
+    """The result of `coroutine(dht, node)`, run in the node's process; Unanswered if that process is gone."""
     try:
         return dht.run_coroutine(coroutine, return_future=True).result(timeout=2 * CALL_TIMEOUT_S)
     except TimeoutError:
-        raise Unanswered("this machine's own DHT node does not answer; start again") from None
+        raise Unanswered("this machine's own DHT node does not answer; run the command again") from None
 
 
 def fetch_run(dht: hivemind.DHT, address: str) -> RunFiles:
-    """The files of the run that the helper at `address`, which `dht` was opened with, hands out.
+    """The run's files from the helper at `address`, one of those that `dht` was opened with.
 
     Raises:
-        Unanswered: no answer in time, or one that is too large or malformed; says which.
+        Unanswered: no answer in time, or one that is too large or malformed.
         ValueError: a swarm.toml that this version cannot read.
     """
     text = fetch_settings_text(dht, address)
     settings = parse_settings(text, f"the swarm.toml of {address}")
     tokenizer = read_file(dht, address, TOKENIZER)
     if hashlib.sha256(tokenizer).hexdigest() != settings.swarm.tokenizer_fingerprint:
-        raise Unanswered(f"{address} sent a tokenizer.json other than the one its swarm.toml names")
+        raise Unanswered(f"{address} sent another tokenizer.json than its swarm.toml names")
     return RunFiles(settings, text, tokenizer)
 
 
 def fetch_settings(dht: hivemind.DHT, address: str) -> SwarmSettings:
-    """The run's current settings: a run rolled back to a checkpoint continues under another run id."""
+    """The run's current settings: after a rollback, a run continues under another run id."""
     return parse_settings(fetch_settings_text(dht, address), f"the swarm.toml of {address}")
 
 
 def fetch_settings_text(dht: hivemind.DHT, address: str) -> str:
-    """swarm.toml as the helper sends it."""
+    """The helper's swarm.toml."""
     try:
         return read_file(dht, address, SWARM_TOML).decode()
     except UnicodeDecodeError:
@@ -179,14 +179,14 @@ def fetch_settings_text(dht: hivemind.DHT, address: str) -> str:
 def remote_time(dht: hivemind.DHT, address: str) -> float:
     """The helper's clock now, in seconds since 1970, to within half a round trip."""
     started = time.monotonic()
-    shown = call(dht, address, "rpc_time")
-    if type(shown) is not float or not 0 < shown < 2**40:
+    answer = call(dht, address, "rpc_time")
+    if type(answer) is not float or not 0 < answer < 2**40:
         raise Unanswered(f"{address} did not send a time")
-    return shown + (time.monotonic() - started) / 2
+    return answer + (time.monotonic() - started) / 2
 
 
 def is_reachable(dht: hivemind.DHT, address: str, port: int) -> bool:
-    """Whether the helper can connect to TCP `port` of this machine, at the address that it sees."""
+    """Whether the helper can connect to TCP `port` at the address that it sees for this machine."""
     return call(dht, address, "rpc_dial_back", metadata=port) is True
 
 
@@ -213,7 +213,7 @@ def read_file(dht: hivemind.DHT, address: str, name: str) -> bytes:
 
 
 def fetch_public(dht: hivemind.DHT, address: str, name: str, start: int = 0) -> bytes:
-    """Up to CHUNK_BYTES, from byte `start` on, of a file of the public folder of the helper's run, as it is now.
+    """Up to CHUNK_BYTES of a public file of the helper's run from byte `start`.
 
     Raises Unanswered if there is none.
     """
@@ -238,7 +238,7 @@ def call(
     is_json: bool = True,
     service: type[ServicerBase] = BootstrapService,
 ) -> Any:
-    """Call a helper; raises Unanswered unless it answers properly. `metadata` is JSON, or made into it."""
+    """Call a helper; raises Unanswered unless it answers properly. `metadata` is sent as JSON, bytes as they are."""
     content = metadata if isinstance(metadata, bytes) else json.dumps(metadata).encode()
     request = runtime_pb2.ExpertRequest(uid=uid, metadata=content).SerializeToString()
     answer = run_in_node(dht, partial(ask, service, peer_of(address), method, request))
@@ -253,7 +253,7 @@ def call(
 async def ask(
     service: type[ServicerBase], peer: PeerID, method: str, request: bytes, _: hivemind.DHT | None, node: DHTNode
 ) -> bytes | str:
-    """Runs in the node's process: the answer, or what went wrong."""
+    """Runs in the node's process; returns the answer, or what went wrong."""
     try:
         stub = service.get_stub(node.p2p, peer)
         message = runtime_pb2.ExpertRequest.FromString(request)
@@ -261,6 +261,6 @@ async def ask(
         content: bytes = answer.metadata
         return content
     except TimeoutError:
-        return f"nothing came in {CALL_TIMEOUT_S:.0f} s"
-    except Exception as error:  # whatever a helper does wrong
+        return f"no answer in {CALL_TIMEOUT_S:.0f} s"
+    except Exception as error:  # whatever the helper does wrong
         return f"{type(error).__name__}: {error}".splitlines()[0][:200]

@@ -1,4 +1,4 @@
-"""This machine's DHT node, and the logs and signals of hivemind's processes."""
+"""Opens this machine's DHT node, and sets up logs and signals of hivemind's processes."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ from typing import Any
 
 import hivemind
 import torch
-import torch._dynamo  # takes so long that a peer would miss its first round
+import torch._dynamo  # imported later, it would make a peer miss its first round
 from hivemind.utils.logging import use_hivemind_log_handler
 
 from dalle_lean.errors import UserError
@@ -38,18 +38,19 @@ def open_dht(
     announce: Sequence[str] = (),
     identity: Path | None = None,
     gate: Gate | None = None,
-    only_asks: bool = False,
+    must_bootstrap: bool = True,
 ) -> hivemind.DHT:
-    """Start a node of the DHT, which signs its records with its identity's key: `private_key`.
+    """Start a DHT node, which signs its records with the key of its identity, its attribute `private_key`.
 
     Args:
-        addresses: of peers already in the network; none for the first one.
-        client_mode: take no connections.
-        listen: where to take connections, as /ip4/ADDRESS/tcp/PORT; port 0 is any free one.
-        announce: how others reach that, if it differs.
-        identity: file of the private key, created if missing; without it the identity lasts as long as the node.
-        gate: of a run with a key, which lets nobody else into the network.
-        only_asks: for a newcomer that has no pass yet: it need not get into the network.
+        addresses: of peers already in the DHT; none for its first node.
+        client_mode: accept no connections.
+        listen: where to accept connections, as /ip4/ADDRESS/tcp/PORT; port 0 is any free one.
+        announce: the addresses that others use, if they differ.
+        identity: file of the private key, created if missing; by default a temporary one.
+        gate: for a run with a key, which admits only peers with a pass.
+        must_bootstrap: raise ValueError unless the node joins the DHT. A newcomer without a pass cannot, and only calls
+            helpers.
 
     Raises ValueError if none of `addresses` answers or the port is taken.
     """
@@ -67,18 +68,18 @@ def open_dht(
                 identity_path=str(identity),
                 use_relay=False,
                 nat_port_map=False,
-                ensure_bootstrap_success=not only_asks,
+                ensure_bootstrap_success=must_bootstrap,
                 start=True,
             )
-        except Exception as error:  # hivemind raises whatever its process met
+        except Exception as error:  # hivemind passes on any exception of its process
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             if addresses:
                 where = ", ".join(addresses)
                 if "failed to connect to bootstrap peers" in reason:
-                    reason = "nobody answers there; is the host up, the address complete and its port open?"
+                    reason = "no answer; is the host up, the address complete and its port open?"
                 elif gate is not None and "none of the initial_peers responded" in reason:
-                    reason = f"nobody there lets this machine in: {gate.own_refusal or 'ask its host why'}"
-                raise UserError(f"no way into the swarm by {where}: {reason}") from None
+                    reason = f"no peer there admits this machine: {gate.own_refusal or 'ask its host why'}"
+                raise UserError(f"cannot join the swarm through {where}: {reason}") from None
             raise UserError(f"cannot listen on {', '.join(listen)}: {reason}") from None
         dht.private_key = IdentityKey(identity)
     dht.add_validators([IdentitySigner(dht.private_key)])
@@ -87,9 +88,9 @@ def open_dht(
 
 
 def log_to(path: Path | None, *, output: bool = False) -> None:
-    """Send the logs of hivemind and its processes to this size-limited file instead of the screen; None discards them.
+    """Log hivemind and its processes to this size-limited file instead of the screen; None discards the logs.
 
-    A later call replaces the file. `output`: this process's stdout and stderr go there too.
+    A later call replaces the file. `output` sends this process's stdout and stderr there too.
     """
     use_hivemind_log_handler("nowhere")
     logging.captureWarnings(True)
@@ -107,8 +108,8 @@ def log_to(path: Path | None, *, output: bool = False) -> None:
 
 
 def prepare_process() -> None:
-    """Call before hivemind forks: no child outlives this process or waits for threads that a fork loses, and errors in
-    hivemind's threads and destructors go to the log."""
+    """Call before hivemind forks. No child outlives this process or waits for threads that do not survive a fork, and
+    errors in hivemind's threads and destructors go to the log."""
     os.register_at_fork(after_in_child=begin_child)
     threading.excepthook = log_failure
     sys.unraisablehook = log_failure
@@ -116,13 +117,13 @@ def prepare_process() -> None:
 
 
 def log_failure(failure: Any) -> None:
-    """Log an exception that ended a thread or could not be raised."""
+    """Log an exception that ended a thread or that Python could not raise."""
     exc_info = (failure.exc_type, failure.exc_value, failure.exc_traceback)
     logging.getLogger("hivemind").error("unexpected", exc_info=exc_info)
 
 
 def begin_child() -> None:
-    """In a forked process: end by SIGTERM whatever the parent's handler, and do not use OpenMP's threads: they do not
+    """In a forked process, end by SIGTERM whatever the parent's handler, and do not use OpenMP's threads: they do not
     survive the fork, and the first operation would wait for them forever."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

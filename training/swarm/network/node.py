@@ -1,14 +1,17 @@
-"""hivemind's DHT node, which goes on when a process that asked it something ends before it reads the question."""
+"""hivemind's DHT node, made robust against callers that end before their call is read."""
 
+import asyncio
+from collections.abc import Coroutine
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import hivemind
+from hivemind.dht.node import DHTNode
 
 
 class Node(hivemind.DHT):
-    """A DHT node in a process of its own."""
+    """A DHT node in its own process."""
 
     _inner_pipe: Any
 
@@ -17,8 +20,19 @@ class Node(hivemind.DHT):
         super().run()
 
 
+def run_until_shutdown(node: DHTNode, coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine beside the node, in its process, until the node shuts down."""
+    task, shutdown = asyncio.create_task(coroutine), node.shutdown
+
+    async def cancel_and_shutdown() -> None:
+        task.cancel()
+        await shutdown()
+
+    node.shutdown = cancel_and_shutdown
+
+
 class CallPipe:
-    """The pipe by which this machine's processes call the node's process."""
+    """The pipe through which this machine's processes call the node's process."""
 
     def __init__(self, pipe: Connection):
         self.pipe = pipe
@@ -29,11 +43,11 @@ class CallPipe:
     def recv(self) -> Any:
         """The next call.
 
-        ConnectionResetError, which hivemind logs, where the caller has ended: its future's pipe, which is passed on by
-        the caller's process, is gone. EOFError, which ends the node's process, where all callers have.
+        Raises ConnectionResetError, which hivemind logs, if the caller has ended and its future's pipe with it, and
+        EOFError, which ends the node's process, if all callers have.
         """
         call = self.pipe.recv_bytes()
         try:
             return ForkingPickler.loads(call)
         except EOFError:
-            raise ConnectionResetError("a process ended before its call of the DHT was read") from None
+            raise ConnectionResetError("a process ended before its call to the DHT was read") from None

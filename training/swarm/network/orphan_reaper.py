@@ -1,4 +1,4 @@
-"""Ends the processes that a process started, hivemind's and p2pd, should it die."""
+"""Ends the processes that a process started, such as hivemind's and p2pd, if it dies."""
 
 import os
 import time
@@ -16,7 +16,7 @@ MARK = "DALLE_LEAN_STARTED_BY"
 
 
 def guard_children() -> Process:
-    """Start a process that ends all descendants of this one should it be killed."""
+    """Start a process that ends all descendants of this one if it is killed."""
     guard = Process(target=end_orphans, args=(os.getpid(), mark_of(os.getpid())), name="guard", daemon=True)
     guard.start()
     return guard
@@ -24,16 +24,16 @@ def guard_children() -> Process:
 
 @cache
 def mark_of(pid: int) -> str:
-    """A mark on everything that this process, `pid`, starts from now on: forks inherit an open file of this name, other
+    """Mark everything that this process, `pid`, starts from now on: forks inherit an open file of this name, other
     programs an environment variable."""
     mark = f"dalle-lean-{pid}-{uuid.uuid4().hex}"
-    os.memfd_create(mark)  # open until the end
+    os.memfd_create(mark)  # stays open
     os.environ[MARK] = mark
     return mark
 
 
 def carries(process: psutil.Process, mark: str) -> bool:
-    """Whether a process, or the one it was forked from, has this mark."""
+    """Whether a process has inherited this mark."""
     with suppress(psutil.Error, OSError):
         if process.environ().get(MARK) == mark:
             return True
@@ -56,7 +56,7 @@ def end_orphans(parent: int, mark: str) -> None:
             break
         time.sleep(WATCH_INTERVAL_S)
     end_all([process for process in started.values() if process.is_running()])
-    while found := marked(mark):  # started meanwhile
+    while found := marked(mark):  # started in the meantime
         end_all(found)
         time.sleep(WATCH_INTERVAL_S)
 

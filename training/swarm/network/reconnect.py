@@ -1,7 +1,7 @@
-"""Has a DHT node look for peers that it lost.
+"""Reconnects a DHT node to peers that it lost.
 
-hivemind's node forgets another at the first unanswered request. If a link fails for a while, both sides forget each
-other and never ask again: one swarm would remain split in two.
+hivemind's node forgets a peer at the first unanswered request. If a link fails for a while, both sides forget each
+other for good, and one swarm remains split in two.
 """
 
 import asyncio
@@ -17,31 +17,26 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 
 from training.swarm.network.addresses import peer_of
+from training.swarm.network.node import run_until_shutdown
 
 PING_INTERVAL_S = 5.0
 MAX_PINGS = 4
-"""Lost peers pinged at once, besides the named ones."""
+"""Lost peers pinged at once, in addition to the named ones."""
 MAX_REMEMBERED = 64
 SEARCHES = 3
-"""Searches of the network after an answer: the peer that answered may itself only just be meeting the others."""
+"""DHT searches after an answer: the peer that answered may still be reconnecting itself."""
 MAX_UNANSWERED = 60
-"""Pings in a row before a peer that was not named is given up."""
+"""Pings in a row before the node gives up a peer that was not named."""
 
 
 def reconnect_lost_peers(dht: hivemind.DHT, addresses: Collection[str]) -> None:
-    """Have the node ping peers at `addresses`, and others it met, while they are missing from its routing table."""
+    """Have the node ping peers at `addresses`, and others it knew, while its routing table lacks them."""
     dht.run_coroutine(partial(start_pinging, peers=set(map(peer_of, addresses))))
 
 
 async def start_pinging(_dht: hivemind.DHT, node: DHTNode, peers: set[PeerID]) -> None:
     """Runs in the node's process."""
-    pinging, shutdown = asyncio.create_task(ping_lost_peers(node, peers)), node.shutdown
-
-    async def stop_pinging() -> None:
-        pinging.cancel()
-        await shutdown()
-
-    node.shutdown = stop_pinging
+    run_until_shutdown(node, ping_lost_peers(node, peers))
 
 
 async def ping_lost_peers(node: DHTNode, named: set[PeerID]) -> None:
@@ -65,12 +60,12 @@ async def ping_lost_peers(node: DHTNode, named: set[PeerID]) -> None:
                 searches_left = SEARCHES
             if searches_left:
                 searches_left -= 1
-                await node.find_nearest_nodes([node.node_id])  # learns whom the peers that answered know
-        except Exception:  # a stranger's answer may raise anything
+                await node.find_nearest_nodes([node.node_id])  # learns the peers that the answering ones know
+        except Exception:  # an untrusted answer may raise anything
             logging.getLogger("hivemind").exception("pinging lost peers failed")
 
 
 def remembered(unanswered: Mapping[PeerID, int], present: Collection[PeerID]) -> dict[PeerID, int]:
-    """Peers and their unanswered pings in a row, lost ones first; at most MAX_REMEMBERED."""
+    """Unanswered pings in a row by peer, lost peers first; at most MAX_REMEMBERED."""
     lost = {peer: pings for peer, pings in unanswered.items() if peer not in present and pings < MAX_UNANSWERED}
     return dict(islice({**lost, **dict.fromkeys(present, 0)}.items(), MAX_REMEMBERED))

@@ -1,4 +1,4 @@
-"""Which records the nodes of a run keep: the run's own, small and short-lived, each written by its owner alone."""
+"""Validation of the records that a run's nodes keep: its own, small and short-lived, written by their owners only."""
 
 from collections.abc import Collection
 
@@ -15,25 +15,25 @@ from training.swarm.host_peers import host_peers, owner_peer
 MAX_VALUE_BYTES = 4096
 MAX_AGE_S = 600.0
 MAX_OWNERS = 1024
-"""Of the records under one key: identities cost nothing."""
+"""Per key, since identities are free."""
 MAX_ANNOUNCEMENT_BYTES = 64
-"""Of a peer id, and of what is said under it."""
+"""Of an announcement's peer id, and of its value."""
 AVERAGERS = ("grad_averager", "state_averager")
 
 
 class RunRecords(RecordValidatorBase):
-    """Refuses records of other keys than the run's, plain values in place of a dictionary, and what is too much.
+    """Refuses records of keys that are not the run's, values that are no dictionaries, and too large or too many ones.
 
-    Under all keys but one, records belong to the owner of a public key; a signature is checked elsewhere. hivemind
-    announces who hands out states under bare peer ids, so these may be anybody's, and are tiny.
+    A record's subkey is its owner's public key; its signature is checked elsewhere. Only hivemind's announcements of
+    donors have bare peer ids as subkeys, so anybody can write them, and they must be tiny.
 
     Args:
-        host: peers whose records always have room.
-        max_age_s: how long a record may last.
+        host: peers whose records are always kept.
+        max_age_s: largest lifetime of a record.
     """
 
     priority = 100
-    """Before anything else looks into a record."""
+    """Runs before all other validators."""
 
     def __init__(self, run_id: str, host: Collection[PeerID] = (), max_age_s: float = MAX_AGE_S):
         self.host, self.max_age_s = set(host), max_age_s
@@ -42,7 +42,7 @@ class RunRecords(RecordValidatorBase):
         self.owned = set(map(key_of, owned))
         self.announcements = {key_of(f"{run_id}_{name}.all_averagers") for name in AVERAGERS}
         self.expirations: dict[bytes, dict[bytes, float]] = {}
-        """By key and owner."""
+        """By key, then by owner."""
 
     def validate(self, record: DHTRecord) -> bool:
         if not record.expiration_time <= get_dht_time() + self.max_age_s:
@@ -56,7 +56,7 @@ class RunRecords(RecordValidatorBase):
         return owner is not None and (owner in self.host or self.has_room(record))
 
     def has_room(self, record: DHTRecord) -> bool:
-        """Whether the key has room for one more owner; counts it."""
+        """Whether the key has room for this owner; counts the owner."""
         now, known = get_dht_time(), self.expirations.setdefault(record.key, {})
         if record.subkey not in known and len(known) >= MAX_OWNERS:
             for subkey in [subkey for subkey, expiration in known.items() if expiration <= now]:
@@ -77,20 +77,20 @@ class RunRecords(RecordValidatorBase):
 
 
 def key_of(name: str) -> bytes:
-    """How the DHT stores a key."""
+    """A key as the DHT stores it."""
     return bytes(DHTID.generate(source=name).to_bytes())
 
 
 def owner_of(subkey: bytes) -> PeerID | None:
-    """The owner of a serialized subkey that is a public key and nothing else."""
+    """The owner of a serialized subkey; None unless it is a public key."""
     try:
         return owner_peer(DHTProtocol.serializer.loads(subkey))
-    except Exception:  # a stranger's bytes may raise anything
+    except Exception:  # untrusted bytes may raise anything
         return None
 
 
 def keep_own_records(dht: hivemind.DHT, settings: SwarmSettings) -> None:
-    """Make this node keep nothing but records of the run; needed on every node that others can reach."""
+    """Make this node keep only records of the run; needed on every node that others can reach."""
     timing = settings.timing
     max_age_s = max(MAX_AGE_S, timing.progress_expiration_s, timing.matchmaking_time_s)
     dht.add_validators([RunRecords(settings.run_id, host_peers(settings.swarm).all, max_age_s)])

@@ -1,1 +1,1 @@
-"""What peers say of themselves, and what is made of it."""
+"""Metrics that peers publish, and the monitor, leaderboard and page made of them."""

@@ -1,4 +1,4 @@
-"""Who gave how much, over all sessions: what helpers averaged, and what peers claim."""
+"""Contributions over all sessions: the samples that helpers averaged, and those that peers claim."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -12,25 +12,25 @@ from training.swarm.observe.peer_metrics import PeerRecord
 
 CONTRIBUTIONS = "contributions.json"
 MOST_CONTRIBUTORS = 4096
-"""Those with the fewest samples are dropped."""
+"""The peers with the fewest samples are dropped."""
 
 
 @dataclass
 class Contributor:
-    """A peer's samples over all its sessions."""
+    """A peer's contribution over all its sessions."""
 
     user: str | None = None
     earlier_samples: int = 0
-    """From sessions before the current one."""
+    """Claimed in sessions before the current one."""
     started: float = 0.0
     samples: int = 0
-    """Since `started`, in the current session."""
+    """Claimed in the current session, since `started`."""
     seen: float = 0.0
     """When its latest record was written."""
     averaged_samples: float = 0.0
-    """That the run's helpers averaged into steps."""
+    """Samples that the run's helpers averaged into steps."""
     averaged_s: float = 0.0
-    """Seconds of the steps that it took part in, by the helpers' clocks."""
+    """Seconds of the steps that it took part in, measured by the helpers."""
 
     @property
     def total_samples(self) -> int:
@@ -38,20 +38,20 @@ class Contributor:
 
 
 class Leaderboard:
-    """Samples by peer id in OUT/contributions.json, which outlives the peers and the monitor.
+    """Contributions by peer id in OUT/contributions.json, which outlives the peers and the monitor.
 
-    The samples are the peers' own claims, but for those averaged. ValueError if the file belongs to another run.
+    All but the averaged samples are the peers' own claims. ValueError if the file belongs to another run.
     """
 
     def __init__(self, path: Path, run: str):
         self.path, self.run = path, run
         saved: dict[str, Any] = read_json(path) if path.exists() else {"run": run, "peers": {}}
         if saved["run"] != run:
-            raise UserError(f"{path} is of the run {saved['run']!r}, not of {run!r}; name another folder with --out")
+            raise UserError(f"{path} belongs to the run {saved['run']!r}, not {run!r}; name another folder with --out")
         self.peers = {peer: Contributor(**content) for peer, content in saved["peers"].items()}
 
     def update(self, records: Mapping[str, PeerRecord], credits: Mapping[str, Credit] | None = None) -> None:
-        """Add what peers report and what helpers averaged, and write the file if anything changed."""
+        """Add the peers' reports and the helpers' credits, and write the file if anything changed."""
         changed = False
         for peer, record in records.items():
             known = self.peers.get(peer, Contributor())
@@ -68,12 +68,12 @@ class Leaderboard:
             write_json(self.path, {"run": self.run, "peers": {name: asdict(peer) for name, peer in self.peers.items()}})
 
     def ranked(self) -> list[tuple[str, Contributor]]:
-        """Most averaged samples first; of equals, and where no helper counts, most claimed ones."""
+        """Contributors by averaged samples, then by claimed samples, most first."""
         return sorted(self.peers.items(), key=lambda item: (-item[1].averaged_samples, -item[1].total_samples))
 
 
 def credited(known: Contributor, record: PeerRecord) -> Contributor:
-    """The peer with a newer record, whose samples count from zero if it starts a new session."""
+    """The contributor after a newer record, whose samples start from zero in a new session."""
     restarted = record.started != known.started
     return replace(
         known,

@@ -1,4 +1,4 @@
-"""A log file of limited size that several processes may write."""
+"""A log file of limited size that several processes can write."""
 
 import fcntl
 import os
@@ -11,20 +11,20 @@ from typing import Any
 LOG_BYTES = 10_000_000
 
 
-def set_aside(log: Path) -> None:
-    """Move a log that has reached its limit to NAME.1, replacing that."""
+def rotate_log(log: Path) -> None:
+    """Rename a log that has reached its limit to NAME.1, replacing an older one."""
     if log.exists() and log.stat().st_size >= LOG_BYTES:
         os.replace(log, f"{log}.1")
 
 
 class BoundedFileHandler(WatchedFileHandler):
-    """Writes to a file that is moved to NAME.1 at LOG_BYTES, so that at most two files are kept.
+    """Rotates its file to NAME.1 at LOG_BYTES, so that at most two files are kept.
 
-    Several processes may write the same file, such as those that hivemind forks: one of them moves it, the others
-    follow. With logging's RotatingFileHandler each would move away what another has just begun.
+    Several processes may write the file, such as those that hivemind forks: one of them rotates it, the others follow.
+    With logging's RotatingFileHandler, each would rotate the file that another has just started.
 
     Args:
-        output: this process's stdout and stderr go to the file too.
+        output: send this process's stdout and stderr to the file too.
     """
 
     def __init__(self, path: Path, *, output: bool = False):
@@ -41,16 +41,16 @@ class BoundedFileHandler(WatchedFileHandler):
     def emit(self, record: LogRecord) -> None:
         try:
             if self.stream is not None and os.fstat(self.stream.fileno()).st_size >= LOG_BYTES:
-                self.set_aside(self.stream.fileno())
+                self.rotate(self.stream.fileno())
         except OSError:
             self.handleError(record)
-        super().emit(record)  # opens the new file if the old one was moved or closed
+        super().emit(record)  # opens the new file if the old one was renamed or closed
 
-    def set_aside(self, opened: int) -> None:
-        """Move the file open as this descriptor, unless another process already has."""
+    def rotate(self, opened: int) -> None:
+        """Rename the file that is open as this descriptor, unless another process already has."""
         fcntl.lockf(opened, fcntl.LOCK_EX)
         try:
-            with suppress(FileNotFoundError):  # another process has, and the new file is not there yet
+            with suppress(FileNotFoundError):  # another process has, and has not created the new file yet
                 if os.path.samestat(self.path.stat(), os.fstat(opened)):
                     os.replace(self.path, f"{self.path}.1")
         finally:

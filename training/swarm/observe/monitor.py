@@ -1,4 +1,4 @@
-"""A run seen from outside: followed through its helpers, and logged."""
+"""Monitors a run through its helpers, and logs its progress."""
 
 import time
 from collections.abc import Sequence
@@ -31,9 +31,9 @@ SILENT_POLLS = 3
 
 
 class Outputs:
-    """OUT/metrics.jsonl, OUT/tensorboard/ and, given a project, Weights & Biases; one entry per step.
+    """The logs: OUT/metrics.jsonl, OUT/tensorboard/ and, given a project, Weights & Biases; one entry per step.
 
-    A run rolled back to a checkpoint gets another run id: entries beyond that checkpoint are then removed.
+    A rollback changes the run id: entries after its checkpoint are then removed.
     """
 
     def __init__(self, out: Path, wandb_project: str | None = None):
@@ -45,7 +45,7 @@ class Outputs:
         self.log: MetricsLog | None = None
 
     def write(self, overview: Overview, run_id: str) -> None:
-        """Log the run unless its step is logged already."""
+        """Log the run unless its step is already logged."""
         if run_id != self.run_id:
             self.close()
             self.step = min(self.step, overview.step - 1)
@@ -91,26 +91,26 @@ class Monitor:
             self.addresses = given.swarm.addresses
             self.run_key_file = run_key_file(path if path.is_dir() else path.parent)
         if not self.addresses:
-            raise UserError(f"{sources[0]} names no address of the run; give one, as `dalle-lean host` prints it")
-        self.dht = open_dht(self.addresses, client_mode=True, only_asks=True)
+            raise UserError(f"{sources[0]} names no address of the run; pass one that `dalle-lean host` printed")
+        self.dht = open_dht(self.addresses, client_mode=True, must_bootstrap=False)
         self.pace, self.silent_polls = StepPace(), 0
         self.credits: dict[str, Credit] = {}
-        """By peer id, as of the latest `fetch_credits`."""
+        """By peer id, from the latest `fetch_credits`."""
         settings = self.fetch_settings() or given
         if settings is None:
             self.dht.shutdown()
-            raise UserError(f"no helper of {', '.join(sources)} hands out the run's swarm.toml")
+            raise UserError(f"no helper of {', '.join(sources)} serves the run's swarm.toml; is the host up?")
         self.settings = settings
         self.addresses = tuple(dict.fromkeys((*self.addresses, *settings.swarm.addresses)))
 
     def enter(self, folder: Path, code: str = "") -> None:
-        """Get a pass, if the run has a key: only those who have one can read its records.
+        """Get a pass if the run has a key, without which nobody can read its records.
 
         Args:
-            folder: keeps this monitor's identity and pass.
-            code: of the host's invitation, the first time.
+            folder: stores this monitor's identity and pass.
+            code: of the host's invitation, the first time; the machine with the run's key needs none.
 
-        Raises Refused, and ValueError if no helper answers. The host needs no code where its run.key is.
+        Raises Refused, and ValueError if no helper answers.
         """
         if self.settings.swarm.run_key:
             self.gate = enter_by_pass(
@@ -128,7 +128,7 @@ class Monitor:
         return dht
 
     def fetch_settings(self) -> SwarmSettings | None:
-        """From the first helper that answers; None if none does."""
+        """The run's settings, from the first helper that answers; None if none does."""
         for address in self.addresses:
             try:
                 return fetch_settings(self.dht, address)
@@ -137,21 +137,21 @@ class Monitor:
         return None
 
     def fetch_public(self, name: str, start: int = 0) -> bytes | None:
-        """A chunk of a public file of the run, from the first of its helpers that has it; None if none does."""
+        """A chunk of a public file, from the first helper that has it; None if none does."""
         return first_answer(self.dht, self.addresses, partial(fetch_public, name=name, start=start))
 
     def fetch_credits(self) -> None:
-        """Find out what the run's own helpers averaged; of what several of them saw, the most counts."""
+        """Fetch the helpers' credits; for each peer, the largest of several helpers counts."""
         for address in self.settings.swarm.addresses:
             try:
                 found = parse_credits(fetch_public(self.dht, address, credits_name(peer_of(address))).decode())
-            except ValueError:  # it is away, or has averaged nothing yet
+            except ValueError:  # it is offline, or has not averaged anything yet
                 continue
             for peer, credit in found.items():
                 self.credits[peer] = max(credit, self.credits.get(peer, Credit()), key=lambda known: known.samples)
 
     def poll(self) -> tuple[PeerRecords, Overview | None]:
-        """The current records and their summary, which is None without trainers."""
+        """The current records, and their summary or None without trainers."""
         try:
             records = read_records(self.dht, self.settings.run_id)
         except TimeoutError:
@@ -169,7 +169,7 @@ class Monitor:
         return records, summary(steps_per_s=self.pace.steps_per_s)
 
     def reconnect(self) -> None:
-        """Find the run again: its helpers may have been away, or it may have been rolled back to a checkpoint."""
+        """Open a new node: the helpers may have been offline, or the run may have been rolled back."""
         try:
             fresh = self.open_node()
         except ValueError as error:
@@ -179,7 +179,7 @@ class Monitor:
         self.dht = fresh
         settings = self.fetch_settings()
         if settings is not None and settings.run_id != self.settings.run_id:
-            self.on_notice(f"the run goes on as {settings.run_id}")
+            self.on_notice(f"the run continues as {settings.run_id}")
             self.settings, self.pace = settings, StepPace()
 
     def close(self) -> None:

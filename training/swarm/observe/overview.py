@@ -1,4 +1,4 @@
-"""A run at one moment, summarized from what its peers say of themselves."""
+"""Summarizes the current state of a run from its peers' records."""
 
 import statistics
 from collections import deque
@@ -12,32 +12,32 @@ from training.swarm.observe.peer_metrics import PeerRecords
 
 PACE_STEPS = 20
 COUNTERS = ("dropped_batches", "dropped_tensors", "skipped_steps", "solo_steps", "resyncs")
-"""Of a PeerRecord."""
+"""Counters of a PeerRecord."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """A run at one moment; `step` and `total_steps` are the schedule's.
+    """The current state of a run; `step` and `total_steps` are the schedule's, losses in nats.
 
-    Medians and sums are over the trainers present. `samples_per_s` follows from the pace of the steps, None before two
-    were seen; `reported_samples_per_s` is what the peers claim.
+    Medians and sums are over the trainers present. `samples_per_s` is measured from the pace of the steps, None before
+    two were observed; `reported_samples_per_s` is the peers' claim.
     """
 
     step: int
     total_steps: int
     loss: float | None
     heldout_loss: float | None
-    """As the run's donors publish it."""
+    """As published by the run's donors."""
     peers: int
     clients: int
     samples_per_s: float | None
     reported_samples_per_s: float
     left_s: float | None
     counters: dict[str, int]
-    """Sums of what each of COUNTERS counts, `refused_records`, and what the helpers count of passes and bans."""
+    """Sums of COUNTERS, `refused_records`, and the helpers' counts of passes and bans."""
 
     def metrics(self) -> dict[str, float]:
-        """The numbers for the logs."""
+        """The metrics for the logs."""
         names = ("loss", "heldout_loss", "peers", "clients", "samples_per_s", "reported_samples_per_s")
         known = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {**known, **self.counters}
@@ -50,7 +50,7 @@ class StepPace:
         self.observed: deque[tuple[float, int]] = deque(maxlen=PACE_STEPS)
 
     def observe(self, step: int, now_s: float) -> None:
-        """The run is at `step`; going back resets the pace."""
+        """Record the run's step; a step backwards resets the pace."""
         if self.observed and step < self.observed[-1][1]:
             self.observed.clear()
         if not self.observed or step > self.observed[-1][1]:
@@ -58,7 +58,7 @@ class StepPace:
 
     @property
     def steps_per_s(self) -> float | None:
-        """None before two steps were observed."""
+        """Mean steps per second; None before two steps were observed."""
         if len(self.observed) < 2:
             return None
         (first_s, first), (last_s, last) = self.observed[0], self.observed[-1]
@@ -72,10 +72,10 @@ def summarize(
     credits: Mapping[str, Credit] = MappingProxyType({}),
     admission: Mapping[str, int] = MappingProxyType({}),
 ) -> Overview | None:
-    """The run at this moment; None without trainers. `admission`: what the helpers count, see `counts_of`.
+    """Summarize the run; None without trainers. `admission` has the helpers' counts, see `counts_of`.
 
-    Its step and loss are medians over the trainers, which less than half of them cannot move with false claims. Once
-    helpers have averaged the gradients of some trainers present, only those count: identities cost nothing.
+    Step and loss are medians over the trainers, so a minority cannot change them by false claims. Once helpers have
+    averaged gradients of some trainers present, only those count, since identities are free.
     """
     by_peer = {peer: record for peer, record in records.by_peer.items() if record.role == "trainer"}
     trainers = [record for peer, record in by_peer.items() if peer in credits] or list(by_peer.values())

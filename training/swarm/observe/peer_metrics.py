@@ -1,7 +1,7 @@
-"""What peers publish about themselves: signed records in the DHT that everybody can read and only their owner write.
+"""Metrics that peers publish as signed DHT records, which anybody can read and only their owner can write.
 
-A record is signed with the key of the peer's identity file, so its peer id follows from the signature's public key and
-survives restarts. The content is the peer's own claim: only its form and its owner are checked.
+A record is signed with the key of the peer's identity file, so its public key gives the peer id, also after restarts.
+The content is the peer's own claim: only its form and its owner are checked.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ from pydantic.v1 import BaseModel, ConstrainedFloat, ConstrainedInt, Constrained
 from dalle_lean.errors import UserError
 
 EXPIRATION_S = 90.0
-"""A peer without a record for this long is gone."""
+"""A peer without a newer record after this time has left."""
 MAX_CLOCK_ERROR_S = 30.0
 MAX_PEERS = 4096
-"""Of one run; anybody can make up identities."""
+"""Per run, since identities are free."""
 OWNER = re.compile(rb"\[owner:(ssh-rsa [A-Za-z0-9+/=]{100,2000})\]")
 
 
@@ -50,7 +50,7 @@ class Measure(ConstrainedFloat):
 
 
 class UserName(ConstrainedStr):
-    """1 to 32 letters, digits, spaces and ". _ ' -": nothing that a terminal or a web page would interpret."""
+    """1 to 32 letters, digits, spaces and ". _ ' -", which no terminal or web page interprets."""
 
     strict, regex = True, r"^[\w .'-]{1,32}\Z"
 
@@ -66,7 +66,7 @@ class Version(ConstrainedStr):
 
 
 class OwnerKey(BytesWithPublicKey):
-    """The public key of a record's owner and nothing else: one record per owner."""
+    """A subkey that is exactly the owner's public key, so that each owner has one record."""
 
     @classmethod
     def __get_validators__(cls) -> Iterator[Any]:
@@ -81,10 +81,10 @@ class OwnerKey(BytesWithPublicKey):
 
 
 class PeerRecord(BaseModel):
-    """What one peer publishes: its PeerMetrics, and who it is.
+    """The published record of a peer: its PeerMetrics and who it is.
 
-    `step` is in steps of the swarm, `loss` in nats, None before the first step. `samples` and the counters start at
-    `started`; `time` is when the record was written. Both are in seconds of the swarm's clock.
+    `step` counts steps of the swarm; `loss` is in nats, None before the first step. `samples` and the counters start at
+    `started`; the record was written at `time`. Both are in seconds of the DHT's clock.
     """
 
     step: Count
@@ -106,29 +106,29 @@ class PeerRecord(BaseModel):
 
 @dataclass
 class PeerMetrics:
-    """What a peer has done so far, for itself and for the run."""
+    """The metrics of a peer since it started."""
 
     epoch: int = 0
-    """Steps of the swarm."""
+    """Steps of the swarm so far."""
     loss: float = math.nan
     """Mean over this peer's samples since the previous step, in nats."""
     samples: int = 0
     samples_per_s: float = 0.0
     dropped_batches: int = 0
-    """Their loss or gradient was not finite."""
+    """Batches whose loss or gradient was not finite."""
     dropped_tensors: int = 0
-    """Averages from others that were not finite."""
+    """Averages from others that were not finite, or not plausible."""
     skipped_steps: int = 0
-    """Their averaged gradient was not finite."""
+    """Steps whose averaged gradient was not finite."""
     solo_steps: int = 0
-    """Steps that found no group although others are there: taken with this peer's gradients alone."""
+    """Steps taken with this peer's gradients alone although others are there."""
     rescaled: int = 0
-    """Batches left out because they overflowed in float16; its scales are smaller now."""
+    """Batches dropped because they overflowed in float16; each one lowers its scales."""
     resyncs: int = 0
     """Downloads of the state."""
 
     def record_fields(self) -> dict[str, Any]:
-        """As fields of a PeerRecord."""
+        """The metrics as fields of a PeerRecord."""
         shared = {name: value for name, value in vars(self).items() if name in PeerRecord.__fields__}
         loss, speed = float(self.loss), float(self.samples_per_s)
         known = Measure.ge <= loss <= Measure.le
@@ -141,14 +141,14 @@ class MetricsSchema(BaseModel):
 
 @dataclass(frozen=True)
 class PeerRecords:
-    """Valid records by peer id, and the number of refused ones."""
+    """Valid records by peer id, and the number of invalid ones."""
 
     by_peer: dict[str, PeerRecord]
     refused: int
 
 
 class IdentityKey(RSAPrivateKey):
-    """The private key in an identity file that hivemind wrote."""
+    """The private key of an identity file that hivemind wrote."""
 
     def __init__(self, identity: Path):
         saved = crypto_pb2.PrivateKey.FromString(identity.read_bytes())
@@ -156,9 +156,9 @@ class IdentityKey(RSAPrivateKey):
 
 
 class IdentitySigner(RecordValidatorBase):
-    """Signs records under this node's identity key.
+    """Signs records whose subkey is this node's identity key.
 
-    A node has one RSASignatureValidator of hivemind's, which may sign with another key and verifies any.
+    A node keeps only one RSASignatureValidator of hivemind's, which may sign with another key.
     """
 
     def __init__(self, key: RSAPrivateKey):
@@ -170,7 +170,7 @@ class IdentitySigner(RecordValidatorBase):
 
     def sign_value(self, record: DHTRecord) -> bytes:
         if self.inner.strip_value(record) != record.value:
-            return record.value  # by the node's own validator, with the same key
+            return record.value  # the node's own validator has signed it with the same key
         signed: bytes = self.inner.sign_value(record)
         return signed
 
@@ -183,25 +183,25 @@ def metrics_key(run_id: str) -> str:
 
 
 def record_validators(run_id: str) -> list[RecordValidatorBase]:
-    """What a run's records must pass."""
+    """The validators of a run's metrics records."""
     return [SchemaValidator(MetricsSchema, prefix=run_id), RSASignatureValidator()]
 
 
 def protect_records(dht: hivemind.DHT, run_id: str) -> None:
-    """Make this node refuse records of the run that are malformed or not signed by their owner.
+    """Make this node refuse metrics records that are malformed or not signed by their owner.
 
-    Needed on every node that others can reach, as any of them may keep the records.
+    Needed on every node that others can reach, as any of them may store the records.
     """
     dht.add_validators(record_validators(run_id))
 
 
 def owner_key(dht: hivemind.DHT) -> bytes:
-    """The subkey of the records of a node that `open_dht` made: its public key."""
+    """The subkey of a node's records: its public key. The node must come from `open_dht`."""
     return bytes(RSASignatureValidator(dht.private_key).local_public_key)
 
 
 def peer_id_of(owner: bytes) -> str:
-    """The peer id of a record's subkey (github.com/libp2p/specs, peer-ids)."""
+    """The peer id of a record's owner (github.com/libp2p/specs, peer-ids); ValueError unless it is a public key."""
     match = OWNER.fullmatch(owner)
     if match is None:
         raise ValueError("a record's owner must be a public key")
@@ -214,9 +214,9 @@ def peer_id_of(owner: bytes) -> str:
 
 
 def read_records(dht: hivemind.DHT, run_id: str, timeout_s: float = 60.0) -> PeerRecords:
-    """The records that are well-formed, signed by their owners and current; the others are counted.
+    """The current records that are well-formed and signed by their owners; counts the others.
 
-    Asks every node that may keep them, so a node with bad records or forgeries hides nothing.
+    Asks every node that may store them, so that none can hide records.
     """
     future = dht.run_coroutine(partial(collect, run_id=run_id), return_future=True)
     found, refused = future.result(timeout=timeout_s)
@@ -224,7 +224,7 @@ def read_records(dht: hivemind.DHT, run_id: str, timeout_s: float = 60.0) -> Pee
 
 
 async def collect(_dht: hivemind.DHT, node: DHTNode, run_id: str) -> tuple[dict[bytes, dict[str, Any]], int]:
-    """Runs in the node's process: the newest valid content by owner, and the number of refused records."""
+    """Runs in the node's process; returns the newest valid content by owner, and the number of invalid records."""
     key = DHTID.generate(source=metrics_key(run_id))
     checks = CompositeValidator(record_validators(run_id))
     nearest = await node.find_nearest_nodes([key], k_nearest=2 * node.num_replicas, exclude_self=True)
@@ -245,7 +245,7 @@ async def collect(_dht: hivemind.DHT, node: DHTNode, run_id: str) -> tuple[dict[
 
 
 def records_of(key: DHTID, answers: list[Any]) -> Iterator[DHTRecord]:
-    """One by one; anything but a dictionary of records counts as one unsigned record."""
+    """All records in the answers; an answer that is no dictionary counts as one unsigned record."""
     for answer in answers:
         if answer is None:
             continue
@@ -258,13 +258,13 @@ def records_of(key: DHTID, answers: list[Any]) -> Iterator[DHTRecord]:
 
 def checked(record: DHTRecord, checks: CompositeValidator) -> tuple[bytes | None, dict[str, Any]]:
     """The record's owner and content; no owner if it is invalid."""
-    max_expiration = float(get_dht_time()) + EXPIRATION_S + MAX_CLOCK_ERROR_S  # later, a dead peer would seem alive
+    max_expiration = float(get_dht_time()) + EXPIRATION_S + MAX_CLOCK_ERROR_S  # else a dead peer could seem alive
     try:
         if not checks.validate(record) or record.expiration_time > max_expiration:
             return None, {}
         owner: bytes = DHTProtocol.serializer.loads(record.subkey)
         content: dict[str, Any] = DHTProtocol.serializer.loads(checks.strip_value(record))
         peer_id_of(owner)
-    except Exception:  # a stranger's bytes may break any parser
+    except Exception:  # untrusted bytes may raise anything
         return None, {}
     return owner, content

@@ -22,7 +22,7 @@ STORE_TIMEOUT_S = 20.0
 
 
 class Publisher:
-    """Publishes this peer's metrics at each step of the swarm and at least every INTERVAL_S, on its own thread.
+    """Publishes this peer's metrics at each step of the swarm and at least every INTERVAL_S, on a thread.
 
     Args:
         user: display name on the leaderboard; ValueError unless it is a UserName.
@@ -43,12 +43,12 @@ class Publisher:
         self.latest: dict[str, Any] | None = None
         self.published = 0
         self.failures = 0
-        """Records that no other peer accepted."""
+        """How many records could not be stored."""
         self.due, self.closed = threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self.keep_publishing, name="metrics", daemon=True)
 
     def publish(self, metrics: PeerMetrics) -> None:
-        """Note the numbers and return at once; they are sent when the step is a new one or it is time."""
+        """Take the metrics, which the thread publishes upon a new step or after INTERVAL_S; does not block."""
         before, self.latest = self.latest, {**self.constant, **metrics.record_fields()}
         if before is None:
             self.thread.start()
@@ -69,7 +69,7 @@ class Publisher:
             content = PeerRecord(**{**(self.latest or {}), "time": float(now)}).dict()
             future = self.dht.store(self.key, content, now + EXPIRATION_S, subkey=self.subkey, return_future=True)
             stored = future.result(timeout=STORE_TIMEOUT_S)
-        except Exception:  # of whatever kind: training goes on without metrics, and it is counted
+        except Exception:  # of any kind: training goes on without metrics, and the failure is counted
             stored = False
         if stored:
             self.published += 1

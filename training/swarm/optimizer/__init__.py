@@ -1,1 +1,1 @@
-"""hivemind's optimizer with limits, for each role."""
+"""hivemind's optimizer for each role, with bounded retries and checked inputs."""

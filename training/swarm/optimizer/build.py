@@ -1,4 +1,4 @@
-"""The optimizer that a run's settings name, for each role."""
+"""Builds the optimizer of a run, for each role."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +23,7 @@ from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
 
 
 def lr_of_epoch(settings: SwarmSettings, epoch: int) -> float:
-    """The learning rate of the step after `epoch` steps of the swarm; in "diloco" mode the outer one."""
+    """The learning rate of the step that follows `epoch`; in "diloco" mode the outer one."""
     if settings.wire.mode == "diloco":
         return settings.wire.outer_lr
     return settings.recipe.schedule.learning_rate(epoch + 1)
@@ -51,8 +51,8 @@ def swarm_optimizer(
     """The optimizer of a peer over the parameters of `model`.
 
     Args:
-        role: "trainer"; "donor", which hands out states and has no samples; "helper", which only reduces.
-        attestation: of a helper; kept in the process that averages.
+        role: "trainer"; "donor", which serves states and has no samples; "helper", which only reduces.
+        attestation: of a helper; kept in the averager's process.
     """
     wire, timing, client_mode = settings.wire, settings.timing, dht.client_mode
     diloco = wire.mode == "diloco"
@@ -90,7 +90,7 @@ def swarm_optimizer(
             "last_epoch": settings.last_epoch,
             "donors": host_peers(settings.swarm).donors,
             "metadata_expiration": timing.progress_expiration_s,
-            # A peer that looks less often than finding a group takes may not know of the others at its first step.
+            # With a longer period than the matchmaking time, a peer may not know the others at its first step.
             "default_refresh_period": min(3.0, timing.matchmaking_time_s),
             "max_refresh_period": min(10.0, timing.matchmaking_time_s),
         },
@@ -98,7 +98,7 @@ def swarm_optimizer(
 
 
 def averager_options(settings: SwarmSettings, max_weight: float) -> dict[str, Any]:
-    """What the averagers of weights and of gradients are both told, see FilteredAverager."""
+    """The options of both averagers, of weights and of gradients; see FilteredAverager."""
     return {
         "rule": rule_of(settings),
         "max_weight": max_weight,
@@ -108,7 +108,7 @@ def averager_options(settings: SwarmSettings, max_weight: float) -> dict[str, An
 
 
 def gradient_averager(settings: SwarmSettings, attestation: Attestation | None) -> Callable[..., GradientAverager]:
-    """The factory of the averager of gradients that the settings name."""
+    """The factory of the gradient averager that the settings name."""
     options = {**averager_options(settings, float(settings.target_batch_size)), "attestation": attestation}
     if settings.wire.mode == "diloco":
         return partial(PseudoGradientAverager, **options)

@@ -1,4 +1,4 @@
-"""Optimizer steps that hivemind may run in the background: none with gradients that are not finite, no lost error."""
+"""Optimizer steps for hivemind's background thread: they skip gradients that are not finite and lose no error."""
 
 import math
 from typing import Any
@@ -7,22 +7,22 @@ import torch
 
 
 class CheckedStep(torch.optim.Optimizer):
-    """Counts and skips steps whose gradients are not finite; mixed into an optimizer.
+    """Mixin of optimizers that counts and skips steps whose gradients are not finite.
 
-    The optimizer allocates its statistics when it is made, so that a newcomer knows what a state consists of.
+    The optimizer must allocate its statistics when it is created, so that a newcomer knows a state's tensors.
     """
 
     clip_norm = math.inf
-    """Of all gradients together."""
+    """Largest norm of all gradients together."""
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         self.skipped_steps = 0
         self.grad_norm = math.nan
         self.held = False
-        """Nobody contributed a gradient: the next step changes nothing."""
+        """Whether the next step changes nothing, because nobody contributed a gradient."""
         self.failure: Exception | None = None
-        """What ended a background step; hivemind only logs it."""
+        """The exception that ended a background step, which hivemind only logs."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:

@@ -1,12 +1,12 @@
-"""Many inner steps between two steps of the swarm: the second mode, for slow links.
+"""DiLoCo, the mode for slow links: many inner steps between two steps of the swarm.
 
-Each peer trains alone, starting from the shared weights. The peers average how far they moved as if it were a gradient,
-a pseudo-gradient, and an outer optimizer, SGD with Nesterov momentum, takes one step along that average.
+Each peer trains alone, starting from the shared weights. The peers average their weight changes as pseudo-gradients,
+and an outer optimizer, SGD with Nesterov momentum, takes one step along that average.
 Source: Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv 2311.08105,
-algorithm 1. Unlike there, pseudo-gradients are weighted by samples, as peers differ in speed.
+algorithm 1. Unlike in the paper, samples weight the pseudo-gradients, as peers differ in speed.
 
 The shared weights are hivemind's offloaded copies; the model's own parameters hold the inner steps. Nothing is delayed:
-the shared weights reach the model only with a step of the swarm or a downloaded state.
+the model gets the shared weights only after a step of the swarm or a download.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,17 +23,17 @@ from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
 
 
 class PseudoGradientAverager(SwarmGradientAverager):
-    """Averages shared minus own parameters."""
+    """Averages the pseudo-gradients: shared minus own parameters."""
 
     shared: Sequence[Tensor]
     """In the order of `parameters`; set after construction."""
 
     def __init__(self, parameters: Iterable[Tensor], *, reuse_grad_buffers: bool = False, **options: Any):
-        # Nothing is accumulated here, so hivemind needs no buffers for it.
+        # Nothing is accumulated, so hivemind needs no buffers.
         super().__init__(parameters, reuse_grad_buffers=True, **options)
 
     def _grads_from_parameters(self) -> Iterator[Tensor]:
-        # Only the shapes matter; hivemind's would allocate gradients.
+        # Only the shapes matter; hivemind would allocate gradients.
         for parameter in self.parameters:
             yield parameter.detach()
 
@@ -43,7 +43,7 @@ class PseudoGradientAverager(SwarmGradientAverager):
         self.local_times_accumulated += bool(batch_size)
 
     def reset_accumulated_grads_(self) -> None:
-        """Start counting for the next step of the swarm."""
+        """Reset the count for the next step of the swarm."""
         self._accumulators_used_in_step = False
         self.local_samples_accumulated = self.local_times_accumulated = 0
 
@@ -67,7 +67,7 @@ class OuterSGD(CheckedStep, torch.optim.SGD):
 
 
 class DilocoOptimizer(SwarmOptimizer):
-    """A peer's side of the outer optimizer; inner steps are taken elsewhere, and `step` counts them."""
+    """A peer's outer optimizer; inner steps are taken elsewhere, and `step` counts their samples."""
 
     def _make_gradient_averager(
         self, factory: Callable[..., GradientAverager] | None, **options: Any
@@ -77,9 +77,9 @@ class DilocoOptimizer(SwarmOptimizer):
         return averager
 
     def inner_step(self, batch_size: int) -> int:
-        """The schedule's number, from 1, of this peer's next inner step of the recipe's `batch_size`.
+        """The position in the schedule, from 1, of this peer's next inner step of `batch_size` samples.
 
-        All peers together take the steps between two of the swarm, so everybody's samples count.
+        All peers together take the schedule's steps between two steps of the swarm, so everybody's samples count.
         """
         progress = self.tracker.global_progress
         others = progress.samples_accumulated if progress.epoch == self.local_epoch else 0

@@ -1,4 +1,4 @@
-"""LAMB as the swarm runs it: over the average of all peers' gradients, clipped."""
+"""LAMB over the average of all peers' gradients, clipped."""
 
 from typing import Any
 

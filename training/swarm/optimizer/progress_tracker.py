@@ -1,4 +1,4 @@
-"""How far all peers are together, as each of them counts it."""
+"""The swarm's progress, as each peer derives it from the others' records."""
 
 import asyncio
 import math
@@ -14,31 +14,31 @@ from hivemind.utils.timed_storage import ValueWithExpiration
 from training.swarm.host_peers import owner_peer
 
 MAX_BATCHES_PER_STEP = 100
-"""No peer gathers this many target batches for one step: such a record is broken."""
+"""No peer gathers this many target batches for one step: such a record is invalid."""
 DOUBT_S = 600.0
-"""How long lone claims are ignored after one that had no state behind it."""
+"""How long lone claims are ignored after one that no state confirmed."""
 MIN_TRAINER_SAMPLES_PER_S = 1e-3
-"""Donors, who do not train, report less."""
+"""Donors, which do not train, report less."""
 
 Records = dict[Any, LocalTrainingProgress]
-"""What peers report, by their keys."""
+"""Progress records by their owners' keys."""
 
 
 class SwarmTracker(ProgressTracker):
-    """Counts the steps of peers in client mode too, and ignores implausible records.
+    """Tracks peers in client mode too, and ignores implausible records.
 
-    hivemind's tracker waits for a listening trainer to go first, and believes any record. Here a donor's record, which
-    only the donor can sign, is the anchor: steps beyond its own and this peer's by more than one are ignored however
-    many claim them. While the donor is away its last step stays the anchor. A peer that has never seen a donor's record
-    believes what two others confirm.
+    hivemind's tracker lets listening trainers go first, and believes any record. Here a donor's record, which only the
+    donor can sign, bounds what is believed: no step more than one ahead of the donor's and this peer's own counts,
+    however many peers claim it. While the donor is offline, its last known step is the bound. A peer that has never
+    seen a donor's record believes steps that two others confirm.
 
     Args:
         last_epoch: the end of the schedule.
-        donors: of the run; their records are the anchor.
+        donors: of the run.
     """
 
     counts_itself = True
-    """Whether this peer is one of those that take steps."""
+    """Whether this peer counts as one that takes steps."""
 
     def __init__(
         self,
@@ -50,21 +50,21 @@ class SwarmTracker(ProgressTracker):
         self.last_epoch, self.donors = last_epoch, donors
         self.doubtful_until = -math.inf
         self.metadata: Any = None
-        """The latest records, as they came."""
-        self.anchor: int | None = None
-        """The step of the donors, as last seen."""
-        self.reach: float = math.inf
+        """The latest records, unchecked."""
+        self.donor_epoch: int | None = None
+        """The donors' step, as last seen."""
+        self.believed_epoch: float = math.inf
         """The latest step that is believed."""
         self.trainers = 0
         """Peers that contribute samples, including this one."""
         self.others_seen = False
-        """Whether other peers have ever been there."""
+        """Whether other peers were ever there."""
         super().__init__(*arguments, **options)
 
     def _parse_swarm_progress_data(self, metadata: Any) -> GlobalTrainingProgress:
         self.metadata = metadata
         records = self.records()
-        if self.anchor is None and get_dht_time() < self.doubtful_until:
+        if self.donor_epoch is None and get_dht_time() < self.doubtful_until:
             records = without_lone_claims(records, self.local_progress.epoch, self._local_public_key)
         listening = {
             key: ValueWithExpiration({**record.dict(), "client_mode": False}, math.inf)
@@ -74,36 +74,36 @@ class SwarmTracker(ProgressTracker):
         self.trainers = sum(map(is_trainer, records.values()))
         self.others_seen |= any(key != self._local_public_key for key in records)
         if self.counts_itself and self._local_public_key not in records:
-            progress.num_peers += 1  # a newcomer's first record takes a while; one other peer is company already
+            progress.num_peers += 1  # its own first record takes a while, but with one other peer there are already two
         return progress
 
     def records(self) -> Records:
-        """The latest plausible records, of steps within reach."""
+        """The latest records that are plausible and believed."""
         records = plausible_records(
             self.metadata,
             last_epoch=self.last_epoch,
             target_batch_size=self.target_batch_size,
             min_time=get_dht_time() - self.metadata_expiration,
         )
-        return self.within_reach(records, donor_epochs(records, self.donors))
+        return self.believed_records(records, donor_epochs(records, self.donors))
 
-    def within_reach(self, records: Records, donors: list[int]) -> Records:
-        """The records that are believed, by the steps that donors report now."""
-        self.anchor = max(donors, default=self.anchor)
-        if self.anchor is not None:
-            self.reach = max(self.anchor, self.local_progress.epoch) + 1
-        return up_to(self.reach, records)
+    def believed_records(self, records: Records, donors: list[int]) -> Records:
+        """The records of believed steps, given the steps that donors report now."""
+        self.donor_epoch = max(donors, default=self.donor_epoch)
+        if self.donor_epoch is not None:
+            self.believed_epoch = max(self.donor_epoch, self.local_progress.epoch) + 1
+        return up_to(self.believed_epoch, records)
 
     @property
     def confirmed_epoch(self) -> int:
-        """The step of the donors or, where none was ever seen, of the swarm."""
-        return int(self.global_epoch if self.anchor is None else self.anchor)
+        """The donors' step; the swarm's if no donor was ever seen."""
+        return int(self.global_epoch if self.donor_epoch is None else self.donor_epoch)
 
     @property
     def relies_on_lone_claim(self) -> bool:
-        """Whether the swarm's step is what one peer alone reports; see `lone_claim`."""
+        """Whether only one peer reports the swarm's step; see `lone_claim`."""
         claim = lone_claim(self.records(), self.local_progress.epoch, self._local_public_key)
-        return self.anchor is None and claim is not None and get_dht_time() >= self.doubtful_until
+        return self.donor_epoch is None and claim is not None and get_dht_time() >= self.doubtful_until
 
     def doubt_lone_claims(self) -> int:
         """Ignore lone claims for DOUBT_S; returns the swarm's step without them. Updates must be paused."""
@@ -113,21 +113,22 @@ class SwarmTracker(ProgressTracker):
 
 
 class DonorTracker(SwarmTracker):
-    """The tracker of a donor, which is itself an anchor: strangers' records at most have it look for a group.
+    """The tracker of a donor: untrusted records can at most have it look for a group.
 
-    Reports this peer although it has no samples, which hivemind's tracker does not.
+    Unlike hivemind's tracker, it reports this peer although it has no samples.
     """
 
-    def within_reach(self, records: Records, donors: list[int]) -> Records:
-        """A donor that most trainers have left behind sees them one step ahead, so it looks for a group with them."""
-        # Its own record of before a restart counts too.
-        self.anchor = max([self.anchor or 0, self.local_progress.epoch, *donors])
-        self.reach = self.anchor + 1
-        if middle_of_trainers(records, self.reach) <= self.reach:
-            return up_to(self.reach, records)
-        behind = {"epoch": self.reach, "samples_accumulated": 0}
+    def believed_records(self, records: Records, donors: list[int]) -> Records:
+        """If most trainers are further ahead, shows them one step ahead, so that this donor looks for their group."""
+        # Its own record from before a restart counts too.
+        self.donor_epoch = max([self.donor_epoch or 0, self.local_progress.epoch, *donors])
+        self.believed_epoch = self.donor_epoch + 1
+        if middle_of_trainers(records, self.believed_epoch) <= self.believed_epoch:
+            return up_to(self.believed_epoch, records)
+        behind = {"epoch": self.believed_epoch, "samples_accumulated": 0}
         return {
-            key: record.copy(update=behind) if record.epoch > self.reach else record for key, record in records.items()
+            key: record.copy(update=behind) if record.epoch > self.believed_epoch else record
+            for key, record in records.items()
         }
 
     async def _progress_reporter(self) -> None:
@@ -149,20 +150,19 @@ class DonorTracker(SwarmTracker):
 
 
 class HelperTracker(SwarmTracker):
-    """The tracker of a helper, which has no weights: it goes where the donors or, while they are away, most trainers
-    are."""
+    """The tracker of a helper, which has no weights: it follows the donors or, while they are offline, the trainers."""
 
     counts_itself = False
 
-    def within_reach(self, records: Records, donors: list[int]) -> Records:
+    def believed_records(self, records: Records, donors: list[int]) -> Records:
         own = self.local_progress.epoch
-        self.reach = max(donors) if donors else middle_of_trainers(records, own)
-        # A donor says so only some time after the round that took it a step further, in which this helper was, too.
-        return up_to(own if own == self.reach + 1 else self.reach, records)
+        self.believed_epoch = max(donors) if donors else middle_of_trainers(records, own)
+        # A donor reports its new step some time after the round, in which this helper took part.
+        return up_to(own if own == self.believed_epoch + 1 else self.believed_epoch, records)
 
 
 def plausible_records(metadata: Any, *, last_epoch: int, target_batch_size: int, min_time: float) -> Records:
-    """The records with the right types and plausible numbers.
+    """The records with valid types and plausible values.
 
     Samples, and samples per second, are capped at `target_batch_size` per peer; the time of a record, in seconds of
     the DHT's clock, is raised to `min_time`.
@@ -171,7 +171,7 @@ def plausible_records(metadata: Any, *, last_epoch: int, target_batch_size: int,
     for key, entry in metadata.items() if isinstance(metadata, dict) else ():
         try:
             record = LocalTrainingProgress.parse_obj(entry.value)
-        except Exception:  # a stranger's record may raise anything
+        except Exception:  # an untrusted record may raise anything
             continue
         finite = math.isfinite(record.samples_per_second) and math.isfinite(record.time)
         max_samples = MAX_BATCHES_PER_STEP * target_batch_size
@@ -198,7 +198,7 @@ def middle_of_trainers(records: Records, default: int) -> int:
 
 
 def up_to(epoch: float, records: Records) -> Records:
-    """The records of that step and earlier ones."""
+    """The records of steps up to `epoch`."""
     return {key: record for key, record in records.items() if record.epoch <= epoch}
 
 
@@ -207,9 +207,9 @@ def donor_epochs(records: Records, donors: Collection[PeerID]) -> list[int]:
 
 
 def lone_claim(records: Records, own_epoch: int, own_key: Any) -> Any | None:
-    """The key of the one record that is more than a step ahead of all others and of this peer.
+    """The key of a single record that is more than one step ahead of all others and of this peer.
 
-    None if there is no such record, or fewer than three peers: of two nobody knows who is right.
+    None if there is no such record, or if there are fewer than three peers: of two, either may be right.
     """
     others = {key: record.epoch for key, record in records.items() if key != own_key}
     if len(others) < 2:
@@ -220,7 +220,7 @@ def lone_claim(records: Records, own_epoch: int, own_key: Any) -> Any | None:
 
 
 def without_lone_claims(records: Records, own_epoch: int, own_key: Any) -> Records:
-    """The records up to the step that at least two peers confirm."""
+    """The records of steps that at least two peers confirm."""
     while (claim := lone_claim(records, own_epoch, own_key)) is not None:
         records = {key: record for key, record in records.items() if key != claim}
     return records

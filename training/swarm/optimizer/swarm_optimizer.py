@@ -1,4 +1,4 @@
-"""hivemind.Optimizer with limits: it raises an error where hivemind's would retry forever or use wrong numbers."""
+"""hivemind.Optimizer with limits: it raises errors where hivemind's retries forever or computes wrong results."""
 
 import math
 import time
@@ -22,23 +22,23 @@ RETRY_PAUSE_S = 2.0
 KEPT_GROUPS = 100
 SHOWN_MEMBERS = 30
 LONE_CLAIM_ATTEMPTS = 2
-"""To get a state that one peer alone claims to exist."""
+"""To download a state that only one peer claims to exist."""
 
 
 class NoGroup(Exception):
-    """A donor found nobody to take a step with."""
+    """A donor found no group to take a step with."""
 
 
 class OutOfSync(UserError):
-    """This peer is behind the others and could not get their state."""
+    """This peer is behind the others and could not download their state."""
 
 
 class ProcessEnded(UserError):
-    """A process that averages, or the DHT's, is gone."""
+    """The process of an averager or of the DHT has ended."""
 
 
 class SwarmOptimizer(hivemind.Optimizer):
-    """A peer's side of the run's optimizer; made by training.swarm.optimizer.build.swarm_optimizer.
+    """A peer's optimizer; created by training.swarm.optimizer.build.swarm_optimizer.
 
     Args:
         is_donor: contributes no samples but takes every step with the others.
@@ -61,17 +61,17 @@ class SwarmOptimizer(hivemind.Optimizer):
         self.resyncs = 0
         """Downloads of the state."""
         self.resyncs_in_row = 0
-        """Without a step with the others in between."""
+        """Downloads in a row, without a step with the others in between."""
         self.solo_steps = 0
-        """Steps that found no group although others are, or were, there: taken with this peer's gradients alone."""
+        """Steps taken with this peer's gradients alone although others are, or were, there."""
         self.was_solo = False
-        """Whether the last step was one of these, with others there."""
+        """Whether the last step was a solo step with others there."""
         self.had_company = False
         """Whether other peers were there at the last step."""
         self.groups: deque[frozenset[PeerID]] = deque(maxlen=KEPT_GROUPS)
-        """The members of the latest groups that this peer averaged gradients with."""
+        """The members of the latest groups in which this peer averaged gradients."""
         self.swarm_samples = 0
-        """Of all peers in the steps that this one has taken, as far as it knew."""
+        """Samples of all peers in the steps that this one has taken, as far as it knew."""
         super().__init__(**options)
 
     def _make_state_averager(self, **options: Any) -> SwarmStateAverager:
@@ -111,11 +111,11 @@ class SwarmOptimizer(hivemind.Optimizer):
         )
 
     def step(self, closure: Any = None, batch_size: int | None = None, grad_scaler: Any = None) -> Any:
-        """As hivemind's; also raises what went wrong in a background step, and ProcessEnded."""
+        """As in hivemind; also raises the exception of a failed background step, and ProcessEnded."""
         self.check_processes()
-        # A helper has no weights that could be behind. After a round it may be the first to be a step further.
-        if self.auxiliary and not 0 <= self.local_epoch - self.tracker.reach <= 1:
-            self.jump_to(int(self.tracker.reach))
+        # A helper has no weights, so it can jump. After a round it may be one step ahead of all records.
+        if self.auxiliary and not 0 <= self.local_epoch - self.tracker.believed_epoch <= 1:
+            self.jump_to(int(self.tracker.believed_epoch))
         if self.was_solo:
             self.refresh_progress()
         loss = super().step(closure, batch_size, grad_scaler)
@@ -124,7 +124,7 @@ class SwarmOptimizer(hivemind.Optimizer):
         return loss
 
     def check_processes(self) -> None:
-        """ProcessEnded unless the processes that hivemind started are alive: without them a peer takes no part."""
+        """ProcessEnded unless the processes that hivemind started are alive; a peer cannot take part without them."""
         for process in (self.dht, self.state_averager, self.grad_averager):
             if not process.is_alive():
                 raise ProcessEnded(
@@ -132,23 +132,23 @@ class SwarmOptimizer(hivemind.Optimizer):
                 )
 
     def _should_load_state_from_peers(self) -> bool:
-        # By the donors' step where it is known: others' claims are not worth a download.
-        if self.tracker.anchor is None:
+        # If the donors' step is known, it decides: claims of others are not worth a download.
+        if self.tracker.donor_epoch is None:
             return bool(super()._should_load_state_from_peers())
         due = self._should_check_synchronization_on_update and self.tracker.fetched_global_progress_this_epoch.is_set()
         if due:
             self._should_check_synchronization_on_update = False
-        return bool(self.local_epoch < self.tracker.anchor - (not due))
+        return bool(self.local_epoch < self.tracker.donor_epoch - (not due))
 
     def refresh_progress(self) -> None:
-        """After a solo step: find out how far the others are before hivemind compares."""
+        """After a solo step: fetch the others' progress before hivemind compares."""
         self.was_solo = False
         self.tracker.global_progress.next_fetch_time = get_dht_time()
         self.tracker.global_state_updated.set()
         self.tracker.fetched_global_progress_this_epoch.wait(self.matchmaking_time)
 
     def jump_to(self, epoch: int) -> None:
-        """Count from `epoch`, keeping the weights."""
+        """Continue from `epoch`, keeping the weights."""
         with self.tracker.pause_updates():
             self.state_averager.local_epoch = epoch
             self.state_averager._update_scheduler()
@@ -158,15 +158,15 @@ class SwarmOptimizer(hivemind.Optimizer):
         if not self.auxiliary:
             self.state_averager.step(wait_for_delayed_updates=True)
             if self.tracker.confirmed_epoch > self.local_epoch:
-                self.state_averager.stale = True  # the others took this step without this peer
-            # Without anybody's samples the only direction is the momentum's.
+                self.state_averager.stale = True  # the others took this step already
+            # Without any samples, only the momentum would move the weights.
             self.opt.held = self.grad_averager.local_samples_accumulated == 0
             known = self.tracker.global_progress
             samples = known.samples_accumulated if known.epoch == self.local_epoch else self.target_batch_size
             self.swarm_samples += max(samples, self.grad_averager.local_samples_accumulated)
         try:
             super()._update_global_epoch(grad_scaler)
-        except NoGroup:  # the others' step and their weights come with the next group
+        except NoGroup:  # the next group brings the others' step and weights
             if self.scheduled_state is not None:
                 self.scheduled_state.cancel()
                 self.scheduled_state = None
@@ -176,35 +176,35 @@ class SwarmOptimizer(hivemind.Optimizer):
         super()._average_gradients_and_load_into_optimizer(maybe_step_control)
         if maybe_step_control is None or not has_succeeded(maybe_step_control):
             return
-        # A peer that is one step behind would stay so: it looks for a group for a step that the others have taken,
+        # A peer that is one step behind would stay behind: it looks for a group for a step that the others have taken,
         # and finds one when they look for the next.
         reported = maybe_step_control.result()
         self.groups.append(frozenset(reported))
         if self.is_donor:
             epoch = epoch_of_trainers({p: e for p, e in reported.items() if p != self.dht.peer_id}, self.local_epoch)
         else:
-            epoch = min(epoch_of_group(reported, self.local_epoch, self.tracker.donors), self.tracker.reach)
+            epoch = min(epoch_of_group(reported, self.local_epoch, self.tracker.donors), self.tracker.believed_epoch)
         if self.local_epoch < epoch < self.tracker.last_epoch:
             self.state_averager.skip_to(epoch)
 
     def latest_members(self) -> list[str]:
-        """Who took part in the latest steps, most often first: peer ids with a count of rounds."""
+        """Peer ids of the latest steps' members with their counts of rounds, most frequent first."""
         rounds = Counter(peer for group in self.groups for peer in group if peer != self.dht.peer_id)
         return [f"{peer.to_base58()} ({count})" for peer, count in rounds.most_common(SHOWN_MEMBERS)]
 
     def _load_local_gradients_into_optimizer(self) -> None:
-        # hivemind would load the accumulators, which are empty by now. The averager still holds this peer's gradients,
-        # as no average replaced them.
+        # hivemind would load the accumulators, which are already empty. The averager still holds this peer's gradients,
+        # since no average has replaced them.
         if self.tracker.global_progress.num_peers > 1:
             self.was_solo = True
             if self.is_donor:
-                raise NoGroup  # or made-up records alone could take the run to its end
+                raise NoGroup  # else forged records alone could advance the run to its end
             self.solo_steps += 1
             self.state_averager.stale = self.state_averager.skip_next_round = True
             self.state_averager.missed_steps += self.opt.held
         else:
             if self.had_company:
-                self.on_notice("nobody else is there any more: training alone until they are back")
+                self.on_notice("no other peers are left: training alone until they return")
             self.solo_steps += self.tracker.others_seen
             self.state_averager.mark_current()  # nobody has newer weights
         self.had_company = self.tracker.global_progress.num_peers > 1
@@ -215,15 +215,15 @@ class SwarmOptimizer(hivemind.Optimizer):
         super()._load_averaged_gradients_into_optimizer_()
 
     def load_state_from_peers(self, **options: Any) -> None:
-        """As hivemind's, which would retry forever; OutOfSync after `load_state_attempts`.
+        """As in hivemind, but with limits: OutOfSync after `load_state_attempts`.
 
-        That is also how often in a row this peer may be behind again once it has the state.
+        The same limit applies to downloads in a row after which this peer is behind again.
         """
         self.resyncs_in_row += 1
         if self.resyncs_in_row > self.load_state_attempts:
             raise OutOfSync(
                 f"{self.position}: fetching the state took longer than a step of the others, "
-                f"{self.load_state_attempts} times in a row; a faster network is needed"
+                f"{self.load_state_attempts} times in a row; use a faster network connection"
             )
         if self.scheduled_grads is not None and not self.scheduled_grads.done():
             self._tag_along_with_zero_weight(self.scheduled_grads)
@@ -234,10 +234,10 @@ class SwarmOptimizer(hivemind.Optimizer):
             if not self.is_synchronized_with_peers() and self.tracker.relies_on_lone_claim:
                 self.tracker.doubt_lone_claims()
             if not self.is_synchronized_with_peers():
-                self.download_state()  # the others', now that the lone claim is ignored
+                self.download_state()  # again, without the lone claim
             newest = self.tracker.confirmed_epoch if self.is_donor else self.tracker.global_epoch
             if self.local_epoch < newest:
-                # The others have just moved on, or have no state but this one's: the next average brings their weights.
+                # The others have just moved on, or have no newer state: the next average brings their weights.
                 self.state_averager.skip_to(newest)
                 self.state_averager._update_scheduler()
             self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=0)
@@ -248,61 +248,63 @@ class SwarmOptimizer(hivemind.Optimizer):
 
     @property
     def position(self) -> str:
-        """How far this peer is from the others, in words."""
+        """This peer's step and the swarm's, in words."""
         return f"this peer is at step {self.local_epoch}, the swarm at {self.tracker.global_epoch}"
 
     def download_state(self) -> None:
-        """Adopt a donor's state within the allowed attempts; does nothing if this peer is the only donor."""
+        """Download and adopt a state within the allowed attempts; a donor that is alone keeps its own."""
         if self.is_donor and not self.state_averager.announced_donors():
             return
         self.on_notice(f"{self.position}: fetching the state")
         newest, lone = self.tracker.global_epoch, self.tracker.relies_on_lone_claim
         attempts = min(LONE_CLAIM_ATTEMPTS, self.load_state_attempts) if lone else self.load_state_attempts
         for attempt in range(1, attempts + 1):
-            # A donor may be about to take the newest step; after one attempt it is not worth waiting for.
+            # On the first attempt, a donor may be about to take the newest step; later ones do not wait for it.
             min_epoch = max(self.local_epoch, newest if attempt == 1 else newest - 1)
             if lone and attempt == attempts:
-                min_epoch = self.local_epoch + 1  # the other peers', if they are ahead too
+                min_epoch = self.local_epoch + 1  # a state of other peers, if they are ahead too
             try:
-                # A newcomer whose donor is away cannot know how far the others have gone since.
-                max_epoch = self.tracker.reach if self.local_epoch else math.inf
+                # A newcomer whose donor is offline cannot know the others' step.
+                max_epoch = self.tracker.believed_epoch if self.local_epoch else math.inf
                 signed = self.state_averager.load_state_from_peers(
                     timeout=self.load_state_timeout, min_epoch=min_epoch, max_epoch=max_epoch
                 )
             except StateRefused as refusal:
-                if attempt == attempts and lone and self.can_ignore_lone_claim():
-                    self.on_notice(f"only one peer claims step {newest}, and nobody has its state: ignored ({refusal})")
-                    return
-                if attempt == attempts and self.is_donor:
-                    self.on_notice(f"nobody has a good state: going on with older weights ({refusal})")
-                    return
-                if attempt == attempts:
+                if attempt < attempts:
+                    self.on_notice(f"attempt {attempt} of {attempts} to fetch the state failed ({refusal})")
+                    time.sleep(RETRY_PAUSE_S * attempt)
+                    continue
+                if lone and self.can_ignore_lone_claim():
+                    self.on_notice(
+                        f"only one peer claims step {newest}, and nobody serves its state: ignored ({refusal})"
+                    )
+                elif self.is_donor:
+                    self.on_notice(f"nobody serves a valid state: continuing with older weights ({refusal})")
+                else:
                     raise OutOfSync(
-                        f"{self.position}, and no state could be had in {attempt} attempts ({refusal}); "
-                        "start it again later, it continues"
+                        f"{self.position}, and no state could be downloaded in {attempt} attempts ({refusal}); "
+                        "run the same command again later"
                     ) from None
-                self.on_notice(f"no state at attempt {attempt} of {attempts} ({refusal})")
-                time.sleep(RETRY_PAUSE_S * attempt)
             else:
                 self.resyncs += 1
-                judged = "" if signed else "; no donor signed it, it was judged by its held-out loss alone"
-                self.on_notice(f"got the state of step {self.local_epoch}{judged}")
+                judged = "" if signed else "; no donor signed it, only its held-out loss was checked"
+                self.on_notice(f"fetched the state of step {self.local_epoch}{judged}")
                 return
 
     def can_ignore_lone_claim(self) -> bool:
-        """Ignore lone claims from now on; whether the swarm's step is known without them.
+        """Ignore lone claims from now on; returns whether the swarm's step is known without them.
 
-        Newcomers are at step 0 in any run; that the run itself is there must be confirmed by one of its donors.
+        At step 0 a donor must confirm that the run is there, as newcomers are at step 0 in any run.
         """
         if self.tracker.doubt_lone_claims() > 0:
             return True
         try:
-            self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, min_epoch=0, strangers=False)
+            self.state_averager.load_state_from_peers(timeout=self.load_state_timeout, min_epoch=0, donors_only=True)
         except StateRefused:
             return False
         return True
 
     def shutdown(self) -> None:
-        """Leave the swarm; waits for no more than a running all-reduce."""
+        """Leave the swarm, after a running all-reduce at most."""
         self.state_averager.stop_matchmaking()
         super().shutdown()

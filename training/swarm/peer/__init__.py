@@ -1,1 +1,1 @@
-"""A trainer's walk from its address to its batches."""
+"""A trainer: joining a run, computing gradients and taking steps with the others."""

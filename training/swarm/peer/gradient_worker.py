@@ -1,4 +1,4 @@
-"""What one process computes of a run: gradients of batches from its part of the data."""
+"""A process that computes gradients of a run, on its own part of the data."""
 
 import dataclasses
 import math
@@ -26,13 +26,13 @@ CURSOR = "cursor.json"
 
 
 class StepWorker:
-    """One process that computes gradients for a run, with the others of its machine that do.
+    """A process that computes gradients for a run, together with the other processes of its peer.
 
     Args:
         settings: of the run, with the recipe's complete [model].
         batch_size: samples of this process's share of a batch, computed in `memory.micro_batches` parts.
-        memory: how this machine computes.
-        processes: of this machine that share the batches.
+        memory: this machine's memory plan.
+        processes: the processes that share the batches.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class StepWorker:
         self.settings, self.batch_size, self.processes = settings, batch_size, processes
         self.gradients = make_gradients(settings, memory or settings.recipe.memory, batch_size, processes)
         self.rescaled = 0
-        """Batches left out because they overflowed in float16; its scales are smaller now."""
+        """Batches dropped because they overflowed in float16; each one lowers its scales."""
 
     @property
     def model(self) -> Dalle:
@@ -58,10 +58,10 @@ class StepWorker:
         return self.settings.wire.mode == "diloco"
 
     def learn_from(self, share: Batch, step: int) -> float:
-        """Leave the gradient of the batch's mean loss in the parameters, or take an inner step with it.
+        """Leave the gradient of the batch's mean loss in the parameters; in "diloco" mode, take an inner step with it.
 
-        Each process passes its share of the batch and returns the loss of the whole, nan if the gradient was not
-        usable. `step` is the schedule's, from 1.
+        Each process passes its share of the batch. Returns the loss of the whole batch in nats, nan if its gradient was
+        unusable. `step` counts the schedule's steps from 1.
         """
         recipe = self.settings.recipe
         crop = crop_of_step(step, recipe.schedule.length_warmup, self.model.config.image_side, recipe.data.seed)
@@ -79,11 +79,11 @@ class StepWorker:
 
 
 class GradientWorker(StepWorker):
-    """The process that reads the data, alone or the first of several.
+    """Rank 0 of a peer, which reads the data.
 
     Args:
-        identity: of the peer; seeds its order of the data.
-        folder: keeps its place in the data, from which it continues.
+        identity: the peer id, which seeds its order of the data.
+        folder: stores its position in the data, from which it continues.
         options: see StepWorker.
     """
 
@@ -112,7 +112,7 @@ class GradientWorker(StepWorker):
 
     @contextmanager
     def batches(self, stop_waiting: Callable[[], bool] | None = None) -> Iterator[Iterator[tuple[Batch, Position]]]:
-        """Endless batches for all processes, prefetched, from the last place on, each with the position after it."""
+        """Endless prefetched batches for all processes, from the saved position, each with the position after it."""
         size = self.batch_size * self.processes.world
         batches = self.data.batches(size, self.tokenizer, self.model.config.text_len, self.read_cursor())
         pin = self.gradients.device.type == "cuda"
@@ -124,34 +124,34 @@ class GradientWorker(StepWorker):
             return Position()
         saved: dict[str, Any] = read_json(self.cursor)
         if any(saved.get(name) != value for name, value in self.order.items()):
-            return Position()  # of another run, or another order
+            return Position()  # of another run, or in another order
         return Position.from_dict(saved["position"])
 
     def write_cursor(self, position: Position) -> None:
-        """Save the place; what was read before it is not read again."""
+        """Save the position; what precedes it is not read again."""
         write_json(self.cursor, {**self.order, "position": position.to_dict()})
 
     @property
     def order(self) -> dict[str, Any]:
-        """What a place in the data is relative to. A process of an earlier version may have kept its part of 2."""
+        """What a position depends on. An earlier version may have saved part 0 of 2."""
         return {"run": self.settings.run_id, "identity": self.data.identity, "part": 0, "parts": 1}
 
 
 def make_gradients(
     settings: SwarmSettings, memory: MemoryRecipe, batch_size: int, processes: Processes = ALONE
 ) -> GradientComputer:
-    """What computes gradients of `batch_size` samples; in "diloco" mode it also takes steps."""
+    """A GradientComputer for `batch_size` samples; in "diloco" mode a Learner, which also takes steps."""
     model = build_model(settings).to(processes.device)
     micro_batch_size = -(-batch_size // memory.micro_batches)
     if settings.wire.mode != "diloco":
         return GradientComputer(model, memory, micro_batch_size, processes)
     data = dataclasses.replace(settings.recipe.data, batch_size=micro_batch_size * memory.micro_batches)
-    optimizer = dataclasses.replace(settings.recipe.optimizer, delayed=False)  # the weights are also set from outside
+    optimizer = dataclasses.replace(settings.recipe.optimizer, delayed=False)  # averaging sets the weights too
     recipe = dataclasses.replace(settings.recipe, memory=memory, data=data, optimizer=optimizer)
     return Learner(model, recipe, processes)
 
 
 def build_model(settings: SwarmSettings) -> Dalle:
-    """The run's model with its first weights, the same for every peer."""
+    """The run's model with the initial weights of its seed, the same for every peer."""
     torch.manual_seed(settings.recipe.data.seed)
     return Dalle(settings.model)

@@ -1,4 +1,4 @@
-"""A volunteer's part in a run: from the survey to the goodbye."""
+"""A volunteer's session in a run, from measuring the batch to leaving."""
 
 import dataclasses
 import os
@@ -37,16 +37,16 @@ from training.swarm.preflight.survey import JoinOptions, Survey, listen_on, rank
 LOG = "log"
 INTERRUPTED_CODE = 130
 ON_STOP_TIMEOUT_S = 1.0
-GOODBYE_S = 8.0
-"""After SIGTERM: some service managers send SIGKILL ten seconds later."""
+LEAVE_S = 8.0
+"""To leave after SIGTERM: some service managers send SIGKILL after ten seconds."""
 OnDownload = Callable[[int, int, str], None]
 
 
 class Volunteer(Peer):
-    """A peer that a person watches and may stop.
+    """A peer whose user watches it and may stop it.
 
     Args:
-        addresses: of helpers, as they are reached from here.
+        addresses: of helpers, as this machine reaches them.
     """
 
     def __init__(
@@ -60,17 +60,17 @@ class Volunteer(Peer):
         return self.watch.moved is not None or super().finished
 
     def leave(self) -> None:
-        """Say goodbye, unless Ctrl+C is pressed meanwhile."""
+        """Leave the swarm; Ctrl+C ends the process at once."""
         signal.signal(signal.SIGINT, lambda *_: self.end_at_once())
         self.watch.close()
         super().leave()
 
     def status(self) -> PeerStatus:
-        """At this moment; may be called on any thread."""
+        """The current status; may be called on any thread."""
         tracker, settings, own = self.optimizer.tracker, self.settings, self.metrics
         progress, step = tracker.global_progress, self.optimizer.local_epoch
         rate = tracker.local_progress.samples_per_second
-        if rate < MIN_TRAINER_SAMPLES_PER_S:  # before the second report
+        if rate < MIN_TRAINER_SAMPLES_PER_S:  # until the second report
             rate = own.samples_per_s
         return PeerStatus(
             step=step * settings.steps_per_epoch,
@@ -86,7 +86,7 @@ class Volunteer(Peer):
 
 
 def measure(found: Survey, options: JoinOptions) -> BatchPlan:
-    """The batch for this machine."""
+    """Measure the batch for this machine."""
     assert found.run is not None
     assert found.batch is not None
     settings = found.run.settings
@@ -108,17 +108,17 @@ def take_part(
     on_notice: OnNotice,
     on_stop: Callable[[], None],
 ) -> str | None:
-    """Train until the run ends, Ctrl+C or SIGTERM; returns a sentence if it continues without peers like this one.
+    """Train until the run ends, Ctrl+C or SIGTERM; returns a sentence if this peer must rejoin the run, else None.
 
     Args:
-        on_ready: gets the peer before it starts.
+        on_ready: called with the peer before it starts.
         on_step: called after each batch.
-        on_stop: called before this process ends at once, upon a second Ctrl+C or GOODBYE_S after SIGTERM.
+        on_stop: called before this process ends at once, upon a second Ctrl+C or LEAVE_S after SIGTERM.
 
     Raises:
         OutOfSync, Unreachable: see Peer, dalle_lean.io.remote_io.
-        ValueError: no peer can be reached any more, or another process uses the same folder.
-        KeyboardInterrupt, Terminated: upon Ctrl+C or SIGTERM, after the goodbye.
+        ValueError: no peer can be reached, or another process uses the same folder.
+        KeyboardInterrupt, Terminated: upon Ctrl+C or SIGTERM, after leaving.
     """
     assert found.run is not None
     assert found.folder is not None
@@ -178,14 +178,14 @@ def take_part(
 
 
 def end_in_time(on_stop: Callable[[], None]) -> None:
-    """End this process after GOODBYE_S unless it has ended by then."""
-    timer = threading.Timer(GOODBYE_S, end_at_once, (on_stop, EXIT_CODE))
+    """End this process after LEAVE_S unless it has ended by then."""
+    timer = threading.Timer(LEAVE_S, end_at_once, (on_stop, EXIT_CODE))
     timer.daemon = True
     timer.start()
 
 
 def end_at_once(on_stop: Callable[[], None], code: int = INTERRUPTED_CODE) -> NoReturn:
-    """End this process and its descendants, even where it waits or a library would catch an exception."""
+    """End this process and its descendants, even if it waits or a library would catch an exception."""
     end_children()
     # On a thread: the signal may have interrupted the owner of a lock that on_stop needs.
     stopping = threading.Thread(target=on_stop, daemon=True)

@@ -1,6 +1,6 @@
-"""The other processes of a peer with several GPUs: they compute their shares of the batches of the first, the Peer.
+"""The other processes of a peer with several GPUs: they compute their shares of the batches of rank 0, the Peer.
 
-Only the first talks to the swarm and reads data. torch averages the gradients, as in `dalle-lean train`.
+Only rank 0 communicates with the swarm and reads data. torch averages the gradients, as in `dalle-lean train`.
 """
 
 import os
@@ -19,44 +19,44 @@ from training.swarm.peer.gradient_worker import StepWorker
 
 @dataclass(frozen=True)
 class Work:
-    """What a Peer's processes work on."""
+    """What rank 0 tells the others before they start."""
 
     folder: Path
-    """With the run's swarm.toml."""
+    """Holds the run's swarm.toml."""
     batch_size: int
     memory: MemoryRecipe
 
 
 @dataclass(frozen=True)
 class Order:
-    """What the first process tells the others before each batch."""
+    """What rank 0 tells the others before each batch."""
 
     step: int
     """Of the schedule."""
     new_weights: bool
-    """Whether the swarm has changed them."""
+    """Whether the swarm has changed the weights."""
 
 
 def open_peer(device: str) -> Processes:
-    """The processes that share this peer's work; ValueError if they are on several machines: each is its own peer."""
+    """The processes that share this peer's work; ValueError if they span several machines: each is its own peer."""
     world, here = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     if world != here:
-        raise UserError(f"{world} processes, {here} of them on this machine: start torchrun for each machine alone")
+        raise UserError(f"{world} processes, {here} of them on this machine: start torchrun separately on each machine")
     return open_processes(device if world == 1 else device.partition(":")[0])
 
 
 def follow(device: str) -> None:
-    """Work until the first process has no more work."""
+    """Work for rank 0 until it has no more work."""
     processes = open_peer(device)
     work: Work | None
     while (work := processes.from_first(None)) is not None:
         settings = read_settings(work.folder)
-        obey(StepWorker(settings, batch_size=work.batch_size, memory=work.memory, processes=processes))
+        follow_orders(StepWorker(settings, batch_size=work.batch_size, memory=work.memory, processes=processes))
     processes.close()
 
 
-def obey(worker: StepWorker) -> None:
-    """Follow the Peer's orders until there are no more; it alone handles Ctrl+C and SIGTERM."""
+def follow_orders(worker: StepWorker) -> None:
+    """Compute batches for rank 0 until it sends no more orders. Only rank 0 handles Ctrl+C and SIGTERM."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)

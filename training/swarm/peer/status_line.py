@@ -1,4 +1,4 @@
-"""What a volunteer sees: one line that is kept up to date."""
+"""The status line of a volunteer, during the download and training."""
 
 import math
 from dataclasses import dataclass, field
@@ -17,12 +17,12 @@ class PeerStatus:
 
     Args:
         step, total_steps: of the schedule.
-        samples, target: gathered by all peers for the next step, and needed.
-        left_s: until the next step, as the swarm expects; nan if unknown.
+        samples, target: samples gathered by all peers for the next step, and needed.
+        left_s: the swarm's estimate of the time until the next step; nan if unknown.
         trainers: peers that contribute samples, including this one.
         samples_per_s: of this peer.
-        own_share: of all samples since this peer joined, 0..1.
-        own: what this peer has done since it joined.
+        own_share: this peer's share of all samples since it joined, 0..1.
+        own: this peer's metrics since it joined.
     """
 
     step: int = 0
@@ -36,7 +36,7 @@ class PeerStatus:
     own: PeerMetrics = field(default_factory=PeerMetrics)
 
     def line(self, width: int) -> str:
-        """One line of at most `width` columns; a narrow one leaves out what matters least."""
+        """One line of at most `width` columns; a narrow one omits what matters least."""
         share = min(1.0, self.samples / self.target)
         left = "averaging" if share == 1 or self.left_s == 0 else f"{clock(self.left_s)} left"
         left = left if math.isfinite(self.left_s) or share == 1 else "so far"
@@ -65,7 +65,7 @@ class Download:
     received: int
     total: int
     seconds: float
-    """Since the start."""
+    """Since the start of the download."""
     donor: str
 
     def line(self, width: int) -> str:
@@ -85,7 +85,7 @@ def bar(share: float, width: int) -> str:
 
 
 def clock(seconds: float) -> str:
-    """0:07, 1:02:03; ? if unknown."""
+    """Format as 0:07 or 1:02:03; ? if unknown."""
     if not 0 <= seconds < 360_000:
         return "?"
     minutes, rest = divmod(math.ceil(seconds), 60)
@@ -94,10 +94,10 @@ def clock(seconds: float) -> str:
 
 
 def summary(status: PeerStatus, folder: Path) -> str:
-    """The last line."""
+    """The final line."""
     if status.step >= status.total_steps:
-        return f"the run is finished at step {status.step}; this machine gave {status.own.samples:,} samples to it"
+        return f"the run finished at step {status.step}; this machine gave {status.own.samples:,} samples"
     return (
         f"left at step {status.step} of {status.total_steps}; this machine gave {status.own.samples:,} samples. "
-        f"The same command goes on from {folder}"
+        f"The same command continues from {folder}"
     )

@@ -1,4 +1,4 @@
-"""One peer's training loop: gradients on its own data, steps with all the others."""
+"""A trainer's loop: gradients on its own data, steps with all the others."""
 
 import math
 import time
@@ -25,19 +25,19 @@ from training.swarm.peer.gradient_worker import GradientWorker
 from training.swarm.peer.rank_worker import Order
 
 VALIDATION_SAMPLES, VALIDATION_SHARDS = 64, 4
-"""For downloaded states. A newcomer waits for these samples to be read; from fewer shards they would say less."""
+"""Read to validate downloaded states while a newcomer waits; fewer shards would be less representative."""
 POLL_S = 0.5
 PRESENCE_S = 10.0
-"""How long a trainer that waits at the barrier counts as present."""
+"""How long a trainer that waits for others counts as present."""
 
 
 class Peer(GradientWorker):
     """A trainer of a run.
 
     Args:
-        options: see GradientWorker; a batch is what this process computes between two reports to the others. If
-            several processes share the work, this is the first, and the others `obey`.
-        on_step: called after each batch and each step of the swarm with the metrics.
+        options: see GradientWorker; a batch is what this peer computes between two reports to the others. With several
+            processes, this is rank 0, and the others run `follow_orders`.
+        on_step: called with the metrics after each batch and each step of the swarm.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Peer(GradientWorker):
         self.metrics = PeerMetrics()
         self.on_download, self.interrupted = on_download, Interruption()
         self.end_at_once: Callable[[], NoReturn] = raise_interrupt
-        """Upon a second Ctrl+C."""
+        """Called upon a second Ctrl+C."""
         self.on_terminate: Callable[[], None] = lambda: None
-        """Upon SIGTERM, before it leaves."""
+        """Called upon SIGTERM, before leaving."""
         self.times_broadcast = 0
-        """`times_applied` when the other processes last got the weights."""
+        """`times_applied` when the other processes last received the weights."""
         self.optimizer = swarm_optimizer(settings, self.model, dht, on_notice=self.on_notice)
         averager = self.optimizer.state_averager
         averager.on_download = self.report_download
@@ -78,9 +78,9 @@ class Peer(GradientWorker):
         return self.optimizer.local_epoch * self.settings.steps_per_epoch >= self.settings.total_steps
 
     def go(self) -> None:
-        """Train until the schedule ends, Ctrl+C or SIGTERM; then leave cleanly.
+        """Train until the schedule ends, Ctrl+C or SIGTERM, then leave cleanly.
 
-        Raises OutOfSync if the state of the others cannot be had.
+        Raises OutOfSync if the others' state cannot be downloaded.
         """
         try:
             with interrupt_deferred(self.on_notice, self.end_at_once, self.on_terminate) as interrupted:
@@ -89,21 +89,21 @@ class Peer(GradientWorker):
                 self.wait_for_first_weights()
                 if self.optimizer.tracker.global_epoch > self.optimizer.local_epoch:
                     self.optimizer.load_state_from_peers()
-                # Steps that were only counted, while nobody had their weights, do not count here.
+                # Not `local_epoch`, which also counts steps whose weights nobody served.
                 if self.optimizer.state_averager.state_epoch < self.settings.first_epoch and not self.finished:
-                    raise OutOfSync("nobody hands out the weights that the run began with; start it again later")
+                    raise OutOfSync("no peer serves the weights that the run began with; try again later")
                 self.train()
                 interrupted.end()
         finally:
             self.leave()
 
     def report_download(self, received: int, total: int, donor: str) -> None:
-        """Show a download's progress; KeyboardInterrupt or Terminated if this process is to end."""
+        """Report a download's progress; raises KeyboardInterrupt or Terminated if this process should end."""
         self.interrupted.end()
         self.on_download(received, total, donor)
 
     def wait_for_peers(self) -> None:
-        """The barrier before the first step: alone, hivemind would run ahead and then wait for the others in vain."""
+        """The barrier before the first step: hivemind would run ahead alone, then wait for the others in vain."""
         min_peers, before = self.settings.swarm.min_peers, -1
         key = f"{self.settings.run_id}_waiting"
         while min_peers > 1 and not self.finished and not self.has_begun:
@@ -119,24 +119,26 @@ class Peer(GradientWorker):
             self.pause()
 
     def wait_for_first_weights(self) -> None:
-        """Where the run begins with weights that only the host has: until a donor of its is there, or trainers who have
-        them already."""
-        tracker, first, told = self.optimizer.tracker, self.settings.first_epoch, False
-        while first > 0 and not self.finished and (tracker.anchor or tracker.global_epoch - 1) < first:
-            if not told:
-                self.on_notice("waiting for the host, which has the weights that the run begins with")
-                told = True
+        """If the run begins with given weights, wait for a donor of the host, or for trainers that have them."""
+        tracker, first = self.optimizer.tracker, self.settings.first_epoch
+
+        def are_missing() -> bool:
+            return first > 0 and not self.finished and (tracker.donor_epoch or tracker.global_epoch - 1) < first
+
+        if are_missing():
+            self.on_notice("waiting for the host, which has the weights that the run begins with")
+        while are_missing():
             self.pause()
 
     def pause(self) -> None:
-        """Between two looks at the others; raises what ends this peer: KeyboardInterrupt, Terminated, ProcessEnded."""
+        """Wait before polling again; raises KeyboardInterrupt, Terminated or ProcessEnded if this peer should end."""
         self.interrupted.end()
         self.optimizer.check_processes()
         time.sleep(POLL_S)
 
     @property
     def has_begun(self) -> bool:
-        """Whether others train already."""
+        """Whether others already train."""
         progress = self.optimizer.tracker.global_progress
         return bool(progress.epoch > self.settings.first_epoch or progress.samples_accumulated > 0)
 
@@ -171,7 +173,7 @@ class Peer(GradientWorker):
         self.report_metrics()
 
     def compute(self, batch: Batch, epoch: int) -> float:
-        """As `learn_from`, at the swarm's next step; on all processes."""
+        """`learn_from` on all processes, for the swarm's next step."""
         step = epoch + 1
         if self.has_inner_steps:
             step = self.optimizer.inner_step(self.settings.recipe.data.batch_size)
@@ -183,7 +185,7 @@ class Peer(GradientWorker):
         return self.learn_from(Batch(*self.processes.share(batch)), step)
 
     def report_metrics(self) -> None:
-        """Bring the metrics up to date and pass them on."""
+        """Update the metrics and report them."""
         optimizer, metrics = self.optimizer, self.metrics
         metrics.epoch = optimizer.local_epoch
         metrics.dropped_tensors = optimizer.state_averager.dropped_tensors + optimizer.grad_averager.dropped_tensors
@@ -192,6 +194,6 @@ class Peer(GradientWorker):
         self.on_step(self, metrics)
 
     def leave(self) -> None:
-        """Say goodbye; the swarm goes on."""
+        """Leave; the swarm goes on."""
         self.processes.from_first(None)
         self.optimizer.shutdown()

@@ -1,1 +1,1 @@
-"""What a volunteer's machine must have, and the batch that fits it."""
+"""Checks of a volunteer's machine, and the batch that fits it."""

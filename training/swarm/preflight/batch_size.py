@@ -1,6 +1,6 @@
-"""The local batch and the memory plan that fit this machine.
+"""Chooses the local batch and the memory plan that fit this machine.
 
-They only trade memory for time: no other peer sees a difference except in speed.
+They only trade memory for time: to other peers, only the speed differs.
 """
 
 import dataclasses
@@ -24,27 +24,27 @@ from training.step.gradients import GradientComputer
 from training.swarm.config import SwarmSettings
 
 REPORT_S = 3.0
-"""Compute between two reports to the others: often enough to show progress, rarely enough to cost nothing."""
+"""Compute time between two reports to the others: frequent enough to show progress, at negligible cost."""
 TIMINGS = 3
 MAX_REPORT_S = 10.0
 MAX_TIME_RATIO = 0.9
-"""Of the time per sample, to go on with twice the samples at once."""
+"""Largest ratio of the times per sample at which doubling the samples at once pays."""
 MIN_REPORTS_PER_STEP = 8
-"""By one peer alone; with fewer, a step of the swarm would far exceed its batch size."""
+"""Of a single peer; with fewer, a step of the swarm would far exceed its batch size."""
 USABLE_SHARE = 0.9
-"""Of the free memory; the rest is for fragmentation and kernels."""
+"""Usable share of the free memory; the rest is for fragmentation and kernels."""
 PROCESS_BYTES = 1_200_000_000
-"""Python, torch and hivemind's processes before the first tensor."""
+"""Python, torch and hivemind's processes, before the first tensor."""
 HOST_COPIES = 5
-"""float32 copies of all parameters that hivemind holds: the optimizer's weights, averaged gradients, two of what is on
-the wire, and a state that is sent or received."""
+"""float32 copies of all parameters in hivemind: the optimizer's weights, averaged gradients, two of the tensors on the
+wire, and a state that is sent or received."""
 SHARED_COPIES = 2
-"""The first two of these are in shared memory."""
+"""The first two of HOST_COPIES, which are in shared memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes on the device, in RAM, and of that RAM shared between processes; a CPU's device memory is its RAM."""
+    """Bytes on the device, in RAM, and in RAM shared between processes; a CPU's device memory is its RAM."""
 
     device_bytes: int
     ram_bytes: int
@@ -53,14 +53,14 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """How this machine computes its samples.
+    """The local batch and its memory plan.
 
     Args:
         batch_size: samples between two reports to the others; in "diloco" mode, of an inner step.
-        memory: the recipe's [memory], or the fastest plan that fits, with `micro_batches` parts per batch.
-        samples_at_once: in one of these parts.
-        needed: memory that this takes.
-        seconds: for one part; nan before it is measured.
+        memory: the recipe's [memory] or the fastest plan that fits, with `micro_batches` parts per batch.
+        samples_at_once: samples per part.
+        needed: memory needed.
+        seconds: compute time of a part; nan before it is measured.
     """
 
     batch_size: int
@@ -76,26 +76,26 @@ class BatchPlan:
 
 
 def free_memory(device: torch.device) -> Memory:
-    """What is free on this machine."""
+    """The free memory of this machine."""
     ram = free_ram_bytes()
     shared = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else ram
     return Memory(device_bytes=free_bytes(device) if device.type == "cuda" else ram, ram_bytes=ram, shared_bytes=shared)
 
 
 def state_bytes(settings: SwarmSettings) -> int:
-    """Size of the weights and optimizer statistics that a newcomer downloads."""
+    """Size of the state that a newcomer downloads: weights and optimizer statistics."""
     cost = cost_of(settings.model, MemoryRecipe(offload_optimizer=True), setup_of(settings, "fp32", 1))
     return 4 * cost.parameters + cost.host.optimizer_state
 
 
 def setup_of(settings: SwarmSettings, precision: str, samples: int) -> TrainingSetup:
-    """The arithmetic's view of a step; as on CUDA, since the optimizer is on the host in any case."""
+    """A step as the memory calculator sees it; as on CUDA, since the optimizer is always on the host."""
     optimizer = "lamb8bit" if settings.recipe.optimizer.eight_bit else "lamb"
     return TrainingSetup.of_precision(precision, batch=samples, optimizer=optimizer, device="cuda")
 
 
 def memory_needed(settings: SwarmSettings, memory: MemoryRecipe, samples: int, device_type: str) -> Memory:
-    """What `samples` at once take, including all that hivemind holds; `device_type` is "cuda" or "cpu"."""
+    """Memory for `samples` at once, including hivemind's copies; `device_type` is "cuda" or "cpu"."""
     plan = dataclasses.replace(memory, offload_optimizer=True)
     cost = cost_of(settings.model, plan, setup_of(settings, memory.precision, samples))
     parameters = 4 * cost.parameters
@@ -107,14 +107,14 @@ def memory_needed(settings: SwarmSettings, memory: MemoryRecipe, samples: int, d
 
 
 def usable_precision(precision: str, device: torch.device) -> str:
-    """The recipe's precision if this device computes it fast, else float32."""
+    """The recipe's precision if this device supports it natively, else fp32."""
     if device.type == "cpu" or (precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False)):
         return "fp32"
     return precision
 
 
 def max_report_samples(settings: SwarmSettings, ranks: int) -> int:
-    """Samples that each of a peer's processes may report at once."""
+    """Most samples that each of a peer's processes may report at once."""
     return max(1, settings.target_batch_size // MIN_REPORTS_PER_STEP // ranks)
 
 
@@ -127,13 +127,13 @@ def plan_batch(
     batch_size: int | None = None,
     ranks: int = 1,
 ) -> BatchPlan:
-    """The most samples at once that fit with the recipe's [memory] or, if not even one does, with the fastest plan.
+    """The most samples at once that fit with the recipe's [memory] or, if none fits, with the fastest plan that fits.
 
     Args:
-        batch_size: the user's choice; in "diloco" mode the recipe's by default, as the schedule assumes it.
-        ranks: processes, each with a device of its own.
+        batch_size: the user's choice; in "diloco" mode, by default the recipe's, which the schedule assumes.
+        ranks: number of processes, each with its own device.
 
-    ValueError if nothing fits; it says what is needed.
+    Raises ValueError if nothing fits; it says what is needed.
     """
     config = settings.model
     precision = precision or usable_precision(settings.recipe.memory.precision, device)
@@ -178,9 +178,9 @@ def plan_batch(
 def measure_batch(
     settings: SwarmSettings, plan: BatchPlan, model: Dalle, *, fixed: bool = False, ranks: int = 1
 ) -> BatchPlan:
-    """The plan with the fastest number of samples at once, and as many parts as take about REPORT_S.
+    """The plan with the fastest number of samples at once, and enough parts to take about REPORT_S.
 
-    Doubles the samples at once on the real model, on its device. `fixed`: keep the batch and only measure it.
+    Measures the real model on its device, doubling the samples at once. `fixed` keeps the batch and only measures it.
     """
     gradients = GradientComputer(model, dataclasses.replace(plan.memory, compile=False), 1)
     if fixed:
@@ -189,7 +189,7 @@ def measure_batch(
     while 2 * samples <= plan.samples_at_once and 2 * seconds <= MAX_REPORT_S:
         try:
             longer = batch_seconds(gradients, 2 * samples)
-        except torch.OutOfMemoryError:  # another program took what was free
+        except torch.OutOfMemoryError:  # another program took the memory
             break
         if longer > 2 * MAX_TIME_RATIO * seconds:
             break
@@ -201,7 +201,7 @@ def measure_batch(
 
 
 def batch_seconds(gradients: GradientComputer, samples: int) -> float:
-    """Seconds of one forward and backward pass: the least of TIMINGS after a warm-up, as any may meet a busy moment."""
+    """Seconds of a forward and backward pass: the least of TIMINGS after a warm-up, as other programs may interfere."""
     config = gradients.model.config
     gradients.micro_batch_size = samples
     generator = torch.Generator().manual_seed(0)
@@ -220,7 +220,7 @@ def batch_seconds(gradients: GradientComputer, samples: int) -> float:
 
 
 def describe_memory(plan: BatchPlan, free: Memory, device: torch.device) -> str:
-    """What the plan needs of what is free, in words."""
+    """The memory that the plan needs and that is free, in words."""
     needed = plan.needed
     ram = f"{human_bytes(needed.ram_bytes)} of {human_bytes(free.ram_bytes)} RAM"
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""What a machine needs to join a run: small checks, each with what was found and its cure."""
+"""Checks of what a machine needs to join a run; each says what it found and how to fix it."""
 
 import importlib.metadata
 import os
@@ -21,17 +21,17 @@ OK, WARNING, PROBLEM = "ok", "warning", "problem"
 PACKAGES = ("torch", "hivemind", "numpy", "bitsandbytes", "pyarrow")
 TESTED_HIVEMIND = "1.1."
 MAX_CLOCK_OFFSET_S = 3.0
-"""hivemind refuses records from further in the future."""
+"""hivemind refuses records that are further in the future."""
 NOTED_CLOCK_OFFSET_S = 1.0
 SPARE_DISK_BYTES = 200_000_000
-"""For the log, the tokenizer, the place in the data and compiled kernels."""
+"""For the log, the tokenizer, the position in the data and compiled kernels."""
 SHORT_PATIENCE = Patience(timeout_s=20, give_up_s=20)
 INSTALL = "pip install 'dalle-lean[training]'"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One finding; `cure` says what to do about it unless it is ok."""
+    """A finding; unless it is ok, `cure` says how to fix it."""
 
     name: str
     level: str
@@ -43,7 +43,7 @@ class Check:
 
 
 def installed_versions() -> dict[str, str | None]:
-    """Of Python and the packages that a swarm needs; None for a missing one."""
+    """Versions of Python and of the packages that a swarm needs; None for a missing one."""
     found: dict[str, str | None] = {"Python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -54,7 +54,7 @@ def installed_versions() -> dict[str, str | None]:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The first two numbers of a version."""
+    """The major and minor version."""
     return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
 
 
@@ -67,21 +67,21 @@ def check_versions(versions: Mapping[str, str | None]) -> Check:
         return Check("versions", PROBLEM, found, INSTALL)
     python, torch_version = versions.get("Python"), versions.get("torch")
     if python and not (3, 11) <= release(python) < (3, 14):
-        return Check("versions", PROBLEM, found, "Python 3.11, 3.12 or 3.13 is needed")
+        return Check("versions", PROBLEM, found, "use Python 3.11, 3.12 or 3.13")
     if torch_version and release(torch_version) < (2, 11):
-        return Check("versions", PROBLEM, found, "torch 2.11 or newer is needed: pip install --upgrade torch")
+        return Check("versions", PROBLEM, found, "install torch 2.11 or newer: pip install --upgrade torch")
     if release(versions.get("numpy") or "0.0") >= (2, 4):
         return Check(
             "versions", PROBLEM, found, "hivemind's 8-bit compression fails with this numpy: pip install 'numpy<2.4'"
         )
     hivemind = versions.get("hivemind") or TESTED_HIVEMIND
     if not hivemind.startswith(TESTED_HIVEMIND):
-        return Check("versions", WARNING, found, f"hivemind {TESTED_HIVEMIND}x is what is tested: {INSTALL}")
+        return Check("versions", WARNING, found, f"only hivemind {TESTED_HIVEMIND}x is tested: {INSTALL}")
     return Check("versions", OK, found)
 
 
 def check_device(device: torch.device) -> Check:
-    """Describe what this machine computes on."""
+    """Describe the device that this machine computes on."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -95,34 +95,32 @@ def check_device(device: torch.device) -> Check:
             f"CPU with {cores} cores; an NVIDIA driver is installed, but torch {torch.__version__} finds no GPU",
             "run nvidia-smi: if it shows the GPU, install a torch built for its CUDA version",
         )
-    unused = (
-        "; this machine has a GPU, give --device cuda to use it" if torch.cuda.is_available() else ", no CUDA device"
-    )
+    unused = "; this machine has a GPU: use it with --device cuda" if torch.cuda.is_available() else ", no CUDA device"
     return Check("device", OK, f"CPU with {cores} cores{unused}")
 
 
 def check_memory(plan: BatchPlan, free: Memory, device: torch.device) -> Check:
-    """Whether the memory that a step needs is free."""
+    """Whether the memory for a step is free."""
     found = describe_memory(plan, free, device)
     if plan.needed.ram_bytes > free.ram_bytes:
         return Check("memory", PROBLEM, found, "end other programs, or use a machine (or container) with more RAM")
     if plan.needed.device_bytes > free.device_bytes:
         return Check(
-            "memory", PROBLEM, found, "end what else uses the GPU, or give a smaller --batch-size or --precision bf16"
+            "memory", PROBLEM, found, "end other programs on the GPU, or set a smaller --batch-size or --precision bf16"
         )
     if plan.needed.shared_bytes > free.shared_bytes:
         needed = human_bytes(plan.needed.shared_bytes)
         return Check(
             "memory",
             PROBLEM,
-            f"{found}; {needed} of it shared, /dev/shm has only {human_bytes(free.shared_bytes)} left",
+            f"{found}; {needed} of it shared, but /dev/shm has only {human_bytes(free.shared_bytes)} left",
             "give the container more shared memory: docker run --shm-size=8g, or --ipc=host",
         )
     return Check("memory", OK, found)
 
 
 def check_disk(folder: Path, needed_bytes: int) -> Check:
-    """Whether `folder`, which need not exist yet, is writable and its disk has room."""
+    """Whether `folder`, which need not exist yet, is writable and its disk has enough space."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not os.access(existing, os.W_OK):
         return Check("disk", PROBLEM, f"{existing} is not writable", "name another folder with --folder")
@@ -130,14 +128,14 @@ def check_disk(folder: Path, needed_bytes: int) -> Check:
     free = shutil.disk_usage(existing).free
     found = f"needs {human_bytes(needed_bytes)} of {human_bytes(free)} free in {folder}"
     if needed_bytes > free:
-        return Check("disk", PROBLEM, found, "make room there, or name a folder on another disk with --folder")
+        return Check("disk", PROBLEM, found, "free some space there, or name a folder on another disk with --folder")
     return Check("disk", OK, found)
 
 
 def check_data(source: str, settings: SwarmSettings | None = None) -> tuple[Check, ShardSet | None]:
-    """Whether `source` holds readable shards of the run; with the shards, unless there is a problem."""
+    """Whether `source` holds readable shards of the run; returns the shards, too, unless there is a problem."""
     if not source:
-        return Check("data", PROBLEM, "the run does not say where its data is", "name the shards with --data"), None
+        return Check("data", PROBLEM, "the run does not name its data", "name the shards with --data"), None
     codes = codes_of(settings) if settings is not None else None
     try:
         shards = find_shards(source, codes=codes, patience=SHORT_PATIENCE)
@@ -150,7 +148,9 @@ def check_data(source: str, settings: SwarmSettings | None = None) -> tuple[Chec
         if not rows:
             raise DamagedShard(f"{shards.paths[0]} holds no rows")
     except DamagedShard as damage:
-        return Check("data", PROBLEM, str(damage), "copy it again; dalle-lean shards verify FOLDER finds others"), None
+        return Check(
+            "data", PROBLEM, str(damage), "copy it again; dalle-lean shards verify FOLDER finds further damage"
+        ), None
     except (ValueError, OSError, ImportError) as error:
         reason = " ".join(str(error).split())
         return Check("data", PROBLEM, reason, "name a copy of the run's shards with --data FOLDER_OR_URL"), None
@@ -160,13 +160,13 @@ def check_data(source: str, settings: SwarmSettings | None = None) -> tuple[Chec
 
 
 def codes_of(settings: SwarmSettings) -> Codes:
-    """What the run's model says of the codes, for data sets without a description."""
+    """The meaning of the codes by the run's model, for data sets without dataset.json."""
     config = settings.model
     return Codes(image_side=config.image_side, codebook_size=config.image_vocab_size, vqgan="", picture_side=0)
 
 
 def data_difference(shards: ShardSet, settings: SwarmSettings) -> str:
-    """How these shards differ from the run's, in one sentence; empty if they do not."""
+    """How these shards differ from the run's data, in one sentence; empty if they do not."""
     config, info = settings.model, shards.info
     fields = {
         "grid": ((info.image_side,) * 2, (config.image_side,) * 2),
@@ -181,52 +181,53 @@ def data_difference(shards: ShardSet, settings: SwarmSettings) -> str:
 
 
 def check_clock(offset_s: float | None) -> Check:
-    """Check how far this clock is behind a helper's (negative: ahead); None if no helper told the time."""
+    """Check by how many seconds this clock is behind a helper's, or ahead if negative; None if unknown."""
     if offset_s is None:
-        return Check("clock", WARNING, "no helper told the time", "make sure that this machine's clock is right")
+        return Check("clock", WARNING, "no helper sent its time", "make sure that this machine's clock is right")
     found = f"{abs(offset_s):.1f} s {'behind' if offset_s > 0 else 'ahead of'} the helper's"
-    cure = "synchronize it: sudo timedatectl set-ntp true (in a container: on the machine that runs it)"
+    cure = "synchronize it: sudo timedatectl set-ntp true (for a container: on its host)"
     if abs(offset_s) > MAX_CLOCK_OFFSET_S:
         return Check("clock", PROBLEM, f"{found}; records of the swarm expire by the clock", cure)
     return Check("clock", OK if abs(offset_s) <= NOTED_CLOCK_OFFSET_S else WARNING, found, cure)
 
 
 def check_reach(*, mode: str, port: int, reachable: bool | None, announced: bool = False) -> Check:
-    """Check how the others reach this machine.
+    """Check how others reach this machine.
 
     Args:
         mode: "listen", "client" or "auto", see JoinOptions.
-        port: the one listened on.
-        reachable: whether a helper came through to it; None if no helper could try.
-        announced: others get another address, which no helper tries.
+        port: the port that this machine listens on.
+        reachable: whether a helper could connect to it; None if no helper could try.
+        announced: whether another address is announced, which no helper tries.
     """
     if mode == "client":
-        return Check("reach", OK, "client mode, as asked for: this machine takes no connections")
+        return Check("reach", OK, "client mode, as requested: this machine accepts no connections")
     if reachable:
-        return Check("reach", OK, f"listening: a helper came through to port {port}")
+        return Check("reach", OK, f"listening: a helper can connect to port {port}")
     if reachable is None:
         why, level = "no helper could try to reach this machine", WARNING
     else:
-        why, level = f"a helper cannot reach this machine at port {port} (firewall, router)", PROBLEM
+        why, level = f"no helper can connect to port {port} (firewall, router)", PROBLEM
     if mode == "listen":
         level = WARNING if announced else level
-        cure = f"open TCP port {port} in the firewall and forward it in the router, or give --client"
+        cure = f"open TCP port {port} in the firewall and forward it in the router, or use --client"
         return Check("reach", level, why, cure)
-    return Check("reach", OK, f"client mode: {why}; that works, --listen PORT with an open port helps the others more")
+    return Check("reach", OK, f"client mode: {why}; this works, but an open port (--listen PORT) helps the others more")
 
 
 def check_fingerprint(given: SwarmSettings, theirs: SwarmSettings | None, tokenizer_sha256: str) -> Check:
-    """Whether all that peers must agree on is the same here and at a helper (None: no answer)."""
+    """Whether this machine and a helper agree on what all peers must share; None if no helper answered."""
     if tokenizer_sha256 != given.swarm.tokenizer_fingerprint:
         return Check(
             "fingerprint",
             PROBLEM,
-            f"tokenizer.json is another one ({tokenizer_sha256[:12]}) than the run's "
-            f"({given.swarm.tokenizer_fingerprint[:12]})",
+            f"tokenizer.json ({tokenizer_sha256[:12]}) is not the run's ({given.swarm.tokenizer_fingerprint[:12]})",
             "use the run's tokenizer.json, or join by the run's address, which provides it",
         )
     if theirs is not None and theirs.run_id != given.run_id:
         parts = given.differences(theirs)
-        differ = f"differs from the run's in: {', '.join(parts)}" if parts else f"is of the run {given.swarm.name!r}"
+        differ = (
+            f"differs from the run's in: {', '.join(parts)}" if parts else f"belongs to the run {given.swarm.name!r}"
+        )
         return Check("fingerprint", PROBLEM, f"swarm.toml {differ}", "use the run's swarm.toml, or join by its address")
     return Check("fingerprint", OK, f"{given.run_id}: model, data, tokenizer, wire and schedule are the run's")

@@ -1,4 +1,4 @@
-"""All checks of a machine for one run, in the order in which they are shown, before it joins."""
+"""All checks of a machine before it joins a run, in the order in which they are shown."""
 
 import dataclasses
 import hashlib
@@ -56,16 +56,16 @@ from training.swarm.preflight.checks import (
 
 @dataclass(frozen=True)
 class JoinOptions:
-    """A volunteer's choices, in the order of the command line; None picks what fits.
+    """A volunteer's choices, in the order of the command line; None chooses automatically.
 
     Args:
-        data: another place of the run's shards than the one the run names.
-        folder: of this peer's identity and place in the data.
-        listen: port to take connections on.
-        client: take no connections.
-        announce: how others reach that port, as /ip4/ADDRESS/tcp/PORT, if helpers see another address.
+        data: where this machine reads the run's shards.
+        folder: stores this peer's identity and position in the data.
+        listen: port to accept connections on.
+        client: accept no connections.
+        announce: public addresses of a forwarded port, as /ip4/ADDRESS/tcp/PORT.
         batch_size: samples between two reports to the others.
-        device, precision: as for training alone.
+        device, precision: as in training alone.
         user: display name on the leaderboard.
         code: of the host's invitation, the first time.
     """
@@ -83,21 +83,21 @@ class JoinOptions:
 
     def __post_init__(self) -> None:
         if self.client and (self.listen is not None or self.announce):
-            raise UserError("--client takes no connections: leave out --listen and --announce")
+            raise UserError("--client accepts no connections: leave out --listen and --announce")
         if self.announce and self.listen is None:
-            raise UserError("--announce says how others reach a port: name the port with --listen")
+            raise UserError("--announce needs --listen with the port that it announces")
         if self.user is not None:
             check_user_name(self.user)
 
     @property
     def reach(self) -> str:
-        """ "client", "listen", or "auto": listening if a helper gets through."""
+        """ "client", "listen", or "auto": listen if a helper can connect."""
         return "client" if self.client else "listen" if self.listen is not None else "auto"
 
 
 @dataclass(kw_only=True)
 class Survey:
-    """What joining needs; what could not be found out is None."""
+    """The findings that joining needs; unknown ones are None."""
 
     checks: list[Check] = field(default_factory=list)
     run: RunFiles | None = None
@@ -113,7 +113,7 @@ class Survey:
 
     @property
     def problems(self) -> list[Check]:
-        """What keeps this machine out."""
+        """The checks that prevent this machine from joining."""
         return [check for check in self.checks if check.level == PROBLEM]
 
 
@@ -121,9 +121,9 @@ def survey(targets: Sequence[str], options: JoinOptions, on_check: Callable[[Che
     """Check this machine for the run that `targets` names: addresses of its helpers, or its swarm.toml.
 
     Args:
-        on_check: gets each check as soon as it is made.
+        on_check: called with each check as soon as it is done.
 
-    Raises ValueError if the run's files cannot be had, or the port is taken.
+    Raises ValueError if no helper serves the run's files, or the port is taken.
     """
     found = Survey(addresses=addresses_of(targets))
 
@@ -143,7 +143,7 @@ def survey(targets: Sequence[str], options: JoinOptions, on_check: Callable[[Che
         found.run = found.run or theirs
         if found.run is None:
             raise UserError(
-                reason or f"no helper at {', '.join(targets)} hands out the run's files; ask its host for swarm.toml"
+                reason or f"no helper at {', '.join(targets)} serves the run's files; ask its host for swarm.toml"
             )
         settings = found.run.settings
         check_resources(found, settings, options, report)
@@ -162,34 +162,34 @@ def survey(targets: Sequence[str], options: JoinOptions, on_check: Callable[[Che
 
 
 def read_files(path: Path) -> RunFiles:
-    """A run's files, by its swarm.toml or that file's folder; ValueError if one is missing or malformed."""
+    """A run's files, from its swarm.toml or the folder of that; ValueError if one is missing or malformed."""
     path = path / SWARM_TOML if path.is_dir() else path
     settings, tokenizer = read_settings(path), path.with_name(TOKENIZER)
     if not tokenizer.is_file():
-        raise UserError(f"{tokenizer} is missing; it belongs beside {path.name}, or join by the run's address")
+        raise UserError(f"{tokenizer} is missing: put it beside {path.name}, or join by the run's address")
     return RunFiles(settings, path.read_text(encoding="utf-8"), tokenizer.read_bytes())
 
 
 def default_folder(run_id: str) -> Path:
-    """Where this machine keeps its identity and place in the data."""
+    """Where this machine stores its identity and position in the data by default."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "dalle-lean" / "runs" / run_id
 
 
 def ranks_here() -> int:
-    """Processes that torchrun started for this peer."""
+    """Number of processes that torchrun started for this peer."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
 @contextmanager
 def temporary_node(addresses: Sequence[str], options: JoinOptions, port: int) -> Iterator[tuple[Any, str]]:
-    """A DHT node without an identity, and ""; or None and the reason if no address answers.
+    """A DHT node with a temporary identity, and ""; None and the reason if no address answers.
 
-    ValueError if the port is taken.
+    Raises ValueError if the port is taken.
     """
     if port and not port_is_free(port):
-        raise UserError(f"--listen {port}: another program listens there; end it or name another port")
-    dht, reason = None, "the run names no address of a helper"
+        raise UserError(f"--listen {port}: another program uses this port; end it, or choose another port")
+    dht, reason = None, "the run names no helper's address"
     if addresses:
         try:
             dht = open_dht(
@@ -197,7 +197,7 @@ def temporary_node(addresses: Sequence[str], options: JoinOptions, port: int) ->
                 client_mode=options.client,
                 listen=listen_on(port),
                 announce=options.announce,
-                only_asks=True,
+                must_bootstrap=False,
             )
             reason = ""
         except ValueError as error:
@@ -210,7 +210,7 @@ def temporary_node(addresses: Sequence[str], options: JoinOptions, port: int) ->
 
 
 def listen_on(port: int) -> tuple[str, ...]:
-    """All interfaces."""
+    """The port on all interfaces."""
     return (f"/ip4/{EVERYWHERE}/tcp/{port}",)
 
 
@@ -230,7 +230,7 @@ def check_resources(
         )
         report(check_memory(found.batch, free, found.device))
     except ValueError as error:
-        cure = "give --precision bf16 on a GPU that has it, end what else uses its memory, or give --device cpu"
+        cure = "use --precision bf16 on a GPU that has it, end other programs on the GPU, or use --device cpu"
         report(Check("memory", PROBLEM, str(error), cure))
     found.folder = options.folder or default_folder(settings.run_id)
     report(check_disk(found.folder, state_bytes(settings)))
@@ -240,18 +240,18 @@ def check_resources(
 
 
 def check_helpers(dht: hivemind.DHT | None, reason: str, settings: SwarmSettings) -> Check:
-    """Whether a helper answers, and what the swarm is doing."""
+    """Whether a helper answers, and the swarm's progress."""
     if dht is None:
         return Check("swarm", PROBLEM, reason, "check that this machine is online, or ask the host for its address")
     if settings.swarm.run_key:
-        return Check("swarm", OK, "a helper answers; it tells more to those who are admitted")
-    dht.add_validators([RSASignatureValidator()])  # it strips the signatures
+        return Check("swarm", OK, "a helper answers; only admitted peers see the progress")
+    dht.add_validators([RSASignatureValidator()])  # strips the signatures
     entry = dht.get(f"{settings.run_id}_progress", latest=True)
     return check_progress(None if entry is None else entry.value, settings)
 
 
 def check_admission(found: Survey, settings: SwarmSettings, options: JoinOptions, dht: hivemind.DHT) -> Check:
-    """Get this machine a pass, which stays in its folder."""
+    """Get a pass for this machine, which is saved in its folder."""
     assert found.folder is not None
     try:
         with run_folder(found.folder):
@@ -262,11 +262,11 @@ def check_admission(found: Survey, settings: SwarmSettings, options: JoinOptions
         return Check("admission", PROBLEM, refusal.found, refusal.cure)
     except Unanswered as silence:
         return Check("admission", PROBLEM, str(silence), "try again when the host is up")
-    return Check("admission", OK, "this machine has a pass, which is renewed while it takes part")
+    return Check("admission", OK, "this machine has a pass, which is renewed automatically")
 
 
 def check_progress(metadata: Any, settings: SwarmSettings) -> Check:
-    """The run's step and speed by the records of hivemind's tracker; a step that one peer alone claims is ignored."""
+    """The run's step and speed, from its progress records; a step that only one peer claims is ignored."""
     records = plausible_records(
         metadata, last_epoch=settings.last_epoch, target_batch_size=settings.target_batch_size, min_time=-math.inf
     )
@@ -274,7 +274,7 @@ def check_progress(metadata: Any, settings: SwarmSettings) -> Check:
     step = max((record.epoch for record in believed), default=0) * settings.steps_per_epoch
     rates = [record.samples_per_second for record in believed if record.samples_per_second > MIN_TRAINER_SAMPLES_PER_S]
     if not rates:
-        known = f"nobody trains at this moment, the run is at step {step}" if step else "nobody trains yet"
+        known = f"nobody is training right now; the run is at step {step}" if step else "nobody is training yet"
         return Check("swarm", OK, f"a helper answers; {known}")
     count = f"{len(rates)} trainer{'s' * (len(rates) > 1)}"
-    return Check("swarm", OK, f"{count} at step {step} of {settings.total_steps}, {sum(rates):,.3g} samples/s together")
+    return Check("swarm", OK, f"{count} at step {step} of {settings.total_steps}, {sum(rates):,.3g} samples/s in total")

@@ -24,7 +24,7 @@ class Network:
         self.addresses, self.gates = [], []
 
     def gate(self, name, role="trainer", lasts_s=3600, key=None, **fields):
-        """With a pass for a new identity."""
+        """A gate with a pass for a new identity."""
         folder = self.folder / name
         folder.mkdir()
         make_identity(folder / "identity")
@@ -34,7 +34,7 @@ class Network:
         return Gate(self.key.public, folder / "pass", folder / "bans")
 
     def open(self, name, *, gate=None, client_mode=False, **options):
-        """A node; `gate`: of a member, None for a stranger."""
+        """A node; `gate` is None for a stranger."""
         identity = None if gate is None else self.folder / name / "identity"
         node = open_dht(self.addresses, client_mode=client_mode, listen=LISTEN, identity=identity, gate=gate, **options)
         self.stack.callback(node.shutdown)
@@ -48,7 +48,7 @@ class Network:
         return self.open(name, gate=self.gate(name, **fields), client_mode=client_mode)
 
     def helper(self):
-        """The first node, which the others find the network by."""
+        """The first node, through which the others join the DHT."""
         node = self.member("helper", role="helper")
         self.addresses = [str(node.get_visible_maddrs()[0])]
         return node

@@ -1,4 +1,4 @@
-"""`host --admission`, `invite`, `ban` and `unban` on the folder of a run that is not up."""
+"""`host --admission`, `invite`, `ban` and `unban` on the folder of a run that is not running."""
 
 import dataclasses
 import re
@@ -32,7 +32,7 @@ def make(shards, tmp_path):
 
 
 def without_key(run_dir):
-    """As an older version left it."""
+    """A folder as an older version leaves it."""
     settings = read_settings(run_dir)
     write_settings(
         run_dir / "swarm.toml", dataclasses.replace(settings, swarm=dataclasses.replace(settings.swarm, run_key=""))
@@ -41,7 +41,7 @@ def without_key(run_dir):
 
 
 def run(capsys, *arguments):
-    """The exit code, and what was said."""
+    """The exit code and the output."""
     with pytest.raises(SystemExit) as end:
         main([str(argument) for argument in arguments])
     said = capsys.readouterr()
@@ -63,7 +63,7 @@ def test_a_run_that_was_begun_without_a_key_goes_on_without_one(make, tmp_path):
     before = read_settings(tmp_path / "run")
     assert make().run_id == before.run_id
     assert make().swarm.run_key == ""
-    with pytest.raises(ValueError, match="begun without a key"):
+    with pytest.raises(ValueError, match="started without a key"):
         make(admission="invite")
 
 
@@ -105,7 +105,7 @@ def test_a_peer_or_a_code_is_banned_and_no_longer(make, tmp_path, capsys):
     [made], [name] = re.findall(r"--code (\S+)", invitation), re.findall(r"invitation ([0-9a-f]{8})", invitation)
     assert f"{PEER} is banned;" in run(capsys, "ban", run_dir, PEER)[1]
     assert f"{name} is banned;" in run(capsys, "ban", run_dir, made)[1]
-    assert f"{name} is banned already" in run(capsys, "ban", run_dir, name)[1]
+    assert f"{name} is already banned" in run(capsys, "ban", run_dir, name)[1]
     assert banned(run_dir) == {PEER, name}
     assert f"{name} is no longer banned" in run(capsys, "unban", run_dir, made)[1]
     assert f"{name} is not banned" in run(capsys, "unban", run_dir, name)[1]
@@ -115,7 +115,7 @@ def test_a_peer_or_a_code_is_banned_and_no_longer(make, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("ban", "nobody"), "no peer id"),
+        (("ban", "nobody"), "neither a peer id"),
         (("invite", "--role", "donor"), "must be trainer or helper"),
         (("invite", "--name", "\x1b"), "user name"),
     ],
@@ -132,11 +132,11 @@ def test_only_the_machine_with_the_runs_own_key_invites(make, tmp_path, capsys):
     key = run_key_file(tmp_path / "run")
     content = key.read_bytes()
     key.unlink()
-    assert "only the machine that hosts the run" in run(capsys, "invite", tmp_path / "run")[1]
+    assert "on the machine that hosts the run" in run(capsys, "invite", tmp_path / "run")[1]
     key.write_bytes(content[:30])
     assert run(capsys, "invite", tmp_path / "run")[0] == 2
     without_key(tmp_path / "run")
-    assert "begun without a key" in run(capsys, "invite", tmp_path / "run")[1]
+    assert "started without a key" in run(capsys, "invite", tmp_path / "run")[1]
 
 
 def test_a_code_for_a_helper_names_the_run_that_it_helps(tmp_path, capsys):
@@ -151,4 +151,4 @@ def test_a_folder_without_a_run_is_said_to_have_none(tmp_path, capsys, command, 
     (tmp_path / "empty").mkdir()
     code, said = run(capsys, command[0], tmp_path / name, *command[1:])
     assert code == 2
-    assert said.strip().endswith(f"{name} holds no run: name the folder that `dalle-lean host` was given")
+    assert said.strip().endswith(f"{name} holds no run: name the RUN_DIR of `dalle-lean host`")

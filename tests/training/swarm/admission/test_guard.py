@@ -1,4 +1,4 @@
-"""Real nodes: who has no pass is refused by every call, before anything is read; a ban is in force in seconds."""
+"""Real nodes: every call refuses a peer without a pass before reading anything; a ban takes effect in seconds."""
 
 import asyncio
 import inspect
@@ -19,7 +19,7 @@ from hivemind.utils import get_dht_time
 from tests.training.swarm.harness import wait_for
 from training.swarm.admission.bans import RELOAD_S, change_bans
 from training.swarm.admission.guard import AdmittedReader, GuardedClient
-from training.swarm.admission.limits import MAX_STRANGE_STREAMS
+from training.swarm.admission.limits import MAX_HANDSHAKES
 from training.swarm.averaging.state_transfer import SwarmStateAverager
 from training.swarm.network.bootstrap_service import run_in_node
 from training.swarm.network.dht import open_dht
@@ -29,7 +29,7 @@ SOON_S = 60
 
 
 def test_hivemind_talks_to_others_only_through_what_the_guard_covers():
-    """Fails when hivemind changes what it uses: see which of the new names need a guard."""
+    """Fails if hivemind uses other methods: check which of the new ones need a guard."""
     used = set(re.findall(r"_client\.(\w+)", inspect.getsource(P2P)))
     guarded = {"add_unary_handler", "call_unary_handler", "stream_handler", "stream_open"}
     local = {"close", "connect", "identify", "listen", "list_peers", "remove_stream_handler", "remove_unary_handler"}
@@ -54,12 +54,12 @@ def member(network):
 
 @pytest.fixture(scope="module")
 def stranger(network):
-    return network.open("stranger", only_asks=True)
+    return network.open("stranger", must_bootstrap=False)
 
 
 @pytest.fixture(scope="module")
 def averager(network):
-    """Of a member that hands out its state; what a stranger may call is refused before hivemind sees it."""
+    """The RPCs of a member that serves its state; a stranger's calls are refused before hivemind sees them."""
     import torch
     from hivemind.averaging import DecentralizedAverager
 
@@ -86,7 +86,7 @@ def test_a_client_with_a_pass_stores_and_reads(network, member):
 
 
 async def call(_, node, peer, handle, content, is_stream):
-    """What the peer answers to a raw message, or how it refuses."""
+    """The peer's answer to a raw message, or its refusal."""
     try:
         if not is_stream:
             return await asyncio.wait_for(node.p2p._client.call_unary_handler(peer, handle, content), 20)
@@ -98,7 +98,7 @@ async def call(_, node, peer, handle, content, is_stream):
 
 
 def protobuf(message):
-    """As hivemind sends it in a stream."""
+    """A message as hivemind sends it in a stream."""
     content = message.SerializeToString()
     return b"\0" + len(content).to_bytes(8, "big") + content
 
@@ -137,7 +137,7 @@ def test_a_stranger_is_refused_by_every_call_of_the_dht(network, stranger, name)
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_stranger_is_refused_by_every_call_of_an_averager(network, averager, name):
-    stranger = open_dht([str(averager.dht.get_visible_maddrs()[0])], client_mode=True, only_asks=True)
+    stranger = open_dht([str(averager.dht.get_visible_maddrs()[0])], client_mode=True, must_bootstrap=False)
     before = averager.gate.refused
     try:
         handle = f"run_grad::DecentralizedAverager.{name}"
@@ -145,7 +145,7 @@ def test_a_stranger_is_refused_by_every_call_of_an_averager(network, averager, n
         answer = run_in_node(stranger, sent)
     finally:
         stranger.shutdown()
-    assert answer.endswith(b"this machine has no pass of this run; join it by its address")
+    assert answer.endswith(b"this machine has no pass for this run; join it by its address")
     assert len(answer) < 1000  # the averager's own pass, and the refusal
     assert averager.gate.refused == before + 1
 
@@ -157,25 +157,25 @@ def test_a_pass_that_does_not_hold_gets_nobody_in(network, case, tmp_path):
         name = "late"
     elif case == "copied":
         name, gate = "copier", network.gate("copier")
-        gate.own.path.write_bytes(network.host.gate.shown)
+        gate.own.path.write_bytes(network.host.gate.own_statement)
     else:
         from training.swarm.admission.keys import SigningKey
 
         name, gate = "foreign", network.gate("foreign", key=SigningKey.load_or_create(tmp_path / "key"))
     before = network.host.gate.refused
-    with pytest.raises(ValueError, match="nobody there lets this machine in"):
+    with pytest.raises(ValueError, match="no peer there admits this machine"):
         network.open(name, gate=gate)
     assert network.host.gate.refused > before
 
 
 def test_what_a_stranger_answers_is_not_read(network):
-    """A member that is told of a stranger takes nothing from it."""
+    """A member accepts nothing from a stranger that others announce."""
     stranger = open_dht([], client_mode=False, listen=["/ip4/127.0.0.1/tcp/0"])
     try:
         assert put(stranger, "bait")
         gate = network.gate("deceived")
         address = str(stranger.get_visible_maddrs()[0])
-        with pytest.raises(ValueError, match="nobody there lets this machine in"):
+        with pytest.raises(ValueError, match="no peer there admits this machine"):
             open_dht([address], client_mode=True, identity=network.folder / "deceived/identity", gate=gate)
     finally:
         stranger.shutdown()
@@ -200,18 +200,18 @@ def test_a_ban_and_its_end_reach_members_from_one_to_the_next(network, member):
 
 
 async def knock(_, node, peer, handle, count):
-    """Open streams and say nothing; returns how many stay open."""
+    """Open silent streams; returns how many stay open."""
     opened = [await node.p2p._client.stream_open(peer, (handle,)) for _ in range(count)]
     await asyncio.sleep(1)
     return sum(not reader.at_eof() and not reader._buffer.endswith(b"code") for _, reader, _ in opened)
 
 
 def test_streams_that_say_nothing_are_closed(network, averager):
-    strangers = open_dht([str(averager.dht.get_visible_maddrs()[0])], client_mode=True, only_asks=True)
+    strangers = open_dht([str(averager.dht.get_visible_maddrs()[0])], client_mode=True, must_bootstrap=False)
     before = averager.gate.refused
     try:
         handle = "run_grad::DecentralizedAverager.rpc_download_state"
-        count = MAX_STRANGE_STREAMS + 50
+        count = MAX_HANDSHAKES + 50
         run_in_node(strangers, partial(knock, peer=averager.peer_id, handle=handle, count=count))
         wait_for(lambda: averager.gate.refused >= before + count, SOON_S, "the refusals")
     finally:
@@ -219,7 +219,7 @@ def test_streams_that_say_nothing_are_closed(network, averager):
 
 
 async def flood(_, node, peer, count):
-    """Calls at once, as fast as they are answered; returns how many were not refused."""
+    """Call as fast as possible; returns how many calls were not refused."""
 
     async def ask(number):
         handle = ("DHTProtocol.rpc_store", "AdmissionService.rpc_bans")[number % 2]

@@ -1,4 +1,4 @@
-"""A run that its host invites to, as people live it: `host`, `invite`, `join`, `monitor`, `ban`, each as a process."""
+"""A run by invitation, from end to end: `host`, `invite`, `join`, `monitor` and `ban`, each as a process."""
 
 import dataclasses
 import re
@@ -18,11 +18,11 @@ from training.swarm.host.status import read_status
 pytestmark = [pytest.mark.swarm, pytest.mark.slow]
 LOOPBACK = ListenOptions(port=0, announce="127.0.0.1", listen="127.0.0.1")
 TIMEOUT_S = 240.0
-"""Importing alone takes a while where other tests run at the same time."""
+"""Imports alone take a while next to other tests."""
 
 
 class People:
-    """Programs that people run, and what they said."""
+    """The participants' processes, and their output."""
 
     def __init__(self, folder):
         self.folder, self.started = folder, []
@@ -92,14 +92,14 @@ def test_who_is_not_invited_reads_why_and_whom_to_ask(people):
     assert people.run("uninvited", "join", *join_options(people, "uninvited")) == 2
     last = people.said("uninvited").splitlines()[-1]
     assert last == (
-        "error: admission: the run admits only those whom its host invites; "
-        "ask the host for a code and give it with --code"
+        "error: admission: the run admits only machines that its host has invited; "
+        "ask the host for a code and pass it with --code"
     )
 
 
 @pytest.fixture(scope="module")
 def anna(people):
-    """A volunteer that was invited; `code` is hers."""
+    """An invited volunteer with a `code`."""
     assert people.run("invite", "invite", people.run_dir, "--name", "Anna") == 0
     [code] = re.findall(r"--code\s+(\S+)", people.said("invite"))
     anna = people.start("anna", "join", *join_options(people, "anna"), "--code", code)
@@ -114,7 +114,7 @@ def test_who_is_invited_trains(people, anna):
 
 def test_a_code_that_was_used_lets_nobody_else_in(people, anna):
     assert people.run("replayed", "join", *join_options(people, "replayed"), "--code", anna.code) == 2
-    assert "the code has admitted as many machines as it is for" in people.said("replayed")
+    assert "the code has admitted as many machines as it allows" in people.said("replayed")
 
 
 def test_the_host_sees_passes_and_what_was_refused(people, anna):

@@ -1,4 +1,4 @@
-"""Calls and streams of each peer are limited, and what is remembered of them is bounded."""
+"""Calls and streams of each peer are limited, and the memory for that is bounded."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def test_strangers_share_what_they_may_do_and_take_nothing_from_members():
             admitted += 1
         except Refused:
             continue
-    assert admitted == limits.STRANGE_CALLS_AT_ONCE
+    assert admitted == limits.NEWCOMER_CALLS_AT_ONCE
     permitted.count_call("member", known=True)
 
 
@@ -79,7 +79,7 @@ def test_a_peer_holds_a_limited_number_of_streams_open():
 
 def test_strangers_that_show_no_pass_keep_no_member_out():
     permitted = Limits()
-    held = [permitted.handshake(known=False) for _ in range(limits.MAX_STRANGE_STREAMS)]
+    held = [permitted.handshake(known=False) for _ in range(limits.MAX_HANDSHAKES)]
     for stream in held:
         stream.__enter__()
     with pytest.raises(Refused), permitted.handshake(known=False):

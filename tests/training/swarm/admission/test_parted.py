@@ -1,4 +1,4 @@
-"""A ban reaches the half of a network that was cut off when it comes back, and that half does as it says."""
+"""A ban reaches the cut-off half of a network once it is reconnected, and takes effect there."""
 
 import json
 import time
@@ -23,12 +23,12 @@ pytestmark = [
 NAMES = ("helper", "near", "far", "enemy")
 PORT = 4000
 PARTED_S = 20.0
-"""Ten times as long as news of a ban takes from one peer to the next."""
+"""Ten times as long as a ban takes from one peer to the next."""
 
 
 @pytest.fixture
 def parted(tmp_path, nursery):
-    """Four members on wires, and their folders."""
+    """Four members in network namespaces, and their folders."""
     with Wires(NAMES, bits_per_s=20e6, delay_s=0.02) as laid, ExitStack() as stack:
         network = Network(tmp_path, stack)
         network.wires = laid

@@ -1,4 +1,4 @@
-"""What a pass proves, and what it does not let through."""
+"""What a pass proves, and what a gate refuses."""
 
 import time
 from dataclasses import replace
@@ -53,7 +53,7 @@ def test_a_file_that_holds_no_key_is_named(tmp_path, content):
 def test_a_peer_with_a_pass_of_the_run_is_let_in(gate, run_key):
     given = a_pass()
     assert gate.check(ANNA, given.signed(run_key)) == given
-    assert gate.known(ANNA) == given
+    assert gate.admitted_pass(ANNA) == given
 
 
 def test_a_pass_of_another_run_is_refused(gate, other_key):
@@ -70,7 +70,7 @@ def test_a_pass_that_has_ended_is_refused_even_if_it_was_let_in_before(gate, run
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 120)
     assert reason(gate, ANNA, statement) == "ended"
-    assert gate.known(ANNA) is None
+    assert gate.admitted_pass(ANNA) is None
 
 
 def test_a_changed_pass_is_refused(gate, run_key):
@@ -102,7 +102,7 @@ def test_a_pass_of_another_form_is_refused_even_if_the_run_signed_it(gate, run_k
 
 @pytest.fixture
 def helper(run_key, other_key):
-    """The statement of a helper that admits trainers with `other_key`."""
+    """The signed pass of a helper that admits trainers with `other_key`."""
     return a_pass(HELP, HELPER, lasts_s=60, key=other_key.public).signed(run_key)
 
 
@@ -144,7 +144,7 @@ def test_a_ban_of_a_peer_its_invitation_or_its_helper_keeps_it_out_until_it_is_t
     gate.check(ANNA, statement)
     assert change_bans(tmp_path, run_key, subject, banned=True)
     assert not change_bans(tmp_path, run_key, subject, banned=True)
-    assert gate.known(ANNA) is None
+    assert gate.admitted_pass(ANNA) is None
     assert reason(gate, ANNA, statement) == "banned"
     with pytest.raises(Refused):
         gate.check_ban(ANNA)

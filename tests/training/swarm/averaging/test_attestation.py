@@ -1,4 +1,4 @@
-"""What a reducer keeps of whom it averaged."""
+"""A reducer's record of whose gradients it averaged."""
 
 import json
 
@@ -10,7 +10,7 @@ from training.swarm.averaging.attestation import Attestation, Credit, parse_cred
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Seconds that a test sets."""
+    """A clock that the test sets."""
     now = [1000.0]
     monkeypatch.setattr(attestation.time, "time", lambda: now[0])
     return now

@@ -1,4 +1,4 @@
-"""What a peer brings to an average, and what it takes from others."""
+"""What a peer contributes to an average, and what it accepts from others."""
 
 import math
 from functools import partial
@@ -43,7 +43,7 @@ def test_a_whole_state_is_taken():
 
 @pytest.mark.parametrize("metadata", [None, [], {}, {"epoch": 1.0}, {"epoch": True}, {"epoch": -1}])
 def test_a_state_without_a_step_is_refused(metadata):
-    with pytest.raises(StateRefused, match="does not say its step"):
+    with pytest.raises(StateRefused, match="does not name its step"):
         check_state(metadata, state(), own=state())
 
 
@@ -91,7 +91,7 @@ def test_a_state_with_a_number_that_is_not_finite_is_refused(bad):
 
 
 def resting(kind, parameters, **options):
-    """An averager whose process is not started."""
+    """An averager without its process."""
     return kind(parameters, dht=None, prefix="test", client_mode=True, start=False, **options)
 
 
@@ -136,7 +136,7 @@ def test_an_average_of_nothing_is_still_none_after_compression(compression):
 
 
 def group(*said, modes=None):
-    """A group whose members have named these steps."""
+    """A group whose members report these steps."""
     peers = tuple(PeerID(bytes([number]) * 32) for number in range(len(said)))
     modes = modes or [AveragingMode.NODE.value] * len(said)
     gathered = tuple(
@@ -211,7 +211,7 @@ def test_a_donor_follows_most_of_those_it_computed_with_and_a_lone_one_a_single_
 
 @pytest.fixture
 def state_averager():
-    """One whose process is not started, over one parameter that SGD moves."""
+    """A state averager without its process, over one parameter that SGD moves."""
     parameter = torch.nn.Parameter(torch.zeros(5))
     return SwarmStateAverager(
         dht=None,
@@ -229,7 +229,7 @@ def state_averager():
 
 
 def round_of(state_averager, fails=False):
-    """What a round of averaging the weights, found before the step, was told by this peer."""
+    """This peer's options in a round of weight averaging that was scheduled before the step."""
     control = StepControl(get_dht_time(), get_dht_time() + 9, allow_retries=False, weight=1.0, data_for_gather=b"")
     control.attach(MPFuture(), MPFuture())
     if fails:
@@ -325,7 +325,7 @@ def test_helpers_have_no_step_that_counts():
 
 
 def reducing(host, **members):
-    """The members of a group who reduce; each has a mode and perhaps a bandwidth."""
+    """The members of a group that reduce; each has a mode and may have a bandwidth."""
     peers = {name: PeerID(name.encode() * 34) for name in members}
     info = GroupInfo(b"group", tuple(peers.values()), tuple(report(*said) for said in members.values()))
     info = with_host_reducing(

@@ -18,13 +18,13 @@ from training.swarm.admission.passes import MAX_PASS_BYTES, Pass
 from training.swarm.averaging import complaints as module
 from training.swarm.averaging.complaints import (
     EVIDENCE,
-    LASTS_S,
     MAX_COMPLAINTS,
     MAX_REDUCERS,
+    RECORD_S,
     Complaints,
     read_evidence,
 )
-from training.swarm.averaging.matchmaking import Absentees
+from training.swarm.averaging.matchmaking import UnreliablePeers
 from training.swarm.averaging.receipts import Receipt, signed_bytes
 from training.swarm.host.host_gate import ban_proven
 from training.swarm.host_peers import owner_peer
@@ -60,7 +60,7 @@ def at_once(monkeypatch):
 
 @pytest.fixture
 def run(tmp_path):
-    """A board, and `member`, who makes peers with passes."""
+    """A board of records, and `member`, which creates peers with passes."""
     board, key = Board(), SigningKey.load_or_create(tmp_path / "host" / "identities" / "run.key")
 
     def member(name, *, admitted=True):
@@ -69,7 +69,7 @@ def run(tmp_path):
         node = board.node(Gate(key.public, folder / "pass", folder / "bans"))
         given = Pass(peer=str(node.peer_id), role="trainer", name=name, ends=int(time.time() + 60))
         (folder / "pass").write_bytes(given.signed(key) if admitted else b"")
-        made = Complaints(node, "key", Absentees())
+        made = Complaints(node, "key", UnreliablePeers())
         made.enough = 3
         return made
 
@@ -84,7 +84,7 @@ def exchange(*members):
 def complaining(run, count, **options):
     members = [run.member(f"complaining {number}", **options) for number in range(count)]
     for member in members:
-        member.absentees.note([], [PeerID.from_base58(GHOST)])
+        member.unreliable.update([], [PeerID.from_base58(GHOST)])
     exchange(*members)
     return members
 
@@ -94,8 +94,8 @@ def test_a_peer_waits_when_enough_admitted_peers_complain(run, count, admitted, 
     complaining(run, count, admitted=admitted)
     listener = run.member("listener")
     exchange(listener)
-    assert listener.absentees.is_left_out(PeerID.from_base58(GHOST)) == left_out
-    assert listener.absentees.waiting() == []  # and it does not pass on what it was told
+    assert listener.unreliable.is_avoided(PeerID.from_base58(GHOST)) == left_out
+    assert listener.unreliable.in_backoff() == []  # and it does not repeat the complaints of others
 
 
 def test_one_peer_counts_once_whatever_it_says(run):
@@ -104,7 +104,7 @@ def test_one_peer_counts_once_whatever_it_says(run):
     listener = run.member("listener")
     listener.enough = 2
     exchange(listener)
-    assert not listener.absentees.is_left_out(PeerID.from_base58(GHOST))
+    assert not listener.unreliable.is_avoided(PeerID.from_base58(GHOST))
 
 
 def test_a_copied_pass_admits_no_complaint(run):
@@ -114,7 +114,7 @@ def test_a_copied_pass_admits_no_complaint(run):
         run.board.records[owner_key(run.board.node())] = said
     listener = run.member("listener")
     exchange(listener)
-    assert not listener.absentees.is_left_out(PeerID.from_base58(GHOST))
+    assert not listener.unreliable.is_avoided(PeerID.from_base58(GHOST))
 
 
 @pytest.mark.parametrize(("members", "enough"), [(1, 2), (2, 2), (3, 2), (4, 3), (7, 4), (10, 6)])
@@ -129,13 +129,13 @@ def test_complaints_expire(run, monkeypatch):
     complaining(run, 3)
     listener = run.member("listener")
     exchange(listener)
-    later = time.monotonic() + LASTS_S + 1
+    later = time.monotonic() + RECORD_S + 1
     monkeypatch.setattr("training.swarm.averaging.matchmaking.time", SimpleNamespace(monotonic=lambda: later))
-    assert not listener.absentees.is_left_out(PeerID.from_base58(GHOST))
+    assert not listener.unreliable.is_avoided(PeerID.from_base58(GHOST))
 
 
 def receipt(node, digest, group=b"group"):
-    """As the node signs it for its last part."""
+    """A receipt that the node signs for its last part."""
     now = int(time.time())
     signature = node.private_key.sign(signed_bytes(group, now, 3, digest))
     return Receipt(owner_key(node), group, now, 3, digest, signature)
@@ -153,7 +153,7 @@ def test_two_receipts_that_contradict_each_other_reach_the_host_which_bans(run):
     exchange(one, other, one, other, third, host)
     everybody = (one, other, third, host)
     assert [member.proven for member in everybody] == [{liar.peer_id}] * 4
-    assert all(member.absentees.is_left_out(liar.peer_id) for member in everybody)
+    assert all(member.unreliable.is_avoided(liar.peer_id) for member in everybody)
     evidence = run.folder / "host" / EVIDENCE / f"{liar.peer_id}.json"
     assert read_evidence(evidence) == liar.peer_id
     [line] = ban_proven(run.folder / "host")
@@ -175,7 +175,7 @@ def test_who_disputes_an_honest_receipt_proves_nothing(run):
     exchange(liar, one, liar, one)
     assert one.shown == list(one.receipts[b"group"].values())
     assert not one.proven
-    assert not one.absentees.is_left_out(honest.peer_id)
+    assert not one.unreliable.is_avoided(honest.peer_id)
     assert not (run.folder / "one" / EVIDENCE).exists()
 
 
@@ -189,7 +189,7 @@ def test_evidence_that_proves_nothing_is_said_to(run, content):
     folder = run.folder / "host" / EVIDENCE
     folder.mkdir()
     (folder / "made-up.json").write_text(content)
-    with pytest.raises(ValueError, match=r"no two receipts|not JSON|proves nothing"):
+    with pytest.raises(ValueError, match=r"not hold two receipts|not JSON|proves nothing"):
         read_evidence(folder / "made-up.json")
     [line] = ban_proven(run.folder / "host")
     assert "made-up.json" in line
@@ -210,7 +210,7 @@ def test_a_record_of_nonsense_is_passed_over(run, said, caplog):
     complaining(run, 3)
     listener = given(run.member("listener"), run.board.node(), b"1")
     exchange(listener)
-    assert listener.absentees.is_left_out(PeerID.from_base58(GHOST))
+    assert listener.unreliable.is_avoided(PeerID.from_base58(GHOST))
 
 
 def test_the_longest_record_has_room(run):
@@ -221,14 +221,16 @@ def test_the_longest_record_has_room(run):
 
     told = run.member("told")
     told.dht.store = store
-    told.absentees.note([], [PeerID.from_base58(GHOST)] + [PeerID(bytes([n]) * 34) for n in range(2 * MAX_COMPLAINTS)])
+    told.unreliable.update(
+        [], [PeerID.from_base58(GHOST)] + [PeerID(bytes([n]) * 34) for n in range(2 * MAX_COMPLAINTS)]
+    )
     told.receipts[b"g" * 20] = {
         PeerID(bytes([n]) * 34): receipt(run.board.node(), b"1" * 32) for n in range(MAX_REDUCERS + 1)
     }
     for count in (0, 1, 2):
         told.shown = [receipt(told.dht, b"1" * 32, b"g" * 20)] * count
-        asyncio.run(told.tell())
-    pass_bytes, signature_bytes = len(told.gate.shown), 400
+        asyncio.run(told.publish())
+    pass_bytes, signature_bytes = len(told.gate.own_statement), 400
     print(f"{sizes} bytes, {pass_bytes} of them a pass")
     assert max(sizes) - pass_bytes + 1024 + signature_bytes <= MAX_VALUE_BYTES
     assert pass_bytes < 1024 < MAX_PASS_BYTES

@@ -1,4 +1,4 @@
-"""What several peers send becomes one tensor, whatever one of them sends."""
+"""The mean of several peers' tensors stays valid, whatever one of them sends."""
 
 import asyncio
 import math
@@ -19,7 +19,7 @@ def parts():
 
 
 def reduce(parts, weights, **options):
-    """What each sender gets back: [senders, parts, values]."""
+    """The answers to the senders: [senders, parts, values]."""
 
     async def send(reducer, number):
         return [

@@ -1,4 +1,4 @@
-"""Real averagers on loopback: who leads and reduces, and who is left out."""
+"""Real averagers on loopback: who leads and reduces, and who is avoided."""
 
 import asyncio
 import math
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.swarm
 LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 TIMES = {"min_matchmaking_time": 6.0, "request_timeout": 4.0, "next_chunk_timeout": 8.0, "allreduce_timeout": 60.0}
 TENSORS, SIZE = 12, 1000
-"""Enough tensors that each member reduces some where all may."""
+"""Enough tensors for each member to reduce some."""
 
 
 class Garbage(FiniteMean):
-    """What an enemy returns for the parts that it reduces."""
+    """An attacker's answers for the parts that it reduces."""
 
     def check_current_part_finished(self):
         if self.current_part_accumulated_from == self.num_current_senders:
@@ -41,7 +41,7 @@ async def say_nothing(*_, **__):
 
 @pytest.fixture
 def averagers(tmp_path):
-    """A helper and listening peers; each brings its place in the list as all values, and may be given a rule."""
+    """A helper and listening peers; all values of each are its index; each may have its own rule."""
     with ExitStack() as stack:
 
         def make(*rules, ghost=None, two_faced=None, enemy=FiniteMean, hosted=True, max_shift=math.inf):
@@ -84,7 +84,7 @@ def averagers(tmp_path):
 
 
 def average(averagers, weights):
-    """The group and the values of each after a round."""
+    """The group, and each peer's values, after a round."""
     steps = [
         averager.step(weight=weight, wait=False, timeout=40.0)
         for averager, weight in zip(averagers, weights, strict=True)
@@ -109,7 +109,7 @@ def test_a_peer_that_returns_garbage_for_its_parts_is_given_none(averagers):
 def test_an_average_far_from_what_was_sent_is_not_taken_whoever_reduced_it(averagers):
     peers = averagers(FiniteMean, FiniteMean, max_shift=0.4)
     _, (_, near, far) = average(peers, (0.0, 1.0, 1.0))
-    # The mean is 1.5: half of the first one's norm away from it, and a quarter of the second one's.
+    # The mean is 1.5: its distance is half of the first one's norm, and a quarter of the second one's.
     torch.testing.assert_close(near, torch.ones(TENSORS, SIZE))
     torch.testing.assert_close(far, torch.full((TENSORS, SIZE), 1.5))
     assert [peer.dropped_tensors > 0 for peer in peers] == [False, True, False]
@@ -120,7 +120,7 @@ def test_a_peer_that_says_nothing_is_in_one_group_only(averagers):
     helper, honest, ghost = averagers(FiniteMean, FiniteMean, ghost=2)
     ghost.step(wait=False, timeout=40.0)
     (first, _), _ = average([helper, honest], (0.0, 1.0))
-    ghost.step(wait=False, timeout=40.0)  # beside the first one, in which it still says nothing
+    ghost.step(wait=False, timeout=40.0)  # besides the first one, in which it is still silent
     (second, _), values = average([helper, honest], (0.0, 1.0))
     assert ghost.peer_id in first
     assert set(second) == {helper.peer_id, honest.peer_id}
@@ -131,7 +131,7 @@ def test_a_peer_that_says_nothing_is_in_one_group_only(averagers):
 def test_a_reducer_that_gives_two_senders_different_averages_proves_it_by_its_own_signature(averagers, tmp_path):
     enemy, one, other = averagers(FiniteMean, FiniteMean, two_faced=0, hosted=False)
     _, values = average([enemy, one, other], (1.0, 1.0, 1.0))
-    assert (values[1] - values[2]).abs().max() > LIE / 2  # neither can notice alone
+    assert (values[1] - values[2]).abs().max() > LIE / 2  # neither notices it alone
     files = [tmp_path / f"folder-{number}" / EVIDENCE / f"{enemy.peer_id}.json" for number in (1, 2)]
     wait_for(lambda: all(file.exists() for file in files), 60, "the evidence")
     assert [read_evidence(file) for file in files] == [enemy.peer_id] * 2

@@ -1,4 +1,4 @@
-"""Whom a peer follows into a group, and whom it leaves out."""
+"""Whom a peer follows into a group, and whom it avoids."""
 
 import asyncio
 import time
@@ -19,12 +19,12 @@ from training.swarm.averaging import matchmaking
 from training.swarm.averaging.gradient_averager import SwarmGradientAverager
 from training.swarm.averaging.matchmaking import (
     AWAY_AFTER,
-    FIRST_BREAK_S,
-    LONGEST_BREAK_S,
     LOOKUP_INTERVAL_S,
-    Absentees,
+    MAX_BACKOFF_S,
+    MIN_BACKOFF_S,
     HostFirstKeys,
     HostFirstLeaders,
+    UnreliablePeers,
 )
 from training.swarm.host_peers import owner_peer
 
@@ -32,7 +32,7 @@ HELPER, STRANGER = (RSASignatureValidator(RSAPrivateKey()).local_public_key for 
 
 
 class FakeDHT:
-    """Answers at once with these entries, and keeps what is stored."""
+    """Answers at once with these entries, and records what is stored."""
 
     peer_id = PeerID(b"me" * 17)
 
@@ -145,29 +145,29 @@ def clock(monkeypatch):
 
 
 def test_who_lets_groups_down_is_left_out_for_longer_and_longer(clock):
-    absentees, breaks = Absentees(), []
+    unreliable, backoffs = UnreliablePeers(), []
     for _ in range(9):
-        absentees.note([], ["ghost"])
+        unreliable.update([], ["ghost"])
         began = clock.now
-        while absentees.is_left_out("ghost"):
-            clock.now += FIRST_BREAK_S / 10
-        breaks.append(round(clock.now - began))
-    assert breaks == [min(FIRST_BREAK_S * 2**number, LONGEST_BREAK_S) for number in range(9)]
+        while unreliable.is_avoided("ghost"):
+            clock.now += MIN_BACKOFF_S / 10
+        backoffs.append(round(clock.now - began))
+    assert backoffs == [min(MIN_BACKOFF_S * 2**number, MAX_BACKOFF_S) for number in range(9)]
 
 
 def test_a_whole_round_makes_up_for_one_that_was_missed(clock):
-    absentees = Absentees()
-    absentees.note(["other"], ["peer"])
-    assert absentees.is_left_out("peer")
-    assert not absentees.is_left_out("other")
-    clock.now += FIRST_BREAK_S
-    absentees.note(["peer", "other"], [])
-    absentees.note([], ["peer"])
-    clock.now += FIRST_BREAK_S
-    assert not absentees.is_left_out("peer")
+    unreliable = UnreliablePeers()
+    unreliable.update(["other"], ["peer"])
+    assert unreliable.is_avoided("peer")
+    assert not unreliable.is_avoided("other")
+    clock.now += MIN_BACKOFF_S
+    unreliable.update(["peer", "other"], [])
+    unreliable.update([], ["peer"])
+    clock.now += MIN_BACKOFF_S
+    assert not unreliable.is_avoided("peer")
 
 
-def test_made_up_absentees_fill_no_memory(clock):
-    absentees = Absentees()
-    absentees.note([], range(3 * matchmaking.MAX_REMEMBERED))
-    assert len(absentees.by_peer) == matchmaking.MAX_REMEMBERED
+def test_made_up_peers_fill_no_memory(clock):
+    unreliable = UnreliablePeers()
+    unreliable.update([], range(3 * matchmaking.MAX_REMEMBERED))
+    assert len(unreliable.backoffs) == matchmaking.MAX_REMEMBERED

@@ -1,4 +1,4 @@
-"""A reducer owes all senders of a part the same average, and its own signature proves that it did not give it."""
+"""A reducer must send all senders of a part the same average; its own signatures prove it if it does not."""
 
 import asyncio
 import time
@@ -50,7 +50,7 @@ def on_the_wire(tensor, compression="8bit"):
 
 
 def answers_to(average, sent, compression="8bit"):
-    """As they arrive."""
+    """The answers as they arrive."""
     return [on_the_wire(average - part, compression) for part in sent]
 
 
@@ -170,7 +170,7 @@ def test_a_statement_counts_for_its_own_place_only(reducer):
 )
 def test_an_answer_without_a_statement_is_no_average(reducer, statement):
     sent = random(SIZE)
-    with pytest.raises(ValueError, match="no statement"):
+    with pytest.raises(ValueError, match="malformed statement"):
         check(reducer, statement, on_the_wire(sent), sent)
 
 
@@ -193,7 +193,7 @@ def test_a_leader_that_uses_an_id_again_makes_nobody_sign_twice(tmp_path, monkey
     monkeypatch.setattr(receipts, "time", SimpleNamespace(time=lambda: later))
     groups.add(b"one")
     assert list(groups.times) == [b"one".hex()]
-    assert REMEMBERED_S > 5 * MAX_CLOCK_ERROR_S  # receipts of both cannot be taken for those of one round
+    assert REMEMBERED_S > 5 * MAX_CLOCK_ERROR_S  # receipts of two rounds cannot pass for those of one
 
 
 def test_a_sender_that_fails_before_its_answer_keeps_the_others_waiting_for_a_bounded_time(reducer):

@@ -1,4 +1,4 @@
-"""A minority that sends anything does not steer what all continue with."""
+"""A minority cannot steer the average, whatever it sends."""
 
 import asyncio
 import itertools
@@ -15,7 +15,7 @@ VALUES = 4000
 
 
 def reduce(rule, parts, weights=None, order=None, **options):
-    """What all senders get back for a single part; parts [N, n]."""
+    """The average of a single part that all senders get; parts [N, n]."""
     order = range(len(parts)) if order is None else order
     weights = [1.0] * len(parts) if weights is None else weights
 
@@ -82,7 +82,7 @@ def test_one_enemy_of_four_turns_the_plain_mean_round(truth, honest):
 
 @pytest.mark.parametrize("rule", ROBUST)
 def test_among_the_honest_a_rule_is_about_as_good_as_the_mean(truth, honest, rule):
-    # The median's error is sqrt(pi / 2) times the mean's where noise is normal.
+    # For normal noise, the median's error is sqrt(pi / 2) times the mean's.
     assert error(reduce(rule, honest), truth) < 1.3 * error(honest.mean(0), truth)
 
 
@@ -148,7 +148,7 @@ def test_no_weight_counts_for_more_than_twice_the_median():
 
 
 def test_centred_clipping_is_the_loop_of_the_paper(honest):
-    """Written out, one sender and one number at a time."""
+    """The plain version: one sender and one number at a time."""
     parts = honest[:4, :50]
     distances = [[float((a - b).norm()) for b in parts] for a in parts]
     centre = parts[min(range(4), key=lambda i: sorted(distances[i])[1] + sorted(distances[i])[2])].clone()
@@ -179,7 +179,7 @@ def test_a_peer_that_turns_bad_after_twenty_good_steps_gains_little(rule, attack
             x = x - 0.05 * momentum
         return float(x.norm()) / VALUES**0.5
 
-    # Shifts that hide in the spread of honest gradients remain; it is 0.5, and the walk began at 3.
+    # Shifts within the spread of honest gradients, 0.5, remain; the start is 3.
     assert walk(turns=True) < 0.5 * 0.5
     assert walk(turns=False) < 0.1
 

@@ -1,4 +1,4 @@
-"""A state that is whole and finite may still be worth nothing."""
+"""A complete and finite state may still be worthless."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from training.swarm.peer.gradient_worker import build_model
 
 @pytest.fixture
 def judged(tmp_path, nursery):
-    """A tiny model's gradients, and samples to measure it on."""
+    """A tiny model's GradientComputer, and held-out samples."""
     settings = Swarm(tmp_path, nursery=nursery).settings
     model, config = build_model(settings), settings.recipe.model
     generator = torch.Generator().manual_seed(0)

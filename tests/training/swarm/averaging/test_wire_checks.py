@@ -1,4 +1,4 @@
-"""What a peer says of its tensors is checked before a byte of them is read."""
+"""Headers of tensors are checked before a byte of the tensors is read."""
 
 import asyncio
 import math
@@ -95,7 +95,7 @@ def test_a_senders_parts_pass_in_their_order():
 
 
 def test_a_part_too_many_is_refused():
-    with pytest.raises(ValueError, match="behind the 1 of this round"):
+    with pytest.raises(ValueError, match="more than the 1 parts of this round"):
         collect(checked_parts(stream_of(parts(message(), message())), [SIZE]))
 
 
@@ -135,7 +135,7 @@ def test_a_reducers_lie_is_refused(lie):
 
 
 def test_an_average_of_what_was_not_sent_is_refused():
-    with pytest.raises(ValueError, match="behind the 1 of this round"):
+    with pytest.raises(ValueError, match="more than the 1 parts of this round"):
         averages(parts(message(), message(), code=averaging_pb2.AVERAGED_PART), parts(message()))
 
 
@@ -145,7 +145,7 @@ def test_a_reducers_refusal_passes():
 
 
 def test_the_codebook_is_hiveminds():
-    """It fails where hivemind changes its 8-bit layout."""
+    """Fails if hivemind changes its 8-bit layout."""
     tensor = torch.randn(SIZE)
     made = Uniform8BitQuantization().compress(tensor, CompressionInfo.from_tensor(tensor))
     assert len(made.buffer) == 8 + 4 * CODEBOOK_SIZE + math.prod(SIZE)

@@ -1,4 +1,4 @@
-"""The folder of a small run that nobody has trained yet."""
+"""The folder of a small run without steps."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def shards(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def given_model(shards, tmp_path_factory):
-    """A model folder for these shards, with weights that no run's seed gives."""
+    """A model folder for these shards, whose weights no run's seed produces."""
     folder = tmp_path_factory.mktemp("given")
     tokenizer = Tokenizer.train(["a red heart", "a green tree"], 300)
     tokenizer.save(folder / "tokenizer.json")

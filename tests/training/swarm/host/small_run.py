@@ -1,4 +1,4 @@
-"""A small run on loopback, made and waited for."""
+"""Creates a small run on loopback, and waits for it."""
 
 import time
 
@@ -27,7 +27,7 @@ def make(run_dir, shards, *, batch_size=32, steps=100, place=PLACE, **options):
 
 
 def until(what, condition, patience_s=PATIENCE_S):
-    """Wait for it."""
+    """Wait until the condition holds; AssertionError after `patience_s`."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         if value := condition():

@@ -1,4 +1,4 @@
-"""A donor's work at the end of a run: what is written before it leaves, and what it does not wait for."""
+"""What a donor saves and measures, and what it does not wait for."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ WITHOUT_STATISTICS = SimpleNamespace(state_averager=SimpleNamespace(main_paramet
 
 @pytest.fixture
 def heldout(settings):
-    """10 samples: not a multiple of what is measured at once."""
+    """10 samples, which is no multiple of SAMPLES_AT_ONCE."""
     config = build_model(settings).config
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(1, config.text_vocab_size, (10, config.text_len), generator=generator)
@@ -51,7 +51,7 @@ def test_a_run_is_finished_only_once_its_last_state_is_written(run, settings):
     assert checkpointer.is_finished
     assert [checkpoint.step for checkpoint in list_checkpoints(run, pytest.fail)] == [STEPS]
     assert checkpointer.checkpoints.failed == len(notices) == 3
-    assert all("it is tried again" in notice for notice in notices)
+    assert all("it will be retried" in notice for notice in notices)
 
 
 def test_who_ends_the_donor_does_not_wait_for_a_disk_that_stays_full(run, settings):
@@ -149,5 +149,5 @@ EVERY_STEP = ScheduleRecipe(total_steps=STEPS, warmup_steps=0, checkpoint_every=
 
 
 def joined(checkpointer):
-    """Waits for what the checkpointer is writing."""
+    """Waits for the checkpointer's thread."""
     return lambda _: checkpointer.worker is None or checkpointer.worker.join()

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: whole or not there, kept as promised, and the way back."""
+"""Checkpoints of a run: complete or absent, which are kept, and the rollback."""
 
 import dataclasses
 import fcntl
@@ -57,7 +57,7 @@ def checkpoints(run, settings, notices):
 
 @contextmanager
 def full_disk(free_bytes):
-    """No file gets larger than this."""
+    """Limit the size of files."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (free_bytes, before[1]))
     try:
@@ -217,7 +217,7 @@ def test_a_damaged_checkpoint_is_written_anew_when_the_run_comes_to_its_step_aga
 def test_checkpoints_of_another_run_are_refused(checkpoints, run, settings):
     checkpoints.save(10, tiny_dalle(), STATISTICS, math.nan)
     other = dataclasses.replace(settings, swarm=dataclasses.replace(settings.swarm, data_fingerprint="f" * 64))
-    with pytest.raises(ValueError, match="of another run"):
+    with pytest.raises(ValueError, match="to another run"):
         Checkpoints(run, other, on_notice=pytest.fail).restore(tiny_dalle())
 
 

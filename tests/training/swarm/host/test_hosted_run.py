@@ -96,7 +96,7 @@ def hosted(shards, tmp_path_factory):
 
 @pytest.fixture
 def running(hosted, request):
-    """The same; what its processes said, where a test fails."""
+    """The same run; prints the output of its processes if a test fails."""
     before = request.session.testsfailed
     yield hosted
     if request.session.testsfailed > before:
@@ -139,15 +139,15 @@ def test_a_killed_helper_comes_back_as_the_same_peer(running):
     killed = running.status("helper-0")["pid"]
     os.kill(killed, signal.SIGKILL)
     until("another process", lambda: running.status("helper-0").get("pid", killed) != killed)
-    # libp2p proves who answers: the address ends in the peer id.
+    # libp2p verifies the peer id at the end of the address.
     until("the helper", lambda: HostConfig.load(running.run_dir).is_up("helper-0"))
-    dht = open_dht([settings.swarm.addresses[0]], client_mode=True, only_asks=True)
+    dht = open_dht([settings.swarm.addresses[0]], client_mode=True, must_bootstrap=False)
     try:
         files = until("its files", lambda: try_to_fetch(dht, settings.swarm.addresses[0]), 30)
     finally:
         dht.shutdown()
     assert files.settings == settings
-    assert running.said("helper-0 ended (killed by signal 9); it starts again in 1 s as the same peer")
+    assert running.said("helper-0 ended (killed by signal 9); it restarts in 1 s as the same peer")
     until("a step after it", lambda: running.step() > before)
 
 
@@ -234,7 +234,7 @@ def test_a_host_ends_on_sigint_where_its_shell_started_it_with_sigint_ignored(sh
 
 
 def test_a_helper_of_another_run_needs_somebody_who_answers(tmp_path):
-    with pytest.raises(ValueError, match=r"no helper at .* hands out the run's files"):
+    with pytest.raises(ValueError, match=r"no helper at .* serves the run's files"):
         make_helper(tmp_path / "helper", ["/ip4/127.0.0.1/tcp/1/p2p/QmNo"], PLACE, print)
 
 
@@ -287,14 +287,14 @@ def test_a_helper_elsewhere_admits_newcomers_while_the_host_is_away(shards, tmp_
     host_node = open_helper(tmp_path / "run")
     addresses = [settings.swarm.addresses[0]]
     trainers, helpers = (make_code(tmp_path / "run", role) for role in ("trainer", "helper"))
-    for code, words in (("", "host invites"), (trainers, "code is for a trainer")):
+    for code, words in (("", "has invited"), (trainers, "code is for a trainer")):
         with pytest.raises(ValueError, match=words):
             make_helper(tmp_path / words, addresses, PLACE, print, code=code)
     make_helper(tmp_path / "helper", addresses, PLACE, print, code=helpers)
     elsewhere = open_helper(tmp_path / "helper")
     host_node.shutdown()
     address = HostConfig.load(tmp_path / "helper").address(tmp_path / "helper", "helper-0")
-    newcomer = open_dht([address], client_mode=True, only_asks=True)
+    newcomer = open_dht([address], client_mode=True, must_bootstrap=False)
     code = make_code(tmp_path / "run", "trainer")
     try:
         given = enter_by_pass(newcomer, [address], settings, tmp_path / "newcomer", code=code).own_pass()
@@ -305,13 +305,13 @@ def test_a_helper_elsewhere_admits_newcomers_while_the_host_is_away(shards, tmp_
 
 
 def make_code(run_dir, role):
-    """Of an invitation for one machine."""
+    """The code of an invitation for one machine."""
     invite = Invite(id=secrets.token_hex(4), uses=1, ends=int(time.time() + 3600), role=role)
     return invite.code(SigningKey.load(run_key_file(run_dir)))
 
 
 def open_helper(run_dir):
-    """The first helper of a run hosted in this folder, or the one elsewhere, without a process of its own."""
+    """The first helper of the run in this folder, or the helper of another host's run, in this process."""
     settings, host_config = read_settings(run_dir), HostConfig.load(run_dir)
     node = open_dht(
         host_config.helper_of,
@@ -326,9 +326,9 @@ def open_helper(run_dir):
 
 
 def fetched_by(address):
-    """The settings that a newcomer gets who has this address alone; None while nobody answers there."""
+    """The settings that a newcomer gets from this address; None if nobody answers."""
     with contextlib.suppress(ValueError):
-        dht = open_dht([address], client_mode=True, only_asks=True)
+        dht = open_dht([address], client_mode=True, must_bootstrap=False)
         try:
             return fetch_run(dht, address).settings
         finally:

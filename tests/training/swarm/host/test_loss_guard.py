@@ -1,4 +1,4 @@
-"""A run whose held-out loss has risen goes back to its last good checkpoint, and says who took part."""
+"""A run whose held-out loss has risen is rolled back to its last good checkpoint, and names the latest members."""
 
 import dataclasses
 import math
@@ -39,7 +39,7 @@ def test_a_loss_that_rises_too_far_is_noticed(losses, alarmed_at):
 
 @pytest.fixture
 def spoilt(run, settings):
-    """A checkpointer with states of steps 5, 10 and 15, of which the last is bad; and its notices."""
+    """A checkpointer with checkpoints of steps 5, 10 and 15, of which the last is bad; and its notices."""
     notices = []
     checkpointer = make_checkpointer(run, settings, None, notices)
     checkpointer.members = ["Qm1 (20)", "Qm2 (3)"]
@@ -54,8 +54,8 @@ def test_a_donor_asks_for_the_last_good_checkpoint_once_and_names_who_took_part(
         checkpointer.judge(step, loss)
     assert checkpointer.go_back_to == 10
     assert notices == [
-        "the held-out loss of step 15 is 9.9, more than 6.6: back to the checkpoint of step 10. "
-        "These took part in the latest steps: Qm1 (20), Qm2 (3)"
+        "the held-out loss of step 15 is 9.9, more than 6.6: rolling back to the checkpoint of step 10. "
+        "Members of the latest steps: Qm1 (20), Qm2 (3)"
     ]
 
 
@@ -74,7 +74,7 @@ def test_a_run_that_goes_wrong_again_and_again_is_left_to_its_host(spoilt, setti
     for step, loss in ((10, 6.0), (15, 9.9)):
         checkpointer.judge(step, loss)
     assert checkpointer.go_back_to is None
-    assert notices[0].endswith("look at the run")
+    assert notices[0].endswith("so the run needs your attention")
 
 
 def test_all_go_back_under_another_name_with_tighter_clipping_and_the_bad_states_are_set_aside(
@@ -114,7 +114,7 @@ def test_all_go_back_under_another_name_with_tighter_clipping_and_the_bad_states
     )
     assert began == ["run", "run-back1"]
     assert [checkpoint.step for checkpoint in list_checkpoints(run, pytest.fail)] == [5, 10]
-    assert notices == ["the run goes on from step 10 as run-back1, with tighter clipping"]
+    assert notices == ["the run continues from step 10 as run-back1, with tighter clipping"]
     assert len(ready) == 1
 
 

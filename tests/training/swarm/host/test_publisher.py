@@ -1,4 +1,4 @@
-"""Checkpoints of a hosted run, published while it goes on."""
+"""Publishing the checkpoints of a hosted run while it trains."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from training.swarm.host.publisher import CheckpointPublisher, publishing
 
 @pytest.fixture
 def checkpoints(tmp_path):
-    """Of a run without any yet."""
+    """Checkpoints of a run that has none yet."""
     schedule = ScheduleRecipe(total_steps=100, warmup_steps=0, checkpoint_every=10)
     settings = SwarmSettings(swarm=SwarmSection(name="birds"), recipe=Recipe(model=DALLE_FIELDS, schedule=schedule))
     run = tmp_path / "run"

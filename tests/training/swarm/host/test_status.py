@@ -1,4 +1,4 @@
-"""What a host shows of its run comes from the status files of its donors."""
+"""A host shows its run's progress from the donors' status files."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""How a run is made, its peers are watched, and what `dalle-lean host` says of both."""
+"""Setting up a run, supervising its peers, and the notices of `dalle-lean host`."""
 
 import dataclasses
 import json
@@ -21,6 +21,7 @@ from tests.foreign import foreign_folder
 from tests.training.swarm.host.small_run import PLACE, make, run_program, until
 from training.run.recipe import load_recipe
 from training.swarm.config import WireSection, read_settings
+from training.swarm.host import run_setup
 from training.swarm.host import supervisor as host
 from training.swarm.host.checkpoints import Checkpoints, list_checkpoints
 from training.swarm.host.host_config import HostConfig, identity_path
@@ -65,6 +66,19 @@ def test_a_run_that_is_given_a_model_begins_with_its_weights_and_words(shards, g
         make(tmp_path / "run", shards)
 
 
+def test_a_restart_reads_a_given_model_again_only_if_somebody_wrote_to_it(shards, given_model, tmp_path, monkeypatch):
+    model = shutil.copytree(given_model, tmp_path / "model")
+    first = make(tmp_path / "run", shards, init=model)
+    for name in ("with_model_of", "load_init"):
+        monkeypatch.setattr(run_setup, name, lambda *_: pytest.fail("the folder was read again"))
+    assert make(tmp_path / "run", shards, init=model) == first
+    monkeypatch.undo()
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    with pytest.raises(ValueError, match=r"model\.safetensors"):
+        make(tmp_path / "run", shards, init=model)
+
+
 def test_the_same_command_goes_on_however_the_given_tokenizer_is_written(shards, given_model, tmp_path):
     tokenizer = tmp_path / "tokenizer.json"
     tokenizer.write_text(json.dumps({**read_json(given_model / "tokenizer.json"), "padding": None}))
@@ -77,13 +91,13 @@ def test_the_same_command_goes_on_however_the_given_tokenizer_is_written(shards,
 
 def test_a_model_without_a_tokenizer_needs_one_beside_it(shards, given_model, tmp_path):
     folder = saved_again(given_model, tmp_path / "model", None)
-    with pytest.raises(ValueError, match=r"no tokenizer\.json: name the one of its model with --tokenizer"):
+    with pytest.raises(ValueError, match=r"no tokenizer\.json: name its model's with --tokenizer"):
         make(tmp_path / "run", shards, init=folder)
     assert make(tmp_path / "run", shards, init=folder, tokenizer=given_model / "tokenizer.json").first_epoch == 1
 
 
 def saved_again(model_folder, folder, tokenizer):
-    """The same model beside another file of a tokenizer."""
+    """The same model with another tokenizer.json."""
     save_model(load_model(model_folder), folder, tokenizer=tokenizer, vqgan_fingerprint="a" * 64)
     return folder
 
@@ -111,7 +125,7 @@ def test_a_beginning_that_is_refused_leaves_nothing_to_a_later_one(shards, given
 
 
 def test_a_run_that_would_end_where_it_begins_is_refused(shards, given_model, tmp_path):
-    with pytest.raises(ValueError, match="total_steps=1: a run with --init begins at step 1; give more"):
+    with pytest.raises(ValueError, match="total_steps=1: a run with --init begins at step 1; set more"):
         make(tmp_path / "run", shards, steps=1, init=given_model)
 
 
@@ -206,7 +220,7 @@ def test_a_new_run_needs_data(tmp_path):
 
 @pytest.fixture
 def supervisor(shards, tmp_path):
-    """Of a run whose peers have not been started, and what it says."""
+    """The supervisor of a run whose peers have not started, with its notices."""
     make(tmp_path / "run", shards)
     notices = []
     supervisor = Supervisor(tmp_path / "run", HostConfig.load(tmp_path / "run"), on_notice=notices.append)
@@ -219,18 +233,18 @@ def test_each_notice_of_a_peer_is_passed_on_once_however_many_there_are(supervis
     status = StatusFile(supervisor.run_dir, "helper-0")
     for number in range(50):
         status.notice(str(number))
-        supervisor.pass_on_notices(supervisor.processes["helper-0"])
+        supervisor.forward_notices(supervisor.processes["helper-0"])
     assert supervisor.notices == [f"helper-0: {number}" for number in range(50)]
 
 
 def test_the_notices_of_a_peer_that_was_started_again_are_new_ones(supervisor):
     member = supervisor.processes["helper-0"]
     StatusFile(supervisor.run_dir, "helper-0").notice("begins")
-    supervisor.pass_on_notices(member)
+    supervisor.forward_notices(member)
     again = StatusFile(supervisor.run_dir, "helper-0")
     again.content["pid"] += 1
     again.notice("begins")
-    supervisor.pass_on_notices(member)
+    supervisor.forward_notices(member)
     assert supervisor.notices == 2 * ["helper-0: begins"]
 
 
@@ -238,7 +252,7 @@ def test_a_port_that_is_taken_while_peers_start_ends_the_host_in_one_sentence(su
     port = supervisor.host_config.ports["helper-0"]
     member = supervisor.processes["helper-0"]
     with socket.create_server(("127.0.0.1", port)):
-        supervisor.wait_for_port(member)  # what an ended host has left may hold it for a moment
+        supervisor.wait_for_port(member)  # processes of an ended host may still hold it
         member.due_s -= 2 * host.PORT_TIMEOUT_S
         with pytest.raises(ValueError, match=rf"port {port} of helper-0 is taken"):
             supervisor.poll()
@@ -255,7 +269,7 @@ def test_a_port_that_is_taken_later_is_told_of_once_and_the_others_live_on(super
         for _ in range(3):
             supervisor.poll()
     [notice] = supervisor.notices
-    assert "helper-0 starts as soon as it is free" in notice
+    assert "helper-0 starts as soon as the port is free" in notice
     assert set(started) == {"helper-1", "donor-0"}
     supervisor.poll()
     assert "helper-0" in started
@@ -278,7 +292,7 @@ DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 def sleeper(code):
     """A process that has begun to run `code`."""
-    # Short sleeps: Python takes a signal that comes just before a sleep only after it.
+    # Short sleeps: Python handles a signal that comes just before a sleep only after it.
     endless = f"{code}\nprint(1)\nwhile True: time.sleep(0.1)"
     process = subprocess.Popen([sys.executable, "-uc", endless], stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"1\n"
@@ -306,7 +320,7 @@ def test_a_peer_that_does_not_end_is_killed_in_the_end(supervisor, monkeypatch):
 
 def test_the_second_ctrl_c_ends_a_donor_that_is_waited_for_at_once(supervisor, monkeypatch):
     process = supervisor.processes["donor-0"].process = sleeper(DEAF)
-    monkeypatch.setattr(host, "STOP_POLL_S", None)  # the wait for it fails, as it does upon a signal
+    monkeypatch.setattr(host, "STOP_POLL_S", None)  # makes the wait fail, as a signal does
     with pytest.raises(TypeError):
         supervisor.stop()
     assert process.returncode == -signal.SIGKILL
@@ -333,7 +347,7 @@ def test_the_runs_page_starts_once_all_are_up_and_again_where_it_ends_and_never_
     supervisor.page.process.wait()
     supervisor.poll()
     assert supervisor.page.process is None
-    assert "page ended (killed by signal 9); it starts again in 1 s" in supervisor.notices[-1]
+    assert "page ended (killed by signal 9); it restarts in 1 s" in supervisor.notices[-1]
     supervisor.page.due_s = 0.0
     supervisor.poll()
     again = supervisor.page.process
@@ -343,7 +357,7 @@ def test_the_runs_page_starts_once_all_are_up_and_again_where_it_ends_and_never_
 
 def test_all_is_as_before_where_a_host_cannot_begin(tmp_path):
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(ValueError, match="no folder of a run"), host.supervised(tmp_path, on_notice=print):
+    with pytest.raises(ValueError, match="not the folder of a run"), host.supervised(tmp_path, on_notice=print):
         pass
     assert signal.getsignal(signal.SIGTERM) is before
 

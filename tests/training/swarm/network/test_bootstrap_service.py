@@ -1,4 +1,4 @@
-"""What helpers hand out, between two real nodes on loopback."""
+"""What helpers serve, between two real nodes on loopback."""
 
 import dataclasses
 import os
@@ -30,7 +30,7 @@ LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory):
-    """Of a run whose tokenizer.json has more than one piece."""
+    """Settings of a run whose tokenizer.json has more than one chunk."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "tokenizer.json").write_bytes(os.urandom(offer.CHUNK_BYTES + 7))
     swarm = SwarmSection(name="offered", tokenizer_fingerprint=sha256_file(folder / "tokenizer.json"))
@@ -58,7 +58,7 @@ def newcomer(address):
 
 @pytest.fixture
 def run(settings, helper):
-    """The folder of a run that the helper hands out."""
+    """The folder of a run that the helper serves."""
     folder, content = settings
     write_settings(folder / "swarm.toml", content)
     offer_run(helper, folder)
@@ -101,7 +101,7 @@ def test_another_tokenizer_than_the_settings_name_is_refused(run, settings, help
     )
     helper.run_coroutine(withdraw)
     offer_run(helper, run)
-    with pytest.raises(Unanswered, match=r"tokenizer\.json other than"):
+    with pytest.raises(Unanswered, match=r"another tokenizer\.json than"):
         fetch_run(newcomer, address)
 
 
@@ -113,7 +113,7 @@ def test_a_newcomer_takes_no_more_than_a_file_may_have(run, newcomer, address, m
 
 def test_a_helper_offers_no_file_that_newcomers_would_not_take(run, helper, monkeypatch):
     monkeypatch.setitem(offer.LIMITS_BYTES, "tokenizer.json", 1000)
-    with pytest.raises(ValueError, match="newcomers take 1000"):
+    with pytest.raises(ValueError, match="newcomers accept 1000"):
         offer_run(helper, run)
 
 
@@ -175,7 +175,7 @@ def test_who_is_in_a_run_that_is_taken_back_is_told_once(run, settings, helper, 
     offer_run(helper, run)
     watch.thread.join(timeout=30)
     assert not watch.thread.is_alive()
-    assert "taken back to an earlier step and goes on as offered-back1" in watch.moved
+    assert "rolled back to an earlier step and goes on as offered-back1" in watch.moved
 
 
 @pytest.mark.usefixtures("often")

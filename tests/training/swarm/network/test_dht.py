@@ -1,4 +1,4 @@
-"""What this machine's peers say, and where it goes."""
+"""Logs of this machine's peers."""
 
 import logging
 

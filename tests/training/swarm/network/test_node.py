@@ -20,7 +20,7 @@ pytestmark = pytest.mark.swarm
 
 def call_and_stop(dht):
     dht.get("key", return_future=True)
-    os.kill(os.getpid(), signal.SIGSTOP)  # whoever reads the call waits for this process to hand over the answer's pipe
+    os.kill(os.getpid(), signal.SIGSTOP)  # the reader of the call waits for this process to pass the answer's pipe
 
 
 def test_a_node_goes_on_when_a_process_ends_while_its_call_is_read(capfd):
@@ -31,7 +31,7 @@ def test_a_node_goes_on_when_a_process_ends_while_its_call_is_read(capfd):
         caller.start()
         wait_for(lambda: psutil.Process(caller.pid).status() == psutil.STATUS_STOPPED, 60, "the call")
         os.kill(dht.pid, signal.SIGCONT)
-        time.sleep(2)  # it reads the call
+        time.sleep(2)  # the node reads the call
         caller.kill()
         assert dht.store("key", 7, get_dht_time() + 60)
         assert dht.get("key").value == 7

@@ -1,4 +1,4 @@
-"""What a process has started ends with it, and nothing else does."""
+"""Everything that a process has started ends with it, and nothing else does."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def orphans(**environment):
-    """The fork and the program that a process started in the moment before it was killed, and the fork's command."""
+    """The fork and the program that a process started just before it was killed, and the fork's command."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", CODE], env={**os.environ, **environment}, **pipes) as process:
         found = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
@@ -42,7 +42,7 @@ def orphans(**environment):
 
 @pytest.fixture
 def sibling():
-    """Orphans of the same session whose command line is the same, of a process that had no guard."""
+    """Orphans of the same session with the same command line, of a process without a guard."""
     found, command = orphans()
     yield found, command
     for process in found:

@@ -1,4 +1,4 @@
-"""Nodes that did not hear of each other for a while."""
+"""Nodes that were disconnected for a while."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
 
 async def forget_all(_dht, node):
-    """As after requests that nobody answered."""
+    """Forget all peers, as after unanswered requests."""
     for number in list(node.protocol.routing_table.uid_to_peer_id):
         del node.protocol.routing_table[number]
 

@@ -1,4 +1,4 @@
-"""A stranger's records neither take the place of the run's nor fill a node's memory."""
+"""Untrusted records neither replace a run's records nor fill a node's memory."""
 
 import pytest
 from hivemind.dht.crypto import RSASignatureValidator

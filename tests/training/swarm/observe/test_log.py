@@ -1,4 +1,4 @@
-"""Logs that stay small, whoever writes them."""
+"""Logs stay small, whichever processes write them."""
 
 import logging
 import os
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from training.swarm.observe.log import BoundedFileHandler, set_aside
+from training.swarm.observe.log import BoundedFileHandler, rotate_log
 
 LIMIT_BYTES = 2000
 
@@ -94,12 +94,12 @@ def test_what_a_process_prints_goes_where_its_log_is_by_then(log):
     assert log.stat().st_size < 1.1 * LIMIT_BYTES
 
 
-def test_a_log_that_is_full_is_set_aside_before_it_is_opened_and_another_is_not(log):
-    set_aside(log)
+def test_a_log_that_is_full_is_rotated_before_it_is_opened_and_another_is_not(log):
+    rotate_log(log)
     log.write_text("x" * (LIMIT_BYTES - 1))
-    set_aside(log)
+    rotate_log(log)
     assert not older(log).exists()
     log.write_text("x" * LIMIT_BYTES)
-    set_aside(log)
+    rotate_log(log)
     assert older(log).stat().st_size == LIMIT_BYTES
     assert not log.exists()

@@ -1,4 +1,4 @@
-"""What a run does, put together from its peers' records."""
+"""The state of a run, summarized from its peers' records."""
 
 import json
 import re
@@ -129,10 +129,10 @@ def test_the_pace_is_that_of_the_last_steps():
     assert pace.steps_per_s is None
     for step in range(100):
         pace.observe(step, 10.0 * step if step < 50 else 500.0 + 2.0 * (step - 50))
-        pace.observe(step, 1e6)  # looks in between change nothing
+        pace.observe(step, 1e6)  # observations in between change nothing
     assert pace.steps_per_s == pytest.approx(0.5)
     pace.observe(20, 700.0)
-    assert pace.steps_per_s is None  # the run went back
+    assert pace.steps_per_s is None  # the run was rolled back
 
 
 def test_contributions_outlive_restarts_of_peers_and_of_the_monitor(tmp_path):
@@ -240,7 +240,7 @@ def test_durations_are_short(seconds, text):
 
 
 def start_helper(folder, settings, listen="/ip4/127.0.0.1/tcp/0"):
-    """A helper that offers the run's files from `folder`, and its address."""
+    """A helper that serves the run's files from `folder`, and its address."""
     helper = open_dht([], client_mode=False, listen=[listen], identity=folder / "helper")
     address = str(helper.get_visible_maddrs()[0])
     settings = replace(settings, swarm=replace(settings.swarm, addresses=(address,)))
@@ -267,7 +267,7 @@ def published(identity, address, settings, samples=100):
 
 @pytest.fixture
 def run(tmp_path):
-    """A run's helper that offers its files, and two peers that publish; the helper's address and the run's folder."""
+    """A run's helper that serves its files, and two peers that publish; the helper's address and the run's folder."""
     with ExitStack() as stack:
         folder = tmp_path / "run"
         folder.mkdir()
@@ -288,7 +288,7 @@ def test_the_command_shows_and_writes_a_run(run, tmp_path, capsys, by):
         main(["monitor", address if by == "address" else str(folder), "--out", str(out), "--once"])
     assert stop.value.code == 0
     shown = capsys.readouterr().out
-    assert "step 7 of 100 · loss 1.5000 · 2 trainers (2 in client mode) · 16.0 samples/s, as peers say" in shown
+    assert "step 7 of 100 · loss 1.5000 · 2 trainers (2 in client mode) · 16.0 samples/s, as reported by peers" in shown
     assert re.search(r"Ada.*300.*75\.0%", shown)
     assert steps_in(out) == [7]
     board = json.loads((out / CONTRIBUTIONS).read_text())
@@ -345,7 +345,7 @@ def test_a_monitor_finds_a_run_again_whose_helper_was_away_and_that_was_taken_ba
         stack.enter_context(published(tmp_path / "peer", address, later))
         found = [monitor.poll()[1] for _ in range(SILENT_POLLS)]
     assert found[-1].step == 7
-    assert f"the run goes on as {later.run_id}" in notices
+    assert f"the run continues as {later.run_id}" in notices
 
 
 def is_gone(process):
@@ -380,4 +380,4 @@ def test_a_run_that_nobody_answers_for_is_one_line(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["monitor", nobody, "--out", str(tmp_path / "out"), "--once"])
     assert stop.value.code == 2
-    assert "no way into the swarm" in capsys.readouterr().err
+    assert "cannot join the swarm" in capsys.readouterr().err

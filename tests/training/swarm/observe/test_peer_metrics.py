@@ -1,4 +1,4 @@
-"""What peers tell of themselves: read by all, written only by their owner."""
+"""Metrics that peers publish: readable by all, writable only by their owner."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""LAMB as the swarm runs it is LAMB after clipping."""
+"""SwarmLamb is LAMB after clipping."""
 
 import copy
 import math

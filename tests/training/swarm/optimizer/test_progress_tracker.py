@@ -1,4 +1,4 @@
-"""What a peer believes of what others say about how far they are."""
+"""Which of the others' progress records a peer believes."""
 
 import math
 
@@ -18,7 +18,7 @@ DONOR, STRANGER = (RSASignatureValidator(RSAPrivateKey()).local_public_key for _
 
 @pytest.fixture
 def tracker_at(dht):
-    """A tracker whose own peer has gone so many steps; it is not started."""
+    """A tracker of a peer at this step, without its process."""
 
     def make(epoch, kind=SwarmTracker, **options):
         tracker = kind(
@@ -169,12 +169,12 @@ def test_a_helper_is_where_most_trainers_are(tracker_at):
     for own, others, reach in ((40, (40, 40, LAST), 40), (40, (50, 50), 50), (90, (40, 40, 41), 40), (40, (), 40)):
         tracker = tracker_at(own, kind=HelperTracker)
         said(tracker, *map(record, others), own=record(own, samples_per_second=0.0))
-        assert tracker.reach == reach
+        assert tracker.believed_epoch == reach
 
 
 @pytest.fixture
 def anchored_at(tracker_at):
-    """A tracker that knows who the run's donor is."""
+    """A tracker that knows the run's donor."""
     return lambda epoch, **options: tracker_at(epoch, donors={owner_peer(DONOR)}, **options)
 
 
@@ -197,7 +197,7 @@ def test_only_the_donors_own_key_makes_an_anchor(anchored_at):
     tracker = anchored_at(7)
     forged = {STRANGER: record(40), DONOR + b"x": record(40), "donor": record(40)}
     tracker._parse_swarm_progress_data({**forged, DONOR: record(7)})
-    assert (tracker.anchor, tracker.reach) == (7, 8)
+    assert (tracker.donor_epoch, tracker.believed_epoch) == (7, 8)
 
 
 def test_while_the_donor_is_away_peers_go_on_from_step_to_step(anchored_at):
@@ -222,7 +222,7 @@ def test_a_newcomer_while_the_donor_is_away_believes_what_two_confirm(anchored_a
 def test_a_helper_is_where_the_donor_is_whatever_others_claim(anchored_at, claims):
     tracker = anchored_at(40, kind=HelperTracker)
     progress = said(tracker, record(40), *map(record, claims), donor=record(40))
-    assert (tracker.reach, progress.epoch, progress.samples_accumulated) == (40, 40, 30)
+    assert (tracker.believed_epoch, progress.epoch, progress.samples_accumulated) == (40, 40, 30)
 
 
 def test_a_helper_that_has_just_taken_a_step_counts_the_samples_of_the_next(anchored_at):
@@ -234,7 +234,7 @@ def test_a_helper_that_has_just_taken_a_step_counts_the_samples_of_the_next(anch
 def test_no_claim_takes_a_donor_anywhere(anchored_at, claims):
     tracker = anchored_at(40, kind=DonorTracker)
     progress = said(tracker, *[record(40)] * (1 + len(claims)), *map(record, claims))
-    assert (progress.epoch, tracker.reach) == (40, 41)
+    assert (progress.epoch, tracker.believed_epoch) == (40, 41)
 
 
 def test_a_donor_that_most_have_left_behind_looks_for_them_without_believing_their_step(anchored_at):

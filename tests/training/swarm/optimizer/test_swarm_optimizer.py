@@ -1,4 +1,4 @@
-"""Whose state a peer takes that is behind the others, by what they say and what donors answer."""
+"""Whose state a peer adopts that is behind, by the others' records and the donors' answers."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ STRANGERS = [PeerID(bytes([0x12, 0x20]) + bytes([number]) * 32) for number in (1
 
 @pytest.fixture
 def averager(dht):
-    """A state averager whose process is not started."""
+    """A state averager without its process."""
     return SwarmStateAverager(
         dht=dht,
         prefix="test",
@@ -55,7 +55,7 @@ def averager(dht):
 
 @pytest.fixture
 def newcomer(dht, averager, monkeypatch):
-    """A trainer at step 0 of which no thread and no process is started.
+    """A trainer at step 0, without threads and processes.
 
     `answers` are the steps of the states that the run's donor hands out, None where it does not; strangers that claim
     to have the last step's do not answer.
@@ -113,7 +113,7 @@ def test_a_claim_at_the_beginning_of_a_run_is_left_out_once_its_donor_says_that_
 
 @pytest.fixture
 def donor(newcomer, dht):
-    """A donor at step 0 of which no thread and no process is started."""
+    """A donor at step 0, without threads and processes."""
     newcomer.tracker = DonorTracker(dht, "test", TARGET, client_mode=False, last_epoch=LAST, start=False)
     newcomer.is_donor, newcomer.was_solo = True, False
     return newcomer
@@ -171,7 +171,7 @@ def test_strangers_who_keep_a_peer_waiting_do_so_once(averager, monkeypatch):
 
 
 def handed_out(epoch, key=None):
-    """A state, signed where a key is given."""
+    """A state, signed if a key is given."""
     state = [torch.full((5,), float(epoch))]
     metadata = {"epoch": epoch, "sha256": tensors_sha256(state)}
     return (sign_state(metadata, "test", key) if key else metadata), state
@@ -211,7 +211,7 @@ def test_a_state_without_a_donors_signature_is_judged_or_refused(averager, key, 
 
 def test_the_weights_that_a_run_began_with_are_taken_from_a_donor_alone(averager, key, monkeypatch):
     averager.first_epoch, averager.validate = 2, lambda _: None
-    for epoch, reason in ((1, "step 1"), (2, "at which the run began, and no donor signed it")):
+    for epoch, reason in ((1, "step 1"), (2, "the run's first step, and no donor signed it")):
         monkeypatch.setattr(averager, "download", lambda *_, epoch=epoch: handed_out(epoch))
         with pytest.raises(StateRefused, match=reason):
             averager.load_state_from_peers(min_epoch=0)
@@ -247,7 +247,7 @@ def test_who_is_left_alone_says_so_once_and_counts_its_steps(newcomer):
     for _ in range(3):
         newcomer._load_local_gradients_into_optimizer()
     assert newcomer.solo_steps == 3
-    assert notices == ["nobody else is there any more: training alone until they are back"]
+    assert notices == ["no other peers are left: training alone until they return"]
 
 
 def test_who_trains_alone_from_the_start_has_no_solo_steps(newcomer):

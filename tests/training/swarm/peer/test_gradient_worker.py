@@ -1,4 +1,4 @@
-"""What one process of a run learns from."""
+"""The samples that one process learns from."""
 
 import dataclasses
 from itertools import islice
@@ -23,7 +23,7 @@ def test_peers_drop_other_captions_at_the_same_steps(shards, tmp_path):
 
 
 def empty_at_steps(settings, folder, identity):
-    """At which steps a peer learns from an empty caption; its batches have one sample."""
+    """The steps at which a peer learns from an empty caption; its batches have one sample."""
     tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
     shards = find_shards(settings.swarm.data)
     memory = dataclasses.replace(settings.recipe.memory, micro_batches=1)

@@ -1,4 +1,4 @@
-"""`dalle-lean join` as a person runs it: a process of its own, against a real swarm on loopback."""
+"""`dalle-lean join` as a process, in a real swarm on loopback."""
 
 import os
 import signal
@@ -23,12 +23,12 @@ from training.swarm.network.dht import open_dht
 pytestmark = pytest.mark.swarm
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
 TIMEOUT_S = 120.0
-"""Importing alone takes a while where other tests run at the same time."""
+"""Imports alone take a while next to other tests."""
 
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory, nursery):
-    """A donor, and a node that hands out the run's files; `address` is of that one."""
+    """A donor, and a node that serves the run's files at `address`."""
     with Swarm(tmp_path_factory.mktemp("swarm"), nursery=nursery, batch_size=64) as swarm:
         node = open_dht([], client_mode=False, listen=["/ip4/127.0.0.1/tcp/0"])
         offer_run(node, swarm.folder)
@@ -40,7 +40,7 @@ def swarm(tmp_path_factory, nursery):
 
 
 class Joined:
-    """A running `dalle-lean join`, in a session of its own."""
+    """A running `dalle-lean join`, in its own session."""
 
     def __init__(self, folder, *arguments, launcher=()):
         folder.mkdir(exist_ok=True)
@@ -59,7 +59,7 @@ class Joined:
         self.process.wait()
 
     def processes(self):
-        """All that it has started and itself; torchrun gives each process a session of its own."""
+        """Itself and all that it has started; torchrun gives each process its own session."""
         found = {process.pid: process for process in processes_of(self.process.pid)}
         for process in list(found.values()):
             with suppress(psutil.Error):
@@ -67,17 +67,17 @@ class Joined:
         return list(found.values())
 
     def position(self):
-        """Its place in the data."""
+        """Its position in the data."""
         path = self.folder / "cursor.json"
         return place(Position.from_dict(read_json(path)["position"])) if path.exists() else ()
 
     def wait_beyond(self, before):
-        """Until it has gone a step further in the data."""
+        """Wait until its position has moved beyond `before`."""
         wait_for(lambda: self.position() > before or self.process.poll() is not None, TIMEOUT_S, "a step")
         assert self.process.poll() is None, self.mistakes.read_text()
 
     def press_ctrl_c(self):
-        """As a terminal does: to all of its processes."""
+        """Send SIGINT to all of its processes, as a terminal does."""
         os.killpg(self.process.pid, signal.SIGINT)
 
 
@@ -102,10 +102,14 @@ def test_a_signal_lets_it_leave_cleanly_and_the_same_command_goes_on(swarm, tmp_
         stopped_at, identity = joined.position(), (joined.folder / "identity").read_bytes()
     mistakes, screen = joined.mistakes.read_text(), joined.screen.read_text()
     assert "Traceback" not in mistakes
-    # After SIGTERM a busy machine may have no time for goodbye.
+    # After SIGTERM a busy machine may have no time to leave.
     in_haste = ending == signal.SIGTERM and "stopped at once" in mistakes
     assert ("To go on: dalle-lean join" in mistakes) == (ending == signal.SIGTERM and not in_haste)
-    for words in ("listening: a helper came through", "samples/s", *([] if in_haste else ["The same command goes on"])):
+    for words in (
+        "listening: a helper can connect",
+        "samples/s",
+        *([] if in_haste else ["The same command continues"]),
+    ):
         assert words in screen
     assert "problem" not in screen
     with Joined(tmp_path, swarm.address) as again:
@@ -136,13 +140,13 @@ def test_the_second_ctrl_c_ends_at_once(swarm, tmp_path):
         assert "Traceback" not in joined.mistakes.read_text()
 
 
-# Python takes a signal that comes just before a sleep only after it: short sleeps keep that short.
+# Short sleeps: Python handles a signal that comes just before a sleep only after it.
 SWALLOWING = """
 import os, signal, sys, time
 from functools import partial
 from training.run.graceful_stop import interrupt_deferred
 from training.swarm.peer import join
-join.GOODBYE_S = 0.5
+join.LEAVE_S = 0.5
 if (child := os.fork()) == 0:
     time.sleep(60)
 stop = lambda: print("stopped")
@@ -192,7 +196,7 @@ def test_two_processes_of_torchrun_are_one_peer(swarm, tmp_path):
         joined.press_ctrl_c()
         joined.process.wait(TIMEOUT_S)
         wait_for(lambda: not joined.processes(), 10, "its processes to end")
-    assert "The same command goes on" in joined.screen.read_text()
+    assert "The same command continues" in joined.screen.read_text()
 
 
 @pytest.mark.slow
@@ -216,5 +220,5 @@ def test_two_processes_of_torchrun_join_again_where_the_run_was_taken_back(tmp_p
             assert len(list(joined.folder.glob("cursor*.json"))) == 2
             joined.press_ctrl_c()
             joined.process.wait(TIMEOUT_S)
-            assert "was taken back to an earlier step" in joined.screen.read_text()
+            assert "was rolled back to an earlier step" in joined.screen.read_text()
         node.shutdown()

@@ -1,4 +1,4 @@
-"""Two processes of one machine learn from a peer's batches as one process would."""
+"""Two processes learn from a peer's batches as one process would."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def launch(folder, *arguments):
 
 
 def run_folder(folder, wire):
-    """A run of two processes with 4 samples each a step."""
+    """A run of two processes with 4 samples each per step."""
     folder.mkdir(exist_ok=True)
     shards = write_shards(folder / "shards")
     schedule = {"total_steps": STEPS * wire.inner_steps, "warmup_steps": 2, "peak_lr": 1e-2}
@@ -105,5 +105,5 @@ def test_two_processes_of_a_machine_learn_as_one(tmp_path, wire):
 def test_processes_of_several_machines_are_not_one_peer(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "16")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    with pytest.raises(ValueError, match="start torchrun for each machine alone"):
+    with pytest.raises(ValueError, match="start torchrun separately on each machine"):
         open_peer("cpu")

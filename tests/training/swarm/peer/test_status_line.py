@@ -1,4 +1,4 @@
-"""The one line that a volunteer sees."""
+"""The status line of a volunteer."""
 
 import math
 from dataclasses import replace

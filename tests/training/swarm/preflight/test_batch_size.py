@@ -1,4 +1,4 @@
-"""The batch and the plan that a machine gets."""
+"""The batch and the memory plan of a machine."""
 
 import dataclasses
 import time

@@ -1,4 +1,4 @@
-"""Each check: a situation that is well, one that is not, and that its cure is named."""
+"""Each check passes, fails, and says how to fix the problem."""
 
 import dataclasses
 import socket
@@ -38,7 +38,7 @@ MODEL |= {"num_layers": 3, "num_heads": 2, "head_size": 16}
 
 @pytest.fixture
 def settings(shards):
-    """Of a run on `shards`."""
+    """Settings of a run on `shards`."""
     swarm = SwarmSection(data=str(shards), data_fingerprint=sha256_file(shards / "dataset.json"))
     return SwarmSettings(swarm=swarm, recipe=Recipe(model=MODEL))
 
@@ -148,12 +148,12 @@ def test_a_clock_that_is_wrong_is_told_from_one_that_is_right(offset_s, level):
 @pytest.mark.parametrize(
     ("mode", "reachable", "level", "word"),
     [
-        ("client", None, OK, "client mode, as asked for"),
+        ("client", None, OK, "client mode, as requested"),
         ("auto", True, OK, "listening"),
-        ("auto", False, OK, "client mode: a helper cannot reach"),
+        ("auto", False, OK, "client mode: no helper can connect"),
         ("auto", None, OK, "client mode: no helper could try"),
         ("listen", True, OK, "listening"),
-        ("listen", False, PROBLEM, "cannot reach this machine at port 31337"),
+        ("listen", False, PROBLEM, "no helper can connect to port 31337"),
         ("listen", None, WARNING, "no helper could try"),
     ],
 )
@@ -175,7 +175,7 @@ def test_a_fingerprint_says_what_differs(settings):
     assert check.found == "swarm.toml differs from the run's in: wire settings"
     check = check_fingerprint(mine, mine, "b" * 64)
     assert check.level == PROBLEM
-    assert "tokenizer.json is another one" in check.found
+    assert "is not the run's" in check.found
 
 
 def test_a_port_that_is_taken_is_a_problem():
@@ -197,9 +197,9 @@ def test_a_target_is_addresses_or_one_file(tmp_path):
     assert addresses_of([address, address]) == (address, address)
     assert addresses_of(["swarm.toml"]) == ()
     for targets in ([address, "swarm.toml"], ["one.toml", "two.toml"]):
-        with pytest.raises(ValueError, match=r"give one swarm\.toml, or addresses"):
+        with pytest.raises(ValueError, match=r"name one swarm\.toml, or addresses"):
             addresses_of(targets)
-    with pytest.raises(ValueError, match=r"swarm\.toml of a run, or an address"):
+    with pytest.raises(ValueError, match=r"run's swarm\.toml, or one of its addresses"):
         read_files(tmp_path)
 
 
@@ -216,7 +216,7 @@ def test_a_port_of_ones_own_that_is_taken_is_refused_before_all_else(settings, t
         taken.bind(("0.0.0.0", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=f"--listen {port}: another program listens there"):
+        with pytest.raises(ValueError, match=f"--listen {port}: another program uses this port"):
             survey([str(tmp_path)], JoinOptions(listen=port), lambda check: None)
 
 

@@ -1,4 +1,4 @@
-"""What a volunteer is told of a run before taking part."""
+"""The run's progress, as shown before joining."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def found(settings, *records):
 def test_a_run_is_where_its_peers_are(settings):
     assert found(settings, record(40), record(41)).startswith("2 trainers at step 41 of")
     assert found(settings, record(40, samples_per_second=0.0)).endswith(
-        "nobody trains at this moment, the run is at step 40"
+        "nobody is training right now; the run is at step 40"
     )
 
 
@@ -30,7 +30,7 @@ def test_what_one_alone_claims_is_not_the_runs_step(settings):
 
 @pytest.mark.parametrize("said", [None, b"rubbish", [], {b"key": 3}])
 def test_rubbish_is_nobody_who_trains(settings, said):
-    assert check_progress(said, settings).found.endswith("nobody trains yet")
+    assert check_progress(said, settings).found.endswith("nobody is training yet")
 
 
 def test_numbers_that_cannot_be_true_are_not_shown(settings):

@@ -1,1 +1,1 @@
-"""The run's page: one folder of static files, refreshed while the run goes on."""
+"""The run's web page: a folder of static files that is refreshed during the run."""

@@ -1,4 +1,4 @@
-"""What the run's checkpoints draw for its fixed prompts: drawn where they lie, and fetched from there by others."""
+"""The pictures that a run's checkpoints draw for its fixed prompts: drawn on the host, fetched by other machines."""
 
 import json
 import re
@@ -25,7 +25,7 @@ NAME = "gallery.json"
 PROMPTS = 6
 LONGEST_PROMPT = 200
 MOST_STEPS = 12
-"""Checkpoints whose pictures are kept: the first, the newest, and others evenly between."""
+"""Checkpoints whose pictures are kept: the first, the newest, and evenly spaced ones in between."""
 SIDE = 256
 DRAWING_LIMIT_S = 3600.0
 FILE = re.compile(r"drawn-[0-9]{6,12}-[0-9]\.webp")
@@ -35,7 +35,7 @@ DALLE_LEAN = (sys.executable, "-P", "-c", "from dalle_lean.cli import main; main
 
 @dataclass(frozen=True)
 class Drawn:
-    """What one checkpoint drew: a file for each prompt."""
+    """The pictures of one checkpoint: a file for each prompt."""
 
     step: int
     files: list[str]
@@ -43,7 +43,7 @@ class Drawn:
     def __post_init__(self) -> None:
         good = type(self.step) is int and self.step >= 0 and len(self.files) <= PROMPTS
         if not (good and all(FILE.fullmatch(name) for name in self.files)):
-            raise UserError(f"pictures of step {self.step!r} that make no sense")
+            raise UserError(f"the pictures of step {self.step!r} are malformed")
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class Gallery:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """ValueError unless the text is a gallery of the sizes that we write."""
+        """Parse untrusted JSON; ValueError if it is malformed. Cuts what is too long."""
         content = parse(json.loads, text, f"{NAME} is not JSON")
         try:
             prompts = [str(prompt)[:LONGEST_PROMPT] for prompt in content["prompts"][:PROMPTS]]
             return cls(prompts, [Drawn(**drawn) for drawn in content["drawn"][:MOST_STEPS]])
         except (KeyError, TypeError) as error:
-            raise UserError(f"{NAME} makes no sense: {type(error).__name__} {error}") from None
+            raise UserError(f"{NAME} is malformed: {type(error).__name__} {error}") from None
 
     @property
     def files(self) -> list[str]:
@@ -69,7 +69,7 @@ class Gallery:
 
 
 def read_gallery(folder: Path) -> Gallery:
-    """The gallery in a folder; an empty one if there is none."""
+    """The gallery in a folder; empty if there is none."""
     return Gallery.parse(read_text(folder / NAME)) if (folder / NAME).exists() else Gallery()
 
 
@@ -81,10 +81,10 @@ def heldout_prompts(settings: SwarmSettings) -> list[str]:
 
 
 def spread(drawn: list[Drawn]) -> list[Drawn]:
-    """At most MOST_STEPS of them: the one whose neighbours are closest goes first, never the first or the newest."""
+    """Thin out to MOST_STEPS: repeatedly drop the one whose neighbours are closest, never the first or the newest."""
     while len(drawn) > MOST_STEPS:
         gaps = [after.step - before.step for before, after in zip(drawn, drawn[2:], strict=False)]
-        drawn = [one for place, one in enumerate(drawn) if place != gaps.index(min(gaps)) + 1]
+        del drawn[gaps.index(min(gaps)) + 1]
     return drawn
 
 
@@ -92,9 +92,9 @@ class Painter:
     """Has `dalle-lean generate` draw the prompts with each new checkpoint, at the lowest priority.
 
     Args:
-        folder: for the gallery and its pictures.
-        drawing: a folder for what is being drawn.
-        prompts: called for the prompts if the folder has no gallery yet.
+        folder: of the gallery and its pictures.
+        drawing: a folder for pictures in progress.
+        prompts: returns the prompts; called if the folder has no gallery yet.
     """
 
     def __init__(self, folder: Path, drawing: Path, prompts: Callable[[], list[str]], on_notice: OnNotice):
@@ -104,17 +104,17 @@ class Painter:
             self.gallery = Gallery([prompt[:LONGEST_PROMPT] for prompt in prompts()])
         self.process: subprocess.Popen[bytes] | None = None
         self.step, self.due_s = -1, 0.0
-        """Of the process: its checkpoint's step, and when it is given up."""
+        """Of the process: its checkpoint's step, and its deadline."""
 
     def poll(self, newest: Checkpoint | None) -> None:
-        """Take in what was drawn, and start drawing with the newest checkpoint; returns at once."""
+        """Collect finished pictures, and start drawing with the newest checkpoint; does not block."""
         if self.process is not None:
             if self.process.poll() is None and time.monotonic() < self.due_s:
                 return
             self.finish(self.process)
         if newest is None or not self.gallery.prompts or newest.step == self.step:
             return
-        if any(drawn.step >= newest.step for drawn in self.gallery.drawn):  # drawn before, or the run was taken back
+        if any(drawn.step >= newest.step for drawn in self.gallery.drawn):  # drawn before, or the run was rolled back
             self.keep([drawn for drawn in self.gallery.drawn if drawn.step <= newest.step])
             if any(drawn.step == newest.step for drawn in self.gallery.drawn):
                 return
@@ -127,7 +127,7 @@ class Painter:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def finish(self, process: subprocess.Popen[bytes]) -> None:
-        """Add the pictures of a process that has ended, or should have."""
+        """Add the pictures of a process that has ended or timed out."""
         process.kill()
         self.process, code = None, process.wait()
         found = sorted(self.drawing.rglob("00.png"))
@@ -144,7 +144,7 @@ class Painter:
         self.clear()
 
     def keep(self, drawn: list[Drawn]) -> None:
-        """Write a gallery of these alone, and remove the files of others."""
+        """Write a gallery of these checkpoints only, and remove the pictures of others."""
         self.gallery = Gallery(self.gallery.prompts, drawn)
         write_json(self.folder / NAME, asdict(self.gallery))
         remove_others(self.folder, self.gallery.files)
@@ -160,14 +160,14 @@ class Painter:
 
 
 def remove_others(folder: Path, wanted: Iterable[str]) -> None:
-    """Remove pictures that no gallery names."""
+    """Remove all pictures but the wanted ones."""
     for path in folder.glob("drawn-*.webp"):
         if path.name not in set(wanted):
             path.unlink()
 
 
 def mirror(folder: Path, gallery: Gallery, fetch: Callable[[str], bytes | None]) -> Gallery:
-    """The gallery of those checkpoints whose pictures are in `folder` now: missing ones are fetched by their names."""
+    """Fetch missing pictures into `folder`; returns the gallery of the checkpoints whose pictures are complete."""
     remove_others(folder, gallery.files)
     for name in gallery.files:
         if not (folder / name).exists() and (content := fetch(name)) and content[8:12] == b"WEBP":

@@ -1,4 +1,4 @@
-"""A run over time in a file that does not grow."""
+"""The history of a run, in a file of bounded size."""
 
 import statistics
 import time
@@ -9,15 +9,15 @@ from training.swarm.observe.overview import Overview
 
 MOST_POINTS = 1024
 COLUMNS = ("time", "step", "loss", "heldout_loss", "peers", "samples_per_s")
-"""Of a point; the time in seconds since 1970, None for what was not known."""
+"""Columns of a point: `time` in seconds since 1970; unknown values are None."""
 
 Point = list[float | None]
 
 
 class History:
-    """Points of the run in the file `path`, each the median of `looks` looks at it.
+    """Points of the run in the file `path`, each the median of `looks` observations.
 
-    When there are MOST_POINTS, neighbours become one and `looks` doubles, so the whole run is there, evenly thinned.
+    At MOST_POINTS, neighbouring points are merged and `looks` doubles, so the points cover the whole run evenly.
     """
 
     def __init__(self, path: Path):
@@ -27,10 +27,10 @@ class History:
         self.looks: int = saved["looks"]
         self.points: list[Point] = saved["points"]
         self.open: list[Point] = []
-        """Looks that are not a point yet."""
+        """Observations of the next point."""
 
     def add(self, overview: Overview, run_id: str, now: float | None = None) -> None:
-        """Look at the run; under another run id it was taken back, and what came after that step is removed."""
+        """Add an observation. Another run id means a rollback, which removes the points after its step."""
         if run_id != self.run_id:
             self.points, self.open, self.run_id = [p for p in self.points if (p[1] or 0) < overview.step], [], run_id
         seen = {**vars(overview), "time": time.time() if now is None else now}
@@ -46,12 +46,12 @@ class History:
         write_json(self.path, {"run_id": self.run_id, "looks": self.looks, "points": self.points})
 
     def columns(self) -> dict[str, list[float | None]]:
-        """The points, and the latest look, by the name of each column."""
+        """The points and the latest observation, by column name."""
         points = [*self.points, *self.open[-1:]]
         return {name: [point[place] for point in points] for place, name in enumerate(COLUMNS)}
 
 
 def median_point(points: list[Point]) -> Point:
-    """The median of each column, of what is known in it."""
+    """The median of each column's known values."""
     known = ([value for value in column if value is not None] for column in zip(*points, strict=True))
     return [statistics.median_low(column) if column else None for column in known]

@@ -1,4 +1,4 @@
-"""The newest checkpoint's model folder as one file: packed where it lies, and fetched from there by others."""
+"""The newest checkpoint's model folder as one file: packed on the host, fetched by other machines."""
 
 import json
 import os
@@ -19,12 +19,12 @@ NAME = "model.json"
 FILE = re.compile(r"model-step-[0-9]{6,12}\.zip")
 MOST_BYTES = 2**34
 FETCH_S = 20.0
-"""Of each call of `mirror`; the next one goes on."""
+"""Time limit of a call of `mirror`; the next call continues the download."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """The content of model.json: the file, and how to know that it is whole."""
+    """The content of model.json: the file, its size and its hash."""
 
     step: int
     file: str
@@ -35,20 +35,20 @@ class Download:
         counts = type(self.step) is int and type(self.size_bytes) is int and 0 <= self.size_bytes <= MOST_BYTES
         texts = isinstance(self.file, str) and isinstance(self.sha256, str)
         if not (counts and texts and FILE.fullmatch(self.file) and re.fullmatch(r"[0-9a-f]{64}", self.sha256)):
-            raise UserError(f"{NAME} makes no sense: {self!r:.200}")
+            raise UserError(f"{NAME} is malformed: {self!r:.200}")
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """ValueError unless the text is what `pack` writes."""
+        """Parse untrusted JSON; ValueError unless it is as `pack` writes it."""
         content = parse(json.loads, text, f"{NAME} is not JSON")
         try:
             return cls(**content)
         except TypeError as error:
-            raise UserError(f"{NAME} makes no sense: {error}") from None
+            raise UserError(f"{NAME} is malformed: {error}") from None
 
 
 def pack(checkpoint: Checkpoint, folder: Path) -> None:
-    """Put the checkpoint's model folder into `folder` as one file, in place of the one before.
+    """Pack the checkpoint's model folder into one file in `folder`, replacing the previous one.
 
     Raises ValueError if the checkpoint is damaged, OSError if it was removed meanwhile or the disk is full.
     """
@@ -67,7 +67,7 @@ def pack(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def remove_others(folder: Path, kept: Path) -> None:
-    """Remove models, and parts of them, other than `kept`."""
+    """Remove all models but `kept`, and partial downloads."""
     for path in (*folder.glob("model-step-*.zip"), *folder.glob(".*.part")):
         if path != kept:
             path.unlink()
@@ -76,11 +76,11 @@ def remove_others(folder: Path, kept: Path) -> None:
 def mirror(
     folder: Path, wanted: Download, shown: Download | None, read: Callable[[str, int], bytes | None], say: OnNotice
 ) -> Download | None:
-    """What `folder` holds: `wanted` once all of it is there and has its hash, until then `shown`.
+    """Continue downloading `wanted` into `folder`; returns it once it is complete and intact, until then `shown`.
 
     Args:
-        shown: what the call before returned.
-        read: a piece of the file with this name, from this byte on; None or nothing where there is none.
+        shown: the result of the previous call.
+        read: returns a chunk of the file with this name from this byte; None or empty if there is none.
     """
     path = folder / wanted.file
     if wanted == shown or (path.exists() and sha256_file(path) == wanted.sha256):
@@ -97,7 +97,7 @@ def mirror(
             file.write(piece)
     if sha256_file(part) != wanted.sha256:
         part.unlink()
-        say(f"{wanted.file} did not arrive as it was sent; fetching it again")
+        say(f"{wanted.file} does not match its hash; downloading it again")
         return shown
     os.replace(part, path)
     remove_others(folder, path)

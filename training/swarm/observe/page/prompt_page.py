@@ -1,4 +1,4 @@
-"""A prompt page on the run's newest checkpoint, which the run's page passes visitors on to."""
+"""A prompt page on the run's newest checkpoint, to which the run's page forwards visitors."""
 
 import re
 import subprocess
@@ -13,41 +13,41 @@ from training.swarm.host.checkpoints import Checkpoint
 from training.swarm.observe.page.gallery import DALLE_LEAN, LOW_PRIORITY
 
 PATH = "draw"
-"""Where the run's page has it."""
+"""Its path on the run's page."""
 RESTART_S = 600.0
-"""Between two starts at least: a new checkpoint ends what visitors draw with the one before."""
+"""Least time between two starts, since a restart interrupts visitors who are drawing."""
 PROGRAM_BYTES = 2 * 10**9
 COPIES = 3
-"""Of the model's file, while it is loaded."""
+"""Of the model's files, while it loads."""
 FIRST_PORT = 17860
 STARTED = re.compile(r"the prompt page is at (http://127\.0\.0\.1:[0-9]+)")
 OWN_HEADERS = (b"connection", b"keep-alive", b"transfer-encoding", b"upgrade")
-"""Of one connection: these are not passed on."""
+"""Headers of a single connection, which are not forwarded."""
 
 
 class PromptPage:
-    """Has `dalle-lean demo` serve the newest checkpoint on loopback, at the lowest priority, and log into `log`."""
+    """Runs `dalle-lean demo` on the newest checkpoint, on loopback, at the lowest priority; it writes to `log`."""
 
     def __init__(self, log: Path, on_notice: OnNotice):
         self.log, self.on_notice = log, on_notice
         self.process: subprocess.Popen[bytes] | None = None
-        self.step, self.due_s, self.complaint = -1, 0.0, ""
+        self.step, self.due_s, self.last_notice = -1, 0.0, ""
 
     @property
     def url(self) -> str | None:
-        """Where it answers on this machine; None while it does not."""
-        process = self.process  # `poll` and `close` run on another thread
+        """Its address on this machine; None while it does not answer."""
+        process = self.process  # another thread may run `poll` or `close`
         if process is None or process.poll() is not None:
             return None
         found = STARTED.search(self.log.read_text(errors="replace"))
         return found[1] if found else None
 
     def poll(self, newest: Checkpoint | None) -> None:
-        """Start it with the newest checkpoint, or again after it has ended; returns at once."""
+        """Start it on the newest checkpoint, or again if it has ended; does not block."""
         ended = self.process is not None and self.process.poll() is not None
         if ended:
             said = self.log.read_text(errors="replace").strip().rpartition("\n")[2]
-            self.complain(f"the prompt page on step {self.step} has ended: {said}")
+            self.notice(f"the prompt page on step {self.step} has ended: {said}")
         if newest is None or time.monotonic() < self.due_s or (newest.step == self.step and not ended):
             return
         self.close()
@@ -55,7 +55,7 @@ class PromptPage:
         files = (newest.folder / "model").rglob("*")
         needed = PROGRAM_BYTES + COPIES * sum(file.stat().st_size for file in files if file.is_file())
         if free_ram_bytes() < needed:
-            self.complain(f"no prompt page: it needs {needed / 1e9:.1f} GB of free memory")
+            self.notice(f"no prompt page: it needs {needed / 1e9:.1f} GB of free memory")
             self.step = -1
             return
         command = [*LOW_PRIORITY, *DALLE_LEAN, "demo", "--model", str(newest.folder / "model"), "--device", "cpu"]
@@ -63,11 +63,11 @@ class PromptPage:
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
-    def complain(self, notice: str) -> None:
-        """Say it once."""
-        if notice != self.complaint:
-            self.on_notice(notice)
-        self.complaint = notice
+    def notice(self, line: str) -> None:
+        """Report a line unless the previous one was the same."""
+        if line != self.last_notice:
+            self.on_notice(line)
+        self.last_notice = line
 
     def close(self) -> None:
         if self.process is not None:
@@ -76,8 +76,8 @@ class PromptPage:
             self.process = None
 
 
-def pass_on(prompt_page: PromptPage) -> Any:
-    """An endpoint of Starlette's that answers with what the prompt page answers, as it comes."""
+def forward_to(prompt_page: PromptPage) -> Any:
+    """A Starlette endpoint that forwards requests to the prompt page and streams its answers."""
     httpx = require("httpx", extra="demo")
     responses = require("starlette.responses", extra="demo")
     client = httpx.AsyncClient(timeout=None, trust_env=False, limits=httpx.Limits(max_connections=None))
@@ -91,7 +91,7 @@ def pass_on(prompt_page: PromptPage) -> Any:
         has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
         content = request.stream() if has_body else None
         try:
-            # A Request of its own: the client's would add headers, such as encodings that the visitor cannot read.
+            # Not built by the client, which would add headers, such as encodings that the visitor cannot read.
             answer = await client.send(
                 httpx.Request(request.method, url, headers=headers, content=content), stream=True
             )
@@ -102,7 +102,7 @@ def pass_on(prompt_page: PromptPage) -> Any:
             try:
                 async for piece in answer.aiter_raw():
                     yield piece
-            finally:  # also where the visitor leaves, whose drawing then ends
+            finally:  # also if the visitor leaves, which ends the drawing
                 await answer.aclose()
 
         response = responses.StreamingResponse(pieces(), answer.status_code)

@@ -9,7 +9,7 @@ from typing import Any
 
 from dalle_lean.errors import UserError
 from dalle_lean.require import require
-from training.swarm.observe.page.prompt_page import PATH, PromptPage, pass_on
+from training.swarm.observe.page.prompt_page import PATH, PromptPage, forward_to
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
@@ -23,13 +23,13 @@ MOST_CONNECTIONS = 500
 
 @contextmanager
 def served(folder: Path, address: str, prompt_page: PromptPage | None = None) -> Iterator[str]:
-    """The page's URL, which answers inside the block.
+    """Serve the page during the block; yields its URL.
 
     Args:
         address: HOST:PORT; port 0 is any free one.
-        prompt_page: visitors of /draw/ are passed on to it.
+        prompt_page: visitors of /draw/ are forwarded to it.
 
-    Raises ValueError if nobody can listen there.
+    Raises ValueError if the address cannot be used.
     """
     uvicorn = require("uvicorn", extra="demo")
     host, _, port = address.rpartition(":")
@@ -38,7 +38,7 @@ def served(folder: Path, address: str, prompt_page: PromptPage | None = None) ->
             raise ValueError("the host is missing")
         listener = socket.create_server((host, int(port)))
     except (ValueError, OverflowError, OSError) as error:
-        raise UserError(f"cannot serve the page at {address!r}: {error}; give HOST:PORT with --page-address") from None
+        raise UserError(f"cannot serve the page at {address!r}: {error}; set --page-address to HOST:PORT") from None
     with listener:
         config = uvicorn.Config(
             page_app(folder, prompt_page),
@@ -58,12 +58,12 @@ def served(folder: Path, address: str, prompt_page: PromptPage | None = None) ->
 
 
 def page_app(folder: Path, prompt_page: PromptPage | None = None) -> Any:
-    """An ASGI application of the folder's files, compressed but for the model, and of the prompt page."""
+    """An ASGI application for the folder's files, compressed except the model, and for the prompt page."""
     files = require("starlette.staticfiles", extra="demo").StaticFiles(directory=folder, html=True)
     plain = require("starlette.applications", extra="demo").Starlette()
     if prompt_page is not None:
         methods = ["GET", "HEAD", "POST", "PUT", "DELETE"]
-        plain.add_route(f"/{PATH}/{{path:path}}", pass_on(prompt_page), methods=methods)
+        plain.add_route(f"/{PATH}/{{path:path}}", forward_to(prompt_page), methods=methods)
     plain.mount("/", files)
     compressed = require("starlette.middleware.gzip", extra="demo").GZipMiddleware(plain, compresslevel=5)
     added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
@@ -75,7 +75,7 @@ def page_app(folder: Path, prompt_page: PromptPage | None = None) -> Any:
             await send(message)
 
         if prompt_page is not None and scope["path"].startswith(f"/{PATH}/"):
-            await plain(scope, receive, send)  # with its own headers, and each piece as it comes
+            await plain(scope, receive, send)  # with its own headers, and streamed
         else:
             await (plain if scope["path"].endswith(".zip") else compressed)(scope, receive, send_with_headers)
 

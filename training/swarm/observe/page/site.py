@@ -1,4 +1,4 @@
-"""The folder of the run's page: static files for any web server, of which run.json and the pictures change."""
+"""Writes the folder of the run's page: static files for any web server, of which run.json and the pictures change."""
 
 import importlib.util
 import json
@@ -37,11 +37,10 @@ class Site:
     """Keeps the folder of the run's page up to date.
 
     Args:
-        folder: for the page; nothing else is to be in it.
-        out: where the history is kept.
-        run_dir: the run's folder if it is hosted on this machine; its checkpoints are drawn with and handed out.
-        prompt_page: one to link to: its address, or one that is kept on the newest checkpoint and that the page's
-            server passes visitors on to.
+        folder: of the page; it must hold nothing else.
+        out: where the history is saved.
+        run_dir: the run's folder if this machine hosts it; the page then offers its checkpoints and draws with them.
+        prompt_page: the address of a prompt page to link to, or a local one that the page's server forwards to.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Site:
             self.painter = Painter(run_dir / PUBLIC, out / "drawing", self.prompts, on_notice)
 
     def prompts(self) -> list[str]:
-        """The run's fixed prompts; none, with a notice, if the data cannot be read from here."""
+        """The run's fixed prompts; none, with a notice, if this machine cannot read the data."""
         try:
             return gallery.heldout_prompts(self.watcher.settings)
         except (ValueError, OSError) as error:
@@ -84,7 +83,7 @@ class Site:
             return []
 
     def poll(self, overview: Overview | None, board: Leaderboard, records: PeerRecords) -> None:
-        """Note how the run is, and every REFRESH_S bring the folder up to date."""
+        """Add the run's state to the history, and refresh the folder every REFRESH_S."""
         if overview is not None:
             self.history.add(overview, self.watcher.settings.run_id)
         if time.monotonic() >= self.due_s:
@@ -93,16 +92,16 @@ class Site:
             self.watcher.fetch_credits()
 
     def refresh(self, overview: Overview | None, board: Leaderboard, records: PeerRecords) -> None:
-        """Write what has changed."""
+        """Update the folder."""
         newest = None
         if self.run_dir is not None and self.painter is not None:
-            newest = next(reversed(list_checkpoints(self.run_dir, silent)), None)  # donors report bad ones
+            newest = next(reversed(list_checkpoints(self.run_dir, silent)), None)  # the donors report damaged ones
             self.painter.poll(newest)
             if newest is not None and newest.step != self.packed_step:
                 self.packed_step = newest.step
                 try:
                     model_file.pack(newest, self.run_dir / PUBLIC)
-                except (ValueError, OSError) as error:  # removed meanwhile, or a full disk: the next one comes
+                except (ValueError, OSError) as error:  # removed meanwhile, or the disk is full: wait for the next
                     self.on_notice(f"the checkpoint of step {newest.step} is not on the page: {error}")
         prompt_page = self.prompt_page
         if isinstance(prompt_page, PromptPage):
@@ -117,44 +116,44 @@ class Site:
             "overview": overview and asdict(overview),
             "history": self.history.columns(),
             "peers": [
-                row(peer, one, credits.get(peer, Credit()), records.by_peer.get(peer))
-                for peer, one in ranked[:SHOWN_PEERS]
+                row(peer, contributor, credits.get(peer, Credit()), records.by_peer.get(peer))
+                for peer, contributor in ranked[:SHOWN_PEERS]
             ],
             "peers_in_all": len(ranked),
-            "samples_in_all": sum(one.averaged_samples for _, one in ranked),
-            "claimed_in_all": sum(one.total_samples for _, one in ranked),
-            "attested": bool(credits),  # whether helpers say what they averaged
+            "samples_in_all": sum(contributor.averaged_samples for _, contributor in ranked),
+            "claimed_in_all": sum(contributor.total_samples for _, contributor in ranked),
+            "attested": bool(credits),  # whether helpers report what they averaged
             "addresses": self.addresses,
             "admission": settings.swarm.admission,
             "method": [words.how_it_trains(settings), words.what_it_trains(settings)],
             "security": words.security(settings),
-            "download_bytes": self.download_bytes,  # what a newcomer fetches at first
+            "download_bytes": self.download_bytes,  # of a newcomer
             "gallery": asdict(self.pictures()),
             "checkpoint": self.download and asdict(self.download),
-            "prompt_page": prompt_page,  # its address, which may be relative to the page
+            "prompt_page": prompt_page,  # an address, possibly relative to the page
         }
         self.history.save()
         write_bytes(self.folder / "run.json", json.dumps(shown, separators=(",", ":")).encode())
 
     def pictures(self) -> Gallery:
-        """The run's gallery as it is in the page's folder now."""
+        """The gallery, with its pictures fetched into the page's folder."""
         content = self.public(gallery.NAME)
         try:
             return gallery.mirror(self.folder, Gallery.parse((content or b"{}").decode()), self.public)
-        except ValueError:  # none yet, or a helper sent nonsense
+        except ValueError:  # none yet, or malformed
             return Gallery()
 
     def newest_download(self) -> Download | None:
-        """The newest model that is in the page's folder as a whole; None before the first."""
+        """The newest model that is complete in the page's folder; None before the first."""
         content = self.public(model_file.NAME)
         try:
             wanted = Download.parse((content or b"").decode())
-        except ValueError:  # none yet, or a helper sent nonsense
+        except ValueError:  # none yet, or malformed
             return self.download
         return model_file.mirror(self.folder, wanted, self.download, self.public, self.on_notice)
 
     def public(self, name: str, start: int = 0) -> bytes | None:
-        """A chunk of a public file of the run."""
+        """A chunk of a public file of the run; None if there is none."""
         if self.run_dir is None:
             return self.watcher.fetch_public(name, start)
         path = self.run_dir / PUBLIC / name
@@ -167,34 +166,34 @@ class Site:
             self.prompt_page.close()
 
 
-def row(peer: str, one: Contributor, credit: Credit, record: PeerRecord | None) -> dict[str, Any]:
-    """A peer on the leaderboard; `samples`, `hours` and `samples_per_s` are what helpers averaged."""
+def row(peer: str, contributor: Contributor, credit: Credit, record: PeerRecord | None) -> dict[str, Any]:
+    """A peer's row on the leaderboard; `samples`, `hours` and `samples_per_s` are attested by helpers."""
     return {
         "peer": peer,
-        "name": one.user,
-        "samples": one.averaged_samples,
-        "hours": one.averaged_s / 3600,
+        "name": contributor.user,
+        "samples": contributor.averaged_samples,
+        "hours": contributor.averaged_s / 3600,
         "samples_per_s": credit.samples_per_s,
-        "claimed_samples": one.total_samples,
+        "claimed_samples": contributor.total_samples,
         "claimed_samples_per_s": 0.0 if record is None else record.samples_per_s,
         "present": record is not None,
     }
 
 
 def bokeh_file(name: str) -> Path:
-    """Bokeh's plots, which Gradio brings, so that the page asks no other host."""
+    """A script of Bokeh from Gradio's package, so that the page loads nothing from other hosts."""
     spec = importlib.util.find_spec("gradio")
     places = [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
     found = [path for place in places for path in place.glob(f"templates/frontend/static/bokeh/*/{name}-[0-9]*.min.js")]
     if not found:
-        raise UserError("the run's page needs Gradio's plots; install them with: pip install 'dalle-lean[demo]'")
+        raise UserError("the run's page needs the plots of Gradio; install it with: pip install 'dalle-lean[demo]'")
     return found[0]
 
 
 def copy_notebook(target: Path, addresses: Sequence[str]) -> None:
     """notebooks/join.ipynb with the run's addresses filled in."""
     checkout = HERE.parents[3] / "notebooks" / NOTEBOOK
-    notebook = read_json(checkout if checkout.exists() else HERE / NOTEBOOK)  # where it is installed, it lies here
+    notebook = read_json(checkout if checkout.exists() else HERE / NOTEBOOK)  # an installed package has it here
     empty = 'ADDRESS = ""'
     filled = f"ADDRESS = {json.dumps(' '.join(addresses))}"
     for cell in notebook["cells"]:

@@ -1,4 +1,4 @@
-"""A run that never was, as large as a run may get, and the page of it."""
+"""A simulated run, as large as a run may get, and its page."""
 
 import math
 import random
@@ -18,7 +18,7 @@ MARKUP = "<img src=x onerror=alert(1)>"
 
 @dataclass
 class Watcher:
-    """What a Monitor gives the page, without a swarm."""
+    """A Monitor's interface to the page, without a swarm."""
 
     settings: object
     addresses: tuple = (ADDRESS,)
@@ -33,7 +33,7 @@ class Watcher:
 
 
 def settings_of(total_steps):
-    """Of a tiny model's run."""
+    """Settings of a run of a tiny model."""
     recipe = SETTINGS.recipe
     model = recipe.model_config(image_side=4, image_vocab_size=32, text_vocab_size=300).to_dict()
     recipe = replace(recipe, model=model, schedule=replace(recipe.schedule, total_steps=total_steps))
@@ -46,7 +46,7 @@ def open_site(tmp_path, steps=100, **options):
 
 
 def simulate(tmp_path, *, peers=300, steps=30_000, liars=0, **options):
-    """The Site of a run after so many steps, 10 s each; liars claim a huge loss, speed and step, and give nothing."""
+    """The Site of a run after `steps` steps of 10 s; liars claim a huge loss, speed and step, and give nothing."""
     site = open_site(tmp_path, steps + 1000, **options)
     watcher = site.watcher
     watcher.credits = {

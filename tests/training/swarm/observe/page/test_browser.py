@@ -1,4 +1,4 @@
-"""The run's page in headless Chromium: a run of 300 peers and 30,000 steps, in which everybody else lies."""
+"""The run's page in headless Chromium: a run of 300 peers and 30,000 steps, with as many liars."""
 
 import json
 import os
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.browser
 TIMEOUT_MS = 120_000
 PHONE = {"viewport": {"width": 360, "height": 780}, "is_mobile": True, "has_touch": True}
 OPEN_S = 2.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-"""With the plots in view, of the best of three visits; longer in proportion where others use the machine, too."""
+"""Until the plots are visible, best of three visits; scaled up on a busy machine."""
 DRAWN = "id => document.getElementById(id).firstElementChild"
 
 
@@ -79,7 +79,7 @@ def test_the_loss_is_drawn_once_for_each_step_in_their_order(browser, tmp_path):
 
 @pytest.fixture
 def visit(browser, url):
-    """Opens the page; at the end, checks that nothing went wrong in it and no other host was asked for anything."""
+    """Opens the page; at the end, checks that it had no errors and sent no request to another host."""
     contexts, asked, errors = [], [], []
 
     def open_page(**options):
@@ -188,7 +188,7 @@ def test_the_legend_is_whole_on_a_phone(visit):
 
 
 def lightness(colour):
-    """Of rgb(r, g, b): 0 to 255."""
+    """Brightness of rgb(r, g, b), 0..255."""
     red, green, blue = (int(value) for value in colour.removeprefix("rgb(").removesuffix(")").split(","))
     return (red + green + blue) / 3
 

@@ -33,7 +33,7 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def no_lower_priority(monkeypatch):
-    """On a busy machine, the lowest one would never have its turn."""
+    """Raise the priority: on a busy machine, the lowest one would never get CPU time."""
     monkeypatch.setattr(gallery, "LOW_PRIORITY", ())
 
 
@@ -66,7 +66,7 @@ def test_each_checkpoint_draws_all_prompts_once(model_folder, tmp_path):
     again.poll(newest)
     assert again.process is None
     assert again.gallery.prompts == prompts
-    # Taken back to step 50: what came later goes, and step 50 is drawn.
+    # Rolled back to step 50: later pictures are removed, and step 50 is drawn.
     draw(again, checkpoint(model_folder.parent, 50))
     assert [drawn.step for drawn in read_gallery(tmp_path / "public").drawn] == [50]
     assert len(list((tmp_path / "public").glob("*.webp"))) == 3
@@ -109,7 +109,7 @@ def test_the_first_and_the_newest_are_kept_and_others_evenly_between():
     "name", ["../../etc/passwd", "drawn-1-0.webp", "drawn-000001-0.html", "x.webp", "drawn-000001-0.webp\n"]
 )
 def test_names_of_pictures_lead_nowhere_else(name):
-    with pytest.raises(ValueError, match="make no sense"):
+    with pytest.raises(ValueError, match="are malformed"):
         Gallery.parse(f'{{"prompts": [], "drawn": [{{"step": 1, "files": ["{name}"]}}]}}'.replace("\n", "\\n"))
 
 

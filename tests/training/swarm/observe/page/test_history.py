@@ -1,4 +1,4 @@
-"""What is kept of a run over time."""
+"""The history of a run."""
 
 import itertools
 

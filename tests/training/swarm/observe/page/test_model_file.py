@@ -1,4 +1,4 @@
-"""The newest model as one file, fetched piece by piece."""
+"""The newest model as one file, fetched in chunks."""
 
 import hashlib
 
@@ -19,7 +19,7 @@ def download(**changed):
 
 
 class Helper:
-    """Hands out pieces of 1,000 bytes, and is away after `calls` of them."""
+    """Serves chunks of 1,000 bytes, and is offline after `calls` of them."""
 
     def __init__(self, calls=100, content=CONTENT):
         self.calls, self.content, self.asked = calls, content, []
@@ -50,7 +50,7 @@ def test_a_model_that_is_there_is_not_fetched_again(tmp_path):
 def test_a_model_that_arrives_otherwise_is_said_and_fetched_again(tmp_path):
     notices = []
     assert mirror(tmp_path, download(), None, Helper(content=CONTENT[::-1]).read, notices.append) is None
-    assert notices == [f"{FILE} did not arrive as it was sent; fetching it again"]
+    assert notices == [f"{FILE} does not match its hash; downloading it again"]
     assert mirror(tmp_path, download(), None, Helper().read, pytest.fail) == download()
 
 
@@ -72,7 +72,7 @@ def test_a_look_at_the_run_does_not_wait_for_a_slow_connection(tmp_path, monkeyp
     ],
 )
 def test_what_a_helper_makes_up_is_refused(changed):
-    with pytest.raises(ValueError, match="makes no sense"):
+    with pytest.raises(ValueError, match="is malformed"):
         download(**changed)
 
 

@@ -25,7 +25,7 @@ def checkpoint(folder, step=100):
 
 
 class Echo(http.server.BaseHTTPRequestHandler):
-    """Answers with what it was asked, in two pieces: the second waits until `may_end`."""
+    """Echoes the request in two chunks; the second waits for `may_end`."""
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))

@@ -1,4 +1,4 @@
-"""What the run's page says of a run holds for that run."""
+"""The texts on the run's page are true of the run."""
 
 from dataclasses import replace
 
