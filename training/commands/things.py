@@ -31,8 +31,7 @@ def train_things(
     max_minutes: MaxMinutes = None,
     device: Device = "auto",
 ) -> None:
-    """Train a classifier on drawings whose listing names what they show; `evaluate --classifier` takes
-    OUT/classifier."""
+    """Train a classifier on drawings whose listing names what they show; `evaluate` judges things by OUT/classifier."""
     from dalle_lean.devices import pick_device
     from training.run.folder import run_folder
     from training.things.run import train_things as run
