@@ -49,7 +49,7 @@ def main() -> None:
 
     status = StatusFile(run_dir, name)
     try:
-        settings, dht = open_peer(run_dir, name)
+        settings, dht = open_peer(run_dir, name, wait)
         try:
             if arguments.role == "helper":
                 helper_main(run_dir, settings, dht, wait, status)
@@ -149,7 +149,7 @@ def donor_main(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], b
     status.update(finished=checkpointer.is_finished)
 
 
-def open_peer(run_dir: Path, name: str) -> tuple[Any, Any]:
+def open_peer(run_dir: Path, name: str, wait: Callable[[float], bool]) -> tuple[Any, Any]:
     """The run's settings, and a DHT node with this peer's identity and port."""
     from training.swarm.config import read_settings
     from training.swarm.host.host_config import HostConfig, identity_path
@@ -165,7 +165,7 @@ def open_peer(run_dir: Path, name: str) -> tuple[Any, Any]:
     settings, port = read_settings(run_dir), host_config.ports[name]
     gate = host_gate_with_pass(run_dir, settings, name) if settings.swarm.run_key else None
     dht = open_dht(
-        host_config.helper_of or contacts(run_dir, host_config, name),
+        host_config.helper_of or contacts(run_dir, host_config, name, wait),
         client_mode=False,
         listen=[f"/ip4/{host_config.listen}/tcp/{port}"],
         announce=[f"/ip4/{host_config.announce}/tcp/{port}"],
@@ -179,7 +179,7 @@ def open_peer(run_dir: Path, name: str) -> tuple[Any, Any]:
     return settings, dht
 
 
-def contacts(run_dir: Path, host_config: Any, name: str) -> list[str]:
+def contacts(run_dir: Path, host_config: Any, name: str, wait: Callable[[float], bool]) -> list[str]:
     """Addresses of the host's other peers that are up.
 
     Only the first helper may start alone, so that a run never has two DHTs; the others wait for a peer.
@@ -192,7 +192,8 @@ def contacts(run_dir: Path, host_config: Any, name: str) -> list[str]:
             return [host_config.local_address(run_dir, other) for other in present]
         if time.monotonic() > deadline:
             raise UserError(f"none of {', '.join(others)} accepts connections; {name} does not start alone")
-        time.sleep(POLL_S)
+        if wait(POLL_S):
+            sys.exit()
 
 
 if __name__ == "__main__":

@@ -227,7 +227,7 @@ def test_a_host_ends_on_sigint_where_its_shell_started_it_with_sigint_ignored(sh
     try:
         until("a peer", lambda: len(psutil.Process(host.pid).children()) > 1 or host.poll() is not None)
         host.send_signal(signal.SIGINT)
-        assert host.wait(60) == 130, output.read_text()
+        assert host.wait(PATIENCE_S) == 130, output.read_text()
         assert "stopped; what was finished is kept" in output.read_text()
     finally:
         kill_family(host)
