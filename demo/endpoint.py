@@ -39,7 +39,7 @@ def add_endpoint(service: DrawingService, parts: Parts) -> None:
         """Draw a prompt: the best pictures as PNG files, best first, and a dict of their facts."""
         try:
             values = FormValues(num_images, best, top_k, top_p, temperature, guidance, seed, picture, rows)
-            request = read_request(service, prompt, values)
+            request = read_request(service, prompt or "", values)  # Gradio passes a prompt of null on
             for event in service.draw(request):
                 if isinstance(event, Done):
                     with tempfile.TemporaryDirectory() as folder:

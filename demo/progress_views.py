@@ -142,7 +142,7 @@ def broken(error: Exception) -> str:
     first, *_ = str(error).strip().splitlines() or [""]
     message = textwrap.shorten(first, LONGEST_ERROR, placeholder=" ...")
     cause = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return f"Drawing failed because of a bug in the program ({cause}); the server's log has the details."
+    return f"Drawing failed because of a bug in the program ({cause}); the server's log has the traceback."
 
 
 def failure(message: str) -> str:

@@ -108,7 +108,6 @@ def test_an_uploaded_picture_is_continued(client, tmp_path):
         ({"prompt": "a car", "top_k": None}, "top_k=None"),
         ({"prompt": "a car", "best": "all"}, "best=all"),
         ({"prompt": None}, "the prompt is empty"),
-        ({"prompt": 7, "num_images": 2}, "prompt"),
     ],
 )
 def test_a_mistake_is_an_error_that_says_it_and_leaves_the_servers_terminal_alone(client, asked, said, capsys):
