@@ -174,14 +174,14 @@ def host(
     from training.swarm.config import SWARM_TOML, TimingSection, WireSection
     from training.swarm.host.host_config import HostConfig
     from training.swarm.host.publisher import publishing
-    from training.swarm.host.run_setup import ListenOptions, make_helper, make_run, previous_config
+    from training.swarm.host.run_setup import HostOptions, make_helper, make_run, previous_config
     from training.swarm.host.supervisor import host_run
     from training.swarm.network.dht import log_to, prepare_process
 
     if publish:
         check_destination(publish)
         publish = publish if is_url(publish) else str(Path(publish).resolve())  # for a start in another folder
-    place = ListenOptions(port=port, announce=announce, listen=listen, donors=donors, publish=publish)
+    options = HostOptions(port=port, announce=announce, listen=listen, donors=donors, publish=publish)
     helper_of = helper_of or list(previous_config(run_dir).helper_of)
     if helper_of and (given := options_except(context, HELPER_OPTIONS)):
         raise UserError(f"--helper-of runs a helper of another host's run, whose settings apply: leave out {given}")
@@ -201,7 +201,7 @@ def host(
         if helper_of:
             prepare_process()
             log_to(None)
-            settings = make_helper(run_dir, helper_of, place, warn, code=code or "", peer_list=peer_list)
+            settings = make_helper(run_dir, helper_of, options, warn, code=code or "", peer_list=peer_list)
         else:
             settings = make_run(
                 run_dir,
@@ -220,7 +220,7 @@ def host(
                     matchmaking_time_s=matchmaking_time,
                     request_timeout_s=min(TimingSection.request_timeout_s, matchmaking_time / 2),
                 ),
-                place=place,
+                options=options,
                 admission=admission,
                 peer_list=peer_list,
                 on_notice=warn,

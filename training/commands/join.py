@@ -80,14 +80,14 @@ def join(
         require(module, extra="training")
     from training.swarm.network.dht import log_to, prepare_process
     from training.swarm.peer.join import measure, take_part
-    from training.swarm.peer.rank_worker import follow
+    from training.swarm.peer.rank_worker import run_rank
     from training.swarm.peer.status_line import summary
     from training.swarm.preflight.survey import JoinOptions, survey
 
     prepare_process()
     log_to(None)
     if int(os.environ.get("LOCAL_RANK", 0)):
-        return follow(pick_device(device).type)
+        return run_rank(pick_device(device).type)
     options = JoinOptions(data, folder, listen, client, announce or (), batch_size, device, precision, name, code)
     while True:
         found = survey(target, options, show)
@@ -189,7 +189,7 @@ def show(check: "Check") -> None:
     for line in others:
         text.append(f"\n{'':22}{line}")
     if check.level != "ok":
-        for line in wrapped(f"-> {check.cure}", room):
+        for line in wrapped(f"-> {check.fix}", room):
             text.append(f"\n{'':22}{line}", style="bold")
     out.print(text)
 
@@ -204,7 +204,7 @@ def exit_on(problems: "list[Check]") -> None:
     if problems:
         first = problems[0]
         more = f" ({len(problems) - 1} more above)" if len(problems) > 1 else ""
-        raise UserError(f"{first.name}: {first.found}; {first.cure}{more}")
+        raise UserError(f"{first.name}: {first.found}; {first.fix}{more}")
 
 
 class LiveLine:

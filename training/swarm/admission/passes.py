@@ -45,9 +45,9 @@ class Refused(UserError):
 
     def __init__(self, reason: str, peer: str = ""):
         self.reason = reason if reason in REFUSALS else "malformed"
-        self.found, cure = REFUSALS[self.reason]
-        self.cure = cure.format(peer=peer)
-        super().__init__(f"{self.found}; {self.cure}")
+        self.found, fix = REFUSALS[self.reason]
+        self.fix = fix.format(peer=peer)
+        super().__init__(f"{self.found}; {self.fix}")
 
 
 @dataclass(frozen=True, kw_only=True)

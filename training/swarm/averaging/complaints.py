@@ -147,11 +147,11 @@ class Complaints:
 
     def compare(self, records: Mapping[PeerID, Record]) -> None:
         """Show a receipt that others dispute; exclude a reducer that signed two contradicting ones."""
-        known = {receipt.place: receipt for given in self.receipts.values() for receipt in given.values()}
+        known = {receipt.part_id: receipt for given in self.receipts.values() for receipt in given.values()}
         for receipt in [receipt for said in records.values() for receipt in receipts_in(said)]:
             if receipt.reducer is None:
                 continue
-            other = known.setdefault(receipt.place, receipt)
+            other = known.setdefault(receipt.part_id, receipt)
             peer = contradiction(other, receipt)
             if peer is not None and peer not in self.proven and len(self.proven) < MAX_PROVEN:
                 self.proven.add(peer)

@@ -69,7 +69,7 @@ class Receipt:
         return peer if key.verify(signed_bytes(self.group, self.time, self.part, self.digest), self.signature) else None
 
     @property
-    def place(self) -> tuple[bytes, bytes, int]:
+    def part_id(self) -> tuple[bytes, bytes, int]:
         """Identifies a part: a reducer that signs two digests for one part has lied."""
         return self.owner, self.group, self.part
 
@@ -84,7 +84,7 @@ class Receipt:
 
 def contradiction(one: Receipt, other: Receipt) -> PeerID | None:
     """The reducer that signed both, if they prove a lie; an honest one signs once per group, see SignedGroups."""
-    if one.place != other.place or one.digest == other.digest or abs(one.time - other.time) > 3 * MAX_CLOCK_ERROR_S:
+    if one.part_id != other.part_id or one.digest == other.digest or abs(one.time - other.time) > 3 * MAX_CLOCK_ERROR_S:
         return None
     if one.reducer is None:
         return None

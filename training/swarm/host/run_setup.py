@@ -50,7 +50,7 @@ FIRST_PORT = 31337
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListenOptions:
+class HostOptions:
     """The host's peers, where they listen, and where checkpoints are published; None keeps the run's previous value.
 
     Args:
@@ -80,7 +80,7 @@ def make_run(
     min_peers: int = 1,
     wire: WireSection = WireSection(),
     timing: TimingSection = TimingSection(),
-    place: ListenOptions = ListenOptions(),
+    options: HostOptions = HostOptions(),
     admission: str | None = None,
     peer_list: Path | None = None,
     on_notice: OnNotice,
@@ -137,10 +137,10 @@ def make_run(
             raise UserError(f"total_steps={settings.total_steps}: a run with --init begins at step {first}; set more")
         if before is not None:
             settings = continued(run_dir, before, settings, named=name is not None)
-    donors = place.donors or len(previous_config(run_dir).donors) or 1
+    donors = options.donors or len(previous_config(run_dir).donors) or 1
     names = [f"helper-{number}" for number in range(HELPERS)] + [f"donor-{number}" for number in range(donors)]
     host_config = make_host_config(
-        run_dir, names, place, vqgan=vqgan, vqgan_fingerprint=vqgan_fingerprint, peer_list=peer_list, init=init
+        run_dir, names, options, vqgan=vqgan, vqgan_fingerprint=vqgan_fingerprint, peer_list=peer_list, init=init
     )
     swarm = dataclasses.replace(
         settings.swarm,
@@ -233,7 +233,7 @@ def continued(run_dir: Path, before: SwarmSettings, now: SwarmSettings, *, named
 def make_helper(
     run_dir: Path,
     addresses: Sequence[str],
-    place: ListenOptions,
+    options: HostOptions,
     on_notice: OnNotice,
     *,
     code: str = "",
@@ -254,7 +254,7 @@ def make_helper(
         if not (run_dir / SWARM_TOML).exists():
             raise UserError(f"no helper at {', '.join(addresses)} serves the run's files; is the host up?")
         on_notice(f"no helper at {', '.join(addresses)} answers; this one starts when one does")
-    make_host_config(run_dir, [HELPER_NAME], place, helper_of=addresses, peer_list=peer_list)
+    make_host_config(run_dir, [HELPER_NAME], options, helper_of=addresses, peer_list=peer_list)
     return read_settings(run_dir)
 
 
@@ -290,7 +290,7 @@ def previous_config(run_dir: Path) -> HostConfig:
 def make_host_config(
     run_dir: Path,
     names: Sequence[str],
-    place: ListenOptions,
+    options: HostOptions,
     *,
     vqgan: Path | None = None,
     vqgan_fingerprint: str | None = None,
@@ -300,9 +300,9 @@ def make_host_config(
 ) -> HostConfig:
     """Save the addresses of the host's peers and create their identities; what is None keeps its previous value."""
     before = previous_config(run_dir)
-    listen = place.listen or before.listen
-    ports = choose_ports(names, before.ports, place.port, LOOPBACK if listen == EVERYWHERE else listen)
-    announce = place.announce or before.announce or outward_ip()
+    listen = options.listen or before.listen
+    ports = choose_ports(names, before.ports, options.port, LOOPBACK if listen == EVERYWHERE else listen)
+    announce = options.announce or before.announce or outward_ip()
     for address in (listen, announce):
         check_ip(address)
     host_config = HostConfig(
@@ -311,7 +311,7 @@ def make_host_config(
         announce=announce,
         vqgan=before.vqgan if vqgan is None else str(vqgan.resolve()),
         vqgan_fingerprint=vqgan_fingerprint or before.vqgan_fingerprint,
-        publish=(before.publish if place.publish is None else place.publish) or None,
+        publish=(before.publish if options.publish is None else options.publish) or None,
         helper_of=helper_of,
         peer_list=before.peer_list if peer_list is None else str(peer_list.resolve()),
         init=before.init if init is None else file_stamps(init),
@@ -322,7 +322,7 @@ def make_host_config(
 
 
 def choose_ports(names: Sequence[str], before: Mapping[str, int], port: int | None, host: str) -> dict[str, int]:
-    """A port for each name, see ListenOptions. Volunteers know the ports in `before`, so only `port` changes them."""
+    """A port for each name, see HostOptions. Volunteers know the ports in `before`, so only `port` changes them."""
     if port:
         return {name: port + number for number, name in enumerate(names)}
     known = {name: before[name] for name in names if name in before}

@@ -45,7 +45,7 @@ def open_peer(device: str) -> Processes:
     return open_processes(device if world == 1 else device.partition(":")[0])
 
 
-def follow(device: str) -> None:
+def run_rank(device: str) -> None:
     """Work for rank 0 until it has no more work."""
     processes = open_peer(device)
     work: Work | None

@@ -31,15 +31,15 @@ INSTALL = "pip install 'dalle-lean[training]'"
 
 @dataclass(frozen=True)
 class Check:
-    """A finding; unless it is ok, `cure` says how to fix it."""
+    """A finding; unless it is ok, `fix` says how to fix it."""
 
     name: str
     level: str
     found: str
-    cure: str = ""
+    fix: str = ""
 
     def __post_init__(self) -> None:
-        assert self.level == OK or self.cure
+        assert self.level == OK or self.fix
 
 
 def installed_versions() -> dict[str, str | None]:
@@ -185,10 +185,10 @@ def check_clock(offset_s: float | None) -> Check:
     if offset_s is None:
         return Check("clock", WARNING, "no helper sent its time", "make sure that this machine's clock is right")
     found = f"{abs(offset_s):.1f} s {'behind' if offset_s > 0 else 'ahead of'} the helper's"
-    cure = "synchronize it: sudo timedatectl set-ntp true (for a container: on its host)"
+    fix = "synchronize it: sudo timedatectl set-ntp true (for a container: on its host)"
     if abs(offset_s) > MAX_CLOCK_OFFSET_S:
-        return Check("clock", PROBLEM, f"{found}; records of the swarm expire by the clock", cure)
-    return Check("clock", OK if abs(offset_s) <= NOTED_CLOCK_OFFSET_S else WARNING, found, cure)
+        return Check("clock", PROBLEM, f"{found}; records of the swarm expire by the clock", fix)
+    return Check("clock", OK if abs(offset_s) <= NOTED_CLOCK_OFFSET_S else WARNING, found, fix)
 
 
 def check_reach(*, mode: str, port: int, reachable: bool | None, announced: bool = False) -> Check:
@@ -210,8 +210,8 @@ def check_reach(*, mode: str, port: int, reachable: bool | None, announced: bool
         why, level = f"no helper can connect to port {port} (firewall, router)", PROBLEM
     if mode == "listen":
         level = WARNING if announced else level
-        cure = f"open TCP port {port} in the firewall and forward it in the router, or use --client"
-        return Check("reach", level, why, cure)
+        fix = f"open TCP port {port} in the firewall and forward it in the router, or use --client"
+        return Check("reach", level, why, fix)
     return Check("reach", OK, f"client mode: {why}; this works, but an open port (--listen PORT) helps the others more")
 
 

@@ -230,8 +230,8 @@ def check_resources(
         )
         report(check_memory(found.batch, free, found.device))
     except ValueError as error:
-        cure = "use --precision bf16 on a GPU that has it, end other programs on the GPU, or use --device cpu"
-        report(Check("memory", PROBLEM, str(error), cure))
+        fix = "use --precision bf16 on a GPU that has it, end other programs on the GPU, or use --device cpu"
+        report(Check("memory", PROBLEM, str(error), fix))
     found.folder = options.folder or default_folder(settings.run_id)
     report(check_disk(found.folder, state_bytes(settings)))
     check, shards = check_data(options.data or settings.swarm.data, settings)
@@ -259,7 +259,7 @@ def check_admission(found: Survey, settings: SwarmSettings, options: JoinOptions
                 dht, found.addresses, settings, found.folder, name=options.user or "", code=options.code or ""
             )
     except Refused as refusal:
-        return Check("admission", PROBLEM, refusal.found, refusal.cure)
+        return Check("admission", PROBLEM, refusal.found, refusal.fix)
     except Unanswered as silence:
         return Check("admission", PROBLEM, str(silence), "try again when the host is up")
     return Check("admission", OK, "this machine has a pass, which is renewed automatically")

@@ -12,9 +12,9 @@ from training.swarm.admission.bans import Bans
 from training.swarm.admission.passes import Invite
 from training.swarm.config import read_settings, write_settings
 from training.swarm.host.host_gate import run_key_file
-from training.swarm.host.run_setup import ListenOptions, make_run
+from training.swarm.host.run_setup import HostOptions, make_run
 
-PLACE = ListenOptions(port=0, announce="127.0.0.1", listen="127.0.0.1")
+LOOPBACK = HostOptions(port=0, announce="127.0.0.1", listen="127.0.0.1")
 PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 
@@ -26,7 +26,9 @@ def shards(tmp_path_factory):
 @pytest.fixture
 def make(shards, tmp_path):
     def made(**options):
-        return make_run(tmp_path / "run", str(shards), load_recipe("tiny"), place=PLACE, on_notice=print, **options)
+        return make_run(
+            tmp_path / "run", str(shards), load_recipe("tiny"), options=LOOPBACK, on_notice=print, **options
+        )
 
     return made
 

@@ -192,8 +192,8 @@ def test_memory_for_passes_is_bounded(gate, run_key, monkeypatch):
 @pytest.mark.parametrize("name", REFUSALS)
 def test_every_refusal_is_a_sentence_that_says_why_and_what_to_do(name):
     refusal = Refused(name, ANNA)
-    assert str(refusal) == f"{refusal.found}; {refusal.cure}"
+    assert str(refusal) == f"{refusal.found}; {refusal.fix}"
     assert refusal.found
-    assert refusal.cure
+    assert refusal.fix
     assert "{" not in str(refusal)
     assert "\n" not in str(refusal)

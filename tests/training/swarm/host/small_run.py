@@ -7,7 +7,7 @@ import pytest
 from dalle_lean.cli import main
 from training.run.recipe import load_recipe
 from training.swarm.config import TimingSection
-from training.swarm.host.run_setup import ListenOptions, make_run
+from training.swarm.host.run_setup import HostOptions, make_run
 
 TIMING = TimingSection(
     matchmaking_time_s=2,
@@ -17,13 +17,13 @@ TIMING = TimingSection(
     load_state_timeout_s=30,
     progress_expiration_s=20,
 )
-PLACE = ListenOptions(port=0, announce="127.0.0.1", listen="127.0.0.1")
+ON_LOOPBACK = HostOptions(port=0, announce="127.0.0.1", listen="127.0.0.1")
 PATIENCE_S = 240.0
 
 
-def make(run_dir, shards, *, batch_size=32, steps=100, place=PLACE, **options):
+def make(run_dir, shards, *, batch_size=32, steps=100, options=ON_LOOPBACK, **others):
     recipe = load_recipe("tiny").override(steps=steps, batch_size=batch_size)
-    return make_run(run_dir, str(shards), recipe, timing=TIMING, place=place, on_notice=print, **options)
+    return make_run(run_dir, str(shards), recipe, timing=TIMING, options=options, on_notice=print, **others)
 
 
 def until(what, condition, patience_s=PATIENCE_S):

@@ -16,7 +16,7 @@ import pytest
 from dalle_lean import load_model
 from dalle_lean.io.files import read_json
 from tests.children import PROGRAM, kill_family, start
-from tests.training.swarm.host.small_run import PATIENCE_S, PLACE, make, run_program, until
+from tests.training.swarm.host.small_run import ON_LOOPBACK, PATIENCE_S, make, run_program, until
 from tests.training.swarm.nursery import is_alive
 from training.swarm.admission.keys import SigningKey
 from training.swarm.admission.passes import Invite
@@ -235,7 +235,7 @@ def test_a_host_ends_on_sigint_where_its_shell_started_it_with_sigint_ignored(sh
 
 def test_a_helper_of_another_run_needs_somebody_who_answers(tmp_path):
     with pytest.raises(ValueError, match=r"no helper at .* serves the run's files"):
-        make_helper(tmp_path / "helper", ["/ip4/127.0.0.1/tcp/1/p2p/QmNo"], PLACE, print)
+        make_helper(tmp_path / "helper", ["/ip4/127.0.0.1/tcp/1/p2p/QmNo"], ON_LOOPBACK, print)
 
 
 @pytest.mark.parametrize("option", [("--data", "shards"), ("--donors", "2"), ("--mode", "diloco"), ("--lr", "1e-3")])
@@ -249,7 +249,7 @@ def test_a_helper_of_another_run_is_given_nothing_of_a_run_of_its_own(tmp_path, 
 def test_the_folder_of_a_hosted_run_is_not_made_one_of_a_helper(shards, tmp_path):
     make(tmp_path / "run", shards)
     with pytest.raises(ValueError, match="hosted here"):
-        make_helper(tmp_path / "run", ["/ip4/127.0.0.1/tcp/1/p2p/QmNo"], PLACE, print)
+        make_helper(tmp_path / "run", ["/ip4/127.0.0.1/tcp/1/p2p/QmNo"], ON_LOOPBACK, print)
 
 
 @pytest.mark.slow
@@ -289,8 +289,8 @@ def test_a_helper_elsewhere_admits_newcomers_while_the_host_is_away(shards, tmp_
     trainers, helpers = (make_code(tmp_path / "run", role) for role in ("trainer", "helper"))
     for code, words in (("", "has invited"), (trainers, "code is for a trainer")):
         with pytest.raises(ValueError, match=words):
-            make_helper(tmp_path / words, addresses, PLACE, print, code=code)
-    make_helper(tmp_path / "helper", addresses, PLACE, print, code=helpers)
+            make_helper(tmp_path / words, addresses, ON_LOOPBACK, print, code=code)
+    make_helper(tmp_path / "helper", addresses, ON_LOOPBACK, print, code=helpers)
     elsewhere = open_helper(tmp_path / "helper")
     host_node.shutdown()
     address = HostConfig.load(tmp_path / "helper").address(tmp_path / "helper", "helper-0")

@@ -18,14 +18,14 @@ from dalle_lean.io.files import read_json, write_json
 from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vocabulary import Vocabulary
 from tests.foreign import foreign_folder
-from tests.training.swarm.host.small_run import PLACE, make, run_program, until
+from tests.training.swarm.host.small_run import ON_LOOPBACK, make, run_program, until
 from training.run.recipe import load_recipe
 from training.swarm.config import WireSection, read_settings
 from training.swarm.host import run_setup
 from training.swarm.host import supervisor as host
 from training.swarm.host.checkpoints import Checkpoints, list_checkpoints
 from training.swarm.host.host_config import HostConfig, identity_path
-from training.swarm.host.run_setup import ListenOptions, choose_ports, make_run, slug
+from training.swarm.host.run_setup import HostOptions, choose_ports, make_run, slug
 from training.swarm.host.status import StatusFile
 from training.swarm.host.supervisor import Supervisor
 from training.swarm.peer.gradient_worker import build_model
@@ -47,8 +47,8 @@ def test_a_run_is_made_with_all_that_volunteers_need_and_nothing_secret(shards, 
 
 def test_the_same_command_keeps_identities_ports_and_run_id(shards, tmp_path):
     first = make(tmp_path / "run", shards)
-    for place in (PLACE, ListenOptions()):
-        again = make(tmp_path / "run", shards, place=place)
+    for options in (ON_LOOPBACK, HostOptions()):
+        again = make(tmp_path / "run", shards, options=options)
         assert again.run_id == first.run_id
         assert again.swarm == first.swarm
 
@@ -139,14 +139,14 @@ def test_a_model_of_other_codes_is_no_beginning(shards, given_model, tmp_path):
 
 
 def test_a_run_publishes_where_it_did_until_it_is_told_not_to(shards, tmp_path):
-    make(tmp_path / "run", shards, place=dataclasses.replace(PLACE, publish="hf://me/birds"))
+    make(tmp_path / "run", shards, options=dataclasses.replace(ON_LOOPBACK, publish="hf://me/birds"))
     for publish, expected in ((None, "hf://me/birds"), ("s3://b/birds", "s3://b/birds"), ("", None), (None, None)):
-        make(tmp_path / "run", shards, place=dataclasses.replace(PLACE, publish=publish))
+        make(tmp_path / "run", shards, options=dataclasses.replace(ON_LOOPBACK, publish=publish))
         assert HostConfig.load(tmp_path / "run").publish == expected
 
 
 def test_a_run_goes_on_by_its_folder_alone(shards, tmp_path):
-    first = make(tmp_path / "run", shards, place=dataclasses.replace(PLACE, donors=2))
+    first = make(tmp_path / "run", shards, options=dataclasses.replace(ON_LOOPBACK, donors=2))
     assert len(first.swarm.donors) == 2
     assert make_run(tmp_path / "run", None, load_recipe("emoji64"), on_notice=print) == first
 
@@ -183,7 +183,7 @@ def test_a_run_that_goes_on_by_its_folder_alone_is_given_no_settings(shards, tmp
 def test_peers_that_a_run_had_keep_their_addresses_where_it_gets_another_donor(shards, tmp_path, port):
     before = make(tmp_path / "run", shards)
     ports = HostConfig.load(tmp_path / "run").ports
-    more = make(tmp_path / "run", shards, place=ListenOptions(port=port, donors=2))
+    more = make(tmp_path / "run", shards, options=HostOptions(port=port, donors=2))
     assert more.swarm.addresses == before.swarm.addresses
     now = HostConfig.load(tmp_path / "run").ports
     assert list(now) == ["helper-0", "helper-1", "donor-0", "donor-1"]

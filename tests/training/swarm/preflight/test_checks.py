@@ -48,7 +48,7 @@ def test_what_is_installed_here_is_well():
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "cure"),
+    ("name", "version", "fix"),
     [
         ("hivemind", None, "pip install 'dalle-lean[training]'"),
         ("numpy", "2.4.0", "numpy<2.4"),
@@ -57,11 +57,11 @@ def test_what_is_installed_here_is_well():
         ("Python", "3.14.0", "Python 3.11"),
     ],
 )
-def test_a_version_that_does_not_work_is_named_with_its_cure(name, version, cure):
+def test_a_version_that_does_not_work_is_named_with_its_fix(name, version, fix):
     check = check_versions({**GOOD, name: version})
     assert check.level == PROBLEM
     assert f"{name} {version or 'missing'}" in check.found
-    assert cure in check.cure
+    assert fix in check.fix
 
 
 def test_another_hivemind_is_only_warned_of():
@@ -74,32 +74,32 @@ def test_the_device_is_named():
 
 
 @pytest.mark.parametrize(
-    ("there", "cure"),
+    ("there", "fix"),
     [
         (Memory(device_bytes=10**10, ram_bytes=10**9, shared_bytes=10**10), "more RAM"),
         (Memory(device_bytes=10**9, ram_bytes=10**10, shared_bytes=10**10), "--batch-size"),
         (Memory(device_bytes=10**10, ram_bytes=10**10, shared_bytes=10**3), "--shm-size"),
     ],
 )
-def test_memory_that_is_missing_is_a_problem(settings, there, cure):
+def test_memory_that_is_missing_is_a_problem(settings, there, fix):
     plan = plan_batch(settings, CPU, free_memory(CPU))
     assert check_memory(plan, free_memory(CPU), CPU).level == OK
     check = check_memory(plan, there, CPU)
     assert check.level == PROBLEM
-    assert cure in check.cure
+    assert fix in check.fix
 
 
 def test_a_disk_without_room_is_a_problem(tmp_path):
     assert check_disk(tmp_path / "not" / "yet", 1000).level == OK
     check = check_disk(tmp_path, 10**18)
     assert check.level == PROBLEM
-    assert "--folder" in check.cure
+    assert "--folder" in check.fix
 
 
 def test_a_folder_that_cannot_be_made_is_a_problem():
     check = check_disk(Path("/proc/nowhere"), 1000)
     assert check.level == PROBLEM
-    assert "--folder" in check.cure
+    assert "--folder" in check.fix
 
 
 def test_the_runs_data_is_read(settings, shards):
@@ -115,7 +115,7 @@ def test_data_that_is_not_there_is_a_problem(settings, tmp_path):
         check, found = check_data(source, settings)
         assert check.level == PROBLEM
         assert found is None
-        assert "--data" in check.cure
+        assert "--data" in check.fix
 
 
 def test_other_data_is_told_apart_by_what_differs(settings, tmp_path):
@@ -134,7 +134,7 @@ def test_a_damaged_shard_is_a_problem(settings, tmp_path):
     swarm = dataclasses.replace(settings.swarm, data_fingerprint=sha256_file(folder / "dataset.json"))
     check, _ = check_data(str(folder), dataclasses.replace(settings, swarm=swarm))
     assert check.level == PROBLEM
-    assert "shards verify" in check.cure
+    assert "shards verify" in check.fix
 
 
 @pytest.mark.parametrize(("offset_s", "level"), [(0.1, OK), (-1.5, WARNING), (60.0, PROBLEM), (-3.5, PROBLEM)])
@@ -142,7 +142,7 @@ def test_a_clock_that_is_wrong_is_told_from_one_that_is_right(offset_s, level):
     check = check_clock(offset_s)
     assert check.level == level
     assert ("behind" if offset_s > 0 else "ahead") in check.found
-    assert "timedatectl" in check.cure
+    assert "timedatectl" in check.fix
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_it_is_told_how_others_reach_this_machine_and_why(mode, reachable, level
     assert check.level == level
     assert word in check.found
     if level != OK:
-        assert "open TCP port 31337" in check.cure
+        assert "open TCP port 31337" in check.fix
 
 
 def test_a_fingerprint_says_what_differs(settings):
