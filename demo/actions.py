@@ -17,7 +17,7 @@ from dalle_lean.vocabulary import content_words
 from demo import progress_views as views
 from demo.controls import Controls
 from demo.download import write_pictures
-from demo.form import FormValues, first_rows, new_seed, read_request
+from demo.form import FormValues, default_settings, first_rows, new_seed, read_request
 from demo.service.drawing_service import Done, DrawingEvent, DrawingService, Queued
 from demo.service.scheduler import Busy
 from inference.request import Request
@@ -63,6 +63,18 @@ class Actions:
         self.service, self.parts, self.examples = service, parts, examples
         self.stops: dict[str, Event] = {}
         """By tab, for each tab with a drawing in progress."""
+
+    def greet(self) -> Update:
+        """The default number of candidates and the estimates, as the machine draws now."""
+        controls, ranked = self.parts.controls, self.service.generator.scorer is not None
+        num_images = default_settings(self.service)["num_images" if ranked else "best"]
+        update = {
+            self.parts.status: views.welcome(self.service, num_images),
+            controls.estimate: views.estimate(self.service, num_images),
+        }
+        if ranked:
+            update[controls.inputs["num_images"]] = gr.Slider(value=num_images, info=views.advice(self.service))
+        return update
 
     def draw(self, tab: gr.Request, prompt: str, fresh: bool, *controls: Any) -> Iterator[Update]:
         """Draw a prompt; `controls` are the fields of FormValues, `fresh` takes a new seed."""

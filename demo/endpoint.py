@@ -25,8 +25,8 @@ def add_endpoint(service: DrawingService, parts: Parts) -> None:
 
     def draw(
         prompt: str,
-        num_images: int,
         # Gradio takes defaults of None from here, all others from the components below.
+        num_images: int | None = None,
         best: int | None = None,
         top_k: int = 256,
         top_p: float = 0.75,
@@ -38,6 +38,8 @@ def add_endpoint(service: DrawingService, parts: Parts) -> None:
     ) -> Iterator[tuple[list[tuple[Path, str]], dict[str, Any]]]:
         """Draw a prompt: the best pictures as PNG files, best first, and a dict of their facts."""
         try:
+            if num_images is None:
+                num_images = service.affordable()
             values = FormValues(num_images, best, top_k, top_p, temperature, guidance, seed, picture, rows)
             request = read_request(service, prompt or "", values)  # Gradio passes a prompt of null on
             for event in service.draw(request):
@@ -58,7 +60,7 @@ def add_endpoint(service: DrawingService, parts: Parts) -> None:
     facts = gr.JSON(visible=False)
     trigger = gr.Button(visible=False)
     # Not the page's controls: for a value out of range, Gradio raises an error that does not name it.
-    defaults = {**default_settings(service), "best": None, "seed": 0}
+    defaults = {**default_settings(service), "num_images": None, "best": None, "seed": 0}
     numbers = [gr.Number(value, label=name, visible=False) for name, value in defaults.items()]
     trigger.click(
         draw,

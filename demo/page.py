@@ -106,7 +106,9 @@ def connect(page: Any, parts: Parts, examples: Any, actions: Actions) -> None:
     examples.load_input_event.then(actions.draw, values, shown, **drawing)
     liked = [parts.prompt, parts.drawn, parts.chosen, *inputs.values()]
     parts.more.click(actions.draw_more, liked, shown, **drawing)
-    page.load(actions.open, values[1:], shown, **drawing)
+    greeted = [parts.status, controls.estimate, inputs["num_images"]]
+    greeting = page.load(actions.greet, None, greeted, **quick)
+    greeting.then(actions.open, values[1:], shown, **drawing)
     parts.stop.click(actions.stop, None, shown, **quick)
     parts.gallery.select(actions.choose, parts.drawn, shown, **quick)
     parts.keep.click(actions.keep_seed, parts.drawn, shown, **quick)

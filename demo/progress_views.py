@@ -67,7 +67,7 @@ def default_count(service: DrawingService) -> str:
     elif seconds <= PATIENCE_S:
         why = f"the paper's {PAPER_NUM_IMAGES}, halved until they take at most {PATIENCE_S:.0f} s"
     else:
-        why = f"the minimum; this machine takes longer than {PATIENCE_S:.0f} s even for these"
+        why = f"the page draws no fewer by default, though now these take longer than {PATIENCE_S:.0f} s"
     return f"by default {affordable} candidates, about {duration(seconds)} ({why})"
 
 

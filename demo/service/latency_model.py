@@ -11,7 +11,7 @@ from inference.generator import Generator
 from inference.request import Progress, Request, Settings
 
 PAPER_NUM_IMAGES = 128
-COUNTS = (4, 8, 16, 32, 64, PAPER_NUM_IMAGES)
+COUNTS = (8, 16, 32, 64, PAPER_NUM_IMAGES)
 PATIENCE_S = 10.0
 """The longest that a prompt may take by default if nobody else draws."""
 LONGEST_TURN_S = 2.0
@@ -33,15 +33,24 @@ class LatencyModel:
         self.replicas = replicas
 
     def learn_row(self, batch: int, seconds: float, guided: bool = False) -> None:
-        """Learn that a row of codes of `batch` pictures took `seconds`."""
+        """Learn that a row of codes of `batch` pictures took `seconds`.
+
+        Also corrects what was measured for other batches, perhaps while the machine was busy: a larger batch takes at
+        least as long for a row, but no longer for each picture.
+        """
         if guided:
             seconds /= 2
         before = self.row_s.get(batch, seconds)
-        self.row_s[batch] = before + NEWEST_WEIGHT * (seconds - before)
+        learned = before + NEWEST_WEIGHT * (seconds - before)
+        for size, other in self.row_s.items():
+            shortest, longest = sorted((learned, learned * size / batch))
+            self.row_s[size] = min(max(other, shortest), longest)
+        self.row_s[batch] = learned
 
     def learn_decoding(self, num_images: int, seconds: float) -> None:
         """Learn that decoding and ranking `num_images` pictures took `seconds`."""
-        self.picture_s += NEWEST_WEIGHT * (seconds / num_images - self.picture_s)
+        before = self.picture_s or seconds / num_images  # 0: not measured
+        self.picture_s = before + NEWEST_WEIGHT * (seconds / num_images - before)
 
     def seconds_per_row(self, batch: int) -> float:
         """Interpolated between the measured batch sizes, proportional above them, constant below them."""
@@ -67,7 +76,7 @@ class LatencyModel:
         return row_s * self.rows * (2 if guided else 1) + num_images * self.picture_s
 
     def affordable(self, guided: bool = False) -> int:
-        """How many of the paper's 128 candidates this machine draws in PATIENCE_S: 4 to 128."""
+        """How many of the paper's 128 candidates this machine draws in PATIENCE_S: 8 to 128."""
         return max((count for count in COUNTS if self.seconds(count, guided) <= PATIENCE_S), default=COUNTS[0])
 
 

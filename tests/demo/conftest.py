@@ -66,7 +66,9 @@ def knowing_service(knowing, latency):
 def named_actions(service, examples=()):
     """The page's actions, whose updates go by the names of its parts."""
     names = [field.name for field in fields(Parts)]
-    parts = {name: name for name in names} | {"controls": Controls({"seed": "seed"}, "new_seed", "estimate", "given")}
+    parts = {name: name for name in names} | {
+        "controls": Controls({"seed": "seed", "num_images": "num_images"}, "new_seed", "estimate", "given")
+    }
     return Actions(service, Parts(**parts), examples)
 
 

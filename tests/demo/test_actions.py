@@ -234,7 +234,11 @@ def test_the_page_says_why_so_many_candidates(generator):
     [
         (0.01, "by default 128 candidates, about 1 s (as in the paper)"),
         (2.0, "by default 8 candidates, about 8 s (the paper's 128, halved until they take at most 10 s)"),
-        (9.0, "by default 4 candidates, about 36 s (the minimum; this machine takes longer than 10 s"),
+        (
+            9.0,
+            "by default 8 candidates, about 36 s "
+            "(the page draws no fewer by default, though now these take longer than 10 s)",
+        ),
     ],
 )
 def test_the_terminal_says_why_so_many_candidates(generator, row_s, said):
@@ -244,9 +248,22 @@ def test_the_terminal_says_why_so_many_candidates(generator, row_s, said):
 def test_fewer_candidates_are_set_for_a_model_that_draws_with_guidance(generator, monkeypatch):
     service = DrawingService(generator, LatencyModel(4, {8: 3.0, 64: 24.0}))
     monkeypatch.setattr(generator, "guidance", 2.0)
-    assert default_settings(service) | {"guidance": 2.0, "num_images": 4} == default_settings(service)
+    assert default_settings(service) | {"guidance": 2.0, "num_images": 8} == default_settings(service)
     assert views.estimate(service, 4) == "4 candidates take about 24 s on this CPU."
     assert views.estimate(service, 4, 1.0) == "4 candidates take about 12 s on this CPU."
+
+
+def test_a_later_visitor_gets_what_the_machine_has_shown_since(service):
+    service.latency = LatencyModel(4, {8: 9.0, 64: 72.0})
+    before = named_actions(service).greet()
+    assert "8 candidates take about 36 s" in before["status"]
+    for _ in ask(service):
+        pass
+    after = named_actions(service).greet()
+    assert "128 candidates take about" in after["status"]
+    assert "128 candidates take about" in after["estimate"]
+    assert (before["num_images"].value, after["num_images"].value) == (8, 128)
+    assert after["num_images"].info.endswith("128 as in the paper")
 
 
 def test_the_foot_tells_size_and_grid(generator):

@@ -79,6 +79,18 @@ def test_a_prompt_typed_and_entered_becomes_pictures(visit, page_url):
     )
 
 
+def test_a_later_visitor_gets_the_default_that_the_machine_has_shown_since(visit, generator):
+    service = DrawingService(generator, LatencyModel(4, {8: 90.0, 64: 720.0}))
+    with served(service) as url:
+        visit(url).get_by_text("8 candidates take about 6 min on this CPU.").first.wait_for()
+        service.latency = LatencyModel(4, {8: 1.0, 64: 2.0})
+        page = visit(url + "?prompt=a+red+heart")
+        page.get_by_text("The 4 best of 64, best first").wait_for()
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_text("so the default is 64").wait_for()
+        assert page.locator("#num-images input[type=number]").input_value() == "64"
+
+
 def test_a_clicked_example_is_drawn(visit, page_url):
     page = visit(page_url)
     page.get_by_role("button", name="a panda").click()

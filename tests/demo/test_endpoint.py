@@ -10,6 +10,7 @@ from gradio_client.exceptions import AppError
 from PIL import Image
 
 from demo.service.drawing_service import DrawingService
+from demo.service.latency_model import LatencyModel
 from demo.service.scheduler import Scheduler
 from inference import Generator
 from inference.gallery import codes_sha256
@@ -40,6 +41,15 @@ def test_what_is_left_out_is_the_pages_default(client, generator):
     _, facts = client.predict("a red heart", num_images=6, api_name="/draw")
     expected = {"num_images": 6, "best": 4, "top_k": 64, "top_p": 0.75, "temperature": 1.0, "guidance": 1.0, "seed": 0}
     assert facts["settings"] == generator.describe(Settings(**expected))
+
+
+def test_the_default_number_of_candidates_follows_the_machines_speed(generator):
+    with served(DrawingService(generator, LatencyModel(4, {8: 90.0, 64: 720.0}))) as url:
+        client = Client(url, verbose=False, analytics_enabled=False)
+        asked = {}, {"num_images": 6}, {}
+        drawn = [client.predict("a red heart", **one, api_name="/draw")[1]["settings"]["num_images"] for one in asked]
+    assert drawn[:2] == [8, 6]
+    assert drawn[2] > 8
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def test_a_prompt_takes_its_rows_and_its_decoding(latency):
     assert latency.seconds(64, guided=True) == pytest.approx(2 * 4 * 2.0 + 64 * 0.1)
 
 
-@pytest.mark.parametrize(("row_s", "count"), [(0.001, 128), (1.0, 64), (2.0, 32), (100.0, 4)])
+@pytest.mark.parametrize(("row_s", "count"), [(0.001, 128), (1.0, 64), (2.0, 32), (100.0, 8)])
 def test_a_slower_machine_draws_fewer_by_default(row_s, count):
     assert LatencyModel(8, {8: row_s / 4, 64: row_s}).affordable() == count
 
@@ -41,6 +41,27 @@ def test_what_is_drawn_is_learned_from(latency):
     assert latency.seconds_per_row(64) == pytest.approx(6.0, rel=0.01)
     assert latency.seconds_per_row(8) == pytest.approx(4.0, rel=0.01)
     assert latency.picture_s == pytest.approx(0.5, rel=0.01)
+
+
+@pytest.mark.parametrize("batch", [4, 8, 64])
+def test_a_measurement_of_a_busy_moment_is_corrected_by_one_drawing_of_any_batch(batch):
+    latency = LatencyModel(16, {8: 1.8, 64: 14.0})
+    assert latency.affordable() == 8
+    for _ in range(15):  # rows but the first
+        latency.learn_row(batch, 0.05)
+    latency.learn_decoding(batch, 0.01 * batch)
+    assert latency.affordable() > 8
+    assert latency.picture_s == pytest.approx(0.01)
+
+
+def test_a_larger_batch_takes_at_least_as_long_for_a_row_but_no_longer_for_each_picture():
+    latency = LatencyModel(4, {8: 1.0, 64: 2.0, 128: 3.0})
+    latency.learn_row(16, 1.5)
+    assert latency.row_s == {8: 1.0, 16: 1.5, 64: 2.0, 128: 3.0}
+    latency.learn_row(32, 2.5)
+    assert latency.row_s == {8: 1.0, 16: 1.5, 32: 2.5, 64: 2.5, 128: 3.0}
+    latency.learn_row(4, 0.2)
+    assert latency.row_s == {4: 0.2, 8: 0.4, 16: 0.8, 32: 1.6, 64: 2.5, 128: 3.0}
 
 
 def test_the_measurement_knows_small_and_large_batches_and_decoding(generator, monkeypatch):
