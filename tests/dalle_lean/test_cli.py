@@ -88,6 +88,7 @@ def test_no_word_at_all_is_answered_with_the_help(capsys):
         (["convert"], "Missing argument"),
         (["convert", "nothing.pt", "out"], "nothing.pt is not a file"),
         (["convert", "a.pt", "b", "--kind", "clip"], "no weights file at a.pt"),
+        (["rollback", "nowhere"], "nowhere holds no run"),  # hivemind is imported without warnings
     ],
 )
 def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(arguments, words):
