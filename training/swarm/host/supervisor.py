@@ -253,8 +253,6 @@ def supervised(
     with ExitStack() as stack:
         stack.callback(guard_children().terminate)
         stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, terminate))
-        # hivemind ignores SIGINT in a process that opens a node, and so does a shell for its background processes.
-        stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
         supervisor = Supervisor(run_dir, HostConfig.load(run_dir), device=device, page=page, on_notice=on_notice)
         stack.callback(supervisor.stop)
         yield supervisor

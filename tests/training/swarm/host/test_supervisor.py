@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import os
 import shutil
 import signal
 import socket
@@ -360,16 +359,6 @@ def test_all_is_as_before_where_a_host_cannot_begin(tmp_path):
     with pytest.raises(ValueError, match="not the folder of a run"), host.supervised(tmp_path, on_notice=print):
         pass
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_sigint_ends_a_host_even_if_hivemind_has_ignored_it(supervisor):
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with pytest.raises(KeyboardInterrupt), host.supervised(supervisor.run_dir, on_notice=print):
-            os.kill(os.getpid(), signal.SIGINT)
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_no_notice_is_lost_where_two_threads_give_theirs(tmp_path):
