@@ -134,7 +134,7 @@ def human_bytes(count: float) -> str:
 
 
 def parse_bytes(text: str) -> float:
-    """12GB, 512MB, 8GiB or a plain number of bytes; ValueError for anything else."""
+    """12GB, 512MB, 8GiB or a number of bytes from 2^20; ValueError for anything else."""
     units = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
     digits = text.strip().lower().rstrip("kmgtib ")
     unit = text.strip().lower()[len(digits) :].strip()
@@ -144,4 +144,6 @@ def parse_bytes(text: str) -> float:
         raise UserError(f"{text!r} is not an amount of memory: write it like 12GB, 512MB or 8GiB") from None
     if not 0 < count < float("inf"):
         raise UserError(f"{text!r}: an amount of memory must be above 0")
+    if unit == "" and count < 2**20:
+        raise UserError(f"{text!r} means {count:g} bytes; did you mean {count:g}GB?")
     return count

@@ -102,6 +102,11 @@ def test_no_other_amount_is(text):
         parse_bytes(text)
 
 
+def test_a_bare_number_of_a_few_bytes_is_taken_for_a_forgotten_unit():
+    with pytest.raises(ValueError, match=r"8 bytes; did you mean 8GB\?"):
+        parse_bytes("8")
+
+
 def test_bytes_are_told_in_three_digits():
     assert [human_bytes(count) for count in (0, 999, 1234, 99_960_000, 2.5e9, 1.5e12)] == [
         "0 B",
