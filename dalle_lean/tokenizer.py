@@ -146,7 +146,7 @@ def find_tokenizer(name: str | None) -> Path | None:
         return Path(hub.hf_hub_download(name, "tokenizer.json"))
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{name} is neither a file here nor a tokenizer on the hub: {reason}") from None
+        raise UserError(f"there is no file {name}, and no tokenizer of that name came from the hub: {reason}") from None
 
 
 @contextmanager

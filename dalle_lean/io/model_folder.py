@@ -267,7 +267,7 @@ def find_model(name: str | None = None) -> Path:
         return Path(hub.snapshot_download(name, allow_patterns=patterns))
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{name} is neither a folder here nor a model on the hub: {reason}") from None
+        raise UserError(f"there is no folder {name}, and no model of that name came from the hub: {reason}") from None
 
 
 def bundled_model() -> Path:

@@ -244,7 +244,7 @@ def test_a_tokenizer_is_a_file_or_that_of_a_hub_id(hub, tmp_path, address):
     [
         ("tokenizer.json", "no tokenizer at tokenizer.json; give a tokenizer.json, or a hub id"),
         ("../up/there", "no tokenizer at"),
-        ("owner/absent", "owner/absent is neither a file here nor a tokenizer on the hub: "),
+        ("owner/absent", "there is no file owner/absent, and no tokenizer of that name came from the hub: "),
     ],
 )
 def test_a_tokenizer_that_is_nowhere_is_named(hub, name, complaint):

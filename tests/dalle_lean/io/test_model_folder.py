@@ -272,3 +272,12 @@ def test_a_model_is_found_by_folder_or_environment(folder, monkeypatch):
     assert find_model() == folder
     with pytest.raises(ValueError, match="no model folder at"):
         find_model("./nowhere")
+
+
+def test_a_folder_that_is_not_there_is_said_before_the_failure_to_download(monkeypatch):
+    def no_network(*_, **__):
+        raise OSError("Got: ConnectError: name resolution failed")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)
+    with pytest.raises(UserError, match=r"^there is no folder runs/none, and no model .* from the hub: Got: ConnectEr"):
+        find_model("runs/none")
