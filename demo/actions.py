@@ -17,7 +17,7 @@ from dalle_lean.vocabulary import content_words
 from demo import progress_views as views
 from demo.controls import Controls
 from demo.download import write_pictures
-from demo.form import FormValues, default_settings, first_rows, new_seed, read_request
+from demo.form import FormValues, cut_prompt, default_settings, first_rows, new_seed, read_request
 from demo.service.drawing_service import Done, DrawingEvent, DrawingService, Queued
 from demo.service.scheduler import Busy
 from inference.request import Request
@@ -38,7 +38,7 @@ class Parts:
     stop: Any
     status: Any
     unknown: Any
-    """Words that the model has not learnt."""
+    """That the prompt was cut, and the words that the model has not learnt."""
     stage: Any
     """Takes the place of the gallery until the pictures are done."""
     gallery: Any
@@ -81,7 +81,7 @@ class Actions:
         values = FormValues(*controls)
         if fresh:
             values = replace(values, seed=new_seed())
-        yield from self.show(tab, partial(read_request, self.service, prompt, values), values.seed)
+        yield from self.show(tab, prompt, lambda prompt: read_request(self.service, prompt, values), values.seed)
 
     def draw_more(
         self, tab: gr.Request, prompt: str, drawn: Done | None, chosen: int, *controls: Any
@@ -89,13 +89,13 @@ class Actions:
         """Draw new pictures with the upper rows of the chosen one."""
         values = replace(FormValues(*controls), upload=None, seed=new_seed())
 
-        def read() -> Request:
+        def read(prompt: str) -> Request:
             if drawn is None:
                 raise UserError("these pictures are gone; draw new ones")
             request = read_request(self.service, prompt, values)
             return replace(request, start=first_rows(self.service, drawn.pictures[chosen].codes, values.rows))
 
-        yield from self.show(tab, read, values.seed)
+        yield from self.show(tab, prompt, read, values.seed)
 
     def open(self, tab: gr.Request, fresh: bool, *controls: Any) -> Iterator[Update]:
         """Draw the prompt of an address such as /?prompt=a+red+heart&seed=3 at once."""
@@ -107,10 +107,13 @@ class Actions:
         if asked.get("seed", "").isdecimal():
             fresh, values = False, replace(values, seed=int(asked["seed"]))
         for update in self.draw(tab, asked["prompt"], fresh, *vars(values).values()):
-            yield {self.parts.prompt: asked["prompt"], **update}
+            yield {self.parts.prompt: cut_prompt(asked["prompt"]), **update}
 
-    def show(self, tab: gr.Request, read: Callable[[], Request], seed: int) -> Iterator[Update]:
-        """Yield the states of the page until the pictures are done. Cancels the tab's previous drawing."""
+    def show(self, tab: gr.Request, prompt: str, read: Callable[[str], Request], seed: int) -> Iterator[Update]:
+        """Yield the states of the page until the pictures are done. Cancels the tab's previous drawing.
+
+        prompt: cut if it is too long; `read` makes the request for it.
+        """
         parts, key = self.parts, str(tab.session_hash)
         first: Update = {
             parts.stop: gr.Button(interactive=True),
@@ -118,11 +121,14 @@ class Actions:
             parts.actions: gr.Row(visible=False),
             parts.controls.inputs["seed"]: seed,
         }
+        shorter = cut_prompt(prompt)
+        if shorter != prompt:
+            first[parts.prompt] = shorter
         if key in self.stops:
             self.stops[key].set()
         stop = self.stops[key] = Event()
         try:
-            for update in self.answer(read, stop):
+            for update in self.answer(partial(read, shorter), stop, views.cut(prompt, shorter)):
                 if self.stops.get(key) is not stop:
                     return
                 yield {**first, **update}
@@ -132,8 +138,8 @@ class Actions:
             if self.stops.get(key) is stop:
                 del self.stops[key]
 
-    def answer(self, read: Callable[[], Request], stop: Event) -> Iterator[Update]:
-        """Draw a request; mistakes and failures become updates.
+    def answer(self, read: Callable[[], Request], stop: Event, cut: str = "") -> Iterator[Update]:
+        """Draw a request; mistakes and failures become updates. `cut` says that the prompt was cut.
 
         Setting `stop` or closing the iterator cancels the drawing at the end of the current row.
         """
@@ -143,7 +149,7 @@ class Actions:
             yield {
                 parts.status: views.line("Reading the prompt."),
                 parts.stage: views.growing_stage([], self.service.generator.num_drawn(request.settings)),
-                parts.unknown: self.unknown_words(request.prompt),
+                parts.unknown: cut + self.unknown_words(request.prompt),
             }
             with closing(cast(Any, self.service.draw(request))) as events:
                 for event in events:

@@ -1,5 +1,6 @@
 """A visitor's prompt and settings as a request, for the page and its endpoint."""
 
+import re
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,15 @@ def read_request(service: DrawingService, prompt: str, values: FormValues) -> Re
     check_limits(prompt, settings, service.generator.model.config)
     start = None if values.upload is None else first_rows(service, service.read_upload(values.upload), values.rows)
     return Request(prompt, settings, start)
+
+
+def cut_prompt(prompt: str) -> str:
+    """A prompt, cut to LONGEST_PROMPT characters at the end of a word if possible."""
+    if len(prompt) <= LONGEST_PROMPT:
+        return prompt
+    head = prompt[: LONGEST_PROMPT + 1]
+    whole_words = re.sub(r"\s+\S*\Z", "", head)
+    return (whole_words if whole_words.strip() else head)[:LONGEST_PROMPT]
 
 
 def check_limits(prompt: str, settings: Settings, config: DalleConfig) -> None:

@@ -10,7 +10,7 @@ from demo.actions import Actions, Parts
 from demo.calculator.page import add_calculator
 from demo.controls import add_controls
 from demo.endpoint import add_endpoint
-from demo.form import LONGEST_PROMPT, default_settings
+from demo.form import default_settings
 from demo.service.drawing_service import DrawingService
 
 TITLE = "dalle_lean"
@@ -56,7 +56,6 @@ def add_parts(service: DrawingService, card: bool) -> tuple[Parts, Any]:
             container=False,
             autofocus=True,
             max_lines=1,
-            max_length=LONGEST_PROMPT,
             scale=5,
             min_width=200,
             elem_id="prompt",

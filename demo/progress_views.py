@@ -126,6 +126,15 @@ def unknown(words: Sequence[str], known: Sequence[str] | None = None) -> str:
     return line(said, kind="status unknown")
 
 
+def cut(prompt: str, shorter: str) -> str:
+    """Says that a prompt was cut to a shorter one; empty if it was not."""
+    if prompt == shorter:
+        return ""
+    return line(
+        f"The prompt has {len(prompt)} characters; all after the first {len(shorter)} were cut off.", "status cut"
+    )
+
+
 def busy(error: Busy) -> str:
     """The queue is full."""
     sentence = (

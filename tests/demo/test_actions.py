@@ -2,11 +2,12 @@
 
 from contextlib import closing
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 
 from demo import progress_views as views
-from demo.form import FormValues, default_settings, read_request
+from demo.form import FormValues, cut_prompt, default_settings, read_request
 from demo.service.drawing_service import DrawingService, Queued, Running
 from demo.service.latency_model import LatencyModel
 from demo.service.scheduler import Busy, Scheduler
@@ -106,6 +107,34 @@ def test_without_pictures_nothing_is_said_of_the_words(knowing_service, prompt):
     (only,) = ask(knowing_service, prompt)
     assert "mistake" in only["status"]
     assert only["unknown"] == ""
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cut"),
+    [
+        ("a red heart", "a red heart"),
+        ("x" * 1000, "x" * 1000),
+        ("word " * 200 + "more", ("word " * 200).strip()),
+        ("x" * 995 + " over the end", "x" * 995 + " over"),
+        ("x" * 996 + "\n over the end", "x" * 996),
+        (" " * 10 + "x" * 2000, " " * 10 + "x" * 990),
+        ("🚀" * 2000, "🚀" * 1000),
+        ("赤いハート" * 400, "赤いハート" * 200),
+        (" " * 2000, " " * 1000),
+    ],
+)
+def test_a_long_prompt_is_cut_at_a_words_end_where_it_has_one(prompt, cut):
+    assert cut_prompt(prompt) == cut
+
+
+def test_the_page_says_that_it_cut_a_prompt_and_puts_what_is_left_into_its_box(knowing_service):
+    actions, tab = named_actions(knowing_service), SimpleNamespace(session_hash="tab")
+    first, *others, last, _ = actions.draw(tab, "zeppelin " * 222 + "ab", False, *vars(WISH).values())
+    assert first["prompt"] == "zeppelin " * 110 + "zeppelin"
+    assert "The prompt has 2000 characters; all after the first 998 were cut off." in first["unknown"]
+    assert "draw “zeppelin”, so these" in first["unknown"]
+    assert not any("unknown" in update or "prompt" in update for update in (*others, last))
+    assert last["drawn"].request.prompt == first["prompt"]
 
 
 def test_a_prompt_of_2000_characters_is_answered_with_a_sentence(service):

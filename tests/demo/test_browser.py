@@ -281,10 +281,21 @@ def test_what_the_model_has_not_learnt_is_said_before_there_are_pictures(visit, 
         page.locator("#unknown .unknown").wait_for(state="detached")
 
 
-@pytest.mark.parametrize("prompt", ["zeppelin " * 222 + "ab", "🚀" * 2000, "赤いハート" * 400])
-def test_a_prompt_of_2000_characters_is_answered_with_a_sentence(visit, knowing_url, prompt):
-    page = visit(f"{knowing_url}?{urllib.parse.urlencode({'prompt': prompt})}", viewport=PHONE)
-    page.locator(".status.mistake").get_by_text("The prompt has 2000 characters; shorten it to 1000.").wait_for()
+@pytest.mark.parametrize("typed", [True, False])
+@pytest.mark.parametrize(
+    ("prompt", "length"), [("zeppelin " * 222 + "ab", 998), ("🚀" * 2000, 1000), ("赤いハート" * 400, 1000)]
+)
+def test_a_prompt_of_2000_characters_is_cut_and_the_page_says_so(visit, knowing_url, prompt, length, typed):
+    page = visit(
+        knowing_url if typed else f"{knowing_url}?{urllib.parse.urlencode({'prompt': prompt})}", viewport=PHONE
+    )
+    if typed:
+        ask(page, prompt)
+    page.get_by_text(f"The prompt has 2000 characters; all after the first {length} were cut off.").wait_for()
+    page.get_by_text("I have not learnt to draw").wait_for()
+    pictures(page)
+    assert page.locator("#prompt input").input_value() == prompt[:length]
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
 def test_the_model_card_is_a_link_away(visit, page_url):
