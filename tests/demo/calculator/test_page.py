@@ -58,6 +58,22 @@ def test_it_opens_with_the_recipe_of_the_command_line(visit):
     assert page.locator("#tokens input").is_disabled()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_tables_have_the_borders_of_all_else(visit, scheme):
+    page = visit(color_scheme=scheme)
+    for table in ("#kinds", "#holds"):
+        for part in ("table", "tr", "th", "td"):
+            colours = page.locator(f"{table} {part}").first.evaluate(COLOURS)
+            assert colours[0] == colours[1], (table, part)
+
+
+COLOURS = """element => {
+    const other = document.body.appendChild(document.createElement("div"));
+    other.style.border = "1px solid var(--border-color-primary)";
+    return [element, other].map(one => getComputedStyle(one).borderBottomColor);
+}"""
+
+
 def test_switches_change_the_bars_the_batch_and_the_table(visit):
     page = visit()
     choose(page, "gpt2-large")
