@@ -68,7 +68,7 @@ class Actions:
         """The default number of candidates and the estimates, as the machine draws now."""
         controls, ranked = self.parts.controls, self.service.generator.scorer is not None
         num_images = default_settings(self.service)["num_images" if ranked else "best"]
-        update = {
+        update: Update = {
             self.parts.status: views.welcome(self.service, num_images),
             controls.estimate: views.estimate(self.service, num_images),
         }
