@@ -4,7 +4,7 @@ import re
 import secrets
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from dalle_lean.terminal import begin_loading, say
 
 if TYPE_CHECKING:
     from training.swarm.admission.keys import SigningKey
+    from training.swarm.admission.passes import Invite
 
 DAY_S = 24 * 3600
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run hosted on this machine.")]
@@ -31,7 +32,7 @@ def invite(
     """Invite volunteers to a run: print a code and the command to join with. Works whether or not `dalle-lean host` is
     running."""
     begin_loading()
-    from training.swarm.admission.passes import HELPER, TRAINER, Invite
+    from training.swarm.admission.passes import HELPER, TRAINER
     from training.swarm.config import read_settings
     from training.swarm.observe.peer_metrics import check_user_name
 
@@ -41,8 +42,8 @@ def invite(
         check_user_name(name)
     key = run_key_of(run_dir)
     ends = int(time.time() + days * DAY_S)
-    given = Invite(id=secrets.token_hex(4), uses=uses, ends=ends, role=role, name=name or "")
-    code, addresses = given.code(key), read_settings(run_dir).swarm.addresses
+    given, code = new_invite(key, uses=uses, ends=ends, role=role, name=name or "")
+    addresses = read_settings(run_dir).swarm.addresses
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(ends))
     say(f"invitation {given.id}, for {uses} {role}{'s' * (uses > 1)} until {until}; keep its code secret.")
     say(f"To revoke it: dalle-lean ban {run_dir} {given.id}. To join:")
@@ -50,6 +51,16 @@ def invite(
         say(f"    dalle-lean host RUN_DIR --helper-of {addresses[0]} --announce ITS_ADDRESS --code {code}")
     else:
         say(f"    dalle-lean join {' '.join(addresses)} --code {code}")
+
+
+def new_invite(key: "SigningKey", **terms: Any) -> tuple["Invite", str]:
+    """A new invitation and its code, which never begins with "-": `ban` would take it for an option."""
+    from training.swarm.admission.passes import Invite
+
+    while True:
+        given = Invite(id=secrets.token_hex(4), **terms)
+        if not (code := given.code(key)).startswith("-"):
+            return given, code
 
 
 def ban(run_dir: RunDir, subject: Subject) -> None:

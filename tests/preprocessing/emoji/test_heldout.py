@@ -96,3 +96,10 @@ def test_no_thing_is_on_a_ground_of_its_own_name(training):
     for picture in training:
         if picture.ground != "white":
             assert not any(contains_words(thing, picture.ground) for thing in picture.things)
+
+
+def test_copies_multiply_the_pictures_of_every_kind(drawings, held_out, training):
+    doubled = Counter(picture.kind for picture in plan_training(drawings, held_out, seed=0, copies=2))
+    once = Counter(picture.kind for picture in training)
+    assert all(doubled[kind] == 2 * once[kind] for kind in once if kind != "pair")
+    assert once["pair"] < doubled["pair"] < 4 * once["pair"]  # held-out pairs that come up are left out

@@ -7,6 +7,7 @@ import pytest
 
 from dalle_lean.cli import main
 from tests.training.conftest import write_shards
+from training.commands.admission import new_invite, run_key_of
 from training.run.recipe import load_recipe
 from training.swarm.admission.bans import Bans
 from training.swarm.admission.passes import Invite
@@ -94,6 +95,13 @@ def test_an_invitation_is_printed_with_the_command_to_join_with(make, tmp_path, 
     assert (invite.uses, invite.name, invite.role) == (3, "Anna", "trainer")
     code, said = run(capsys, "invite", tmp_path / "run", "--role", "helper")
     assert f"--helper-of {settings.swarm.addresses[0]}" in said
+
+
+def test_no_code_begins_like_an_option(make, tmp_path):
+    make()
+    key = run_key_of(tmp_path / "run")
+    codes = [new_invite(key, uses=1, ends=2**31, role="trainer", name="")[1] for _ in range(400)]
+    assert not [code for code in codes if code.startswith("-")]
 
 
 def banned(run_dir):
