@@ -6,13 +6,16 @@ import pytest
 from training.data.prefetch import prefetch
 
 
-def running():
-    return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+@pytest.fixture
+def started():
+    """The threads that run now and did not before the test."""
+    before = set(threading.enumerate())
+    return lambda: set(threading.enumerate()) - before
 
 
-def test_the_items_come_in_their_order_and_end():
+def test_the_items_come_in_their_order_and_end(started):
     assert list(prefetch(iter(range(100)), 3)) == list(range(100))
-    assert not running()
+    assert not started()
 
 
 def test_no_more_is_made_ahead_than_asked_for():
@@ -39,7 +42,7 @@ def until(condition):
     raise AssertionError
 
 
-def test_what_is_raised_in_the_thread_is_raised_to_the_reader_after_what_came_before():
+def test_what_is_raised_in_the_thread_is_raised_to_the_reader_after_what_came_before(started):
     def items():
         yield 1
         raise OSError("the disk is gone")
@@ -48,10 +51,10 @@ def test_what_is_raised_in_the_thread_is_raised_to_the_reader_after_what_came_be
     assert next(ahead) == 1
     with pytest.raises(OSError, match="the disk is gone"):
         next(ahead)
-    assert not running()
+    assert not started()
 
 
-def test_closing_ends_the_thread_and_what_it_iterates():
+def test_closing_ends_the_thread_and_what_it_iterates(started):
     closed = threading.Event()
 
     def items():
@@ -65,7 +68,7 @@ def test_closing_ends_the_thread_and_what_it_iterates():
     next(ahead)
     ahead.close()
     assert closed.is_set()
-    assert not running()
+    assert not started()
 
 
 def test_a_wait_is_told_again_and_again():
