@@ -9,6 +9,7 @@ import typer
 
 from dalle_lean.terminal import explain, progress_bar, say, tell
 from preprocessing.emoji.build import build
+from preprocessing.emoji.plan import PAINTED_COPIES
 from preprocessing.emoji.sets import BUNDLED_SET
 
 
@@ -24,6 +25,9 @@ def command(
     side: Annotated[int, typer.Option(help="Width and height of the pictures, in pixels.")] = 128,
     seed: Annotated[int, typer.Option(help="The same seed writes the same bytes.")] = 0,
     copies: Annotated[int, typer.Option(min=1, help="Multiplies the number of training pictures.")] = 1,
+    painted_copies: Annotated[
+        int, typer.Option(min=0, help="Training pictures in other colours, of each thing that may have them.")
+    ] = PAINTED_COPIES,
     processes: Annotated[int, typer.Option(help="Processes that draw.")] = os.cpu_count() or 1,
 ) -> None:
     """Draw the emoji picture set: things alone, on coloured grounds, painted, in pairs, counted."""
@@ -38,6 +42,7 @@ def command(
                 sets=sets.split(","),
                 only_pairs_held_out=only_pairs_held_out,
                 copies=copies,
+                painted_copies=painted_copies,
                 on_progress=on_progress,
             )
     except Exception as failure:

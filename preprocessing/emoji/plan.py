@@ -18,8 +18,14 @@ SHAPE_COPIES = 4
 """Coloured shapes, of which there are few, have so many times as many."""
 
 
-def plan_training(drawings: Sequence[Drawing], held_out: HeldOut, seed: int, copies: int = 1) -> list[Picture]:
-    """Every training picture, shuffled; `copies` multiplies the numbers above."""
+def plan_training(
+    drawings: Sequence[Drawing],
+    held_out: HeldOut,
+    seed: int,
+    copies: int = 1,
+    painted_copies: int = PAINTED_COPIES,
+) -> list[Picture]:
+    """Every training picture, shuffled; `copies` multiplies all numbers, of the painted ones too."""
     pictures: list[Picture] = []
     known = [d for d in drawings if held_out.reason([d.thing.name], [d.set], "white") is None]
     shapes = [d for d in known if d.thing.group == "shape"]
@@ -45,16 +51,16 @@ def plan_training(drawings: Sequence[Drawing], held_out: HeldOut, seed: int, cop
             pictures += [
                 several(drawing, many, 2 + i % 3, ground, random) for i, ground in enumerate(grounds_of_counts)
             ]
-        pictures += painted(drawing, held_out, copies, Random(f"{seed}/painted/{drawing.set}/{name}"))
+        pictures += painted(drawing, held_out, copies * painted_copies, Random(f"{seed}/painted/{drawing.set}/{name}"))
     Random(f"{seed}/order").shuffle(pictures)
     return pictures
 
 
-def painted(drawing: Drawing, held_out: HeldOut, copies: int, random: Random) -> Iterator[Picture]:
+def painted(drawing: Drawing, held_out: HeldOut, count: int, random: Random) -> Iterator[Picture]:
     """A drawing in colours that it may have in training, on grounds that it may have with them."""
     name = drawing.thing.name
     paints = [paint for paint in allowed_paints(drawing.thing) if (name, paint) not in held_out.paints]
-    for i, paint in enumerate(cycled(paints, copies * PAINTED_COPIES, random) if paints else ()):
+    for i, paint in enumerate(cycled(paints, count, random) if paints else ()):
         grounds = [g for g in allowed_grounds(drawing.thing) if g != paint and (name, g) not in held_out.grounds]
         yield scene(drawing, "white" if i % 2 else random.choice(grounds), random, paint)
 

@@ -6,7 +6,7 @@ import pytest
 
 from preprocessing.emoji.heldout import hold_out
 from preprocessing.emoji.names import contains_words
-from preprocessing.emoji.plan import plan_held_out, plan_training
+from preprocessing.emoji.plan import PAINTED_COPIES, plan_held_out, plan_training
 from preprocessing.emoji.sets import CODE_POINT_SETS, read_drawings, read_things
 
 
@@ -103,3 +103,9 @@ def test_copies_multiply_the_pictures_of_every_kind(drawings, held_out, training
     once = Counter(picture.kind for picture in training)
     assert all(doubled[kind] == 2 * once[kind] for kind in once if kind != "pair")
     assert once["pair"] < doubled["pair"] < 4 * once["pair"]  # held-out pairs that come up are left out
+
+
+def test_painted_copies_change_the_number_of_painted_pictures_alone(drawings, held_out, training):
+    once = Counter(picture.kind for picture in training)
+    more = Counter(picture.kind for picture in plan_training(drawings, held_out, 0, painted_copies=3 * PAINTED_COPIES))
+    assert more == {**once, "painted": 3 * once["painted"]}
