@@ -29,10 +29,10 @@ from inference.batching import Batch, Kind, default_batch_size, halve, plan_batc
 from inference.ranking import best_pictures, collect, decode_and_score
 from inference.request import Picture, Progress, Request, Settings
 from inference.sampling.packed_decoder import PackedDecoder
-from inference.sampling.packed_linear import Precision
+from inference.sampling.packed_linear import Precision, check_precision
 from inference.sampling.prefill import read_prompts
 from inference.sampling.sampler import Row, sample_codes
-from inference.scorer import Scorer, make_scorer
+from inference.scorer import Scorer, check_scorer_spec, make_scorer
 
 
 class Generator:
@@ -80,7 +80,11 @@ class Generator:
             ValueError: a part is missing, altered, or not the one the transformer was trained with, or the precision
                 or scorer does not work here.
         """
-        path, where = find_model(None if folder is None else str(folder)), pick_device(device)
+        where = pick_device(device)
+        precision = precision or ("fp32" if where.type == "cpu" else "bf16")
+        check_precision(precision, where)
+        check_scorer_spec(scorer)
+        path = find_model(None if folder is None else str(folder))
         content = check_parts(path)
         if "tokenizer.json" not in content["parts"]:
             raise UserError(f"{path}: tokenizer.json is missing; without it no prompt can be read")
@@ -89,17 +93,18 @@ class Generator:
                 f"{path}: vqgan/config.json is missing; add the VQGAN whose codes the model was trained on: "
                 f"dalle-lean pack {path} OUT --vqgan FOLDER"
             )
+        clip = path / "clip" if "clip/config.json" in content["parts"] else None
+        ranker = make_scorer(scorer, clip, where, checked=True)  # before the weights: its name may be wrong
         vqgan = VQGAN.load(path / "vqgan", checked=True)
         trained_on = content.get("vqgan_fingerprint")
         if trained_on is not None and not vqgan.reads_codes_of(trained_on):
             raise UserError(f"{path}: vqgan/ is not the VQGAN on whose codes this model was trained")
-        clip = path / "clip" if "clip/config.json" in content["parts"] else None
         generator = cls(
             read_model(path, content, device=where),
             Tokenizer.from_file(path / "tokenizer.json"),
             vqgan.to(where),
-            make_scorer(scorer, clip, where, checked=True),
-            precision or ("fp32" if where.type == "cpu" else "bf16"),
+            ranker,
+            precision,
         )
         generator.model_sha256 = content["parts"]["model.safetensors"]
         generator.caption_dropout = content.get("caption_dropout")

@@ -70,12 +70,10 @@ def make_scorer(
         return None
     if spec == "clip":
         return None if clip_folder is None else ClipScorer.load(clip_folder, device, checked=checked)
+    check_scorer_spec(spec, role=role)
     head, _, tail = spec.partition(":")
-    is_folder = spec != "" and Path(spec).is_dir()
-    if not (is_folder or (head and tail)):
-        raise UserError(f"{role}={spec!r}: must be {SPECS}")
     try:
-        if is_folder:
+        if Path(spec).is_dir():
             return folder_clip(Path(spec), device)
         if head == "hf-hub":
             return hub_clip(tail, device)
@@ -84,6 +82,14 @@ def make_scorer(
         return named_clip(head, tail, device)
     except UserError as error:
         raise UserError(f"{role}={spec!r}: {error}") from error
+
+
+def check_scorer_spec(spec: str, *, role: str = "scorer") -> None:
+    """ValueError if nothing that `make_scorer` takes is written like `spec`; loads nothing."""
+    head, _, tail = spec.partition(":")
+    is_folder = spec != "" and Path(spec).is_dir()
+    if spec not in ("clip", "none") and not is_folder and not (head and tail):
+        raise UserError(f"{role}={spec!r}: must be {SPECS}")
 
 
 def names_a_class(module: str, attribute: str) -> bool:

@@ -43,6 +43,17 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     sync_folder(path.parent)
 
 
+def check_output_folder(folder: Path) -> None:
+    """UserError unless `folder` is a folder to write to or can become one; nothing is left behind."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; --out needs a folder")
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    try:
+        tempfile.TemporaryDirectory(dir=nearest).cleanup()
+    except OSError:
+        raise UserError(f"{folder}: no file can be created in {nearest}; name another folder with --out") from None
+
+
 @contextmanager
 def fresh_folder(place: Path) -> Iterator[Path]:
     """Yield a new hidden folder beside `place`, to be renamed to `place`; at the end it is removed if it still exists.

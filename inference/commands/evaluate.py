@@ -66,6 +66,7 @@ def evaluate(
 ) -> None:
     """Measure MODEL on held-out pictures and on prompts that training never saw; OUT gets report.html and .json."""
     from dalle_lean.images.thing_classifier import ThingClassifier
+    from dalle_lean.io.files import check_output_folder
     from inference.evaluation.clip_metrics import make_judge
     from inference.evaluation.evaluate import evaluate as run
     from inference.evaluation.inception import Inception
@@ -83,8 +84,7 @@ def evaluate(
         grid_questions=grid,
         nearest_among=nearest_among,
     )
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; --out needs a folder")
+    check_output_folder(out)
     generator = Generator.from_folder(model, device, scorer=scorer)
     clip = None if judge is None else make_judge(judge, generator.device)
     classifiers = {short_name(folder): ThingClassifier.load(folder, generator.device) for folder in classifier or ()}

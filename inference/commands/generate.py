@@ -10,6 +10,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.terminal import Device, progress_bar, say, tell, warn
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from torch import Tensor
 
     from inference.generator import Generator
@@ -65,6 +66,7 @@ def generate(
     device: Device = "auto",
 ) -> None:
     """Draw pictures of each PROMPT and keep the best few."""
+    from dalle_lean.io.files import check_output_folder
     from dalle_lean.vocabulary import enumerated, named
     from inference.gallery import prompt_folder, write_gallery
     from inference.generator import Generator
@@ -83,13 +85,13 @@ def generate(
     )
     if start_rows is not None and start is None:
         raise UserError(f"start_rows={start_rows}: name the picture whose rows to keep with --start")
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; --out needs a folder")
+    check_output_folder(out)
+    picture = None if start is None else open_start(start)
     say("loading the model ...")
     generator = Generator.from_folder(model, device, precision, scorer)  # type: ignore[arg-type]
     if guidance is None:
         settings = replace(settings, guidance=generator.guidance)
-    codes = None if start is None else upper_rows(generator, start, start_rows)
+    codes = None if start is None or picture is None else upper_rows(generator, start, picture, start_rows)
     out.mkdir(parents=True, exist_ok=True)
     for prompt in prompts:
         if excess := generator.excess_tokens(prompt):
@@ -111,9 +113,21 @@ def generate(
         say(written[index])
 
 
-def upper_rows(generator: "Generator", path: Path, rows: int | None) -> "Tensor":
-    """Codes of the upper rows of a picture's centre square; ValueError for too many rows or no picture."""
+def open_start(path: Path) -> "Image":
+    """Open the picture that --start names; ValueError for none."""
     from dalle_lean.images.files import UnusablePicture, open_picture_file
+
+    if not path.exists():
+        raise UserError(f"--start: there is no file {path}")
+    try:
+        return open_picture_file(path)
+    except UnusablePicture as error:
+        raise UserError(f"{path}: {error.sentence}") from None
+
+
+def upper_rows(generator: "Generator", path: Path, picture: "Image", rows: int | None) -> "Tensor":
+    """Codes of the upper rows of a picture's centre square; ValueError for too many rows or a damaged picture."""
+    from dalle_lean.images.files import UnusablePicture
 
     side = generator.model.config.image_side
     rows = side // 2 if rows is None else rows
@@ -122,6 +136,6 @@ def upper_rows(generator: "Generator", path: Path, rows: int | None) -> "Tensor"
     if not 1 <= rows < side:
         raise UserError(f"start_rows={rows}: this model draws {side} rows; keep 1 to {side - 1}")
     try:
-        return generator.read_picture(open_picture_file(path))[: rows * side]
+        return generator.read_picture(picture)[: rows * side]
     except UnusablePicture as error:
         raise UserError(f"{path}: {error.sentence}") from None

@@ -152,6 +152,27 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, capsys, arguments, mess
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--out", "/proc/x"), "/proc/x: no file can be created in /proc; name another folder"),
+        (("--start", "/nope"), "--start: there is no file /nope"),
+        (("--precision", "fp17"), "precision='fp17': it must be one of fp32"),
+        (("--scorer", "hello"), "scorer='hello': must be clip, none"),
+        (("--device", "tpu"), "device='tpu'"),
+    ],
+)
+def test_a_mistake_in_an_option_is_noticed_before_the_model_is_looked_for(
+    tmp_path, capsys, monkeypatch, arguments, message
+):
+    monkeypatch.setattr("inference.generator.find_model", lambda _: pytest.fail("looked for the model"))
+    assert run("a car", "--out", tmp_path / "out", *arguments) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_long_prompt_is_drawn_and_the_cut_is_said(model_folder, tmp_path, capsys):
     prompt = "a red heart on a white ground beside a green book and two black cats in a house"
     assert run(prompt, "--out", tmp_path, "--model", model_folder, "--num-images", 1) == 0
