@@ -16,13 +16,14 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
-from dalle_lean.draw.text_wrap import wrapped
+from dalle_lean.draw.text_wrap import wrapped, wrapped_within
 from dalle_lean.io.files import read_json, write_bytes, write_json
 from inference.request import Picture
 
 TILE_SIDE = 256
 MARGIN = 16
 HEADING_HEIGHT = 26
+HEADING_LINES = 2
 LINE_HEIGHT = 16
 COLUMNS = 4
 SLUG_LENGTH = 48
@@ -164,7 +165,10 @@ def tile_sheet(
     caption_lines: int = 1,
     heading: str = "",
 ) -> Image.Image:
-    """A white sheet with rows of four pictures at `side` pixels or more, each caption cut to `caption_lines`."""
+    """A white sheet with rows of four pictures at `side` pixels or more, each caption cut to `caption_lines`.
+
+    The heading is cut to HEADING_LINES.
+    """
     tiles = [enlarged(picture, side) for picture in pictures]
     side = max((max(tile.size) for tile in tiles), default=side)
     columns = max(1, min(COLUMNS, len(tiles)))
@@ -172,7 +176,7 @@ def tile_sheet(
     cell_width, cell_height = side + MARGIN, side + caption_lines * LINE_HEIGHT + MARGIN
     heading_font, font = ImageFont.load_default(20), ImageFont.load_default(13)
     width = MARGIN + columns * cell_width
-    lines = wrapped(heading, heading_font, width - 2 * MARGIN) if heading else []
+    lines = wrapped_within(heading, heading_font, width - 2 * MARGIN, HEADING_LINES) if heading else []
     top = MARGIN + HEADING_HEIGHT * len(lines)
     sheet = Image.new("RGB", (width, top + rows * cell_height), "white")
     draw = ImageDraw.Draw(sheet)

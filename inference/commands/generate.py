@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import Device, progress_bar, say, tell, warn
+from dalle_lean.terminal import Device, progress_bar, say, shortened, tell, warn
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -95,10 +95,12 @@ def generate(
     out.mkdir(parents=True, exist_ok=True)
     for prompt in prompts:
         if excess := generator.excess_tokens(prompt):
-            warn(f"the last {excess} tokens of the prompt do not fit this model and are not read: {prompt!r}")
+            warn(
+                f"the last {excess} tokens of the prompt do not fit this model and are not read: {shortened(prompt)!r}"
+            )
         if unknown := generator.unknown_words(prompt):
             tell(f"I have not learnt to draw: {enumerated(named(unknown))}")
-    name = repr(prompts[0][:40]) if len(prompts) == 1 else f"{len(prompts)} prompts"
+    name = repr(shortened(prompts[0], 40)) if len(prompts) == 1 else f"{len(prompts)} prompts"
     written = {}
     with progress_bar(f"drawing {name}", "codes") as on_progress:
         for progress in generator.draw([Request(prompt, settings, codes) for prompt in prompts], batch_size):
@@ -108,7 +110,7 @@ def generate(
                 prompt, folder = prompts[index], prompt_folder(out, prompts, index)
                 facts = generator.describe(settings, codes)
                 write_gallery(folder, prompt, progress.pictures, facts, generator.unknown_words(prompt))
-                written[index] = f"{len(progress.pictures)} pictures of {prompt!r} are in {folder}"
+                written[index] = f"{len(progress.pictures)} pictures of {shortened(prompt)!r} are in {folder}"
     for index in sorted(written):
         say(written[index])
 

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from dalle_lean.draw.text_wrap import Font, wrapped
+from dalle_lean.draw.text_wrap import Font, wrapped_within
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.progress import OnProgress, unwatched
 from preprocessing.shards.statistics import SampleRow, ShardStatistics
@@ -101,19 +101,3 @@ def draw_bars(
             right = left + (number + 1) * step - 2
             draw.rectangle((left + number * step, bottom - height, max(right, left + number * step), bottom), fill=BLUE)
     draw.line((left, bottom, left + BARS_WIDTH, bottom), fill=GREY)
-
-
-def wrapped_within(text: str, font: Font, width: int, most: int) -> list[str]:
-    """`text` in at most `most` lines no wider than `width` pixels; a text that is cut ends in dots."""
-    lines = wrapped(text, font, width)
-    cut = len(lines) > most
-    return [fitted(line, font, width, cut and number == most - 1) for number, line in enumerate(lines[:most])]
-
-
-def fitted(line: str, font: Font, width: int, cut: bool) -> str:
-    """`line`, shortened to at most `width` pixels; it ends in dots if it is shortened or `cut`."""
-    if not cut and font.getlength(line) <= width:
-        return line
-    while line and font.getlength(line + "...") > width:
-        line = line[:-1]
-    return line + "..."

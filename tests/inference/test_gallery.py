@@ -183,6 +183,17 @@ def test_a_long_prompt_is_drawn_and_the_cut_is_said(model_folder, tmp_path, caps
 FEW = ("--num-images", 2, "--best", 1, "--device", "cpu", "--scorer", "none")
 
 
+def test_a_long_prompt_is_shortened_wherever_it_is_shown(model_folder, tmp_path, capsys):
+    prompt = "a red heart " * 170
+    assert run(prompt, "--out", tmp_path, "--model", model_folder, *FEW) == 0
+    said = capsys.readouterr()
+    assert max(map(len, [*said.out.splitlines(), *said.err.splitlines()])) < 200 + len(str(tmp_path))
+    assert "of 'a red heart a red" in said.out
+    assert json.loads((tmp_path / "results.json").read_text())["prompt"] == prompt
+    with Image.open(tmp_path / "contact_sheet.png") as sheet:
+        assert sheet.height < 400
+
+
 def test_what_the_model_has_not_learnt_is_said_in_a_line_for_each_prompt_and_drawn(
     model_folder_with_vocabulary, tmp_path, capsys
 ):

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageFont
+from PIL import Image
 
 from dalle_lean.cli import main
 from dalle_lean.images.files import open_picture, square_pixels
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.model_folder import bundled_model
-from preprocessing.shards.contact_sheet import contact_sheet, decode_sample_rows, wrapped_within
+from preprocessing.shards.contact_sheet import contact_sheet, decode_sample_rows
 from preprocessing.shards.statistics import collect_statistics
 from tests.preprocessing.shard_folders import make_rows, random_codes, stored_rows, write_folder
 
@@ -77,17 +77,6 @@ def test_the_sheet_shows_what_the_vqgan_decodes(folder, vqgan):
     assert sheet.width > 8 * 192
     assert sheet.height > 2 * 192
     assert np.asarray(sheet).std() > 10
-
-
-def test_long_captions_are_cut_with_dots():
-    font = ImageFont.load_default(13)
-    lines = wrapped_within("a very long caption about nothing at all, " * 5, font, 150, 3)
-    assert len(lines) == 3
-    assert lines[-1].endswith("...")
-    assert all(font.getlength(line) <= 150 for line in lines)
-    assert wrapped_within("x" * 500, font, 150, 3)[0].endswith("...")
-    assert wrapped_within("a cat", font, 150, 3) == ["a cat"]
-    assert wrapped_within("", font, 150, 3) == [""]
 
 
 def run(*arguments):
