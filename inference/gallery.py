@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 from PIL.PngImagePlugin import PngInfo
 
+from dalle_lean.draw.fonts import lettering
 from dalle_lean.draw.text_wrap import wrapped, wrapped_within
 from dalle_lean.io.files import read_json, write_bytes, write_json
 from inference.request import Picture
@@ -174,7 +175,7 @@ def tile_sheet(
     columns = max(1, min(COLUMNS, len(tiles)))
     rows = -(-len(tiles) // columns)
     cell_width, cell_height = side + MARGIN, side + caption_lines * LINE_HEIGHT + MARGIN
-    heading_font, font = ImageFont.load_default(20), ImageFont.load_default(13)
+    heading, heading_font = lettering(heading, 20)
     width = MARGIN + columns * cell_width
     lines = wrapped_within(heading, heading_font, width - 2 * MARGIN, HEADING_LINES) if heading else []
     top = MARGIN + HEADING_HEIGHT * len(lines)
@@ -186,6 +187,7 @@ def tile_sheet(
         left = MARGIN + place % columns * cell_width
         upper = top + place // columns * cell_height
         sheet.paste(tile, (left, upper))
+        caption, font = lettering(caption, 13)
         for row, text in enumerate(wrapped(caption, font, side)[:caption_lines]):
             draw.text((left, upper + side + 3 + LINE_HEIGHT * row), text, fill="#333333", font=font)
     return sheet

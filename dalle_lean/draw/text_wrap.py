@@ -3,9 +3,7 @@
 import math
 from bisect import bisect_right
 
-from PIL import ImageFont
-
-Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+from dalle_lean.draw.fonts import Font
 
 
 def wrapped(text: str, font: Font, width: int) -> list[str]:

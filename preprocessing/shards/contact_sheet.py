@@ -7,7 +7,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from dalle_lean.draw.text_wrap import Font, wrapped_within
+from dalle_lean.draw.fonts import Font, lettering
+from dalle_lean.draw.text_wrap import wrapped_within
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.progress import OnProgress, unwatched
 from preprocessing.shards.statistics import SampleRow, ShardStatistics
@@ -41,7 +42,8 @@ def decode_sample_rows(
 
 def contact_sheet(title: str, statistics: ShardStatistics, pictures: Sequence[Image.Image]) -> Image.Image:
     """The statistics, and below them `pictures`, decoded from `statistics.sample_rows`, each with its caption."""
-    title_font, fact_font, caption_font = (ImageFont.load_default(size) for size in (20, 15, 13))
+    title, title_font = lettering(title, 20)
+    fact_font = ImageFont.load_default(15)
     columns = max(1, min(COLUMNS, len(pictures)))
     side = max([TILE_SIDE, *(max(picture.size) for picture in pictures)])
     cell_width, cell_height = side + MARGIN, side + MARGIN + CAPTION_LINES * LINE_HEIGHT + 8
@@ -69,8 +71,9 @@ def contact_sheet(title: str, statistics: ShardStatistics, pictures: Sequence[Im
         larger = picture if picture.width == side else picture.resize((side, side), Image.Resampling.LANCZOS)
         sheet.paste(larger, (x, y))
         draw.rectangle((x - 1, y - 1, x + side, y + side), outline=FRAME)  # otherwise a white picture has no edge
-        for line, words in enumerate(wrapped_within(row.caption, caption_font, side, CAPTION_LINES)):
-            draw.text((x, y + side + 4 + line * LINE_HEIGHT), words, fill=GREY, font=caption_font)
+        caption, font = lettering(row.caption, 13)
+        for line, words in enumerate(wrapped_within(caption, font, side, CAPTION_LINES)):
+            draw.text((x, y + side + 4 + line * LINE_HEIGHT), words, fill=GREY, font=font)
     return sheet
 
 
