@@ -230,14 +230,12 @@ def host(
 
         def greet() -> None:
             ports = ", ".join(str(port) for port in host_config.ports.values())
-            say(f"the run {settings.swarm.name} is ready for volunteers (TCP ports {ports}); any machine joins with")
+            announced = ipaddress.ip_address(host_config.announce)
+            say(f"the run {settings.swarm.name} is ready (TCP ports {ports}); {who_joins(announced)}")
             say(f"    dalle-lean join {' '.join([*addresses, *helper_of])}")
             if settings.swarm.run_key and settings.swarm.admission == "invite" and not helper_of:
                 say(f"and a code from dalle-lean invite {run_dir}")
-            announced = ipaddress.ip_address(host_config.announce)
-            if announced.is_loopback:
-                warn(f"{announced} is a loopback address, which no other machine can reach: set --announce")
-            elif not announced.is_global:
+            if not announced.is_loopback and not announced.is_global:
                 warn(
                     f"{announced} is a private address: for volunteers outside your network, forward the TCP ports "
                     f"{ports} to this machine and set --announce to its public address"
@@ -271,6 +269,13 @@ def host(
             )
     kept = "" if end.checkpoint is None else f"; the model is in {run_dir}/checkpoints/step-{end.checkpoint:06d}/model"
     say(f"finished at step {end.step}, {end.note}{kept}")
+
+
+def who_joins(announced: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+    """Who can join a run at this address, before the command to do so."""
+    if announced.is_loopback:
+        return "for other machines, set --announce; on this machine, join with"
+    return "any machine joins with"
 
 
 def options_except(context: typer.Context, known: Sequence[str]) -> str:
