@@ -20,6 +20,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.io.files import sha256_file
 from dalle_lean.progress import OnProgress
 from dalle_lean.tokenizer import Tokenizer
+from dalle_lean.words import counted
 from training.data.catalog import ShardSet, find_shards, is_url
 from training.data.heldout import heldout_rows
 from training.data.loader import Batch, TrainingData, collate
@@ -71,9 +72,9 @@ class Progress(StepCount):
         if math.isfinite(self.tokens_per_s):
             words.append(f"{self.tokens_per_s:,.0f} tokens/s, {self.sample_tokens} per sample")
         if self.rescaled:
-            words.append(f"{self.rescaled} steps skipped (gradient scales lowered)")
+            words.append(f"{counted(self.rescaled, 'step')} skipped (gradient scales lowered)")
         if self.position.skipped:
-            words.append(f"{self.position.skipped} damaged shards skipped")
+            words.append(f"{counted(self.position.skipped, 'damaged shard')} skipped")
         return words
 
 

@@ -8,6 +8,7 @@ import typer
 
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import Device, progress_bar, say, shortened, tell, warn
+from dalle_lean.words import counted
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -95,9 +96,7 @@ def generate(
     out.mkdir(parents=True, exist_ok=True)
     for prompt in prompts:
         if excess := generator.excess_tokens(prompt):
-            warn(
-                f"the last {excess} tokens of the prompt do not fit this model and are not read: {shortened(prompt)!r}"
-            )
+            warn(f"this model does not read the last {counted(excess, 'token')} of the prompt: {shortened(prompt)!r}")
         if unknown := generator.unknown_words(prompt):
             tell(f"I have not learnt to draw: {enumerated(named(unknown))}")
     name = repr(shortened(prompts[0], 40)) if len(prompts) == 1 else f"{len(prompts)} prompts"
@@ -110,7 +109,7 @@ def generate(
                 prompt, folder = prompts[index], prompt_folder(out, prompts, index)
                 facts = generator.describe(settings, codes)
                 write_gallery(folder, prompt, progress.pictures, facts, generator.unknown_words(prompt))
-                written[index] = f"{len(progress.pictures)} pictures of {shortened(prompt)!r} are in {folder}"
+                written[index] = f"{folder}: {counted(len(progress.pictures), 'picture')} of {shortened(prompt)!r}"
     for index in sorted(written):
         say(written[index])
 

@@ -11,6 +11,7 @@ import typer
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import out as console
 from dalle_lean.terminal import progress_bar, say, warn
+from dalle_lean.words import counted
 
 if TYPE_CHECKING:
     from dalle_lean.images.vqgan import VQGAN
@@ -140,10 +141,9 @@ def preprocess(
     if info:
         show_counts(info)
     if encoded:
-        say(f"{encoded} pictures in {seconds:.1f} s, {encoded / seconds:.1f} pictures/s on {where}")
+        say(f"{counted(encoded, 'picture')} in {seconds:.1f} s, {encoded / seconds:.1f} pictures/s on {where}")
     if info:
-        shards = "1 shard" if len(info.shards) == 1 else f"{len(info.shards)} shards"
-        say(f"{shards} of {info.image_side}x{info.image_side} codes in {out}")
+        say(f"{counted(len(info.shards), 'shard')} of {info.image_side}x{info.image_side} codes in {out}")
     else:
         say(f"part {part} is done, others are not; the run that makes the last shard writes {out / 'dataset.json'}")
 

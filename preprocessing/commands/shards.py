@@ -8,6 +8,7 @@ import typer
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import DESTINATIONS, Device, progress_bar, say
 from dalle_lean.terminal import out as console
+from dalle_lean.words import counted
 
 if TYPE_CHECKING:
     from dalle_lean.images.vqgan import VQGAN
@@ -83,7 +84,7 @@ def show(
     for name, value in statistics.facts():
         table.add_row(name, value)
     console.print(table, markup=False)
-    say(f"{len(pictures)} pictures on {out}")
+    say(f"{counted(len(pictures), 'picture')} on {out}")
 
 
 @shards.command()
@@ -162,9 +163,8 @@ def read_times(source: str) -> tuple[Path, int]:
 
 
 def shards_and_pictures(info: "DatasetInfo") -> str:
-    count = len(info.shards)
-    rows = f" in {info.num_rows:,} rows" if info.counts.further_views else ""
-    return f"{count:,} {'shard' if count == 1 else 'shards'}, {info.counts.kept:,} pictures{rows}"
+    rows = f" in {counted(info.num_rows, 'row')}" if info.counts.further_views else ""
+    return f"{counted(len(info.shards), 'shard')}, {counted(info.counts.kept, 'picture')}{rows}"
 
 
 def vqgan_of(info: "DatasetInfo", folder: Path | None) -> "VQGAN":

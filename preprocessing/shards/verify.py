@@ -9,6 +9,7 @@ from pathlib import Path
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.files import sha256_file
 from dalle_lean.progress import OnProgress, unwatched
+from dalle_lean.words import counted
 from preprocessing.shards.files import COLUMNS, read_blocks, read_header
 from preprocessing.shards.manifest import NAME, DatasetInfo, Shard, read_manifest
 from preprocessing.shards.mix import MIXED
@@ -50,7 +51,7 @@ def find_faults(
             for shard, problems in zip(info.shards, found, strict=True):
                 faults += [Fault(shard.file, problem) for problem in problems]
                 done += shard.rows
-                on_progress(done, info.num_rows, f"{len(faults)} faults" if faults else "")
+                on_progress(done, info.num_rows, counted(len(faults), "fault") if faults else "")
         finally:
             pool.shutdown(cancel_futures=True)
     return faults + list(foreign_files(folder, info))

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import LINE_INTERVAL_S, Device, begin_loading, err, error, out, say
+from dalle_lean.words import counted
 from training.commands.options import Code
 
 if TYPE_CHECKING:
@@ -96,8 +97,8 @@ def join(
         plan = measure(found, options)
         slow = "; slow for this model, but every sample counts" if plan.report_s > 60 else ""
         say(
-            f"{plan.samples_at_once / plan.seconds:.3g} samples/s: {plan.batch_size} samples between two reports, "
-            f"{plan.samples_at_once} at once{slow}"
+            f"{plan.samples_at_once / plan.seconds:.3g} samples/s: "
+            f"{counted(plan.batch_size, 'sample')} between two reports, {plan.samples_at_once} at once{slow}"
         )
         line = LiveLine()
         try:

@@ -16,6 +16,7 @@ from rich.text import Text
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import begin_loading, say, warn
 from dalle_lean.terminal import out as terminal
+from dalle_lean.words import counted
 from training.commands.options import DEFAULT_PAGE_ADDRESS, Code, Export, PageAddress, PromptPage
 
 if TYPE_CHECKING:
@@ -25,15 +26,15 @@ if TYPE_CHECKING:
 
 SHOWN_PEERS = 20
 COUNTER_LABELS = {
-    "dropped_batches": "batches dropped",
-    "dropped_tensors": "tensors dropped",
-    "skipped_steps": "steps skipped",
-    "solo_steps": "steps taken alone",
-    "resyncs": "downloads of the state",
-    "refused_records": "records refused",
-    "passes": "passes",
-    "bans": "bans",
-    "refused_calls": "calls refused",
+    "dropped_batches": ("batch", " dropped"),
+    "dropped_tensors": ("tensor", " dropped"),
+    "skipped_steps": ("step", " skipped"),
+    "solo_steps": ("step", " taken alone"),
+    "resyncs": ("download", " of the state"),
+    "refused_records": ("record", " refused"),
+    "passes": ("pass", ""),
+    "bans": ("ban", ""),
+    "refused_calls": ("call", " refused"),
 }
 
 
@@ -134,13 +135,13 @@ def headline(overview: Overview | None) -> str:
     parts = [
         f"step {overview.step} of {overview.total_steps}",
         "no loss yet" if overview.loss is None else f"loss {overview.loss:.4f}",
-        f"{overview.peers} trainer{'s' if overview.peers > 1 else ''} ({overview.clients} in client mode)",
+        f"{counted(overview.peers, 'trainer')} ({overview.clients} in client mode)",
         f"{speed:.1f} {unit}",
     ]
     if overview.left_s is not None:
         parts.append(f"{duration(overview.left_s)} left")
-    counts = ((overview.counters.get(name, 0), label) for name, label in COUNTER_LABELS.items())
-    return " · ".join([*parts, *(f"{count} {label}" for count, label in counts if count)])
+    counts = ((overview.counters.get(name, 0), *label) for name, label in COUNTER_LABELS.items())
+    return " · ".join([*parts, *(counted(count, noun) + rest for count, noun, rest in counts if count)])
 
 
 def duration(seconds: float) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dalle_lean.errors import UserError
+from dalle_lean.words import counted
 
 
 class TrainingDiverged(UserError):
@@ -50,7 +51,7 @@ class StepCount:
             words.append(f"loss {self.loss:.4g}")
         words += self.details()
         if self.skipped:
-            words.append(f"{self.skipped} steps skipped (not finite)")
+            words.append(f"{counted(self.skipped, 'step')} skipped (not finite)")
         return ", ".join(words)
 
     def end(self, total_steps: int, result: str) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dalle_lean.memory.plan_search import human_bytes
+from dalle_lean.words import counted
 from training.swarm.observe.peer_metrics import PeerMetrics
 
 FULL, EMPTY = "\u2588", "\u2591"
@@ -42,13 +43,13 @@ class PeerStatus:
         left = left if math.isfinite(self.left_s) or share == 1 else "so far"
         head = f"step {self.step}/{self.total_steps}"
         gathered = f"{100 * share:.0f} % {left}"
-        trainers = f"{self.trainers} trainer{'s' * (self.trainers != 1)}"
+        trainers = counted(self.trainers, "trainer")
         rate = f"{self.samples_per_s:.3g} samples/s"
         loss = f"loss {self.own.loss:.3g}" if math.isfinite(self.own.loss) else ""
         mine = f"mine {100 * self.own_share:.0f} %"
-        long = f"gave {self.own.samples:,} samples, {100 * self.own_share:.0f} %"
+        long = f"gave {counted(self.own.samples, 'sample')}, {100 * self.own_share:.0f} %"
         solo = self.own.solo_steps
-        alone = f"{solo} step{'s' * (solo != 1)} alone" if solo else ""
+        alone = f"{counted(solo, 'step')} alone" if solo else ""
         full = [trainers, rate, loss, alone]
         for words in ([*full, long], [*full, mine], [rate, loss, mine], [rate], []):
             tail = "  ".join(filter(None, [gathered, *words]))
@@ -95,9 +96,7 @@ def clock(seconds: float) -> str:
 
 def summary(status: PeerStatus, folder: Path) -> str:
     """The final line."""
+    gave = f"this machine gave {counted(status.own.samples, 'sample')}"
     if status.step >= status.total_steps:
-        return f"the run finished at step {status.step}; this machine gave {status.own.samples:,} samples"
-    return (
-        f"left at step {status.step} of {status.total_steps}; this machine gave {status.own.samples:,} samples. "
-        f"The same command continues from {folder}"
-    )
+        return f"the run finished at step {status.step}; {gave}"
+    return f"left at step {status.step} of {status.total_steps}; {gave}. The same command continues from {folder}"

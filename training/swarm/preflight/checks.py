@@ -12,6 +12,7 @@ import torch
 
 from dalle_lean.io.remote_io import Patience
 from dalle_lean.memory.plan_search import human_bytes
+from dalle_lean.words import counted
 from training.data.catalog import Codes, ShardSet, find_shards
 from training.data.reader import READ_ROWS, DamagedShard, read_rows
 from training.swarm.config import PROTOCOL, SwarmSettings
@@ -155,8 +156,9 @@ def check_data(source: str, settings: SwarmSettings | None = None) -> tuple[Chec
         reason = " ".join(str(error).split())
         return Check("data", PROBLEM, reason, "name a copy of the run's shards with --data FOLDER_OR_URL"), None
     known = [count for count in shards.rows if count is not None]
-    size = f"{sum(known):,} rows in {len(known)} shards" if known else f"{len(shards.paths)} shards"
-    return Check("data", OK, f"{shards.name}: {size}, {len(rows):,} rows read"), shards
+    size = counted(len(known or shards.paths), "shard")
+    size = f"{counted(sum(known), 'row')} in {size}" if known else size
+    return Check("data", OK, f"{shards.name}: {size}, {counted(len(rows), 'row')} read"), shards
 
 
 def codes_of(settings: SwarmSettings) -> Codes:

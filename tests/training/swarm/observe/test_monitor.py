@@ -122,6 +122,7 @@ def test_what_was_dropped_is_added_up():
     dropped = {"dropped_batches": 3, "dropped_tensors": 0, "skipped_steps": 4, "solo_steps": 5, "resyncs": 0}
     assert seen.counters == {**dropped, "refused_records": 3}
     assert "3 batches dropped · 4 steps skipped · 5 steps taken alone · 3 records refused" in headline(seen)
+    assert "1 batch dropped · 1 step taken alone" in headline(overview(record(dropped_batches=1, solo_steps=1)))
 
 
 def test_the_pace_is_that_of_the_last_steps():

@@ -58,6 +58,10 @@ def test_steps_taken_alone_are_told():
     assert "alone" not in BUSY.line(140)
 
 
+def test_a_single_sample_is_told_in_the_singular():
+    assert "gave 1 sample," in replace(BUSY, own=replace(BUSY.own, samples=1)).line(140)
+
+
 def test_what_is_not_known_yet_is_not_shown():
     line = PeerStatus(step=3, total_steps=30, samples=0, target=128).line(80)
     assert "nan" not in line
