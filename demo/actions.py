@@ -258,11 +258,13 @@ class Actions:
         return {controls.inputs["seed"]: seed, controls.new_seed: False, self.parts.status: views.line(said)}
 
     def preview_upload(self, upload: bytes | None, rows: int) -> str:
-        """Show the rows of an upload that are kept, or what is wrong with it."""
+        """Show an upload and which of its rows are kept, or what is wrong with it."""
         if upload is None:
             return ""
         try:
-            image = self.service.preview(first_rows(self.service, self.service.read_upload(upload), rows))
+            codes = self.service.read_upload(upload)
+            first_rows(self.service, codes, rows)  # checks `rows`
+            image = self.service.preview(codes)
         except Busy as busy:
             return views.busy(busy)
         except UserError as mistake:

@@ -21,6 +21,8 @@ EMPTY = "Your pictures will grow here."
 STOPPING = "Stopping after this row."
 STOPPED = "Stopped. Change the prompt or press Draw to start again."
 OUT_OF_MEMORY = "Drawing failed because this machine lacks memory; try fewer candidates."
+FADED = 60
+"""Alpha of what is not kept of an upload, of 255."""
 LONGEST_ERROR = 200
 """Characters of an exception's message to show."""
 
@@ -181,9 +183,16 @@ def growing_stage(previews: Sequence[Image.Image], num_images: int) -> str:
 
 
 def given_stage(image: Image.Image, rows: int, of: int) -> str:
-    """The rows of an uploaded picture that are kept."""
+    """An uploaded picture, faded below the rows that are kept."""
+    image, kept = image.convert("RGBA"), image.height * rows // of
+    below = (0, kept, image.width, image.height)
+    faded = image.crop(below)
+    faded.putalpha(FADED)
+    image.paste(faded, below)
     words = f"As the model sees it: the upper {rows} of {of} rows are kept, the rest is drawn."
-    return f'<div class="given"><div class="tile">{picture_tag(image, "The kept part")}</div><p>{words}</p></div>'
+    return (
+        f'<div class="given"><div class="tile">{picture_tag(image, "The uploaded picture")}</div><p>{words}</p></div>'
+    )
 
 
 def picture_tag(image: Image.Image, words: str) -> str:

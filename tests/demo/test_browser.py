@@ -298,6 +298,13 @@ def test_a_prompt_of_2000_characters_is_cut_and_the_page_says_so(visit, knowing_
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
+@pytest.mark.parametrize("width", [1280, 1000, 360])
+def test_no_link_of_the_title_breaks_over_two_lines(visit, page_url, width):
+    page = visit(page_url, viewport={"width": width, "height": 800})
+    assert [link.evaluate("a => a.getClientRects().length") for link in page.locator("#title a").all()] == [1, 1]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def test_the_model_card_is_a_link_away(visit, page_url):
     page = visit(page_url)
     with page.context.expect_page() as opened:

@@ -1,5 +1,6 @@
 """Uploaded files may be anything."""
 
+import base64
 import io
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ from threading import Event
 import pytest
 from PIL import Image
 
+from demo import progress_views as views
 from demo.form import FormValues, read_request
 from demo.service.drawing_service import MAX_UPLOAD_BYTES, UPLOADS_WAITING, upload_pixels
 from demo.service.scheduler import Busy
@@ -56,6 +58,15 @@ def test_a_flood_of_uploads_is_told_busy_and_drawings_keep_their_turns(service):
         assert drawing.result(30).count(True) <= 1  # only the one upload that was before it
         assert [len(one.result(30)) for one in uploads if one not in refused] == [16] * (1 + UPLOADS_WAITING)
     assert len(service.read_upload(upload)) == 16
+
+
+def test_an_upload_is_shown_whole_and_faded_below_the_rows_that_are_kept(service):
+    shown = named_actions(service).preview_upload(encoded(Image.new("RGB", (64, 64), "red"), "PNG"), 1)
+    assert "the upper 1 of 4 rows are kept" in shown
+    alpha = Image.open(io.BytesIO(base64.b64decode(shown.partition("base64,")[2].partition('"')[0]))).getchannel("A")
+    assert alpha.size == (32, 32)
+    assert alpha.crop((0, 0, 32, 8)).getextrema() == (255, 255)
+    assert alpha.crop((0, 8, 32, 32)).getextrema() == (views.FADED, views.FADED)
 
 
 def test_who_uploads_to_a_busy_page_reads_the_sentence_of_those_who_draw(service):
