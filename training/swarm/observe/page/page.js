@@ -17,6 +17,8 @@ const PLOTS = {
     speed: {x: "time", lines: [["samples_per_s", "samples/s", "#b0579a"]], range: {start: 0}},
 };
 const CLOCK = {seconds: "%H:%M:%S", minsec: "%H:%M:%S", minutes: "%H:%M", hourmin: "%H:%M", hours: "%H:%M"};
+const MINUTE_MS = 60000;
+const FEW_POINTS = 30;  // so few are marked: a line through one point is invisible
 const drawn = {};  // Bokeh's data sources by plot
 const inView = new Set();
 let shown = null, bokeh = null;
@@ -41,6 +43,12 @@ function element(tag, text, options = {}) {
 function row(cells, tag = "td") {
     const made = document.createElement("tr");
     made.append(...cells.map(([text, className]) => element(tag, text, {className: className ?? ""})));
+    return made;
+}
+
+// On a phone each row becomes a block in which the cells carry their heads.
+function labelled(made, heads) {
+    heads.forEach(([head], column) => made.children[column].dataset.head = head);
     return made;
 }
 
@@ -88,12 +96,12 @@ function showBoard(run) {
         `${count(peers_in_all)} peer${peers_in_all === 1 ? "" : "s"} gave ${count(run.samples_in_all)} samples (they claim ${count(run.claimed_in_all)}).` +
         (peers_in_all > peers.length ? ` The first ${peers.length} are shown.` : "");
     const heads = [["Peer"], ["Samples"], ["Share"], ["Hours"], ["Samples/s"], ["Claimed", "claimed"], ["Claimed/s", "claimed"]];
-    place("board").replaceChildren(row(heads, "th"), ...peers.map(peer => row([
+    place("board").replaceChildren(row(heads, "th"), ...peers.map(peer => labelled(row([
         [`${peer.name ?? "–"} (..${peer.peer.slice(-8)})`], [count(peer.samples)],
         [run.samples_in_all ? `${(100 * peer.samples / run.samples_in_all).toFixed(1)} %` : "–"], [peer.hours.toFixed(1)],
         [peer.present ? peer.samples_per_s.toFixed(1) : "away"],
         [count(peer.claimed_samples), "claimed"], [peer.present ? peer.claimed_samples_per_s.toFixed(1) : "", "claimed"],
-    ])));
+    ]), heads)));
 }
 
 function showJoin(run) {
@@ -126,6 +134,9 @@ function makePlot(id) {
         tools: "xbox_zoom,xpan,xzoom_in,xzoom_out,reset",
         x_axis_type: timed ? "datetime" : "linear", height: 240, sizing_mode: "stretch_width",
         background_fill_color: null, border_fill_color: null, outline_line_color: line,
+        x_range: new Bokeh.DataRange1d(timed ? {
+            range_padding: 5 * MINUTE_MS, range_padding_units: "absolute", default_span: 10 * MINUTE_MS, min_interval: 5 * MINUTE_MS,
+        } : {}),
         y_range: new Bokeh.DataRange1d(range),
     });
     const zoom = figure.toolbar.tools.find(tool => tool.type === "BoxZoomTool");
@@ -137,6 +148,8 @@ function makePlot(id) {
     axis.ticker.desired_num_ticks = place(id).clientWidth < 500 ? 3 : 6;
     Object.assign(axis.formatter, timed ? {...CLOCK, days: "%b %d", months: "%b %Y"} : {use_scientific: false});
     const glyphs = lines.map(([column, , shade]) => figure.line({field: x}, {field: column}, {source, line_width: 2, line_color: shade}));
+    if (!timed) axis.ticker.min_interval = 1;
+    for (const [column, , shade] of lines) figure.scatter({field: x}, {field: column}, {source, size: {field: "marker"}, fill_color: shade, line_color: null});
     const tooltips = [timed ? ["time", "@time{%F %H:%M}"] : ["step", "@step{0,0}"],
         ...lines.map(([column, name]) => [name, `@${column}{0,0.[000]}`])];
     figure.add_tools(new Bokeh.HoverTool({renderers: [glyphs[0]], mode: "vline", tooltips, formatters: {"@time": "datetime"}}));
@@ -163,7 +176,10 @@ async function showPlots() {
         heldout_loss: history.heldout_loss.map(value => measured = value ?? measured),
         time: history.time.map(seconds => local(1000 * seconds))};
     for (const id of inView) drawn[id] ??= makePlot(id);
-    for (const [id, source] of Object.entries(drawn)) source.data = PLOTS[id].x === "step" ? byStep(data) : data;
+    for (const [id, source] of Object.entries(drawn)) {
+        const points = PLOTS[id].x === "step" ? byStep(data) : data;
+        source.data = {...points, marker: points.time.map(() => points.time.length < FEW_POINTS ? 7 : 0)};
+    }
 }
 
 async function refresh() {

@@ -77,6 +77,26 @@ def test_the_loss_is_drawn_once_for_each_step_in_their_order(browser, tmp_path):
         page.close()
 
 
+def test_a_single_point_is_marked_and_its_axis_has_minutes(browser, tmp_path):
+    site = simulate(tmp_path, peers=2, steps=2)
+    run = json.loads((site.folder / "run.json").read_text())
+    run["history"] = {name: values[:1] for name, values in run["history"].items()}
+    (site.folder / "run.json").write_text(json.dumps(run))
+    with served(site.folder, "127.0.0.1:0") as url:
+        page = browser.new_page()
+        page.goto(url, timeout=TIMEOUT_MS)
+        for place, name in enumerate(("loss", "peers", "speed")):
+            page.locator(f"#{name}").scroll_into_view_if_needed()
+            page.wait_for_function(DRAWN, arg=name, timeout=TIMEOUT_MS)
+            figure = f"Bokeh.documents[{place}].roots()[0]"
+            page.wait_for_function(f"() => {figure}.renderers[0].data_source.data.marker?.length", timeout=TIMEOUT_MS)
+            sizes = "one => one.glyph.type === 'Scatter' ? [...one.data_source.data[one.glyph.size.field]] : []"
+            assert page.evaluate(f"{figure}.renderers.flatMap({sizes})") == [7] * (2 if name == "loss" else 1)
+            span = page.evaluate(f"{figure}.x_range.end - {figure}.x_range.start")
+            assert span >= (2 if name == "loss" else 600_000), name
+        page.close()
+
+
 @pytest.fixture
 def visit(browser, url):
     """Opens the page; at the end, checks that it had no errors and sent no request to another host."""
@@ -185,6 +205,25 @@ def test_the_legend_is_whole_on_a_phone(visit):
     for box in (key.bounding_box() for key in keys.all()):
         assert 0 <= box["x"] < box["x"] + box["width"] <= 360
     assert page.evaluate("() => getComputedStyle(document.querySelector('.key')).color") == "rgb(15, 127, 214)"
+
+
+def test_many_points_have_no_markers(visit):
+    page = visit()
+    page.wait_for_function(DRAWN, arg="loss")
+    data = "Bokeh.documents[0].roots()[0].renderers[0].data_source.data"
+    page.wait_for_function(f"() => {data}.marker?.length > 500")
+    assert page.evaluate(f"Math.max(...{data}.marker)") == 0
+
+
+def test_the_table_of_contributors_is_whole_on_a_phone(visit):
+    page = visit(**PHONE)
+    assert page.locator("#board").evaluate("table => table.scrollWidth <= table.parentElement.clientWidth")
+    cells = page.locator("#board tr:nth-child(2) td")
+    heads = ["Peer", "Samples", "Share", "Hours", "Samples/s", "Claimed", "Claimed/s"]
+    assert cells.evaluate_all("cells => cells.map(cell => cell.dataset.head)") == heads
+    for box in (cell.bounding_box() for cell in cells.all()):
+        assert 0 <= box["x"] < box["x"] + box["width"] <= 360
+    assert cells.evaluate_all("cells => cells.every(cell => cell.scrollWidth <= cell.clientWidth)")
 
 
 def lightness(colour):
