@@ -1,6 +1,5 @@
 """The commands `dalle-lean host` and `dalle-lean rollback`."""
 
-import dataclasses
 import ipaddress
 import math
 import signal
@@ -14,6 +13,7 @@ import typer
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import DESTINATIONS, Device, begin_loading, progress_bar, say, warn
 from training.commands.options import DEFAULT_PAGE_ADDRESS, Code, Export, PageAddress, PromptPage, TokenizerFile
+from training.swarm.config import AGGREGATIONS, SWARM_TOML, TimingSection, WireSection
 
 HELPER_OPTIONS = ("run_dir", "port", "announce", "listen", "helper_of", "code", "peer_list")
 PAGE_OPTIONS = ("page", "page_address", "export", "prompt_page")
@@ -27,61 +27,45 @@ def host(
         Path, typer.Argument(metavar="RUN_DIR", help="Folder of the run; the same command continues it.")
     ],
     data: Annotated[
-        str | None,
-        typer.Option(help="Shards written by `preprocess`: folder or URL. Required for a new run.", show_default=False),
+        str | None, typer.Option(help="Shards written by `preprocess`: folder or URL. Required for a new run.")
     ] = None,
     config: Annotated[str, typer.Option(help="Recipe: a name or a TOML file.")] = "together",
     init: Annotated[
         Path | None,
-        typer.Option(
-            help="Model folder to start from, in place of new weights; its model replaces the recipe's.",
-            show_default=False,
-        ),
+        typer.Option(help="Model folder to start from, in place of new weights; its model replaces the recipe's."),
     ] = None,
     tokenizer: TokenizerFile = None,
     vqgan: Annotated[
         Path | None,
         typer.Option(
             help="VQGAN that made the codes; it goes into the checkpoints' model folders. "
-            "[default: the bundled model's, if it made them]",
-            show_default=False,
+            "[default: the bundled model's, if it made them]"
         ),
     ] = None,
     name: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of the run: lower-case letters, digits, hyphens. [default: the folder's]", show_default=False
-        ),
+        str | None, typer.Option(help="Name of the run: lower-case letters, digits, hyphens. [default: the folder's]")
     ] = None,
     port: Annotated[
         int | None,
         typer.Option(
             help="TCP port of the first helper, with the next ones for the other peers; 0 picks free ports. "
             "[default: 31337, or the run's previous ports]",
-            show_default=False,
             min=0,
             max=65500,
         ),
     ] = None,
     announce: Annotated[
-        str | None,
-        typer.Option(help="IPv4 address at which others reach this machine. [default: detected]", show_default=False),
+        str | None, typer.Option(help="IPv4 address at which others reach this machine. [default: detected]")
     ] = None,
-    listen: Annotated[
-        str | None, typer.Option(help="IPv4 address to listen on. [default: 0.0.0.0]", show_default=False)
-    ] = None,
+    listen: Annotated[str | None, typer.Option(help="IPv4 address to listen on. [default: 0.0.0.0]")] = None,
     helper_of: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Address of a run hosted elsewhere: only run another helper for it.",
-        ),
+        typer.Option(metavar="ADDRESS", help="Address of a run hosted elsewhere: only run another helper for it."),
     ] = None,
     donors: Annotated[
         int | None,
         typer.Option(
             help="Peers that keep the state; with two, either may fail. [default: 1, or the run's previous number]",
-            show_default=False,
             min=1,
             max=8,
         ),
@@ -92,20 +76,17 @@ def host(
             metavar="DESTINATION",
             help=f"Keep the newest checkpoint there, as a model folder with a model card: {DESTINATIONS} "
             "[default: the run's previous one; '' stops publishing]",
-            show_default=False,
         ),
     ] = None,
     admission: Annotated[
         str | None,
         typer.Option(
             help="Who may join: open (anyone, at a limited rate), invite (with a code from `invite`) or list. "
-            "[default: open, or the run's previous one]",
-            show_default=False,
+            "[default: open, or the run's previous one]"
         ),
     ] = None,
     peer_list: Annotated[
-        Path | None,
-        typer.Option(help="For --admission list: file of peer ids, one per line.", show_default=False),
+        Path | None, typer.Option(help="For --admission list: file of peer ids, one per line.")
     ] = None,
     code: Code = None,
     min_peers: Annotated[int, typer.Option(help="Trainers to wait for before the first step.", min=1)] = 1,
@@ -117,8 +98,7 @@ def host(
     ] = "gradients",
     compression: Annotated[str, typer.Option(help="Wire format of averaged tensors: 8bit, fp16 or fp32.")] = "8bit",
     aggregation: Annotated[
-        str,
-        typer.Option(help="Averaging rule: centred_clipping (robust to outliers), trimmed_mean, median or mean."),
+        str, typer.Option(help=f"Averaging rule: {', '.join(AGGREGATIONS)}; all but mean withstand outliers.")
     ] = "centred_clipping",
     power_sgd_rank: Annotated[
         int, typer.Option(help="Compress gradients to this rank (PowerSGD); 0 disables it.", min=0)
@@ -127,25 +107,15 @@ def host(
         float, typer.Option(help="Seconds for peers to find each other; 2 or 3 suffice on a local network.", min=0.5)
     ] = 15.0,
     steps: Annotated[
-        int | None,
-        typer.Option(
-            help="Optimizer steps; the warm-up keeps its share. [default: the recipe's]", show_default=False, min=1
-        ),
+        int | None, typer.Option(help="Optimizer steps; the warm-up keeps its share. [default: the recipe's]", min=1)
     ] = None,
     batch_size: Annotated[
-        int | None,
-        typer.Option(help="Samples per step, over all peers. [default: the recipe's]", show_default=False, min=1),
+        int | None, typer.Option(help="Samples per step, over all peers. [default: the recipe's]", min=1)
     ] = None,
-    lr: Annotated[
-        float | None, typer.Option(help="Peak learning rate. [default: the recipe's]", show_default=False)
-    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate. [default: the recipe's]")] = None,
     seed: Annotated[
         int | None,
-        typer.Option(
-            help="Seed of the initial weights and the order of the data. [default: the recipe's]",
-            show_default=False,
-            min=0,
-        ),
+        typer.Option(help="Seed of the initial weights and the order of the data. [default: the recipe's]", min=0),
     ] = None,
     device: Device = "cpu",
     page: Annotated[bool, typer.Option(help="Also serve the run's page; needs the extra demo.")] = False,
@@ -171,7 +141,6 @@ def host(
 
     for module in ("hivemind", "psutil", "pyarrow"):
         require(module, extra="training")
-    from training.swarm.config import SWARM_TOML, TimingSection, WireSection
     from training.swarm.host.host_config import HostConfig
     from training.swarm.host.publisher import publishing
     from training.swarm.host.run_setup import HostOptions, make_helper, make_run, previous_config
@@ -181,7 +150,9 @@ def host(
     if publish:
         check_destination(publish)
         publish = publish if is_url(publish) else str(Path(publish).resolve())  # for a start in another folder
-    options = HostOptions(port=port, announce=announce, listen=listen, donors=donors, publish=publish)
+    options = HostOptions(
+        port=port, announce=announce, listen=listen, donors=donors, publish=publish, peer_list=peer_list
+    )
     helper_of = helper_of or list(previous_config(run_dir).helper_of)
     if helper_of and (given := options_except(context, HELPER_OPTIONS)):
         raise UserError(f"--helper-of runs a helper of another host's run, whose settings apply: leave out {given}")
@@ -201,7 +172,7 @@ def host(
         if helper_of:
             prepare_process()
             log_to(None)
-            settings = make_helper(run_dir, helper_of, options, warn, code=code or "", peer_list=peer_list)
+            settings = make_helper(run_dir, helper_of, options, warn, code=code or "")
         else:
             settings = make_run(
                 run_dir,
@@ -215,14 +186,12 @@ def host(
                 wire=WireSection(
                     mode=mode, compression=compression, aggregation=aggregation, power_sgd_rank=power_sgd_rank
                 ),
-                timing=dataclasses.replace(
-                    TimingSection(),
+                timing=TimingSection(
                     matchmaking_time_s=matchmaking_time,
                     request_timeout_s=min(TimingSection.request_timeout_s, matchmaking_time / 2),
                 ),
                 options=options,
                 admission=admission,
-                peer_list=peer_list,
                 on_notice=warn,
             )
         host_config = HostConfig.load(run_dir)
@@ -272,7 +241,6 @@ def host(
 
 
 def who_joins(announced: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
-    """Who can join a run at this address, before the command to do so."""
     if announced.is_loopback:
         return "for other machines, set --announce; on this machine, join with"
     return "any machine joins with"
@@ -289,7 +257,7 @@ def options_except(context: typer.Context, known: Sequence[str]) -> str:
 
 def rollback(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run hosted on this machine.")],
-    to: Annotated[int | None, typer.Option(help="Step to go back to.", show_default=False)] = None,
+    to: Annotated[int | None, typer.Option(help="Step to go back to.")] = None,
 ) -> None:
     """Roll a run back to one of its checkpoints, or list them if --to is not given. Stop `dalle-lean host` first."""
     from training.run.folder import run_folder

@@ -21,14 +21,11 @@ if TYPE_CHECKING:
     from training.swarm.peer.status_line import Download
     from training.swarm.preflight.checks import Check
 
-Data = Annotated[
-    str | None, typer.Option(help="The run's shards: folder or URL. [default: the run's]", show_default=False)
-]
+Data = Annotated[str | None, typer.Option(help="The run's shards: folder or URL. [default: the run's]")]
 Folder = Annotated[
     Path | None,
     typer.Option(
-        help="Stores this machine's identity and position in the data. [default: ~/.cache/dalle-lean/runs/RUN]",
-        show_default=False,
+        help="Stores this machine's identity and position in the data. [default: ~/.cache/dalle-lean/runs/RUN]"
     ),
 ]
 Listen = Annotated[
@@ -37,14 +34,12 @@ Listen = Annotated[
 ]
 Client = Annotated[bool, typer.Option("--client", help="Accept no connections. [default: only if unreachable]")]
 Announce = Annotated[
-    list[str] | None,
-    typer.Option(help="Public address of a forwarded --listen port: /ip4/ADDRESS/tcp/PORT."),
+    list[str] | None, typer.Option(help="Public address of a forwarded --listen port: /ip4/ADDRESS/tcp/PORT.")
 ]
 BatchSize = Annotated[
-    int | None,
-    typer.Option(help="Samples between two reports to the others. [default: measured]", min=1, show_default=False),
+    int | None, typer.Option(help="Samples between two reports to the others. [default: measured]", min=1)
 ]
-Precision = Annotated[str | None, typer.Option(help="fp32, bf16 or fp16. [default: the run's]", show_default=False)]
+Precision = Annotated[str | None, typer.Option(help="fp32, bf16 or fp16. [default: the run's]")]
 STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
 GOODBYES = {
     signal.SIGINT: "leaving the run ... (Ctrl+C again stops at once)",
@@ -64,9 +59,7 @@ def join(
     batch_size: BatchSize = None,
     device: Device = "auto",
     precision: Precision = None,
-    name: Annotated[
-        str | None, typer.Option(help="Display name on the leaderboard. [default: none]", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Display name on the leaderboard. [default: none]")] = None,
     code: Code = None,
 ) -> None:
     """Join a run: check this machine, download the run's state, train. Ctrl+C leaves; the same command continues.

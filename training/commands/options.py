@@ -5,10 +5,7 @@ from typing import Annotated
 
 import typer
 
-Code = Annotated[
-    str | None,
-    typer.Option(help="Invitation code, if the run requires one; needed only once.", show_default=False),
-]
+Code = Annotated[str | None, typer.Option(help="Invitation code, if the run requires one; needed only once.")]
 DEFAULT_PAGE_ADDRESS = "127.0.0.1:7870"
 PageAddress = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="Address that --page listens on; 0.0.0.0:PORT admits other machines.")
@@ -19,20 +16,16 @@ PromptPage = Annotated[
         metavar="URL",
         help="Prompt page (`dalle-lean demo`) to link from the run's page; '' for none. [default: one for the newest "
         "checkpoint, under /draw/, if the hosting machine serves the page without --export]",
-        show_default=False,
     ),
 ]
 Export = Annotated[
-    Path | None,
-    typer.Option(help="Write the run's page into this folder once a minute, for any web server.", show_default=False),
+    Path | None, typer.Option(help="Write the run's page into this folder once a minute, for any web server.")
 ]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the run; the same command continues it.")]
 TokenizerFile = Annotated[
     str | None,
     typer.Option(
-        "--tokenizer",
-        help="tokenizer.json, or a hub id. [default: that of --init, or trained on the captions]",
-        show_default=False,
+        "--tokenizer", help="tokenizer.json, or a hub id. [default: that of --init, or trained on the captions]"
     ),
 ]
 Steps = Annotated[int, typer.Option(help="Total optimizer steps.", min=1)]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from training.data.heldout import by_name_hash, is_heldout, key_hash
 from training.data.prefetch import prefetch
 from training.data.reader import DamagedShard, Rows, join, read_rows, whole_shard
 from training.data.sampler import Position, chunk_start, first_chunk_rows, shard_groups, window_order
+from training.run.recipe import DataRecipe
 
 WINDOWS_AHEAD, BATCHES_AHEAD = 1, 2
 
@@ -54,6 +55,12 @@ class TrainingData:
             raise UserError(
                 f"shuffle_buffer={self.shuffle_buffer}, shuffle_shards={self.shuffle_shards}: must be at least 1"
             )
+
+    @classmethod
+    def of_recipe(cls, shards: ShardSet, recipe: DataRecipe, **changes: Any) -> Self:
+        """The fields that are not in `changes` come from the recipe."""
+        shared = ("heldout_share", "shuffle_buffer", "shuffle_shards", "seed", "caption_dropout")
+        return cls(shards=shards, **{name: getattr(recipe, name) for name in shared} | changes)
 
     @property
     def order_seed(self) -> int:

@@ -51,7 +51,7 @@ FIRST_PORT = 31337
 
 @dataclass(frozen=True, kw_only=True)
 class HostOptions:
-    """The host's peers, where they listen, and where checkpoints are published; None keeps the run's previous value.
+    """What concerns the host's machine; None keeps the run's previous value.
 
     Args:
         port: of the first helper; the others get the next ones. 0 picks free ports for peers without one.
@@ -59,6 +59,7 @@ class HostOptions:
         listen: the IPv4 address to listen on.
         donors: number of donors; a second one doubles the memory and takes over at once if the first dies.
         publish: destination of the checkpoints; empty for none.
+        peer_list: file of the admitted peer ids, for admission "list".
     """
 
     port: int | None = None
@@ -66,6 +67,7 @@ class HostOptions:
     listen: str | None = None
     donors: int | None = None
     publish: str | None = None
+    peer_list: Path | None = None
 
 
 def make_run(
@@ -82,7 +84,6 @@ def make_run(
     timing: TimingSection = TimingSection(),
     options: HostOptions = HostOptions(),
     admission: str | None = None,
-    peer_list: Path | None = None,
     on_notice: OnNotice,
 ) -> SwarmSettings:
     """Create the folder of a run, or update the addresses of an existing one.
@@ -93,14 +94,14 @@ def make_run(
         tokenizer: by default that of `init`, or one trained on the captions.
         admission: who gets a pass, see training.swarm.admission.pass_issuer; None keeps the run's policy, at first
             "open".
-        peer_list: file of the admitted peer ids, for admission "list"; None keeps the run's.
 
     Raises ValueError if the existing run has other settings; it names what differs.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     before = read_settings(run_dir) if (run_dir / SWARM_TOML).exists() else None
-    listed = previous_config(run_dir).peer_list is not None if peer_list is None else peer_list.is_file()
-    admission = checked_admission(before, admission, listed)
+    previous = previous_config(run_dir)
+    has_list = options.peer_list.is_file() if options.peer_list else previous.peer_list is not None
+    admission = checked_admission(before, admission, has_list)
     vqgan_fingerprint = first_model = None
     known = before if init is not None and has_begun_with(run_dir, init) else None
     recipe = with_model_of(recipe, init) if known is None else dataclasses.replace(recipe, model=known.recipe.model)
@@ -122,11 +123,7 @@ def make_run(
         settings = new_settings(run_dir, data, shards, recipe, tokenizer, init)
         key = before.swarm.run_key if before else SigningKey.load_or_create(run_key_file(run_dir)).public
         swarm = dataclasses.replace(
-            settings.swarm,
-            name=name or slug(run_dir),
-            min_peers=min_peers,
-            first_weights=first_weights,
-            run_key=key,
+            settings.swarm, name=name or slug(run_dir), min_peers=min_peers, first_weights=first_weights, run_key=key
         )
         settings = dataclasses.replace(settings, swarm=swarm, wire=wire, timing=timing)
         if vqgan is not None:
@@ -137,11 +134,9 @@ def make_run(
             raise UserError(f"total_steps={settings.total_steps}: a run with --init begins at step {first}; set more")
         if before is not None:
             settings = continued(run_dir, before, settings, named=name is not None)
-    donors = options.donors or len(previous_config(run_dir).donors) or 1
+    donors = options.donors or len(previous.donors) or 1
     names = [f"helper-{number}" for number in range(HELPERS)] + [f"donor-{number}" for number in range(donors)]
-    host_config = make_host_config(
-        run_dir, names, options, vqgan=vqgan, vqgan_fingerprint=vqgan_fingerprint, peer_list=peer_list, init=init
-    )
+    host_config = make_host_config(run_dir, names, options, vqgan=vqgan, vqgan_fingerprint=vqgan_fingerprint, init=init)
     swarm = dataclasses.replace(
         settings.swarm,
         admission=admission,
@@ -198,12 +193,7 @@ def new_settings(
             raise UserError(f"{run_dir} holds a run with another tokenizer than {tokenizer}; name another folder")
         config = new_config(recipe, shards.info, Tokenizer.from_file(path).vocab_size)
     else:
-        training = TrainingData(
-            shards=shards,
-            heldout_share=recipe.data.heldout_share,
-            shuffle_buffer=recipe.data.shuffle_buffer,
-            seed=recipe.data.seed,
-        )
+        training = TrainingData.of_recipe(shards, recipe.data)
         source = source or Tokenizer.train(training.captions(), recipe.data.text_vocab_size)
         config = new_config(recipe, shards.info, source.vocab_size)  # before anything is written
         place_vocabulary(run_dir, init, training.mixed_captions())
@@ -237,7 +227,6 @@ def make_helper(
     on_notice: OnNotice,
     *,
     code: str = "",
-    peer_list: Path | None = None,
 ) -> SwarmSettings:
     """Create or update the folder of another helper for the run at `addresses`, which is hosted elsewhere.
 
@@ -254,7 +243,7 @@ def make_helper(
         if not (run_dir / SWARM_TOML).exists():
             raise UserError(f"no helper at {', '.join(addresses)} serves the run's files; is the host up?")
         on_notice(f"no helper at {', '.join(addresses)} answers; this one starts when one does")
-    make_host_config(run_dir, [HELPER_NAME], options, helper_of=addresses, peer_list=peer_list)
+    make_host_config(run_dir, [HELPER_NAME], options, helper_of=addresses)
     return read_settings(run_dir)
 
 
@@ -295,7 +284,6 @@ def make_host_config(
     vqgan: Path | None = None,
     vqgan_fingerprint: str | None = None,
     helper_of: Sequence[str] = (),
-    peer_list: Path | None = None,
     init: Path | None = None,
 ) -> HostConfig:
     """Save the addresses of the host's peers and create their identities; what is None keeps its previous value."""
@@ -313,7 +301,7 @@ def make_host_config(
         vqgan_fingerprint=vqgan_fingerprint or before.vqgan_fingerprint,
         publish=(before.publish if options.publish is None else options.publish) or None,
         helper_of=helper_of,
-        peer_list=before.peer_list if peer_list is None else str(peer_list.resolve()),
+        peer_list=before.peer_list if options.peer_list is None else str(options.peer_list.resolve()),
         init=before.init if init is None else file_stamps(init),
     )
     make_identities(run_dir, names)

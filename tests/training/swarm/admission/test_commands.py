@@ -26,10 +26,8 @@ def shards(tmp_path_factory):
 
 @pytest.fixture
 def make(shards, tmp_path):
-    def made(**options):
-        return make_run(
-            tmp_path / "run", str(shards), load_recipe("tiny"), options=LOOPBACK, on_notice=print, **options
-        )
+    def made(options=LOOPBACK, **others):
+        return make_run(tmp_path / "run", str(shards), load_recipe("tiny"), options=options, on_notice=print, **others)
 
     return made
 
@@ -82,7 +80,8 @@ def test_an_admission_that_cannot_be_changes_nothing(make, tmp_path, options, wo
 
 def test_a_run_keeps_the_list_that_it_goes_by(make, tmp_path):
     (tmp_path / "peers.txt").write_text(PEER)
-    assert make(admission="list", peer_list=tmp_path / "peers.txt").swarm.admission == "list"
+    options = dataclasses.replace(LOOPBACK, peer_list=tmp_path / "peers.txt")
+    assert make(admission="list", options=options).swarm.admission == "list"
     assert make().swarm.admission == "list"
 
 
