@@ -302,7 +302,6 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         """Write samples/step-NNNNNN.png for the first held-out captions, if there is a VQGAN."""
         if self.vqgan is None:
             return
-        self.learner.finish()
         model = whole_model(self.model, self.processes)
         if not self.processes.first:
             return
@@ -316,9 +315,7 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         self.save_checkpoint()
 
     def write_result(self) -> None:
-        """Write the model folder, after a delayed step. A run that stops saves its checkpoint before, with that step
-        pending, so that it resumes like a run that never stopped."""
-        self.learner.finish()
+        """Write the model folder."""
         model = whole_model(self.model, self.processes)
         if not self.processes.first:
             return

@@ -140,13 +140,9 @@ def master_bytes(sizes: Sequence[int], plan: MemoryPlan, setup: TrainingSetup) -
 
 
 def transfer_bytes(sizes: Sequence[int], plan: MemoryPlan, setup: TrainingSetup) -> int:
-    """Gradients and weights in float32 on the way to LAMB: 8 bytes an element, 4 with a master copy.
-
-    A delayed step holds those of all tensors, an offloaded one those of the largest.
-    """
+    """The largest tensor's gradient and weight in float32 on the way to an offloaded LAMB: 8 bytes an element, 4 with a
+    master copy."""
     each = 4 if master_bytes(sizes, plan, setup) else 8
-    if setup.is_lamb and setup.delayed:
-        return each * sum(sizes)
     return each * max(sizes) if is_offloaded(plan, setup) else 0
 
 

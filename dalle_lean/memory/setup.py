@@ -31,7 +31,6 @@ class TrainingSetup:
         optimizer: "lamb8bit" (dalle_lean.optim.lamb.Lamb), "lamb" (the same with float32 statistics), "adamw"
             (torch's), "adamw8bit" (bitsandbytes') or "muon" (dalle_lean.optim.muon).
         block_size, min_eight_bit_numel: of "lamb8bit": elements with one scale; smaller tensors stay float32.
-        delayed: LAMB's step runs beside the next forward and backward, on copies (dalle_lean.optim.lamb_delayed).
         device: "cuda" or "cpu"; with "cpu" the host is the device, and nothing can be offloaded.
 
     Raises:
@@ -44,7 +43,6 @@ class TrainingSetup:
     optimizer: str = "lamb8bit"
     block_size: int = 4096
     min_eight_bit_numel: int = 65536
-    delayed: bool = False
     device: str = "cuda"
 
     def __post_init__(self) -> None:

@@ -6,7 +6,6 @@ Source: You et al. 2020, "Large Batch Optimization for Deep Learning", algorithm
 import importlib
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -33,38 +32,6 @@ def has_numba() -> bool:
         warnings.warn(f"numba cannot be used, LAMB's steps will be slower: {error}", stacklevel=2)
         return False
     return True
-
-
-@dataclass
-class Update:
-    """One parameter's step, on flat tensors on the device of its statistics. `run` changes only weight and state."""
-
-    parameter: Tensor
-    weight: Tensor
-    gradient: Tensor
-    state: dict[str, Any]
-    rule: Rule
-    fused: bool
-    chunk_size: int | None
-
-    @torch.no_grad()
-    def run(self) -> None:
-        """Compute the step; ValueError names the parameter's shape if a number is not finite."""
-        try:
-            if self.fused:
-                from dalle_lean.optim.lamb_numba import step_fused
-
-                step_fused(self.weight, self.gradient, self.state, self.rule)
-            else:
-                state, total = local_state(self.state), all_reduce_sum(self.parameter)
-                step_plain(self.weight, self.gradient, state, self.rule, self.chunk_size, total)
-        except UserError as error:
-            raise UserError(f"parameter of shape {list(self.parameter.shape)}: {error}") from None
-        self.state["step"] += 1
-
-    def new_value(self) -> Tensor:
-        """The updated weight, of the parameter's shape, in the statistics' precision."""
-        return self.weight.view(local(self.parameter).shape)
 
 
 class Lamb(torch.optim.Optimizer):
@@ -163,33 +130,21 @@ class Lamb(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.apply_pending()
-        for parameter, group in self.with_gradient():
-            update = self.prepare(parameter, group)
-            update.run()
-            if update.weight.data_ptr() == local(parameter).data_ptr():
-                torch.autograd.graph.increment_version(parameter)  # numba wrote where autograd does not look
-            else:
-                local(parameter).copy_(update.new_value())
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
         return loss
 
-    def with_gradient(self) -> list[tuple[Tensor, dict[str, Any]]]:
-        """The parameters that have a gradient, each with its group."""
-        pairs = [(parameter, group) for group in self.param_groups for parameter in group["params"]]
-        return [(parameter, group) for parameter, group in pairs if parameter.grad is not None]
-
-    def prepare(self, parameter: Tensor, group: dict[str, Any], *, copy: bool = False) -> Update:
-        """The step of one parameter, on the device of its statistics.
-
-        Without `copy` its weight and gradient may share the parameter's memory; with it they never do.
-        """
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        """The step of one parameter, on the device of its statistics."""
         device = CPU if self.offload else parameter.device
         precision = torch.promote_types(parameter.dtype, torch.float32)
         state = self.state[parameter]
         if self.master_weights and parameter.dtype != precision:
             weight = sync_master(state, parameter.to(device))
         else:
-            weight = local(parameter.detach()).to(device, precision, copy=copy).contiguous()
+            weight = local(parameter.detach()).to(device, precision).contiguous()
         if "step" not in state:
             in_bytes = group["eight_bit"] and parameter.numel() >= group["min_eight_bit_numel"]
             like = parameter if is_sharded(parameter) else weight
@@ -200,18 +155,24 @@ class Lamb(torch.optim.Optimizer):
         if gradient.layout != torch.strided:
             raise ValueError(f"parameter of shape {list(parameter.shape)}: LAMB takes no sparse gradients")
         # Moved before it is converted: a 16-bit gradient has half the bytes.
-        gradient = local(gradient.detach()).to(device, copy=copy).to(precision).contiguous()
+        gradient = local(gradient.detach()).to(device).to(precision).contiguous()
         fits = "mean_codes" in state and device.type == "cpu" and precision == torch.float32
-        fused = fits and (has_numba() if self.fused is None else self.fused)
         rule = rule_of(group, step=state["step"] + 1)
-        return Update(parameter, weight.view(-1), gradient.view(-1), state, rule, fused, self.chunk_size)
+        try:
+            if fits and (has_numba() if self.fused is None else self.fused):
+                from dalle_lean.optim.lamb_numba import step_fused
 
-    @torch.no_grad()
-    def apply_pending(self) -> None:
-        """Copy the weights that a delayed step (dalle_lean.optim.lamb_delayed) has computed into the parameters."""
-        for parameter, state in self.state.items():
-            if "pending" in state:
-                parameter.copy_(state.pop("pending"))
+                step_fused(weight.view(-1), gradient.view(-1), state, rule)
+            else:
+                shards, total = local_state(state), all_reduce_sum(parameter)
+                step_plain(weight.view(-1), gradient.view(-1), shards, rule, self.chunk_size, total)
+        except UserError as error:
+            raise UserError(f"parameter of shape {list(parameter.shape)}: {error}") from None
+        state["step"] += 1
+        if weight.data_ptr() == local(parameter).data_ptr():
+            torch.autograd.graph.increment_version(parameter)  # numba wrote where autograd does not look
+        else:
+            local(parameter).copy_(weight)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Inverse of `state_dict`, bit for bit; ValueError if a state does not fit its parameter."""

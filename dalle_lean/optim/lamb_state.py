@@ -24,7 +24,7 @@ def check_state(state: dict[str, Any], parameter: Tensor, block_size: int) -> No
     """ValueError names what in the state does not fit `parameter` with blocks of `block_size`.
 
     The state holds `step`, the number of steps taken; the two averages, in float32 or as codes and scales; and, if
-    there are any, the float32 `master` copy of the weights and the `pending` weights of the parameter's dtype.
+    there is one, the float32 `master` copy of the weights.
     """
     owner = f"of a parameter of shape {list(parameter.shape)}"
     step = state.get("step")
@@ -53,5 +53,6 @@ def expected_tensors(
         else:
             tensors[f"{name}_codes"] = (shape, torch.uint8)
             tensors[f"{name}_scales"] = ((-(-parameter.numel() // block_size),), torch.float32)
-    optional = {"master": (shape, torch.float32), "pending": (shape, parameter.dtype)}
-    return {**tensors, **{name: wanted for name, wanted in optional.items() if name in state}}
+    if "master" in state:
+        tensors["master"] = (shape, torch.float32)
+    return tensors

@@ -12,6 +12,7 @@ import torch
 
 from dalle_lean import Dalle
 from dalle_lean.cli import main
+from dalle_lean.errors import UserError
 from dalle_lean.io.model_folder import check_parts
 from tests.children import PROGRAM, start
 from tests.training.runs import Killed, at_step, kill, losses, relabelled, saved_progress, weights
@@ -69,8 +70,26 @@ def test_a_checkpoint_of_an_earlier_program_is_continued(shards, recipe, tmp_pat
     state = torch.load(tmp_path / CHECKPOINT, weights_only=True)
     run = json.loads(state["run"])
     del state["scales"], state["progress"]["tokens"], state["progress"]["rescaled"]
-    del run["optimizer"]["delayed"], run["model"]["ffn_activation"], run["data"]["caption_dropout"]
+    del run["model"]["ffn_activation"], run["data"]["caption_dropout"]
     torch.save({**state, "run": json.dumps(run)}, tmp_path / CHECKPOINT)
+    assert train(shards, tmp_path, recipe).step == 12
+
+
+def with_delayed(out, value):
+    """Turn a checkpoint into one of an earlier program, whose optimizer had the option `delayed`."""
+    state = torch.load(out / CHECKPOINT, weights_only=True)
+    run = json.loads(state["run"])
+    run["optimizer"]["delayed"] = value
+    torch.save({**state, "run": json.dumps(run)}, out / CHECKPOINT)
+
+
+def test_a_checkpoint_without_the_delayed_step_goes_on_and_one_with_it_is_refused(shards, recipe, tmp_path):
+    with pytest.raises(Killed):
+        train(shards, tmp_path, recipe, on_progress=at_step(6, kill))
+    with_delayed(tmp_path, True)
+    with pytest.raises(UserError, match=r"delayed = true, an option that is gone: leave it out, .* --init .*model"):
+        train(shards, tmp_path, recipe)
+    with_delayed(tmp_path, False)
     assert train(shards, tmp_path, recipe).step == 12
 
 

@@ -1,4 +1,4 @@
-"""What the settings of a recipe make of a run: precision, a delayed step, short sequences first."""
+"""What the settings of a recipe make of a run: precision, short sequences first."""
 
 import dataclasses
 import os
@@ -25,10 +25,8 @@ def recipe():
 
 
 CHANGES = {
-    "delayed": {"optimizer": {"delayed": True}},
     "fp16": {"memory": {"precision": "fp16"}},
     "bf16 weights": {"memory": {"precision": "bf16-weights"}},
-    "delayed bf16 weights": {"memory": {"precision": "bf16-weights"}, "optimizer": {"delayed": True}},
     "adamw8bit": {"optimizer": {"name": "adamw8bit"}},
     "muon": {"optimizer": {"name": "muon"}},
     "length warm-up": {"schedule": {"length_warmup": ((4, 4, 2), (7, 8, 3))}},
@@ -81,16 +79,6 @@ def test_a_run_of_any_kind_goes_on_bit_for_bit_after_a_kill_and_after_control_c(
     assert losses(tmp_path / "again") == losses(tmp_path / "whole")
     whole = weights(tmp_path / "whole")
     assert all(torch.equal(value, whole[name]) for name, value in weights(tmp_path / "again").items())
-
-
-def test_what_is_measured_and_saved_has_the_delayed_step(shards, recipe, tmp_path):
-    run = DalleRun(shards, tmp_path, changed(recipe, CHANGES["delayed"]))
-    batch, _ = next(run.batches())
-    before = [parameter.clone() for parameter in run.model.parameters()]
-    run.learner.step(batch, 0.01)
-    assert all(torch.equal(old, new) for old, new in zip(before, run.model.parameters(), strict=True))
-    run.learner.measure(run.heldout)
-    assert not all(torch.equal(old, new) for old, new in zip(before, run.model.parameters(), strict=True))
 
 
 def test_short_sequences_are_learnt_from_first_and_everything_is_measured(shards, recipe, tmp_path):

@@ -12,7 +12,6 @@ from torch import nn
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write
 from dalle_lean.model.grad_scales import BranchScales
-from dalle_lean.optim.lamb_delayed import DelayedLamb
 from training.run.processes import ALONE, Processes
 from training.run.spread import full_tensors, sharded_like, sharded_optimizer_state
 
@@ -24,7 +23,7 @@ def save_checkpoint(
     out: Path,
     *,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer | DelayedLamb,
+    optimizer: torch.optim.Optimizer,
     progress: dict[str, Any],
     run: dict[str, Any],
     scales: BranchScales | None = None,
@@ -61,7 +60,7 @@ def load_checkpoint(
     out: Path,
     *,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer | DelayedLamb,
+    optimizer: torch.optim.Optimizer,
     run: dict[str, Any],
     scales: BranchScales | None = None,
     defaults: Mapping[str, dict[str, Any]] | None = None,
@@ -86,6 +85,11 @@ def load_checkpoint(
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise UserError(f"{path} is not a checkpoint of this program; name another folder")
     saved = json.loads(state["run"])
+    if saved.get("optimizer", {}).pop("delayed", False):  # an option of earlier versions
+        raise UserError(
+            f"{out} holds a run with [optimizer] delayed = true, an option that is gone: leave it out, and start a new "
+            f"run from its model with --init {out / 'model'}"
+        )
     for name, settings in json.loads(json.dumps(defaults or {})).items():
         saved[name] = {**settings, **saved[name]}
     for name, value in json.loads(json.dumps(run)).items():

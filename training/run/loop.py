@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from dalle_lean.model.grad_scales import BranchScales
-from dalle_lean.optim.lamb_delayed import DelayedLamb
 from dalle_lean.progress import OnProgress
 from training.run.checkpoint import save_checkpoint
 from training.run.graceful_stop import TimeLimit, interrupt_deferred
@@ -41,7 +40,7 @@ class TrainingRun(ABC, Generic[Batch, P]):
     result: Path
     settings: LoopSettings
     model: nn.Module
-    optimizer: torch.optim.Optimizer | DelayedLamb
+    optimizer: torch.optim.Optimizer
     scales: BranchScales | None = None
     identity: dict[str, Any]
     progress: P

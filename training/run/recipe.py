@@ -14,7 +14,7 @@ from training.run.fields import check_fields, check_one_of, typed_section
 from training.run.rates import learning_rate
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-LAMB_ONLY = ("clamp_weight_norm", "bias_correction", "eight_bit", "block_size", "min_eight_bit_numel", "delayed")
+LAMB_ONLY = ("clamp_weight_norm", "bias_correction", "eight_bit", "block_size", "min_eight_bit_numel")
 MOST_RECIPE_BYTES = 2**20
 PLAN_LAMB_ONLY = ("offload_optimizer", "master_weights")
 
@@ -63,8 +63,6 @@ class OptimizerRecipe:
             for the rest). Only lamb takes the fields after clip_norm.
         max_skipped_in_row: consecutive non-finite steps that end the run.
         clip_norm: largest gradient norm; longer gradients are scaled down to it.
-        delayed: run the step in parallel with the next forward and backward, whose gradient is taken at the weights
-            before it. Measuring, drawing and saving wait for it.
     """
 
     name: str = "lamb"
@@ -78,7 +76,6 @@ class OptimizerRecipe:
     eight_bit: bool = True
     block_size: int = 4096
     min_eight_bit_numel: int = 65536
-    delayed: bool = False
 
     def __post_init__(self) -> None:
         check_one_of(OPTIMIZERS, name=self.name)
@@ -237,6 +234,8 @@ class Recipe:
             if not isinstance(values, dict):
                 raise UserError(f"{name} = {values!r}: must be a section")
             try:
+                if name == "optimizer":
+                    values = without_delayed(values)
                 parts[name] = values if name == "model" else typed_section(type(known[name]), values)
             except ValueError as error:
                 raise UserError(f"[{name}] {error}") from None
@@ -288,7 +287,6 @@ class Recipe:
             optimizer="lamb8bit" if chosen.name == "lamb" and chosen.eight_bit else chosen.name,
             block_size=chosen.block_size,
             min_eight_bit_numel=chosen.min_eight_bit_numel,
-            delayed=chosen.delayed,
             device=device,
         )
 
@@ -302,6 +300,13 @@ class Recipe:
         config = DalleConfig.from_dict({**self.model, **found})
         self.schedule.check_lengths(config)
         return config
+
+
+def without_delayed(optimizer: dict[str, Any]) -> dict[str, Any]:
+    """An [optimizer] section without `delayed`, an option that earlier versions had; UserError if it is on."""
+    if optimizer.get("delayed", False) is not False:
+        raise UserError(f"delayed = {optimizer['delayed']!r}: this option is gone; leave it out")
+    return {name: value for name, value in optimizer.items() if name != "delayed"}
 
 
 def replace_given(section: Any, **values: Any) -> Any:

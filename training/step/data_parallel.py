@@ -115,8 +115,6 @@ def missing_for_fsdp(recipe: Recipe) -> list[str]:
             needed.append("[optimizer] eight_bit = false")
         if memory.offload_optimizer:
             needed.append("[memory] offload_optimizer = false")
-    if optimizer.delayed:
-        needed.append("[optimizer] delayed = false")
     if optimizer.name in ("adamw8bit", "muon"):
         needed.append('[optimizer] name = "adamw" or "lamb"')
     if memory.precision == "bf16-weights":

@@ -8,8 +8,6 @@ from torch.distributed.tensor import DTensor
 
 from dalle_lean import Dalle, MemoryPlan
 from dalle_lean.model.dalle import Crop
-from dalle_lean.optim.lamb import Lamb
-from dalle_lean.optim.lamb_delayed import DelayedLamb
 from dalle_lean.optim.make_optimizer import make_optimizer, muon_groups, parameter_groups
 from training.data.loader import Batch
 from training.run.processes import ALONE, Processes
@@ -17,21 +15,15 @@ from training.run.recipe import LAMB_ONLY, OptimizerRecipe, Recipe
 from training.step.gradients import GradientComputer
 
 
-def build_optimizer(
-    model: torch.nn.Module, recipe: OptimizerRecipe, plan: MemoryPlan
-) -> torch.optim.Optimizer | DelayedLamb:
+def build_optimizer(model: torch.nn.Module, recipe: OptimizerRecipe, plan: MemoryPlan) -> torch.optim.Optimizer:
     """Build the recipe's optimizer for `model`; each step sets the learning rate."""
     settings: dict[str, Any] = {}
     if recipe.name == "lamb":
-        settings = {name: getattr(recipe, name) for name in LAMB_ONLY if name != "delayed"}
+        settings = {name: getattr(recipe, name) for name in LAMB_ONLY}
         settings |= {"offload": plan.offload_optimizer, "master_weights": plan.master_weights}
     beta_mean, beta_square = recipe.betas
     groups = (muon_groups if recipe.name == "muon" else parameter_groups)(model, recipe.weight_decay)
-    optimizer = make_optimizer(recipe.name, groups, betas=(beta_mean, beta_square), eps=recipe.eps, **settings)
-    if not recipe.delayed:
-        return optimizer
-    assert isinstance(optimizer, Lamb)
-    return DelayedLamb(optimizer)
+    return make_optimizer(recipe.name, groups, betas=(beta_mean, beta_square), eps=recipe.eps, **settings)
 
 
 class Step(NamedTuple):
@@ -83,13 +75,3 @@ class Learner(GradientComputer):
                 group["lr"] = lr
             self.optimizer.step()
         return Step(loss_nats, grad_norm)
-
-    def finish(self) -> None:
-        """Wait for a delayed step, before the weights are measured, drawn with or saved as a result."""
-        if isinstance(self.optimizer, DelayedLamb):
-            self.optimizer.finish()
-
-    def measure(self, batch: Batch) -> dict[str, float]:
-        """As `GradientComputer.measure`, after a delayed step."""
-        self.finish()
-        return super().measure(batch)

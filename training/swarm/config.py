@@ -243,7 +243,7 @@ class SwarmSettings:
         parts = {
             "protocol": self.swarm.protocol,
             "model": self.model.to_dict(),
-            "optimizer": recipe["optimizer"],
+            "optimizer": {**recipe["optimizer"], "delayed": False},  # in the run ids of earlier versions
             "schedule": schedule,
             "batch size": recipe["data"]["batch_size"],
             "caption dropout": recipe["data"]["caption_dropout"],

@@ -171,12 +171,6 @@ def test_offloaded_statistics_and_master_weights_are_on_the_host():
     assert adamw_host == Bytes(), "only LAMB can be offloaded"
 
 
-def test_a_delayed_step_holds_copies_of_gradients_and_weights():
-    sizes = parameter_sizes(TINY)
-    host, _ = persistent_bytes(sizes, MemoryPlan(), TrainingSetup(delayed=True))
-    assert host.transfer == 8 * sum(sizes)
-
-
 def test_the_sum_of_the_kinds_is_the_peak():
     cost = cost_of(DalleConfig.paper(), MemoryPlan(), TrainingSetup())
     assert cost.peak_bytes == sum(cost.device.by_kind().values()) == cost.to_dict()["device_bytes"]

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from dalle_lean import Dalle, DalleConfig, MemoryPlan
-from training.run.recipe import Recipe, load_recipe, recipe_names
+from training.run.recipe import OptimizerRecipe, Recipe, load_recipe, recipe_names
 from training.step.learner import build_optimizer
 
 
@@ -46,7 +46,7 @@ def test_the_paper_recipe_is_the_papers_run():
             {"memory": {"precision": "bf16-weights"}, "optimizer": {"name": "adamw"}},
             "'bf16-weights' with optimizer 'ad",
         ),
-        ({"optimizer": {"name": "adamw8bit", "delayed": True}}, "delayed: adamw8bit has no such setting"),
+        ({"optimizer": {"delayed": True}}, r"\[optimizer\] delayed = True: this option is gone; leave it out"),
         ({"schedule": {"length_warmup": [[10, 4]]}}, "length_warmup = "),
         ({"schedule": {"length_warmup": [[20, 4, 2], [10, 8, 4]]}}, r"the steps \[20, 10\]"),
         ({"schedule": {"warmup_steps": 1, "total_steps": 5, "length_warmup": [[6, 4, 2]]}}, r"within 1\.\.5"),
@@ -61,6 +61,11 @@ def test_the_paper_recipe_is_the_papers_run():
 def test_a_wrong_recipe_is_refused_by_name(sections, message):
     with pytest.raises(ValueError, match=message):
         Recipe.from_dict(sections)
+
+
+@pytest.mark.parametrize("name", ["lamb", "adamw"])
+def test_a_recipe_of_an_earlier_program_without_the_delayed_step_is_read(name):
+    assert Recipe.from_dict({"optimizer": {"name": name, "delayed": False}}).optimizer == OptimizerRecipe(name=name)
 
 
 def test_a_missing_recipe_names_those_there_are(tmp_path):

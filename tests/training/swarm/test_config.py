@@ -57,6 +57,10 @@ def test_settings_with_nothing_in_them_come_back(tmp_path):
     assert read_settings(tmp_path).to_dict() == SwarmSettings().to_dict()
 
 
+def test_the_run_id_still_counts_the_option_that_the_optimizer_once_had():
+    assert SwarmSettings().fingerprints["optimizer"] == "41aa407e06091f6f"
+
+
 @pytest.mark.parametrize(
     ("part", "name", "value", "called"),
     [

@@ -51,7 +51,7 @@ def learn_alone(settings, batches):
     """The parameters after each step of plain LAMB on these lists of batches, flat."""
     model, recipe, schedule = build_model(settings), settings.recipe.optimizer, settings.recipe.schedule
     groups = parameter_groups(model, recipe.weight_decay)
-    chosen = {name: getattr(recipe, name) for name in LAMB_ONLY if name != "delayed"}
+    chosen = {name: getattr(recipe, name) for name in LAMB_ONLY}
     lamb = Lamb(groups, lr=0.0, betas=recipe.betas, eps=recipe.eps, **chosen)
     gradients = GradientComputer(model, settings.recipe.memory, micro_batch_size=64)
     parameters = [parameter for group in lamb.param_groups for parameter in group["params"]]

@@ -146,9 +146,7 @@ def make_gradients(
     if settings.wire.mode != "diloco":
         return GradientComputer(model, memory, micro_batch_size, processes)
     data = dataclasses.replace(settings.recipe.data, batch_size=micro_batch_size * memory.micro_batches)
-    optimizer = dataclasses.replace(settings.recipe.optimizer, delayed=False)  # averaging sets the weights too
-    recipe = dataclasses.replace(settings.recipe, memory=memory, data=data, optimizer=optimizer)
-    return Learner(model, recipe, processes)
+    return Learner(model, dataclasses.replace(settings.recipe, memory=memory, data=data), processes)
 
 
 def build_model(settings: SwarmSettings) -> Dalle:
