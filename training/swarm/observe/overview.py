@@ -1,9 +1,11 @@
 """Summarizes the current state of a run from its peers' records."""
 
 import statistics
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from types import MappingProxyType
 
 from training.swarm.averaging.attestation import Credit
@@ -75,23 +77,29 @@ def summarize(
     """Summarize the run; None without trainers. `admission` has the helpers' counts, see `counts_of`.
 
     Step and loss are medians over the trainers, so a minority cannot change them by false claims. Once helpers have
-    averaged gradients of some trainers present, only those count, since identities are free.
+    averaged gradients of some trainers present, only those count, since identities are free, and each as much as the
+    samples averaged: who did less than half of the work cannot change them. A peer's counters are limited to the steps.
     """
     by_peer = {peer: record for peer, record in records.by_peer.items() if record.role == "trainer"}
-    trainers = [record for peer, record in by_peer.items() if peer in credits] or list(by_peer.values())
+    averaged = [peer for peer in by_peer if peer in credits]
+    trainers = [by_peer[peer] for peer in averaged or by_peer]
+    weights = [max(1.0, credits[peer].samples) for peer in averaged] or [1.0] * len(trainers)
     if not trainers:
         return None
     donors = [records.by_peer[peer] for peer in settings.swarm.donors if peer in records.by_peer]
     heldout = [record.loss for record in donors if record.role == "donor" and record.loss is not None]
-    step = statistics.median_low(record.step for record in trainers) * settings.steps_per_epoch
+    epoch = int(weighted_median([record.step for record in trainers], weights))
+    step = epoch * settings.steps_per_epoch
     batch_size = settings.recipe.data.batch_size
-    losses = [record.loss for record in trainers if record.loss is not None]
+    losses = [
+        (record.loss, weight) for record, weight in zip(trainers, weights, strict=True) if record.loss is not None
+    ]
     reported = sum(record.samples_per_s for record in trainers)
     pace = steps_per_s or reported / batch_size
     return Overview(
         step=step,
         total_steps=settings.total_steps,
-        loss=statistics.median_low(losses) if losses else None,
+        loss=weighted_median(*zip(*losses, strict=True)) if losses else None,
         heldout_loss=statistics.median_low(heldout) if heldout else None,
         peers=len(trainers),
         clients=sum(record.client_mode for record in trainers),
@@ -99,8 +107,15 @@ def summarize(
         reported_samples_per_s=reported,
         left_s=max(0, settings.total_steps - step) / pace if pace else None,
         counters={
-            **{name: sum(getattr(record, name) for record in trainers) for name in COUNTERS},
+            **{name: sum(min(getattr(record, name), epoch) for record in trainers) for name in COUNTERS},
             "refused_records": records.refused,
             **admission,
         },
     )
+
+
+def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
+    """The least value that, with all below it, has half of the weight."""
+    ordered = sorted(zip(values, weights, strict=True))
+    below = list(accumulate(weight for _, weight in ordered))
+    return ordered[bisect_left(below, below[-1] / 2)][0]

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -104,6 +104,19 @@ def test_made_up_identities_count_for_nothing_once_helpers_say_whom_they_average
     seen = summarize(found, SETTINGS, 0.5, {"a": Credit(samples=1.0), "b": Credit(samples=1.0), "gone": Credit()})
     assert (seen.step, seen.peers) == (10, 2)
     assert summarize(found, SETTINGS, 0.5, {"gone": Credit()}).peers == 11
+
+
+def test_credited_liars_move_step_and_loss_only_with_half_of_the_work():
+    honest, liars = {f"a{n}": record() for n in range(3)}, {f"x{n}": record(step=1, loss=0.0) for n in range(9)}
+    found = PeerRecords({**honest, **liars}, 0)
+    credits = {name: Credit(samples=100.0 if name in honest else 1.0) for name in found.by_peer}
+    seen = summarize(found, SETTINGS, 0.5, credits)
+    assert (seen.step, seen.loss, seen.peers) == (10, 2.0, 12)
+
+
+def test_a_liar_counts_at_most_one_fault_a_step():
+    seen = overview(record(step=10), record(step=10, dropped_batches=3), record(step=10, dropped_batches=2**50))
+    assert seen.counters["dropped_batches"] == 3 + 10
 
 
 def test_of_as_many_liars_as_others_no_huge_loss_is_believed():
@@ -335,7 +348,7 @@ def test_a_monitor_finds_a_run_again_whose_helper_was_away_and_that_was_taken_ba
     notices = []
     with ExitStack() as stack:
         helper, address = start_helper(tmp_path, SETTINGS, "/ip4/127.0.0.1/tcp/0")
-        monitor = stack.enter_context(Monitor([address], notices.append))
+        monitor = stack.enter_context(closing(Monitor([address], notices.append)))
         assert monitor.poll()[1] is None
         helper.shutdown()
         assert monitor.poll()[1] is None

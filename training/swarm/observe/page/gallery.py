@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
@@ -20,6 +20,7 @@ from training.data.catalog import find_shards
 from training.data.heldout import heldout_rows
 from training.swarm.config import SwarmSettings
 from training.swarm.host.checkpoints import Checkpoint
+from training.swarm.preflight.checks import codes_of
 
 NAME = "gallery.json"
 PROMPTS = 6
@@ -75,7 +76,7 @@ def read_gallery(folder: Path) -> Gallery:
 
 def heldout_prompts(settings: SwarmSettings) -> list[str]:
     """Captions of held-out pictures, the same for the whole run."""
-    shards = find_shards(settings.swarm.data)
+    shards = find_shards(settings.swarm.data, codes=codes_of(settings))
     captions = heldout_rows(shards, settings.recipe.data.heldout_share, 8 * PROMPTS).captions
     return [caption for caption in dict.fromkeys(captions) if caption.strip()][:PROMPTS]
 
@@ -86,6 +87,19 @@ def spread(drawn: list[Drawn]) -> list[Drawn]:
         gaps = [after.step - before.step for before, after in zip(drawn, drawn[2:], strict=False)]
         del drawn[gaps.index(min(gaps)) + 1]
     return drawn
+
+
+def start_program(command: str, checkpoint: Checkpoint, options: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Run a command that draws with a checkpoint, without ranking, at the lowest priority; it writes to `log`."""
+    model = ["--model", str(checkpoint.folder / "model"), "--device", "cpu", "--scorer", "none"]
+    with open(log, "wb") as file:
+        arguments = [*LOW_PRIORITY, *DALLE_LEAN, command, *model, *options]
+        return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+
+
+def last_line(log: Path) -> str:
+    """The last line that a program wrote: why it ended."""
+    return log.read_text(errors="replace").strip().rpartition("\n")[2]
 
 
 class Painter:
@@ -119,12 +133,10 @@ class Painter:
             if any(drawn.step == newest.step for drawn in self.gallery.drawn):
                 return
         self.step, self.due_s = newest.step, time.monotonic() + DRAWING_LIMIT_S
-        command = [*LOW_PRIORITY, *DALLE_LEAN, "generate", "--model", str(newest.folder / "model"), "--device", "cpu"]
-        command += ["--num-images", "1", "--scorer", "none", "--out", str(self.drawing), "--", *self.gallery.prompts]
         self.clear()
         self.drawing.mkdir(parents=True)
-        with open(self.drawing / "log", "wb") as log:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        options = ["--num-images", "1", "--out", str(self.drawing), "--", *self.gallery.prompts]
+        self.process = start_program("generate", newest, options, self.drawing / "log")
 
     def finish(self, process: subprocess.Popen[bytes]) -> None:
         """Add the pictures of a process that has ended or timed out."""
@@ -132,8 +144,7 @@ class Painter:
         self.process, code = None, process.wait()
         found = sorted(self.drawing.rglob("00.png"))
         if code or len(found) != len(self.gallery.prompts):
-            said = (self.drawing / "log").read_text(errors="replace").strip().rpartition("\n")[2]
-            self.on_notice(f"no pictures of step {self.step}: {said}")
+            self.on_notice(f"no pictures of step {self.step}: {last_line(self.drawing / 'log')}")
         else:
             drawn = Drawn(self.step, [f"drawn-{self.step:06d}-{number}.webp" for number in range(len(found))])
             for path, name in zip(found, drawn.files, strict=True):
