@@ -19,11 +19,11 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
 from training.swarm.averaging import averagers
+from training.swarm.averaging.averagers import RuleRunner
 from training.swarm.averaging.gradient_averager import SwarmGradientAverager
 from training.swarm.averaging.receipts import Signer
 from training.swarm.averaging.robust_rules import CentredClipping
-from training.swarm.averaging.rule_runner import RuleRunner
-from training.swarm.averaging.state_transfer import SwarmStateAverager
+from training.swarm.averaging.state_averager import SwarmStateAverager
 from training.swarm.averaging.state_validation import tensors_sha256
 
 LIE = 0.5

@@ -28,7 +28,7 @@ from training.data.loader import Batch, collate
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.service import begin_admission
 from training.swarm.averaging import averagers
-from training.swarm.averaging.rule_runner import RuleRunner
+from training.swarm.averaging.averagers import RuleRunner
 from training.swarm.averaging.state_validation import StateRefused
 from training.swarm.config import read_settings
 from training.swarm.host.checkpointer import Checkpointer

@@ -9,8 +9,7 @@ from dalle_lean.io.files import write_bytes
 from training.swarm.admission.keys import Forged, SigningKey, read_signed
 
 BANS = "bans"
-MAX_BANS_BYTES = 2**18
-"""About 4,000 bans."""
+MAX_BANS_BYTES = 2**18  # about 4,000 bans
 RELOAD_S = 0.5
 
 

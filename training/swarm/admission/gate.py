@@ -4,7 +4,6 @@ import multiprocessing as mp
 import time
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
 
 from dalle_lean.io.files import write_bytes
 from training.swarm.admission.bans import MAX_BANS_BYTES, Bans, WatchedFile
@@ -41,7 +40,6 @@ class Gate:
         return int(self._refused.value)
 
     def count_refusal(self) -> None:
-        """Count a refused call."""
         with self._refused.get_lock():
             self._refused.value += 1
 
@@ -126,8 +124,3 @@ class Gate:
         if own is None or own.ends < time.time():
             return str(Refused("ended"))
         return str(Refused("banned")) if self.is_banned(own) else ""
-
-
-def gate_of(dht: Any) -> Gate | None:
-    """The gate of a node; None in a run without a key."""
-    return getattr(dht, "gate", None)

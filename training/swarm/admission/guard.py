@@ -16,37 +16,15 @@ from hivemind.proto.p2pd_pb2 import RPCError
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.limits import Limits
 from training.swarm.admission.passes import MAX_PASS_BYTES, Refused
-from training.swarm.network.node import Node
 
-PUBLIC = ("BootstrapService.", "AdmissionService.")
-"""Methods that newcomers may call, which have no pass yet."""
+PUBLIC = ("BootstrapService.", "AdmissionService.")  # methods that newcomers may call, which have no pass yet
 LENGTH_BYTES = 2
 HANDSHAKE_S = 5.0
 
 
-class GuardedDHT(Node):
-    """A DHT node of a run with a key; its averagers are guarded too."""
-
-    def __init__(self, *arguments: Any, gate: Gate, **options: Any):
-        self.gate = gate
-        super().__init__(*arguments, **options)
-
-    def run(self) -> None:
-        create = P2P.create
-
-        async def create_guarded(**options: Any) -> P2P:
-            return guarded(await create(**options), self.gate)
-
-        P2P.create = staticmethod(create_guarded)  # in the node's own process only, which creates its P2P
-        super().run()
-
-    async def replicate_p2p(self) -> P2P:
-        return guarded(await super().replicate_p2p(), self.gate)
-
-
-def guarded(p2p: P2P, gate: Gate) -> P2P:
-    """The same P2P, with the gate in front of it."""
-    if not isinstance(p2p._client, GuardedClient):
+def guarded(p2p: P2P, gate: Gate | None) -> P2P:
+    """The same P2P, with the gate in front of it if there is one."""
+    if gate is not None and not isinstance(p2p._client, GuardedClient):
         p2p._client = GuardedClient(p2p._client, gate)
     return p2p
 

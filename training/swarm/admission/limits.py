@@ -3,7 +3,7 @@
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from training.swarm.admission.passes import Refused
 
@@ -11,10 +11,8 @@ CALLS_PER_S, CALLS_AT_ONCE = 100.0, 1000.0
 """From one peer to one process of another; honest peers make some tens per second during matchmaking."""
 NEWCOMER_CALLS_PER_S, NEWCOMER_CALLS_AT_ONCE = 50.0, 300.0
 """From all peers without a pass together, to the methods that are open to them."""
-MAX_STREAMS = 32
-"""Per peer; an honest one has a few."""
-MAX_HANDSHAKES = 256
-"""At once, of all peers together that have not shown a pass yet."""
+MAX_STREAMS = 32  # per peer; an honest one has a few
+MAX_HANDSHAKES = 256  # at once, of all peers together that have not shown a pass yet
 MAX_REMEMBERED = 4096
 
 
@@ -62,7 +60,7 @@ class Limits:
         self.calls = Buckets(CALLS_PER_S, CALLS_AT_ONCE)
         self.newcomers = TokenBucket(NEWCOMER_CALLS_PER_S, NEWCOMER_CALLS_AT_ONCE)
         self.streams: Counter[str] = Counter()
-        self.handshakes = 0
+        self.handshakes: Counter[str] = Counter()
 
     def count_call(self, peer: str, *, known: bool) -> None:
         """Refused if this peer, or all peers without a pass together, exceed their rate."""
@@ -70,29 +68,24 @@ class Limits:
             raise Refused("busy")
         self.calls.take(peer)
 
-    @contextmanager
-    def stream(self, peer: str) -> Iterator[None]:
+    def stream(self, peer: str) -> AbstractContextManager[None]:
         """Count a stream of the peer while it is open; Refused beyond MAX_STREAMS."""
-        if self.streams[peer] >= MAX_STREAMS:
-            raise Refused("busy")
-        self.streams[peer] += 1
-        try:
-            yield
-        finally:
-            self.streams[peer] -= 1
-            if not self.streams[peer]:
-                del self.streams[peer]
+        return counted(self.streams, peer, MAX_STREAMS)
 
-    @contextmanager
-    def handshake(self, *, known: bool) -> Iterator[None]:
+    def handshake(self, *, known: bool) -> AbstractContextManager[None]:
         """Count a handshake while a peer shows its pass; Refused if too many newcomers are doing so."""
-        if known:
-            yield
-            return
-        if self.handshakes >= MAX_HANDSHAKES:
-            raise Refused("busy")
-        self.handshakes += 1
-        try:
-            yield
-        finally:
-            self.handshakes -= 1
+        return nullcontext() if known else counted(self.handshakes, "newcomers", MAX_HANDSHAKES)
+
+
+@contextmanager
+def counted(counts: Counter[str], key: str, most: int) -> Iterator[None]:
+    """Raise a count while the context lasts; Refused beyond `most`."""
+    if counts[key] >= most:
+        raise Refused("busy")
+    counts[key] += 1
+    try:
+        yield
+    finally:
+        counts[key] -= 1
+        if not counts[key]:
+            del counts[key]

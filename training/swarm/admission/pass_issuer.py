@@ -13,29 +13,24 @@ from training.swarm.admission.bans import WatchedFile
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.keys import Forged, SigningKey
 from training.swarm.admission.limits import Buckets
-from training.swarm.admission.passes import (
-    HELPER,
-    HELPER_PASS_S,
-    PASS_S,
-    TRAINER,
-    Invite,
-    Pass,
-    Refused,
-    decoded,
-)
+from training.swarm.admission.passes import HELPER, TRAINER, VALIDITY_S, Invite, Pass, Refused, decoded
 from training.swarm.config import ADMISSIONS
 
 OPEN, INVITE, LIST = ADMISSIONS
 OPEN_PASSES_PER_S, OPEN_PASSES_AT_ONCE = 1 / 60, 8
 """In an open run, to newcomers from one address: enough for a classroom behind one router, not for a flood."""
-MAX_ABSENCE_S = 30 * 24 * 3600.0
-"""How long after its pass has expired a member can still renew it."""
-USES = "invites.json"
-"""The peers that joined with each invitation."""
+MAX_ABSENCE_S = 30 * 24 * 3600.0  # how long after its pass has expired a member can still renew it
+USES = "invites.json"  # the peers that joined with each invitation
 MAX_LIST_BYTES = 2**20
 PEER_ID = re.compile(r"[1-9A-HJ-NP-Za-km-z]{20,80}")
-FORMS = (PEER_ID, *map(re.compile, (r"[\w .'-]{0,32}", r"([0-9a-f]{64})?", r"[\w\s-]{0,1024}", r"[\w-]{0,4096}")))
-"""Patterns of an Application's fields: peer, name, key, code, current."""
+FORMS = {
+    "peer": PEER_ID,
+    "name": re.compile(r"[\w .'-]{0,32}"),
+    "code": re.compile(r"[\w\s-]{0,1024}"),
+    "current": re.compile(r"[\w-]{0,4096}"),
+    "key": re.compile(r"([0-9a-f]{64})?"),
+}
+"""Patterns of an Application's fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +56,13 @@ class Application:
         """Parse untrusted JSON; Refused if it is malformed."""
         try:
             asked = cls(**json.loads(content))
-            texts = (asked.peer, asked.name, asked.key, asked.code, asked.current)
-            if all(form.fullmatch(text) for form, text in zip(FORMS, texts, strict=True)):
+            if all(form.fullmatch(getattr(asked, name)) for name, form in FORMS.items()):
                 return asked
         except (ValueError, TypeError, RecursionError):
             pass
         raise Refused("malformed")
 
     def to_json(self) -> bytes:
-        """The JSON that `parse` reads."""
         return json.dumps(asdict(self)).encode()
 
 
@@ -95,7 +88,11 @@ class PassIssuer:
         """Issue a signed pass; Refused says why not. `address` is the caller's IP address."""
         if asked.peer in self.gate.current_bans().banned:
             raise Refused("banned", asked.peer)
-        current, invite = self.current_pass(asked), self.invite_of(asked)
+        current = self.current_pass(asked)
+        try:
+            invite = Invite.read(asked.code, self.gate.run_key) if asked.code else None
+        except Forged:
+            raise Refused("forged", asked.peer) from None
         if invite is not None and (current is None or current.invite != invite.id):
             current = self.by_invite(asked, invite)
         if current is None:
@@ -115,15 +112,7 @@ class PassIssuer:
             return None
         return current
 
-    def invite_of(self, asked: Application) -> Invite | None:
-        """The invitation in the request's code; None without a code."""
-        try:
-            return Invite.read(asked.code, self.gate.run_key) if asked.code else None
-        except Forged:
-            raise Refused("forged", asked.peer) from None
-
     def by_invite(self, asked: Application, invite: Invite) -> Pass:
-        """A pass for an invited peer."""
         if invite.id in self.gate.current_bans().banned:
             raise Refused("banned", asked.peer)
         if invite.ends < time.time():
@@ -159,13 +148,12 @@ class PassIssuer:
             self.addresses.take(address)
 
     def is_listed(self, peer: str) -> bool:
-        """Whether the host's list has this peer id."""
         lines = b"" if self.peer_list is None else self.peer_list.read()
         return any(line.split("#")[0].strip() == peer for line in lines.decode(errors="replace").splitlines())
 
     def signed(self, given: Pass) -> bytes:
         """Sign a pass that is valid from now on."""
-        ends = time.time() + (PASS_S if given.role == TRAINER else HELPER_PASS_S)
+        ends = time.time() + VALIDITY_S[given.role]
         if self.is_host:
             return replace(given, ends=int(ends), issuer="").signed(self.key)
         own = self.gate.own_pass()

@@ -16,18 +16,15 @@ TRAINER, HELPER, DONOR = ROLES = ("trainer", "helper", "donor")
 MAX_PASS_BYTES = 2048
 MAX_CODE_CHARACTERS = 1024
 PASS_S = 24 * 3600.0
-HELPER_PASS_S = 14 * 24 * 3600.0
-"""Longer: only the host renews it, and the host may be offline."""
+HELPER_PASS_S = 14 * 24 * 3600.0  # longer: only the host renews it, and the host may be offline
+VALIDITY_S = {TRAINER: PASS_S, HELPER: HELPER_PASS_S, DONOR: HELPER_PASS_S}
 REFUSALS = {
     "no pass": ("this machine has no pass for this run", "join it by its address"),
     "forged": ("the pass or code does not belong to this run", "ask the run's host for a code, and copy all of it"),
     "other peer": ("the pass belongs to another machine", "join the run by its address to get one for this machine"),
     "ended": ("the pass or code has expired", "ask the run's host for a new one"),
     "banned": ("the host has banned this machine, or the code that it joined with", "ask the run's host why"),
-    "busy": (
-        "too many calls or newcomers right now",
-        "try again in a few minutes, or ask the run's host for a code",
-    ),
+    "busy": ("too many calls or newcomers right now", "try again in a few minutes, or ask the run's host for a code"),
     "no code": (
         "the run admits only machines that its host has invited",
         "ask the host for a code and pass it with --code",

@@ -18,20 +18,19 @@ from hivemind.proto import runtime_pb2
 
 from dalle_lean.io.files import write_bytes
 from training.swarm.admission.bans import BANS
-from training.swarm.admission.gate import Gate, gate_of
+from training.swarm.admission.gate import Gate
 from training.swarm.admission.keys import Forged, SigningKey
 from training.swarm.admission.pass_issuer import Application, PassIssuer
-from training.swarm.admission.passes import HELPER_PASS_S, PASS_S, TRAINER, Pass, Refused, decoded, encoded
+from training.swarm.admission.passes import HELPER, TRAINER, VALIDITY_S, Pass, Refused, decoded, encoded
 from training.swarm.config import SwarmSettings
-from training.swarm.network.addresses import peer_of
-from training.swarm.network.bootstrap_service import Unanswered, ask, call, hosts_of
-from training.swarm.network.identity import make_identity, peer_id_in
+from training.swarm.network.addresses import make_identity, peer_id_in, peer_of
+from training.swarm.network.bootstrap_service import Unanswered, ask, call, first_answer, hosts_of
 from training.swarm.network.node import run_until_shutdown
 
-IDENTITY, PASS = "identity", "pass"
-"""Files in a newcomer's folder."""
+IDENTITY, PASS = "identity", "pass"  # files in a newcomer's folder
 POLL_S = 2.0
 RENEW_INTERVAL_S = 60.0
+MakeIssuer = Callable[[Gate], PassIssuer]
 
 
 class AdmissionService(ServicerBase):
@@ -69,7 +68,7 @@ def begin_admission(
     addresses: Sequence[str],
     *,
     run_key_file: Path | None = None,
-    make_issuer: Callable[[Gate], PassIssuer] | None = None,
+    make_issuer: MakeIssuer | None = None,
 ) -> None:
     """Have a guarded node renew its pass before it expires, fetch newer ban lists and serve them to others.
 
@@ -82,19 +81,13 @@ def begin_admission(
 
 
 async def start(
-    dht: hivemind.DHT,
-    node: DHTNode,
-    addresses: Sequence[str],
-    run_key_file: Path | None,
-    make_issuer: Callable[[Gate], PassIssuer] | None,
+    dht: Any, node: DHTNode, addresses: Sequence[str], run_key_file: Path | None, make_issuer: MakeIssuer | None
 ) -> None:
     """Runs in the node's process."""
-    gate = gate_of(dht)
-    assert gate is not None
     if not node.protocol.client_mode:
-        issuer = None if make_issuer is None else make_issuer(gate)
-        await AdmissionService(node.p2p, gate, issuer).add_p2p_handlers(node.p2p)
-    run_until_shutdown(node, maintain_admission(gate, node, addresses, run_key_file))
+        issuer = None if make_issuer is None else make_issuer(dht.gate)
+        await AdmissionService(node.p2p, dht.gate, issuer).add_p2p_handlers(node.p2p)
+    run_until_shutdown(node, maintain_admission(dht.gate, node, addresses, run_key_file))
 
 
 async def maintain_admission(gate: Gate, node: DHTNode, addresses: Sequence[str], run_key_file: Path | None) -> None:
@@ -104,7 +97,9 @@ async def maintain_admission(gate: Gate, node: DHTNode, addresses: Sequence[str]
         await asyncio.sleep(POLL_S)
         try:
             await learn_bans(gate, node, addresses)
-            if time.monotonic() > renew_s and is_renewal_due(gate.own_pass()):
+            own = gate.own_pass()
+            is_due = own is None or own.ends - time.time() < VALIDITY_S[own.role] / 2
+            if is_due and time.monotonic() > renew_s:
                 renew_s = time.monotonic() + RENEW_INTERVAL_S
                 await renew(gate, node, addresses, run_key_file)
         except Exception:  # an untrusted answer may raise anything
@@ -137,21 +132,13 @@ async def renew(gate: Gate, node: DHTNode, addresses: Sequence[str], run_key_fil
 
 async def answer_of(node: DHTNode, peer: PeerID, method: str, content: bytes) -> bytes:
     """The answer of a peer's AdmissionService; empty if it is offline, has none or is busy: another one is asked."""
-    request = runtime_pb2.ExpertRequest(metadata=content).SerializeToString()
-    answer = await ask(AdmissionService, peer, method, request, None, node)
+    answer = await ask(None, node, service=AdmissionService, peer=peer, method=method, content=content)
     return answer if isinstance(answer, bytes) else b""
-
-
-def is_renewal_due(own: Pass | None) -> bool:
-    """Whether less than half of a pass's validity is left."""
-    if own is None:
-        return True
-    return own.ends - time.time() < (PASS_S if own.role == TRAINER else HELPER_PASS_S) / 2
 
 
 def issue_own(gate: Gate, run_key: SigningKey, peer: str, role: str) -> None:
     """Issue a pass to one of the host's own peers."""
-    given = Pass(peer=peer, role=role, name="", ends=int(time.time() + HELPER_PASS_S))
+    given = Pass(peer=peer, role=role, name="", ends=int(time.time() + VALIDITY_S[HELPER]))
     keep_pass(gate, peer, given.signed(run_key))
 
 
@@ -167,11 +154,11 @@ def apply(dht: hivemind.DHT, addresses: Sequence[str], gate: Gate, asked: Applic
 
     Raises Refused, with the first helper's reason, if none admits this peer; Unanswered if none answers.
     """
-    asked = replace(asked, current=encoded(gate.own_statement))
+    content = replace(asked, current=encoded(gate.own_statement)).to_json()
     refusal: Refused | None = None
     for address in addresses:
         try:
-            answer = call(dht, address, "rpc_apply", metadata=asked.to_json(), service=AdmissionService)
+            answer = call(dht, address, "rpc_apply", metadata=content, service=AdmissionService)
             if isinstance(answer, dict) and "pass" in answer:
                 keep_pass(gate, asked.peer, decoded(answer["pass"]))
                 return
@@ -196,7 +183,7 @@ def enter_by_pass(
     code: str = "",
     run_key_file: Path | None = None,
 ) -> Gate:
-    """A gate with a pass for the identity in `folder`, issued by the helpers at `addresses`.
+    """A gate with a pass for the identity in `folder`, issued by a helper at `addresses`.
 
     Args:
         dht: any node that reaches them; its own identity does not matter.
@@ -204,7 +191,7 @@ def enter_by_pass(
         code: of the host's invitation; not needed while the folder has a valid pass.
         run_key_file: of the run's key; a machine that has it issues its own pass.
 
-    Raises Refused, and Unanswered if no helper answers.
+    Raises Refused, and Unanswered if no helper answers; see `apply`.
     """
     make_identity(folder / IDENTITY)
     gate = Gate(settings.swarm.run_key, folder / PASS, folder / BANS)
@@ -218,12 +205,8 @@ def enter_by_pass(
 
 def counts_of(dht: hivemind.DHT, addresses: Sequence[str]) -> dict[str, int]:
     """The helpers' counts: the largest numbers of passes and bans, and the sum of the refused calls."""
-    found: list[Any] = []
-    for address in addresses:
-        try:
-            found.append(call(dht, address, "rpc_counts", service=AdmissionService))
-        except Unanswered:
-            continue
+    ask_counts = partial(call, method="rpc_counts", service=AdmissionService)
+    found = [first_answer(dht, [address], ask_counts) for address in addresses]
     valid = [counts for counts in found if isinstance(counts, dict)]
 
     def counted(name: str) -> list[int]:

@@ -11,10 +11,8 @@ from pathlib import Path
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import parse, read_text, write_json
 
-MOST_PEERS = 2048
-"""The peers with the fewest samples are dropped, since identities are free."""
-MOST_STEP_S = 3600.0
-"""Cap on the time between two steps: a longer pause was not all spent computing."""
+MOST_PEERS = 2048  # the peers with the fewest samples are dropped, since identities are free
+MOST_STEP_S = 3600.0  # cap on the time between two steps: a longer pause was not all spent computing
 
 
 @dataclass(frozen=True)

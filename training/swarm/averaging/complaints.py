@@ -23,7 +23,6 @@ from hivemind.utils.timed_storage import ValueWithExpiration
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_json, write_json
-from training.swarm.admission.gate import gate_of
 from training.swarm.admission.keys import Forged
 from training.swarm.admission.passes import Refused
 from training.swarm.averaging.matchmaking import UnreliablePeers
@@ -31,21 +30,17 @@ from training.swarm.averaging.receipts import Receipt, contradiction
 from training.swarm.host_peers import owner_peer
 from training.swarm.observe.peer_metrics import owner_key
 
-RECORD_S = 300.0
-"""Lifetime of a record, and of an exclusion by it."""
+RECORD_S = 300.0  # lifetime of a record, and of an exclusion by it
 INTERVAL_S, SETTLE_S = 10.0, 2.0
 """Between two exchanges; until the others have stored their records of the same round."""
-MOST_ANSWERS = 3
-"""Records per exchange: digests, then a disputed receipt, then a proof."""
+MOST_ANSWERS = 3  # records per exchange: digests, then a disputed receipt, then a proof
 MAX_READ, MAX_COMPLAINTS, MAX_REDUCERS = 256, 8, 24
 """Records read; complaints and reducers in each record, so that it fits into the 4096 bytes of a run's record."""
 LEAST_COMPLAINTS = 2
 KEPT_GROUPS = 64
 MAX_PROVEN = 64
-SHORT_BYTES = 8
-"""Of a peer id or digest, enough to be unique within a group."""
-EVIDENCE = "evidence"
-"""Folder beside the ban list, with a file for each reducer that is proven to have lied."""
+SHORT_BYTES = 8  # of a peer id or digest, enough to be unique within a group
+EVIDENCE = "evidence"  # folder beside the ban list, with a file for each reducer that is proven to have lied
 
 Receipts = Mapping[PeerID, Receipt]
 Record = Mapping[str, Any]
@@ -60,11 +55,9 @@ class Complaints:
     """
 
     def __init__(self, dht: DHT, key: str, unreliable: UnreliablePeers):
-        self.dht, self.key, self.unreliable, self.gate = dht, key, unreliable, gate_of(dht)
-        self.receipts: dict[bytes, Receipts] = {}
-        """By group, for the latest groups."""
-        self.shown: list[Receipt] = []
-        """One receipt that another sender disputes, or two that are a proof."""
+        self.dht, self.key, self.unreliable, self.gate = dht, key, unreliable, dht.gate
+        self.receipts: dict[bytes, Receipts] = {}  # by group, for the latest groups
+        self.shown: list[Receipt] = []  # one receipt that another sender disputes, or two that are a proof
         self.proven: set[PeerID] = set()
         self.enough = math.inf
         self.due_s = 0.0
@@ -115,7 +108,6 @@ class Complaints:
         )
 
     async def read(self) -> dict[PeerID, Record]:
-        """The other peers' records."""
         found = await self.dht.get(self.key, latest=True, return_future=True)
         entries = found.value if found is not None and isinstance(found.value, dict) else {}
         records: dict[PeerID, Record] = {
@@ -134,9 +126,8 @@ class Complaints:
             absent = said.get("absent")
             if isinstance(absent, list | tuple) and self.is_admitted(peer, said.get("pass")):
                 complaints.update({name for name in absent[:MAX_COMPLAINTS] if isinstance(name, str)})
-        self.unreliable.avoid_reported(
-            {name for name, count in complaints.items() if count >= self.enough}, until_s=time.monotonic() + RECORD_S
-        )
+        reported = {name for name, count in complaints.items() if count >= self.enough}
+        self.unreliable.reported = (reported, time.monotonic() + RECORD_S)
 
     def is_admitted(self, peer: PeerID, shown: Any) -> bool:
         """Whether a record's owner has a valid pass. Without a key, where identities are free, nobody has."""

@@ -18,10 +18,8 @@ from training.swarm.host_peers import owner_peer
 from training.swarm.observe.peer_metrics import owner_key
 
 LOOKUP_INTERVAL_S = 0.2
-AWAY_AFTER = 2
-"""Searches in a row that found none of the host's peers, after which other peers may lead."""
-MIN_BACKOFF_S, MAX_BACKOFF_S = 30.0, 3600.0
-"""How long a peer that failed its group is avoided; doubled each time."""
+AWAY_AFTER = 2  # searches in a row that found none of the host's peers, after which other peers may lead
+MIN_BACKOFF_S, MAX_BACKOFF_S = 30.0, 3600.0  # how long a peer that failed its group is avoided; doubled each time
 MAX_REMEMBERED = 1024
 
 
@@ -103,15 +101,11 @@ class UnreliablePeers:
         self.backoffs: dict[PeerID, tuple[float, float]] = {}
         """When each one's backoff ends, and its length, in seconds."""
         self.reported: tuple[Collection[str], float] = ((), 0.0)
-        """Peer ids that enough others complain about, and until when they are avoided."""
+        """Peer ids that enough others complain about, and until when on the monotonic clock they are avoided."""
 
     def is_avoided(self, peer: PeerID) -> bool:
         names, until_s = self.reported
         return self.is_in_backoff(peer) or (str(peer) in names and time.monotonic() < until_s)
-
-    def avoid_reported(self, names: Collection[str], until_s: float) -> None:
-        """Set the peer ids that others complain about, avoided until `until_s` of the monotonic clock."""
-        self.reported = (names, until_s)
 
     def is_in_backoff(self, peer: PeerID) -> bool:
         """Whether it has recently failed a group of this peer."""

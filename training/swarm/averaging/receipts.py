@@ -27,14 +27,11 @@ from training.swarm.host_peers import owner_peer
 from training.swarm.observe.peer_metrics import OWNER
 
 HASH_BYTES = 16
-SAMPLED = 256
-"""Values per part in a receipt."""
+SAMPLED = 256  # values per part in a receipt
 MAX_MISSES = SAMPLED // 5
 """8 bits clip values beyond three deviations of the mean: by Chebyshev's inequality at most a ninth of a part."""
-ROUNDING_DEVIATIONS = 0.25
-"""Ten quantization steps: clipping shrinks the deviation that the receiver sees."""
-ROUNDING_SHARE, ROUNDING_LEAST = 1e-4, 1e-7
-"""Rounding of float32 next to large values, and of float16 near zero."""
+ROUNDING_DEVIATIONS = 0.25  # ten quantization steps: clipping shrinks the deviation that the receiver sees
+ROUNDING_SHARE, ROUNDING_LEAST = 1e-4, 1e-7  # rounding of float32 next to large values, and of float16 near zero
 MAX_STATEMENT_BYTES = 2**16
 MAX_CLOCK_ERROR_S, REMEMBERED_S = 600, 3600.0
 """Between two peers' clocks; how long group ids are remembered, which is longer than a round can take."""
@@ -124,8 +121,7 @@ class Signer:
     def __init__(self, key: RSAPrivateKey, owner: bytes, group: bytes, timeout_s: float):
         self.key, self.owner, self.group, self.timeout_s = key, owner, group, timeout_s
         self.previous = b""
-        self.hashes: dict[int, dict[int, bytes]] = {}
-        """Of the answers, by part, then by sender."""
+        self.hashes: dict[int, dict[int, bytes]] = {}  # of the answers, by part, then by sender
         self.statements: dict[int, asyncio.Future[bytes]] = {}
 
     async def statement(

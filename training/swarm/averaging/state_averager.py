@@ -1,52 +1,82 @@
-"""Averaging of weights over the peers that are at the same step."""
+"""Averages the weights over the peers that are at the same step, and transfers the state that newcomers download."""
 
-from collections.abc import Callable
-from statistics import median_high
+import asyncio
+import math
+import multiprocessing as mp
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from typing import Any
 
-from hivemind.averaging.allreduce import AveragingMode
+import torch
 from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.averaging.group_info import GroupInfo
+from hivemind.compression import CompressionInfo, deserialize_torch_tensor
 from hivemind.optim.state_averager import TrainingStateAverager
 from hivemind.p2p import PeerID
-from hivemind.utils import MSGPackSerializer
+from hivemind.proto import averaging_pb2
+from hivemind.utils import MPFuture
+from hivemind.utils.asyncio import aiter_with_timeout
+from hivemind.utils.streaming import combine_from_streaming
+from hivemind.utils.timed_storage import ValueWithExpiration
 from torch import Tensor
 
 from training.swarm.averaging.averagers import FilteredAverager, has_succeeded
+from training.swarm.averaging.group_reports import STALE_EPOCH, out_of_step
+from training.swarm.averaging.state_validation import (
+    StateRefused,
+    check_epoch,
+    check_state,
+    sign_state,
+    signer_of,
+    tensors_sha256,
+)
+from training.swarm.averaging.wire_checks import check_tensor
 
-STALE_EPOCH = -1
-"""Reported by peers whose weights are older than the current step."""
 STALE_WEIGHT = 1e-6
 """Weight of a peer that became stale after it reported its step: negligible next to others, yet enough for a mean if
 all are stale."""
+STATE_SLACK_BYTES = 2**20  # allowance for metadata and framing of a state on the wire
+WEIGHTS_POLL_S = 0.05
+MAX_DONORS = 8  # asked per attempt, since anybody can announce a state
+PROCESS_GRACE_S = 30.0  # how much longer than a download may take to wait for the averager's process
 
 
-class WeightAverager(FilteredAverager, TrainingStateAverager):
-    """Averages the weights and tracks the step that they belong to.
+class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
+    """Averages the weights, tracks the step that they belong to, serves the state, and downloads it from others.
+
+    The state is the weights and the optimizer's statistics.
 
     Args:
         lr_of_epoch: maps an epoch to the learning rate of the step that follows it.
+        last_epoch: the end of the schedule; states of later steps are refused.
+        first_epoch: the step at which the run began; unless it is 0, only donors have that step's weights.
     """
 
     max_shift = 0.5
     """Weights of one step are close to each other."""
     local_epoch: int
-    weights_epoch: int
-    """The step of the weights: `local_epoch`, or the one before while a delayed step is running."""
-    times_applied: int
-    """How often the averager has written weights into the model."""
-    stale: bool
-    """Whether the weights are older than `local_epoch`; they have no weight until the next average."""
-    missed_steps: int
-    """Steps up to `weights_epoch` that the weights do not contain."""
+    validate: Callable[[Sequence[Tensor]], None] | None = None
+    """Takes downloaded parameters in the order of `main_parameters`; raises StateRefused if they are bad."""
+    on_download: Callable[[int, int, str], None] = staticmethod(lambda *_: None)
+    """Called during a download with the bytes received, the total bytes and the donor."""
 
-    def __init__(self, *, lr_of_epoch: Callable[[int], float], **options: Any):
-        self.lr_of_epoch = lr_of_epoch
-        self.skip_next_round = False
-        """Set if the step's gradients were averaged with nobody."""
-        self._control: StepControl | None = None
-        self.weights_epoch = self.times_applied = self.missed_steps = 0
+    def __init__(self, *, lr_of_epoch: Callable[[int], float], last_epoch: int, first_epoch: int = 0, **options: Any):
+        self.lr_of_epoch, self.first_epoch, self.last_epoch = lr_of_epoch, first_epoch, last_epoch
+        self.weights_epoch = 0
+        """The step of the weights: `local_epoch`, or the one before while a delayed step is running."""
+        self.missed_steps = 0  # steps up to `weights_epoch` that the weights do not contain
+        self.times_applied = 0  # how often the averager has written weights into the model
         self.stale = False
+        """Whether the weights are older than `local_epoch`; they have no weight until the next average."""
+        self.skip_next_round = False  # set if the step's gradients were averaged with nobody
+        self._control: StepControl | None = None
+        self.downloads = 0
+        self._received_bytes = mp.Value("q", 0)
+        self._snapshot: tuple[tuple[int, int, int], dict[str, Any], list[Tensor]] | None = None
+        self._snapshot_lock = threading.Lock()
         super().__init__(**options)
         self._update_scheduler()
 
@@ -96,13 +126,7 @@ class WeightAverager(FilteredAverager, TrainingStateAverager):
         if self.stale and averaging_control is not None and not averaging_control.began_allreduce:
             averaging_control.weight = STALE_WEIGHT
         super()._do(
-            wait_for_trigger,
-            optimizer_step,
-            zero_grad,
-            averaging_round,
-            averaging_control,
-            *arguments,
-            timeout=timeout,
+            wait_for_trigger, optimizer_step, zero_grad, averaging_round, averaging_control, *arguments, timeout=timeout
         )
         if skipped:
             self.finished_averaging_round.set()
@@ -129,22 +153,202 @@ class WeightAverager(FilteredAverager, TrainingStateAverager):
         if control is not None and not control.done() and control.stage != AveragingStage.RUNNING_ALLREDUCE:
             control.cancel()
 
+    def state_tensors(self) -> list[Tensor]:
+        """Parameters, then the optimizer's statistics, in the same order for all peers."""
+        tensors = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        for state in [self.optimizer.state.get(parameter, {}) for parameter in tensors]:
+            tensors += [state[name] for name in sorted(state) if isinstance(state[name], Tensor)]
+        return [tensor.detach() for tensor in tensors]
 
-def out_of_step(group_info: GroupInfo) -> set[PeerID]:
-    """The members of a group whose reported step is not the median."""
-    reported = zip(group_info.peer_ids, group_info.gathered, strict=True)
-    epochs = {peer: epoch for peer, content in reported if (epoch := reported_epoch(content)) is not None}
-    current = median_high([epoch for epoch in epochs.values() if epoch != STALE_EPOCH] or [STALE_EPOCH])
-    return {peer for peer, epoch in epochs.items() if epoch != current}
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """Changes with the weights."""
+        return self.weights_epoch, self.missed_steps, self.downloads
 
+    @property
+    def state_epoch(self) -> int:
+        """The step of the weights, without steps that were only counted."""
+        return max(0, self.weights_epoch - self.missed_steps)
 
-def reported_epoch(content: bytes) -> int | None:
-    """The step in a member's report; None for peers without weights, STALE_EPOCH if malformed."""
-    try:
-        _bandwidth, mode, gathered = MSGPackSerializer.loads(content)
-        epoch = MSGPackSerializer.loads(gathered)
-    except Exception:  # untrusted bytes may raise anything
-        return STALE_EPOCH
-    if mode == AveragingMode.AUX.value:
-        return None
-    return epoch if type(epoch) is int else STALE_EPOCH
+    @torch.no_grad()
+    def get_current_state(self) -> tuple[dict[str, Any], list[Tensor], list[CompressionInfo]]:
+        """For a newcomer: (metadata with the `state_epoch` and the SHA-256 of the tensors, tensors, compression info).
+
+        Copied once per epoch, as the weights may change while they are sent.
+        """
+        with self._snapshot_lock:
+            self.await_weights()
+            if self._snapshot is None or self._snapshot[0] != self.version:
+                self._snapshot = None  # frees its memory before the next copy
+                with self.lock_optimizer, self.lock_averaged_tensors:
+                    tensors = [tensor.cpu().clone() for tensor in self.state_tensors()]
+                    version, epoch = self.version, self.state_epoch
+                metadata = {"epoch": epoch, "sha256": tensors_sha256(tensors)}
+                if self.host.donors and self.peer_id in self.host.donors:
+                    metadata = sign_state(metadata, self.prefix, self.dht.private_key)
+                self._snapshot = version, metadata, tensors
+            _, metadata, tensors = self._snapshot
+        return metadata, tensors, [CompressionInfo.from_tensor(tensor, key=i) for i, tensor in enumerate(tensors)]
+
+    def await_weights(self) -> None:
+        """Wait until the weights contain the counted steps, for as long as an all-reduce may take."""
+        deadline = time.monotonic() + (self._allreduce_timeout or math.inf)
+        while self.weights_epoch != self.local_epoch and time.monotonic() < deadline:
+            time.sleep(WEIGHTS_POLL_S)
+        wait(list(self.pending_updates), max(0.0, deadline - time.monotonic()))
+
+    def announced_donors(self) -> dict[PeerID, float]:
+        """Peers that are announced as donors, with the announced epochs; anybody can announce anybody."""
+        found = self.dht.get(f"{self.prefix}.all_averagers", latest=True)
+        entries = found.value if found is not None and isinstance(found.value, dict) else {}
+        return {
+            PeerID(peer): float(entry.value)
+            for peer, entry in entries.items()
+            if isinstance(peer, bytes) and isinstance(entry, ValueWithExpiration)
+            if isinstance(entry.value, float | int) and math.isfinite(entry.value)
+            if peer != self.peer_id.to_bytes()
+        }
+
+    def known_donors(self) -> list[PeerID]:
+        """The peers to ask for a state: the run's own donors first, announced or not, then the newest states."""
+        announced = self.announced_donors()
+        donors = list(announced.keys() | self.host.donors - {self.peer_id})
+        random.shuffle(donors)
+        donors.sort(key=lambda donor: (donor in self.host.donors, announced.get(donor, -1.0)), reverse=True)
+        return donors[:MAX_DONORS]
+
+    def load_state_from_peers(
+        self, timeout: float = math.inf, min_epoch: int = 0, max_epoch: float = math.inf, *, donors_only: bool = False
+    ) -> bool:
+        """Adopt the first valid state; returns whether a donor of the run signed it, or True if the run names none.
+
+        Args:
+            timeout: seconds for each of the run's donors, and for all other peers together.
+            min_epoch: earlier states are not downloaded.
+            max_epoch: later states are refused unless a donor signed them.
+            donors_only: ask no other peers than the run's donors.
+
+        Raises StateRefused if none is valid; it says what was wrong with each.
+        """
+        refusals, left_s = [], timeout
+        for donor in self.known_donors():
+            named, began_s = donor in self.host.donors, time.monotonic()
+            if not named and (donors_only or left_s <= 0):
+                continue
+            try:
+                metadata, tensors = self.download(donor, timeout if named else left_s, max(self.first_epoch, min_epoch))
+                signed = signer_of(metadata, self.prefix) in self.host.donors
+                if not signed and self.host.donors:
+                    self.check_unsigned(metadata, max_epoch)
+                self.adopt(metadata, tensors)
+                return signed or not self.host.donors
+            except StateRefused as refusal:
+                refusals.append(f"{donor.to_base58()[-8:]}: {refusal}")
+            left_s -= 0.0 if named else time.monotonic() - began_s
+        raise StateRefused("; ".join(refusals) or "nobody serves a state")
+
+    def check_unsigned(self, metadata: Any, max_epoch: float) -> None:
+        """StateRefused if a state without a donor's signature is refused whatever its held-out loss."""
+        check_epoch(metadata, self.first_epoch)
+        if metadata["epoch"] == self.first_epoch > 0:
+            raise StateRefused("is of the run's first step, and no donor signed it")
+        if metadata["epoch"] > max_epoch:
+            raise StateRefused(f"is of step {metadata['epoch']}, which no donor has reached")
+        if self.validate is None:
+            raise StateRefused("no donor signed it, and there are no held-out samples to judge it by")
+
+    def download(self, donor: PeerID, timeout: float, min_epoch: int) -> tuple[dict[str, Any], list[Tensor]]:
+        """A donor's metadata and tensors, unchecked."""
+        own = self.state_tensors()
+        total, future = sum(tensor.nbytes for tensor in own), MPFuture()
+        self._received_bytes.value = 0
+        request = {
+            "donor": donor,
+            "limit_bytes": total + total // 100 + STATE_SLACK_BYTES,
+            "expected": [(tensor.shape, tensor.dtype) for tensor in own],
+            "min_epoch": min_epoch,
+            "timeout": timeout,
+            "future": future,
+        }
+        self._outer_pipe.send(("_download_state", [], request))
+        deadline = time.monotonic() + timeout + PROCESS_GRACE_S
+        while True:
+            if time.monotonic() > deadline or not self.is_alive():
+                raise StateRefused("the averager's process does not answer")
+            try:
+                outcome = future.result(timeout=0.5)
+                break
+            except TimeoutError:
+                self.on_download(min(self._received_bytes.value, total), total, donor.to_base58())
+        if isinstance(outcome, str):
+            raise StateRefused(outcome)
+        self.on_download(total, total, donor.to_base58())
+        metadata, tensors = outcome
+        return metadata, tensors
+
+    async def _download_state(self, donor: PeerID, *, timeout: float, future: MPFuture, **limits: Any) -> None:
+        """Runs in the averager's process; the future receives (metadata, tensors) or an error message."""
+        try:
+            future.set_result(await asyncio.wait_for(self._receive_state(donor, **limits), timeout))
+        except TimeoutError:
+            future.set_result(f"took longer than {timeout:.0f} s")
+        except StateRefused as refusal:
+            future.set_result(str(refusal))
+        except Exception as error:  # whatever this peer does wrong, the next one is asked
+            future.set_result(f"{type(error).__name__}: {error}".splitlines()[0][:200])
+
+    async def _receive_state(
+        self, donor: PeerID, limit_bytes: int, min_epoch: int, expected: Sequence[tuple[torch.Size, torch.dtype]]
+    ) -> tuple[dict[str, Any], list[Tensor]]:
+        stub = self.get_stub(self._p2p, donor, namespace=self.prefix)
+        stream = await stub.rpc_download_state(averaging_pb2.DownloadRequest())
+        metadata: Any = None
+        parts: list[Any] = []
+        tensors: list[Tensor] = []
+
+        def take_tensor() -> None:
+            if len(tensors) == len(expected):
+                raise StateRefused(f"has more than the {len(expected)} tensors of this model")
+            message = combine_from_streaming(parts)
+            check_tensor(message, *expected[len(tensors)])
+            tensors.append(deserialize_torch_tensor(message))
+
+        # A donor sends nothing during an all-reduce.
+        async for message in aiter_with_timeout(stream, timeout=self._allreduce_timeout):
+            if message.metadata and metadata is None:
+                metadata = self.serializer.loads(message.metadata)
+                check_epoch(metadata, min_epoch, self.last_epoch)
+            if not message.tensor_part.dtype and not message.tensor_part.buffer:
+                raise StateRefused("sent an empty message")
+            if message.tensor_part.dtype and parts:  # the first part of the next tensor
+                take_tensor()
+                parts.clear()
+            parts.append(message.tensor_part)
+            self._received_bytes.value += message.ByteSize()
+            if self._received_bytes.value > limit_bytes:
+                raise StateRefused(f"sent more than the {limit_bytes} bytes of a state")
+        if parts:
+            take_tensor()
+        if metadata is None:
+            raise StateRefused("has no state to serve")
+        return metadata, tensors
+
+    @torch.no_grad()
+    def adopt(self, metadata: Any, tensors: Sequence[Tensor]) -> None:
+        """Continue from a donor's state; StateRefused, with nothing changed, unless it passes all checks."""
+        own = self.state_tensors()
+        check_epoch(metadata, self.local_epoch, self.last_epoch)
+        check_state(metadata, tensors, own)
+        if self.validate is not None:
+            self.validate(tensors[: len(self.main_parameters)])
+        with self.lock_optimizer, self.lock_averaged_tensors:
+            for tensor, received in zip(own, tensors, strict=True):
+                tensor.copy_(received)
+            self.downloads += 1
+        if self.offload_optimizer:
+            self._apply_optimizer_parameters_()
+        if not self.reuse_tensors:
+            self._load_local_tensors_into_averager_()
+        self.local_epoch = metadata["epoch"]
+        self.mark_current()
+        self._update_scheduler()

@@ -17,8 +17,7 @@ from training.step.gradients import GradientComputer
 from training.swarm.host_peers import owner_peer
 from training.swarm.observe.peer_metrics import OWNER
 
-MAX_LOSS_RATIO = 1.2
-"""The held-out loss of a downloaded state may be this many times that of the current weights."""
+MAX_LOSS_RATIO = 1.2  # the held-out loss of a downloaded state may be this many times that of the current weights
 
 
 class StateRefused(Exception):

@@ -20,8 +20,7 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 
 from training.swarm.config import WireSection
 
-CODEBOOK_SIZE = 256
-"""float32 entries of an 8-bit tensor's codebook, which an int64 count precedes."""
+CODEBOOK_SIZE = 256  # float32 entries of an 8-bit tensor's codebook, which an int64 count precedes
 
 
 def wire_compression(wire: WireSection) -> CompressionBase:

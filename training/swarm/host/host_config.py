@@ -9,8 +9,7 @@ from typing import Self
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_json, write_json
-from training.swarm.network.addresses import EVERYWHERE, LOOPBACK
-from training.swarm.network.identity import make_identity, peer_id_in
+from training.swarm.network.addresses import EVERYWHERE, LOOPBACK, make_identity, peer_id_in
 
 HOST_JSON = "host.json"
 IDENTITIES = "identities"

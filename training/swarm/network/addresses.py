@@ -1,10 +1,15 @@
-"""Addresses and ports of this machine, and parsing of peers' addresses."""
+"""Addresses, ports and identity files of this machine, and parsing of peers' addresses.
+
+An identity file holds a peer's private key, from which its peer id follows.
+"""
 
 import ipaddress
+import os
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 
-from hivemind.p2p import PeerID
+from hivemind.p2p import P2P, PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
 from dalle_lean.errors import UserError
@@ -57,9 +62,24 @@ def free_ports(count: int, host: str = EVERYWHERE) -> list[int]:
 
 
 def port_is_free(port: int) -> bool:
-    """Whether this machine can listen on it."""
     try:
         socket.create_server((EVERYWHERE, port)).close()
     except OSError:
         return False
     return True
+
+
+def make_identity(path: Path) -> None:
+    """Create a private key, readable by this user only, unless there is one."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f".{path.name}.tmp")
+        fresh.unlink(missing_ok=True)
+        fresh.touch(mode=0o600)
+        P2P.generate_identity(str(fresh))
+        fresh.chmod(0o600)
+        os.rename(fresh, path)
+
+
+def peer_id_in(path: Path) -> str:
+    return str(PeerID.from_identity(path.read_bytes()).to_base58())

@@ -27,17 +27,13 @@ from training.swarm.config import SWARM_TOML, SwarmSettings, parse_settings
 from training.swarm.network.addresses import peer_of
 
 TOKENIZER = "tokenizer.json"
-LIMITS_BYTES = {SWARM_TOML: 2**18, TOKENIZER: MOST_TOKENIZER_BYTES}
-"""The largest files that a newcomer accepts."""
-CHUNK_BYTES = 2**20
-"""libp2p's daemon limits answers to 2 MiB."""
-PUBLIC = "public"
-"""Folder in the run's folder whose files are served in their current version."""
+LIMITS_BYTES = {SWARM_TOML: 2**18, TOKENIZER: MOST_TOKENIZER_BYTES}  # the largest files that a newcomer accepts
+CHUNK_BYTES = 2**20  # libp2p's daemon limits answers to 2 MiB
+PUBLIC = "public"  # folder in the run's folder whose files are served in their current version
 PUBLIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 CALL_TIMEOUT_S = 15.0
 DIAL_TIMEOUT_S = 3.0
-MAX_DIALS = 8
-"""At the same time."""
+MAX_DIALS = 8  # at the same time
 
 T = TypeVar("T")
 
@@ -88,14 +84,12 @@ class BootstrapService(ServicerBase):
         """Seconds since 1970."""
         return runtime_pb2.ExpertResponse(metadata=json.dumps(time.time()).encode())
 
-    async def rpc_dial_back(
-        self, request: runtime_pb2.ExpertRequest, context: P2PContext
-    ) -> runtime_pb2.ExpertResponse:
+    async def rpc_dial_back(self, request: runtime_pb2.ExpertRequest, caller: P2PContext) -> runtime_pb2.ExpertResponse:
         """Whether port `metadata` accepts connections at the caller's address."""
         port = json.loads(request.metadata)
         if type(port) is not int or not 1 <= port <= 65535:
             raise ValueError(f"no port {port!r}")
-        hosts = await hosts_of(self.p2p, context.remote_id)
+        hosts = await hosts_of(self.p2p, caller.remote_id)
         async with self.dials:
             answers = [await accepts_connections(host, port) for host in hosts[:2]]
         return runtime_pb2.ExpertResponse(metadata=json.dumps(any(answers)).encode())
@@ -115,7 +109,6 @@ async def hosts_of(p2p: P2P, caller: PeerID) -> list[str]:
 
 
 async def accepts_connections(host: str, port: int) -> bool:
-    """Whether a TCP connection can be made."""
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), DIAL_TIMEOUT_S)
     except (TimeoutError, OSError):
@@ -169,7 +162,6 @@ def fetch_settings(dht: hivemind.DHT, address: str) -> SwarmSettings:
 
 
 def fetch_settings_text(dht: hivemind.DHT, address: str) -> str:
-    """The helper's swarm.toml."""
     try:
         return read_file(dht, address, SWARM_TOML).decode()
     except UnicodeDecodeError:
@@ -240,8 +232,9 @@ def call(
 ) -> Any:
     """Call a helper; raises Unanswered unless it answers properly. `metadata` is sent as JSON, bytes as they are."""
     content = metadata if isinstance(metadata, bytes) else json.dumps(metadata).encode()
-    request = runtime_pb2.ExpertRequest(uid=uid, metadata=content).SerializeToString()
-    answer = run_in_node(dht, partial(ask, service, peer_of(address), method, request))
+    answer = run_in_node(
+        dht, partial(ask, service=service, peer=peer_of(address), method=method, content=content, uid=uid)
+    )
     if isinstance(answer, str):
         raise Unanswered(f"{address} did not answer {method.removeprefix('rpc_')}: {answer}")
     try:
@@ -251,15 +244,13 @@ def call(
 
 
 async def ask(
-    service: type[ServicerBase], peer: PeerID, method: str, request: bytes, _: hivemind.DHT | None, node: DHTNode
+    _: Any, node: DHTNode, *, service: type[ServicerBase], peer: PeerID, method: str, content: bytes, uid: str = ""
 ) -> bytes | str:
     """Runs in the node's process; returns the answer, or what went wrong."""
     try:
-        stub = service.get_stub(node.p2p, peer)
-        message = runtime_pb2.ExpertRequest.FromString(request)
-        answer = await getattr(stub, method)(message, timeout=CALL_TIMEOUT_S)
-        content: bytes = answer.metadata
-        return content
+        request = runtime_pb2.ExpertRequest(uid=uid, metadata=content)
+        answer = await getattr(service.get_stub(node.p2p, peer), method)(request, timeout=CALL_TIMEOUT_S)
+        return bytes(answer.metadata)
     except TimeoutError:
         return f"no answer in {CALL_TIMEOUT_S:.0f} s"
     except Exception as error:  # whatever the helper does wrong

@@ -19,7 +19,7 @@ from hivemind.utils.logging import use_hivemind_log_handler
 
 from dalle_lean.errors import UserError
 from training.swarm.admission.gate import Gate
-from training.swarm.admission.guard import GuardedDHT
+from training.swarm.network.addresses import peer_of
 from training.swarm.network.node import Node
 from training.swarm.network.orphan_reaper import guard_children
 from training.swarm.network.reconnect import reconnect_lost_peers
@@ -58,8 +58,8 @@ def open_dht(
         if identity is None:
             identity = Path(stack.enter_context(TemporaryDirectory())) / "identity"
         try:
-            kind = Node if gate is None else partial(GuardedDHT, gate=gate)
-            dht = kind(
+            dht = Node(
+                gate=gate,
                 initial_peers=list(addresses) or None,
                 client_mode=client_mode,
                 host_maddrs=None if client_mode else list(listen),
@@ -83,7 +83,7 @@ def open_dht(
             raise UserError(f"cannot listen on {', '.join(listen)}: {reason}") from None
         dht.private_key = IdentityKey(identity)
     dht.add_validators([IdentitySigner(dht.private_key)])
-    reconnect_lost_peers(dht, addresses)
+    dht.run_coroutine(partial(reconnect_lost_peers, named=set(map(peer_of, addresses))))
     return dht
 
 

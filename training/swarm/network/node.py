@@ -1,4 +1,4 @@
-"""hivemind's DHT node, made robust against callers that end before their call is read."""
+"""hivemind's DHT node, behind a gate in a run with a key, and robust against callers that end too early."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,16 +8,33 @@ from typing import Any
 
 import hivemind
 from hivemind.dht.node import DHTNode
+from hivemind.p2p import P2P
+
+from training.swarm.admission.gate import Gate
+from training.swarm.admission.guard import guarded
 
 
 class Node(hivemind.DHT):
-    """A DHT node in its own process."""
+    """A DHT node in its own process. Its averagers pass its gate too."""
 
     _inner_pipe: Any
 
+    def __init__(self, *, gate: Gate | None, **options: Any):
+        self.gate = gate
+        super().__init__(**options)
+
     def run(self) -> None:
         self._inner_pipe = CallPipe(self._inner_pipe)
+        create = P2P.create
+
+        async def create_guarded(**options: Any) -> P2P:
+            return guarded(await create(**options), self.gate)
+
+        P2P.create = staticmethod(create_guarded)  # in the node's own process only, which creates its P2P
         super().run()
+
+    async def replicate_p2p(self) -> P2P:
+        return guarded(await super().replicate_p2p(), self.gate)
 
 
 def run_until_shutdown(node: DHTNode, coroutine: Coroutine[Any, Any, None]) -> None:

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Collection, Mapping
-from functools import partial
 from itertools import islice
 
 import hivemind
@@ -16,27 +15,18 @@ from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 
-from training.swarm.network.addresses import peer_of
 from training.swarm.network.node import run_until_shutdown
 
 PING_INTERVAL_S = 5.0
-MAX_PINGS = 4
-"""Lost peers pinged at once, in addition to the named ones."""
+MAX_PINGS = 4  # lost peers pinged at once, in addition to the named ones
 MAX_REMEMBERED = 64
-SEARCHES = 3
-"""DHT searches after an answer: the peer that answered may still be reconnecting itself."""
-MAX_UNANSWERED = 60
-"""Pings in a row before the node gives up a peer that was not named."""
+SEARCHES = 3  # DHT searches after an answer: the peer that answered may still be reconnecting itself
+MAX_UNANSWERED = 60  # pings in a row before the node gives up a peer that was not named
 
 
-def reconnect_lost_peers(dht: hivemind.DHT, addresses: Collection[str]) -> None:
-    """Have the node ping peers at `addresses`, and others it knew, while its routing table lacks them."""
-    dht.run_coroutine(partial(start_pinging, peers=set(map(peer_of, addresses))))
-
-
-async def start_pinging(_dht: hivemind.DHT, node: DHTNode, peers: set[PeerID]) -> None:
-    """Runs in the node's process."""
-    run_until_shutdown(node, ping_lost_peers(node, peers))
+async def reconnect_lost_peers(_dht: hivemind.DHT, node: DHTNode, named: set[PeerID]) -> None:
+    """Have the node ping `named` peers, and others it knew, while its routing table lacks them."""
+    run_until_shutdown(node, ping_lost_peers(node, named))
 
 
 async def ping_lost_peers(node: DHTNode, named: set[PeerID]) -> None:

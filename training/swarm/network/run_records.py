@@ -14,10 +14,8 @@ from training.swarm.host_peers import host_peers, owner_peer
 
 MAX_VALUE_BYTES = 4096
 MAX_AGE_S = 600.0
-MAX_OWNERS = 1024
-"""Per key, since identities are free."""
-MAX_ANNOUNCEMENT_BYTES = 64
-"""Of an announcement's peer id, and of its value."""
+MAX_OWNERS = 1024  # per key, since identities are free
+MAX_ANNOUNCEMENT_BYTES = 64  # of an announcement's peer id, and of its value
 AVERAGERS = ("grad_averager", "state_averager")
 
 
@@ -41,8 +39,7 @@ class RunRecords(RecordValidatorBase):
         owned += [f"{run_id}_{name}.{kind}" for name in AVERAGERS for kind in ("0b", "complaints")]
         self.owned = set(map(key_of, owned))
         self.announcements = {key_of(f"{run_id}_{name}.all_averagers") for name in AVERAGERS}
-        self.expirations: dict[bytes, dict[bytes, float]] = {}
-        """By key, then by owner."""
+        self.expirations: dict[bytes, dict[bytes, float]] = {}  # by key, then by owner
 
     def validate(self, record: DHTRecord) -> bool:
         if not record.expiration_time <= get_dht_time() + self.max_age_s:
@@ -66,18 +63,8 @@ class RunRecords(RecordValidatorBase):
         known[record.subkey] = max(record.expiration_time, known.get(record.subkey, 0.0))
         return True
 
-    def merge_with(self, other: RecordValidatorBase) -> bool:
-        if not isinstance(other, RunRecords):
-            return False
-        self.host |= other.host
-        self.owned |= other.owned
-        self.announcements |= other.announcements
-        self.max_age_s = max(self.max_age_s, other.max_age_s)
-        return True
-
 
 def key_of(name: str) -> bytes:
-    """A key as the DHT stores it."""
     return bytes(DHTID.generate(source=name).to_bytes())
 
 

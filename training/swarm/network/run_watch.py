@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import hivemind
 
-from training.swarm.admission.gate import gate_of
 from training.swarm.config import SwarmSettings
 from training.swarm.network.bootstrap_service import Unanswered, fetch_settings
 
@@ -17,15 +16,13 @@ class RunWatch:
 
     def __init__(self, dht: hivemind.DHT, settings: SwarmSettings, addresses: Sequence[str]):
         self.dht, self.settings, self.addresses = dht, settings, addresses
-        self.moved: str | None = None
-        """Why this peer must leave or rejoin, in one sentence; None while it need not."""
+        self.moved: str | None = None  # why this peer must leave or rejoin, in one sentence; None while it need not
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self.watch, name="run watch", daemon=True)
         self.thread.start()
 
     def watch(self) -> None:
-        """Runs until the run has moved or the watch is closed."""
-        gate = gate_of(self.dht)
+        gate = self.dht.gate
         while self.moved is None and not self.closed.wait(WATCH_INTERVAL_S):
             if gate is not None and (refusal := gate.own_refusal):
                 self.moved = refusal

@@ -14,7 +14,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.progress import OnNotice, silent
 from training.swarm.averaging.averagers import has_succeeded
 from training.swarm.averaging.gradient_averager import epoch_of_group, epoch_of_trainers
-from training.swarm.averaging.state_transfer import SwarmStateAverager
+from training.swarm.averaging.state_averager import SwarmStateAverager
 from training.swarm.averaging.state_validation import StateRefused
 from training.swarm.optimizer.progress_tracker import DonorTracker, HelperTracker, SwarmTracker
 

@@ -9,8 +9,8 @@ from training.swarm.admission.gate import Gate
 from training.swarm.admission.keys import SigningKey
 from training.swarm.admission.passes import Pass
 from training.swarm.admission.service import begin_admission
+from training.swarm.network.addresses import make_identity, peer_id_in
 from training.swarm.network.dht import open_dht
-from training.swarm.network.identity import make_identity, peer_id_in
 
 LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 

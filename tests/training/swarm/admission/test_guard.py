@@ -20,7 +20,7 @@ from tests.training.swarm.harness import wait_for
 from training.swarm.admission.bans import RELOAD_S, change_bans
 from training.swarm.admission.guard import AdmittedReader, GuardedClient
 from training.swarm.admission.limits import MAX_HANDSHAKES
-from training.swarm.averaging.state_transfer import SwarmStateAverager
+from training.swarm.averaging.state_averager import SwarmStateAverager
 from training.swarm.network.bootstrap_service import run_in_node
 from training.swarm.network.dht import open_dht
 

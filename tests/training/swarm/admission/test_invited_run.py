@@ -130,7 +130,7 @@ def test_the_host_sees_passes_and_what_was_refused(people, anna):
 def test_a_ban_of_a_code_ends_who_came_with_it(people, anna):
     assert people.run("ban", "ban", people.run_dir, anna.code) == 0
     assert anna.wait(TIMEOUT_S) == 2
-    refusal = "admission: the host has banned this machine, or the code that it came with; ask the run's host why"
+    refusal = "admission: the host has banned this machine, or the code that it joined with; ask the run's host why"
     assert people.said("anna").splitlines()[-1].endswith(refusal)
     assert people.host.poll() is None
 

@@ -1,5 +1,7 @@
 """Calls and streams of each peer are limited, and the memory for that is bounded."""
 
+from contextlib import ExitStack
+
 import pytest
 
 from training.swarm.admission import limits
@@ -63,15 +65,13 @@ def test_ten_thousand_callers_do_not_grow_memory():
 
 def test_a_peer_holds_a_limited_number_of_streams_open():
     permitted = Limits()
-    held = [permitted.stream("a") for _ in range(limits.MAX_STREAMS)]
-    for stream in held:
-        stream.__enter__()
-    with pytest.raises(Refused), permitted.stream("a"):
-        pass
-    with permitted.stream("b"):
-        pass
-    for stream in held:
-        stream.__exit__(None, None, None)
+    with ExitStack() as held:
+        for _ in range(limits.MAX_STREAMS):
+            held.enter_context(permitted.stream("a"))
+        with pytest.raises(Refused), permitted.stream("a"):
+            pass
+        with permitted.stream("b"):
+            pass
     assert not permitted.streams
     with permitted.stream("a"):
         pass
@@ -79,13 +79,12 @@ def test_a_peer_holds_a_limited_number_of_streams_open():
 
 def test_strangers_that_show_no_pass_keep_no_member_out():
     permitted = Limits()
-    held = [permitted.handshake(known=False) for _ in range(limits.MAX_HANDSHAKES)]
-    for stream in held:
-        stream.__enter__()
-    with pytest.raises(Refused), permitted.handshake(known=False):
-        pass
-    with permitted.handshake(known=True):
-        pass
-    held[0].__exit__(None, None, None)
+    with ExitStack() as held:
+        for _ in range(limits.MAX_HANDSHAKES):
+            held.enter_context(permitted.handshake(known=False))
+        with pytest.raises(Refused), permitted.handshake(known=False):
+            pass
+        with permitted.handshake(known=True):
+            pass
     with permitted.handshake(known=False):
         pass

@@ -12,7 +12,7 @@ from tests.training.swarm.admission.conftest import Network
 from tests.training.swarm.harness import Member, wait_for
 from tests.training.swarm.wires import Wires
 from training.swarm.admission.bans import Bans, change_bans
-from training.swarm.network.identity import peer_id_in
+from training.swarm.network.addresses import peer_id_in
 
 pytestmark = [
     pytest.mark.swarm,

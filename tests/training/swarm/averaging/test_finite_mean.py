@@ -6,11 +6,12 @@ import math
 import pytest
 import torch
 
-from training.swarm.averaging.finite_mean import MAX_MAGNITUDE, FiniteMean
+from training.swarm.averaging.robust_rules import MAX_MAGNITUDE, FiniteMean
 from training.swarm.averaging.state_averager import STALE_WEIGHT
 
 NAN, INF = math.nan, math.inf
 WEIGHTS = (3.0, 1.0, 4.0)
+NO_WEIGHTS = (0.0, -1.0, NAN, INF)
 
 
 @pytest.fixture
@@ -38,9 +39,18 @@ def plain_mean(parts, weights):
     return sum(weight * part for weight, part in zip(weights, parts, strict=True)) / sum(weights)
 
 
-def test_finite_parts_become_the_weighted_mean(parts):
-    for got in reduce(parts, WEIGHTS):
-        torch.testing.assert_close(got, plain_mean(parts, WEIGHTS))
+@pytest.mark.parametrize(
+    ("weights", "options", "counted"),
+    [
+        pytest.param(WEIGHTS, {}, WEIGHTS, id="three samples, one and four"),
+        *(pytest.param((3.0, weight, 4.0), {}, (3.0, 0.0, 4.0), id=f"a weight of {weight}") for weight in NO_WEIGHTS),
+        pytest.param((3.0, 1e9, 4.0), {"max_weight": 8.0}, (3.0, 8.0, 4.0), id="a weight above the largest"),
+        pytest.param(WEIGHTS, {"excluded": [2]}, (3.0, 1.0, 0.0), id="a sender that is left out"),
+    ],
+)
+def test_all_get_the_mean_of_what_each_sender_counts_for(parts, weights, options, counted):
+    for got in reduce(parts, weights, **options):
+        torch.testing.assert_close(got, plain_mean(parts, counted))
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF, 1e30, -2 * MAX_MAGNITUDE])
@@ -52,27 +62,11 @@ def test_one_bad_number_costs_its_sender_that_part_alone(parts, bad):
         torch.testing.assert_close(got[1], plain_mean(parts[:, 1], WEIGHTS))
 
 
-@pytest.mark.parametrize("weight", [NAN, INF, -1.0])
-def test_a_sender_with_an_impossible_weight_counts_for_nothing(parts, weight):
-    for got in reduce(parts, (3.0, weight, 4.0)):
-        torch.testing.assert_close(got, plain_mean(parts[[0, 2]], (3.0, 4.0)))
-
-
-def test_a_sender_of_weight_zero_gets_the_mean_of_the_others(parts):
-    for got in reduce(parts, (3.0, 0.0, 4.0)):
-        torch.testing.assert_close(got, plain_mean(parts[[0, 2]], (3.0, 4.0)))
-
-
 def test_stale_weights_count_for_nothing_beside_others_and_equally_among_themselves(parts):
     for got in reduce(parts, (1.0, STALE_WEIGHT, 1.0)):
         torch.testing.assert_close(got, plain_mean(parts[[0, 2]], (1.0, 1.0)), rtol=0, atol=1e-5)
     for got in reduce(parts, (STALE_WEIGHT,) * 3):
         torch.testing.assert_close(got, parts.mean(0))
-
-
-def test_no_sender_counts_for_more_than_the_largest_weight(parts):
-    for got in reduce(parts, (3.0, 1e9, 4.0), max_weight=8.0):
-        torch.testing.assert_close(got, plain_mean(parts, (3.0, 8.0, 4.0)))
 
 
 def test_what_a_sender_counted_for_is_kept_part_by_part(parts):
@@ -90,11 +84,6 @@ def test_what_a_sender_counted_for_is_kept_part_by_part(parts):
         return reducer.counted_weights
 
     assert asyncio.run(run()) == [2 * 3.0, 0.0, 3.5]
-
-
-def test_a_sender_that_is_left_out_counts_for_nothing(parts):
-    for got in reduce(parts, WEIGHTS, excluded=[2]):
-        torch.testing.assert_close(got, plain_mean(parts[:2], (3.0, 1.0)))
 
 
 def test_where_nobody_brings_anything_the_result_is_one_that_nobody_takes(parts):

@@ -14,7 +14,7 @@ from training.swarm.admission.keys import SigningKey
 from training.swarm.admission.service import issue_own
 from training.swarm.averaging.averagers import FilteredAverager
 from training.swarm.averaging.complaints import EVIDENCE, read_evidence
-from training.swarm.averaging.finite_mean import FiniteMean
+from training.swarm.averaging.robust_rules import FiniteMean
 from training.swarm.host_peers import HostPeers
 from training.swarm.network.dht import open_dht
 from training.swarm.observe.peer_metrics import protect_records

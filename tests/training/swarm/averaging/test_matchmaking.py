@@ -37,7 +37,7 @@ class FakeDHT:
     peer_id = PeerID(b"me" * 17)
 
     def __init__(self, **entries):
-        self.entries, self.private_key = entries, RSAPrivateKey()
+        self.entries, self.private_key, self.gate = entries, RSAPrivateKey(), None
         self.asked_s, self.stored = [], []
 
     async def answer(self):

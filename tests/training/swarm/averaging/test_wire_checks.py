@@ -115,11 +115,11 @@ class Reducer:
 
 
 def averages(answers, sent):
-    async def run():
-        stream = await CheckedStub(Reducer(answers)).rpc_aggregate_part(stream_of(sent))
-        return [answer async for answer in stream]
+    async def stream():
+        async for answer in await CheckedStub(Reducer(answers)).rpc_aggregate_part(stream_of(sent)):
+            yield answer
 
-    return asyncio.run(run())
+    return collect(stream())
 
 
 def test_a_reducers_averages_pass():

@@ -17,7 +17,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from dalle_lean.progress import silent
 from tests.training.swarm.optimizer.test_progress_tracker import LAST, TARGET, record, said
-from training.swarm.averaging.state_transfer import SwarmStateAverager
+from training.swarm.averaging.state_averager import SwarmStateAverager
 from training.swarm.averaging.state_validation import (
     StateRefused,
     check_epoch,
