@@ -12,12 +12,13 @@ from torch import Tensor
 from benchmarks.timing import now
 from dalle_lean.images.vqgan import VQGAN
 from inference.ranking import decode_and_score
+from inference.request import Settings
 from inference.sampling.filtering import filter_logits, sample
 from inference.sampling.kv_cache import KVCache
 from inference.sampling.noise import GumbelNoise
 from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.prefill import read_prompts
-from inference.sampling.sampler import Row, Sampling, sample_codes
+from inference.sampling.sampler import Row, sample_codes
 from inference.scorer import Scorer
 
 
@@ -73,7 +74,7 @@ def draw(decoder: PackedDecoder, text_ids: Tensor, batch: int) -> Drawing:
 
 def rows(batch: int) -> list[Row]:
     """Pictures 0, 1, ... of a prompt."""
-    return [Row(picture, Sampling()) for picture in range(batch)]
+    return [Row(picture, Settings()) for picture in range(batch)]
 
 
 def render(codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer) -> RenderTimes:
@@ -93,13 +94,13 @@ def choices_after(decoder: PackedDecoder, text_ids: Tensor, codes: Tensor) -> Te
     config, prompts = decoder.config, read_prompts(decoder, text_ids)
     batch = len(codes) // len(text_ids)
     cache = KVCache(decoder, prompts, len(codes))
-    sampling, pictures = Sampling(), list(range(batch)) * len(text_ids)
-    seeds = [sampling.seed] * len(codes)
+    settings, pictures = Settings(), list(range(batch)) * len(text_ids)
+    seeds = [settings.seed] * len(codes)
     noise = GumbelNoise(seeds, pictures, config.image_vocab_size, config.image_len, decoder.device)
     logits, chosen = prompts.logits.repeat_interleave(batch, dim=0), torch.empty_like(codes)
     for step in range(config.image_len):
-        allowed = filter_logits(logits, sampling.top_k, sampling.top_p)
-        chosen[:, step] = sample(allowed, noise.at(step), sampling.temperature)
+        allowed = filter_logits(logits, settings.top_k, settings.top_p)
+        chosen[:, step] = sample(allowed, noise.at(step), settings.temperature)
         if step + 1 < config.image_len:
             logits = cache.decode_step(codes[:, step])
     return chosen

@@ -63,9 +63,9 @@ from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN, VQGANConfig
 from dalle_lean.io.model_folder import bundled_model
 from inference import Generator
+from inference.request import Settings
 from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.packed_linear import Precision
-from inference.sampling.sampler import Sampling
 from inference.scorer import Scorer
 
 BATCHES = (1, 8, 32, 128)
@@ -189,7 +189,7 @@ def start_reference(
         "batch": str(folder / "batch"),
         "first": first,
         "num_codes": num_codes,
-        "top_k": Sampling().top_k,
+        "top_k": Settings().top_k,
     }
     child = stack.enter_context(Child(python, "benchmarks.worker_sampling_dalle_pytorch", task))
     differences = child.answer()

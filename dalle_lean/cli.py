@@ -57,16 +57,13 @@ def load(target: str) -> Callable[..., Any]:
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version and exit if `wanted`."""
     if wanted:
         typer.echo(f"dalle-lean {importlib.metadata.version('dalle-lean')}")
         raise typer.Exit
 
 
 def options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=show_version)
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.", callback=show_version)] = False,
 ) -> None:
     """Options in front of the command."""
 

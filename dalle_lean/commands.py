@@ -11,20 +11,15 @@ from dalle_lean.terminal import DESTINATIONS, StoredDtype, progress_bar, say
 def pack(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder to start from, such as RUN/model.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Model folder to write; an existing one is replaced.")],
-    vocabulary: Annotated[
-        Path | None,
-        typer.Option(help="vocabulary.json with the captions' words. [default: MODEL's]", show_default=False),
-    ] = None,
-    vqgan: Annotated[Path | None, typer.Option(help="VQGAN folder. [default: MODEL's]", show_default=False)] = None,
-    clip: Annotated[Path | None, typer.Option(help="CLIP folder. [default: MODEL's]", show_default=False)] = None,
-    card: Annotated[Path | None, typer.Option(help="README.md. [default: MODEL's]", show_default=False)] = None,
+    vocabulary: Annotated[Path | None, typer.Option(help="vocabulary.json.", show_default="MODEL's")] = None,
+    vqgan: Annotated[Path | None, typer.Option(help="VQGAN folder.", show_default="MODEL's")] = None,
+    clip: Annotated[Path | None, typer.Option(help="CLIP folder.", show_default="MODEL's")] = None,
+    card: Annotated[Path | None, typer.Option(help="README.md.", show_default="MODEL's")] = None,
     guidance: Annotated[
-        float | None,
-        typer.Option(help="The model's default guidance; 1 is off. [default: MODEL's]", show_default=False, min=0),
+        float | None, typer.Option(help="The model's default guidance; 1 is off.", show_default="MODEL's", min=0)
     ] = None,
     dtype: Annotated[
-        StoredDtype | None,
-        typer.Option(help="Type of the transformer's stored weights. [default: MODEL's]", show_default=False),
+        StoredDtype | None, typer.Option(help="Type of the transformer's stored weights.", show_default="MODEL's")
     ] = None,
     publish: Annotated[
         str | None, typer.Option(metavar="DESTINATION", help=f"Then publish it: {DESTINATIONS}", show_default=False)

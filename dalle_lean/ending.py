@@ -1,7 +1,6 @@
 """Ending on SIGTERM, with which Slurm, Kubernetes and spot machines ask a process to stop."""
 
-EXIT_CODE = 143
-"""Of a process ended by SIGTERM: 128 plus the signal's number."""
+EXIT_CODE = 143  # of a process ended by SIGTERM: 128 plus the signal's number
 
 
 class Terminated(BaseException):

@@ -1,9 +1,10 @@
-"""User errors as opposed to bugs, out-of-memory errors, and the most common check of a value."""
+"""User errors as opposed to bugs, out-of-memory errors, and common checks of a value."""
 
 import math
 from typing import TypeGuard
 
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+HIGHEST_GUIDANCE = 1e3
 
 
 class UserError(ValueError):
@@ -13,6 +14,12 @@ class UserError(ValueError):
 def is_whole(value: object, smallest: int = 1, largest: float = math.inf) -> TypeGuard[int]:
     """Whether a value is a whole number in smallest..largest; True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool) and smallest <= value <= largest
+
+
+def check_guidance(guidance: float) -> None:
+    """ValueError unless the scale of classifier-free guidance is in 0..HIGHEST_GUIDANCE."""
+    if not 0 <= guidance <= HIGHEST_GUIDANCE:
+        raise UserError(f"guidance={guidance}: it must lie in 0..{HIGHEST_GUIDANCE:g} (1 is off)")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

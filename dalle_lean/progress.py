@@ -10,8 +10,7 @@ def unwatched(done: int, total: int, note: str) -> None:
     """An OnProgress that does nothing."""
 
 
-OnNotice = Callable[[str], None]
-"""Called with a line that a person should read at once."""
+OnNotice = Callable[[str], None]  # called with a line that a person should read at once
 
 
 def silent(line: str) -> None:

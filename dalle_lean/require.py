@@ -17,6 +17,5 @@ def require(module: str, extra: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
             raise
-        raise MissingPackage(
-            f"{error.name} is not installed; install it with: pip install 'dalle-lean[{extra}]'"
-        ) from None
+        command = f"pip install 'dalle-lean[{extra}]'"
+        raise MissingPackage(f"{error.name} is not installed; install it with: {command}") from None

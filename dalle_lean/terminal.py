@@ -21,6 +21,7 @@ from dalle_lean.errors import UserError, is_out_of_memory
 from dalle_lean.progress import OnProgress
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; auto is CUDA if there is a GPU.")]
+BatchSize = Annotated[int | None, typer.Option(help="Pictures drawn at once.", show_default="by the free memory")]
 DESTINATIONS = "hf://datasets/OWNER/NAME, hf://OWNER/NAME, a folder, or a URL for fsspec such as s3://BUCKET/NAME."
 
 
@@ -88,9 +89,8 @@ def explain(failure: Exception) -> int:
         error(" ".join(str(failure).split()) or type(failure).__name__)
         return 2
     traceback.print_exception(failure)
-    error(
-        f"this is a bug of dalle-lean {importlib.metadata.version('dalle-lean')}; please report it with the lines above"
-    )
+    version = importlib.metadata.version("dalle-lean")
+    error(f"this is a bug of dalle-lean {version}; please report it with the lines above")
     return 1
 
 
@@ -105,8 +105,7 @@ def begin_loading() -> None:
 LINE_INTERVAL_S = 10.0
 # The period over which Rich averages the rate; a large model's step takes minutes.
 RATE_PERIOD_S = 300.0
-SLOW_RATE = 0.5
-"""Items per second below which seconds per item are shown instead."""
+SLOW_RATE = 0.5  # items per second below which seconds per item are shown instead
 
 
 class RateColumn(ProgressColumn):
@@ -125,10 +124,8 @@ class RateColumn(ProgressColumn):
 
 @contextmanager
 def progress_bar(description: str, unit: str) -> Iterator[OnProgress]:
-    """A progress bar with the count, the rate in `unit`/s and the time left; yields the callback that moves it.
-
-    If standard error is not a terminal, it prints a plain line every 10 s and one at the end instead.
-    """
+    """A progress bar with the count, the rate in `unit`/s and the time left; yields the callback that moves it. If
+    standard error is not a terminal, it prints a plain line every 10 s and one at the end instead."""
     watched = err.is_interactive and err.file.isatty()
     # Only the bar may shrink; what still does not fit is cut, so that it never takes a second line.
     columns = (

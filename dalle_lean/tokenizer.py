@@ -23,10 +23,8 @@ from dalle_lean.tokenizer_parts import check_parts
 SPECIAL_TOKENS = ("<unused>", "<pad>", "<unk>")
 DEFAULT_PADDING_ID = 1
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
-MOST_CHARACTERS = 2**16
-"""Characters of a caption that are read; no model needs as many."""
-MOST_TOKENIZER_BYTES = 2**25
-"""About the size of the largest published tokenizer.json."""
+MOST_CHARACTERS = 2**16  # characters of a caption that are read; no model needs as many
+MOST_TOKENIZER_BYTES = 2**25  # about the size of the largest published tokenizer.json
 # Every byte has its own token, so that every caption can be encoded.
 SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256
 
@@ -54,11 +52,8 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: str | Path, padding_id: int | None = None) -> Self:
-        """Read a `tokenizer.json`.
-
-        The padding id is `padding_id`, else that of the file, else 1 (T5's `</s>`, as in the paper's run).
-        ValueError if the file is not a tokenizer or its padding id is outside its vocabulary.
-        """
+        """Read a `tokenizer.json`. The padding id is `padding_id`, else that of the file, else 1 (T5's `</s>`, as in
+        the paper's run). ValueError if the file is not a tokenizer or its padding id is outside its vocabulary."""
         complaint = f"{path} is not a tokenizer.json"
         content = read_bytes(path, MOST_TOKENIZER_BYTES)
         try:
@@ -116,9 +111,7 @@ class Tokenizer:
         if length < 1:
             raise ValueError(f"length={length}: must be at least 1")
         with panics_as_user_errors():
-            encodings = self._backend.encode_batch_fast(
-                [encodable(caption) for caption in captions], add_special_tokens=False
-            )
+            encodings = self._backend.encode_batch_fast(list(map(encodable, captions)), add_special_tokens=False)
         found = [encoding.ids[:length] for encoding in encodings]
         counts = np.fromiter(map(len, found), np.int64, len(found))
         ids = np.full((len(found), length), self.padding_id, np.int64)

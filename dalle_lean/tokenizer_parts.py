@@ -11,8 +11,7 @@ from typing import Any
 
 from dalle_lean.errors import UserError
 
-MAX_PARTS = 8
-"""In a sequence, such as one of normalizers."""
+MAX_PARTS = 8  # in a sequence, such as one of normalizers
 MODELS = ("BPE", "Unigram", "WordPiece", "WordLevel")
 NORMALIZERS = (
     *("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "Strip", "StripAccents", "BertNormalizer"),
@@ -41,8 +40,7 @@ SPLIT_AT = (
     {"Regex": rf"<\|startoftext\|>|<\|endoftext\|>|{WORDS}|[\p{{L}}]+|[\p{{N}}]|[^\s\p{{L}}\p{{N}}]+"},
     {"Regex": rf"{WORDS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"},  # GPT-2
 )
-LONGEST_REPLACEMENT_BYTES = 64
-"""Limit in a table of normal forms; Unicode's longest has 33."""
+LONGEST_REPLACEMENT_BYTES = 64  # limit in a table of normal forms; Unicode's longest has 33
 
 
 def check_parts(content: Any) -> None:
@@ -104,10 +102,8 @@ def check_pattern(kind: str, part: dict[str, Any]) -> None:
 
 
 def check_table(table: Any) -> None:
-    """UserError unless this is a sentencepiece table of normal forms, none longer than LONGEST_REPLACEMENT_BYTES.
-
-    The table has 4 bytes with the length of a trie, the trie, and strings that end with a zero byte.
-    """
+    """UserError unless this is a sentencepiece table of normal forms, none longer than LONGEST_REPLACEMENT_BYTES. The
+    table has 4 bytes with the length of a trie, the trie, and strings that end with a zero byte."""
     try:
         content = base64.b64decode(table, validate=True)
     except (TypeError, ValueError, binascii.Error):

@@ -17,14 +17,12 @@ from dalle_lean.errors import UserError, is_whole
 from dalle_lean.io.files import read_format, write_json
 
 FORMAT = "dalle_lean_vocabulary/1"
-FEWEST = 5
-"""Words with fewer occurrences do not count as learnt."""
+FEWEST = 5  # words with fewer occurrences do not count as learnt
 MOST_WORDS = 50_000
 MOST_CAPTIONS = 1_000_000
 """Captions that are counted: enough to find all frequent words, few enough to stream before a run begins."""
 LONGEST_WORD = 64  # characters
-LONGEST_TEXT = 4000
-"""Characters of a caption or prompt that are read; no model needs as many."""
+LONGEST_TEXT = 4000  # characters of a caption or prompt that are read; no model needs as many
 LARGEST_BYTES = MOST_WORDS * (4 * LONGEST_WORD + 32)
 LARGEST_COUNT = 2**53
 
@@ -59,18 +57,13 @@ LONGEST_NAMED = 30  # characters
 class Vocabulary:
     """The words of training captions."""
 
-    words: dict[str, int]
-    """Word -> occurrences, the most frequent first."""
-    captions: int
-    """Number of captions counted."""
+    words: dict[str, int]  # word -> occurrences, the most frequent first
+    captions: int  # number of captions counted
 
     @classmethod
     def count(cls, captions: Iterable[str], before: Self | None = None) -> Self:
         """The words with FEWEST or more occurrences in the first MOST_CAPTIONS captions, at most MOST_WORDS of them.
-
-        Args:
-            before: the vocabulary that the model had already learnt, whose counts are added.
-        """
+        The counts of `before`, the vocabulary that the model had already learnt, are added."""
         counted = Counter(before.words if before else {})
         number = before.captions if before else 0
         for caption in islice(captions, MOST_CAPTIONS):
@@ -91,22 +84,20 @@ class Vocabulary:
             raise UserError(f"{path}: words must be an object of at most {MOST_WORDS} words")
         for word, number in words.items():
             if not 1 <= len(word) <= LONGEST_WORD or not is_whole(number, 0, LARGEST_COUNT):
-                raise UserError(
-                    f"{path}: {word[:LONGEST_NAMED]!r} must have 1 to {LONGEST_WORD} characters and a whole number"
-                )
+                shown = word[:LONGEST_NAMED]
+                raise UserError(f"{path}: {shown!r} must have 1 to {LONGEST_WORD} characters and a whole number")
         return cls(words, captions)
 
     def save(self, path: str | Path) -> None:
         """Write a vocabulary.json, atomically."""
         write_json(path, {"format": FORMAT, "captions": self.captions, "words": self.words})
 
-    def knows(self, word: str) -> bool:
-        """Whether the word or another form of it occurred: "whales" is known if "whale" is, and vice versa."""
-        return any(form in self.words for form in forms(word))
-
     def unknown(self, prompt: str) -> list[str]:
-        """The words of a prompt that the model has not learnt, in order, each once; never function words."""
-        return [word for word in content_words(prompt) if not self.knows(word)]
+        """The words of a prompt that the model has not learnt, in order, each once; never function words.
+
+        "whales" is known if "whale" is, and vice versa.
+        """
+        return [word for word in content_words(prompt) if not any(form in self.words for form in forms(word))]
 
 
 def content_words(prompt: str) -> list[str]:

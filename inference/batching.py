@@ -22,17 +22,14 @@ class Part(NamedTuple):
     pictures: range
 
 
-Batch = list[Part]
-"""Parts with the same number of pictures."""
+Batch = list[Part]  # parts with the same number of pictures
 
 
 class Kind(NamedTuple):
     """What pictures must have in common to be drawn together."""
 
-    guided: bool
-    """A guided picture takes two rows."""
-    num_given: int
-    """Codes given with the request."""
+    guided: bool  # a guided picture takes two rows
+    num_given: int  # codes given with the request
 
 
 def plan_batches(counts: Sequence[int], kinds: Sequence[Kind], batch_size: int) -> list[Batch]:

@@ -55,10 +55,8 @@ class Generator:
         self.model_sha256: str | None = None
         self.caption_dropout: float | None = None
         """Share of captions left empty in training, which guidance needs; None is unknown."""
-        self.guidance = 1.0
-        """The default guidance; 1 is off."""
-        self.vocabulary: Vocabulary | None = None
-        """The words of the training captions; None is unknown."""
+        self.guidance = 1.0  # the default guidance; 1 is off
+        self.vocabulary: Vocabulary | None = None  # the words of the training captions; None is unknown
 
     @classmethod
     def from_folder(
@@ -97,8 +95,9 @@ class Generator:
         ranker = make_scorer(scorer, clip, where, checked=True)  # before the weights: its name may be wrong
         vqgan = VQGAN.load(path / "vqgan", checked=True)
         trained_on = content.get("vqgan_fingerprint")
-        if trained_on is not None and not vqgan.reads_codes_of(trained_on):
-            raise UserError(f"{path}: vqgan/ is not the VQGAN on whose codes this model was trained")
+        if trained_on is not None:
+            sentence = f"{path}: vqgan/ is not the VQGAN on whose codes this model was trained: they are"
+            vqgan.check_reads(trained_on, sentence)
         generator = cls(
             read_model(path, content, device=where),
             Tokenizer.from_file(path / "tokenizer.json"),
@@ -155,11 +154,7 @@ class Generator:
         return self.run(prompt, settings, batch_size, on_progress)
 
     def run(
-        self,
-        prompt: str,
-        settings: Settings,
-        batch_size: int | None = None,
-        on_progress: OnProgress = unwatched,
+        self, prompt: str, settings: Settings, batch_size: int | None = None, on_progress: OnProgress = unwatched
     ) -> list[Picture]:
         """Like a call, with the settings in one object and no warning about a cut prompt (see `excess_tokens`)."""
         pictures = None
@@ -176,10 +171,7 @@ class Generator:
 
         Requests with equally many pictures share a batch. A picture does not depend on the others in its batch; on a
         CPU in fp32 or bf16 it is bit for bit the same, unless heads have fewer than 8 channels. Close the iterator to
-        cancel, which keeps nothing.
-
-        Args:
-            batch_size: pictures at once; None chooses by the free memory. It is halved when memory runs out.
+        cancel, which keeps nothing. `batch_size` is halved when memory runs out; None chooses it by the free memory.
         """
         config, decoder = self.model.config, self.decoder
         for request in requests:

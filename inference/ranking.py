@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dalle_lean.errors import UserError, is_out_of_memory
+from dalle_lean.images.files import to_uint8
 from dalle_lean.images.vqgan import VQGAN, VQGANConfig
 from inference.request import Picture
 from inference.scorer import Scorer
@@ -28,31 +29,19 @@ DECODE_BATCH = 8
 class Ranked(NamedTuple):
     """Some of the pictures, in the order of their codes, on the device, which may still be computing them."""
 
-    pixels: Tensor
-    """[n, H, W, 3] uint8."""
-    scores: Tensor | None
-    """[n]; None if nothing ranks them."""
+    pixels: Tensor  # [n, H, W, 3] uint8
+    scores: Tensor | None  # [n]; None if nothing ranks them
 
 
 @torch.inference_mode()
 def decode_and_score(
-    codes: Tensor,
-    prompt: str,
-    vqgan: VQGAN,
-    scorer: Scorer | None = None,
-    batch: int | None = None,
-    bf16: bool = False,
+    codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer | None = None, batch: int | None = None, bf16: bool = False
 ) -> Iterator[Ranked]:
-    """Pictures and scores of codes [N, I], `batch` at a time; `collect` gathers them.
+    """Pictures and scores of codes [N, I], `batch` at a time (None is `decode_batch_size`); `collect` gathers them.
 
-    If a batch does not fit the device's memory, it and all later ones are halved, with a warning.
-
-    Args:
-        batch: None is `decode_batch_size`.
-        bf16: decode in bfloat16; scores keep their precision.
-
-    Raises:
-        ValueError: codes that this VQGAN does not have, scores of a wrong shape, or no memory for even one picture.
+    If a batch does not fit the device's memory, it and all later ones are halved, with a warning. `bf16` decodes in
+    bfloat16; scores keep their precision. ValueError for codes that this VQGAN does not have, scores of a wrong shape,
+    or no memory for even one picture.
     """
     side = vqgan.check_codes(codes)
     size = decode_batch_size(vqgan.config, side) if batch is None else batch
@@ -84,23 +73,18 @@ def try_batch(codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer | None, s
     try:
         with torch.autocast(codes.device.type, torch.bfloat16, enabled=bf16):
             pixels = vqgan.decode_checked(pad(codes, (0, 0, 0, size - wanted))).float()
-        scores = None if scorer is None else checked_scores(scorer, pixels, prompt)[:wanted]
+        scores = None
+        if scorer is not None:
+            scores = scorer.score(pixels, prompt)
+            if scores.shape != (size,):
+                shape = list(scores.shape)
+                raise UserError(f"scorer {scorer.name}: scores of shape {shape} for {size} pictures; must be [{size}]")
+            scores = scores[:wanted]
         return Ranked(to_bytes(pixels[:wanted]), scores)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         return None  # by now the tensors that the error held are released
-
-
-def checked_scores(scorer: Scorer, pixels: Tensor, prompt: str) -> Tensor:
-    """The scores [N] of pictures [N, 3, H, W]; ValueError for another shape."""
-    scores = scorer.score(pixels, prompt)
-    if scores.shape != pixels.shape[:1]:
-        raise UserError(
-            f"scorer {scorer.name}: scores of shape {list(scores.shape)} for {len(pixels)} pictures; "
-            f"must be {list(pixels.shape[:1])}"
-        )
-    return scores
 
 
 def collect(batches: Iterable[Ranked]) -> tuple[list[Image.Image], list[float] | None]:
@@ -131,10 +115,8 @@ def best_pictures(
     if scores:
         by_score = sorted(order, key=lambda index: (-scores[index], index))
         order = equal_ones_last(by_score, lambda index: tuple(codes[index].tolist()))
-    return [
-        Picture(images[index], scores[index] if scores else None, first + index, codes[index].cpu())
-        for index in order[:count]
-    ]
+    ranked = ((index, scores[index] if scores else None) for index in order[:count])
+    return [Picture(images[index], score, first + index, codes[index].cpu()) for index, score in ranked]
 
 
 def equal_ones_last(ranked: Iterable[T], codes_of: Callable[[T], Hashable]) -> list[T]:
@@ -151,7 +133,7 @@ def equal_ones_last(ranked: Iterable[T], codes_of: Callable[[T], Hashable]) -> l
 
 def to_bytes(pixels: Tensor) -> Tensor:
     """[N, 3, H, W] in 0..1 -> [N, H, W, 3] uint8."""
-    return (pixels * 255).round().to(torch.uint8).permute(0, 2, 3, 1)
+    return to_uint8(pixels).permute(0, 2, 3, 1)
 
 
 def decode_batch_size(config: VQGANConfig, side: int, budget_bytes: int = DECODE_BUDGET_BYTES) -> int:
@@ -163,10 +145,8 @@ def decode_batch_size(config: VQGANConfig, side: int, budget_bytes: int = DECODE
 
 
 def decode_bytes(config: VQGANConfig, side: int) -> int:
-    """Peak bytes of float32 tensors when decoding one picture of side x side codes.
-
-    Convolution workspaces come on top; they differ between libraries.
-    """
+    """Peak bytes of float32 tensors when decoding one picture of side x side codes. Convolution workspaces come on top;
+    they differ between libraries."""
     last_level = len(config.channel_multipliers) - 1
     most, width = 0, config.channels * config.channel_multipliers[-1]
     # The blocks that attend were chosen for pictures of picture_side, and are the same for others.

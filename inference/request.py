@@ -1,43 +1,57 @@
-"""Requests to a generator, and its results.
+"""Requests to a generator, and its results. Nothing here imports torch until a request is checked.
 
 I codes in a picture.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from PIL import Image
-from torch import Tensor
+from dalle_lean.errors import UserError, check_guidance
 
-from dalle_lean.errors import UserError
-from dalle_lean.model.config import DalleConfig
-from dalle_lean.model.dalle import check_ids
-from inference.sampling.sampler import Sampling
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor
+
+    from dalle_lean.model.config import DalleConfig
 
 DEFAULT_BEST = 4
+HIGHEST_TEMPERATURE = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Sampling):
-    """What to draw for a prompt; the defaults are the paper's. ValueError outside the ranges."""
+class Settings:
+    """What to draw for a prompt, and how; the defaults are the paper's. ValueError outside the ranges."""
 
+    top_k: int = 256  # draw only from the k most likely codes; 0 is off
+    top_p: float = 0.75  # draw only from the most likely codes that make up this probability, 0..1; 1 is off
+    temperature: float = 1.0  # 0 takes the most likely code each time
+    seed: int = 0  # 0..2^64-1
+    guidance: float = 1.0
+    """Scale of classifier-free guidance (Ho and Salimans 2022), for models trained with caption dropout; 1 is off."""
     num_images: int = 128
-    best: int | None = None
-    """How many to keep; None is 4, or all if fewer are drawn."""
+    best: int | None = None  # how many to keep; None is 4, or all if fewer are drawn
 
     def __post_init__(self) -> None:
-        for name in ("num_images", "best", "top_k", "seed"):
-            optional = name == "best" and self.best is None
-            if not (optional or isinstance(getattr(self, name), int)):
-                raise UserError(f"{name}={getattr(self, name)}: it must be a whole number")
-        for name in ("top_p", "temperature", "guidance"):
-            if not isinstance(getattr(self, name), int | float):
-                raise UserError(f"{name}={getattr(self, name)}: it must be a number")
+        for name, value in vars(self).items():
+            if name in ("top_p", "temperature", "guidance"):
+                if not isinstance(value, int | float):
+                    raise UserError(f"{name}={value}: it must be a number")
+            elif not (isinstance(value, int) or (name == "best" and value is None)):
+                raise UserError(f"{name}={value}: it must be a whole number")
         for name, value in (("num_images", self.num_images), ("best", self.num_best)):
             if value < 1:
                 raise UserError(f"{name}={value}: it must be at least 1")
         if self.num_best > self.num_images:
             raise UserError(f"best={self.best} is more than num_images={self.num_images}; draw more or show fewer")
-        super().__post_init__()
+        if not 0 <= self.top_k < 2**31:
+            raise UserError(f"top_k={self.top_k}: it must be 0 (off) or the number of codes to keep")
+        if not 0 <= self.top_p <= 1:
+            raise UserError(f"top_p={self.top_p}: it must lie in 0..1 (1 is off)")
+        if not 0 <= self.temperature <= HIGHEST_TEMPERATURE:
+            raise UserError(f"temperature={self.temperature}: it must lie in 0 (greedy)..{HIGHEST_TEMPERATURE:g}")
+        check_guidance(self.guidance)
+        if not 0 <= self.seed < 2**64:
+            raise UserError(f"seed={self.seed}: it must lie in 0..{2**64 - 1}")
 
     @property
     def num_best(self) -> int:
@@ -55,12 +69,11 @@ class Request:
 
     prompt: str
     settings: Settings
-    start: Tensor | None = None
+    start: "Tensor | None" = None
     """The first codes [m] of every picture, m < I, as `Generator.read_picture` gives them; the rest is drawn."""
-    first: int = 0
-    """Index of the first picture drawn: several generators may each draw some of a prompt's pictures."""
+    first: int = 0  # index of the first picture drawn: several generators may each draw some of a prompt's pictures
 
-    def check(self, config: DalleConfig) -> None:
+    def check(self, config: "DalleConfig") -> None:
         """ValueError for an empty prompt, and for a start that is not [m] codes of the model with m < I."""
         check_prompt(self.prompt)
         if self.start is None:
@@ -68,6 +81,8 @@ class Request:
         if self.start.dim() != 1 or len(self.start) >= config.image_len:
             shape = list(self.start.shape)
             raise UserError(f"start has shape {shape}; it must be [m] with m < {config.image_len} codes")
+        from dalle_lean.model.dalle import check_ids
+
         check_ids("start", self.start[None], config.image_vocab_size)
 
 
@@ -81,13 +96,10 @@ def check_prompt(prompt: str) -> None:
 class Picture:
     """One picture of a prompt."""
 
-    image: Image.Image
-    score: float | None
-    """The scorer's score; None if nothing ranked the pictures."""
-    index: int
-    """Number among the pictures drawn; with prompt, settings and seed it identifies the picture."""
-    codes: Tensor
-    """[I] int64, raster order."""
+    image: "Image.Image"
+    score: float | None  # the scorer's score; None if nothing ranked the pictures
+    index: int  # number among the pictures drawn; with prompt, settings and seed it identifies the picture
+    codes: "Tensor"  # [I] int64, raster order
 
 
 @dataclass(frozen=True)
@@ -97,9 +109,6 @@ class Progress:
     done: int
     total: int
     note: str = ""
-    pictures: list[Picture] | None = None
-    """The best pictures of a request, once all are drawn and ranked."""
-    codes: Tensor | None = None
-    """[n, m], the first m codes of a request's n pictures in the present batch."""
-    request: int = 0
-    """Index of the request to which `pictures` or `codes` belong."""
+    pictures: list[Picture] | None = None  # the best pictures of a request, once all are drawn and ranked
+    codes: "Tensor | None" = None  # [n, m], the first m codes of a request's n pictures in the present batch
+    request: int = 0  # index of the request to which `pictures` or `codes` belong

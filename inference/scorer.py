@@ -38,8 +38,7 @@ SPECS = "clip, none, ARCHITECTURE:FILE, ARCHITECTURE:PRETRAINED_TAG, hf-hub:OWNE
 class Scorer(Protocol):
     """Ranks pictures. A user's class is constructed with the torch.device of its pictures."""
 
-    name: str
-    """Shown beside a score."""
+    name: str  # shown beside a score
 
     def score(self, pixels: Tensor, prompt: str) -> Tensor:
         """Pictures [N, 3, H, W], float32 in 0..1 on the device -> scores [N] there, finite, higher is better.

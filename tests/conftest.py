@@ -25,6 +25,24 @@ def pytest_xdist_make_scheduler(config, log):
     return ByFile(config, log)
 
 
+@pytest.fixture
+def hub_cache(monkeypatch, tmp_path):
+    """The hub's cache on this machine, empty, and no network: a function that puts a file in it."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    def put(address, name, source):
+        folder, commit = tmp_path / "hub" / f"models--{address.replace('/', '--')}", "0" * 40
+        (folder / "refs").mkdir(parents=True, exist_ok=True)
+        (folder / "refs" / "main").write_text(commit)
+        (folder / "snapshots" / commit).mkdir(parents=True, exist_ok=True)
+        (folder / "snapshots" / commit / name).symlink_to(source)
+
+    return put
+
+
 @pytest.fixture(scope="module")
 def browser():
     """A headless Chromium; the test is skipped where there is none."""
@@ -37,3 +55,28 @@ def browser():
         chromium = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
         yield chromium
         chromium.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Opens a page in a browser of its own; at the end, checks that none raised an error or asked another host."""
+    contexts, origins, asked, errors = [], ["data:", "blob:"], [], []
+
+    def open_page(url, console=False, **options):
+        """`console`: errors in the browser's console count too."""
+        contexts.append(browser.new_context(accept_downloads=True, **options))
+        contexts[-1].on("request", lambda request: asked.append(request.url))
+        origins.append("/".join(url.split("/")[:3]) + "/")
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        if console:
+            page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.set_default_timeout(120_000)
+        page.goto(url)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert [address for address in asked if not address.startswith(tuple(origins))] == []
+    assert errors == []

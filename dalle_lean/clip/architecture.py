@@ -23,8 +23,7 @@ Architecture = str | Mapping[str, Any]
 
 A vision_cfg with "widths" is for this package's own tower: it has the arguments of `picture_tower.PatchResNet`."""
 
-OPENAI_SIZES = ("input_resolution", "context_length", "vocab_size")
-"""Buffers in OpenAI's archives that are not weights."""
+OPENAI_SIZES = ("input_resolution", "context_length", "vocab_size")  # buffers in OpenAI's archives that are not weights
 
 # A small image tower that is built only to be replaced.
 PLACEHOLDER = {"image_size": 32, "patch_size": 32, "width": 32, "head_width": 32, "layers": 1}
@@ -108,29 +107,26 @@ def build_clip(config: Mapping[str, Any]) -> Any:
 
 def load_clip_weights(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) -> None:
     """Load a file or a state dict of any dtype strictly into `model`; ValueError names the file."""
+    source = "state dict of this CLIP" if isinstance(weights, Mapping) else str(weights)
     if not isinstance(weights, Mapping) and is_torchscript(Path(weights)):
         of_archive = torchscript_weights(Path(weights))
         weights = {name: value for name, value in of_archive.items() if name not in OPENAI_SIZES}
     if isinstance(weights, Mapping):
-        load_strictly(model, weights, "state dict of this CLIP")
-        refuse_infinite(model, "state dict of this CLIP")
-        return
-    path = Path(weights)
-    if not path.is_file():
-        raise UserError(f"no weights file at {path}; pretrained tags are not downloaded, give a file")
-    try:
-        # It knows the key names of the published CLIPs, and never unpickles.
-        require("open_clip", extra="demo").load_checkpoint(model, str(path), strict=True, weights_only=True)
-    except Exception as error:  # each format raises its own exceptions
-        raise UserError(f"{path} does not hold the weights of this CLIP: {error}") from None
-    refuse_infinite(model, str(path))
+        load_strictly(model, weights, source)
+    elif not Path(weights).is_file():
+        raise UserError(f"no weights file at {source}; pretrained tags are not downloaded, give a file")
+    else:
+        try:
+            # It knows the key names of the published CLIPs, and never unpickles.
+            require("open_clip", extra="demo").load_checkpoint(model, source, strict=True, weights_only=True)
+        except Exception as error:  # each format raises its own exceptions
+            raise UserError(f"{source} does not hold the weights of this CLIP: {error}") from None
+    refuse_infinite(model.state_dict(), source)
 
 
 def caption_encoder(config: Mapping[str, Any], tokenizer: Tokenizer | None) -> Callable[[Sequence[str]], Tensor]:
-    """A function from captions to ids [B, T] by `tokenizer`; if it is None, by open_clip's tokenizer.
-
-    ValueError if the tokenizer is not available offline or does not fit the text tower.
-    """
+    """A function from captions to ids [B, T] by `tokenizer`; if it is None, by open_clip's tokenizer. ValueError if the
+    tokenizer is not available offline or does not fit the text tower."""
     open_clip = require("open_clip", extra="demo")
     text: Mapping[str, Any] = {"context_length": 77, "vocab_size": 49408, **config["text_cfg"]}
     if tokenizer is not None:
@@ -156,13 +152,7 @@ def caption_encoder(config: Mapping[str, Any], tokenizer: Tokenizer | None) -> C
         raise UserError(f"architecture: vocab_size={text['vocab_size']} is less than the tokenizer's {ids_in_use}")
     if tokenizer is None:
         return lambda captions: simple(list(captions))
-    return lambda captions: end_padded(tokenizer, captions, text["context_length"])
-
-
-def end_padded(tokenizer: Tokenizer, captions: Sequence[str], context_length: int) -> Tensor:
-    """Ids [B, context_length], the last always padding.
-
-    The first padding id marks the end of the caption. The text tower is causal and pools there, so it sees the whole
-    caption and none of the later padding.
-    """
-    return F.pad(tokenizer.encode(captions, context_length - 1), (0, 1), value=tokenizer.padding_id)
+    length, end = text["context_length"] - 1, tokenizer.padding_id
+    # The first padding id marks the end of the caption. The text tower is causal and pools there, so it sees the whole
+    # caption and none of the later padding.
+    return lambda captions: F.pad(tokenizer.encode(captions, length), (0, 1), value=end)

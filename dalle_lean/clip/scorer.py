@@ -32,8 +32,7 @@ IMAGE_STD = (0.26862954, 0.26130258, 0.27577711)
 
 INTERPOLATIONS = ("bicubic", "bilinear")
 
-Images = Tensor | Sequence[Image.Image]
-"""[N, 3, H, W] floating point in 0..1, or N PIL images."""
+Images = Tensor | Sequence[Image.Image]  # [N, 3, H, W] floating point in 0..1, or N PIL images
 
 
 class ClipScorer:
@@ -80,7 +79,11 @@ class ClipScorer:
         self.model = build_clip(config)
         load_clip_weights(self.model, weights)
         self.model.to(self.device).eval()
-        self.image_side = square_side(self.model.visual.image_size)
+        size = self.model.visual.image_size
+        height, width = (size, size) if isinstance(size, int) else size
+        if height != width:
+            raise UserError(f"architecture: image_size={size}: only square pictures are supported")
+        self.image_side: int = height
 
     @classmethod
     def load(cls, folder: str | Path, device: torch.device | str = "cpu", *, checked: bool = False) -> Self:
@@ -131,10 +134,8 @@ class ClipScorer:
         write_json(folder / "config.json", content)
 
     def score(self, images: Images, prompt: str) -> Tensor:
-        """Cosine similarity in -1..1 of each picture and the prompt: [N] float32, without waiting for the device.
-
-        The features of the latest prompt are cached for its next batches.
-        """
+        """Cosine similarity in -1..1 of each picture and the prompt: [N] float32, without waiting for the device. The
+        features of the latest prompt are cached for its next batches."""
         latest = self._latest
         if latest is None or latest[0] != prompt:
             self._latest = latest = (prompt, self.text_features([prompt])[0])
@@ -203,7 +204,6 @@ def right_caption_first(
 
 
 def read_clip_config(folder: Path) -> dict[str, Any]:
-    """The checked content of a CLIP folder's config.json."""
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"{folder} is not a CLIP folder: it has no config.json")
@@ -226,11 +226,3 @@ def rgb(name: str, values: Any, smallest: float) -> tuple[float, ...]:
     if len(numbers) != 3 or not all(is_number) or not all(smallest <= number <= 1 for number in numbers):
         raise UserError(f"{name}={values!r}: must be three numbers in {smallest:g}..1")
     return numbers
-
-
-def square_side(size: int | tuple[int, int]) -> int:
-    """Side in pixels of an image tower's input; ValueError unless it is square."""
-    height, width = (size, size) if isinstance(size, int) else size
-    if height != width:
-        raise UserError(f"architecture: image_size={size}: only square pictures are supported")
-    return height

@@ -54,7 +54,6 @@ def torchscript_weights(path: Path) -> dict[str, Tensor]:
 
 
 def tensors_of(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a module and its submodules, by name."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, Module) and isinstance(value.content, dict):

@@ -9,23 +9,17 @@ from dalle_lean.errors import UserError
 
 
 def convert(
-    source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A published checkpoint file; with --to a model folder.")
-    ],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A published file; with --to a model folder.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; with --to the file.")],
     config: Annotated[
         Path | None,
-        typer.Option(
-            help="DALL-E: JSON of DalleConfig fields (default: the paper's). VQGAN: its published config.yaml."
-        ),
+        typer.Option(help="DALL-E: JSON of DalleConfig fields (default: the paper's). VQGAN: its config.yaml."),
     ] = None,
     kind: Annotated[str, typer.Option(help="What SOURCE is: dalle, vqgan or clip.")] = "dalle",
     architecture: Annotated[
         str, typer.Option(help="CLIP: open_clip's name of the architecture; for OpenAI's weights with -quickgelu.")
     ] = "ViT-B-32-quickgelu",
-    tokenizer: Annotated[
-        str | None, typer.Option(help="tokenizer.json, or a hub id, to put into the model folder.")
-    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="tokenizer.json, or a hub id, for the model folder.")] = None,
     vqgan: Annotated[Path | None, typer.Option(help="VQGAN folder to put into the model folder.")] = None,
     to: Annotated[
         str | None,

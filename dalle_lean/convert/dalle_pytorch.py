@@ -15,8 +15,7 @@ from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.dalle import Dalle
 from dalle_lean.model.rope import rotary_angles
 
-GENERATIONS = ("fork", "1.4")
-"""The training run's fork, and dalle-pytorch 1.4.0 to 1.6.6."""
+GENERATIONS = ("fork", "1.4")  # the training run's fork, and dalle-pytorch 1.4.0 to 1.6.6
 
 WRAPPERS = re.compile(r"(?<=\.)(fn\.)+(?=to_|net\.)")
 """One or more wrappers between a layer and its inner module; their number differs between the generations."""
@@ -35,23 +34,19 @@ OUTPUT_KEYS = {
     "to_logits.1.bias": "output.bias",
 }
 TIED_ALIASES = {
-    f"{part}_emb.linear.{leaf}": f"output.{leaf}" for part in ("text", "image") for leaf in ("weight", "bias")
+    f"{kind}_emb.linear.{leaf}": f"output.{leaf}" for kind in ("text", "image") for leaf in ("weight", "bias")
 }
 
 
 def from_dalle_pytorch(state_dict: dict[str, Tensor], config: DalleConfig) -> Dalle:
     """The model of a published state dict in any of the four generations of names, with or without the prefix `model.`.
-
-    Raises:
-        ValueError: names the key that is missing, unknown or misshapen, differs from its alias, or holds another
-            position table than this model's.
-    """
+    ValueError names the key that is missing, unknown or misshapen, differs from its alias, or holds another position
+    table than this model's."""
     _check_convertible(config)
     model = Dalle(config)
     wanted = model.state_dict()
-    our_names = {
-        WRAPPERS.sub("fn.", theirs): ours for ours, names in _their_names(config, "fork").items() for theirs in names
-    }
+    published = _their_names(config, "fork")
+    our_names = {WRAPPERS.sub("fn.", theirs): ours for ours, names in published.items() for theirs in names}
     found: dict[str, tuple[str, Tensor]] = {}
     input_tables: dict[str, Tensor] = {}
     for key, value in state_dict.items():
@@ -75,7 +70,7 @@ def from_dalle_pytorch(state_dict: dict[str, Tensor], config: DalleConfig) -> Da
         found["embedding.weight"] = ("text_emb.weight", _input_table(input_tables, config))
     for ours in wanted:
         if ours not in found:
-            raise UserError(f"{_their_names(config, 'fork')[ours][0]} is missing")
+            raise UserError(f"{published[ours][0]} is missing")
     model.load_state_dict({ours: value for ours, (_, value) in found.items()})
     return model
 
@@ -145,9 +140,7 @@ def _check_positions(key: str, value: Tensor, config: DalleConfig) -> None:
     angles = rotary_angles(config.num_text_positions, config.image_side, config.head_size)
     ours = angles.repeat_interleave(2, dim=-1)[None]
     if value.shape != ours.shape or not torch.allclose(value.float(), ours, rtol=1e-6, atol=1e-5):
-        raise UserError(
-            f"{key} is not the rotary table of this configuration; check text_len, image_side and head_size"
-        )
+        raise UserError(f"{key} is not this configuration's rotary table; check text_len, image_side and head_size")
 
 
 def _check_convertible(config: DalleConfig) -> None:

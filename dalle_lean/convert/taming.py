@@ -23,15 +23,9 @@ DDCONFIG = {
 
 
 def from_taming(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> VQGAN:
-    """The model of a published checkpoint, in eval mode, weights as float32.
-
-    Args:
-        state_dict: the entry "state_dict" of `model.ckpt`; keys that begin with "loss." are ignored.
-        config: the section `model` of the YAML.
-
-    Raises:
-        ValueError: names the key that is unknown, missing or misshapen.
-    """
+    """The model of a published checkpoint, in eval mode, weights as float32: of the entry "state_dict" of `model.ckpt`,
+    whose keys that begin with "loss." are ignored, and the section `model` of the YAML. ValueError names the key that
+    is unknown, missing or misshapen."""
     model = VQGAN(taming_config(config))
     weights = {name: weight for name, weight in state_dict.items() if not name.startswith(TRAINING_ONLY)}
     load_strictly(model, weights, "state_dict")

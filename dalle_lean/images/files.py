@@ -9,10 +9,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Formats whose decoders have long met hostile files; none that starts other programs, as EPS does.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -25,10 +29,8 @@ BAND_PIXELS = 2**20
 
 
 class UnusablePicture(ValueError):
-    """A picture that cannot be decoded.
-
-    `reason` is "picture_broken", "too_many_pixels" or "too_much_memory"; for a file also a problem of `read_picture`.
-    """
+    """A picture that cannot be decoded. `reason` is "picture_broken", "too_many_pixels" or "too_much_memory"; for a
+    file also a problem of `read_picture`."""
 
     def __init__(self, reason: str, detail: str):
         super().__init__(detail)
@@ -69,10 +71,8 @@ def open_picture_file(path: Path) -> Image.Image:
 
 
 def open_picture(picture: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Read a picture's header, which gives size and mode; no pixel is decoded yet.
-
-    Raises UnusablePicture for an unknown format and for more than `max_pixels`.
-    """
+    """Read a picture's header, which gives size and mode; no pixel is decoded yet. Raises UnusablePicture for an
+    unknown format and for more than `max_pixels`."""
     try:
         image = Image.open(io.BytesIO(picture), formats=FORMATS)
     except Image.DecompressionBombError as error:
@@ -146,3 +146,8 @@ def broken(error: Exception) -> UnusablePicture:
     reason = "too_much_memory" if isinstance(error, MemoryError) else "picture_broken"
     detail = re.sub(r" at 0x[0-9a-f]+", "", str(error))  # memory addresses differ in every run
     return UnusablePicture(reason, f"{type(error).__name__}: {detail}")
+
+
+def to_uint8(pixels: "Tensor") -> "Tensor":
+    """Pixels in 0..1 -> uint8 of the same shape."""
+    return (pixels * 255).round().byte()

@@ -8,12 +8,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 BORDER_SHARE = 0.06
-NOT_GROUND = 45.0
-"""Pixels farther than this from the ground's colour, in Euclidean RGB distance, are not ground."""
-SPECK_SHARE = 0.02
-"""A row or column with at most this share of such pixels holds only specks."""
-MARGIN = 1 / 16
-"""Ground kept on each side of a cut-out thing, as a share of its longer side."""
+NOT_GROUND = 45.0  # pixels farther than this from the ground's colour, in Euclidean RGB distance, are not ground
+SPECK_SHARE = 0.02  # a row or column with at most this share of such pixels holds only specks
+MARGIN = 1 / 16  # ground kept on each side of a cut-out thing, as a share of its longer side
 
 Mask = NDArray[np.bool_]
 

@@ -22,8 +22,7 @@ from dalle_lean.require import require
 FORMAT = "dalle_lean_things/1"
 WEIGHTS = "model.safetensors"
 BLOCKS = (1, 1, 1, 1)
-READ_SIDE = 128
-"""Pixels to which a picture is resized before its thing is cut out."""
+READ_SIDE = 128  # pixels to which a picture is resized before its thing is cut out
 MAX_THINGS = 100_000
 SIDES = range(32, 513)
 
@@ -44,8 +43,7 @@ class ThingClassifier:
         if picture_side not in SIDES:
             raise UserError(f"picture_side={picture_side}: must be in {SIDES[0]}..{SIDES[-1]}")
         self.things = tuple(things)
-        self.sha256: str | None = None
-        """Of the weights; None if they were not read from a folder."""
+        self.sha256: str | None = None  # of the weights; None if they were not read from a folder
         self.row_of = {thing: row for row, thing in enumerate(self.things)}
         self.picture_side = picture_side
         self.device = torch.device(device)
@@ -68,7 +66,7 @@ class ThingClassifier:
         if sha256_file(folder / WEIGHTS) != config["sha256"]:
             raise UserError(f"{folder}: {WEIGHTS} is not the file this classifier was saved with; get a complete copy")
         load_strictly(classifier.model, weights, f"{folder / WEIGHTS}")
-        refuse_infinite(classifier.model, f"{folder / WEIGHTS}")
+        refuse_infinite(weights, f"{folder / WEIGHTS}")
         classifier.sha256 = config["sha256"]
         return classifier
 
@@ -90,9 +88,8 @@ class ThingClassifier:
 
     def scores(self, pictures: Sequence[Image.Image]) -> Tensor:
         """Logits [N, T], float32, of whole pictures."""
-        return self.scores_of_pixels(
-            torch.stack([picture_of_thing(picture, self.picture_side) for picture in pictures])
-        )
+        things = [picture_of_thing(picture, self.picture_side) for picture in pictures]
+        return self.scores_of_pixels(torch.stack(things))
 
     @torch.no_grad()
     def scores_of_pixels(self, pixels: Tensor, batch_size: int = 64) -> Tensor:
@@ -113,7 +110,6 @@ def picture_of_thing(picture: Image.Image, side: int) -> Tensor:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The checked content of a classifier folder's config.json."""
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(

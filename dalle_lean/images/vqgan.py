@@ -48,12 +48,9 @@ class VQGANConfig:
     """"gumbel": a 1x1 convolution scores the codes; "vq": the nearest code wins."""
     codebook_size: int = 8192
     code_width: int = 256
-    z_channels: int = 256
-    """Width of the encoder's output; a Gumbel quantizer needs z_channels == code_width."""
-    channels: int = 128
-    """Width at full resolution, before the multipliers; a multiple of 32."""
-    channel_multipliers: tuple[int, ...] = (1, 1, 2, 4)
-    """One per resolution; each after the first halves the picture."""
+    z_channels: int = 256  # width of the encoder's output; a Gumbel quantizer needs z_channels == code_width
+    channels: int = 128  # width at full resolution, before the multipliers; a multiple of 32
+    channel_multipliers: tuple[int, ...] = (1, 1, 2, 4)  # one per resolution; each after the first halves the picture
     num_res_blocks: int = 2
     attention_resolutions: tuple[int, ...] = (32,)
     """Sides in pixels, counted down from picture_side, at which blocks attend; the innermost always does."""
@@ -82,9 +79,7 @@ class VQGANConfig:
         if self.channels % self.norm_groups:
             raise UserError(f"norm_groups={self.norm_groups}: must divide channels={self.channels}")
         if self.quantizer == "gumbel" and self.z_channels != self.code_width:
-            raise UserError(
-                f"z_channels={self.z_channels}: a Gumbel quantizer needs it equal to code_width={self.code_width}"
-            )
+            raise UserError(f"z_channels={self.z_channels}: a Gumbel quantizer needs code_width={self.code_width}")
         if self.picture_side % self.downscale:
             raise UserError(f"picture_side={self.picture_side}: must be a multiple of {self.downscale}")
         windows = range(self.downscale, 4 * self.downscale + 1, 2)
@@ -121,11 +116,8 @@ class VQGANConfig:
 
 
 class WindowEncoder(nn.Module):
-    """An encoder whose codes each depend on one window of pixels: equal windows get equal codes.
-
-    The published encoder attends to the whole picture and normalises over it, so a thing has other codes on another
-    ground.
-    """
+    """An encoder whose codes each depend on one window of pixels: equal windows get equal codes. The published encoder
+    attends to the whole picture and normalises over it, so a thing has other codes on another ground."""
 
     def __init__(self, config: VQGANConfig, window: int):
         super().__init__()
@@ -225,20 +217,23 @@ class VQGAN(nn.Module):
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Pictures [N, 3, H, W] in 0..1 -> the most likely codes [N, h * w], int64, raster order, without noise.
-
-        H = W, a multiple of `config.downscale`. ValueError for other shapes, integers and values outside 0..1.
-        """
-        self.check_images(images)
+        """Pictures [N, 3, H, W] in 0..1 -> the most likely codes [N, h * w], int64, raster order, without noise. H = W,
+        a multiple of `config.downscale`. ValueError for other shapes, integers and values outside 0..1."""
+        if not images.is_floating_point():
+            raise ValueError(f"images: dtype {images.dtype}; must be floating, in 0..1 (bytes: divide by 255)")
+        step = self.config.downscale
+        side = images.shape[-1] if images.dim() else 0
+        if images.dim() != 4 or images.shape[1] != 3 or images.shape[2] != side or side < step or side % step:
+            raise ValueError(f"images: shape {list(images.shape)}; must be [N, 3, H, H] with H a multiple of {step}")
+        # NaN fails both comparisons, so it is refused too.
+        if images.numel() and not (images.min() >= 0 and images.max() <= 1):
+            raise ValueError(f"images: values {images.min():.3g}..{images.max():.3g}; must be in 0..1")
         return self.most_likely_codes(images)
 
     @torch.no_grad()
     def most_likely_codes(self, images: Tensor) -> Tensor:
-        """`encode` for pictures known to be valid: nothing waits for a GPU to check their values.
-
-        On a CPU, where codes see only their own patch, equal patches are encoded once. On a GPU, counting them would
-        wait for the device.
-        """
+        """`encode` for pictures known to be valid: nothing waits for a GPU to check their values. On a CPU, where codes
+        see only their own patch, equal patches are encoded once. On a GPU, counting them would wait for the device."""
         if self.config.encoder_window == self.config.downscale and images.device.type == "cpu":
             patches, index = unique_patches(images, self.config.downscale)
             return self._most_likely_codes(patches)[:, 0][index]
@@ -253,10 +248,8 @@ class VQGAN(nn.Module):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Codes [N, I], int64 in 0..K-1, I = h * h -> pictures [N, 3, H, W] in 0..1, clamped.
-
-        ValueError for another dtype, a number of codes that is not a square, and a code out of range.
-        """
+        """Codes [N, I], int64 in 0..K-1, I = h * h -> pictures [N, 3, H, W] in 0..1, clamped. ValueError for another
+        dtype, a number of codes that is not a square, and a code out of range."""
         self.check_codes(codes)
         return self.decode_checked(codes.to(self.quantize.table.device))
 
@@ -267,17 +260,6 @@ class VQGAN(nn.Module):
         quantized = nn.functional.embedding(codes, self.quantize.table)
         grid = quantized.transpose(1, 2).reshape(len(codes), -1, side, side)
         return (self.pixels(grid).clamp(-1, 1) + 1) / 2
-
-    def check_images(self, images: Tensor) -> None:
-        if not images.is_floating_point():
-            raise ValueError(f"images: dtype {images.dtype}; must be floating, in 0..1 (bytes: divide by 255)")
-        step = self.config.downscale
-        side = images.shape[-1] if images.dim() else 0
-        if images.dim() != 4 or images.shape[1] != 3 or images.shape[2] != side or side < step or side % step:
-            raise ValueError(f"images: shape {list(images.shape)}; must be [N, 3, H, H] with H a multiple of {step}")
-        # NaN fails both comparisons, so it is refused too.
-        if images.numel() and not (images.min() >= 0 and images.max() <= 1):
-            raise ValueError(f"images: values {images.min():.3g}..{images.max():.3g}; must be in 0..1")
 
     def check_codes(self, codes: Tensor) -> int:
         """The side of the square grid of codes."""
@@ -307,6 +289,11 @@ class VQGAN(nn.Module):
     def reads_codes_of(self, recorded: str) -> bool:
         """Whether codes with the fingerprint `recorded` are this VQGAN's; older data records the older kinds."""
         return recorded in self.stored_fingerprints or recorded in (self.codes_fingerprint(), self.fingerprint())
+
+    def check_reads(self, recorded: str, codes: str, advice: str = "") -> None:
+        """UserError unless `reads_codes_of(recorded)`; its sentence begins with `codes` and ends with `advice`."""
+        if not self.reads_codes_of(recorded):
+            raise UserError(f"{codes} of the VQGAN {recorded[:12]}, not of {self.codes_fingerprint()[:12]}{advice}")
 
     def save(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
         """Write `config.json` and `model.safetensors`, each atomically, with the weights rounded to `dtype`."""
@@ -353,3 +340,18 @@ def sha256_of(description: Mapping[str, Any], weights: Mapping[str, Tensor]) -> 
         digest.update(f"{name} {list(weight.shape)}".encode())
         digest.update(weight.detach().to("cpu", torch.float32).contiguous().numpy().astype("<f4").tobytes())
     return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodebookUse:
+    """How many codes are used, and how evenly."""
+
+    share: float  # share of the codebook that occurs, 0..1
+    perplexity: float  # exp of the entropy in nats: the number of equally frequent codes with the same entropy, 1..K
+
+
+def codebook_use(codes: Tensor, size: int) -> CodebookUse:
+    """Measure codes of any shape from a codebook of `size` codes."""
+    shares = torch.bincount(codes.flatten(), minlength=size).double() / codes.numel()
+    used = shares[shares > 0]
+    return CodebookUse(share=len(used) / size, perplexity=float((-used * used.log()).sum().exp()))

@@ -17,16 +17,13 @@ from dalle_lean.errors import UserError
 
 MOST_BYTES = 2**24
 """Limit of a file that is read as a whole: those written here have a few KB, for many shards a few MB."""
-MAX_DEPTH = 64
-"""Limit of nesting in JSON and TOML, in levels."""
+MAX_DEPTH = 64  # limit of nesting in JSON and TOML, in levels
 
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success sync it and rename it onto `path`, on failure remove it.
-
-    A kill at any moment leaves the old file or the new one, never half of either.
-    """
+    """Yield a temporary path beside `path`; on success sync it and rename it onto `path`, on failure remove it. A kill
+    at any moment leaves the old file or the new one, never half of either."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
@@ -57,9 +54,7 @@ def check_output_folder(folder: Path) -> None:
 @contextmanager
 def fresh_folder(place: Path) -> Iterator[Path]:
     """Yield a new hidden folder beside `place`, to be renamed to `place`; at the end it is removed if it still exists.
-
-    Leftovers of dead processes of this machine for the same place are removed first.
-    """
+    Leftovers of dead processes of this machine for the same place are removed first."""
     place.parent.mkdir(parents=True, exist_ok=True)
     for leftover in place.parent.glob(f".{glob.escape(place.name)}.*.tmp"):
         owner = re.fullmatch(rf"\.(\d+)-{re.escape(host_name())}\..*\.tmp", leftover.name[1 + len(place.name) :])

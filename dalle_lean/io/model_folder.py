@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dalle_lean.errors import UserError
+from dalle_lean.errors import UserError, check_guidance
 from dalle_lean.io.files import (
     MOST_BYTES,
     fresh_folder,
@@ -34,7 +34,6 @@ from dalle_lean.vocabulary import Vocabulary
 FORMAT = "dalle_lean_model/1"
 WEIGHTS = "model.safetensors"
 HASHED_SUFFIXES = (".json", ".safetensors")
-HIGHEST_GUIDANCE = 1e3
 PART_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
@@ -95,12 +94,6 @@ def save_model(
         replace_folder(fresh, folder)
 
 
-def check_guidance(guidance: float) -> None:
-    """ValueError unless the guidance scale is in 0..HIGHEST_GUIDANCE."""
-    if not 0 <= guidance <= HIGHEST_GUIDANCE:
-        raise UserError(f"guidance={guidance}: it must lie in 0..{HIGHEST_GUIDANCE:g} (1 is off)")
-
-
 def load_model(
     folder: str | Path,
     *,
@@ -108,12 +101,8 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     plan: MemoryPlan | None = None,
 ) -> Dalle:
-    """The transformer of a model folder, in eval mode, after `check_parts`.
-
-    Raises:
-        DamagedFolder: a part is missing or altered.
-        ValueError: the configuration or the weights do not fit this program.
-    """
+    """The transformer of a model folder, in eval mode. DamagedFolder if a part is missing or altered, ValueError if the
+    configuration or the weights do not fit this program."""
     return read_model(folder, check_parts(folder), device=device, dtype=dtype, plan=plan)
 
 
@@ -160,10 +149,8 @@ def pack_model(
     guidance: float | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write the model folder `model` to `out` with other parts or another dtype; None keeps `model`'s.
-
-    ValueError if `vocabulary` is not a vocabulary, or the model was not trained on codes of `vqgan`.
-    """
+    """Write the model folder `model` to `out` with other parts or another dtype; None keeps `model`'s. ValueError if
+    `vocabulary` is not a vocabulary, or the model was not trained on codes of `vqgan`."""
     content = check_parts(model)
     if vocabulary is not None:
         Vocabulary.load(vocabulary)
@@ -171,19 +158,15 @@ def pack_model(
     if vqgan is not None and expected is not None:
         from dalle_lean.images.vqgan import VQGAN
 
-        if not (given := VQGAN.load(vqgan)).reads_codes_of(expected):
-            actual = given.codes_fingerprint()
-            raise UserError(f"{vqgan} is the VQGAN {actual[:12]}; {model} was trained on codes of {expected[:12]}")
+        VQGAN.load(vqgan).check_reads(expected, f"{vqgan} does not fit: {model} was trained on codes")
     new = {"tokenizer.json": None, "vocabulary.json": vocabulary, "vqgan": vqgan, "clip": clip, "README.md": card}
-    parts = {name: path or model / name for name, path in new.items() if path or (model / name).exists()}
+    files = {name: path or model / name for name, path in new.items() if path or (model / name).exists()}
+    parts: dict[str, Any] = {name.removesuffix(".json"): path for name, path in files.items() if name != "README.md"}
     save_model(
         read_model(model, content, dtype=None),
         out,
-        tokenizer=parts.get("tokenizer.json"),
-        vocabulary=parts.get("vocabulary.json"),
-        vqgan=parts.get("vqgan"),
-        clip=parts.get("clip"),
-        card=read_text(parts["README.md"]) if "README.md" in parts else None,
+        **parts,
+        card=read_text(files["README.md"]) if "README.md" in files else None,
         vqgan_fingerprint=expected,
         caption_dropout=content.get("caption_dropout"),
         guidance=content.get("guidance", 1.0) if guidance is None else guidance,
@@ -250,10 +233,8 @@ def hashed_parts(folder: Path) -> list[str]:
 
 
 def find_model(name: str | None = None) -> Path:
-    """The folder of a model: `name` is a folder or a hub id; None is $DALLE_LEAN_MODEL, else the bundled model.
-
-    Only a hub id ("owner/name") is downloaded, without its code and pickles.
-    """
+    """The folder of a model: `name` is a folder or a hub id; None is $DALLE_LEAN_MODEL, else the bundled model. Only a
+    hub id ("owner/name") is downloaded, without its code and pickles."""
     name = name or os.environ.get("DALLE_LEAN_MODEL")
     if name is None:
         return bundled_model()
@@ -271,7 +252,6 @@ def find_model(name: str | None = None) -> Path:
 
 
 def bundled_model() -> Path:
-    """The folder of the model in this package."""
     folder = Path(__file__).resolve().parents[2] / "models" / "emoji"
     if not (folder / "config.json").is_file():
         raise UserError("this installation has no bundled model; name one with --model or $DALLE_LEAN_MODEL")
@@ -288,11 +268,8 @@ def check_replaceable(folder: Path) -> None:
 
 
 def replace_folder(fresh: Path, folder: Path) -> None:
-    """Replace `folder` by the complete folder `fresh`.
-
-    A kill between the two renames leaves the old folder as `.NAME.old`; the next call first puts it back, so a complete
-    folder is never lost.
-    """
+    """Replace `folder` by the complete folder `fresh`. A kill between the two renames leaves the old folder as
+    `.NAME.old`; the next call first puts it back, so a complete folder is never lost."""
     retired = folder.with_name(f".{folder.name}.old")
     if retired.exists() and not folder.exists():
         os.rename(retired, folder)

@@ -25,11 +25,9 @@ from dalle_lean.require import require
 Files = Mapping[str, Path | bytes]
 """Relative name at the destination -> file or content. The last one, such as config.json, makes the rest usable."""
 
-PUBLISHED = ".published"
-"""JSON at the destination: name -> SHA-256, or null for a file that may be missing or outdated."""
+PUBLISHED = ".published"  # JSON at the destination: name -> SHA-256, or null for a file that may be missing or outdated
 HUB = re.compile(r"hf://(datasets/)?(?!(?:datasets|spaces)/)([\w.-]+/[\w.-]+)/?")
-BATCH_FILES = 16
-"""Files sent to the hub between two progress reports."""
+BATCH_FILES = 16  # files sent to the hub between two progress reports
 SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSWORD|KEY")
 SECRET_WORDS = re.compile(r"\bhf_\w*[^\W_]{8,}|(?i:bearer)\s+[^\s'\"]+|(?<=\?)[^\s'\"?]*=[^\s'\"]*")
 """Tokens, and the queries of signed URLs."""
@@ -78,7 +76,6 @@ def hub_repository(destination: str) -> tuple[str, str]:
 
 
 def to_storage(files: Files, hashes: Mapping[str, str], destination: str, on_progress: OnProgress) -> str:
-    """Copy to a folder or a URL that fsspec knows."""
     storage, root = storage_of(destination, extra="preprocessing")
     root = root.rstrip("/")
     if any(isinstance(source, Path) and str(source.resolve()) == f"{root}/{name}" for name, source in files.items()):

@@ -24,9 +24,7 @@ class Refused(Unreachable):
 
 def storage_of(url: str, extra: str) -> tuple[Any, str]:
     """(fsspec's file system of a URL or path, the file's name there); `extra` is this package's extra with fsspec.
-
-    UserError for a protocol that fsspec does not know or whose package is not installed.
-    """
+    UserError for a protocol that fsspec does not know or whose package is not installed."""
     fsspec = require("fsspec", extra=extra)
     try:
         storage, name = fsspec.core.url_to_fs(url)
@@ -36,10 +34,8 @@ def storage_of(url: str, extra: str) -> tuple[Any, str]:
 
 
 def meaning(error: Exception, url: str) -> Exception:
-    """The cause of a failure to read `url`: FileNotFoundError and Refused are permanent, others are worth a retry.
-
-    A UserError is returned as it is.
-    """
+    """The cause of a failure to read `url`: FileNotFoundError and Refused are permanent, others are worth a retry. A
+    UserError is returned as it is."""
     if isinstance(error, UserError):
         return error
     reason: BaseException = error
@@ -61,7 +57,6 @@ def meaning(error: Exception, url: str) -> Exception:
 
 
 def http_status(error: BaseException) -> int | None:
-    """The HTTP status of a library's error; None if it has none."""
     status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None
 

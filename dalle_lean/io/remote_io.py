@@ -21,24 +21,16 @@ PERMANENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, Refused, 
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long to wait for a remote file, and how often to retry.
+    """How long to wait for a remote file, and how often to retry."""
 
-    Args:
-        timeout_s: for one answer; a request that takes longer is abandoned and repeated.
-        first_wait_s, longest_wait_s: the pause after the first failure, and the limit up to which it doubles.
-        give_up_s: from the first failure of a request to `Unreachable`.
-    """
-
-    timeout_s: float = 60.0
-    first_wait_s: float = 1.0
+    timeout_s: float = 60.0  # for one answer; a request that takes longer is abandoned and repeated
+    first_wait_s: float = 1.0  # the pause after the first failure, which doubles up to `longest_wait_s`
     longest_wait_s: float = 60.0
-    give_up_s: float = 1800.0
+    give_up_s: float = 1800.0  # from the first failure of a request to `Unreachable`
 
     def insist(self, what: str, action: Callable[[], T], on_notice: OnNotice = silent) -> T:
-        """Retry `action` on the URL `what` until it succeeds, and return its value; each pause is reported.
-
-        Raises Unreachable after `give_up_s`, and the errors in PERMANENT at once.
-        """
+        """Retry `action` on the URL `what` until it succeeds, and return its value; each pause is reported. Raises
+        Unreachable after `give_up_s`, and the errors in PERMANENT at once."""
         wait_s, give_up_at_s = self.first_wait_s, math.inf
         while True:
             try:

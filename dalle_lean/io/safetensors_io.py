@@ -85,8 +85,9 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{complaint}: its header is damaged ({type(error).__name__}: {error})") from None
     if 8 + length + end != size_bytes:
+        expected = f"{8 + length + end:,}"
         raise UserError(
-            f"{complaint}: it has {size_bytes:,} bytes, but its header says {8 + length + end:,}; get a complete copy"
+            f"{complaint}: it has {size_bytes:,} bytes, but its header says {expected}; get a complete copy"
         )
     return shapes
 
@@ -117,8 +118,8 @@ def load_strictly(module: nn.Module, weights: Mapping[str, Tensor], source: str,
     module.load_state_dict(dict(weights), assign=assign)
 
 
-def refuse_infinite(module: nn.Module, source: str) -> None:
-    """ValueError names `source` and the first tensor of `module` with a number that is not finite."""
-    for name, tensor in module.state_dict().items():
+def refuse_infinite(tensors: Mapping[str, Tensor], source: str) -> None:
+    """ValueError names `source` and the first tensor with a number that is not finite."""
+    for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
             raise UserError(f"{source}: {name} holds numbers that are not finite")

@@ -13,8 +13,7 @@ from torch import Tensor
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_json
 from dalle_lean.io.safetensors_io import read_weights, refuse_other_shapes
-from dalle_lean.language.config import LanguageConfig
-from dalle_lean.language.model import LanguageModel
+from dalle_lean.language.model import LanguageConfig, LanguageModel
 from dalle_lean.memory import MemoryPlan
 
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
@@ -34,11 +33,7 @@ EXPECTED: dict[str, Any] = {
 def load_gpt2(
     folder: str | Path, plan: MemoryPlan | None = None, *, device: torch.device | str = "cpu"
 ) -> LanguageModel:
-    """GPT-2 from a folder, in float32.
-
-    Raises:
-        ValueError: names the file and what is missing or unsupported in it.
-    """
+    """GPT-2 from a folder, in float32; ValueError names the file and what is missing or unsupported in it."""
     folder = Path(folder)
     config = read_config(folder / "config.json")
     with torch.device("meta"):
@@ -79,9 +74,8 @@ def read_config(path: Path) -> LanguageConfig:
         width, heads = content["n_embd"], content["n_head"]
         inner = content.get("n_inner") or 4 * width
         if not heads or width % heads or inner % width:
-            raise ValueError(
-                f"n_embd = {width} must be a multiple of n_head = {heads}, and n_inner = {inner} one of n_embd"
-            )
+            sizes = f"n_head = {heads}, and n_inner = {inner} one of n_embd"
+            raise ValueError(f"n_embd = {width} must be a multiple of {sizes}")
         return LanguageConfig(
             text_vocab_size=content["vocab_size"],
             text_len=content["n_positions"],

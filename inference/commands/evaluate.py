@@ -6,42 +6,28 @@ from typing import Annotated
 import typer
 
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import Device, progress_bar, say
+from dalle_lean.terminal import BatchSize, Device, progress_bar, say
 
 
 def evaluate(
     model: Annotated[
-        str | None,
-        typer.Argument(metavar="[MODEL]", help="Model folder or hub id.", show_default="the bundled model"),
+        str | None, typer.Argument(metavar="[MODEL]", help="Model folder or hub id.", show_default="the bundled model")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for report.html and report.json.")] = Path("report"),
-    data: Annotated[Path, typer.Option(help="Folder with train/ and heldout/, as `make data` writes it.")] = Path(
-        "data/emoji"
-    ),
-    best_of: Annotated[
-        str, typer.Option(help="Numbers of pictures to choose the best from; the summary shows the last.")
-    ] = "1,4,16",
-    curve: Annotated[
-        str, typer.Option(help="The same for the curve, which has fewer prompts; the paper draws 128.")
-    ] = "1,4,16,64,128",
+    data: Annotated[Path, typer.Option(help="Folder of `make data`, with train/ and heldout/.")] = Path("data/emoji"),
+    best_of: Annotated[str, typer.Option(help="Numbers of pictures to choose the best from.")] = "1,4,16",
+    curve: Annotated[str, typer.Option(help="The same for the curve, with fewer prompts.")] = "1,4,16,64,128",
     curve_questions: Annotated[int, typer.Option(help="Prompts per attribute for the curve; 0 is off.")] = 10,
     questions: Annotated[int, typer.Option(help="Prompts per attribute: ground, paint, size, side.")] = 60,
     captions: Annotated[int, typer.Option(help="Held-out captions to draw and to tell apart.")] = 100,
     pictures: Annotated[int, typer.Option(help="Held-out pictures for the tokenizer, the bits, the distances.")] = 512,
-    grid: Annotated[
-        int,
-        typer.Option(
-            help="Prompts per attribute for each setting of top-k, top-p, temperature and guidance; 0 is off."
-        ),
-    ] = 20,
+    grid: Annotated[int, typer.Option(help="Prompts per attribute for each sampling setting; 0 is off.")] = 20,
     nearest_among: Annotated[
         int, typer.Option(help="Training pictures to search for the nearest to each drawn one; 0 is off.")
     ] = 100_000,
     judge: Annotated[
         str | None,
-        typer.Option(
-            help="CLIP that judges captions: a CLIP folder, or as in --scorer.", show_default="the one that ranks"
-        ),
+        typer.Option(help="CLIP that judges captions: a folder, or as in --scorer.", show_default="the one that ranks"),
     ] = None,
     classifier: Annotated[
         list[Path] | None,
@@ -59,19 +45,17 @@ def evaluate(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Chooses the prompts and their pictures.", min=0)] = 0,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Pictures drawn at once.", show_default="by the free memory")
-    ] = None,
+    batch_size: BatchSize = None,
     device: Device = "auto",
 ) -> None:
     """Measure MODEL on held-out pictures and on prompts that training never saw; OUT gets report.html and .json."""
     from dalle_lean.images.thing_classifier import ThingClassifier
     from dalle_lean.io.files import check_output_folder
     from inference.evaluation.clip_metrics import make_judge
+    from inference.evaluation.distribution_metrics import Inception
+    from inference.evaluation.eval_data import EvalConfig
     from inference.evaluation.evaluate import evaluate as run
-    from inference.evaluation.inception import Inception
     from inference.evaluation.report import measures, write_report
-    from inference.evaluation.results import EvalConfig
     from inference.generator import Generator
 
     config = EvalConfig(

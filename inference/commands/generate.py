@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import Device, progress_bar, say, shortened, tell, warn
+from dalle_lean.terminal import BatchSize, Device, progress_bar, say, shortened, tell, warn
 from dalle_lean.words import counted
 
 if TYPE_CHECKING:
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 
 def generate(
-    prompts: Annotated[
-        list[str], typer.Argument(metavar="PROMPT", help="What to draw; several prompts get one folder each.")
-    ],
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="What to draw; several get a folder each.")],
     out: Annotated[Path, typer.Option(help="Folder for the pictures, contact_sheet.png and results.json.")],
     model: Annotated[
         str | None,
@@ -36,7 +34,7 @@ def generate(
         float, typer.Option(help="Draw each code from the most likely ones that make up this probability; 1 is off.")
     ] = 0.75,
     temperature: Annotated[
-        float, typer.Option(help="Above 1 wilder, below 1 tamer; 0 always takes the most likely code.")
+        float, typer.Option(help="Above 1 wilder, below 1 tamer; 0 always takes the likeliest code.")
     ] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed draws the same pictures, with any batch size.")] = 0,
     guidance: Annotated[
@@ -61,16 +59,12 @@ def generate(
         str | None,
         typer.Option(help="fp32, bf16, fp16 (GPU) or int8 (CPU).", show_default="fp32 on a CPU, bf16 on a GPU"),
     ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Pictures drawn at once.", show_default="by the free memory")
-    ] = None,
+    batch_size: BatchSize = None,
     device: Device = "auto",
 ) -> None:
     """Draw pictures of each PROMPT and keep the best few."""
     from dalle_lean.io.files import check_output_folder
     from dalle_lean.vocabulary import enumerated, named
-    from inference.gallery import prompt_folder, write_gallery
-    from inference.generator import Generator
     from inference.request import Request, Settings, check_prompt
 
     for prompt in prompts:
@@ -89,6 +83,9 @@ def generate(
     check_output_folder(out)
     picture = None if start is None else open_start(start)
     say("loading the model ...")
+    from inference.gallery import prompt_folder, write_gallery
+    from inference.generator import Generator
+
     generator = Generator.from_folder(model, device, precision, scorer)  # type: ignore[arg-type]
     if guidance is None:
         settings = replace(settings, guidance=generator.guidance)

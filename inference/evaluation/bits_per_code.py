@@ -22,14 +22,10 @@ class BitsPerCode:
     """Mean bits of a held-out image code; lower is better."""
 
     model: float
-    strangers_caption: float
-    """Under another picture's caption, a different one where possible."""
-    no_caption: float
-    """Under an empty caption; says little about a model trained without caption dropout."""
-    counts: float
-    """Of a model that knows only how often each code occurs."""
-    counts_by_place: float
-    """Of a model that knows the counts at each place in the picture, smoothed by `counts`."""
+    strangers_caption: float  # under another picture's caption, a different one where possible
+    no_caption: float  # under an empty caption; says little about a model trained without caption dropout
+    counts: float  # of a model that knows only how often each code occurs
+    counts_by_place: float  # of a model that knows the counts at each place in the picture, smoothed by `counts`
 
 
 @torch.inference_mode()

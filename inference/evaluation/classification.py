@@ -37,20 +37,14 @@ class ThingAccuracy:
     """How often a classifier ranks the right thing first; the fields are those of report.json."""
 
     judge: str
-    prompts: str
-    """The kind of prompts: HELD_OUT_PAIRS or one of OTHER_PROMPTS."""
-    among: int
-    """Candidate things."""
-    best_of: dict[int, Proportion]
-    """By the number of pictures from which the best was chosen."""
-    on_drawings: Proportion
-    """On the real drawings: the classifier's own accuracy."""
+    prompts: str  # the kind of prompts: HELD_OUT_PAIRS or one of OTHER_PROMPTS
+    among: int  # candidate things
+    best_of: dict[int, Proportion]  # by the number of pictures from which the best was chosen
+    on_drawings: Proportion  # on the real drawings: the classifier's own accuracy
     on_reconstructions: Proportion
     """On the real drawings through the tokenizer: the most that a model of its codes can reach."""
-    different_things: int
-    """Fewer than prompts if several are about the same thing."""
-    left_out: int
-    """Prompts about things that the classifier does not know."""
+    different_things: int  # fewer than prompts if several are about the same thing
+    left_out: int  # prompts about things that the classifier does not know
     classifier_sha256: str | None
 
 

@@ -40,7 +40,6 @@ class Neighbour:
     similarity: float
 
     def to_dict(self) -> dict[str, Any]:
-        """For report.json."""
         return {"file": self.path.name, "similarity": self.similarity}
 
 
@@ -53,15 +52,11 @@ class ClipMetrics:
     samples: list[Samples]
     by_best_of: dict[int, Proportion]
     """How often the right caption ranks first, by the number of pictures from which the best was chosen."""
-    on_drawings: Proportion
-    """The same for the real drawings."""
-    candidates: int
-    """Candidate captions."""
+    on_drawings: Proportion  # the same for the real drawings
+    candidates: int  # candidate captions
     distances: Distances
-    neighbours: list[Neighbour]
-    """Of each prompt's best picture; empty if there was no search."""
-    drawings_neighbours: list[Neighbour]
-    """Of held-out drawings, which cannot be copies."""
+    neighbours: list[Neighbour]  # of each prompt's best picture; empty if there was no search
+    drawings_neighbours: list[Neighbour]  # of held-out drawings, which cannot be copies
 
 
 def measure_clip(
@@ -103,10 +98,8 @@ def measure_clip(
         for name, pixels in sets.items()
     }
     found = nearest(torch.cat([features["drawn"], features["real"]]), training_features())
-    rows, similarities = (part.tolist() for part in found)
-    neighbours = [
-        Neighbour(training[row], similarity) for row, similarity in zip(rows, similarities, strict=True) if row >= 0
-    ]
+    pairs = zip(*(part.tolist() for part in found), strict=True)
+    neighbours = [Neighbour(training[row], similarity) for row, similarity in pairs if row >= 0]
     return ClipMetrics(
         judge=name,
         captions=list(captions),

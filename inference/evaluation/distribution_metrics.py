@@ -1,30 +1,34 @@
-"""Distances between sets of pictures, and nearest pictures, by a network's features.
+"""Distances between sets of pictures, and nearest pictures, by a network's features; the Inception network.
 
-Shapes: N and M pictures, E features of length 1.
+Shapes: N and M pictures, S side in pixels, E features of length 1.
 """
 
+import io
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from dalle_lean.errors import UserError
+from dalle_lean.io.safetensors_io import refuse_infinite
+from dalle_lean.require import require
+
+WEIGHTS = "pt_inception-2015-12-05"
+WIDTH = 2048
+BATCH = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distances:
     """Distances of sets of pictures from held-out drawings, the set "real"."""
 
-    drawn: float
-    """Pictures that the model drew for held-out captions."""
-    floor: float
-    """Other held-out drawings through the tokenizer: pictures made from codes are hardly nearer."""
-    trained: float
-    """Training pictures."""
-    pictures: dict[str, int]
-    """Number of pictures in each set, "real" included."""
+    drawn: float  # pictures that the model drew for held-out captions
+    floor: float  # other held-out drawings through the tokenizer: pictures made from codes are hardly nearer
+    trained: float  # training pictures
+    pictures: dict[str, int]  # number of pictures in each set, "real" included
 
     @classmethod
     def between(cls, features: Mapping[str, Tensor], measure: Callable[[Tensor, Tensor], float]) -> Self:
@@ -33,10 +37,8 @@ class Distances:
         if min(pictures.values()) < 2:
             raise UserError(f"pictures to compare: {pictures}; at least 2 of each are needed")
         real = features["real"]
-        return cls(
-            pictures=pictures,
-            **{name: measure(found, real) for name, found in features.items() if name != "real"},
-        )
+        distances = {name: measure(found, real) for name, found in features.items() if name != "real"}
+        return cls(pictures=pictures, **distances)
 
 
 def kernel_distance(first: Tensor, second: Tensor) -> float:
@@ -69,9 +71,8 @@ def frechet_distance(first: Tensor, second: Tensor) -> float:
     first, second = (features.double() for features in (first, second))
     a, b = deviations(first), deviations(second)
     root = torch.linalg.svdvals(a @ b.T).sum()
-    return float(
-        (first.mean(dim=0) - second.mean(dim=0)).square().sum() + a.square().sum() + b.square().sum() - 2 * root
-    )
+    means = (first.mean(dim=0) - second.mean(dim=0)).square().sum()
+    return float(means + a.square().sum() + b.square().sum() - 2 * root)
 
 
 def deviations(features: Tensor) -> Tensor:
@@ -95,3 +96,46 @@ def nearest(features: Tensor, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor
         rows[closer], similarities[closer] = places[closer] + passed, found[closer]
         passed += len(batch)
     return rows, similarities
+
+
+class Inception:
+    """The Inception network of Heusel et al. 2017 (arXiv 1706.08500) as torch-fidelity builds it, with TensorFlow 1's
+    resizing, from the published file pt_inception-2015-12-05-6726825d.pth; ValueError if that is missing or holds
+    something else."""
+
+    def __init__(self, weights: Path, device: torch.device | str = "cpu"):
+        fidelity = require("torch_fidelity", extra="evaluation")
+        self.device = torch.device(device)
+        # The package unpickles any file that it is given, so it gets a copy of the tensors, loaded weights-only.
+        copy = io.BytesIO()
+        torch.save(read_tensors(weights), copy)
+        copy.seek(0)
+        try:
+            network = fidelity.FeatureExtractorInceptionV3("fid", [str(WIDTH)], feature_extractor_weights_path=copy)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{weights} does not hold the weights {WEIGHTS}: {reason}") from None
+        self.network = network.to(self.device)
+
+    @torch.inference_mode()
+    def features(self, pixels: Tensor, on_batch: Callable[[int], None] = lambda done: None) -> Tensor:
+        """uint8 [N, 3, S, S] -> [N, 2048] float32."""
+        found = []
+        for batch in pixels.split(BATCH):
+            found.append(self.network(batch.to(self.device))[0])
+            on_batch(len(batch))
+        return torch.cat(found)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors, by name, of a torch.save file; ValueError for any other file, and if a number is not finite."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises nearly anything
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} cannot be read as the weights {WEIGHTS}: {reason}") from None
+    tensors = dict(content) if isinstance(content, dict) else {}
+    if not tensors or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise UserError(f"{path} does not hold the weights {WEIGHTS}: it is not a state dict")
+    refuse_infinite(tensors, str(path))
+    return tensors

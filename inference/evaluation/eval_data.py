@@ -1,39 +1,65 @@
-"""The drawings that an evaluation uses, chosen from a folder.
+"""How much an evaluation measures, and the drawings that it uses, chosen from a folder.
 
 Shapes: N pictures, S side in pixels.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from torch import Tensor
 
 from dalle_lean.errors import UserError
 from inference.evaluation.captions import Line, drawing_path, read_lines, read_pixels, sample
-from inference.evaluation.results import EvalConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """How much is measured; ValueError for too little."""
+
+    best_of: tuple[int, ...] = (1, 4, 16)
+    """Numbers of pictures from which the best is chosen; only 1 if nothing ranks pictures."""
+    curve: tuple[int, ...] = (1, 4, 16, 64, 128)  # the same for the curve
+    curve_questions: int = 10  # questions per attribute for the curve; 0 leaves it out
+    questions: int = 60  # questions per attribute
+    captions: int = 100
+    pictures: int = 512  # held-out pictures for the tokenizer, the bits and the distances
+    train_pictures: int = 2048  # training pictures for the count models
+    nearest_among: int = 100_000  # training pictures, at most, in which the nearest to a drawn one is searched
+    grid_questions: int = 20  # questions per attribute for each sampling setting; 0 leaves the grid out
+
+    SMALLEST: ClassVar[dict[str, int]] = {
+        "questions": 1,
+        "captions": 2,
+        "pictures": 4,
+        "train_pictures": 2,
+        "nearest_among": 0,
+        "curve_questions": 0,
+        "grid_questions": 0,
+    }
+
+    def __post_init__(self) -> None:
+        for name, counts in (("best_of", self.best_of), ("curve", self.curve)):
+            if not counts or list(counts) != sorted({*counts}) or counts[0] < 1:
+                raise UserError(f"{name}={counts}: must be numbers from 1 up, each larger than the one before")
+        for name, smallest in self.SMALLEST.items():
+            if getattr(self, name) < smallest:
+                raise UserError(f"{name}={getattr(self, name)}: must be at least {smallest}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EvalData:
     """Held-out drawings and training pictures, chosen by a seed."""
 
-    to_draw: list[Line]
-    """Held-out lines of known things, with distinct captions that training never saw."""
-    drawings: list[Path]
-    """Their files."""
-    heldout: list[Line]
-    """Held-out lines of all kinds."""
-    heldout_pixels: Tensor
-    """uint8 [N, 3, S, S]."""
-    real: list[int]
-    """Rows of `heldout` that could be in `to_draw`: the set "real" of `Distances`."""
-    floor: list[int]
-    """Other such rows, whose reconstructions are the set "floor"."""
+    to_draw: list[Line]  # held-out lines of known things, with distinct captions that training never saw
+    drawings: list[Path]  # their files
+    heldout: list[Line]  # held-out lines of all kinds
+    heldout_pixels: Tensor  # uint8 [N, 3, S, S]
+    real: list[int]  # rows of `heldout` that could be in `to_draw`: the set "real" of `Distances`
+    floor: list[int]  # other such rows, whose reconstructions are the set "floor"
     train: list[Line]
-    train_pixels: Tensor
-    """uint8 [N, 3, S, S]."""
-    neighbours: list[Path]
-    """Training pictures in which the nearest to a drawn one is searched."""
+    train_pixels: Tensor  # uint8 [N, 3, S, S]
+    neighbours: list[Path]  # training pictures in which the nearest to a drawn one is searched
 
 
 def choose_data(folder: Path, config: EvalConfig, seed: int, side: int) -> EvalData:

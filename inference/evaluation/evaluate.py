@@ -1,6 +1,7 @@
 """The whole evaluation of a model folder."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,28 +12,57 @@ from torch import Tensor
 from dalle_lean.clip.scorer import ClipScorer
 from dalle_lean.images.thing_classifier import ThingClassifier
 from dalle_lean.progress import OnProgress, unwatched
-from inference.evaluation.attribute_accuracy import accuracy_on_drawings, compare_ranking, measure_attributes
-from inference.evaluation.bits_per_code import measure_bits
+from inference.evaluation.attribute_accuracy import (
+    AttributeAccuracy,
+    Grid,
+    accuracy_on_drawings,
+    compare_ranking,
+    compare_settings,
+    measure_attributes,
+    measure_grid,
+)
+from inference.evaluation.bits_per_code import BitsPerCode, measure_bits
 from inference.evaluation.captions import match_kinds
 from inference.evaluation.classification import (
     HELD_OUT_PAIRS,
+    ThingAccuracy,
     check_classifier,
     choose_thing_questions,
     judge_things,
     single_thing_samples,
 )
 from inference.evaluation.clip_metrics import ClipMetrics, measure_clip, same_clip
-from inference.evaluation.distribution_metrics import Distances, frechet_distance
-from inference.evaluation.eval_data import EvalData, choose_data
-from inference.evaluation.inception import Inception
+from inference.evaluation.distribution_metrics import Distances, Inception, frechet_distance
+from inference.evaluation.eval_data import EvalConfig, EvalData, choose_data
 from inference.evaluation.prompt_sampling import PromptSampler
 from inference.evaluation.questions import AttributeQuestion, choose_questions
-from inference.evaluation.reconstruction import encode, kept_on_other_ground, reconstruct
-from inference.evaluation.results import EvalConfig, Evaluation
-from inference.evaluation.sampling_grid import compare_settings, measure_grid
-from inference.evaluation.stats import holm
+from inference.evaluation.reconstruction import Reconstruction, encode, kept_on_other_ground, reconstruct
+from inference.evaluation.stats import Comparison, Proportion, holm
 from inference.generator import Generator
 from inference.request import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """All results."""
+
+    model_sha256: str | None
+    config: EvalConfig
+    settings: Settings
+    ranker: str | None  # the scorer that chose the best pictures; None if nothing did
+    caption_dropout: float | None  # of the model's training; None is unknown
+    reconstruction: Reconstruction
+    kept_on_other_ground: float | None  # see `reconstruction.kept_on_other_ground`
+    bits: BitsPerCode
+    attributes: dict[str, AttributeAccuracy]
+    on_drawings: dict[str, Proportion]  # the pixel judge's own accuracy for each attribute, on the real drawings
+    curve: dict[str, AttributeAccuracy]
+    """The first questions of each attribute, with more pictures; empty if nothing ranks them."""
+    things: list[ThingAccuracy]  # for each classifier and kind of prompts
+    clip: ClipMetrics | None
+    inception: Distances | None  # Frechet inception distances
+    grid: Grid
+    comparisons: list[Comparison]
 
 
 def evaluate(

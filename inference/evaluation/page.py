@@ -11,12 +11,11 @@ from PIL import Image
 from dalle_lean.draw.svg_plot import plot
 from inference.evaluation.captions import open_drawing
 from inference.evaluation.classification import HELD_OUT_PAIRS
+from inference.evaluation.evaluate import Evaluation
 from inference.evaluation.questions import ATTRIBUTES, num_subjects
-from inference.evaluation.results import Evaluation
 from inference.evaluation.stats import SIGNIFICANT, Proportion
 
-SHOWN = 12
-"""Pictures shown of each attribute, and of the captions."""
+SHOWN = 12  # pictures shown of each attribute, and of the captions
 STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
@@ -147,9 +146,8 @@ def sampling_table(evaluation: Evaluation) -> Iterator[str]:
         [(setting, *(Proportion.of(found[name]) for name in names)) for setting, found in evaluation.grid.items()],
     )
     if evaluation.caption_dropout is None:
-        yield paragraph(
-            "Guidance is left out: the model folder does not say whether the model was trained with caption dropout."
-        )
+        unknown = "the model folder does not say whether the model was trained with caption dropout"
+        yield paragraph(f"Guidance is left out: {unknown}.")
     elif not evaluation.caption_dropout:
         yield paragraph("Guidance is left out: the model was trained without caption dropout.")
 
@@ -158,10 +156,9 @@ def attribute_pictures(evaluation: Evaluation) -> Iterator[str]:
     """The best pictures of the first questions of each attribute, right and wrong."""
     for name, accuracy in evaluation.attributes.items():
         yield heading(ATTRIBUTES[name].title)
-        yield paragraph(
-            f"{len(accuracy.questions)} prompts about {num_subjects(accuracy.questions)} different things or pairs."
-        )
-        for question, samples in islice(zip(accuracy.questions, accuracy.samples, strict=True), SHOWN):
+        asked = accuracy.questions
+        yield paragraph(f"{len(asked)} prompts about {num_subjects(asked)} different things or pairs.")
+        for question, samples in islice(zip(asked, accuracy.samples, strict=True), SHOWN):
             best = samples.best_of[evaluation.settings.num_images]
             yield figure(best, question.prompt, question.is_right(best))
 
@@ -180,12 +177,10 @@ def caption_pictures(evaluation: Evaluation) -> Iterator[str]:
 
 
 def heading(text: str) -> str:
-    """A section's heading."""
     return f"<h2>{html.escape(text)}</h2>"
 
 
 def paragraph(text: str) -> str:
-    """A paragraph of plain text."""
     return f"<p>{html.escape(text)}</p>"
 
 

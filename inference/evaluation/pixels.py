@@ -14,10 +14,8 @@ from dalle_lean.images.ground import extent, ground_rgb, pixels, thing_mask
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black")
 SMALL, BIG = 0.45, 0.65
 """A thing is small below the first and big above the second share of its longer side in the picture's."""
-LEAST_SHARE = 0.005
-"""A colour with a smaller share of the pixels is an edge or a blur, not a thing."""
-BITS = 5
-"""Upper bits of each channel that index the table of colour names."""
+LEAST_SHARE = 0.005  # a colour with a smaller share of the pixels is an edge or a blur, not a thing
+BITS = 5  # upper bits of each channel that index the table of colour names
 
 
 def ground_colour(picture: Image.Image) -> str:

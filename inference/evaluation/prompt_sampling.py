@@ -11,20 +11,16 @@ from dalle_lean.progress import OnProgress, unwatched
 from inference.generator import Generator
 from inference.request import Picture, Settings
 
-MOST_SHOWN = 4
-"""The paper shows the best 4 of 128 pictures."""
+MOST_SHOWN = 4  # the paper shows the best 4 of 128 pictures
 
 
 @dataclass(frozen=True)
 class Samples:
     """The pictures kept of one prompt: all 128 of hundreds of prompts would take gigabytes."""
 
-    best_of: dict[int, Image.Image]
-    """n -> the highest ranked of the first n pictures."""
-    first: tuple[Image.Image, ...]
-    """The first few pictures, unranked."""
-    best: tuple[Image.Image, ...]
-    """Equally many, the highest ranked of all."""
+    best_of: dict[int, Image.Image]  # n -> the highest ranked of the first n pictures
+    first: tuple[Image.Image, ...]  # the first few pictures, unranked
+    best: tuple[Image.Image, ...]  # equally many, the highest ranked of all
 
     @classmethod
     def select(cls, ranked: Sequence[Picture], best_of: Sequence[int]) -> "Samples":

@@ -19,22 +19,18 @@ class Question:
     """A prompt, and what its picture must show."""
 
     prompt: str
-    things: tuple[str, ...]
-    """Names of the things in the picture."""
-    drawing: Path
-    """The real drawing of this prompt."""
+    things: tuple[str, ...]  # names of the things in the picture
+    drawing: Path  # the real drawing of this prompt
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttributeQuestion(Question):
     """A prompt about an attribute that can be judged by pixels only."""
 
-    attribute: str
-    """One of ATTRIBUTES."""
+    attribute: str  # one of ATTRIBUTES
     expected: str
 
     def is_right(self, picture: Image.Image) -> bool:
-        """Whether a picture shows what is expected."""
         return ATTRIBUTES[self.attribute].predict(picture, self.things) == self.expected
 
 
@@ -49,14 +45,9 @@ class Attribute:
     """A picture and the things in it -> its answer; None if it gives none."""
 
 
-def label_ground(line: Mapping[str, Any]) -> str | None:
-    """The ground of a thing that training never saw on it."""
-    return line["ground"] if line["held_out"] == "ground" else None
-
-
-def label_paint(line: Mapping[str, Any]) -> str | None:
-    """The colour of a thing that training never saw in it."""
-    return line["paint"] if line["held_out"] == "paint" else None
+def held_out(name: str) -> Callable[[Mapping[str, Any]], str | None]:
+    """Expects the ground or paint of a line's thing if training never saw the thing with it."""
+    return lambda line: line[name] if line["held_out"] == name else None
 
 
 def label_size(line: Mapping[str, Any]) -> str | None:
@@ -87,8 +78,8 @@ def thing_colours(things: Sequence[str]) -> list[str]:
 
 
 ATTRIBUTES = {
-    "ground": Attribute("colour of the ground", label_ground, lambda picture, _things: ground_colour(picture)),
-    "paint": Attribute("colour of the thing", label_paint, lambda picture, _things: thing_colour(picture)),
+    "ground": Attribute("colour of the ground", held_out("ground"), lambda picture, _things: ground_colour(picture)),
+    "paint": Attribute("colour of the thing", held_out("paint"), lambda picture, _things: thing_colour(picture)),
     "size": Attribute("size of the thing", label_size, lambda picture, _things: thing_size(picture)),
     "side": Attribute("sides of two things", label_side, predict_side),
 }

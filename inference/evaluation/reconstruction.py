@@ -12,10 +12,10 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from dalle_lean.images.codebook_usage import codebook_use
+from dalle_lean.images.files import to_uint8
 from dalle_lean.images.ground import ground_rgb, thing_mask
 from dalle_lean.images.ground import pixels as rgb_pixels
-from dalle_lean.images.vqgan import VQGAN
+from dalle_lean.images.vqgan import VQGAN, codebook_use
 
 BATCH = 16
 WINDOW = 11
@@ -27,14 +27,10 @@ LUMA = (0.299, 0.587, 0.114)
 class Reconstruction:
     """Quality of held-out pictures after encoding and decoding."""
 
-    psnr_db: float
-    """From the mean squared error over all pictures, pixels in 0..1."""
-    ssim: float
-    """Mean structural similarity of their lightness, -1..1 (Wang et al. 2004)."""
-    codes_used: float
-    """Share of the codebook that occurs, 0..1."""
-    perplexity: float
-    """Of the codes' frequencies: `CodebookUse.perplexity`."""
+    psnr_db: float  # from the mean squared error over all pictures, pixels in 0..1
+    ssim: float  # mean structural similarity of their lightness, -1..1 (Wang et al. 2004)
+    codes_used: float  # share of the codebook that occurs, 0..1
+    perplexity: float  # of the codes' frequencies: `CodebookUse.perplexity`
 
 
 @torch.inference_mode()
@@ -42,25 +38,22 @@ def reconstruct(
     vqgan: VQGAN, pixels: Tensor, on_batch: Callable[[int], None] = lambda done: None
 ) -> tuple[Reconstruction, Tensor, Tensor]:
     """uint8 [N, 3, S, S] -> (measures, codes [N, I], reconstructions uint8 [N, 3, S, S])."""
-    device = vqgan.quant_conv.weight.device
-    codes, made, squared, similar = [], [], 0.0, 0.0
-    for chunk in pixels.split(BATCH):
-        original = chunk.to(device).float() / 255
-        codes.append(vqgan.encode(original))
-        decoded = vqgan.decode(codes[-1]).clamp(0, 1)
+    made, squared, similar = [], 0.0, 0.0
+    codes = encode(vqgan, pixels, on_batch)
+    for chunk, chunk_codes in zip(pixels.split(BATCH), codes.split(BATCH), strict=True):
+        decoded = vqgan.decode(chunk_codes)
+        original = chunk.to(decoded.device).float() / 255
         squared += float((decoded - original).double().square().sum())
         similar += float(ssim(decoded, original).sum())
-        made.append((decoded * 255).round().byte().cpu())
-        on_batch(len(chunk))
-    all_codes = torch.cat(codes).cpu()
-    use = codebook_use(all_codes, vqgan.config.codebook_size)
+        made.append(to_uint8(decoded).cpu())
+    use = codebook_use(codes, vqgan.config.codebook_size)
     measured = Reconstruction(
         psnr_db=-10 * math.log10(max(squared / pixels.numel(), 1e-10)),
         ssim=similar / len(pixels),
         codes_used=use.share,
         perplexity=use.perplexity,
     )
-    return measured, all_codes, torch.cat(made)
+    return measured, codes, torch.cat(made)
 
 
 @torch.inference_mode()
@@ -77,14 +70,9 @@ def encode(vqgan: VQGAN, pixels: Tensor, on_batch: Callable[[int], None] = lambd
 def kept_on_other_ground(
     vqgan: VQGAN, pictures: Tensor, codes: Tensor, on_batch: Callable[[int], None] = lambda done: None
 ) -> float | None:
-    """Share of the codes of patches inside a thing that stay the same when the ground gets its complementary colour.
-
-    A model must learn the others for every ground. None if no patch is inside a thing.
-
-    Args:
-        pictures: uint8 [N, 3, S, S].
-        codes: their codes [N, I].
-    """
+    """Share of the codes [N, I] of pictures, uint8 [N, 3, S, S], that stay the same when the ground gets its
+    complementary colour, of the patches inside a thing; None if there are none. A model must learn the others for every
+    ground."""
     step = vqgan.config.downscale
     repainted, covered = pictures.clone(), torch.zeros(codes.shape, dtype=torch.bool)
     for row, picture in enumerate(pictures):
@@ -108,13 +96,8 @@ def ssim(first: Tensor, second: Tensor) -> Tensor:
     window = torch.outer(line, line)[None, None] / line.sum() ** 2
     luma = torch.tensor(LUMA, device=first.device)[None, :, None, None]
     x, y = ((picture.float() * luma).sum(dim=1, keepdim=True) for picture in (first, second))
-
-    def smooth(picture: Tensor) -> Tensor:
-        return F.conv2d(picture, window)
-
-    mean_x, mean_y = smooth(x), smooth(y)
-    variance_x, variance_y = smooth(x * x) - mean_x**2, smooth(y * y) - mean_y**2
-    covariance = smooth(x * y) - mean_x * mean_y
+    mean_x, mean_y, square_x, square_y, product = (F.conv2d(z, window) for z in (x, y, x * x, y * y, x * y))
+    variance_x, variance_y, covariance = square_x - mean_x**2, square_y - mean_y**2, product - mean_x * mean_y
     light = (2 * mean_x * mean_y + 0.01**2) / (mean_x**2 + mean_y**2 + 0.01**2)
     structure = (2 * covariance + 0.03**2) / (variance_x + variance_y + 0.03**2)
     return (light * structure).mean(dim=(1, 2, 3))

@@ -9,9 +9,9 @@ from typing import Any
 from dalle_lean.io.files import write_bytes, write_json
 from inference.evaluation.clip_metrics import Neighbour
 from inference.evaluation.distribution_metrics import Distances
+from inference.evaluation.evaluate import Evaluation
 from inference.evaluation.page import page
 from inference.evaluation.questions import ATTRIBUTES, num_subjects
-from inference.evaluation.results import Evaluation
 from inference.evaluation.stats import Proportion
 from inference.gallery import tile_sheet, write_png
 
@@ -44,10 +44,8 @@ def measures(evaluation: Evaluation) -> list[tuple[str, str]]:
         ("count model of training pictures, codes alone", f"{bits.counts:.3f}"),
         ("count model, a table for each place", f"{bits.counts_by_place:.3f}"),
     ]
-    if evaluation.kept_on_other_ground is not None:
-        found.append(
-            ("tokenizer, codes of things that stay on another ground", f"{evaluation.kept_on_other_ground:.0%}")
-        )
+    if (kept := evaluation.kept_on_other_ground) is not None:
+        found.append(("tokenizer, codes of things that stay on another ground", f"{kept:.0%}"))
     for name, accuracy in evaluation.attributes.items():
         found += [
             (f"{ATTRIBUTES[name].title}, best of {most}", str(accuracy.by_best_of[most])),
@@ -76,7 +74,6 @@ def measures(evaluation: Evaluation) -> list[tuple[str, str]]:
 
 
 def median_similarity(neighbours: Sequence[Neighbour]) -> float:
-    """Median cosine similarity, -1..1."""
     return median(neighbour.similarity for neighbour in neighbours)
 
 
@@ -91,7 +88,6 @@ def distance_rows(name: str, distances: Distances) -> list[tuple[str, str]]:
 
 
 def to_json(evaluation: Evaluation) -> dict[str, Any]:
-    """The content of report.json."""
     clip = evaluation.clip
     content = {
         "model_sha256": evaluation.model_sha256,
@@ -123,10 +119,7 @@ def to_json(evaluation: Evaluation) -> dict[str, Any]:
                 "on_drawings": clip.on_drawings,
             },
             "kernel_distance": clip.distances,
-            "nearest_training_picture": {
-                "drawn": clip.neighbours,
-                "held_out_drawings": clip.drawings_neighbours,
-            },
+            "nearest_training_picture": {"drawn": clip.neighbours, "held_out_drawings": clip.drawings_neighbours},
         },
         "frechet_inception_distance": evaluation.inception,
         "claims": evaluation.comparisons,

@@ -43,7 +43,6 @@ class Proportion:
         return f"{100 * self.value:.0f} % ({self.hits}/{self.trials}; {100 * low:.0f} to {100 * high:.0f})"
 
     def to_dict(self) -> dict[str, Any]:
-        """For report.json."""
         return {
             "share": self.value if self.trials else None,
             "hits": self.hits,
@@ -56,15 +55,11 @@ class Proportion:
 class Comparison:
     """The same prompts with and without something."""
 
-    text: str
-    """The claim that it helps."""
+    text: str  # the claim that it helps
     prompts: int
-    better: int
-    """Prompts that fare better with it."""
-    worse: int
-    """Prompts that fare better without it."""
-    p_value: float
-    """Two-sided: the probability of so large a difference if both were equally good."""
+    better: int  # prompts that fare better with it
+    worse: int  # prompts that fare better without it
+    p_value: float  # two-sided: the probability of so large a difference if both were equally good
 
     @property
     def verdict(self) -> str:
@@ -80,7 +75,6 @@ class Comparison:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """For report.json."""
         return {**asdict(self), "verdict": self.verdict}
 
 

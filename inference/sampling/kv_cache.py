@@ -25,18 +25,12 @@ MIN_ROWS = 2
 class LayerViews(NamedTuple):
     """The parts of the cache's buffers that a layer reads and writes for a code in one column."""
 
-    keys: Tensor
-    """[H * N * r, d, n]."""
-    values: Tensor
-    """[H * N * r, n, d]."""
-    column_cells: Tensor
-    """Cells of the column, to which its keys and values are written, [2, H, N, r, rows, d]."""
-    above: list[Tensor]
-    """For both branches, the channels that token shift takes from the code above, [R, D / 4]."""
-    left: list[Tensor]
-    """The same from the left neighbour."""
-    shifted: list[Tensor]
-    """For both branches, this code's channels for its neighbours, [R, D / 2]."""
+    keys: Tensor  # [H * N * r, d, n]
+    values: Tensor  # [H * N * r, n, d]
+    column_cells: Tensor  # cells of the column, to which its keys and values are written, [2, H, N, r, rows, d]
+    above: list[Tensor]  # for both branches, the channels that token shift takes from the code above, [R, D / 4]
+    left: list[Tensor]  # the same from the left neighbour
+    shifted: list[Tensor]  # for both branches, this code's channels for its neighbours, [R, D / 2]
 
 
 class KVCache:
@@ -186,7 +180,6 @@ class KVCache:
         )
 
     def _load(self, prompts: Prompts) -> None:
-        """Take over the codes given with the prompts."""
         side, num_codes = self.config.image_side, prompts.num_codes
         per_prompt = self.batch // prompts.count
         for index, code_kv in enumerate(prompts.code_kv):
@@ -205,11 +198,8 @@ class KVCache:
 
 @contextmanager
 def kv_cache(decoder: PackedDecoder, prompts: Prompts, batch: int) -> Iterator[KVCache]:
-    """A cache for `batch` pictures, an equal number for each prompt.
-
-    On CUDA it is the last batch's if that had the same size, so that its graphs need not be recorded again. It is freed
-    if drawing is cancelled or fails.
-    """
+    """A cache for `batch` pictures, an equal number for each prompt. On CUDA it is the last batch's if that had the
+    same size, so that its graphs need not be recorded again. It is freed if drawing is cancelled or fails."""
     cache, decoder.idle_cache = decoder.idle_cache, None
     if cache is not None and (cache.pictures, cache.prompts.count) == (batch, prompts.count):
         cache.restart(prompts)

@@ -22,10 +22,8 @@ class Window:
 
     columns: int
     rows: int
-    left: int
-    """Columns of cells to the left of the picture, always masked."""
-    span: int
-    """Columns of cells that a query reads, from `left` columns before its own; or all columns."""
+    left: int  # columns of cells to the left of the picture, always masked
+    span: int  # columns of cells that a query reads, from `left` columns before its own; or all columns
 
     def first(self, column: int) -> int:
         """The first column of cells that a query in this column reads."""
@@ -38,7 +36,6 @@ class Window:
 
 
 def window_of(config: DalleConfig, kind: str) -> Window:
-    """The window of a kind of attention."""
     side = config.image_side
     if kind == "row":
         return Window(columns=side, rows=1, left=0, span=side)

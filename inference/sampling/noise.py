@@ -18,8 +18,7 @@ ROUNDS = 10
 # Enough to hide the cost of launching an operation, few enough for a core's cache.
 COUNTERS_AT_ONCE = 2**15
 
-Words = tuple[Tensor, Tensor, Tensor, Tensor]
-"""int64 tensors with values in 0..2^32-1."""
+Words = tuple[Tensor, Tensor, Tensor, Tensor]  # int64 tensors with values in 0..2^32-1
 
 
 def philox_4x32(counter: Words, key: tuple[Tensor | int, Tensor | int]) -> Words:
@@ -44,12 +43,7 @@ class GumbelNoise:
     def __init__(
         self, seeds: Sequence[int], pictures: Sequence[int], codes: int, steps: int, device: torch.device | str = "cpu"
     ):
-        """
-        Args:
-            seeds, pictures: of each row, in 0..2^64-1.
-            codes: C.
-            steps: number of steps.
-        """
+        """Noise of `codes` C for each of `steps`; seeds and pictures of each row are in 0..2^64-1."""
         self.codes, self.steps = codes, steps
         self.seed, self.picture = words(seeds, device), words(pictures, device)
         self.at_once = max(1, COUNTERS_AT_ONCE // (len(seeds) * -(-codes // 4)))

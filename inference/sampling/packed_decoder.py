@@ -21,8 +21,7 @@ from dalle_lean.model.rope import rotary_angles
 from inference.sampling.kv_layout import biases_bytes, score_bias
 from inference.sampling.packed_linear import Precision, Projection, check_precision, compute_dtype, pack
 
-Norm = tuple[Tensor, Tensor, float]
-"""Weight and bias [D] of a LayerNorm, and its epsilon."""
+Norm = tuple[Tensor, Tensor, float]  # weight and bias [D] of a LayerNorm, and its epsilon
 
 
 class BranchWeights:
@@ -50,8 +49,7 @@ class LayerWeights:
     feed_forward: BranchWeights
     up: Projection
     down: Projection
-    ffn: FeedForward
-    """Used only for its activation."""
+    ffn: FeedForward  # used only for its activation
 
     def feed(self, x: Tensor) -> Tensor:
         """The feed-forward's inner module, [R, D] -> [R, D]."""
@@ -95,8 +93,7 @@ class PackedDecoder:
         self.score_biases = {kind: score_bias(self.config, kind, self.device, self.dtype) for kind in kinds}
         self.rotations = rotations(self.config, self.device)
         self.output = pack(code_output(model), precision)
-        self.idle_cache: Any = None
-        """On CUDA, the KVCache of the last batch with its recorded graphs."""
+        self.idle_cache: Any = None  # on CUDA, the KVCache of the last batch with its recorded graphs
 
     def embed(self, codes: Tensor, place: Tensor) -> Tensor:
         """Codes [R] at `place` [1] in the picture -> float32 [R, D]."""
@@ -126,7 +123,6 @@ def check_free_memory(config: DalleConfig, dtype: torch.dtype) -> None:
 
 
 def code_output(model: Dalle) -> torch.nn.Linear:
-    """The output layer's rows for image codes."""
     start = model.config.num_text_tokens
     weight = model.output.weight.detach()[start:]
     rows = torch.nn.Linear(weight.shape[1], weight.shape[0], device="meta")
@@ -145,9 +141,7 @@ def normalise(x: Tensor, norm: Norm) -> Tensor:
 
 def rotations(config: DalleConfig, device: torch.device) -> Tensor:
     """Factors of queries, keys and values at each place: complex [I, 3, d / 2], or [I, 3, 1] without rotary positions.
-
-    The queries' factor includes the scale of the scores.
-    """
+    The queries' factor includes the scale of the scores."""
     scale = torch.tensor([config.head_size**-0.5, 1, 1], device=device)[:, None]
     if not config.rotary:
         return scale.expand(config.image_len, 3, 1)

@@ -16,8 +16,7 @@ from dalle_lean.errors import UserError
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
 """Of weights and their inputs; int8 rounds the inputs too, with one scale for all rows of a product."""
 
-Projection = Callable[[Tensor], Tensor]
-"""[R, in] -> [R, out]."""
+Projection = Callable[[Tensor], Tensor]  # [R, in] -> [R, out]
 
 # Products of fewer rows use other kernels, which round differently; whole groups of rows all round alike.
 ROW_GROUP = 8
@@ -45,10 +44,8 @@ def compute_dtype(precision: Precision) -> torch.dtype:
 
 
 def pack(layer: nn.Module, precision: Precision) -> Projection:
-    """`layer` as a function [R, in] -> [R, out] in the precision's dtype.
-
-    On a CPU in fp32 and bf16, a row's result does not depend on the number of rows.
-    """
+    """`layer` as a function [R, in] -> [R, out] in the precision's dtype. On a CPU in fp32 and bf16, a row's result
+    does not depend on the number of rows."""
     dtype = compute_dtype(precision)
     if not isinstance(layer, nn.Linear):
         return _converted(layer, dtype)

@@ -20,20 +20,14 @@ from inference.sampling.packed_decoder import Norm, PackedDecoder, normalise
 class Prompts:
     """Keys and values of captions and given codes in every layer, and the logits of the next code."""
 
-    keys: list[Tensor]
-    """Of the captions, for each layer [H, N, P, d]; shared by all pictures of a prompt."""
-    values: list[Tensor]
-    """Of the captions, for each layer [H, N, P, d]."""
-    code_kv: list[Tensor]
-    """Keys and values of the given codes, for each layer [2, H, N, m, d]."""
+    keys: list[Tensor]  # of the captions, for each layer [H, N, P, d]; shared by all pictures of a prompt
+    values: list[Tensor]  # of the captions, for each layer [H, N, P, d]
+    code_kv: list[Tensor]  # keys and values of the given codes, for each layer [2, H, N, m, d]
     code_inputs: list[Tensor]
     """The given codes' channels for their neighbours, for each branch [N, m, D / 2]; empty without token shift."""
-    codes: Tensor
-    """The given codes [N, m]."""
-    logits: Tensor
-    """Of the next code, [N, C]."""
-    guided: bool
-    """The second half of the prompts are empty captions, for classifier-free guidance of the first half."""
+    codes: Tensor  # the given codes [N, m]
+    logits: Tensor  # of the next code, [N, C]
+    guided: bool  # the second half of the prompts are empty captions, for classifier-free guidance of the first half
 
     @property
     def count(self) -> int:
@@ -87,7 +81,7 @@ def _read(
     """The first four fields of Prompts and the logits."""
     config = decoder.config
     a, b = decoder.streams(decoder.model.embed(text_ids, codes).float())
-    context = decoder.model.context(a.shape[1], a.dtype, a.device)
+    layout = decoder.model.layout(a.shape[1], a.dtype, a.device)
     keys, values, code_kv = [], [], []
     code_inputs: list[Tensor] = []
     num_text = config.num_text_positions
@@ -102,11 +96,11 @@ def _read(
     for index, layer in enumerate(decoder.layers):
         qkv = layer.qkv(prepare(b, layer.attention.norm))
         qkv = qkv.view(len(a), -1, 3, config.num_heads, config.head_size).permute(2, 0, 3, 1, 4)
-        query, key, value = (qkv if context.table is None else rotate(qkv, context.table)).unbind(0)  # [N, H, S, d]
+        query, key, value = (qkv if layout.table is None else rotate(qkv, layout.table)).unbind(0)  # [N, H, S, d]
         keys.append(key[:, :, :num_text].transpose(0, 1).contiguous())
         values.append(value[:, :, :num_text].transpose(0, 1).contiguous())
         code_kv.append(torch.stack([key, value])[:, :, :, num_text:].transpose(1, 2).contiguous())
-        seen = attend(query, key, value, config.layer_kinds[index], context.layout)
+        seen = attend(query, key, value, config.layer_kinds[index], layout)
         layer.attention.add(a, layer.out(seen.transpose(1, 2).flatten(0, 1).flatten(1)).view(a.shape))
         layer.feed_forward.add(b, layer.feed(prepare(a, layer.feed_forward.norm)).view(b.shape))
     return keys, values, code_kv, code_inputs, decoder.logits(a[:, -1], b[:, -1])

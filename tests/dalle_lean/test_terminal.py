@@ -31,9 +31,8 @@ def script(steps=20, interval_s=10.0, fails=False):
 
 def in_a_file(*arguments, **options):
     environment = os.environ | {"COLUMNS": "40", "FORCE_COLOR": "1"}
-    result = subprocess.run(
-        script(*arguments, **options), capture_output=True, env=environment, timeout=60, check=False
-    )
+    command = script(*arguments, **options)
+    result = subprocess.run(command, capture_output=True, env=environment, timeout=60, check=False)
     return result.stderr.decode()
 
 
@@ -57,9 +56,8 @@ def in_a_terminal(columns, **options):
 
 def test_short_work_is_one_whole_line_in_a_file():
     written = in_a_file()
-    assert re.fullmatch(
-        r"drawing '\[/b\] a red \[heart\] on a blue ground' 20/20 \d+\.\d codes/s \S+ loss 2.345\n", written
-    )
+    line = r"drawing '\[/b\] a red \[heart\] on a blue ground' 20/20 \d+\.\d codes/s \S+ loss 2.345\n"
+    assert re.fullmatch(line, written)
 
 
 def test_long_work_adds_a_line_at_each_interval():

@@ -7,7 +7,6 @@ import sys
 import pytest
 import tokenizers
 import torch
-from huggingface_hub import constants
 
 from dalle_lean.errors import UserError
 from dalle_lean.tokenizer import SMALLEST_VOCABULARY, Tokenizer, find_tokenizer
@@ -127,10 +126,7 @@ DAMAGED_TRIE = base64.b64encode(b"\4\0\0\0" + bytes(4) + b"x").decode()
         ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, REPLACE]}}, "which is not supported"),
         ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 9}}, "9 in a sequence; at most 8"),
         ({"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": " "}}, "it replaces"),
-        (
-            {"normalizer": {"type": "Prepend", "prepend": "x" * 10**6}},
-            r"it prepends 'x{79}\.\.\., which is not supported",
-        ),
+        ({"normalizer": {"type": "Prepend", "prepend": "x" * 10**6}}, r"it prepends 'x{79}\.\.\., which is not"),
         ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": LONG_FORMS}}, "forms of more than 64 bytes"),
         ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}}, "precompiled_charsmap is damaged"),
         ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "?"}}, "precompiled_charsmap is not base64"),
@@ -214,25 +210,10 @@ def test_wrong_arguments_are_refused(trained):
         Tokenizer.train(CAPTIONS, vocab_size=100)
 
 
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    """The hub's cache on this machine and no network: a function that puts a tokenizer there."""
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-
-    def put(address):
-        folder, commit = tmp_path / "hub" / f"models--{address.replace('/', '--')}", "0" * 40
-        (folder / "refs").mkdir(parents=True)
-        (folder / "refs" / "main").write_text(commit)
-        (folder / "snapshots" / commit).mkdir(parents=True)
-        Tokenizer.train(["a red heart"], 300).save(folder / "snapshots" / commit / "tokenizer.json")
-
-    return put
-
-
 @pytest.mark.parametrize("address", ["google-t5/t5-small", "t5-small"])
-def test_a_tokenizer_is_a_file_or_that_of_a_hub_id(hub, tmp_path, address):
-    hub(address)
+def test_a_tokenizer_is_a_file_or_that_of_a_hub_id(hub_cache, tmp_path, address):
+    Tokenizer.train(["a red heart"], 300).save(tmp_path / "tokenizer.json")
+    hub_cache(address, "tokenizer.json", tmp_path / "tokenizer.json")
     found = find_tokenizer(address)
     assert Tokenizer.from_file(found).count("a red heart") > 0
     assert find_tokenizer(str(found)) == found
@@ -247,6 +228,6 @@ def test_a_tokenizer_is_a_file_or_that_of_a_hub_id(hub, tmp_path, address):
         ("owner/absent", "there is no file owner/absent, and no tokenizer of that name came from the hub: "),
     ],
 )
-def test_a_tokenizer_that_is_nowhere_is_named(hub, name, complaint):
+def test_a_tokenizer_that_is_nowhere_is_named(hub_cache, name, complaint):
     with pytest.raises(UserError, match=complaint):
         find_tokenizer(name)

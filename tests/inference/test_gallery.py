@@ -162,7 +162,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, capsys, arguments, mess
         (("--device", "tpu"), "device='tpu'"),
     ],
 )
-def test_a_mistake_in_an_option_is_noticed_before_the_model_is_looked_for(
+def test_a_mistake_in_an_option_is_noticed_before_the_model_is_sought(
     tmp_path, capsys, monkeypatch, arguments, message
 ):
     monkeypatch.setattr("inference.generator.find_model", lambda _: pytest.fail("looked for the model"))
@@ -194,9 +194,7 @@ def test_a_long_prompt_is_shortened_wherever_it_is_shown(model_folder, tmp_path,
         assert sheet.height < 400
 
 
-def test_what_the_model_has_not_learnt_is_said_in_a_line_for_each_prompt_and_drawn(
-    model_folder_with_vocabulary, tmp_path, capsys
-):
+def test_unknown_words_are_named_in_a_line_for_each_prompt(model_folder_with_vocabulary, tmp_path, capsys):
     prompts = ("a zeppelin", "two red hearts", "ein rotes Herz", "❤️")
     assert run(*prompts, "--out", tmp_path, "--model", model_folder_with_vocabulary, *FEW) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "learnt" in line]
@@ -210,9 +208,7 @@ def test_what_the_model_has_not_learnt_is_said_in_a_line_for_each_prompt_and_dra
     assert len(list(tmp_path.glob("*/00.png"))) == 4
 
 
-def test_of_a_long_prompt_the_line_names_a_few_words_and_the_results_all(
-    model_folder_with_vocabulary, tmp_path, capsys
-):
+def test_of_a_long_prompt_the_line_names_a_few_words(model_folder_with_vocabulary, tmp_path, capsys):
     prompt = " ".join(f"word{number}" for number in range(260))[:2000]
     assert run(prompt, "--out", tmp_path, "--model", model_folder_with_vocabulary, *FEW) == 0
     (said,) = [line for line in capsys.readouterr().err.splitlines() if "learnt" in line]

@@ -1,6 +1,7 @@
 """From a prompt to the best few pictures, with a whole tiny model."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -31,6 +32,10 @@ def pixels(pictures):
     return [picture.image.tobytes() for picture in pictures]
 
 
+def named(pictures):
+    return [(picture.index, picture.score) for picture in pictures]
+
+
 def test_the_best_come_first_and_are_the_best_of_all(generator):
     every = generator("a red heart", **SETTINGS | {"best": 11})
     scores = [picture.score for picture in every]
@@ -54,9 +59,7 @@ def test_a_picture_is_its_codes_decoded_and_its_score_is_clips(generator, model_
 def test_the_seed_fixes_picture_i_whatever_the_batch_size(generator, batch_size):
     expected = generator("two black cats", **SETTINGS)
     pictures = generator("two black cats", **SETTINGS, batch_size=batch_size)
-    assert [(picture.index, picture.score) for picture in pictures] == [
-        (picture.index, picture.score) for picture in expected
-    ]
+    assert named(pictures) == named(expected)
     assert pixels(pictures) == pixels(expected)
 
 
@@ -68,7 +71,7 @@ def test_picture_i_does_not_depend_on_how_many_are_drawn(generator):
 
 def test_without_clip_the_first_pictures_come_by_index_without_scores(generator_without_clip, generator):
     pictures = generator_without_clip("a house", **SETTINGS)
-    assert [(picture.index, picture.score) for picture in pictures] == [(0, None), (1, None), (2, None)]
+    assert named(pictures) == [(0, None), (1, None), (2, None)]
     ranked = {picture.index: picture for picture in generator("a house", **SETTINGS | {"best": 11})}
     assert pixels(pictures) == pixels([ranked[index] for index in range(3)])
 
@@ -100,12 +103,13 @@ def test_an_empty_prompt_is_refused(generator, prompt):
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"num_images": 0}, {"best": 0}, {"top_k": -1}, {"top_p": 2.0}, {"temperature": -1.0}, {"seed": -1}),
-        *({"num_images": 2.5}, {"seed": None}, {"temperature": None}),
+        *({"num_images": 0}, {"best": 0}, {"num_images": 2.5}, {"top_k": -1}, {"top_k": 2**64}, {"seed": None}),
+        *({"top_p": 1.1}, {"top_p": -0.1}, {"top_p": math.nan}, {"seed": -1}, {"seed": 2**64}, {"guidance": -0.5}),
+        *({"temperature": value} for value in (None, -1.0, math.nan, 1e300)),
     ],
 )
 def test_settings_out_of_range_are_named(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
         Settings(**wrong)
 
 
@@ -130,13 +134,16 @@ def test_an_unusable_device_is_refused(model_folder):
         Generator.from_folder(model_folder, device="toaster")
 
 
+def hash_again(folder, *names):
+    content = json.loads((folder / "config.json").read_text())
+    content["parts"] |= {name: sha256_file(folder / name) for name in names}
+    (folder / "config.json").write_text(json.dumps(content))
+
+
 def test_another_vqgan_than_the_trained_one_is_refused(model_folder, tmp_path):
     folder = shutil.copytree(model_folder, tmp_path / "model")
     tiny_vqgan(seed=1, codebook_size=CODEBOOK_SIZE).save(folder / "vqgan")
-    content = json.loads((folder / "config.json").read_text())
-    for name in ("vqgan/config.json", "vqgan/model.safetensors"):
-        content["parts"][name] = sha256_file(folder / name)
-    (folder / "config.json").write_text(json.dumps(content))
+    hash_again(folder, "vqgan/config.json", "vqgan/model.safetensors")
     with pytest.raises(ValueError, match="not the VQGAN on whose codes"):
         Generator.from_folder(folder)
 
@@ -175,9 +182,7 @@ def test_a_folder_without_vqgan_is_refused(model_folder, tmp_path):
     with pytest.raises(ValueError, match=r"tokenizer\.json is missing"):
         Generator.from_folder(tmp_path / "bare")
     save_model(load_model(model_folder), tmp_path / "bare", tokenizer=tokenizer)
-    with pytest.raises(
-        ValueError, match=r"vqgan/config\.json is missing; .* dalle-lean pack .*/bare OUT --vqgan FOLDER"
-    ):
+    with pytest.raises(ValueError, match=r"vqgan/config\.json is missing; .* dalle-lean pack .* OUT --vqgan FOLDER"):
         Generator.from_folder(tmp_path / "bare")
 
 
@@ -185,18 +190,14 @@ def test_a_generator_tells_which_words_its_model_has_not_learnt(model_folder_wit
     generator = Generator.from_folder(model_folder_with_vocabulary, device="cpu", scorer="none")
     assert generator.unknown_words("a zeppelin beside two red hearts") == ["zeppelin", "beside"]
     assert generator.unknown_words("please draw two black cats") == []
-
-
-def test_a_model_folder_without_a_vocabulary_does_not_tell(generator):
+    generator.vocabulary = None  # as without a vocabulary.json
     assert generator.unknown_words("a zeppelin") is None
 
 
 def test_a_vocabulary_that_is_none_is_refused_by_name(model_folder_with_vocabulary, tmp_path):
     folder = shutil.copytree(model_folder_with_vocabulary, tmp_path / "model")
     (folder / "vocabulary.json").write_text("{}")
-    content = json.loads((folder / "config.json").read_text())
-    content["parts"]["vocabulary.json"] = sha256_file(folder / "vocabulary.json")
-    (folder / "config.json").write_text(json.dumps(content))
+    hash_again(folder, "vocabulary.json")
     with pytest.raises(ValueError, match=r"vocabulary\.json is not of the format"):
         Generator.from_folder(folder, device="cpu")
 
@@ -243,8 +244,7 @@ def test_prompts_drawn_together_give_what_each_gives_alone(generator, batch_size
     for index, (prompt, setting) in enumerate(zip(PROMPTS, settings, strict=True)):
         alone = generator.run(prompt, setting)
         assert pixels(together[index]) == pixels(alone)
-        named = [[(picture.index, picture.score) for picture in pictures] for pictures in (together[index], alone)]
-        assert named[0] == named[1]
+        assert named(together[index]) == named(alone)
 
 
 def test_some_pictures_of_a_prompt_are_those_that_are_drawn_with_all_others(generator):
@@ -256,9 +256,7 @@ def test_some_pictures_of_a_prompt_are_those_that_are_drawn_with_all_others(gene
     for number, first in ((0, 16), (2, 8)):
         assert sorted(picture.index for picture in drawn[number]) == list(range(first, first + 8))
         assert pixels(drawn[number]) == pixels([by_index[picture.index] for picture in drawn[number]])
-        assert [picture.score for picture in drawn[number]] == [
-            by_index[picture.index].score for picture in drawn[number]
-        ]
+        assert all(picture.score == by_index[picture.index].score for picture in drawn[number])
 
 
 def test_each_prompt_of_a_batch_shows_its_own_codes(generator):
@@ -332,19 +330,17 @@ def test_where_memory_runs_out_half_as_many_are_drawn_at_once(generator, monkeyp
     assert pixels(pictures) == pixels(expected)
 
 
-def test_where_one_picture_is_too_much_a_sentence_says_so(generator, monkeypatch):
-    def full(*_):
-        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+@pytest.mark.parametrize(
+    ("failure", "kind", "message"),
+    [
+        ("DefaultCPUAllocator: can't allocate memory", MemoryError, "not enough memory to draw even one picture"),
+        ("something else", RuntimeError, "something else"),
+    ],
+)
+def test_only_a_lack_of_memory_for_one_picture_is_called_that(generator, monkeypatch, failure, kind, message):
+    def fail(*_):
+        raise RuntimeError(failure)
 
-    monkeypatch.setattr("inference.generator.sample_codes", full)
-    with pytest.raises(MemoryError, match="not enough memory to draw even one picture"):
-        generator("a car", num_images=3)
-
-
-def test_another_failure_is_not_taken_for_a_lack_of_memory(generator, monkeypatch):
-    def broken(*_):
-        raise RuntimeError("something else")
-
-    monkeypatch.setattr("inference.generator.sample_codes", broken)
-    with pytest.raises(RuntimeError, match="something else"):
+    monkeypatch.setattr("inference.generator.sample_codes", fail)
+    with pytest.raises(kind, match=message):
         generator("a car", num_images=3)

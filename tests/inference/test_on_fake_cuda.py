@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from dalle_lean.tokenizer import Tokenizer
+from inference.request import Settings
 from inference.sampling import kv_cache
 from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.prefill import read_prompts
-from inference.sampling.sampler import Row, Sampling, sample_codes
+from inference.sampling.sampler import Row, sample_codes
 from tests.fake_cuda import fake_cuda, moved
 from tests.inference.tiny_model import CAPTIONS, tiny_clip, tiny_dalle
 
@@ -33,7 +34,7 @@ def test_drawing_a_batch(monkeypatch, precision, guidance, given):
         text_ids = torch.zeros(2, model.config.text_len, dtype=torch.long)  # as the tokenizer gives them
         codes = torch.zeros(2, given, dtype=torch.long, device="cuda")
         prompts = read_prompts(decoder, text_ids, codes, guided=guidance != 1)
-        rows = [Row(picture, Sampling(guidance=guidance)) for picture in range(6)]
+        rows = [Row(picture, Settings(guidance=guidance)) for picture in range(6)]
         *_, drawn = sample_codes(decoder, prompts, rows)
         assert (drawn.device.type, drawn.shape) == ("cuda", (6, model.config.image_len))
 

@@ -186,8 +186,7 @@ def test_wrong_codes_and_batches_are_refused_before_anything_is_decoded(cramped)
 
 
 @pytest.mark.parametrize(
-    ("scores", "best"),
-    [([0.3, 0.9, 0.9, 0.5, 0.9, 0.1], [1, 3, 0, 5, 2, 4]), (None, [0, 1, 2, 3, 4, 5])],
+    ("scores", "best"), [([0.3, 0.9, 0.9, 0.5, 0.9, 0.1], [1, 3, 0, 5, 2, 4]), (None, [0, 1, 2, 3, 4, 5])]
 )
 def test_equal_pictures_come_after_all_that_differ_where_pictures_are_ranked(scores, best):
     codes = torch.tensor([[0], [7], [7], [3], [7], [5]])

@@ -9,7 +9,7 @@ from dalle_lean import Dalle, DalleConfig, save_model
 from dalle_lean.clip.architecture import build_clip, model_config
 from dalle_lean.clip.scorer import ClipScorer
 from dalle_lean.tokenizer import Tokenizer
-from tests.tiny import tiny_vqgan
+from tests.tiny import DALLE_FIELDS, tiny_vqgan
 
 CAPTIONS = ["a red heart", "a green book", "a blue circle on a white ground", "two black cats", "a house", "a red car"]
 TEXT_LEN = 16
@@ -27,17 +27,8 @@ def lively(module: nn.Module, seed: int = 0) -> nn.Module:
 
 def tiny_dalle(text_vocab_size: int = 300) -> Dalle:
     torch.manual_seed(0)
-    config = DalleConfig(
-        text_vocab_size=text_vocab_size,
-        text_len=TEXT_LEN,
-        image_vocab_size=CODEBOOK_SIZE,
-        image_side=4,
-        hidden_size=32,
-        num_layers=5,
-        num_heads=2,
-        head_size=12,
-    )
-    return lively(Dalle(config))
+    vocabularies = {"text_vocab_size": text_vocab_size, "text_len": TEXT_LEN, "image_vocab_size": CODEBOOK_SIZE}
+    return lively(Dalle(DalleConfig(**DALLE_FIELDS | vocabularies | {"num_heads": 2, "head_size": 12})))
 
 
 def tiny_clip(tokenizer: Tokenizer) -> ClipScorer:

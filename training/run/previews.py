@@ -8,10 +8,12 @@ from PIL import Image
 from torch import Tensor
 
 from dalle_lean import Dalle
+from dalle_lean.images.files import to_uint8
 from dalle_lean.io.files import atomic_write
+from inference.request import Settings
 from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.prefill import read_prompts
-from inference.sampling.sampler import Row, Sampling, sample_codes
+from inference.sampling.sampler import Row, sample_codes
 
 TOP_K = 64
 
@@ -19,8 +21,8 @@ TOP_K = 64
 def draw_codes(model: Dalle, text_ids: Tensor, *, seed: int, top_k: int = TOP_K) -> Tensor:
     """Sample a picture for each caption [B, T] at temperature 1 from the `top_k` likeliest codes -> codes [B, I]."""
     decoder = PackedDecoder(model)
-    sampling = Sampling(top_k=top_k, top_p=1, seed=seed)
-    rows = [Row(picture, sampling) for picture in range(len(text_ids))]
+    settings = Settings(top_k=top_k, top_p=1, seed=seed)
+    rows = [Row(picture, settings) for picture in range(len(text_ids))]
     *_, codes = sample_codes(decoder, read_prompts(decoder, text_ids), rows)
     return codes
 
@@ -28,6 +30,6 @@ def draw_codes(model: Dalle, text_ids: Tensor, *, seed: int, top_k: int = TOP_K)
 def save_sheet(path: Path, rows: Sequence[Tensor]) -> None:
     """Write rows of pictures [N, 3, H, W] in 0..1 as one PNG, first row on top."""
     sheet = torch.cat([torch.cat(list(row), dim=2) for row in rows], dim=1)
-    pixels = (sheet.float().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
+    pixels = to_uint8(sheet.float().clamp(0, 1)).permute(1, 2, 0).cpu().numpy()
     with atomic_write(path) as temporary:
         Image.fromarray(pixels).save(temporary, format="PNG")

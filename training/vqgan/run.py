@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from dalle_lean.errors import UserError
-from dalle_lean.images.codebook_usage import codebook_use
-from dalle_lean.images.vqgan import VQGAN
+from dalle_lean.images.vqgan import VQGAN, codebook_use
 from dalle_lean.progress import OnProgress
 from training.data.image_text import ImageTextPairs, read_pictures
 from training.data.picture_batches import shuffled_batches
@@ -177,11 +176,7 @@ def side_by_side(originals: Tensor, reconstructions: Tensor, width: int = 16) ->
 
 
 def read_sets(
-    data: Path,
-    heldout: Path | None,
-    recipe: VQGANRecipe,
-    out: Path,
-    on_progress: OnProgress | None,
+    data: Path, heldout: Path | None, recipe: VQGANRecipe, out: Path, on_progress: OnProgress | None
 ) -> tuple[ImageTextPairs, ImageTextPairs]:
     """The pictures to train on and those to measure on, stored in `out`."""
     side = recipe.crop_from or recipe.config.picture_side

@@ -157,9 +157,8 @@ def test_a_saved_folder_scores_the_same(scorer, tmp_path, dtype, tolerance):
     again = ClipScorer.load(tmp_path / "clip")
     assert {parameter.dtype for parameter in again.model.parameters()} == {torch.float32}
     images = pictures(3, 40, 40)
-    torch.testing.assert_close(
-        again.score(images, "a red heart"), scorer.score(images, "a red heart"), atol=tolerance, rtol=0
-    )
+    scores, expected = (clip.score(images, "a red heart") for clip in (again, scorer))
+    torch.testing.assert_close(scores, expected, atol=tolerance, rtol=0)
 
 
 def test_a_folder_of_a_named_architecture_needs_no_tokenizer_file(published, tmp_path):
@@ -224,9 +223,8 @@ def test_files_of_weights_that_are_none_are_refused_by_name(scorer, tokenizer, t
     (tmp_path / "noise.pt").write_bytes(b"noise" * 99)
     (tmp_path / "noise.safetensors").write_bytes(b"noise" * 99)
     torch.save({"a pickled": slice(1)}, tmp_path / "pickle.pt")
-    save_file(
-        {name: part * torch.nan for name, part in scorer.model.state_dict().items()}, tmp_path / "nan.safetensors"
-    )
+    spoilt = {name: part * torch.nan for name, part in scorer.model.state_dict().items()}
+    save_file(spoilt, tmp_path / "nan.safetensors")
     for name in ("noise.pt", "noise.safetensors", "pickle.pt", "nan.safetensors", "laion2b_s34b_b79k"):
         with pytest.raises(ValueError, match=name):
             ClipScorer(architecture(), tmp_path / name, tokenizer=tokenizer)

@@ -6,18 +6,9 @@ import torch
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.convert import from_dalle_pytorch, to_dalle_pytorch
 from tests import golden_data as golden
+from tests.tiny import DALLE_FIELDS
 
 NAME = "dalle_tiny_shift_conv14"
-SMALL = {
-    "text_vocab_size": 30,
-    "text_len": 4,
-    "image_vocab_size": 20,
-    "image_side": 3,
-    "hidden_size": 16,
-    "num_layers": 6,
-    "num_heads": 2,
-    "head_size": 12,
-}
 
 
 @pytest.mark.parametrize("name", golden.DALLE_FIXTURES)
@@ -35,7 +26,7 @@ def test_the_round_trip_keeps_every_published_key_and_value(name):
     "fields", [{"token_shift": True}, {"token_shift": False}, {"reversible": False}, {"tie_embeddings": False}]
 )
 def test_every_generation_of_names_loads(generation, prefix, fields):
-    model = Dalle(DalleConfig(**SMALL, **fields))
+    model = Dalle(DalleConfig(**DALLE_FIELDS, **fields))
     loaded = from_dalle_pytorch(to_dalle_pytorch(model, generation, prefix), model.config)
     for key, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[key], value), key

@@ -46,14 +46,7 @@ def small(target: str = "taming.models.vqgan.GumbelVQ", **ddconfig) -> dict:
         "num_res_blocks": 1,
         "attn_resolutions": [],
     }
-    return {
-        "target": target,
-        "params": {
-            "embed_dim": 32,
-            "n_embed": 16,
-            "ddconfig": {**DDCONFIG, **shape, **ddconfig},
-        },
-    }
+    return {"target": target, "params": {"embed_dim": 32, "n_embed": 16, "ddconfig": {**DDCONFIG, **shape, **ddconfig}}}
 
 
 def count(module: torch.nn.Module) -> int:

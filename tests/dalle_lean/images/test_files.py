@@ -190,9 +190,7 @@ def test_the_pixel_limit_is_inclusive():
         open_picture(picture, max_pixels=99)
 
 
-@pytest.mark.parametrize(
-    "garbage", [b"", b"no picture", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", b"<svg/>"]
-)
+@pytest.mark.parametrize("garbage", [b"", b"no picture", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9", b"<svg/>"])
 def test_what_is_no_picture_is_broken(garbage):
     with pytest.raises(UnusablePicture) as refusal:
         open_picture(garbage)

@@ -18,10 +18,10 @@ from inference.evaluation.classification import (
     ranks_first,
     single_thing_samples,
 )
+from inference.evaluation.eval_data import EvalConfig
 from inference.evaluation.evaluate import evaluate
 from inference.evaluation.prompt_sampling import Samples
 from inference.evaluation.questions import AttributeQuestion
-from inference.evaluation.results import EvalConfig
 from inference.evaluation.stats import Proportion
 from inference.generator import Generator
 from tests.inference.evaluation.drawings import discs, write_data
@@ -65,9 +65,8 @@ def question(thing, folder, *others):
     colour = COLOURS.get(thing, "yellow")
     drawing = folder / f"{thing}.png"
     discs("white", (colour, 0.5, 0.5)).save(drawing)
-    return AttributeQuestion(
-        attribute="ground", prompt=f"a {thing}", expected="white", things=(thing, *others), drawing=drawing
-    )
+    facts = {"attribute": "ground", "expected": "white", "drawing": drawing}
+    return AttributeQuestion(prompt=f"a {thing}", things=(thing, *others), **facts)
 
 
 def judged(attributes):
@@ -99,10 +98,9 @@ def test_a_prompt_counts_once_and_pairs_and_unknown_things_do_not(tmp_path):
 
 def test_a_classifier_of_none_of_the_things_is_refused_before_anything_is_drawn(generator_that_must_not_draw, tmp_path):
     data = write_data(tmp_path / "emoji")
+    few = EvalConfig(captions=4, pictures=8)
     with pytest.raises(ValueError, match="no prompt is about one thing that the classifier colours knows"):
-        evaluate(
-            generator_that_must_not_draw, data, EvalConfig(captions=4, pictures=8), classifiers={"colours": ByColour()}
-        )
+        evaluate(generator_that_must_not_draw, data, few, classifiers={"colours": ByColour()})
 
 
 def test_the_thing_competes_with_200_and_with_all_it_knows(tmp_path):

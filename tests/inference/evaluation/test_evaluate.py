@@ -10,11 +10,11 @@ from PIL import Image, ImageOps
 
 from dalle_lean.cli import main
 from inference.evaluation.clip_metrics import make_judge, same_clip
+from inference.evaluation.eval_data import EvalConfig
 from inference.evaluation.evaluate import evaluate
 from inference.evaluation.prompt_sampling import PromptSampler, Samples, prompt_seed
 from inference.evaluation.questions import ATTRIBUTES
 from inference.evaluation.report import SHEET_CAPTION_LINES, SHEET_TILE_SIDE, write_report
-from inference.evaluation.results import EvalConfig
 from inference.gallery import LINE_HEIGHT, MARGIN, tile_sheet
 from inference.request import Picture, Settings
 from tests.inference.evaluation.drawings import HELDOUT, line, write_data

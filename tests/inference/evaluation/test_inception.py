@@ -5,8 +5,7 @@ import pytest
 import torch
 import torchvision
 
-from inference.evaluation.distribution_metrics import frechet_distance
-from inference.evaluation.inception import Inception
+from inference.evaluation.distribution_metrics import Inception, frechet_distance
 
 
 def features(count, width=6, seed=0):

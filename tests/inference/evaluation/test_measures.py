@@ -99,9 +99,8 @@ def test_whose_caption_is_a_strangers_is_chosen_by_the_seed():
 
 def test_bits_under_a_strangers_caption_are_all_under_another_caption(generator):
     config = generator.model.config
-    first, second = torch.randint(
-        config.image_vocab_size, (2, 1, config.image_len), generator=torch.Generator().manual_seed(0)
-    )
+    noise = torch.Generator().manual_seed(0)
+    first, second = torch.randint(config.image_vocab_size, (2, 1, config.image_len), generator=noise)
     captions = ["a red circle"] * 3 + ["a blue square"] * 3
     codes = torch.cat([first] * 3 + [second] * 3)
     crossed = measure_bits(generator, captions[::-1], codes, codes).model
@@ -114,9 +113,8 @@ def test_count_models_know_how_often_codes_come():
     probabilities = smoothed(np.array([[3, 1, 0, 0]]), np.full(4, 1 / 4))
     assert probabilities == pytest.approx(np.array([[4, 2, 1, 1]]) / 8)
     codes = np.array([[0, 1], [0, 2]])
-    assert count_bits(np.tile(probabilities, (2, 1)), codes) == pytest.approx(
-        -np.log2([1 / 2, 1 / 4, 1 / 2, 1 / 8]).mean()
-    )
+    expected = -np.log2([1 / 2, 1 / 4, 1 / 2, 1 / 8]).mean()
+    assert count_bits(np.tile(probabilities, (2, 1)), codes) == pytest.approx(expected)
 
 
 def test_a_place_where_little_was_seen_has_the_counts_of_all_places():

@@ -34,12 +34,7 @@ def test_the_commonest_answer_and_the_different_subjects_are_counted(asked):
     assert {
         name: (AttributeAccuracy(questions, []).commonest_answer.hits, num_subjects(questions))
         for name, questions in asked.items()
-    } == {
-        "ground": (2, 1),
-        "paint": (1, 1),
-        "size": (1, 1),
-        "side": (1, 2),
-    }
+    } == {"ground": (2, 1), "paint": (1, 1), "size": (1, 1), "side": (1, 2)}
 
 
 def test_the_real_drawings_are_right(asked):

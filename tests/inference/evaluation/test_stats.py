@@ -2,7 +2,7 @@
 
 import pytest
 
-from inference.evaluation.sampling_grid import FREE, PAPER, SamplingSetting, compare_settings, settings_to_try
+from inference.evaluation.attribute_accuracy import FREE, PAPER, SamplingSetting, compare_settings, settings_to_try
 from inference.evaluation.stats import Proportion, compare, holm, sign_test
 
 

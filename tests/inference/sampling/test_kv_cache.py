@@ -10,17 +10,10 @@ from inference.sampling.kv_cache import KVCache
 from inference.sampling.kv_layout import biases_bytes, score_bias
 from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.prefill import read_prompts
+from tests.inference.tiny_model import lively
+from tests.tiny import DALLE_FIELDS
 
-TINY = {
-    "text_vocab_size": 50,
-    "text_len": 6,
-    "image_vocab_size": 32,
-    "image_side": 5,
-    "hidden_size": 32,
-    "num_layers": 5,
-    "num_heads": 2,
-    "head_size": 12,
-}
+TINY = DALLE_FIELDS | {"image_side": 5, "num_heads": 2, "head_size": 12}
 KINDS = {
     "row": {"attention_pattern": ("row",), "last_attention": None},
     "column": {"attention_pattern": ("column",), "last_attention": None},
@@ -44,14 +37,9 @@ VARIANTS = {
 }
 
 
-def lively(config: DalleConfig) -> Dalle:
-    """A model in which every weight matters: nothing stands at its small initial value."""
+def lively_dalle(**fields) -> Dalle:
     torch.manual_seed(0)
-    model = Dalle(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
+    return lively(Dalle(DalleConfig(**TINY | fields)))
 
 
 def uncached(model, text, codes):
@@ -67,9 +55,8 @@ def cached(decoder, text, codes, given=0, guided=False):
     codes = codes.repeat(2 if guided else 1, 1)
     cache = KVCache(decoder, prompts, len(codes))
     first = prompts.logits.repeat_interleave(len(codes) // prompts.count, dim=0)
-    return torch.stack(
-        [first, *(cache.decode_step(codes[:, place]) for place in range(given, codes.shape[1] - 1))], dim=1
-    )
+    steps = (cache.decode_step(codes[:, place]) for place in range(given, codes.shape[1] - 1))
+    return torch.stack([first, *steps], dim=1)
 
 
 def inputs(config, batch, captions=1):
@@ -80,7 +67,7 @@ def inputs(config, batch, captions=1):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_step_agrees_with_the_uncached_model(kind, variant):
-    model = lively(DalleConfig(**TINY | KINDS[kind] | VARIANTS[variant]))
+    model = lively_dalle(**KINDS[kind] | VARIANTS[variant])
     text, codes = inputs(model.config, batch=3)
     expected = uncached(model, text.expand(3, -1), codes)
     torch.testing.assert_close(cached(PackedDecoder(model), text, codes), expected, atol=1e-4, rtol=0)
@@ -90,7 +77,7 @@ def test_each_step_agrees_with_the_uncached_model(kind, variant):
 @pytest.mark.parametrize("shift", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_after_given_codes_agree_with_the_uncached_model(kind, shift, given):
-    model = lively(DalleConfig(**TINY | KINDS[kind] | {"token_shift": shift}))
+    model = lively_dalle(**KINDS[kind] | {"token_shift": shift})
     text, codes = inputs(model.config, batch=3)
     codes[:, :given] = codes[0, :given]
     expected = uncached(model, text.expand(3, -1), codes)[:, given:]
@@ -100,7 +87,7 @@ def test_steps_after_given_codes_agree_with_the_uncached_model(kind, shift, give
 @pytest.mark.parametrize("given", [0, 10])
 @pytest.mark.parametrize("guided", [False, True])
 def test_prompts_in_one_batch_are_kept_apart(guided, given):
-    model = lively(DalleConfig(**TINY))
+    model = lively_dalle()
     text, codes = inputs(model.config, batch=6, captions=3)
     codes[:, :given] = codes[::2, :given].repeat_interleave(2, dim=0)
     expected = uncached(model, text.repeat_interleave(2, dim=0), codes)
@@ -114,7 +101,7 @@ def test_prompts_in_one_batch_are_kept_apart(guided, given):
 @pytest.mark.parametrize("batch", [1, 7, 8, 13])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_row_is_bit_for_bit_the_same_in_any_batch(batch, precision):
-    decoder = PackedDecoder(lively(DalleConfig(**TINY)), precision)
+    decoder = PackedDecoder(lively_dalle(), precision)
     text, codes = inputs(decoder.config, batch=24)
     together = cached(decoder, text, codes)
     assert torch.equal(cached(decoder, text, codes[:batch]), together[:batch])
@@ -122,7 +109,7 @@ def test_a_row_is_bit_for_bit_the_same_in_any_batch(batch, precision):
 
 @pytest.mark.parametrize(("head_size", "given"), [(12, 0), (12, 10), (16, 0), (16, 12)])
 def test_a_row_is_bit_for_bit_the_same_among_other_prompts(head_size, given):
-    decoder = PackedDecoder(lively(DalleConfig(**TINY | {"head_size": head_size})))
+    decoder = PackedDecoder(lively_dalle(head_size=head_size))
     text, codes = inputs(decoder.config, batch=6, captions=3)
     codes[:, :given] = codes[::2, :given].repeat_interleave(2, dim=0)
     alone = cached(decoder, text[1:2], codes[2:4], given)
@@ -131,7 +118,7 @@ def test_a_row_is_bit_for_bit_the_same_among_other_prompts(head_size, given):
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.1), ("int8", 0.1)])
 def test_lower_precisions_stay_close(precision, tolerance):
-    model = lively(DalleConfig(**TINY))
+    model = lively_dalle()
     text, codes = inputs(model.config, batch=3)
     expected = uncached(model, text.expand(3, -1), codes)
     error = (cached(PackedDecoder(model, precision), text, codes) - expected).norm() / expected.norm()
@@ -141,7 +128,7 @@ def test_lower_precisions_stay_close(precision, tolerance):
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_given_as_tensors_do_the_same(kind):
     """What a CUDA graph records of one row, it replays for all rows of the column."""
-    decoder = PackedDecoder(lively(DalleConfig(**TINY | KINDS[kind])))
+    decoder = PackedDecoder(lively_dalle(**KINDS[kind]))
     text, codes = inputs(decoder.config, batch=8)
     expected = cached(decoder, text, codes)
     cache = KVCache(decoder, read_prompts(decoder, text), batch=8)
@@ -155,7 +142,7 @@ def test_rows_given_as_tensors_do_the_same(kind):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_cache_that_starts_again_gives_what_a_new_one_gives(variant):
     config = DalleConfig(**TINY | VARIANTS[variant])
-    decoder = PackedDecoder(lively(config))
+    decoder = PackedDecoder(lively(Dalle(config)))
     text, codes = inputs(config, batch=8)
     given = codes[:1, : config.image_side // 2]
     cache = KVCache(decoder, read_prompts(decoder, text.flip(1) + 1, codes[:1, : config.image_len - 1]), batch=8)
@@ -170,7 +157,7 @@ def test_a_cache_that_starts_again_gives_what_a_new_one_gives(variant):
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_graphs_give_what_a_cpu_gives(kind):
-    model = lively(DalleConfig(**TINY | KINDS[kind]))
+    model = lively_dalle(**KINDS[kind])
     text, codes = inputs(model.config, batch=8)
     expected = cached(PackedDecoder(model), text, codes)
     decoder = PackedDecoder(model.cuda(), "fp32")
@@ -181,7 +168,7 @@ def test_graphs_give_what_a_cpu_gives(kind):
 
 
 def test_a_step_sees_nothing_of_what_comes_later():
-    model = lively(DalleConfig(**TINY))
+    model = lively_dalle()
     text, codes = inputs(model.config, batch=2)
     decoder = PackedDecoder(model)
     cache = KVCache(decoder, read_prompts(decoder, text), batch=2)
@@ -193,18 +180,17 @@ def test_a_step_sees_nothing_of_what_comes_later():
 
 
 def test_a_row_layer_keeps_one_row_a_convolution_those_it_sees_and_only_columns_all():
-    decoder = PackedDecoder(lively(DalleConfig(**TINY)))
+    decoder = PackedDecoder(lively_dalle())
     cache = KVCache(decoder, read_prompts(decoder, inputs(decoder.config, 1)[0]), batch=8)
     cells = {kind: window.cells for kind, window in cache.windows.items()}
     # 5 x 5 codes; the paper's centred 5 x 5 convolution sees three rows.
     assert cells == {"row": 5, "column": 25, "conv": 3 * 5}
-    assert [kept.numel() for kept in cache.cells] == [
-        2 * 8 * 2 * 12 * cells[kind] for kind in decoder.config.layer_kinds
-    ]
+    kinds = decoder.config.layer_kinds
+    assert [kept.numel() for kept in cache.cells] == [2 * 8 * 2 * 12 * cells[kind] for kind in kinds]
 
 
 def test_pictures_share_the_keys_of_their_prompt():
-    decoder = PackedDecoder(lively(DalleConfig(**TINY)))
+    decoder = PackedDecoder(lively_dalle())
     prompts = read_prompts(decoder, inputs(decoder.config, 1)[0])
     small, large = (KVCache(decoder, prompts, batch) for batch in (8, 128))
     text_bytes = sum(key.numel() * 4 * 2 for key in prompts.keys)
@@ -212,7 +198,7 @@ def test_pictures_share_the_keys_of_their_prompt():
 
 
 def test_reading_leaves_nothing_allocated():
-    decoder = PackedDecoder(lively(DalleConfig(**TINY)))
+    decoder = PackedDecoder(lively_dalle())
     text, codes = inputs(decoder.config, batch=8)
     cache = KVCache(decoder, read_prompts(decoder, text), batch=8)
 
@@ -225,7 +211,7 @@ def test_reading_leaves_nothing_allocated():
 
 
 def test_giving_every_code_is_refused():
-    decoder = PackedDecoder(lively(DalleConfig(**TINY)))
+    decoder = PackedDecoder(lively_dalle())
     text, codes = inputs(decoder.config, batch=1)
     with pytest.raises(ValueError, match="25 codes are given of 25"):
         read_prompts(decoder, text, codes)
@@ -234,14 +220,12 @@ def test_giving_every_code_is_refused():
 @pytest.mark.parametrize(("precision", "message"), [("fp8", "one of fp32"), ("fp16", "a CPU has no fast float16")])
 def test_a_precision_that_cannot_be_is_refused(precision, message):
     with pytest.raises(ValueError, match=message):
-        PackedDecoder(lively(DalleConfig(**TINY)), precision)
+        PackedDecoder(lively_dalle(), precision)
 
 
 def test_pictures_too_large_for_the_memory_are_refused_with_both_figures():
     config = DalleConfig(**TINY | {"image_side": 1024, "attention_pattern": ("full",), "last_attention": "full"})
-    with pytest.raises(
-        UserError, match=r"image_side=1024: drawing pictures of 1,048,576 codes needs .* TB of memory before"
-    ):
+    with pytest.raises(UserError, match=r"image_side=1024: drawing pictures of 1,048,576 codes needs .* TB of memory"):
         PackedDecoder(Dalle(config))
 
 

@@ -16,8 +16,7 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from dalle_lean.images.codebook_usage import codebook_use
-from dalle_lean.images.vqgan import VQGAN, GumbelQuantizer, NearestQuantizer
+from dalle_lean.images.vqgan import VQGAN, GumbelQuantizer, NearestQuantizer, codebook_use
 from tests.tiny import VQGAN_CONFIG
 from training.data.image_text import read_pictures
 from training.data.picture_batches import shuffled_batches
