@@ -64,7 +64,7 @@ def inner_chain(
 def recomputed_branch_peak(
     config: DalleConfig, number: NumberBytes, plan: MemoryPlan, branch: BranchSpec, batch: int
 ) -> int:
-    """Peak bytes of `recompute.backward_branch`, reached in the backward of a chunk or of the branch's input part.
+    """Peak bytes of `Branch.backward`, reached in the backward of a chunk or of the branch's input part.
 
     The result of `prepare` and its gradient, 2 n D, exist throughout; during a chunk also its value and the gradients
     of the previous chunk and the previous samples.

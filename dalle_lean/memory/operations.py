@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dalle_lean.memory.flops import window
 from dalle_lean.memory.parameters import projection_shapes, projection_sizes
 from dalle_lean.memory.setup import DTYPE_BYTES, TrainingSetup
-from dalle_lean.model.config import DalleConfig
+from dalle_lean.model.config import ALONG_COLUMNS, DalleConfig
 from dalle_lean.model.memory_plan import MemoryPlan
 
 STATISTIC_BYTES = 8
@@ -209,7 +209,7 @@ def window_chain(config: DalleConfig, number: NumberBytes, kind: str, samples: i
     # Without rotation they are views of qkv, and products save copies of the text's part.
     whole = 4 * values if config.rotary else 3 * text_values
     # Columns are strided: products copy their operands once more, queries twice.
-    across = kind == "column"
+    across = kind in ALONG_COLUMNS
     saved = (1 + across) * codes + 2 * windows + softmax * scores
     forward_temp = max(2 * scores, scores + (6 if across else 3) * codes + text_values) - values
     backward_temp = max(3 * scores, each * side**2 * window(config, kind) + codes + windows)

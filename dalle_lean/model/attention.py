@@ -13,18 +13,25 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from dalle_lean.model.config import DalleConfig
+from dalle_lean.model.config import ALONG_COLUMNS, DalleConfig
 from dalle_lean.model.masks import code_sees_code, text_mask
 
 
 class Layout:
     """The meaning of the positions: `num_text` of text (with `<bos>`), then codes of a grid of `side` columns.
 
-    Holds the masks that the config's layers share; True = may attend.
+    Holds what the config's layers share: the masks, True = may attend, and the rotary table (see `rope.rotate`).
     """
 
-    def __init__(self, config: DalleConfig, num_text: int, side: int, device: torch.device | str = "cpu"):
-        self.config, self.num_text, self.side = config, num_text, side
+    def __init__(
+        self,
+        config: DalleConfig,
+        num_text: int,
+        side: int,
+        device: torch.device | str = "cpu",
+        table: Tensor | None = None,
+    ):
+        self.config, self.num_text, self.side, self.table = config, num_text, side, table
         self.text_mask = text_mask(num_text, device)
         kinds = set(config.layer_kinds) - {"full"}
         self.window_masks = {kind: window_mask(config, kind, side, torch.device(device)) for kind in kinds}
@@ -76,7 +83,7 @@ def attend_image(
     weights = softmax(torch.cat([to_text.unflatten(2, (side, side)), to_codes], dim=-1))
     on_text, on_codes = weights[..., :num_text], weights[..., num_text:]
     out = (on_text.flatten(2, 3) @ text[1]).unflatten(2, (side, side)) + on_codes @ values
-    if kind == "column":
+    if kind in ALONG_COLUMNS:
         out = out.transpose(2, 3)
     return out.flatten(2, 3)[:, :, :num_codes]
 
@@ -87,10 +94,10 @@ def softmax(scores: Tensor) -> Tensor:
 
 
 def to_lines(x: Tensor, kind: str, side: int) -> Tensor:
-    """Codes [B, H, n, d] -> [B, H, f, f, d]: columns for column attention, else rows; missing codes are zeros."""
+    """Codes [B, H, n, d] -> [B, H, f, f, d]: rows, or columns for ALONG_COLUMNS; missing codes are zeros."""
     missing = side * side - x.shape[2]
     grid = (pad(x, (0, 0, 0, missing)) if missing else x).unflatten(2, (side, side))
-    return grid.transpose(2, 3) if kind == "column" else grid
+    return grid.transpose(2, 3) if kind in ALONG_COLUMNS else grid
 
 
 def to_windows(lines: Tensor, kind: str, config: DalleConfig) -> Tensor:

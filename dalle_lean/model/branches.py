@@ -1,11 +1,13 @@
-"""The two branches of a layer, as functions of the stream and as the chunks that backward recomputes.
+"""A branch of a layer: LayerNorm, token shift, attention or feed-forward, LayerScale.
 
-B batch, b samples at once, S positions, D hidden size, H heads.
+A branch is computed whole, or as the sum of chunks, each of which backward recomputes: groups of heads for attention,
+ranges of tokens for feed-forward. LayerNorm and token shift run over a few samples and each chunk over a part of them,
+so that peak memory grows neither with the batch nor with the width of the feed-forward.
+
+B batch, b samples at once, S positions, D hidden size.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,104 +15,131 @@ from torch import Tensor, nn
 
 from dalle_lean.model.attention import Layout, attend
 from dalle_lean.model.compute_weights import ComputeWeights
-from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.layers import Attention, BranchParameters, FeedForward, normalise
 from dalle_lean.model.memory_plan import MemoryPlan, ranges
 from dalle_lean.model.token_shift import token_shift
 
 
-@dataclass(frozen=True)
-class SequenceContext:
-    """What branches need to know about the positions that they run over."""
-
-    config: DalleConfig
-    layout: Layout
-    table: Tensor | None
-    """Rotary cosines and sines, [2, S, 3 n]."""
-    dtype: torch.dtype
-    """Of the residual streams."""
-
-    def shift(self, x: Tensor) -> Tensor:
-        """Token shift where the config has it; x [B, S, D] from position 0."""
-        return token_shift(x, self.layout.num_text, self.layout.side) if self.config.token_shift else x
-
-
 class Chunk(NamedTuple):
-    """Part of a branch."""
+    """A part of a branch; None is all heads, or all tokens."""
 
-    tokens: slice | None
-    """Tokens that it reads and adds to; None is all."""
-    run: Callable[[Tensor, ComputeWeights], Tensor]
-    """Maps its part of `prepare`'s result to what it adds to the stream."""
+    heads: slice | None = None
+    tokens: slice | None = None
 
     def view(self, x: Tensor) -> Tensor:
-        """Its part of a contiguous [b, S, D]: all of it, or its tokens [n, D]."""
+        """What it reads or adds to of a contiguous [b, S, D]: all of it, or its tokens [n, D]."""
         return x if self.tokens is None else x.view(-1, x.shape[-1])[self.tokens]
 
 
-class LayerBranch:
-    """LayerNorm, token shift, a module that layers share, LayerScale.
+class Branch:
+    """One branch of one layer over the positions of `layout`; the residual streams have `dtype`.
 
-    input_parameters are those of `prepare`; output_parameters those after the projections, which every chunk uses.
+    kind: of attention; None for the feed-forward.
     """
 
-    def __init__(self, branch: BranchParameters, module: nn.Module, context: SequenceContext):
-        self.branch, self.module, self.context = branch, module, context
-        self.input_parameters: list[nn.Parameter] = list(branch.norm.parameters())
-        norm_out = [] if branch.norm_out is None else list(branch.norm_out.parameters())
-        self.output_parameters: list[nn.Parameter] = [branch.scale, *norm_out]
-        self.parameters: list[nn.Parameter] = [*branch.parameters(), *module.parameters()]
+    def __init__(
+        self,
+        own: BranchParameters,
+        module: Attention | FeedForward,
+        kind: str | None,
+        layout: Layout,
+        dtype: torch.dtype,
+    ):
+        self.own, self.module, self.kind, self.layout, self.dtype = own, module, kind, layout, dtype
+        self.parameters: list[nn.Parameter] = [*own.parameters(), *module.parameters()]
 
-    def prepare(self, x: Tensor, weights: ComputeWeights) -> Tensor:
+    def __call__(self, x: Tensor, weights: ComputeWeights) -> Tensor:
+        """The stream x [B, S, D] -> what the branch adds to it [B, S, D]."""
+        return self._compute(self._prepare(x, weights), weights)
+
+    @torch.no_grad()
+    def add(self, source: Tensor, target: Tensor, weights: ComputeWeights, plan: MemoryPlan) -> None:
+        """target += branch(source), in chunks; both contiguous [B, S, D]."""
+        for x, out in zip(samples(source, plan), samples(target, plan), strict=True):
+            h = self._prepare(x, weights)
+            for chunk in self._chunks(h, plan):
+                chunk.view(out).add_(self._compute(chunk.view(h), weights, chunk.heads))
+
+    @torch.no_grad()
+    def backward(
+        self,
+        source: Tensor,
+        target: Tensor | None,
+        grad_source: Tensor,
+        grad_target: Tensor,
+        weights: ComputeWeights,
+        plan: MemoryPlan,
+    ) -> None:
+        """target -= branch(source), and the backward of `add`, in chunks; all contiguous [B, S, D].
+
+        Adds to grad_source and to `weights.gradients`. target None: its value is not needed.
+        """
+        xs = samples(source, plan)
+        outs = [None] * len(xs) if target is None else samples(target, plan)
+        grads = zip(samples(grad_source, plan), samples(grad_target, plan), strict=True)
+        for x, out, (grad_x, grad_out) in zip(xs, outs, grads, strict=True):
+            with torch.enable_grad():
+                leaf = x.detach().requires_grad_()
+                h = self._prepare(leaf, weights)
+            grad_h = torch.zeros_like(h)
+            for chunk in self._chunks(h, plan):
+                chunk.view(grad_h).add_(self._backward_chunk(chunk, h, out, grad_out, weights))
+            grad_leaf = add_gradients(h, leaf, list(self.own.norm.parameters()), grad_h, weights)
+            grad_x.add_(weights.finite(grad_leaf), alpha=1 / weights.grad_scale)
+
+    def _backward_chunk(
+        self, chunk: Chunk, h: Tensor, out: Tensor | None, grad_out: Tensor, weights: ComputeWeights
+    ) -> Tensor:
+        """Subtract the chunk's value from `out`; returns the gradient of its part of h."""
+        with torch.enable_grad():
+            leaf = chunk.view(h.detach()).requires_grad_()
+            value = self._compute(leaf, weights, chunk.heads)
+        if out is not None:
+            chunk.view(out).sub_(value.detach())
+        grad = chunk.view(grad_out).to(value.dtype)
+        if weights.grad_scale != 1:
+            grad = grad * weights.grad_scale
+        return add_gradients(value, leaf, self.own.output_parameters, grad, weights)
+
+    def _prepare(self, x: Tensor, weights: ComputeWeights) -> Tensor:
         """The stream [b, S, D] -> the module's input [b, S, D] in the compute dtype, contiguous."""
-        return self.context.shift(normalise(self.branch.norm, x).to(weights.dtype)).contiguous()
+        h = normalise(self.own.norm, x).to(weights.dtype)
+        if self.layout.config.token_shift:
+            h = token_shift(h, self.layout.num_text, self.layout.side)
+        return h.contiguous()
 
-    def run(self, x: Tensor, weights: ComputeWeights) -> Tensor:
-        """The stream x [B, S, D] -> what the whole branch adds to it [B, S, D]."""
-        return self.inner(self.prepare(x, weights), weights)
+    def _chunks(self, h: Tensor, plan: MemoryPlan) -> Iterator[Chunk]:
+        """Heads are computed all at once if a norm follows or the projections are not dense."""
+        if isinstance(self.module, FeedForward):
+            yield from (Chunk(tokens=tokens) for tokens in ranges(h.shape[:2].numel(), plan.feed_forward_tokens))
+        elif plan.attention_heads is None or self.own.norm_out is not None or not self.module.is_dense:
+            yield Chunk()
+        else:
+            yield from (Chunk(heads=heads) for heads in ranges(self.module.num_heads, plan.attention_heads))
 
-    def inner(self, h: Tensor, weights: ComputeWeights) -> Tensor:
-        """The result of `prepare` -> what is added to the stream; also for a chunk of both."""
-        raise NotImplementedError
-
-    def chunks(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
-        """The chunks of a stream of shape [b, S, D] under the plan; the branch is their sum."""
-        raise NotImplementedError
-
-
-class AttentionBranch(LayerBranch):
-    """The attention of one layer; its chunks are groups of heads."""
-
-    module: Attention
-
-    def __init__(self, branch: BranchParameters, module: Attention, context: SequenceContext, kind: str):
-        super().__init__(branch, module, context)
-        self.kind = kind
-
-    def chunks(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
-        """Groups of heads; all at once if a norm follows or the projections are not dense."""
-        divisible = self.branch.norm_out is None and isinstance(self.module.qkv, nn.Linear)
-        if plan.attention_heads is None or not divisible:
-            yield Chunk(None, self.inner)
-            return
-        for heads in ranges(self.module.num_heads, plan.attention_heads):
-            yield Chunk(None, partial(self.inner, heads=heads))
-
-    def inner(self, h: Tensor, weights: ComputeWeights, heads: slice | None = None) -> Tensor:
-        query, key, value = self.module.project(h, self.context.table, weights, heads)
-        outputs = attend(query, key, value, self.kind, self.context.layout)
-        return self.branch.scale_output(self.module.merge(outputs, weights, heads), self.context.dtype)
+    def _compute(self, h: Tensor, weights: ComputeWeights, heads: slice | None = None) -> Tensor:
+        """The result of `_prepare`, or a chunk of it -> what it adds to the stream."""
+        if isinstance(self.module, FeedForward):
+            out = self.module(h, weights)
+        else:
+            assert self.kind is not None
+            query, key, value = self.module.project(h, self.layout.table, weights, heads)
+            out = self.module.merge(attend(query, key, value, self.kind, self.layout), weights, heads)
+        return self.own.scale_output(out, self.dtype)
 
 
-class FeedForwardBranch(LayerBranch):
-    """The feed-forward of one layer; its chunks are ranges of tokens."""
+def add_gradients(
+    value: Tensor, leaf: Tensor, parameters: Sequence[Tensor], grad: Tensor, weights: ComputeWeights
+) -> Tensor:
+    """Run backward from `value`: returns the gradient of `leaf`, adds those of the parameters to their buffers."""
+    assert weights.gradients is not None
+    buffers = [(p, buffer) for p in parameters if (buffer := weights.gradients.of(p)) is not None]
+    grad_leaf, *grads = torch.autograd.grad(value, [leaf, *(p for p, _ in buffers)], grad)
+    for (_, buffer), parameter_grad in zip(buffers, grads, strict=True):
+        weights.add(buffer, parameter_grad)
+    return grad_leaf
 
-    module: FeedForward
 
-    def chunks(self, shape: torch.Size, plan: MemoryPlan) -> Iterator[Chunk]:
-        """Ranges of tokens."""
-        for tokens in ranges(shape[0] * shape[1], plan.feed_forward_tokens):
-            yield Chunk(tokens, self.inner)
-
-    def inner(self, h: Tensor, weights: ComputeWeights) -> Tensor:
-        return self.branch.scale_output(self.module(h, weights), self.context.dtype)
+def samples(x: Tensor, plan: MemoryPlan) -> tuple[Tensor, ...]:
+    """x [B, S, D] in views of as many samples as the plan takes at once."""
+    return x.split(plan.samples or len(x))

@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 from dalle_lean.errors import UserError, is_whole
 
 ATTENTION_KINDS = ("row", "column", "conv", "full")
+ALONG_COLUMNS = ("column",)
+"""Kinds whose windows of codes are columns of the grid, not rows."""
 CONV_WINDOWS = ("centred", "corner")
 FFN_ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu", "relu_squared")
 # Upper limits: far beyond any known model, yet no damaged file can ask for all memory.

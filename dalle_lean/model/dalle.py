@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from dalle_lean.model.attention import Layout
-from dalle_lean.model.branches import SequenceContext
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.decoder import Decoder
 from dalle_lean.model.loss import Section, embed
@@ -79,8 +78,11 @@ class Dalle(Decoder):
         return logits.masked_fill(is_text_row[None, :] != predicts_text[:, None], forbidden)
 
     def loss(self, text_ids: Tensor, image_codes: Tensor, crop: Crop | None = None) -> Tensor:
-        """Weighted mean of the text's and the image's cross-entropy in nats (`losses`)."""
-        text_nats, image_nats = self.losses(text_ids, image_codes, crop)
+        """The training loss in nats: `losses`, weighted."""
+        return self.weigh(*self.losses(text_ids, image_codes, crop))
+
+    def weigh(self, text_nats: Any, image_nats: Any) -> Any:
+        """The weighted mean of the two losses: image_loss_weight for the image's, 1 for the text's."""
         weight = self.config.image_loss_weight
         return (text_nats + weight * image_nats) / (1 + weight)
 
@@ -109,10 +111,10 @@ class Dalle(Decoder):
         return self.section_losses(hidden, text, image).unbind()  # type: ignore[return-value]
 
     def _hidden(self, text_rows: Tensor, codes: Tensor, crop: Crop) -> Tensor:
-        """The stack's normalised output, [B, S, D]."""
+        """The layers' normalised output, [B, S, D]."""
         x = self._embed(text_rows, codes, crop)
         x = x.to(self.plan.residual_dtype_for(x.dtype))
-        return self.run(x, self.context(x.shape[1], x.dtype, x.device, crop))
+        return self.run(x, self.layout(x.shape[1], x.dtype, x.device, crop))
 
     def embed(self, text_ids: Tensor, image_codes: Tensor) -> Tensor:
         """Embeddings of `<bos>`, caption and codes, [B, S, D] with S <= L; of a whole picture the last code is left
@@ -130,16 +132,14 @@ class Dalle(Decoder):
             x = x + positions[self._places(crop, x.device)][: x.shape[1]]
         return x
 
-    def context(
-        self, length: int, dtype: torch.dtype, device: torch.device, crop: Crop | None = None
-    ) -> SequenceContext:
-        """Layout and rotary table of the first `length` positions, for residual streams of `dtype`."""
+    def layout(self, length: int, dtype: torch.dtype, device: torch.device, crop: Crop | None = None) -> Layout:
+        """The layout of the first `length` positions, of a crop if given, for residual streams of `dtype`."""
         config, crop = self.config, crop or self._whole
         table = None
         if config.rotary:
             angles = rotary_angles(config.num_text_positions, config.image_side, config.head_size, device)
             table = rotary_table(angles[self._places(crop, device)][:length], dtype)
-        return SequenceContext(config, Layout(config, crop.text_len + 1, crop.side, device), table, dtype)
+        return Layout(config, crop.text_len + 1, crop.side, device, table)
 
     @property
     def _whole(self) -> Crop:

@@ -3,27 +3,20 @@
 Subclasses define what ids and positions mean. B batch, S positions, D hidden size.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dalle_lean.model.branches import AttentionBranch, FeedForwardBranch, LayerBranch, SequenceContext
+from dalle_lean.model.attention import Layout
+from dalle_lean.model.branches import Branch
 from dalle_lean.model.compute_weights import ComputeWeights
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.grad_scales import BranchScales
 from dalle_lean.model.layers import Block, Layer, normalise
 from dalle_lean.model.loss import Section, section_losses
 from dalle_lean.model.memory_plan import MemoryPlan
-from dalle_lean.model.stack import (
-    Stack,
-    run_recomputing,
-    run_reversible_keeping,
-    run_selective,
-    run_sequential,
-    without_autocast,
-)
+from dalle_lean.model.stack import run_keeping, run_recomputing, run_selective, without_autocast
 
 
 class Decoder(nn.Module):
@@ -62,29 +55,18 @@ class Decoder(nn.Module):
         """The input embeddings of all ids, [V, D]."""
         return self.output.weight if self.config.tie_embeddings else self.embedding.weight
 
-    def stack(self, context: SequenceContext) -> Stack:
-        """The branches of all layers over the given positions."""
-        stack: list[tuple[LayerBranch, LayerBranch]] = []
+    def branches(self, layout: Layout, dtype: torch.dtype) -> list[Branch]:
+        """The branches of all layers in order, over the positions of `layout`, for residual streams of `dtype`."""
+        branches = []
         for index, (layer, kind) in enumerate(zip(self.layers, self.config.layer_kinds, strict=True)):
             assert isinstance(layer, Layer)
             block = self.block(index)
-            attention = AttentionBranch(layer.attention, block.attention, context, kind)
-            stack.append((attention, FeedForwardBranch(layer.feed_forward, block.feed_forward, context)))
-        return stack
+            branches.append(Branch(layer.attention, block.attention, kind, layout, dtype))
+            branches.append(Branch(layer.feed_forward, block.feed_forward, None, layout, dtype))
+        return branches
 
-    def run(self, x: Tensor, context: SequenceContext) -> Tensor:
-        """Run the stack over x [B, S, D] as the plan says -> its normalised output [B, S, D]."""
-        dtype = self._compute_dtype()  # read before autocast, which may define it, is disabled
-        with without_autocast(x.device):
-            return normalise(self.norm, self._run(x, self.stack(context), dtype))
-
-    def section_losses(self, hidden: Tensor, *sections: Section) -> Tensor:
-        """Mean cross-entropy in nats of each section, from the result of `run`."""
-        dtype = self._compute_dtype()
-        with without_autocast(hidden.device):
-            return section_losses(hidden, self.output.weight, self.output.bias, sections, dtype, self.plan)
-
-    def _run(self, x: Tensor, stack: Stack, dtype: torch.dtype) -> Tensor:
+    def run(self, x: Tensor, layout: Layout) -> Tensor:
+        """Run the layers over x [B, S, D] as the plan says -> their normalised output [B, S, D]."""
         activations, reversible = self.plan.activations_for(self.config), self.config.reversible
         recomputes = self.plan.recomputes(self.config)
         if self.scales is not None and not (recomputes and self.scales.count == 2 * self.config.num_layers):
@@ -92,13 +74,22 @@ class Decoder(nn.Module):
                 f"{self.scales.count} gradient scales with activations={activations!r}: they need checkpoint or "
                 f"reversible, and two for each of {self.config.num_layers} layers"
             )
-        if recomputes or not torch.is_grad_enabled():
-            return run_recomputing(x, stack, self.plan, dtype, reversible, self.scales)
-        weights = ComputeWeights(dtype)
-        runs = [(partial(attend.run, weights=weights), partial(feed.run, weights=weights)) for attend, feed in stack]
-        if activations == "selective":
-            return run_selective(x, runs)
-        return run_reversible_keeping(x, runs) if reversible else run_sequential(x, runs)
+        branches = self.branches(layout, x.dtype)
+        dtype = self._compute_dtype()  # read before autocast, which may define it, is disabled
+        with without_autocast(x.device):
+            if recomputes or not torch.is_grad_enabled():
+                x = run_recomputing(x, branches, self.plan, dtype, reversible, self.scales)
+            elif activations == "selective":
+                x = run_selective(x, branches, ComputeWeights(dtype))
+            else:
+                x = run_keeping(x, branches, ComputeWeights(dtype), reversible)
+            return normalise(self.norm, x)
+
+    def section_losses(self, hidden: Tensor, *sections: Section) -> Tensor:
+        """Mean cross-entropy in nats of each section, from the result of `run`."""
+        dtype = self._compute_dtype()
+        with without_autocast(hidden.device):
+            return section_losses(hidden, self.output.weight, self.output.bias, sections, dtype, self.plan)
 
     def _compute_dtype(self) -> torch.dtype:
         """Autocast's dtype where it is enabled, else the weights'."""

@@ -1,6 +1,5 @@
-"""The modules that layers share, attention and feed-forward, and the parameters that each layer owns.
-
-`DalleConfig.layer_blocks` says which layer uses which Block.
+"""The parameters of the layers. A layer has two branches, attention and feed-forward; a Block has the weights of both,
+which several layers may share (`DalleConfig.layer_blocks`), and a Layer has what each branch owns.
 
 B batch, S positions, D hidden size, H heads, d head size.
 """
@@ -83,15 +82,16 @@ class Attention(nn.Module):
         super().__init__()
         inner = config.num_heads * config.head_size
         self.num_heads, self.head_size = config.num_heads, config.head_size
+        self.is_dense = config.pixelfly_rank is None
         self.qkv = projection(config, config.hidden_size, 3 * inner, bias=config.attention_bias, **factory)
         self.out = projection(config, inner, config.hidden_size, **factory)
 
     def project(
         self, x: Tensor, table: Tensor | None, weights: ComputeWeights, heads: slice | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, S, D] -> rotated queries, keys and values of `heads` (None: all), [B, H, S, d] each.
+        """x [B, S, D] -> queries, keys and values of `heads` (None: all), [B, H, S, d] each.
 
-        table: [2, S, 3 n] or None.
+        table: their rotation, for a stack of the three (see `rope.rotate`); None rotates nothing.
         """
         if heads is None:
             qkv = weights.project(self.qkv, x).unflatten(-1, (3, self.num_heads, -1))
@@ -142,7 +142,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One set of attention and feed-forward weights, which several layers may share."""
+    """The weights of attention and feed-forward, for one or several layers."""
 
     def __init__(self, config: DalleConfig, **factory: Any):
         super().__init__()
@@ -151,7 +151,7 @@ class Block(nn.Module):
 
 
 class BranchParameters(nn.Module):
-    """The parameters that a branch owns: LayerNorm before, LayerScale (Touvron et al. 2021) after the module."""
+    """What a branch owns: LayerNorm before, LayerScale (Touvron et al. 2021) after attention or feed-forward."""
 
     def __init__(self, config: DalleConfig, layer: int, **factory: Any):
         super().__init__()
@@ -159,8 +159,13 @@ class BranchParameters(nn.Module):
         self.norm_out = nn.LayerNorm(config.hidden_size, **factory) if config.sandwich_norm else None
         self.scale = nn.Parameter(torch.full((config.hidden_size,), initial_scale(layer), **factory))
 
+    @property
+    def output_parameters(self) -> list[nn.Parameter]:
+        """Those that `scale_output` uses."""
+        return [self.scale, *([] if self.norm_out is None else self.norm_out.parameters())]
+
     def scale_output(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """The inner module's output -> what the branch adds to its stream, in the stream's `dtype`; [B, S, D]."""
+        """The block's output -> what the branch adds to its stream, in the stream's `dtype`; [B, S, D]."""
         x = x.to(dtype)
         return self.scale.to(dtype) * (x if self.norm_out is None else normalise(self.norm_out, x))
 
@@ -171,7 +176,7 @@ def normalise(norm: nn.LayerNorm, x: Tensor) -> Tensor:
 
 
 class Layer(nn.Module):
-    """The two branches of one layer; the weights between norm and scale belong to a Block."""
+    """What the two branches of one layer own."""
 
     def __init__(self, config: DalleConfig, layer: int, **factory: Any):
         super().__init__()

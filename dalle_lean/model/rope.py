@@ -45,13 +45,17 @@ def rotary_angles(num_text: int, side: int, head_size: int, device: torch.device
 
 
 def rotary_table(angles: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cosines and sines of the angles: [2, S, 3 n] in float64 for float64 activations, else in float32."""
+    """Cosines and sines of the angles, [2, ...] in float64 for float64 activations, else in float32."""
     angles = angles.to(torch.float64 if dtype == torch.float64 else torch.float32)
     return torch.stack([angles.cos(), angles.sin()])
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Rotate each adjacent pair of channels by its position's angle; x [..., S, d], table [2, S, 3 n]."""
+    """Rotate adjacent pairs of channels of x [..., S, d] by the angles of their positions.
+
+    table: cosines and sines [2, ..., S, m] of the first m <= d / 2 pairs, m = 3 n with `rotary_angles`; the dimensions
+    before S broadcast with x's.
+    """
     return _Rotation.apply(x, table)
 
 
@@ -71,7 +75,7 @@ class _Rotation(torch.autograd.Function):
 
 
 def _rotate_pairs(x: Tensor, rotation: Tensor) -> Tensor:
-    """x [..., S, d] times the unit numbers `rotation` [S, 3 n], in their precision; contiguous."""
+    """x [..., S, d] times the unit numbers `rotation` [..., S, m], in their precision; contiguous."""
     # One product over whole heads is faster than one over some of their channels and a copy of the rest.
     rotation = F.pad(rotation, (0, x.shape[-1] // 2 - rotation.shape[-1]), value=1.0)
     copy = x.to(rotation.real.dtype, memory_format=torch.contiguous_format, copy=True)

@@ -83,8 +83,7 @@ class GradientComputer:
 
     def weigh(self, text_nats: Any, image_nats: Any) -> Any:
         """The training loss from its two parts."""
-        weight = self.model.config.image_loss_weight
-        return (text_nats + weight * image_nats) / (1 + weight)
+        return self.model.weigh(text_nats, image_nats)
 
     def micro_batches(self, batch: Batch) -> list[Batch]:
         """Split the batch into micro-batches on the model's device."""
