@@ -86,7 +86,6 @@ def preprocess(
     ] = None,
 ) -> None:
     """Turn pictures with captions into shards of VQGAN codes."""
-    from dalle_lean.io.model_folder import bundled_model
     from preprocessing.encoding.encode import preprocess as run
     from preprocessing.encoding.filters import Rules
     from preprocessing.sources import open_source
@@ -107,7 +106,7 @@ def preprocess(
         max_aspect_ratio=max_aspect_ratio or None,
         max_hash_distance=max_hash_distance,
     )
-    model = load_vqgan(vqgan or bundled_model() / "vqgan")
+    model = load_vqgan(vqgan)
     make, where, gpu = pick_makers(device, cluster, cluster_workers, gather)
     if where in ("cpu", "cuda") or where.startswith("cuda:"):
         model.to(where)
@@ -168,10 +167,12 @@ def parse_labels(labels: str) -> list[str] | None:
     return names
 
 
-def load_vqgan(folder: Path) -> "VQGAN":
-    """Load the VQGAN in a folder; UserError if there is none."""
+def load_vqgan(folder: Path | None) -> "VQGAN":
+    """The VQGAN in a folder, by default the bundled model's; UserError if there is none."""
     from dalle_lean.images.vqgan import VQGAN
+    from dalle_lean.io.model_folder import bundled_model
 
+    folder = folder or bundled_model() / "vqgan"
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
             raise UserError(f"vqgan={folder}: has no {name}; name the folder of a VQGAN")

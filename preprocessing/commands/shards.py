@@ -5,13 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dalle_lean.errors import UserError
 from dalle_lean.terminal import DESTINATIONS, Device, progress_bar, say
 from dalle_lean.terminal import out as console
 from dalle_lean.words import counted
 
 if TYPE_CHECKING:
-    from dalle_lean.images.vqgan import VQGAN
     from preprocessing.shards.manifest import DatasetInfo
 
 shards = typer.Typer(
@@ -68,11 +66,15 @@ def show(
 
     from dalle_lean.devices import pick_device
     from dalle_lean.io.files import atomic_write
+    from preprocessing.commands.preprocess import load_vqgan
     from preprocessing.shards.contact_sheet import contact_sheet, decode_sample_rows
     from preprocessing.shards.manifest import read_dataset_info
     from preprocessing.shards.statistics import collect_statistics
 
-    model = vqgan_of(read_dataset_info(folder), vqgan).to(pick_device(device))
+    model = load_vqgan(vqgan)
+    advice = "; name the one that made them with --vqgan"
+    model.check_reads(read_dataset_info(folder).vqgan, f"{folder}: the codes are", advice)
+    model.to(pick_device(device))
     with progress_bar("read", "pictures") as on_progress:
         statistics = collect_statistics(folder, count=count, seed=seed, on_progress=on_progress)
     with progress_bar("decode", "pictures") as on_progress:
@@ -165,18 +167,3 @@ def read_times(source: str) -> tuple[Path, int]:
 def shards_and_pictures(info: "DatasetInfo") -> str:
     rows = f" in {counted(info.num_rows, 'row')}" if info.counts.further_views else ""
     return f"{counted(len(info.shards), 'shard')}, {counted(info.counts.kept, 'picture')}{rows}"
-
-
-def vqgan_of(info: "DatasetInfo", folder: Path | None) -> "VQGAN":
-    """The VQGAN that made the codes: the one in `folder`, else the bundled one; UserError if it did not make them."""
-    from dalle_lean.io.model_folder import bundled_model
-    from preprocessing.commands.preprocess import load_vqgan
-
-    model = load_vqgan(folder or bundled_model() / "vqgan")
-    if not model.reads_codes_of(info.vqgan):
-        named = f"{folder} is" if folder else "the bundled model's is"
-        raise UserError(
-            f"the codes are of the VQGAN {info.vqgan[:12]}, {named} {model.codes_fingerprint()[:12]}; "
-            "name the one that made them with --vqgan"
-        )
-    return model

@@ -32,11 +32,10 @@ def import_shards(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress =
     if wrong := [path.name for path in paths if not SHARD_NAME.fullmatch(path.name)]:
         raise UserError(f"{folder}: {wrong[0]!r} is no name for a shard; use letters, digits, '.', '_' and '-'")
     rows: dict[Path, int] = {}
-    fingerprint = vqgan.codes_fingerprint()
     for path in paths:
         header = read_header(path)
-        if header.vqgan is not None and not vqgan.reads_codes_of(header.vqgan):
-            raise UserError(f"{path}: its codes are of the VQGAN {header.vqgan[:12]}, not {fingerprint[:12]}")
+        if header.vqgan is not None:
+            vqgan.check_reads(header.vqgan, f"{path}: its codes are")
         if not header.rows:
             raise UserError(f"{folder}: {path.name} has no rows")
         rows[path] = header.rows
@@ -48,7 +47,7 @@ def import_shards(folder: str | Path, vqgan: VQGAN, *, on_progress: OnProgress =
             on_progress(done, total, path.name)
         shards.append(Shard(file=path.name, rows=rows[path], sha256=sha256_file(path)))
     info = DatasetInfo(
-        vqgan=fingerprint,
+        vqgan=vqgan.codes_fingerprint(),
         image_side=image_side,
         codebook_size=vqgan.config.codebook_size,
         picture_side=image_side * vqgan.config.downscale,

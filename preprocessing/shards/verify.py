@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.files import sha256_file
 from dalle_lean.progress import OnProgress, unwatched
@@ -67,10 +68,12 @@ def manifest_problems(info: DatasetInfo, vqgan: VQGAN | None) -> Iterator[str]:
         yield f"seen={info.counts.seen}, but {info.counts.kept} kept and {sum(info.counts.rejected.values())} rejected"
     if vqgan is None:
         return
-    if not vqgan.reads_codes_of(info.vqgan):
-        given = vqgan.codes_fingerprint()
-        yield f"the codes are of the VQGAN {info.vqgan[:SHOWN_DIGITS]}, not of {given[:SHOWN_DIGITS]}"
-    elif info.codebook_size != vqgan.config.codebook_size:
+    try:
+        vqgan.check_reads(info.vqgan, "the codes are")
+    except UserError as error:
+        yield str(error)
+        return
+    if info.codebook_size != vqgan.config.codebook_size:
         yield f"codebook_size={info.codebook_size}, but the VQGAN has {vqgan.config.codebook_size} codes"
     elif info.picture_side != info.image_side * vqgan.config.downscale:
         yield (

@@ -85,9 +85,6 @@ def check_same_codes(heldout: ShardSet, data: ShardSet) -> None:
 def matching_vqgan(folder: Path, info: DatasetInfo) -> VQGAN:
     """The VQGAN of a folder; ValueError unless it is the one that made the codes."""
     vqgan = VQGAN.load(folder)
-    if not vqgan.reads_codes_of(info.vqgan):
-        raise UserError(
-            f"{folder} is the VQGAN {vqgan.codes_fingerprint()[:12]}, but the data has codes of {info.vqgan[:12]}; "
-            "name the one that the data was preprocessed with"
-        )
+    advice = "; name the one that the data was preprocessed with"
+    vqgan.check_reads(info.vqgan, f"{folder} is another VQGAN: the data has codes", advice)
     return vqgan
