@@ -6,7 +6,6 @@ pictures in pictures.npy and heldout.npy.
 
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image
@@ -14,11 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dalle_lean.errors import UserError
+from dalle_lean.images.image_folder import Line, Unusable
 from dalle_lean.images.thing_classifier import READ_SIDE, ThingClassifier, picture_of_thing
 from dalle_lean.optim.make_optimizer import parameter_groups
 from dalle_lean.progress import OnProgress
 from training.data.augmentation import augment
-from training.data.image_text import ImageTextPairs, Unusable, read_captioned, read_picture
+from training.data.image_text import ImageTextPairs, read_captioned, read_picture
 from training.data.picture_batches import shuffled_batches
 from training.run.checkpoint import load_checkpoint
 from training.run.graceful_stop import TimeLimit
@@ -135,7 +135,7 @@ def read_things(
     return read_captioned(folder, side, on_progress, label_of=only_thing, read=read_thing, store=store)
 
 
-def only_thing(entry: dict[str, Any]) -> str:
+def only_thing(entry: Line) -> str:
     """The only thing that a line of a listing names; raises Unusable if it does not name exactly one."""
     things = entry.get("things")
     if not isinstance(things, list) or not all(isinstance(thing, str) and thing.strip() for thing in things):
