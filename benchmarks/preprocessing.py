@@ -26,11 +26,10 @@ from dalle_lean.devices import pick_device
 from dalle_lean.images.files import open_picture
 from dalle_lean.images.vqgan import VQGAN, VQGANConfig
 from dalle_lean.io.model_folder import bundled_model
-from preprocessing.encoding.batches import Batch
 from preprocessing.encoding.decode_pool import MEMORY_BYTES, DecodePool
 from preprocessing.encoding.decoding import Decoding
 from preprocessing.encoding.encode import MAX_WORKERS, preprocess
-from preprocessing.encoding.pipeline import Encoder, EncodingJob, prepare, samples_of
+from preprocessing.encoding.pipeline import Batch, Encoder, EncodingJob, prepare
 from preprocessing.shards.files import write_shard
 from preprocessing.sources import Sample, Source, open_source
 from preprocessing.sources.sample import NumberedParts
@@ -98,7 +97,7 @@ def phases(
         workers=workers,
         memory_bytes=MEMORY_BYTES,
     )
-    samples, read_s, _ = timed(lambda: [one for one in samples_of(source, parts) if isinstance(one, Sample)])
+    samples, read_s, _ = timed(lambda: [sample for part in parts for sample in source.samples(part)])
     decoding_cpu_s = timed(lambda: [job.decoding(sample) for sample in samples]).cpu_s
     with DecodePool(job.decoding, workers, MEMORY_BYTES) as pool:
         list(pool.map(samples[: 4 * workers]))  # starts the processes

@@ -108,6 +108,13 @@ def square_pixels(image: Image.Image, side: int, place: float = 0.5) -> NDArray[
         raise broken(error) from None
 
 
+def read_square(path: Path, side: int | None = None) -> NDArray[np.uint8]:
+    """`square_pixels` of a file, at `side` pixels or its own size; raises UnusablePicture also if it cannot be read."""
+    with quiet_pillow():
+        image = open_picture_file(path)
+        return square_pixels(image, side or min(image.size))
+
+
 def reduced_square(image: Image.Image, left: int, top: int, edge: int, reduction: int) -> Image.Image:
     """A square of `image` in RGB, reduced to the means of `reduction` x `reduction` pixels, at the far edges of fewer.
 

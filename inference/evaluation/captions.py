@@ -3,12 +3,11 @@
 Shapes: N pictures, S side in pixels.
 """
 
-import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,10 +16,10 @@ from PIL import Image
 from torch import Tensor
 
 from dalle_lean.errors import UserError
-from dalle_lean.images.files import UnusablePicture, lies_in, open_picture_file, quiet_pillow, square_pixels
+from dalle_lean.images.files import UnusablePicture, read_square
+from dalle_lean.images.image_folder import LISTING, Line, Unusable, listed_file, parse_line
 from dalle_lean.io.files import read_text
 
-Line = dict[str, Any]
 T = TypeVar("T")
 
 MOST_LISTING_BYTES = 2**30
@@ -30,52 +29,50 @@ FACTS = ("ground", "paint", "size", "place", "held_out")
 
 def read_lines(folder: Path) -> list[Line]:
     """The lines of an ImageFolder's metadata.jsonl; ValueError if it is missing or malformed."""
-    listing = folder / "metadata.jsonl"
+    listing = folder / LISTING
     if not listing.is_file():
         raise UserError(
-            f"{folder} has no metadata.jsonl; `make data` draws such a folder (it needs npm), with train/ and heldout/"
+            f"{folder} has no {LISTING}; `make data` draws such a folder (it needs npm), with train/ and heldout/"
         )
-    try:
-        lines = [json.loads(line) for line in read_text(listing, MOST_LISTING_BYTES).splitlines() if line.strip()]
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{listing}: {error}") from None
+    lines: list[Line] = []
+    for number, text in enumerate(filter(str.strip, read_text(listing, MOST_LISTING_BYTES).split("\n")), start=1):
+        try:
+            line = parse_line(text)
+            check_facts(line)
+        except Unusable as error:
+            raise UserError(f"{listing}, line {number}: {error}") from None
+        lines.append(line)
     if not lines:
         raise UserError(f"{listing} is empty: every line must have file_name and text")
-    for number, line in enumerate(lines, start=1):
-        if problem := problem_of(line):
-            raise UserError(f"{listing}, line {number}: {problem}")
     return lines
 
 
-def problem_of(line: Any) -> str | None:
-    """What is wrong with a line of a listing; None if nothing is."""
-    if not isinstance(line, dict) or not all(isinstance(line.get(name), str) for name in ("file_name", "text")):
-        return "it must have file_name and text"
+def check_facts(line: Line) -> None:
+    """Unusable unless a line has a caption, and everything that the evaluation reads if it has facts."""
+    if not isinstance(line.get("text"), str):
+        raise Unusable("no text")
     if "kind" not in line and "held_out" not in line:
-        return None  # a caption without facts
+        return  # a caption without facts
     things = line.get("things")
     if not (isinstance(things, list) and things and all(isinstance(thing, str) and thing.strip() for thing in things)):
-        return "things must be a list of names"
+        raise Unusable("things must be a list of names")
     wrong = [name for name in FACTS if name not in line or not isinstance(line[name], str | None)]
     if wrong or not isinstance(line.get("kind"), str):
-        return f"{(*wrong, 'kind')[0]} must be text, or null if the caption does not tell it"
-    return None
+        raise Unusable(f"{(*wrong, 'kind')[0]} must be text, or null if the caption does not tell it")
 
 
-def drawing_path(folder: Path, line: Mapping[str, Any]) -> Path:
+def drawing_path(folder: Path, line: Line) -> Path:
     """The file of a line's picture; ValueError if its name leads out of the folder."""
-    path: Path = folder / line["file_name"]
-    if not lies_in(folder, path):
-        raise UserError(f"{folder / 'metadata.jsonl'}: file_name {line['file_name']!r} leads out of the folder")
-    return path
+    try:
+        return listed_file(folder, line["file_name"])
+    except Unusable as error:
+        raise UserError(f"{folder / LISTING}, {line['file_name']!r}: {error}") from None
 
 
 def open_pixels(path: Path, side: int | None = None) -> NDArray[np.uint8]:
     """The centre square of a picture, RGB [S, S, 3], at `side` pixels or its own size; ValueError if it is broken."""
     try:
-        with quiet_pillow():
-            image = open_picture_file(path)
-            return square_pixels(image, min(image.size) if side is None else side)
+        return read_square(path, side)
     except UnusablePicture as error:
         raise UserError(f"{path}: {error.sentence}") from None
 

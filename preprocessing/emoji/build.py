@@ -1,4 +1,5 @@
-"""Draws the planned pictures with several processes into a folder that `datasets` reads as an ImageFolder."""
+"""Draws the planned pictures with several processes into a folder that `datasets` reads as an ImageFolder, with the
+licences of the drawings beside it."""
 
 import json
 import os
@@ -15,10 +16,10 @@ from pathlib import Path
 from PIL.Image import Image
 
 from dalle_lean.errors import UserError
-from dalle_lean.io.files import write_json
+from dalle_lean.images.image_folder import LISTING
+from dalle_lean.io.files import read_json, write_json
 from dalle_lean.progress import OnProgress, unwatched
 from preprocessing.emoji.heldout import HeldOut, hold_out
-from preprocessing.emoji.licences import write_licences
 from preprocessing.emoji.lookalikes import without_lookalikes
 from preprocessing.emoji.plan import PAINTED_COPIES, plan_held_out, plan_training
 from preprocessing.emoji.render import layered, png_bytes, sprite
@@ -97,7 +98,7 @@ def write_pictures(
 ) -> Iterator[None]:
     """Draw `pictures` into `folder` as 000000.png, ... and metadata.jsonl; yield after each."""
     folder.mkdir(parents=True)
-    with (folder / "metadata.jsonl").open("w", encoding="utf-8") as metadata:
+    with (folder / LISTING).open("w", encoding="utf-8") as metadata:
         layers = (layered(picture, sprites) for picture in pictures)
         drawn = pool.imap(partial(png_bytes, side=side), layers, chunksize=64)
         for index, (picture, png) in enumerate(zip(pictures, drawn, strict=True)):
@@ -110,3 +111,33 @@ def write_pictures(
 def counted(words: Iterable[str]) -> dict[str, int]:
     """How often each word comes, by word."""
     return dict(sorted(Counter(words).items()))
+
+
+def write_licences(packages: Path, sets: Iterable[str], folder: Path) -> None:
+    """Write a file for each package: author, licence, source, version, and the full text if the package has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in sets:
+        package = packages / "@iconify-json" / name
+        info = read_json(package / "info.json")
+        version = read_json(package / "package.json")["version"]
+        lines = [
+            f"{info['name']} by {info['author']['name']}, {info['author']['url']}",
+            f"Licence: {info['license']['title']} (SPDX: {info['license']['spdx']}), {info['license']['url']}",
+            f"Taken from the npm package @iconify-json/{name} {version}.",
+            "Changes: rendered to pixels, cut to the visible part, resized, and composed on coloured grounds.",
+        ]
+        write_licence(folder / f"{name}.txt", "\n".join(lines), package)
+    package = packages / "emojibase-data"
+    about = read_json(package / "package.json")
+    author = about["author"] if isinstance(about["author"], str) else about["author"]["name"]
+    lines = [
+        f"Emojibase by {author}: labels and tags, from which the captions are made.",
+        f"Licence: SPDX {about['license']}. Taken from the npm package emojibase-data {about['version']}.",
+    ]
+    write_licence(folder / "emojibase.txt", "\n".join(lines), package)
+
+
+def write_licence(path: Path, text: str, package: Path) -> None:
+    """Write `text` and the package's licence files."""
+    texts = [file.read_text(encoding="utf-8") for file in sorted(package.iterdir()) if file.stem.upper() == "LICENSE"]
+    path.write_text("\n\n".join([text, *texts]).rstrip() + "\n", encoding="utf-8")

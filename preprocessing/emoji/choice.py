@@ -23,19 +23,17 @@ GENDERED = ("man ", "woman ", "men ", "women ", "pregnant ", "person ", "people 
 
 def drop_reason(label: str, group: str, subgroup: str) -> str | None:
     """The reason to leave out an emoji with this name and group, or None to keep it."""
-    if label.startswith("flag: ") or group == "flags":
+    if group == "flags":
         return "flag"
     if group in ("none", "component"):
         return "letter, skin or hair sample"
-    if subgroup == "time" and (label.endswith(("o’clock", "-thirty"))):
+    if label.endswith(("o’clock", "-thirty")):
         return "clock face"
     if group == "symbols" and label not in KEPT_SYMBOLS and not label.endswith(tuple(SHAPES)):
         return "button or sign"
     if group == "people-body" and label not in KEPT_PEOPLE:
-        neutral = subgroup in NEUTRAL_PEOPLE and not label.startswith(GENDERED) and ":" not in label
+        neutral = subgroup in NEUTRAL_PEOPLE and not label.startswith(GENDERED)
         return None if neutral else "person or hand like others"
-    if label.endswith("facing right"):
-        return "mirrored"
     if "small square" in label or "medium square" in label or label.startswith("small "):
         return "smaller copy of a shape"
     return None

@@ -15,8 +15,6 @@ from dalle_lean.errors import UserError
 HASH_BITS = 64
 SIDE = 32
 GRID = 8
-
-
 COSINES = np.cos(np.pi / SIDE * (np.arange(SIDE) + 0.5) * np.arange(1, GRID + 1)[:, None])
 """[8, 32]: rows 1 to 8 of the cosine transform over 32 points. Row 0, the mean, says nothing about shapes."""
 
@@ -50,20 +48,14 @@ class NearDuplicates:
         self.keys: dict[int, str] = {}
         self.hashes: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
 
-    def find(self, picture_hash: int) -> str | None:
-        """The key of an earlier picture that looks like this one, if any; the same for the same additions."""
-        for place in self.places(picture_hash):
+    def earlier(self, picture_hash: int, key: str) -> str | None:
+        """The key of an earlier picture that looks like this one; if there is none, remembers this one."""
+        places = [(band, picture_hash >> low & mask) for band, (low, mask) in enumerate(self.bands)]
+        for place in places:
             for other in self.hashes.get(place, ()):
                 if (picture_hash ^ other).bit_count() <= self.max_distance:
                     return self.keys[other]
-        return None
-
-    def add(self, picture_hash: int, key: str) -> None:
-        if picture_hash in self.keys:
-            return
         self.keys[picture_hash] = key
-        for place in self.places(picture_hash):
+        for place in places:
             self.hashes[place].append(picture_hash)
-
-    def places(self, picture_hash: int) -> list[tuple[int, int]]:
-        return [(band, picture_hash >> low & mask) for band, (low, mask) in enumerate(self.bands)]
+        return None

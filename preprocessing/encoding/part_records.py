@@ -152,6 +152,6 @@ def remove_leftovers(out: Path) -> None:
         records.rename(records.with_name(f"{records.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"))
     for leftover in out.glob(f"{records.name}.*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)
-    for name in ("shard-*.parquet", "dataset.json", "rejected.jsonl"):
+    for name in ("*.parquet", "dataset.json", "rejected.jsonl"):
         for leftover in out.glob(f".{name}.*.tmp"):
             leftover.unlink(missing_ok=True)

@@ -4,22 +4,24 @@ A shard's content depends on its part alone: each part is encoded in batches of 
 because convolutions round differently for batches of other sizes.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Self, TypeVar, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dalle_lean.images.vqgan import VQGAN
-from preprocessing.encoding.batches import Batch, PartBuffer
 from preprocessing.encoding.decode_pool import DecodePool
 from preprocessing.encoding.decoding import Candidate, Decoding, Rejection
+from preprocessing.encoding.duplicates import NearDuplicates
 from preprocessing.encoding.part_records import records_folder, write_record
 from preprocessing.shards.files import Row, write_shard
 from preprocessing.sources import Sample, Source
@@ -32,6 +34,8 @@ SIDE_BY_SIDE_BYTES = 2**28
 
 Report = Callable[[int, int, bool], None]
 """Called with (part, number of its samples that are done, whether these are all)."""
+PendingRow = partial[Row]
+"""A row that lacks only `codes=`."""
 T = TypeVar("T")
 
 
@@ -111,23 +115,70 @@ class Encoder:
 
 
 @dataclass(frozen=True)
-class PartStart:
-    """Comes before the samples of a part."""
+class Batch:
+    """Rows to encode together."""
 
     part: int
+    rows: Sequence[PendingRow]
+    pixels: Tensor
+    """uint8 [B, side, side, 3]; B is the same for every batch of a job, with padding after the rows."""
+    seen: int
+    """Samples of the part that are done after this batch."""
 
 
-@dataclass(frozen=True)
-class PartEnd:
-    """Comes after the samples of a part."""
+class Part:
+    """A part of the source: collects its rows and rejections, and hands out the rows in batches."""
 
-    part: int
-    error: OSError | None
-    """Why the part could not be read to its end."""
+    def __init__(self, number: int, job: EncodingJob, pinned: bool):
+        self.number = number
+        self.job = job
+        self.pinned = pinned
+        self.error: OSError | None = None
+        """Why it could not be read to its end."""
+        self.pending: deque[tuple[PendingRow, NDArray[np.uint8]]] = deque()
+        """Still to encode, with their pixels."""
+        self.kept = 0
+        self.rejected: Counter[str] = Counter()
+        self.explained: list[Rejection] = []
+        """Only for a job that explains them: a few bytes of a damaged source can stand for millions."""
+        distance = job.decoding.rules.max_hash_distance
+        self.copies = None if distance is None else NearDuplicates(distance)
 
+    @property
+    def seen(self) -> int:
+        """Samples that were added."""
+        return self.kept + self.rejected.total()
 
-Event = Batch | PartBuffer | PartEnd
-"""Each part has its batches, then its buffer with the counts, or an end with an error."""
+    def add(self, result: Candidate | Rejection) -> None:
+        copy = None
+        if isinstance(result, Candidate) and self.copies and result.hash is not None:
+            copy = self.copies.earlier(result.hash, result.key)
+        if copy is not None:
+            result = Rejection(result.key, "duplicate", f"looks like {copy}")
+        if isinstance(result, Rejection):
+            self.rejected[result.reason] += 1
+            if self.job.explain:
+                self.explained.append(result)
+            return
+        self.kept += 1
+        for view, pixels in enumerate(result.pixels):
+            row = partial(
+                Row,
+                caption=result.caption,
+                nsfw=result.nsfw,
+                original_width=result.width,
+                original_height=result.height,
+                url=result.url,
+                key=f"{result.key}#{view}" if view else result.key,  # the first view has the picture's key
+            )
+            self.pending.append((row, pixels))
+
+    def take_batch(self) -> Batch:
+        size = self.job.batch_size
+        chosen = [self.pending.popleft() for _ in range(min(size, len(self.pending)))]
+        pixels = torch.zeros(size, *chosen[0][1].shape, dtype=torch.uint8, pin_memory=self.pinned)
+        np.stack([one for _, one in chosen], out=pixels.numpy()[: len(chosen)])
+        return Batch(self.number, [row for row, _ in chosen], pixels, self.seen)
 
 
 def make_parts(job: EncodingJob, vqgan: VQGAN, parts: Iterable[int], report: Report) -> None:
@@ -144,7 +195,7 @@ def make_parts(job: EncodingJob, vqgan: VQGAN, parts: Iterable[int], report: Rep
     ):
         shards = ShardWriter(job, writer, report)
         prepared = prepare(job, pool, parts, pinned=encoder.device.type == "cuda")
-        begun: deque[tuple[Event, Future[Tensor] | None]] = deque()
+        begun: deque[tuple[Batch | Part, Future[Tensor] | None]] = deque()
         try:
             for event in ahead(preparer, prepared, max(BATCHES_AHEAD, encoder.at_once)):
                 begun.append((event, encoder.start(event.pixels) if isinstance(event, Batch) else None))
@@ -157,7 +208,7 @@ def make_parts(job: EncodingJob, vqgan: VQGAN, parts: Iterable[int], report: Rep
         finally:
             preparer.shutdown(cancel_futures=True)
     if shards.failed:
-        listed = "; ".join(f"{job.parts[end.part]}: {end.error}" for end in shards.failed)
+        listed = "; ".join(f"{job.parts[part.number]}: {part.error}" for part in shards.failed)
         raise OSError(f"parts of the source could not be read; the same command tries them again ({listed})")
 
 
@@ -170,10 +221,10 @@ class ShardWriter:
     report: Report
     rows: list[Row] = field(default_factory=list)
     writing: deque[Future[None]] = field(default_factory=deque)
-    failed: list[PartEnd] = field(default_factory=list)
+    failed: list[Part] = field(default_factory=list)
 
-    def take(self, event: Event, codes: Future[Tensor] | None) -> None:
-        """The next event of a part, with the codes [B, I] if it is a batch."""
+    def take(self, event: Batch | Part, codes: Future[Tensor] | None) -> None:
+        """The next batch of a part with its codes [B, I], or the part at its end."""
         if isinstance(event, Batch):
             assert codes is not None
             values = codes.result().cpu().numpy()[: len(event.rows)]
@@ -181,7 +232,7 @@ class ShardWriter:
             self.report(event.part, event.seen, False)
             return
         rows, self.rows = self.rows, []
-        if isinstance(event, PartEnd):
+        if event.error is not None:
             self.failed.append(event)
             return
         self.wait(SHARDS_BEHIND - 1)
@@ -194,7 +245,7 @@ class ShardWriter:
             self.writing.popleft().result()
 
 
-def write_part(job: EncodingJob, part: PartBuffer, rows: Sequence[Row]) -> None:
+def write_part(job: EncodingJob, part: Part, rows: Sequence[Row]) -> None:
     name = job.parts[part.number]
     path = job.out / f"shard-{name}.parquet"
     if not records_folder(job.out).is_dir():
@@ -207,37 +258,36 @@ def write_part(job: EncodingJob, part: PartBuffer, rows: Sequence[Row]) -> None:
             raise
 
 
-def prepare(job: EncodingJob, pool: DecodePool, parts: Iterable[int], pinned: bool) -> Iterator[Event]:
-    """Read and decode part after part; each starts before the one before it is done."""
-    buffer: PartBuffer
-    results: Iterator[Candidate | Rejection | PartStart | PartEnd] = pool.map(samples_of(job.source, parts))
+def prepare(job: EncodingJob, pool: DecodePool, parts: Iterable[int], pinned: bool) -> Iterator[Batch | Part]:
+    """Read and decode part after part, each as its batches, then the part itself; each starts before the one before
+    it is done."""
+    part: Part | None = None
+    results: Iterator[Candidate | Rejection | Part] = pool.map(samples_of(job, parts, pinned))
     for result in results:
-        if isinstance(result, PartStart):
-            distance = job.decoding.rules.max_hash_distance
-            buffer = PartBuffer(
-                result.part, job.batch_size, max_hash_distance=distance, explain=job.explain, pinned=pinned
-            )
-        elif not isinstance(result, PartEnd):
-            buffer.add(result)
-            while len(buffer.pending) >= job.batch_size:
-                yield buffer.take_batch()
-        elif result.error is not None:
-            yield result
+        if part is None:
+            assert isinstance(result, Part)
+            part = result
+        elif not isinstance(result, Part):
+            part.add(result)
+            while len(part.pending) >= job.batch_size:
+                yield part.take_batch()
         else:
-            if buffer.pending:
-                yield buffer.take_batch()
-            yield buffer
+            if part.pending and part.error is None:
+                yield part.take_batch()
+            yield part
+            part = None
 
 
-def samples_of(source: Source, parts: Iterable[int]) -> Iterator[Sample | PartStart | PartEnd]:
-    for part in parts:
-        yield PartStart(part)
-        error = None
+def samples_of(job: EncodingJob, parts: Iterable[int], pinned: bool) -> Iterator[Sample | Part]:
+    """The samples of each part, with the part before and after them."""
+    for number in parts:
+        part = Part(number, job, pinned)
+        yield part
         try:
-            yield from source.samples(part)
-        except OSError as failure:
-            error = failure
-        yield PartEnd(part, error)
+            yield from job.source.samples(number)
+        except OSError as error:
+            part.error = error
+        yield part
 
 
 def ahead(executor: Executor, items: Iterator[T], depth: int) -> Iterator[T]:

@@ -66,8 +66,6 @@ def dedupe(
             raise UserError(f"{out} has a {NAME} already, of something else; choose another folder")
     else:
         make_shards(info, folder, out, settings, threads or os.cpu_count() or 1, on_progress)
-    for leftover in out.glob(".*.parquet.*.tmp"):
-        leftover.unlink(missing_ok=True)
     remove_leftovers(out)
     return read_dataset_info(out)
 

@@ -6,6 +6,7 @@ from pathlib import Path, PurePosixPath
 
 from dalle_lean.errors import UserError
 from dalle_lean.images.files import PICTURE_SUFFIXES
+from dalle_lean.images.image_folder import LISTING
 from dalle_lean.io.remote_errors import Unreachable
 from preprocessing.sources.columns import NoPictures, OnlyAddresses
 from preprocessing.sources.files import list_files
@@ -20,7 +21,8 @@ TAKES = (
     "with pictures (a folder, a file, or a pattern such as 's3://bucket/{00000..00999}.tar'), a folder that datasets' "
     "save_to_disk wrote, or a data set's name on the hub, owner/name"
 )
-SHARD_SUFFIXES = (".tar", ".parquet")
+SHARD_SUFFIXES = {".tar": "tar", ".parquet": "Parquet"}
+"""Kinds of shards by suffix. A folder is of the first kind that is in it."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -46,10 +48,10 @@ def open_source(
         return open_folder(Path(text), part_rows, columns)
     if "://" in text or "*" in text or "{" in text or Path(text).is_file():
         paths = list_files(text)
-        if not all(path.endswith(SHARD_SUFFIXES) for path in paths):
+        if not all(path.endswith(tuple(SHARD_SUFFIXES)) for path in paths):
             paths = shards_in(text)
         if not paths:
-            raise UserError(f"{text}: no tar or Parquet file there; {TAKES}")
+            raise UserError(f"{text}: no {' or '.join(SHARD_SUFFIXES.values())} file there; {TAKES}")
         return open_shards(paths, columns)
     if HUB_NAME.fullmatch(text):
         try:
@@ -64,11 +66,11 @@ def open_source(
 def open_folder(folder: Path, part_rows: int, columns: Mapping[str, str | None]) -> Source:
     if (folder / "dataset.json").is_file():
         raise UserError(f"{folder} holds shards of codes, which are preprocessed already; {TAKES}")
-    if (folder / "metadata.jsonl").is_file():
+    if (folder / LISTING).is_file():
         return ListedFolder(folder, part_rows)
     if (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file():
         return SavedDataset(folder, part_rows, **columns)
-    for listing in ("metadata.jsonl", "state.json"):
+    for listing in (LISTING, "state.json"):
         if nested := sorted(str(path.parent) for path in folder.glob(f"*/{listing}")):
             # Naming the parent must not mix splits such as held-out pictures.
             raise UserError(f"{folder} has no {listing}, but folders in it do: name one of {', '.join(nested)}")
@@ -80,7 +82,7 @@ def open_folder(folder: Path, part_rows: int, columns: Mapping[str, str | None])
             if not has_pictures(folder):
                 raise
     if not has_pictures(folder):
-        raise UserError(f"{folder} holds no pictures, tars or Parquet files; {TAKES}")
+        raise UserError(f"{folder} holds no pictures and no {' or '.join(SHARD_SUFFIXES.values())} files; {TAKES}")
     return CaptionedFolder(folder, part_rows)
 
 
@@ -88,7 +90,7 @@ def open_shards(paths: list[str], columns: Mapping[str, str | None]) -> Source:
     """Tars, or Parquet files with pictures; NoPictures if they have none."""
     suffixes = {PurePosixPath(path).suffix for path in paths}
     if len(suffixes) > 1:
-        raise UserError(f"{paths[0]}, ...: tars and Parquet files do not mix; {TAKES}")
+        raise UserError(f"{paths[0]}, ...: {' and '.join(SHARD_SUFFIXES.values())} files do not mix; {TAKES}")
     if suffixes == {".tar"}:
         return TarShards(paths)
     source = ParquetShards(paths, **columns)
@@ -100,7 +102,7 @@ def open_shards(paths: list[str], columns: Mapping[str, str | None]) -> Source:
 
 
 def shards_in(folder: str) -> list[str]:
-    """The tars in a local or remote folder; if there are none, the Parquet files."""
+    """The shards in a local or remote folder, all of one kind."""
     for suffix in SHARD_SUFFIXES:
         if Path(folder).is_dir():  # its name may look like a pattern
             paths = sorted(str(path) for path in Path(folder).glob(f"*{suffix}"))

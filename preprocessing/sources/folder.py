@@ -8,6 +8,7 @@ from typing import IO, Any
 
 from dalle_lean.errors import UserError
 from dalle_lean.images.files import PICTURE_SUFFIXES, lies_in, read_picture
+from dalle_lean.images.image_folder import LISTING, Unusable, listed_file, parse_line
 from preprocessing.sources.sample import (
     MAX_CAPTION_BYTES,
     NumberedParts,
@@ -31,6 +32,7 @@ class ListedFolder(NumberedParts):
 
     def __init__(self, folder: Path, part_rows: int):
         self.folder = folder
+        self.listing = folder / LISTING
         self.part_starts: list[tuple[int, int]] = []  # byte and number of the first line of each part
         start = num_lines = 0
         with self.listing.open("rb") as file:
@@ -43,10 +45,6 @@ class ListedFolder(NumberedParts):
         if not num_lines:
             raise UserError(f"{self.listing} lists no picture")
         super().__init__(num_lines, part_rows)
-
-    @property
-    def listing(self) -> Path:
-        return self.folder / "metadata.jsonl"
 
     def samples(self, part: int) -> Iterator[Sample]:
         for number, line in islice(self.numbered_lines(*self.part_starts[part]), self.size(part)):
@@ -61,16 +59,16 @@ class ListedFolder(NumberedParts):
                     yield number, line.removesuffix(b"\n")
 
     def sample(self, number: int, line: bytes) -> Sample:
-        key = f"metadata.jsonl line {number}"
-        row = json_object(line) if len(line) <= MAX_TEXT_BYTES else None
-        if row is None or not isinstance(row.get("file_name"), str):
-            return Sample(key=key, problem="metadata_broken")
-        name = row["file_name"]
-        key = str(scalar(row, ("key",)) or name)
+        try:
+            row = parse_line(line if len(line) <= MAX_TEXT_BYTES else b"")
+        except Unusable:
+            return Sample(key=f"{LISTING} line {number}", problem="metadata_broken")
+        key = str(scalar(row, ("key",)) or row["file_name"])
         caption = caption_of(row)
-        if not lies_in(self.folder, self.folder / name):
+        try:
+            picture, problem = read_picture(listed_file(self.folder, row["file_name"]))
+        except Unusable:
             return Sample(key=key, caption=caption, problem="picture_outside_folder")
-        picture, problem = read_picture(self.folder / name)
         return Sample(key=key, caption=caption, picture=picture, metadata=metadata_of(row), problem=problem)
 
     def fingerprint(self) -> str:

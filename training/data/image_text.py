@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from dalle_lean.errors import UserError
-from dalle_lean.images import files as pictures
+from dalle_lean.images.files import PICTURE_SUFFIXES, UnusablePicture, read_square
+from dalle_lean.images.image_folder import LISTING, Line, Unusable, listed_file, parse_line
 from dalle_lean.progress import OnProgress
 from training.data.pixels import Pixels, fingerprint, in_file, in_memory
 
@@ -58,11 +59,7 @@ class ImageTextPairs:
         return self.pixels.digest(text + listed)
 
 
-class Unusable(Exception):
-    """A line of a listing is skipped; the message is the reason it is counted under."""
-
-
-def caption_of(entry: dict[str, Any]) -> str:
+def caption_of(entry: Line) -> str:
     """The caption of a line; raises Unusable if it has none."""
     caption = next((entry[name] for name in CAPTION_FIELDS if isinstance(entry.get(name), str)), "").strip()
     if not caption:
@@ -72,13 +69,9 @@ def caption_of(entry: dict[str, Any]) -> str:
 
 def read_picture(folder: Path, name: str, side: int) -> Tensor:
     """Read one picture as uint8 [3, side, side]; raises Unusable if that fails."""
-    path = folder / name
-    if not pictures.lies_in(folder, path):
-        raise Unusable("file_name points outside the folder")
     try:
-        with pictures.quiet_pillow():
-            square = pictures.square_pixels(pictures.open_picture_file(path), side)
-    except pictures.UnusablePicture as error:
+        square = read_square(listed_file(folder, name), side)
+    except UnusablePicture as error:
         raise Unusable(error.reason.replace("_", " ")) from None
     return torch.tensor(square).permute(2, 0, 1)
 
@@ -89,7 +82,7 @@ def read_captioned(
     on_progress: OnProgress | None = None,
     *,
     fields: Sequence[str] = (),
-    label_of: Callable[[dict[str, Any]], str] = caption_of,
+    label_of: Callable[[Line], str] = caption_of,
     read: Callable[[Path, str, int], Tensor] = read_picture,
     store: Path | None = None,
 ) -> ImageTextPairs:
@@ -105,9 +98,9 @@ def read_captioned(
         read: (folder, file_name, side) -> uint8 [3, side, side].
         store: file that keeps the decoded pictures for later calls; None keeps them in memory.
     """
-    listing = folder / "metadata.jsonl"
+    listing = folder / LISTING
     if not listing.is_file():
-        raise UserError(f"{folder} has no metadata.jsonl; list its pictures there, one line of JSON for each")
+        raise UserError(f"{folder} has no {LISTING}; list its pictures there, one line of JSON for each")
     lines = [line for line in listing.read_bytes().split(b"\n") if line.strip()]
     data = read_lines(folder, lines, side, on_progress, fields, label_of, read, store)
     if not len(data):
@@ -116,18 +109,14 @@ def read_captioned(
 
 
 def read_pictures(
-    folder: Path,
-    side: int,
-    on_progress: OnProgress | None = None,
-    *,
-    store: Path | None = None,
+    folder: Path, side: int, on_progress: OnProgress | None = None, *, store: Path | None = None
 ) -> ImageTextPairs:
     """Read all pictures below a folder in order of name, with empty captions; ValueError if none can be read.
 
     Arguments as for `read_captioned`.
     """
-    suffixes = pictures.PICTURE_SUFFIXES
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix.lower() in suffixes)
+    paths = (path for path in folder.rglob("*") if path.suffix.lower() in PICTURE_SUFFIXES)
+    names = sorted(str(path.relative_to(folder)) for path in paths)
     lines = [json.dumps({"file_name": name}).encode() for name in names]
     data = read_lines(folder, lines, side, on_progress, (), lambda entry: "", read_picture, store)
     if not len(data):
@@ -141,65 +130,52 @@ def read_lines(
     side: int,
     on_progress: OnProgress | None,
     fields: Sequence[str],
-    label_of: Callable[[dict[str, Any]], str],
+    label_of: Callable[[Line], str],
     read: Callable[[Path, str, int], Tensor],
     store: Path | None,
 ) -> ImageTextPairs:
     """Read the pictures of a listing's lines; arguments as for `read_captioned`."""
+    skipped: Counter[str] = Counter()
+    entries: list[Line] = []
+    labels: list[str] = []
+    for line in lines:
+        try:
+            entry = parse_line(line)
+            labels.append(label_of(entry))
+            entries.append(entry)
+        except Unusable as reason:
+            skipped[str(reason)] += 1
 
     def fill(pixels: Tensor) -> dict[str, Any]:
         used: list[int] = []
-        skipped: Counter[str] = Counter()
-        for number, line in enumerate(lines):
+        unreadable: Counter[str] = Counter()
+        for number, entry in enumerate(entries):
             try:
-                entry = parse_line(line)
-                label_of(entry)
                 pixels[len(used)] = read(folder, entry["file_name"], side)
                 used.append(number)
             except Unusable as reason:
-                skipped[str(reason)] += 1
-            if on_progress is not None and ((number + 1) % 500 == 0 or number + 1 == len(lines)):
-                on_progress(number + 1, len(lines), f"{skipped.total()} unusable" if skipped else "")
-        return {"used": used, "skipped": skipped}
+                unreadable[str(reason)] += 1
+            if on_progress is not None and ((number + 1) % 500 == 0 or number + 1 == len(entries)):
+                count = skipped.total() + unreadable.total()
+                on_progress(number + 1, len(entries), f"{count} unusable" if count else "")
+        return {"used": used, "skipped": unreadable}
 
     if store is None:
-        pixels, report = in_memory(len(lines), side, fill)
+        pixels, report = in_memory(len(entries), side, fill)
     else:
         how = (label_of.__qualname__, read.__qualname__, hashlib.sha256(b"\n".join(lines)).hexdigest())
-        made_from = fingerprint(folder, names_in(lines), side, *how)
-        pixels, report = in_file(store, made_from, len(lines), side, fill)
-    entries = [parse_line(lines[number]) for number in report["used"]]
+        made_from = fingerprint(folder, [entry["file_name"] for entry in entries], side, *how)
+        pixels, report = in_file(store, made_from, len(entries), side, fill)
+    used = report["used"]
     return ImageTextPairs(
-        Pixels(pixels[: len(entries)]),
-        captions=[label_of(entry) for entry in entries],
-        skipped=Counter(report["skipped"]),
-        attributes=[attributes_of(entry, fields) for entry in entries],
+        Pixels(pixels[: len(used)]),
+        captions=[labels[number] for number in used],
+        skipped=skipped + Counter(report["skipped"]),
+        attributes=[attributes_of(entries[number], fields) for number in used],
     )
 
 
-def names_in(lines: Sequence[bytes]) -> list[str]:
-    """The file names in the lines that have one."""
-    names = []
-    for line in lines:
-        try:
-            names.append(parse_line(line)["file_name"])
-        except Unusable:
-            continue
-    return names
-
-
-def parse_line(line: bytes) -> dict[str, Any]:
-    """Parse a line of metadata.jsonl; raises Unusable if it has no file_name."""
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        raise Unusable("line is not JSON") from None
-    if not isinstance(entry, dict) or not isinstance(entry.get("file_name"), str):
-        raise Unusable("no file_name")
-    return entry
-
-
-def attributes_of(entry: dict[str, Any], fields: Sequence[str]) -> Attributes:
+def attributes_of(entry: Line, fields: Sequence[str]) -> Attributes:
     """These fields of a line, as `Attributes`."""
     return {name: json.dumps(entry[name], sort_keys=True) for name in fields if name in entry}
 

@@ -1,15 +1,15 @@
 """Batches: of one size, from one part, encoded side by side on a CPU."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 
-from preprocessing.encoding.batches import Batch, PartBuffer
 from preprocessing.encoding.decode_pool import DecodePool
 from preprocessing.encoding.decoding import Decoding, Rejection
 from preprocessing.encoding.encode import preprocess
-from preprocessing.encoding.pipeline import Encoder, EncodingJob, prepare
+from preprocessing.encoding.pipeline import Batch, Encoder, EncodingJob, Part, prepare
 from preprocessing.sources import open_source
 from tests.preprocessing.runs import contents
 
@@ -46,8 +46,9 @@ def test_large_batches_are_encoded_one_after_the_other(vqgan, torch_threads):
         assert encoder.threads.submit(torch.get_num_threads).result() == 3
 
 
-def test_every_batch_has_one_size_and_no_part_shares_one(discs, tmp_path):
-    job = EncodingJob(
+@pytest.fixture
+def job(discs, tmp_path):
+    return EncodingJob(
         source=open_source(discs, 8),
         out=tmp_path,
         decoding=Decoding(side=16),
@@ -58,6 +59,9 @@ def test_every_batch_has_one_size_and_no_part_shares_one(discs, tmp_path):
         workers=1,
         memory_bytes=2**28,
     )
+
+
+def test_every_batch_has_one_size_and_no_part_shares_one(job):
     with DecodePool(job.decoding, workers=1) as pool:
         events = list(prepare(job, pool, [2, 0], pinned=False))
     batches = [event for event in events if isinstance(event, Batch)]
@@ -74,8 +78,8 @@ def test_every_batch_has_one_size_and_no_part_shares_one(discs, tmp_path):
 
 
 @pytest.mark.parametrize("explain", [False, True])
-def test_a_rejection_is_kept_in_memory_only_to_be_explained(explain):
-    part = PartBuffer(0, 32, max_hash_distance=None, explain=explain, pinned=False)
+def test_a_rejection_is_kept_in_memory_only_to_be_explained(job, explain):
+    part = Part(0, replace(job, explain=explain), pinned=False)
     for row in range(1000):
         part.add(Rejection(f"row {row}", "picture_missing"))
     assert part.rejected == {"picture_missing": 1000}
