@@ -31,9 +31,9 @@ def make_rows(codes, seed=0):
     """A row for each picture's codes [R, I], captions and keys numbered."""
     return [
         Row(
-            caption=f"caption {index}",
+            caption=f"caption {index} é",
             codes=row.astype(np.int16),
-            nsfw="UNLIKELY",
+            nsfw="UNLIKELY" if index % 2 else None,
             original_width=640,
             original_height=480,
             url=None,

@@ -5,23 +5,16 @@ import sys
 
 import pytest
 
-from dalle_lean.cli import main
 from preprocessing.shards.manifest import read_dataset_info
 from tests.foreign import foreign_folder
+from tests.preprocessing.runs import run_command
 
 
-def run(monkeypatch, capsys, *arguments):
-    """Exit code and standard error."""
-    monkeypatch.setattr("sys.argv", ["dalle-lean", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code, capsys.readouterr().err
-
-
-def test_a_folder_without_a_vqgan_is_named_in_one_line(monkeypatch, capsys, discs, tmp_path):
-    code, said = run(monkeypatch, capsys, "preprocess", discs, tmp_path / "out", "--vqgan", tmp_path / "none")
-    assert code == 2
-    assert said == f"error: vqgan={tmp_path / 'none'}: has no config.json; name the folder of a VQGAN\n"
+def test_a_folder_without_a_vqgan_is_named_in_one_line(capsys, discs, tmp_path):
+    assert run_command("preprocess", discs, tmp_path / "out", "--vqgan", tmp_path / "none") == 2
+    assert (
+        capsys.readouterr().err == f"error: vqgan={tmp_path / 'none'}: has no config.json; name the folder of a VQGAN\n"
+    )
 
 
 def test_labels_that_laion_does_not_have_are_warned_of(capsys):

@@ -9,24 +9,18 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from dalle_lean.cli import main
 from preprocessing.encoding.encode import preprocess
 from preprocessing.shards.dedupe import dedupe, first_of_each
 from preprocessing.shards.files import write_shard
 from preprocessing.shards.import_shards import import_shards
-from preprocessing.shards.manifest import read_dataset_info
 from preprocessing.shards.verify import find_faults
 from preprocessing.sources import open_source
-from tests.preprocessing.shard_folders import make_rows, random_codes, read_rows, write_folder, write_published
-
-
-def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+from tests.preprocessing.runs import contents, run_command
+from tests.preprocessing.shard_folders import make_rows, random_codes, stored_rows, write_folder, write_published
 
 
 def rows_of(folder):
-    info = read_dataset_info(folder)
-    return list(read_rows([folder / shard.file for shard in info.shards], info.num_codes, info.codebook_size))
+    return list(stored_rows(folder))
 
 
 @pytest.fixture
@@ -107,8 +101,7 @@ def test_copies_of_pictures_go_with_all_their_views(discs, tmp_path, vqgan, caps
     assert info.counts.further_views == info.counts.kept == once.counts.kept
     assert info.counts.rejected["same_codes"] == once.counts.rejected["same_codes"] + 30
     assert info.shards == once.shards
-    with pytest.raises(SystemExit):
-        main(["shards", "verify", str(tmp_path / "twice_deduped")])
+    assert run_command("shards", "verify", tmp_path / "twice_deduped") == 0
     assert f"{info.counts.kept} pictures in {info.num_rows} rows, all sound" in capsys.readouterr().out
 
 
@@ -177,8 +170,6 @@ def test_a_hash_is_the_first_where_it_is_not_among_those_before():
 
 
 def test_the_command_says_what_it_left_out(folder, tmp_path, capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["shards", "dedupe", str(folder), str(tmp_path / "out")])
-    assert end.value.code == 0
+    assert run_command("shards", "dedupe", folder, tmp_path / "out") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "3 shards, 100 pictures; 35 of 135 left out (same_codes)" in said

@@ -7,38 +7,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from preprocessing.shards.files import Row, read_blocks, read_header, write_shard
+from preprocessing.shards.files import read_blocks, read_header, write_shard
 from preprocessing.shards.manifest import Counts, DatasetInfo, read_dataset_info, write_dataset_info
-from tests.preprocessing.shard_folders import PACKED_SHARD, read_rows, stored_rows
+from tests.preprocessing.shard_folders import PACKED_SHARD, make_rows, read_rows, stored_rows, write_published
 
 NUM_CODES, CODEBOOK_SIZE = 16, 100
 
 
-def make_rows(num_rows, seed=0):
+def some_rows(num_rows, seed=0):
     codes = np.random.default_rng(seed).integers(0, CODEBOOK_SIZE, (num_rows, NUM_CODES), dtype=np.int16)
-    return [
-        Row(
-            caption=f"caption {index} é",
-            codes=row,
-            nsfw="UNLIKELY" if index % 2 else None,
-            original_width=640,
-            original_height=480,
-            url=None,
-            key=f"{seed}-{index}",
-        )
-        for index, row in enumerate(codes)
-    ]
+    return make_rows(codes, seed)
 
 
 @pytest.fixture
 def rows():
-    return make_rows(700, seed=0) + make_rows(300, seed=1)
+    return some_rows(700, seed=0) + some_rows(300, seed=1)
 
 
 def test_codes_are_as_small_as_brotli_makes_them(tmp_path):
     patches = np.random.default_rng(0).geometric(0.1, (2000, 2, 2)).astype(np.int16)
     pictures = patches.repeat(2, axis=1).repeat(2, axis=2).reshape(-1, NUM_CODES)
-    write_shard(tmp_path / "shard.parquet", [replace(make_rows(1)[0], codes=codes) for codes in pictures])
+    write_shard(tmp_path / "shard.parquet", [replace(some_rows(1)[0], codes=codes) for codes in pictures])
     table = pa.table({"code": pa.array([codes.tobytes() for codes in pictures], pa.binary())})
     for level in (8, 11):
         options = {"compression": "brotli", "compression_level": level, "use_dictionary": False}
@@ -190,7 +179,7 @@ def test_damaged_bytes_never_raise_anything_else(tmp_path):
     """Without a checksum per page a changed byte may go unseen; then codes still have their length and range."""
     random = np.random.default_rng(0)
     path = tmp_path / "x.parquet"
-    write_shard(path, make_rows(20))
+    write_shard(path, some_rows(20))
     whole = path.read_bytes()
     refused = read = 0
     for _ in range(200):
@@ -236,18 +225,16 @@ def test_a_shard_of_the_packed_layout_is_refused_in_one_sentence(read):
 
 
 def test_of_the_layouts_that_dataset_json_could_name_only_the_published_one_is_read(folder):
-    content = json.loads((folder / "dataset.json").read_text())
-    content["settings"]["layout"] = "published"
-    (folder / "dataset.json").write_text(json.dumps(content))
+    info = read_dataset_info(folder)
+    write_dataset_info(folder, replace(info, settings={"layout": "published"}))
     assert read_dataset_info(folder).num_rows == 1000
-    content["settings"]["layout"] = "packed"
-    (folder / "dataset.json").write_text(json.dumps(content))
+    write_dataset_info(folder, replace(info, settings={"layout": "packed"}))
     with pytest.raises(ValueError, match=r"dataset\.json: the shards are of the packed layout, which this version no"):
         read_dataset_info(folder)
 
 
 def test_in_a_shard_without_keys_they_are_the_numbers_of_its_rows(tmp_path):
-    codes = [row.codes.tobytes() for row in make_rows(300)]
+    codes = [row.codes.tobytes() for row in some_rows(300)]
     pq.write_table(pa.table({"caption": ["a cat"] * 300, "code": codes}), tmp_path / "x.parquet")
     streamed = read_rows([tmp_path / "x.parquet"], NUM_CODES, CODEBOOK_SIZE)
     assert [row["key"] for row in streamed] == [str(number) for number in range(300)]
@@ -256,21 +243,8 @@ def test_in_a_shard_without_keys_they_are_the_numbers_of_its_rows(tmp_path):
 def test_files_of_the_published_data_set_are_read_as_they_are(tmp_path):
     """The published files have more columns, other number types and several row groups."""
     codes = np.random.default_rng(0).integers(0, 8192, (1000, 1024), dtype=np.int16)
-    table = pa.table(
-        {
-            "caption": [f"caption {index}" for index in range(1000)],
-            "NSFW": ["UNLIKELY"] * 1000,
-            "similarity": np.linspace(0, 1, 1000),
-            "LICENSE": ["?"] * 1000,
-            "url": ["http://x"] * 1000,
-            "key": np.arange(1000),
-            "original_width": np.full(1000, 640.0),
-            "original_height": np.full(1000, 480.0),
-            "code": pa.array([row.tobytes() for row in codes], pa.large_binary()),
-        }
-    )
-    pq.write_table(table, tmp_path / "part-0.parquet", compression="brotli", row_group_size=300)
+    write_published(tmp_path / "part-0.parquet", codes)
     streamed = list(read_rows([str(tmp_path / "part-0.parquet")], 1024, 8192))
     assert (np.stack([row["codes"] for row in streamed]) == codes).all()
-    assert streamed[999]["caption"] == "caption 999"
+    assert streamed[999]["caption"] == "a caption of part-0, number 999"
     assert streamed[999]["key"] == "999"

@@ -7,11 +7,11 @@ import shutil
 import numpy as np
 import pytest
 
-from dalle_lean.cli import main
 from preprocessing.shards.files import write_shard
 from preprocessing.shards.import_shards import import_shards
 from preprocessing.shards.manifest import read_dataset_info
 from preprocessing.shards.verify import find_faults
+from tests.preprocessing.runs import run_command
 from tests.preprocessing.shard_folders import PACKED_SHARD, make_rows, random_codes, stored_rows, write_published
 
 
@@ -41,15 +41,11 @@ def test_adopted_files_stay_as_they_are_and_are_read_in_order(published, vqgan):
 
 
 def test_training_takes_adopted_files(published, vqgan, vqgan_folder, tmp_path):
-    with pytest.raises(SystemExit) as end:
-        main(["shards", "adopt", str(published), "--vqgan", str(vqgan_folder)])
-    assert end.value.code == 0
+    assert run_command("shards", "adopt", published, "--vqgan", vqgan_folder) == 0
     recipe = tmp_path / "tiny.toml"
     recipe.write_text(RECIPE)
     arguments = ["train", published, tmp_path / "run", "--config", recipe, "--vqgan", vqgan_folder, "--steps", 2]
-    with pytest.raises(SystemExit) as end:
-        main([*map(str, arguments), "--device", "cpu"])
-    assert end.value.code == 0
+    assert run_command(*arguments, "--device", "cpu") == 0
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
 
 

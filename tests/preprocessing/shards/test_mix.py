@@ -5,11 +5,11 @@ import os
 import numpy as np
 import pytest
 
-from dalle_lean.cli import main
 from dalle_lean.errors import UserError
 from preprocessing.shards.manifest import read_dataset_info
 from preprocessing.shards.mix import mix
 from preprocessing.shards.verify import find_faults
+from tests.preprocessing.runs import run_command
 from tests.preprocessing.shard_folders import make_rows, random_codes, stored_rows, write_folder
 from tests.tiny import tiny_vqgan
 
@@ -26,9 +26,7 @@ def many(tmp_path, vqgan):
 
 
 def test_each_folder_is_there_as_often_as_asked_and_the_sources_stay(few, many, vqgan, tmp_path, capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["shards", "mix", str(tmp_path / "mixed"), f"{few}:3", str(many)])
-    assert end.value.code == 0
+    assert run_command("shards", "mix", tmp_path / "mixed", f"{few}:3", many) == 0
     assert "5 shards, 95 pictures" in capsys.readouterr().out
     info = read_dataset_info(tmp_path / "mixed")
     assert (info.counts.seen, info.counts.kept, info.counts.rejected) == (3 * 7 + 80, 95, {"small": 6})

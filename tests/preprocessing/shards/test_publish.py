@@ -26,17 +26,17 @@ def folder(tmp_path):
     return write_shards(tmp_path / "birds", **SIZES)
 
 
-def run(environment, *command):
-    """What a command says, which is to succeed."""
+def run(environment, *command, code=0):
+    """What a command says, which is to end with this code."""
     done = subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return done.stdout + done.stderr
 
 
-def publish(environment, folder, destination, *options):
-    return run(environment, *PROGRAM, "shards", "publish", str(folder), destination, *options)
+def publish(environment, folder, destination, *options, code=0):
+    return run(environment, *PROGRAM, "shards", "publish", str(folder), destination, *options, code=code)
 
 
 def until(condition):
@@ -117,18 +117,9 @@ def test_shards_go_to_a_bucket_and_a_killed_copy_continues(s3, folder, tmp_path)
 
 
 def test_a_bucket_that_is_not_there_is_one_line_without_the_secret(s3, folder):
-    done = subprocess.run(
-        [*PROGRAM, "shards", "publish", str(folder), "s3://elsewhere/birds"],
-        env=s3.environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: s3://elsewhere/birds could not be written (")
-    assert SECRET not in done.stderr
+    said = publish(s3.environment, folder, "s3://elsewhere/birds", code=2)
+    assert said.startswith("error: s3://elsewhere/birds could not be written (")
+    assert SECRET not in said
 
 
 @pytest.fixture
@@ -170,15 +161,7 @@ def test_shards_go_to_the_hub_in_one_commit_and_a_killed_upload_continues(hub, f
 
 
 def test_who_is_not_let_in_reads_why_and_no_token(hub, folder):
-    done = subprocess.run(
-        [*PROGRAM, "shards", "publish", str(folder), "hf://datasets/me/birds"],
-        env=hub.client | {"HF_TOKEN": "hf_AnotherToken0123456789"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: hf://datasets/me/birds: its storage refuses access (")
-    assert "0123456789" not in done.stdout + done.stderr
+    stranger = hub.client | {"HF_TOKEN": "hf_AnotherToken0123456789"}
+    said = publish(stranger, folder, "hf://datasets/me/birds", code=2)
+    assert said.startswith("error: hf://datasets/me/birds: its storage refuses access (")
+    assert "0123456789" not in said

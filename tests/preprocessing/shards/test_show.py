@@ -9,12 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from dalle_lean.cli import main
 from dalle_lean.images.files import open_picture, square_pixels
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.model_folder import bundled_model
 from preprocessing.shards.contact_sheet import contact_sheet, decode_sample_rows
 from preprocessing.shards.statistics import collect_statistics
+from tests.preprocessing.runs import run_command
 from tests.preprocessing.shard_folders import make_rows, random_codes, stored_rows, write_folder
 
 
@@ -80,9 +80,7 @@ def test_the_sheet_shows_what_the_vqgan_decodes(folder, vqgan):
 
 
 def run(*arguments):
-    with pytest.raises(SystemExit) as end:
-        main(["shards", "show", *map(str, arguments), "--device", "cpu"])
-    return end.value.code
+    return run_command("shards", "show", *arguments, "--device", "cpu")
 
 
 def test_the_bundled_vqgan_shows_its_own_codes(emoji_shards, tmp_path, capsys):
