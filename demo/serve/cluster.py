@@ -24,6 +24,8 @@ BATCHES_PER_REPLICA = 2
 SLOW_START_S = 120
 START_TRIES = 3
 DRAIN_POLL_S = 0.5
+SWITCH_S = 300.0
+"""Left to the front to find a new model and learn its speed."""
 STOP_S = 10.0
 """Left to drawings in progress when the engine ends."""
 
@@ -129,7 +131,8 @@ class RunningEngine:
         """Draw with the model in this folder from now on. Prompts in progress finish with the previous model.
 
         Raises:
-            UserError: the folder is incomplete, or no replica can load it; the previous model stays.
+            UserError: the folder is incomplete, no replica can load it, or the front does not switch to it; the
+                previous model stays.
         """
         from ray import serve
 
@@ -154,7 +157,7 @@ class RunningEngine:
                 graceful_shutdown_timeout_s=STOP_S,
             )
             serve.run(front.bind(PROMPTS_PER_REPLICA * most, self.settings.waiting, most * units), name=FRONT)
-        handle = serve.get_app_handle(FRONT)
+        handle, due_s = serve.get_app_handle(FRONT), time.monotonic() + SWITCH_S
         while True:
             newest, prompts = handle.in_use.remote().result()
             if newest == name:
@@ -163,6 +166,9 @@ class RunningEngine:
                     serve.delete(old)
                 if len(prompts) == 1 + len(idle):
                     return
+            elif time.monotonic() > due_s:
+                serve.delete(name)
+                raise UserError(f"the engine's front did not switch to {folder} in {SWITCH_S:.0f} s; try again")
             time.sleep(DRAIN_POLL_S)
 
     @property

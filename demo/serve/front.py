@@ -9,8 +9,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from typing import Any
 
 from ray import serve
@@ -30,7 +29,7 @@ from demo.serve.wire import (
     latency_to_json,
     request_from_json,
 )
-from demo.service.drawing_service import LINE_INTERVAL_S, PREVIEW_INTERVAL_S, UPLOADS_WAITING
+from demo.service.drawing_service import FIRST_UPLOAD_S, LINE_INTERVAL_S, PREVIEW_INTERVAL_S, UPLOADS_WAITING
 from demo.service.scheduler import Busy, Scheduler, Ticket
 from inference.request import Request
 
@@ -54,6 +53,7 @@ class Front:
 
     def __init__(self, at_once: int, waiting: int, units_at_once: int):
         self.line = Scheduler(at_once, waiting)
+        self.uploads = Scheduler(at_once=1, waiting=UPLOADS_WAITING)
         self.units_at_once = units_at_once
         # First come, first served, so that prompts drawn at the same time take turns.
         self.slots = asyncio.Semaphore(units_at_once)
@@ -61,7 +61,6 @@ class Front:
         self.model: Model | None = None
         """The newest, which draws the next prompts."""
         self.replicas = 0
-        self.reading = 0
         self.prompts_total = Counter("dalle_lean_prompts", "Prompts by how they ended.", ("result",))
         self.pictures_total = Counter("dalle_lean_pictures", "Pictures drawn for finished prompts.")
         self.redrawn_total = Counter("dalle_lean_units_redrawn", "Units drawn again after a failure.")
@@ -140,7 +139,7 @@ class Front:
         pixels = await body(message, model.picture_bytes)
         if len(pixels) != model.picture_bytes:
             raise UserError(f"{len(pixels)} bytes: a picture of this model has {model.picture_bytes}")
-        with self.reading_one():
+        with self.uploads.ticket(FIRST_UPLOAD_S):
             return JSONResponse({"codes": await model.handle.read.remote(pixels)})
 
     async def preview(self, message: HttpRequest, model: Model) -> Response:
@@ -149,19 +148,8 @@ class Front:
         codes = codes_from_json(content.get("codes"), model.config)
         if len(codes) < model.config.image_side:
             raise UserError(f"{len(codes)} codes: a preview needs at least a row of {model.config.image_side}")
-        with self.reading_one():
+        with self.uploads.ticket(FIRST_UPLOAD_S):
             return JSONResponse({"png": await model.handle.preview.remote(codes)})
-
-    @contextmanager
-    def reading_one(self) -> Iterator[None]:
-        """Count a picture being read or previewed; Busy if there are too many."""
-        if self.reading > UPLOADS_WAITING:
-            raise Busy(1, UPLOADS_WAITING, 1.0)
-        self.reading += 1
-        try:
-            yield
-        finally:
-            self.reading -= 1
 
     async def draw(self, message: HttpRequest, model: Model) -> Response:
         """Stream a line of JSON for each event, the last with the pictures. Closing the connection cancels."""

@@ -1,0 +1,55 @@
+"""Models replaced and uploads turned away, without a cluster."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("ray.serve", reason="pip install 'dalle-lean[serve]'")
+
+import ray
+from ray import serve
+
+from demo.serve import cluster
+from demo.serve.front import DRAWERS, FRONT, Front
+from demo.service.drawing_service import UPLOADS_WAITING
+from demo.service.scheduler import Busy
+
+
+def test_a_model_that_the_front_never_switches_to_is_removed_again_and_an_error(model_folder, monkeypatch):
+    old, deleted = f"{DRAWERS}old", []
+    in_use = SimpleNamespace(remote=lambda: SimpleNamespace(result=lambda: (old, {old: 0})))
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1})
+    monkeypatch.setattr(serve, "run", lambda *given, **options: None)
+    monkeypatch.setattr(serve, "delete", deleted.append)
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications={FRONT: None}))
+    monkeypatch.setattr(serve, "get_app_handle", lambda name: SimpleNamespace(in_use=in_use))
+    monkeypatch.setattr(cluster, "SWITCH_S", 0.0)
+    engine = cluster.RunningEngine(cluster.EngineSettings())
+    with pytest.raises(ValueError, match=f"did not switch to {model_folder} in 0 s"):
+        engine.load(model_folder)
+    [removed] = deleted
+    assert removed.startswith(DRAWERS)
+    assert removed != old
+
+
+def test_one_upload_is_read_three_wait_and_the_next_is_turned_away(monkeypatch):
+    async def wait(*given):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Front, "watch", wait)
+    monkeypatch.setattr("demo.serve.front.body", lambda message, most_bytes: asyncio.sleep(0, b"rgb"))
+    model = SimpleNamespace(picture_bytes=3, handle=SimpleNamespace(read=SimpleNamespace(remote=wait)))
+
+    async def visit():
+        front = Front(1, 1, 1)
+        uploads = [asyncio.create_task(front.read(None, model)) for _ in range(2 + UPLOADS_WAITING)]
+        done, waiting = await asyncio.wait(uploads, return_when=asyncio.FIRST_EXCEPTION, timeout=30)
+        for task in (front.watching, *waiting):
+            task.cancel()
+        return [task.exception() for task in done], len(waiting)
+
+    [busy], waiting = asyncio.run(visit())
+    assert waiting == 1 + UPLOADS_WAITING
+    assert isinstance(busy, Busy)
+    assert (busy.served, busy.waiting) == (1, UPLOADS_WAITING)
