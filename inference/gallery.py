@@ -16,8 +16,7 @@ import torch
 from PIL import Image, ImageDraw
 from PIL.PngImagePlugin import PngInfo
 
-from dalle_lean.draw.fonts import lettering
-from dalle_lean.draw.text_wrap import wrapped, wrapped_within
+from dalle_lean.draw.fonts import lettering, wrapped, wrapped_within
 from dalle_lean.io.files import read_json, write_bytes, write_json
 from inference.request import Picture
 

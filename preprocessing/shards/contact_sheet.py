@@ -7,8 +7,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from dalle_lean.draw.fonts import Font, lettering
-from dalle_lean.draw.text_wrap import wrapped_within
+from dalle_lean.draw.fonts import Font, lettering, wrapped_within
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.progress import OnProgress, unwatched
 from preprocessing.shards.statistics import SampleRow, ShardStatistics
