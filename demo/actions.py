@@ -15,11 +15,10 @@ import gradio as gr
 from dalle_lean.errors import UserError
 from dalle_lean.vocabulary import content_words
 from demo import progress_views as views
-from demo.controls import Controls
-from demo.download import write_pictures
-from demo.form import FormValues, cut_prompt, default_settings, first_rows, new_seed, read_request
+from demo.form import cut_prompt, default_settings, first_rows, new_seed, read_request
 from demo.service.drawing_service import Done, DrawingEvent, DrawingService, Queued
 from demo.service.scheduler import Busy
+from inference.gallery import picture_metadata, png_bytes, prompt_metadata
 from inference.request import Request
 
 EXAMPLES_NAMED = 3
@@ -46,7 +45,12 @@ class Parts:
     download: Any
     more: Any
     keep: Any
-    controls: Controls
+    inputs: dict[str, Any]
+    """The controls of the arguments of `read_request`, by name."""
+    new_seed: Any
+    estimate: Any
+    given: Any
+    """Shows the upload."""
     drawn: Any
     """The visitor's last Done."""
     chosen: Any
@@ -66,36 +70,40 @@ class Actions:
 
     def greet(self) -> Update:
         """The default number of candidates and the estimates, as the machine draws now."""
-        controls, ranked = self.parts.controls, self.service.generator.scorer is not None
+        ranked = self.service.generator.scorer is not None
         num_images = default_settings(self.service)["num_images" if ranked else "best"]
         update: Update = {
             self.parts.status: views.welcome(self.service, num_images),
-            controls.estimate: views.estimate(self.service, num_images),
+            self.parts.estimate: views.estimate(self.service, num_images),
         }
         if ranked:
-            update[controls.inputs["num_images"]] = gr.Slider(value=num_images, info=views.advice(self.service))
+            update[self.parts.inputs["num_images"]] = gr.Slider(value=num_images, info=views.advice(self.service))
         return update
 
     def draw(self, tab: gr.Request, prompt: str, fresh: bool, *controls: Any) -> Iterator[Update]:
-        """Draw a prompt; `controls` are the fields of FormValues, `fresh` takes a new seed."""
-        values = FormValues(*controls)
+        """Draw a prompt; `controls` are the values of `Parts.inputs`, `fresh` takes a new seed."""
+        values = self.values(controls)
         if fresh:
-            values = replace(values, seed=new_seed())
-        yield from self.show(tab, prompt, lambda prompt: read_request(self.service, prompt, values), values.seed)
+            values["seed"] = new_seed()
+        yield from self.show(tab, prompt, lambda prompt: read_request(self.service, prompt, **values), values["seed"])
 
     def draw_more(
         self, tab: gr.Request, prompt: str, drawn: Done | None, chosen: int, *controls: Any
     ) -> Iterator[Update]:
         """Draw new pictures with the upper rows of the chosen one."""
-        values = replace(FormValues(*controls), upload=None, seed=new_seed())
+        values = self.values(controls) | {"upload": None, "seed": new_seed()}
 
         def read(prompt: str) -> Request:
             if drawn is None:
                 raise UserError("these pictures are gone; draw new ones")
-            request = read_request(self.service, prompt, values)
-            return replace(request, start=first_rows(self.service, drawn.pictures[chosen].codes, values.rows))
+            request = read_request(self.service, prompt, **values)
+            return replace(request, start=first_rows(self.service, drawn.pictures[chosen].codes, values["rows"]))
 
-        yield from self.show(tab, prompt, read, values.seed)
+        yield from self.show(tab, prompt, read, values["seed"])
+
+    def values(self, controls: Sequence[Any]) -> dict[str, Any]:
+        """The arguments of `read_request`, by name."""
+        return dict(zip(self.parts.inputs, controls, strict=True))
 
     def open(self, tab: gr.Request, fresh: bool, *controls: Any) -> Iterator[Update]:
         """Draw the prompt of an address such as /?prompt=a+red+heart&seed=3 at once."""
@@ -103,10 +111,10 @@ class Actions:
         if "prompt" not in asked:
             yield gr.skip()
             return
-        values = FormValues(*controls)
+        values = self.values(controls)
         if asked.get("seed", "").isdecimal():
-            fresh, values = False, replace(values, seed=int(asked["seed"]))
-        for update in self.draw(tab, asked["prompt"], fresh, *vars(values).values()):
+            fresh, values["seed"] = False, int(asked["seed"])
+        for update in self.draw(tab, asked["prompt"], fresh, *values.values()):
             yield {self.parts.prompt: cut_prompt(asked["prompt"]), **update}
 
     def show(self, tab: gr.Request, prompt: str, read: Callable[[str], Request], seed: int) -> Iterator[Update]:
@@ -119,7 +127,7 @@ class Actions:
             parts.stop: gr.Button(interactive=True),
             parts.gallery: gr.Gallery(visible=False),
             parts.actions: gr.Row(visible=False),
-            parts.controls.inputs["seed"]: seed,
+            parts.inputs["seed"]: seed,
         }
         shorter = cut_prompt(prompt)
         if shorter != prompt:
@@ -253,9 +261,9 @@ class Actions:
         """Use the seed of these pictures from now on."""
         if drawn is None:
             return gr.skip()
-        seed, controls = drawn.request.settings.seed, self.parts.controls
+        seed = drawn.request.settings.seed
         said = f"Seed {seed} is kept: the same prompt and settings draw the same pictures again."
-        return {controls.inputs["seed"]: seed, controls.new_seed: False, self.parts.status: views.line(said)}
+        return {self.parts.inputs["seed"]: seed, self.parts.new_seed: False, self.parts.status: views.line(said)}
 
     def preview_upload(self, upload: bytes | None, rows: int) -> str:
         """Show an upload and which of its rows are kept, or what is wrong with it."""
@@ -275,3 +283,18 @@ class Actions:
         """How long drawing takes with these settings."""
         ranked = self.service.generator.scorer is not None
         return views.estimate(self.service, num_images if ranked else best, guidance)
+
+
+def write_pictures(drawn: Done, folder: Path) -> list[Path]:
+    """Write one PNG for each picture, with text chunks that tell how to draw it again.
+
+    The file names hold nothing that a user typed.
+    """
+    request = drawn.request
+    shared = prompt_metadata(request.prompt, drawn.described)
+    paths = []
+    for picture in drawn.pictures:
+        path = folder / f"dalle_lean-seed{request.settings.seed}-no{picture.index}.png"
+        path.write_bytes(png_bytes(picture.image, shared | picture_metadata(picture)))
+        paths.append(path)
+    return paths

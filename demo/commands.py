@@ -34,8 +34,7 @@ def demo(
         str | None, typer.Option(help="Path under which a proxy serves the page, such as /dalle.")
     ] = None,
     serve: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Draw with the engine at this address (see `serve`)."),
+        str | None, typer.Option(metavar="ADDRESS", help="Draw with the engine at this address (see `serve`).")
     ] = None,
     api: Annotated[bool, typer.Option(help="Offer programs the endpoint /draw.")] = True,
 ) -> None:
@@ -75,12 +74,7 @@ def demo(
         card = read_card(folder)
     say(views.default_count(service))
     server = page_server.serve(
-        *(service, host, free),
-        card=card,
-        share=share,
-        auth=login,
-        root_path=read_root_path(root_path),
-        api=api,
+        *(service, host, free), card=card, share=share, auth=login, root_path=read_root_path(root_path), api=api
     )
     say(f"the prompt page is at {server.local_url} (Ctrl+C ends it)")
     if server.share_url:

@@ -10,9 +10,8 @@ import gradio as gr
 
 from dalle_lean.errors import UserError
 from demo import progress_views as views
-from demo.actions import Parts
-from demo.download import write_pictures
-from demo.form import FormValues, default_rows, default_settings, read_request
+from demo.actions import Parts, write_pictures
+from demo.form import default_rows, default_settings, read_request
 from demo.service.drawing_service import Done, DrawingService, Queued, Running
 from demo.service.scheduler import Busy
 from inference.gallery import picture_facts
@@ -40,8 +39,9 @@ def add_endpoint(service: DrawingService, parts: Parts) -> None:
         try:
             if num_images is None:
                 num_images = service.affordable()
-            values = FormValues(num_images, best, top_k, top_p, temperature, guidance, seed, picture, rows)
-            request = read_request(service, prompt or "", values)  # Gradio passes a prompt of null on
+            chosen = {"num_images": num_images, "best": best, "top_k": top_k, "top_p": top_p}
+            chosen |= {"temperature": temperature, "guidance": guidance, "seed": seed}
+            request = read_request(service, prompt or "", picture, rows, **chosen)  # Gradio passes a prompt of null on
             for event in service.draw(request):
                 if isinstance(event, Done):
                     with tempfile.TemporaryDirectory() as folder:

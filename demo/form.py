@@ -2,7 +2,6 @@
 
 import re
 import secrets
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -19,35 +18,23 @@ HIGHEST_TEMPERATURE = 2
 LARGEST_SEED = 2**31
 
 
-@dataclass(frozen=True)
-class FormValues:
-    """The values of the controls, in their order on the page, not yet checked."""
-
-    num_images: int
-    best: int | None
-    """None is 4, or all if fewer are drawn."""
-    top_k: int
-    top_p: float
-    temperature: float
-    guidance: float
-    seed: int
-    upload: bytes | None = None
-    """A picture's file."""
-    rows: int = 1
-    """Rows of codes to keep from the top of the upload."""
-
-
-def read_request(service: DrawingService, prompt: str, values: FormValues) -> Request:
+def read_request(
+    service: DrawingService, prompt: str, upload: bytes | None = None, rows: int = 1, **chosen: Any
+) -> Request:
     """The request; UserError for an empty or overlong prompt, a setting out of range, or an upload that is not a
-    picture."""
+    picture.
+
+    Args:
+        upload: a picture's file, of which `rows` rows of codes are kept from the top.
+        chosen: fields of Settings, not yet checked.
+    """
     check_prompt(prompt)
-    num_images = values.num_images
-    if service.generator.scorer is None and isinstance(num_images, int) and isinstance(values.best, int):
-        num_images = max(num_images, values.best)
-    chosen = {name: value for name, value in vars(values).items() if name in Settings.__dataclass_fields__}
-    settings = Settings(**{**chosen, "num_images": num_images})
+    num_images, best = chosen["num_images"], chosen["best"]
+    if service.generator.scorer is None and isinstance(num_images, int) and isinstance(best, int):
+        chosen["num_images"] = max(num_images, best)
+    settings = Settings(**chosen)
     check_limits(prompt, settings, service.generator.model.config)
-    start = None if values.upload is None else first_rows(service, service.read_upload(values.upload), values.rows)
+    start = None if upload is None else first_rows(service, service.read_upload(upload), rows)
     return Request(prompt, settings, start)
 
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import gradio as gr
 
+from dalle_lean.images.files import FORMATS
 from demo import progress_views as views
 from demo.actions import Actions, Parts
 from demo.calculator.page import add_calculator
-from demo.controls import add_controls
 from demo.endpoint import add_endpoint
-from demo.form import default_settings
-from demo.service.drawing_service import DrawingService
+from demo.form import HIGHEST_TEMPERATURE, MOST_BEST, MOST_IMAGES, default_rows, default_settings
+from demo.service.drawing_service import HIGHEST_GUIDANCE, LOWEST_GUIDANCE, DrawingService
 
 TITLE = "dalle_lean"
 EXAMPLES = (
@@ -87,31 +87,77 @@ def add_parts(service: DrawingService, card: bool) -> tuple[Parts, Any]:
     drawn = gr.State(None, time_to_live=KEEP_S)
     chosen = gr.State(0, time_to_live=KEEP_S)
     visible = (prompt, draw, stop, status, unknown, stage, gallery, actions, download, more, keep)
-    return Parts(*visible, controls, drawn, chosen), examples
+    return Parts(*visible, *controls, drawn, chosen), examples
+
+
+def add_controls(service: DrawingService) -> tuple[dict[str, Any], Any, Any, Any]:
+    """Add the controls in two accordions; returns `inputs`, `new_seed`, `estimate` and `given` of Parts."""
+    side, codes = service.generator.model.config.image_side, service.generator.model.config.image_vocab_size
+    defaults = {**default_settings(service), "rows": default_rows(service)}
+    ranked = service.generator.scorer is not None
+    inputs: dict[str, Any] = {}
+
+    def slider(name: str, lowest: float, highest: float, step: float, label: str, info: str, **options: Any) -> None:
+        inputs[name] = gr.Slider(lowest, highest, defaults[name], step=step, label=label, info=info, **options)
+
+    with gr.Accordion("Settings", open=False, elem_id="settings"):
+        with gr.Row():
+            advice = views.advice(service)
+            slider("num_images", 1, MOST_IMAGES, 1, "Candidates", advice, visible=ranked, elem_id="num-images")
+            slider(
+                "best", 1, MOST_BEST, 1, "Show the best" if ranked else "Pictures", "How many to show", elem_id="best"
+            )
+        estimate = gr.HTML(views.estimate(service, defaults["num_images" if ranked else "best"]), elem_id="estimate")
+        with gr.Row():
+            slider("top_k", 0, codes, 1, "Top-k", "Sample each code from the k most likely; 0 is off")
+            slider("top_p", 0, 1, 0.01, "Top-p", "... and from those that make up this probability; 1 is off")
+        with gr.Row():
+            info = "0 always takes the most likely code; above 1 is more random"
+            slider("temperature", 0, HIGHEST_TEMPERATURE, 0.05, "Temperature", info)
+            info = "Above 1 follows the prompt more closely and takes twice as long"
+            slider("guidance", LOWEST_GUIDANCE, HIGHEST_GUIDANCE, 0.25, "Guidance", info)
+        with gr.Row():
+            info = "The same seed draws the same pictures"
+            inputs["seed"] = gr.Number(0, precision=0, minimum=0, label="Seed", info=info, elem_id="seed")
+            new_seed = gr.Checkbox(True, label="New seed each time", elem_id="new-seed")
+    with gr.Accordion("Continue a picture", open=False, elem_id="continue"), gr.Row():
+        with gr.Column(min_width=260):
+            inputs["upload"] = gr.File(
+                label="Picture whose upper rows are kept",
+                file_types=[f".{name.lower()}" for name in (*FORMATS, "jpg", "tif")],
+                type="binary",
+                height=140,
+                elem_id="upload",
+            )
+            info = f"How many of the {side} rows of codes to keep, from the top; also for “More like this”"
+            slider("rows", 1, side - 1, 1, "Rows kept", info, elem_id="rows")
+        with gr.Column(min_width=240):
+            given = gr.HTML(elem_id="given")
+    return inputs, new_seed, estimate, given
 
 
 def connect(page: Any, parts: Parts, examples: Any, actions: Actions) -> None:
     """Bind each event to its action."""
-    controls, inputs = parts.controls, parts.controls.inputs
+    inputs = parts.inputs
     shown = [
         *(parts.prompt, parts.stop, parts.status, parts.unknown, parts.stage, parts.gallery, parts.actions),
-        *(parts.download, parts.more, parts.drawn, parts.chosen, inputs["seed"], controls.new_seed),
+        *(parts.download, parts.more, parts.drawn, parts.chosen, inputs["seed"], parts.new_seed),
     ]
     slow = {"concurrency_limit": None, "show_progress": "hidden", "api_visibility": "private"}
     quick = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     drawing = {**slow, "trigger_mode": "multiple"}
-    values = [parts.prompt, controls.new_seed, *inputs.values()]
+    values = [parts.prompt, parts.new_seed, *inputs.values()]
     gr.on([parts.prompt.submit, parts.draw.click], actions.draw, values, shown, **drawing)
     examples.load_input_event.then(actions.draw, values, shown, **drawing)
     liked = [parts.prompt, parts.drawn, parts.chosen, *inputs.values()]
     parts.more.click(actions.draw_more, liked, shown, **drawing)
-    greeted = [parts.status, controls.estimate, inputs["num_images"]]
+    greeted = [parts.status, parts.estimate, inputs["num_images"]]
     greeting = page.load(actions.greet, None, greeted, **quick)
     greeting.then(actions.open, values[1:], shown, **drawing)
     parts.stop.click(actions.stop, None, shown, **quick)
     parts.gallery.select(actions.choose, parts.drawn, shown, **quick)
     parts.keep.click(actions.keep_seed, parts.drawn, shown, **quick)
     upload = [inputs["upload"], inputs["rows"]]
-    gr.on([inputs["upload"].change, inputs["rows"].release], actions.preview_upload, upload, controls.given, **slow)
+    gr.on([inputs["upload"].change, inputs["rows"].release], actions.preview_upload, upload, parts.given, **slow)
     cost = [inputs["num_images"], inputs["best"], inputs["guidance"]]
-    gr.on([control.change for control in cost], actions.estimate, cost, controls.estimate, **quick)
+    gr.on([control.change for control in cost], actions.estimate, cost, parts.estimate, **quick)

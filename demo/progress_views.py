@@ -10,6 +10,7 @@ from PIL import Image
 
 from dalle_lean.errors import is_out_of_memory
 from dalle_lean.vocabulary import enumerated, named
+from dalle_lean.words import counted
 from demo.service.drawing_service import PREVIEWS, Done, DrawingService, Queued, Running
 from demo.service.latency_model import PAPER_NUM_IMAGES, PATIENCE_S
 from demo.service.scheduler import Busy
@@ -85,7 +86,7 @@ def drawing(event: Running) -> str:
     if event.seconds >= 1:
         words += f", about {duration(event.seconds)} left"
     if event.others:
-        words += f" (with {event.others} other prompt{'s' if event.others > 1 else ''})"
+        words += f" (with {counted(event.others, 'other prompt')})"
     percent = f"{event.share:.0%}"
     bar = (
         f'<div class="bar" role="progressbar" aria-label="Drawing" aria-valuemin="0" aria-valuemax="100" '
@@ -97,7 +98,7 @@ def drawing(event: Running) -> str:
 def finished(event: Done, note: str = "") -> str:
     """How many pictures there are, how they were chosen, and how long drawing took."""
     count, pictures = event.request.settings.num_images, event.pictures
-    shown = "1 picture" if len(pictures) == 1 else f"{len(pictures)} pictures"
+    shown = counted(len(pictures), "picture")
     if pictures[0].score is None:
         shown += ", not ranked: this model has no CLIP" if len(pictures) > 1 else ""
     elif count > len(pictures):

@@ -81,18 +81,16 @@ def serve(
     port: int = 7860,
     *,
     card: str = "",
-    share: bool = False,
-    auth: tuple[str, str] | None = None,
-    root_path: str | None = None,
     api: bool = True,
+    **options: Any,
 ) -> Any:
     """Start the prompt page in background threads and return it; `block_thread()` waits, `close()` ends it.
 
     Args:
         port: must be free, see `free_port`.
-        auth: user and password to require.
-        root_path: path under which a proxy serves the page.
+        card: the model card in Markdown.
         api: whether to offer the endpoint /draw.
+        options: `share`, `auth` and `root_path` of Gradio's launch.
     """
     page = build_page(service, card, api)
     try:
@@ -100,14 +98,12 @@ def serve(
             page,
             host,
             port,
-            share=share,
-            auth=auth,
-            root_path=root_path,
             footer_links=["api"] if api else [],
             max_threads=THREADS,
             max_file_size=MAX_UPLOAD_BYTES,
             state_session_capacity=VISITORS_KEPT,
             js=ESCAPE_STOPS,
+            **options,
         )
     except ValueError as error:  # from Gradio if a proxy intercepts localhost
         raise UserError(f"cannot start the page: {error}") from None

@@ -54,13 +54,19 @@ def calculator(
 ) -> None:
     """Show what a training step costs: parameters, memory by kind on device and host, arithmetic."""
     from dalle_lean.memory.report import report_cost, report_lines
+    from dalle_lean.require import require
     from training.run.subjects import find_subject
 
     if page:
         others = (batch, precision, optimizer, plan, budget, tokens, shared_blocks, tflops)
         if json or any(value is not None for value in others):
             raise UserError("--page takes MODEL, --host and --port only: the rest is set on the page")
-        serve_page(model, host, port)
+        require("gradio", extra="demo")
+        from demo.server import serve_calculator
+
+        server = serve_calculator(model, host, port)
+        say(f"the calculator is at {server.local_url} (Ctrl+C ends it)")
+        server.block_thread()
         return
     fields = {"tokens": tokens, "shared_blocks": shared_blocks}
     given = {name: value for name, value in fields.items() if value is not None}
@@ -69,15 +75,3 @@ def calculator(
     report = report_cost(subject, setup=setup, plan=plan, budget=budget, tflops=tflops)
     for line in [json_format.dumps(report.to_dict())] if json else report_lines(report):
         say(line)
-
-
-def serve_page(model: str, host: str, port: int) -> None:
-    """Serve the page until Ctrl+C; it opens with `model`."""
-    from dalle_lean.require import require
-
-    require("gradio", extra="demo")
-    from demo.server import serve_calculator
-
-    server = serve_calculator(model, host, port)
-    say(f"the calculator is at {server.local_url} (Ctrl+C ends it)")
-    server.block_thread()

@@ -23,14 +23,7 @@ from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.dalle import Dalle
 from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vocabulary import Vocabulary
-from demo.serve.wire import (
-    BUSY_STATUS,
-    MISTAKE_STATUS,
-    event_from_json,
-    image_of,
-    latency_from_json,
-    request_to_json,
-)
+from demo.serve.wire import BUSY_STATUS, MISTAKE_STATUS, event_from_json, image_of, latency_from_json, request_to_json
 from demo.service.drawing_service import Done, DrawingEvent, DrawingService, Queued
 from demo.service.scheduler import Busy
 from inference.generator import Generator
@@ -63,10 +56,6 @@ class Engine:
             limits=httpx.Limits(max_connections=None),
             trust_env=False,
         )
-
-    def describe(self) -> dict[str, Any]:
-        """The engine's description of its model."""
-        return cast(dict[str, Any], self.ask("GET", "/model"))
 
     def ask(self, method: str, path: str, **content: Any) -> Any:
         """A short answer in JSON. Retries while the engine is away; UserError after PATIENCE_S, Busy if it is full."""
@@ -124,12 +113,7 @@ class RemoteGenerator(Generator):
         self.model_sha256 = content["parts"]["model.safetensors"]
         self.caption_dropout = content.get("caption_dropout")
         self.guidance = float(content.get("guidance", 1.0))
-        self.side = config.image_side * description["downscale"]
-
-    @property
-    def picture_side(self) -> int:
-        """Width and height of a picture in pixels."""
-        return self.side
+        self.vqgan = cast(Any, SimpleNamespace(config=SimpleNamespace(downscale=description["downscale"])))
 
     def read_pixels(self, pixels: NDArray[np.uint8]) -> Tensor:
         """The codes [I] of a picture's pixels [side, side, 3]; side is `picture_side`."""
@@ -149,7 +133,7 @@ class RemoteService(DrawingService):
 
     def __init__(self, address: str):
         self.engine = Engine(address)
-        description = self.engine.describe()
+        description = self.engine.ask("GET", "/model")
         super().__init__(RemoteGenerator(self.engine, description), latency_from_json(description["latency"]))
         self.card = description["files"].get("README.md", "")
         self.refreshed_s = time.monotonic()
@@ -157,7 +141,7 @@ class RemoteService(DrawingService):
     def refresh(self) -> None:
         """Update the engine's speed and model."""
         self.refreshed_s = time.monotonic()
-        description = self.engine.describe()
+        description = self.engine.ask("GET", "/model")
         self.latency = latency_from_json(description["latency"])
         if description["content"]["parts"]["model.safetensors"] != self.generator.model_sha256:
             self.generator = RemoteGenerator(self.engine, description)

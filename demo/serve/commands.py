@@ -9,6 +9,7 @@ import typer
 from dalle_lean.ending import Terminated
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import Device, say, warn
+from dalle_lean.words import counted
 
 
 def serve(
@@ -49,7 +50,7 @@ def serve(
     reload = threading.Event()
     signal.signal(signal.SIGHUP, lambda *_: reload.set())
     signal.signal(signal.SIGTERM, terminate)
-    say(f"starting {replicas} replica{'s' * (replicas > 1)} of {folder} ...")
+    say(f"starting {counted(replicas, 'replica')} of {folder} ...")
     try:
         with engine_running(folder, settings) as engine:
             say(f"the engine is at http://{host}:{port}, its metrics are on port {metrics_port} (Ctrl+C ends it)")

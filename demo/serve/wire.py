@@ -74,8 +74,7 @@ def image_of(text: str) -> Image.Image:
 
 def picture_to_json(picture: Picture) -> dict[str, Any]:
     """A finished picture."""
-    fields = {"index": picture.index, "score": picture.score}
-    return {**fields, "codes": picture.codes.tolist(), "png": png(picture.image)}
+    return {"index": picture.index, "score": picture.score, "codes": picture.codes.tolist(), "png": png(picture.image)}
 
 
 def event_from_json(event: Mapping[str, Any], request: Request) -> DrawingEvent:

@@ -1,6 +1,7 @@
 """A tiny model's generator, a service around it, and the page served with it."""
 
 import copy
+import io
 import os
 import socket
 from contextlib import contextmanager
@@ -11,7 +12,6 @@ import pytest
 
 from dalle_lean.vocabulary import FEWEST, Vocabulary
 from demo.actions import Actions, Parts
-from demo.controls import Controls
 from demo.server import free_port, serve
 from demo.service.drawing_service import DrawingService
 from demo.service.latency_model import LatencyModel
@@ -66,17 +66,39 @@ def knowing_service(knowing, latency):
 def named_actions(service, examples=()):
     """The page's actions, whose updates go by the names of its parts."""
     names = [field.name for field in fields(Parts)]
-    parts = {name: name for name in names} | {
-        "controls": Controls({"seed": "seed", "num_images": "num_images"}, "new_seed", "estimate", "given")
-    }
-    return Actions(service, Parts(**parts), examples)
+    inputs = ("num_images", "best", "top_k", "top_p", "seed")
+    return Actions(
+        service, Parts(**{name: name for name in names} | {"inputs": {name: name for name in inputs}}), examples
+    )
+
+
+def failing_service(generator, latency, error):
+    """A service whose scorer raises `error`."""
+
+    def score(pixels, prompt):
+        raise error
+
+    scorer = SimpleNamespace(name="broken", score=score)
+    return DrawingService(Generator(generator.model, generator.tokenizer, generator.vqgan, scorer), latency)
+
+
+def encoded(image, kind="PNG"):
+    """A picture as a file."""
+    file = io.BytesIO()
+    image.save(file, format=kind)
+    return file.getvalue()
+
+
+def own_port(first):
+    """A free port from `first` on that no other pytest worker looks for."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    return free_port("127.0.0.1", first + 200 * worker, tries=100)
 
 
 @contextmanager
 def served(service, **options):
     """The page's address while it is up."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
-    page = serve(service, port=free_port("127.0.0.1", 17860 + 200 * worker, tries=200), **options)
+    page = serve(service, port=own_port(17860), **options)
     try:
         yield page.local_url
     finally:

@@ -7,19 +7,18 @@ from types import SimpleNamespace
 import pytest
 
 from demo import progress_views as views
-from demo.form import FormValues, cut_prompt, default_settings, read_request
+from demo.form import cut_prompt, default_settings, read_request
 from demo.service.drawing_service import DrawingService, Queued, Running
 from demo.service.latency_model import LatencyModel
 from demo.service.scheduler import Busy, Scheduler
-from inference.generator import Generator
-from tests.demo.conftest import named_actions
+from tests.demo.conftest import failing_service, named_actions
 
-WISH = FormValues(6, 2, 0, 1.0, 1.0, 1.0, 1)
+WISH = {"num_images": 6, "best": 2, "top_k": 0, "top_p": 1.0, "seed": 1}
 
 
 def answer(service, prompt, values=WISH, stop=None, examples=()):
     """The updates of the page."""
-    return named_actions(service, examples).answer(lambda: read_request(service, prompt, values), stop or Event())
+    return named_actions(service, examples).answer(lambda: read_request(service, prompt, **values), stop or Event())
 
 
 def ask(service, prompt="a red heart", values=WISH):
@@ -129,7 +128,7 @@ def test_a_long_prompt_is_cut_at_a_words_end_where_it_has_one(prompt, cut):
 
 def test_the_page_says_that_it_cut_a_prompt_and_puts_what_is_left_into_its_box(knowing_service):
     actions, tab = named_actions(knowing_service), SimpleNamespace(session_hash="tab")
-    first, *others, last, _ = actions.draw(tab, "zeppelin " * 222 + "ab", False, *vars(WISH).values())
+    first, *others, last, _ = actions.draw(tab, "zeppelin " * 222 + "ab", False, *WISH.values())
     assert first["prompt"] == "zeppelin " * 110 + "zeppelin"
     assert "The prompt has 2000 characters; all after the first 998 were cut off." in first["unknown"]
     assert "draw “zeppelin”, so these" in first["unknown"]
@@ -145,9 +144,9 @@ def test_a_prompt_of_2000_characters_is_answered_with_a_sentence(service):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (FormValues(6, 2, 0, 1.0, 1.0, 1.0, None), "Seed=None: it must be a whole number."),
-        (FormValues(2, 4, 0, 1.0, 1.0, 1.0, 0), "Best=4 is more than num_images=2; draw more or show fewer."),
-        (FormValues(6, 2, 0, 1.0, 1.0, 1.0, 0, b"no picture", 1), "The file is not a picture"),
+        ({**WISH, "seed": None}, "Seed=None: it must be a whole number."),
+        ({**WISH, "num_images": 2, "best": 4}, "Best=4 is more than num_images=2; draw more or show fewer."),
+        ({**WISH, "upload": b"no picture"}, "The file is not a picture"),
     ],
 )
 def test_a_setting_that_cannot_be_is_answered_with_a_sentence(service, values, said):
@@ -172,14 +171,7 @@ def test_the_growing_pictures_are_on_the_page(service, monkeypatch):
 
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError, ImportError])
 def test_a_failure_while_drawing_is_answered_with_a_sentence(generator, latency, caplog, kind):
-    class Broken:
-        name = "broken"
-
-        def score(self, pixels, prompt):
-            raise kind("something of the inside\nand a page of details")
-
-    service = DrawingService(Generator(generator.model, generator.tokenizer, generator.vqgan, Broken()), latency)
-    *_, last = ask(service)
+    *_, last = ask(failing_service(generator, latency, kind("something of the inside\nand a page of details")))
     said = f"Drawing failed because of a bug in the program ({kind.__name__}: something of the inside); the server"
     assert said in last["status"]
     assert "details" not in last["status"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from PIL import Image
 
-from demo.download import write_pictures
+from demo.actions import write_pictures
 from inference.request import Request, Settings
 
 

@@ -15,7 +15,7 @@ from demo.service.scheduler import Scheduler
 from inference import Generator
 from inference.gallery import codes_sha256
 from inference.request import Settings
-from tests.demo.conftest import served
+from tests.demo.conftest import failing_service, served
 
 GUIDE = Path(__file__).parents[2] / "docs" / "page.md"
 SETTINGS = {"num_images": 6, "best": 2, "top_k": 0, "top_p": 1.0, "seed": 3}
@@ -141,14 +141,7 @@ def test_rows_that_cannot_be_kept_are_an_error_that_says_so(client, tmp_path, ca
 
 
 def test_an_internal_error_is_an_error_that_says_so_and_the_log_has_its_traceback(generator, latency, caplog):
-    class Broken:
-        name = "broken"
-
-        def score(self, pixels, prompt):
-            raise KeyError("score")
-
-    broken = Generator(generator.model, generator.tokenizer, generator.vqgan, Broken())
-    with served(DrawingService(broken, latency)) as url:
+    with served(failing_service(generator, latency, KeyError("score"))) as url:
         client = Client(url, verbose=False, analytics_enabled=False)
         with pytest.raises(AppError, match=r"Drawing failed because of a bug in the program \(KeyError: 'score'\)"):
             client.predict("a car", num_images=6, api_name="/draw")

@@ -11,16 +11,10 @@ import pytest
 from PIL import Image
 
 from demo import progress_views as views
-from demo.form import FormValues, read_request
+from demo.form import read_request
 from demo.service.drawing_service import MAX_UPLOAD_BYTES, UPLOADS_WAITING, upload_pixels
 from demo.service.scheduler import Busy
-from tests.demo.conftest import named_actions
-
-
-def encoded(image, kind):
-    file = io.BytesIO()
-    image.save(file, format=kind)
-    return file.getvalue()
+from tests.demo.conftest import encoded, named_actions
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
@@ -45,7 +39,7 @@ def test_everything_else_is_refused_in_a_sentence(upload, said):
 
 
 def test_a_flood_of_uploads_is_told_busy_and_drawings_keep_their_turns(service):
-    upload, begun, free = encoded(Image.new("RGB", (64, 64), "red"), "PNG"), Event(), Event()
+    upload, begun, free = encoded(Image.new("RGB", (64, 64), "red")), Event(), Event()
     with ThreadPoolExecutor(32) as visitors:
         visitors.submit(service.scheduler.run, lambda: (begun.set(), free.wait(30)))
         begun.wait(30)
@@ -61,7 +55,7 @@ def test_a_flood_of_uploads_is_told_busy_and_drawings_keep_their_turns(service):
 
 
 def test_an_upload_is_shown_whole_and_faded_below_the_rows_that_are_kept(service):
-    shown = named_actions(service).preview_upload(encoded(Image.new("RGB", (64, 64), "red"), "PNG"), 1)
+    shown = named_actions(service).preview_upload(encoded(Image.new("RGB", (64, 64), "red")), 1)
     assert "the upper 1 of 4 rows are kept" in shown
     alpha = Image.open(io.BytesIO(base64.b64decode(shown.partition("base64,")[2].partition('"')[0]))).getchannel("A")
     assert alpha.size == (32, 32)
@@ -70,19 +64,19 @@ def test_an_upload_is_shown_whole_and_faded_below_the_rows_that_are_kept(service
 
 
 def test_who_uploads_to_a_busy_page_reads_the_sentence_of_those_who_draw(service):
-    upload = encoded(Image.new("RGB", (64, 64), "red"), "PNG")
+    upload = encoded(Image.new("RGB", (64, 64), "red"))
     actions = named_actions(service)
     assert "busy" not in actions.preview_upload(upload, 2)
     with ExitStack() as others:
         for _ in range(1 + UPLOADS_WAITING):
             others.enter_context(service.uploads.ticket(7.0))
         assert "The page is busy" in actions.preview_upload(upload, 2)
-        values = FormValues(2, 2, 0, 1.0, 1.0, 1.0, 3, upload=upload, rows=2)
-        *_, last = actions.answer(lambda: read_request(service, "a red heart", values), Event())
+        asked = {"num_images": 2, "best": 2, "top_k": 0, "upload": upload, "rows": 2}
+        *_, last = actions.answer(lambda: read_request(service, "a red heart", **asked), Event())
         assert "The page is busy: 1 drawing, 3 waiting. Please try again in about 7 s" in last["status"]
 
 
 def test_a_picture_cut_short_is_refused_when_it_is_read(service):
-    whole = encoded(Image.effect_noise((200, 200), 80), "PNG")
+    whole = encoded(Image.effect_noise((200, 200), 80))
     with pytest.raises(ValueError, match="picture"):
         service.read_upload(whole[: len(whole) // 2])

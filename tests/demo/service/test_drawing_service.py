@@ -1,21 +1,20 @@
 """What happens to a request, whoever else draws."""
 
-import io
 import threading
 from contextlib import closing
-from dataclasses import replace
 
 import pytest
 import torch
 from PIL import Image
 
-from demo.form import FormValues, first_rows, read_request
+from demo.form import first_rows, read_request
 from demo.service.drawing_service import Done, DrawingService, Queued, Running
 from demo.service.scheduler import Busy, Scheduler
 from inference.generator import Generator
 from inference.request import Request, Settings
+from tests.demo.conftest import encoded, failing_service
 
-WISH = FormValues(6, 2, 0, 1.0, 1.0, 1.0, 3)
+WISH = {"num_images": 6, "best": 2, "top_k": 0, "top_p": 1.0, "seed": 3}
 
 
 def request(prompt="a red heart", seed=3):
@@ -100,13 +99,7 @@ def test_a_cancelled_drawing_frees_its_place_and_its_turn(service):
 
 
 def test_a_failed_drawing_frees_its_place(generator, latency):
-    class Broken:
-        name = "broken"
-
-        def score(self, pixels, prompt):
-            raise RuntimeError("out of order")
-
-    service = DrawingService(Generator(generator.model, generator.tokenizer, generator.vqgan, Broken()), latency)
+    service = failing_service(generator, latency, RuntimeError("out of order"))
     with pytest.raises(RuntimeError, match="out of order"):
         list(service.draw(request()))
     assert len(service.scheduler) == 0
@@ -128,25 +121,19 @@ def test_the_time_left_counts_those_who_draw_at_the_same_time(generator):
     [
         (" ", WISH, "the prompt is empty"),
         ("x" * 1001, WISH, "1001 characters"),
-        ("a car", FormValues(129, 2, 0, 1.0, 1.0, 1.0, 3), "at most 128"),
-        ("a car", FormValues(128, 17, 0, 1.0, 1.0, 1.0, 3), "at most 16"),
+        ("a car", {**WISH, "num_images": 129}, "at most 128"),
+        ("a car", {**WISH, "num_images": 128, "best": 17}, "at most 16"),
     ],
 )
 def test_a_request_has_bounds(service, prompt, values, said):
     with pytest.raises(ValueError, match=said):
-        read_request(service, prompt, values)
-
-
-def png(side=32, colour="red"):
-    file = io.BytesIO()
-    Image.new("RGB", (side, side), colour).save(file, format="PNG")
-    return file.getvalue()
+        read_request(service, prompt, **values)
 
 
 def test_an_upload_is_continued_from_its_upper_rows(service):
-    codes = service.read_upload(png())
-    values = replace(WISH, upload=png(), rows=2)
-    *_, last = service.draw(read_request(service, "a red heart", values))
+    upload = encoded(Image.new("RGB", (32, 32), "red"))
+    codes = service.read_upload(upload)
+    *_, last = service.draw(read_request(service, "a red heart", upload, 2, **WISH))
     for picture in last.pictures:
         assert picture.codes[:8].tolist() == codes[:8].tolist()
     assert len({tuple(picture.codes.tolist()) for picture in last.pictures}) == 2
@@ -160,8 +147,7 @@ def test_rows_that_cannot_be_kept_are_refused(service, rows):
 
 def test_a_model_without_clip_draws_only_what_is_shown(generator, latency):
     service = DrawingService(Generator(generator.model, generator.tokenizer, generator.vqgan), latency)
-    values = FormValues(1, 3, 0, 1.0, 1.0, 1.0, 3)
-    *_, last = service.draw(read_request(service, "a red heart", values))
+    *_, last = service.draw(read_request(service, "a red heart", num_images=1, best=3, top_k=0))
     assert [picture.index for picture in last.pictures] == [0, 1, 2]
 
 
