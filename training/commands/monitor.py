@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,7 +83,7 @@ def monitor(
     prepare_process()
     log_to(None)
     with ExitStack() as stack:
-        watcher = stack.enter_context(Monitor(source, warn))
+        watcher = stack.enter_context(closing(Monitor(source, warn)))
         run = first_name(watcher.settings.swarm.name)  # a rollback renames the run
         out = out or Path("runs") / f"monitor-{run}"
         stack.enter_context(run_folder(out))
@@ -161,7 +161,7 @@ def table_of(board: Leaderboard, records: PeerRecords) -> Table:
     for peer_id, peer in ranked[:SHOWN_PEERS]:
         record = records.by_peer.get(peer_id)
         table.add_row(
-            short(peer_id),
+            f"..{peer_id[-8:]}",  # all ids begin alike
             peer.user or "",
             f"{peer.total_samples:,}",
             f"{peer.total_samples / total:.1%}",
@@ -171,8 +171,3 @@ def table_of(board: Leaderboard, records: PeerRecords) -> Table:
     if len(ranked) > SHOWN_PEERS:
         table.caption = f"and {len(ranked) - SHOWN_PEERS} more in contributions.json"
     return table
-
-
-def short(peer_id: str) -> str:
-    """The end of a peer id; all ids begin alike."""
-    return f"..{peer_id[-8:]}"

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import hivemind
 
@@ -184,9 +184,3 @@ class Monitor:
 
     def close(self) -> None:
         self.dht.shutdown()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -60,8 +60,7 @@ def pack(checkpoint: Checkpoint, folder: Path) -> None:
             archive.write(file, f"{name}/{file.relative_to(source)}")
     size_bytes, sha256 = path.stat().st_size, sha256_file(path)
     write_json(
-        folder / NAME,
-        asdict(Download(step=checkpoint.step, file=path.name, size_bytes=size_bytes, sha256=sha256)),
+        folder / NAME, asdict(Download(step=checkpoint.step, file=path.name, size_bytes=size_bytes, sha256=sha256))
     )
     remove_others(folder, path)
 

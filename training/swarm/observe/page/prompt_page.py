@@ -10,7 +10,7 @@ from dalle_lean.free_memory import free_ram_bytes
 from dalle_lean.progress import OnNotice
 from dalle_lean.require import require
 from training.swarm.host.checkpoints import Checkpoint
-from training.swarm.observe.page.gallery import DALLE_LEAN, LOW_PRIORITY
+from training.swarm.observe.page.gallery import last_line, start_program
 
 PATH = "draw"
 """Its path on the run's page."""
@@ -46,8 +46,7 @@ class PromptPage:
         """Start it on the newest checkpoint, or again if it has ended; does not block."""
         ended = self.process is not None and self.process.poll() is not None
         if ended:
-            said = self.log.read_text(errors="replace").strip().rpartition("\n")[2]
-            self.notice(f"the prompt page on step {self.step} has ended: {said}")
+            self.notice(f"the prompt page on step {self.step} has ended: {last_line(self.log)}")
         if newest is None or time.monotonic() < self.due_s or (newest.step == self.step and not ended):
             return
         self.close()
@@ -58,10 +57,8 @@ class PromptPage:
             self.notice(f"no prompt page: it needs {needed / 1e9:.1f} GB of free memory")
             self.step = -1
             return
-        command = [*LOW_PRIORITY, *DALLE_LEAN, "demo", "--model", str(newest.folder / "model"), "--device", "cpu"]
-        command += ["--scorer", "none", "--port", str(FIRST_PORT), "--root-path", f"/{PATH}"]
-        with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        options = ["--port", str(FIRST_PORT), "--root-path", f"/{PATH}"]
+        self.process = start_program("demo", newest, options, self.log)
 
     def notice(self, line: str) -> None:
         """Report a line unless the previous one was the same."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tests.training.swarm.observe.test_monitor import SETTINGS, record
 from training.swarm.averaging.attestation import Credit
+from training.swarm.host.checkpoints import Checkpoint
 from training.swarm.observe.leaderboard import CONTRIBUTIONS, Leaderboard
 from training.swarm.observe.overview import summarize
 from training.swarm.observe.page.site import Site
@@ -30,6 +31,10 @@ class Watcher:
 
     def fetch_public(self, name, start=0):
         return self.public.get(name)
+
+
+def checkpoint(folder, step=100):
+    return Checkpoint(folder=folder, step=step, run="run-1", heldout_loss=math.nan, saved_at=0.0, sha256={})
 
 
 def settings_of(total_steps):

@@ -1,7 +1,6 @@
 """Pictures of the run's fixed prompts, checkpoint after checkpoint."""
 
 import itertools
-import math
 import time
 
 import pytest
@@ -11,9 +10,9 @@ pytest.importorskip("hivemind")
 from PIL import Image
 
 from tests.inference.tiny_model import save_tiny_model
+from tests.training.swarm.observe.page.simulated import checkpoint
 from training.run.recipe import load_recipe
 from training.swarm.config import SwarmSection, SwarmSettings
-from training.swarm.host.checkpoints import Checkpoint
 from training.swarm.observe.page import gallery
 from training.swarm.observe.page.gallery import (
     MOST_STEPS,
@@ -35,10 +34,6 @@ def model_folder(tmp_path_factory):
 def no_lower_priority(monkeypatch):
     """Raise the priority: on a busy machine, the lowest one would never get CPU time."""
     monkeypatch.setattr(gallery, "LOW_PRIORITY", ())
-
-
-def checkpoint(folder, step):
-    return Checkpoint(folder=folder, step=step, run="run-1", heldout_loss=math.nan, saved_at=0.0, sha256={})
 
 
 def draw(painter, newest):

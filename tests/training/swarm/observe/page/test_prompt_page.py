@@ -1,7 +1,6 @@
 """The prompt page behind the run's page."""
 
 import http.server
-import math
 import threading
 import time
 import urllib.request
@@ -12,16 +11,12 @@ pytest.importorskip("hivemind")
 pytest.importorskip("gradio")
 
 from tests.inference.tiny_model import save_tiny_model
-from training.swarm.host.checkpoints import Checkpoint
+from tests.training.swarm.observe.page.simulated import checkpoint
 from training.swarm.observe.page import prompt_page as pages
 from training.swarm.observe.page.prompt_page import PromptPage
 from training.swarm.observe.page.server import served
 
 READY_S = 240
-
-
-def checkpoint(folder, step=100):
-    return Checkpoint(folder=folder, step=step, run="run-1", heldout_loss=math.nan, saved_at=0.0, sha256={})
 
 
 class Echo(http.server.BaseHTTPRequestHandler):
@@ -104,7 +99,7 @@ def test_without_memory_there_is_none_and_that_is_said_once(tmp_path, monkeypatc
 
 def test_one_that_cannot_start_is_said_once_and_tried_again_later(tmp_path, monkeypatch):
     notices = []
-    monkeypatch.setattr(pages, "LOW_PRIORITY", ())
+    monkeypatch.setattr("training.swarm.observe.page.gallery.LOW_PRIORITY", ())
     page = PromptPage(tmp_path / "log", notices.append)
     page.poll(checkpoint(tmp_path / "absent"))
     for _ in range(2):
@@ -124,7 +119,7 @@ def test_one_that_cannot_start_is_said_once_and_tried_again_later(tmp_path, monk
 @pytest.mark.browser
 @pytest.mark.timeout(600)
 def test_the_newest_checkpoint_draws_in_the_browser(browser, tmp_path, monkeypatch):
-    monkeypatch.setattr(pages, "LOW_PRIORITY", ())
+    monkeypatch.setattr("training.swarm.observe.page.gallery.LOW_PRIORITY", ())
     page = PromptPage(tmp_path / "log", pytest.fail)
     newest = checkpoint(save_tiny_model(tmp_path).parent)
     (tmp_path / "page").mkdir()
