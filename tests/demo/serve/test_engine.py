@@ -7,15 +7,14 @@ import httpx
 import pytest
 import torch
 
-from benchmarks.serving import FAST, processes
+from benchmarks.serving import FAST, fingerprint, processes
 from dalle_lean import load_model, save_model
-from demo.form import FormValues, read_request
+from demo.form import read_request
 from demo.serve.client import RemoteService
 from demo.service.drawing_service import Done, DrawingService, Queued, Running
 from demo.service.scheduler import Busy
 from inference import Generator
 from inference.request import Request, Settings
-from tests.demo.serve.conftest import kill
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -35,13 +34,9 @@ def answer(service, asked):
     return last
 
 
-def facts(pictures):
-    return [(one.index, one.score, one.codes.tolist(), one.image.tobytes()) for one in pictures]
-
-
 def test_the_answer_is_bit_for_bit_that_of_one_machine(service, alone):
     drawn = answer(service, request())
-    assert facts(drawn.pictures) == facts(alone.run("a red heart", request().settings))
+    assert fingerprint(drawn.pictures) == fingerprint(alone.run("a red heart", request().settings))
     assert drawn.described == alone.describe(request().settings)
 
 
@@ -59,7 +54,7 @@ def test_people_at_once_get_their_own_pictures(service, alone):
         person.join(300)
     assert len(answers) == 6
     for asked, drawn in answers.values():
-        assert facts(drawn.pictures) == facts(alone.run(asked.prompt, asked.settings))
+        assert fingerprint(drawn.pictures) == fingerprint(alone.run(asked.prompt, asked.settings))
 
 
 def test_a_killed_replicas_pictures_are_drawn_again(service, alone):
@@ -68,9 +63,9 @@ def test_a_killed_replicas_pictures_are_drawn_again(service, alone):
     assert isinstance(next(events), Running)
     time.sleep(0.5)
     for process in processes("Drawer"):
-        kill(process)
+        process.kill()
     *_, last = events
-    assert facts(last.pictures) == facts(alone.run(asked.prompt, asked.settings))
+    assert fingerprint(last.pictures) == fingerprint(alone.run(asked.prompt, asked.settings))
 
 
 def test_a_front_that_dies_is_asked_again(service, alone):
@@ -78,9 +73,9 @@ def test_a_front_that_dies_is_asked_again(service, alone):
     events = service.draw(asked)
     next(events)
     (front,) = processes("Front")
-    kill(front)
+    front.kill()
     *_, last = events
-    assert facts(last.pictures) == facts(alone.run(asked.prompt, asked.settings))
+    assert fingerprint(last.pictures) == fingerprint(alone.run(asked.prompt, asked.settings))
 
 
 def test_the_pictures_are_seen_growing(service):
@@ -121,7 +116,7 @@ def test_a_prompt_that_fails_spoils_no_other(service, alone):
     person = threading.Thread(target=fail)
     person.start()
     asked = request("a house 0.2 s", 16)
-    assert facts(answer(service, asked).pictures) == facts(alone.run(asked.prompt, asked.settings))
+    assert fingerprint(answer(service, asked).pictures) == fingerprint(alone.run(asked.prompt, asked.settings))
     person.join(300)
     assert "RuntimeError" in failures[0]
 
@@ -152,10 +147,10 @@ def test_an_uploaded_picture_is_read_shown_and_continued(service, alone, tmp_pat
     codes = alone.read_picture(picture.image)
     assert torch.equal(service.read_upload(upload), codes)
     assert service.preview(codes[:8]).tobytes() == alone.preview(codes[None, :8])[0].tobytes()
-    asked = read_request(service, "a car", FormValues(10, 2, 0, 1.0, 1.0, 1.0, 3, upload, 2))
+    asked = read_request(service, "a car", upload, 2, num_images=10, best=2, top_k=0, top_p=1.0, seed=3)
     drawn = answer(service, asked)
     expected = answer(DrawingService(alone, service.latency), asked)
-    assert facts(drawn.pictures) == facts(expected.pictures)
+    assert fingerprint(drawn.pictures) == fingerprint(expected.pictures)
 
 
 def test_operators_see_that_it_is_healthy_ready_and_what_it_does(service, engine):
@@ -195,11 +190,11 @@ def test_another_model_takes_over_and_no_prompt_is_lost_or_mixed(engine, service
     for path in (folder, fresh):
         generator = Generator.from_folder(path, "cpu", scorer=FAST)
         asked = request("a house 0.2 s", 40)
-        expected[generator.model_sha256] = facts(generator.run(asked.prompt, asked.settings))
+        expected[generator.model_sha256] = fingerprint(generator.run(asked.prompt, asked.settings))
     assert answers[0].described["model_sha256"] == old
     assert answers[-1].described["model_sha256"] != old
     for drawn in answers:
-        assert facts(drawn.pictures) == expected[drawn.described["model_sha256"]]
+        assert fingerprint(drawn.pictures) == expected[drawn.described["model_sha256"]]
 
 
 def changed_model(folder, out):
