@@ -17,7 +17,6 @@ from training.swarm.observe.peer_metrics import PeerRecords
 
 pytestmark = pytest.mark.browser
 
-TIMEOUT_MS = 120_000
 PHONE = {"viewport": {"width": 360, "height": 780}, "is_mobile": True, "has_touch": True}
 OPEN_S = 2.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 """Until the plots are visible, best of three visits; scaled up on a busy machine."""
@@ -31,35 +30,41 @@ def url(tmp_path_factory):
         yield url
 
 
-def test_a_run_without_history_has_no_empty_plots(browser, tmp_path):
+@pytest.fixture
+def visit(visit, request):
+    """Opens a run's page, by default that of the large run."""
+
+    def open_page(url=None, **options):
+        page = visit(url or request.getfixturevalue("url"), console=True, **options)
+        page.wait_for_function("() => document.body.dataset.ready")
+        return page
+
+    return open_page
+
+
+def test_a_run_without_history_has_no_empty_plots(visit, tmp_path):
     site = open_site(tmp_path)
     site.refresh(None, Leaderboard(tmp_path / "out" / CONTRIBUTIONS, "new"), PeerRecords({}, 0))
     with served(site.folder, "127.0.0.1:0") as url:
-        page = browser.new_page()
-        page.goto(url, timeout=TIMEOUT_MS)
-        page.wait_for_function("() => document.body.dataset.ready", timeout=TIMEOUT_MS)
+        page = visit(url)
         assert not page.locator("#curves").is_visible()
         assert "No trainers at the moment" in page.locator("#state").inner_text()
-        page.close()
 
 
 @pytest.mark.parametrize("admission", ["open", "invite", "list"])
-def test_the_line_for_volunteers_fits_whom_the_run_admits(browser, tmp_path, admission):
+def test_the_line_for_volunteers_fits_whom_the_run_admits(visit, tmp_path, admission):
     site = open_site(tmp_path)
     settings = site.watcher.settings
     site.watcher.settings = replace(settings, swarm=replace(settings.swarm, admission=admission))
     site.refresh(None, Leaderboard(tmp_path / "out" / CONTRIBUTIONS, "new"), PeerRecords({}, 0))
     with served(site.folder, "127.0.0.1:0") as url:
-        page = browser.new_page()
-        page.goto(url, timeout=TIMEOUT_MS)
-        page.wait_for_function("() => document.body.dataset.ready", timeout=TIMEOUT_MS)
+        page = visit(url)
         assert page.locator("#line").inner_text().endswith(" --code CODE") == (admission == "invite")
         assert page.locator("#admission").is_visible() == (admission != "open")
         assert ("Anybody" in page.locator("#security").inner_text()) == (admission == "open")
-        page.close()
 
 
-def test_the_loss_is_drawn_once_for_each_step_in_their_order(browser, tmp_path):
+def test_the_loss_is_drawn_once_for_each_step_in_their_order(visit, tmp_path):
     site = simulate(tmp_path, peers=2, steps=2)
     looks = {"time": [1.0, 2.0, 3.0, 4.0], "step": [1, 2, 1, 3], "loss": [9.0, 8.0, 7.0, 6.0]}
     run = json.loads((site.folder / "run.json").read_text())
@@ -67,58 +72,30 @@ def test_the_loss_is_drawn_once_for_each_step_in_their_order(browser, tmp_path):
     run["overview"]["counters"] |= {"solo_steps": 1}
     (site.folder / "run.json").write_text(json.dumps(run))
     with served(site.folder, "127.0.0.1:0") as url:
-        page = browser.new_page()
-        page.goto(url, timeout=TIMEOUT_MS)
-        page.wait_for_function(DRAWN, arg="loss", timeout=TIMEOUT_MS)
+        page = visit(url)
+        page.wait_for_function(DRAWN, arg="loss")
         data = "Bokeh.documents[0].roots()[0].renderers[0].data_source.data"
-        page.wait_for_function(f"() => {data}.step?.length", timeout=TIMEOUT_MS)
+        page.wait_for_function(f"() => {data}.step?.length")
         assert page.evaluate(f"[[...{data}.step], [...{data}.loss]]") == [[1, 2, 3], [7.0, 8.0, 6.0]]
         assert "steps taken alone 1" in page.locator("#faults").inner_text()
-        page.close()
 
 
-def test_a_single_point_is_marked_and_its_axis_has_minutes(browser, tmp_path):
+def test_a_single_point_is_marked_and_its_axis_has_minutes(visit, tmp_path):
     site = simulate(tmp_path, peers=2, steps=2)
     run = json.loads((site.folder / "run.json").read_text())
     run["history"] = {name: values[:1] for name, values in run["history"].items()}
     (site.folder / "run.json").write_text(json.dumps(run))
     with served(site.folder, "127.0.0.1:0") as url:
-        page = browser.new_page()
-        page.goto(url, timeout=TIMEOUT_MS)
+        page = visit(url)
         for place, name in enumerate(("loss", "peers", "speed")):
             page.locator(f"#{name}").scroll_into_view_if_needed()
-            page.wait_for_function(DRAWN, arg=name, timeout=TIMEOUT_MS)
+            page.wait_for_function(DRAWN, arg=name)
             figure = f"Bokeh.documents[{place}].roots()[0]"
-            page.wait_for_function(f"() => {figure}.renderers[0].data_source.data.marker?.length", timeout=TIMEOUT_MS)
+            page.wait_for_function(f"() => {figure}.renderers[0].data_source.data.marker?.length")
             sizes = "one => one.glyph.type === 'Scatter' ? [...one.data_source.data[one.glyph.size.field]] : []"
             assert page.evaluate(f"{figure}.renderers.flatMap({sizes})") == [7] * (2 if name == "loss" else 1)
             span = page.evaluate(f"{figure}.x_range.end - {figure}.x_range.start")
             assert span >= (2 if name == "loss" else 600_000), name
-        page.close()
-
-
-@pytest.fixture
-def visit(browser, url):
-    """Opens the page; at the end, checks that it had no errors and sent no request to another host."""
-    contexts, asked, errors = [], [], []
-
-    def open_page(**options):
-        context = browser.new_context(**options)
-        contexts.append(context)
-        context.on("request", lambda request: asked.append(request.url))
-        page = context.new_page()
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-        page.set_default_timeout(TIMEOUT_MS)
-        page.goto(url)
-        page.wait_for_function("() => document.body.dataset.ready")
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert errors == []
-    assert [address for address in asked if not address.startswith((url, "data:"))] == []
 
 
 def test_a_large_run_opens_fast_and_small(visit):
