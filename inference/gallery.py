@@ -49,29 +49,16 @@ def write_gallery(
     unknown_words: list[str] | None = None,
 ) -> None:
     """Write 00.png, 01.png, ... (best first), contact_sheet.png and results.json; the same input gives the same bytes.
-
-    Each file is written atomically, results.json last; surplus pictures of an earlier gallery are then removed.
-
-    Args:
-        unknown_words: as `Generator.unknown_words` gives them.
-    """
+    Each file is written atomically, results.json last; surplus pictures of an earlier gallery are then removed."""
     folder = Path(folder)
     earlier = pictures_of(folder)
     names = [f"{place:02d}.png" for place in range(len(pictures))]
     for name, picture in zip(names, pictures, strict=True):
         write_png(folder / name, picture.image, prompt_metadata(prompt, settings) | picture_metadata(picture))
     write_png(folder / "contact_sheet.png", contact_sheet(prompt, pictures), prompt_metadata(prompt, settings))
-    write_json(
-        folder / "results.json",
-        {
-            "prompt": prompt,
-            "settings": settings,
-            "unknown_words": unknown_words,
-            "pictures": [
-                {"file": name, **picture_facts(picture)} for name, picture in zip(names, pictures, strict=True)
-            ],
-        },
-    )
+    facts = [{"file": name, **picture_facts(picture)} for name, picture in zip(names, pictures, strict=True)]
+    results = {"prompt": prompt, "settings": settings, "unknown_words": unknown_words, "pictures": facts}
+    write_json(folder / "results.json", results)
     for name in earlier.difference(names):
         (folder / name).unlink(missing_ok=True)
 
@@ -95,16 +82,12 @@ def codes_sha256(codes: torch.Tensor) -> str:
 
 
 def picture_facts(picture: Picture) -> dict[str, Any]:
-    """One picture's index, score and codes, for results.json."""
     return {"index": picture.index, "score": picture.score, "codes_sha256": codes_sha256(picture.codes)}
 
 
 def prompt_metadata(prompt: str, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Metadata of all pictures of a prompt: the prompt, its seed, all settings as JSON, the model's hash if known.
-
-    Args:
-        settings: as `Generator.describe` gives them.
-    """
+    """Metadata of all pictures of a prompt: the prompt, its seed, all settings (`Generator.describe`) as JSON, the
+    model's hash if known."""
     metadata = {
         "Software": "dalle_lean",
         "prompt": prompt,
@@ -123,11 +106,8 @@ def picture_metadata(picture: Picture) -> dict[str, str]:
 
 
 def png_bytes(image: Image.Image, metadata: Mapping[str, str]) -> bytes:
-    """A PNG with `metadata` as text chunks in UTF-8 (iTXt); the same call gives the same bytes.
-
-    Args:
-        metadata: keys of 1 to 79 Latin-1 letters. Characters of values that a chunk cannot hold are replaced.
-    """
+    """A PNG with `metadata` as text chunks in UTF-8 (iTXt), keys of 1 to 79 Latin-1 letters; the same call gives the
+    same bytes. Characters of values that a chunk cannot hold are replaced."""
     chunks = PngInfo()
     for key, value in metadata.items():
         # NUL would end the text. Lone surrogates stand for command-line bytes that are not UTF-8.
@@ -139,7 +119,6 @@ def png_bytes(image: Image.Image, metadata: Mapping[str, str]) -> bytes:
 
 
 def write_png(path: Path, image: Image.Image, metadata: Mapping[str, str]) -> None:
-    """Write `png_bytes`, atomically."""
     write_bytes(path, png_bytes(image, metadata))
 
 
@@ -165,10 +144,8 @@ def tile_sheet(
     caption_lines: int = 1,
     heading: str = "",
 ) -> Image.Image:
-    """A white sheet with rows of four pictures at `side` pixels or more, each caption cut to `caption_lines`.
-
-    The heading is cut to HEADING_LINES.
-    """
+    """A white sheet with rows of four pictures at `side` pixels or more, each caption cut to `caption_lines`. The
+    heading is cut to HEADING_LINES."""
     tiles = [enlarged(picture, side) for picture in pictures]
     side = max((max(tile.size) for tile in tiles), default=side)
     columns = max(1, min(COLUMNS, len(tiles)))
