@@ -12,12 +12,32 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+import hivemind
 
 from dalle_lean.errors import UserError
+from training.swarm.averaging.attestation import Attestation
+from training.swarm.config import SwarmSettings, read_settings
+from training.swarm.host.checkpointer import Checkpointer, heldout_batch
+from training.swarm.host.checkpoints import Checkpoints
+from training.swarm.host.host_config import HostConfig, identity_path
+from training.swarm.host.host_gate import ban_proven, begin_host_admission, host_gate_with_pass
+from training.swarm.host.roles import run_donor, run_helper
+from training.swarm.host.run_setup import update_run_files
+from training.swarm.host.status import StatusFile
+from training.swarm.network.bootstrap_service import PUBLIC, credits_name, offer_run
+from training.swarm.network.dht import log_to, open_dht, prepare_process
+from training.swarm.network.run_records import keep_own_records
+from training.swarm.network.run_watch import RunWatch
+from training.swarm.observe.peer_metrics import PeerMetrics, protect_records
+from training.swarm.observe.publisher import Publisher
+from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
 
 CONTACT_TIMEOUT_S = 90.0
 POLL_S = 0.3
+
+Wait = Callable[[float], bool]
+"""Waits this many seconds; returns whether the peer should end."""
 
 
 def main() -> None:
@@ -31,15 +51,11 @@ def main() -> None:
     run_dir, name = arguments.run_dir, arguments.name or f"{arguments.role}-0"
     (run_dir / "logs").mkdir(exist_ok=True)
     stop, parent = threading.Event(), os.getppid()
-
-    from training.swarm.network import dht as network
-
-    network.prepare_process()
+    prepare_process()
     # Not earlier: the process that ends orphans must itself end by SIGTERM.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    network.log_to(run_dir / "logs" / f"{name}.log", output=True)
-    from training.swarm.host.status import StatusFile
+    log_to(run_dir / "logs" / f"{name}.log", output=True)
 
     def wait(seconds: float) -> bool:
         ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # set by hivemind
@@ -62,23 +78,16 @@ def main() -> None:
         sys.exit(2)
 
 
-def helper_main(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], bool], status: Any) -> None:
+def helper_main(run_dir: Path, settings: SwarmSettings, dht: hivemind.DHT, wait: Wait, status: StatusFile) -> None:
     """Reduce, and serve newcomers the run's files."""
-    from training.swarm.averaging.attestation import Attestation
-    from training.swarm.host.host_config import HostConfig
-    from training.swarm.host.host_gate import ban_proven
-    from training.swarm.host.roles import run_helper
-    from training.swarm.network.bootstrap_service import PUBLIC, credits_name, offer_run
-    from training.swarm.network.run_watch import RunWatch
-
     # The host ends its own helpers with the run. A helper elsewhere keeps running, as any peer could claim the end.
-    helper_of = tuple(HostConfig.load(run_dir).helper_of)
+    helper_of = HostConfig.load(run_dir).helper_of
     watch = RunWatch(dht, settings, helper_of) if helper_of else None
 
     def has_moved() -> bool:
         return watch is not None and watch.moved is not None
 
-    def report(optimizer: Any) -> None:
+    def report(optimizer: SwarmOptimizer) -> None:
         step = optimizer.tracker.global_epoch * settings.steps_per_epoch
         status.update(step=step, trainers=optimizer.tracker.trainers)
         for line in ban_proven(run_dir):
@@ -86,13 +95,8 @@ def helper_main(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], 
 
     try:
         offer_run(dht, run_dir)
-        run_helper(
-            settings,
-            dht,
-            lambda seconds: has_moved() or wait(seconds),
-            report,
-            Attestation(run_dir / PUBLIC / credits_name(dht.peer_id.to_base58())),
-        )
+        attestation = Attestation(run_dir / PUBLIC / credits_name(dht.peer_id.to_base58()))
+        run_helper(settings, dht, lambda seconds: has_moved() or wait(seconds), report, attestation)
         if has_moved():
             status.notice("the run's settings have changed; this helper restarts with them")
     finally:
@@ -100,17 +104,11 @@ def helper_main(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], 
             watch.close()
 
 
-def donor_main(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], bool], status: Any, device: str) -> None:
+def donor_main(
+    run_dir: Path, settings: SwarmSettings, dht: hivemind.DHT, wait: Wait, status: StatusFile, device: str
+) -> None:
     """Keep the state, starting from the newest checkpoint."""
-    from training.swarm.host.checkpointer import Checkpointer, heldout_batch
-    from training.swarm.host.checkpoints import Checkpoints
-    from training.swarm.host.host_config import HostConfig
-    from training.swarm.host.roles import run_donor
-    from training.swarm.observe.peer_metrics import PeerMetrics
-    from training.swarm.observe.publisher import Publisher
-
-    host_config = HostConfig.load(run_dir)
-    checkpoints = Checkpoints.of_host(run_dir, settings, host_config, status.notice)
+    checkpoints = Checkpoints(run_dir, settings, HostConfig.load(run_dir), status.notice)
 
     def report() -> None:
         status.update(
@@ -123,7 +121,7 @@ def donor_main(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], b
     heldout = heldout_batch(settings, run_dir / "tokenizer.json", status.notice, device)
     checkpointer = Checkpointer(checkpoints, heldout, device=device, on_change=report, stopped=lambda: wait(0))
 
-    def on_round(optimizer: Any) -> None:
+    def on_round(optimizer: SwarmOptimizer) -> None:
         step = optimizer.local_epoch * settings.steps_per_epoch
         status.update(step=step, trainers=optimizer.tracker.trainers, checkpoint=checkpointer.saved_step)
         own.epoch = optimizer.local_epoch
@@ -135,30 +133,14 @@ def donor_main(run_dir: Path, settings: Any, dht: Any, wait: Callable[[float], b
     """A donor publishes the held-out loss as its loss."""
     publisher = Publisher(dht, settings.run_id, role="donor")
     try:
-        run_donor(
-            settings,
-            dht,
-            wait,
-            heldout=heldout,
-            checkpointer=checkpointer,
-            on_round=on_round,
-            on_notice=status.notice,
-        )
+        run_donor(settings, dht, wait, checkpointer=checkpointer, on_round=on_round, on_notice=status.notice)
     finally:
         publisher.close()
     status.update(finished=checkpointer.is_finished)
 
 
-def open_peer(run_dir: Path, name: str, wait: Callable[[float], bool]) -> tuple[Any, Any]:
+def open_peer(run_dir: Path, name: str, wait: Wait) -> tuple[SwarmSettings, hivemind.DHT]:
     """The run's settings, and a DHT node with this peer's identity and port."""
-    from training.swarm.config import read_settings
-    from training.swarm.host.host_config import HostConfig, identity_path
-    from training.swarm.host.host_gate import begin_host_admission, host_gate_with_pass
-    from training.swarm.host.run_setup import update_run_files
-    from training.swarm.network.dht import open_dht
-    from training.swarm.network.run_records import keep_own_records
-    from training.swarm.observe.peer_metrics import protect_records
-
     host_config = HostConfig.load(run_dir)
     if host_config.helper_of:
         update_run_files(run_dir, host_config.helper_of)
@@ -179,7 +161,7 @@ def open_peer(run_dir: Path, name: str, wait: Callable[[float], bool]) -> tuple[
     return settings, dht
 
 
-def contacts(run_dir: Path, host_config: Any, name: str, wait: Callable[[float], bool]) -> list[str]:
+def contacts(run_dir: Path, host_config: HostConfig, name: str, wait: Wait) -> list[str]:
     """Addresses of the host's other peers that are up.
 
     Only the first helper may start alone, so that a run never has two DHTs; the others wait for a peer.

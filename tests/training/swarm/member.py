@@ -33,6 +33,7 @@ from training.swarm.averaging.state_validation import StateRefused
 from training.swarm.config import read_settings
 from training.swarm.host.checkpointer import Checkpointer
 from training.swarm.host.checkpoints import Checkpoints
+from training.swarm.host.host_config import HostConfig
 from training.swarm.host.roles import run_donor, run_helper
 from training.swarm.network.dht import log_to, open_dht
 from training.swarm.network.orphan_reaper import guard_children
@@ -158,18 +159,22 @@ def give_state(spec: dict, settings, dht, diary: Diary, wait) -> None:
         def change() -> None:
             diary.tell("checkpoint", saved_step=checkpointer.saved_step, failed=checkpoints.failed)
 
-        checkpoints = Checkpoints(Path(spec["checkpoints"]), settings, on_notice=notice)
+        checkpoints = Checkpoints(Path(spec["checkpoints"]), settings, HostConfig(ports={}), notice)
         checkpointer = Checkpointer(checkpoints, None, on_change=change)
 
-    def on_step(optimizer: SwarmOptimizer) -> None:
+    told = [0]
+
+    def on_round(optimizer: SwarmOptimizer) -> None:
         epoch = optimizer.local_epoch
-        diary.tell("step", epoch=epoch, sha=diary.keep(optimizer, epoch), parameters_of=epoch)
+        if epoch != told[-1]:
+            told.append(epoch)
+            diary.tell("step", epoch=epoch, sha=diary.keep(optimizer, epoch), parameters_of=epoch)
 
     run_donor(
         settings,
         dht,
         wait,
-        on_step=on_step,
+        on_round=on_round,
         checkpointer=checkpointer,
         on_notice=lambda text: diary.tell("notice", text=text),
     )

@@ -84,11 +84,7 @@ def test_a_full_disk_costs_checkpoints_but_not_the_run(tmp_path, nursery, small_
         saved_s = time.time() - freed_at
         steps = sum(event["time"] > full_at for event in trainer.events("step"))
         tell_figures(
-            "a full disk",
-            failed=failed,
-            notice=notice,
-            steps_meanwhile=steps,
-            saved_again_s=round(saved_s, 1),
+            "a full disk", failed=failed, notice=notice, steps_meanwhile=steps, saved_again_s=round(saved_s, 1)
         )
         assert "training goes on" in notice
         assert steps >= 2

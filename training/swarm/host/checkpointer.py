@@ -2,6 +2,7 @@
 
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +19,7 @@ from training.data.loader import Batch, collate
 from training.step.gradients import GradientComputer
 from training.swarm.averaging.state_validation import tensors_sha256
 from training.swarm.config import SwarmSettings
-from training.swarm.host.checkpoints import Checkpoint, Checkpoints, list_checkpoints
-from training.swarm.host.loss_guard import MAX_ROLLBACKS, LossGuard, last_good
+from training.swarm.host.checkpoints import Checkpoint, Checkpoints, is_intact, list_checkpoints
 from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
 from training.swarm.peer.gradient_worker import build_model
 from training.swarm.preflight.checks import codes_of
@@ -29,6 +29,27 @@ MAX_CPU_SAMPLES = 64
 SAMPLES_AT_ONCE = 4
 """Measured between two calls of `stopped`."""
 RETRY_S = 30.0
+MAX_RISE = 1.1
+"""Largest held-out loss, relative to the least of the latest MEASURED ones; the samples are always the same."""
+MEASURED = 10
+MAX_ROLLBACKS = 5
+"""After these, the host only warns: a run that keeps diverging has another problem than one bad peer."""
+
+
+class LossGuard:
+    """Watches a run's held-out loss."""
+
+    def __init__(self) -> None:
+        self.losses: deque[float] = deque(maxlen=MEASURED)
+
+    def limit(self, loss: float) -> float | None:
+        """Check a loss in nats: returns the limit that it exceeds, or None and remembers the loss."""
+        limit = MAX_RISE * min(self.losses, default=loss)
+        if loss > limit:
+            return limit
+        if not math.isnan(loss):  # measured
+            self.losses.append(loss)
+        return None
 
 
 class Checkpointer:
@@ -51,9 +72,8 @@ class Checkpointer:
     ):
         self.checkpoints, self.heldout, self.on_change, self.stopped = checkpoints, heldout, on_change, stopped
         self.settings, self.on_notice = checkpoints.settings, checkpoints.on_notice
-        self.copy = GradientComputer(
-            build_model(self.settings).to(device), self.settings.recipe.memory, micro_batch_size=1
-        )
+        model = build_model(self.settings).to(device)
+        self.copy = GradientComputer(model, self.settings.recipe.memory, micro_batch_size=1)
         self.statistics: list[Tensor] = []
         self.worker: threading.Thread | None = None
         self.heldout_loss = math.nan
@@ -93,7 +113,9 @@ class Checkpointer:
     def poll(self, step: int, optimizer: SwarmOptimizer, model: Dalle) -> None:
         """Start the measurement or checkpoint that is due at this step; returns once the state is copied."""
         is_due = self.checkpoints.is_due(step)
-        if not is_due and not self.is_measuring_due(step):
+        every = self.settings.recipe.schedule.heldout_every
+        is_measuring_due = self.heldout is not None and every > 0 and step // every > self.measured_step // every
+        if not is_due and not is_measuring_due:
             return
         if self.worker is not None and self.worker.is_alive():
             if is_due:
@@ -103,11 +125,6 @@ class Checkpointer:
         self.take_copy(optimizer, model)
         self.members = optimizer.latest_members()
         self.start_worker(self.measure_and_save, step, is_due)
-
-    def is_measuring_due(self, step: int) -> bool:
-        """Whether to measure the held-out loss at this step."""
-        every = self.settings.recipe.schedule.heldout_every
-        return self.heldout is not None and every > 0 and step // every > self.measured_step // every
 
     @torch.no_grad()
     def take_copy(self, optimizer: SwarmOptimizer, model: Dalle) -> None:
@@ -151,7 +168,8 @@ class Checkpointer:
         if limit is None or self.go_back_to is not None:
             return
         risen = f"the held-out loss of step {step} is {loss:.4g}, more than {limit:.4g}"
-        good = last_good(self.saved(), limit)
+        measured_good = (saved for saved in reversed(self.saved()) if saved.heldout_loss <= limit)
+        good = next((saved for saved in measured_good if is_intact(saved.folder)), None)
         if self.settings.swarm.rollbacks >= MAX_ROLLBACKS or good is None:
             why = f"{MAX_ROLLBACKS} rollbacks did not help" if good else "there is no good checkpoint to go back to"
             self.on_notice(f"{risen}; {why}, so the run needs your attention")

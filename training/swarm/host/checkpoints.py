@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from safetensors import SafetensorError
 from torch import Tensor
@@ -109,23 +108,12 @@ def steps_to_keep(steps: Iterable[int], every: int) -> set[int]:
 class Checkpoints:
     """The checkpoints of a run, to which the donors of a machine write: one at a time, and each step once.
 
-    Args:
-        settings: of the run; its schedule's `checkpoint_every` is the interval in steps.
-        vqgan: folder that is copied into the model folders, so that `generate` can use them.
-        vqgan_fingerprint: of the VQGAN that made the codes.
+    The schedule's `checkpoint_every` is the interval in steps. The VQGAN that `host_config` names is copied into the
+    model folders, so that `generate` can use them.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        settings: SwarmSettings,
-        *,
-        vqgan: Path | None = None,
-        vqgan_fingerprint: str | None = None,
-        on_notice: OnNotice,
-    ):
-        self.run_dir, self.settings, self.on_notice = run_dir, settings, on_notice
-        self.vqgan, self.vqgan_fingerprint = vqgan, vqgan_fingerprint
+    def __init__(self, run_dir: Path, settings: SwarmSettings, host_config: HostConfig, on_notice: OnNotice):
+        self.run_dir, self.settings, self.host_config, self.on_notice = run_dir, settings, host_config, on_notice
         self.every = settings.recipe.schedule.checkpoint_every
         self.failed = 0
         """How many checkpoints could not be written."""
@@ -134,12 +122,6 @@ class Checkpoints:
             for leftover in self.root.glob(".*.tmp"):
                 shutil.rmtree(leftover)
         self.last_attempt = 0
-
-    @classmethod
-    def of_host(cls, run_dir: Path, settings: SwarmSettings, host: HostConfig, on_notice: OnNotice) -> Self:
-        """With the VQGAN that host.json names."""
-        vqgan = None if host.vqgan is None else Path(host.vqgan)
-        return cls(run_dir, settings, vqgan=vqgan, vqgan_fingerprint=host.vqgan_fingerprint, on_notice=on_notice)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -155,7 +137,8 @@ class Checkpoints:
         """
         for checkpoint in reversed(list_checkpoints(self.run_dir, self.on_notice)):
             run_id = self.settings.run_id
-            if recipe_of(checkpoint.run) != recipe_of(run_id):
+            # After the name, which a rollback changes, a run id has a hash of what all peers must agree on.
+            if checkpoint.run.rpartition("-")[2] != run_id.rpartition("-")[2]:
                 raise UserError(f"{checkpoint.folder} belongs to another run, {checkpoint.run}; this one is {run_id}")
             try:
                 statistics = load_checkpoint(checkpoint, model)
@@ -178,12 +161,10 @@ class Checkpoints:
         A failure, such as a full disk, is counted and reported; earlier checkpoints stay.
         """
         self.last_attempt = step
-        folder = self.root / f"step-{step:06d}"
         try:
             with self.locked():
-                if not is_intact(folder):
-                    remove(folder)
-                    self.write(folder, step, model, statistics, heldout_loss)
+                if not is_intact(self.folder(step)):
+                    self.write(step, model, statistics, heldout_loss)
                 self.prune()
         except (OSError, SafetensorError) as error:
             self.failed += 1
@@ -195,7 +176,7 @@ class Checkpoints:
 
     def record_loss(self, step: int, heldout_loss: float) -> None:
         """Add the held-out loss, in nats, to a checkpoint that was saved without it; nan adds nothing."""
-        path = self.root / f"step-{step:06d}" / META
+        path = self.folder(step) / META
         with self.locked():
             if math.isfinite(heldout_loss) and path.exists():
                 write_json(path, {**read_json(path), "heldout_loss": heldout_loss})
@@ -204,21 +185,23 @@ class Checkpoints:
         """Write the run's first checkpoint, unless it has an intact one."""
         with self.locked():
             if not has_intact_checkpoint(self.run_dir):
-                step = self.settings.first_epoch * self.settings.steps_per_epoch
-                folder = self.root / f"step-{step:06d}"
-                remove(folder)
-                self.write(folder, step, model, [], math.nan)
+                self.write(self.settings.first_epoch * self.settings.steps_per_epoch, model, [], math.nan)
 
-    def write(self, folder: Path, step: int, model: Dalle, statistics: Sequence[Tensor], heldout_loss: float) -> None:
+    def folder(self, step: int) -> Path:
+        return self.root / f"step-{step:06d}"
+
+    def write(self, step: int, model: Dalle, statistics: Sequence[Tensor], heldout_loss: float) -> None:
         """Write all files into a hidden folder, then rename it. `statistics` may be empty, for a new optimizer."""
+        host, folder = self.host_config, self.folder(step)
+        remove(folder)
         with fresh_folder(folder) as fresh:
             save_model(
                 model,
                 fresh / "model",
                 tokenizer=self.run_dir / "tokenizer.json",
                 vocabulary=placed_vocabulary(self.run_dir),
-                vqgan=self.vqgan,
-                vqgan_fingerprint=self.vqgan_fingerprint,
+                vqgan=None if host.vqgan is None else Path(host.vqgan),
+                vqgan_fingerprint=host.vqgan_fingerprint,
                 caption_dropout=self.settings.recipe.data.caption_dropout,
             )
             save_weights({f"{number:05d}": tensor for number, tensor in enumerate(statistics)}, fresh / STATE)
@@ -235,7 +218,6 @@ class Checkpoints:
             sync_folder(self.root)
 
     def prune(self) -> None:
-        """Remove checkpoints that need not be kept."""
         kept = list_checkpoints(self.run_dir, self.on_notice)
         wanted = steps_to_keep([checkpoint.step for checkpoint in kept], self.every)
         for checkpoint in kept:
@@ -244,7 +226,6 @@ class Checkpoints:
 
 
 def is_intact(folder: Path) -> bool:
-    """Whether the folder holds an intact checkpoint."""
     try:
         read_checkpoint(folder).check()
     except (ValueError, FileNotFoundError):
@@ -275,11 +256,6 @@ def load_checkpoint(checkpoint: Checkpoint, model: Dalle) -> list[Tensor]:
     statistics = read_weights(checkpoint.folder / STATE)
     model.load_state_dict(saved.state_dict())
     return [statistics[name] for name in sorted(statistics)]
-
-
-def recipe_of(run_id: str) -> str:
-    """The part of a run id that hashes what all peers must agree on, without the name."""
-    return run_id.rpartition("-")[2]
 
 
 def successor(swarm: SwarmSection) -> str:

@@ -97,7 +97,6 @@ def file_stamps(folder: Path) -> dict[str, Sequence[int]]:
 
 
 def identity_path(run_dir: Path, name: str) -> Path:
-    """The file of a peer's private key."""
     return run_dir / IDENTITIES / name
 
 

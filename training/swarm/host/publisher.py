@@ -9,7 +9,7 @@ from pathlib import Path
 from dalle_lean.io.model_card import model_files
 from dalle_lean.io.publish import publish
 from dalle_lean.progress import OnNotice
-from training.swarm.host.checkpoints import Checkpoint, list_checkpoints
+from training.swarm.host.checkpoints import list_checkpoints
 
 POLL_S = 5.0
 RETRY_S = 60.0
@@ -33,9 +33,15 @@ class CheckpointPublisher:
         kept = list_checkpoints(self.run_dir, lambda _: None)  # the donor reports damaged ones
         if not kept or kept[-1].step == self.published_step:
             return True
-        step = kept[-1].step
+        newest = kept[-1]
+        step, loss = newest.step, newest.heldout_loss
+        facts = {
+            "run": newest.run,
+            "step": f"{step:,}",
+            "held-out loss": f"{loss:.4g} nats" if math.isfinite(loss) else "not measured",
+        }
         try:
-            files = model_files(kept[-1].folder / "model", kept[-1].run.rpartition("-")[0], facts_of(kept[-1]))
+            files = model_files(newest.folder / "model", newest.run.rpartition("-")[0], facts)
             publish(files, self.destination, message=f"Step {step}")
         except (OSError, ValueError) as error:
             if str(error) != self.last_error:
@@ -48,16 +54,6 @@ class CheckpointPublisher:
     def run(self, stopped: threading.Event) -> None:
         while not stopped.is_set():
             stopped.wait(POLL_S if self.publish_newest() else RETRY_S)
-
-
-def facts_of(checkpoint: Checkpoint) -> dict[str, str]:
-    """A checkpoint's entries in the model card."""
-    loss = checkpoint.heldout_loss
-    return {
-        "run": checkpoint.run,
-        "step": f"{checkpoint.step:,}",
-        "held-out loss": f"{loss:.4g} nats" if math.isfinite(loss) else "not measured",
-    }
 
 
 @contextmanager

@@ -51,9 +51,7 @@ def run_donor(
     dht: hivemind.DHT,
     wait: Callable[[float], bool],
     *,
-    heldout: Batch | None = None,
     checkpointer: Checkpointer | None = None,
-    on_step: OnOptimizer = lambda _: None,
     on_round: OnOptimizer = lambda _: None,
     on_notice: OnNotice = silent,
 ) -> None:
@@ -62,10 +60,8 @@ def run_donor(
     With a checkpointer, also end with the schedule, once the final state is saved or `wait(seconds)` is true.
 
     Args:
-        heldout: the first few of these samples validate downloaded states; without them, every complete and finite
-            state is accepted.
-        checkpointer: restores the newest checkpoint and saves later ones, including the final state.
-        on_step: called after each step of the swarm, with its weights in the model.
+        checkpointer: restores the newest checkpoint and saves later ones, including the final state. The first few of
+            its held-out samples validate downloaded states; without them, every complete and finite state is accepted.
         on_round: called after each wait.
 
     Raises OutOfSync, StateRefused, and UserError if the run's first weights are lost.
@@ -80,8 +76,8 @@ def run_donor(
             resume_from(optimizer, step // scale, statistics)
         elif optimizer.tracker.global_epoch < settings.first_epoch:
             raise UserError("the run's first weights are lost: host it again with --data and --init")
-        if heldout is not None:
-            few = Batch(*(tensor[:VALIDATION_SAMPLES] for tensor in heldout))
+        if checkpointer is not None and checkpointer.heldout is not None:
+            few = Batch(*(tensor[:VALIDATION_SAMPLES] for tensor in checkpointer.heldout))
             gradients = GradientComputer(model, settings.recipe.memory, micro_batch_size=1)
             averager.validate = partial(validate_state, gradients, few, averager.main_parameters)
         last_epoch = optimizer.local_epoch
@@ -91,7 +87,6 @@ def run_donor(
                 last_epoch = optimizer.local_epoch
                 if checkpointer is not None and averager.state_epoch == last_epoch:
                     checkpointer.poll(last_epoch * scale, optimizer, model)
-                on_step(optimizer)
             on_round(optimizer)
             if checkpointer is not None and last_epoch * scale >= settings.total_steps:
                 break

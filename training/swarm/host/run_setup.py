@@ -148,7 +148,7 @@ def make_run(
     write_settings(run_dir / SWARM_TOML, dataclasses.replace(settings, swarm=swarm))
     settings = read_settings(run_dir)
     if first_model is not None:
-        Checkpoints.of_host(run_dir, settings, host_config, on_notice).begin_with(first_model)
+        Checkpoints(run_dir, settings, host_config, on_notice).begin_with(first_model)
     return settings
 
 
@@ -221,12 +221,7 @@ def continued(run_dir: Path, before: SwarmSettings, now: SwarmSettings, *, named
 
 
 def make_helper(
-    run_dir: Path,
-    addresses: Sequence[str],
-    options: HostOptions,
-    on_notice: OnNotice,
-    *,
-    code: str = "",
+    run_dir: Path, addresses: Sequence[str], options: HostOptions, on_notice: OnNotice, *, code: str = ""
 ) -> SwarmSettings:
     """Create or update the folder of another helper for the run at `addresses`, which is hosted elsewhere.
 

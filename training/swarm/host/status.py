@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dalle_lean.io.files import read_json, write_json
+from dalle_lean.words import counted
 
 STATUS_INTERVAL_S = 2.0
 KEPT_NOTICES = 20
@@ -39,7 +40,6 @@ class StatusFile:
             self.write(changes)
 
     def notice(self, line: str) -> None:
-        """Report a line to the user."""
         print(line, flush=True)
         with self.lock:
             notices = [*self.content["notices"], line][-KEPT_NOTICES:]
@@ -81,12 +81,11 @@ class RunStatus:
 
     @property
     def note(self) -> str:
-        """The note of the progress line."""
-        words = [f"{self.trainers} trainer{'s' * (self.trainers != 1)}"]
+        words = [counted(self.trainers, "trainer")]
         if self.heldout_loss is not None:
             words.append(f"held-out loss {self.heldout_loss:.4g}")
         if self.checkpoint is not None:
             words.append(f"checkpoint of step {self.checkpoint}" if self.checkpoint else "no checkpoint yet")
         if self.failed_saves:
-            words.append(f"{self.failed_saves} checkpoint{'s' * (self.failed_saves != 1)} could not be written")
+            words.append(f"{counted(self.failed_saves, 'checkpoint')} could not be written")
         return ", ".join(words)

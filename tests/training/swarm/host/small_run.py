@@ -23,7 +23,9 @@ PATIENCE_S = 240.0
 
 def make(run_dir, shards, *, batch_size=32, steps=100, options=ON_LOOPBACK, **others):
     recipe = load_recipe("tiny").override(steps=steps, batch_size=batch_size)
-    return make_run(run_dir, str(shards), recipe, timing=TIMING, options=options, on_notice=print, **others)
+    settings = make_run(run_dir, str(shards), recipe, timing=TIMING, options=options, on_notice=print, **others)
+    (run_dir / ".run.lock").touch()
+    return settings
 
 
 def until(what, condition, patience_s=PATIENCE_S):

@@ -15,6 +15,7 @@ from training.swarm.config import WireSection
 from training.swarm.host import roles
 from training.swarm.host.checkpointer import Checkpointer, heldout_batch
 from training.swarm.host.checkpoints import Checkpoints, list_checkpoints
+from training.swarm.host.host_config import HostConfig
 from training.swarm.peer.gradient_worker import build_model
 
 WITHOUT_STATISTICS = SimpleNamespace(state_averager=SimpleNamespace(main_parameters=(), state_tensors=list))
@@ -31,7 +32,7 @@ def heldout(settings):
 
 
 def make_checkpointer(run, settings, heldout, notices, **options):
-    checkpoints = Checkpoints(run, settings, on_notice=notices.append)
+    checkpoints = Checkpoints(run, settings, HostConfig(ports={}), notices.append)
     return Checkpointer(checkpoints, heldout, **options)
 
 

@@ -16,7 +16,7 @@ from dalle_lean import load_model
 from dalle_lean.vocabulary import Vocabulary
 from tests.tiny import DALLE_FIELDS, tiny_dalle
 from training.run.recipe import Recipe, ScheduleRecipe
-from training.swarm.config import SwarmSection, SwarmSettings, read_settings, write_settings
+from training.swarm.config import SwarmSection, SwarmSettings, read_settings
 from training.swarm.host.checkpoints import (
     LOCK,
     Checkpoints,
@@ -26,6 +26,7 @@ from training.swarm.host.checkpoints import (
     steps_to_keep,
     successor,
 )
+from training.swarm.host.host_config import HostConfig
 
 EVERY = 10
 STATISTICS = [torch.arange(6.0), torch.arange(256, dtype=torch.uint8)]
@@ -38,21 +39,13 @@ def settings():
 
 
 @pytest.fixture
-def run(tmp_path, settings):
-    """A run's folder without checkpoints."""
-    write_settings(tmp_path / "swarm.toml", settings)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    return tmp_path
-
-
-@pytest.fixture
 def notices():
     return []
 
 
 @pytest.fixture
 def checkpoints(run, settings, notices):
-    return Checkpoints(run, settings, on_notice=notices.append)
+    return Checkpoints(run, settings, HostConfig(ports={}), notices.append)
 
 
 @contextmanager
@@ -156,7 +149,7 @@ def test_a_killed_writer_leaves_no_half_checkpoint(checkpoints, run, settings, n
             checkpoints.save(10, tiny_dalle(), STATISTICS, math.nan)
     assert list((run / "checkpoints").iterdir())
     assert steps(run) == []
-    Checkpoints(run, settings, on_notice=notices.append)
+    Checkpoints(run, settings, HostConfig(ports={}), notices.append)
     assert not list((run / "checkpoints").iterdir())
 
 
@@ -166,7 +159,9 @@ def test_of_two_donors_one_writes_a_checkpoint_and_the_other_leaves_it_and_its_h
     writing = run / "checkpoints/.step-000010.half.tmp"
     writing.mkdir(parents=True)
     with checkpoints.locked():
-        second = threading.Thread(target=lambda: made.append(Checkpoints(run, settings, on_notice=pytest.fail)))
+        second = threading.Thread(
+            target=lambda: made.append(Checkpoints(run, settings, HostConfig(ports={}), pytest.fail))
+        )
         made = []
         second.start()
         second.join(0.3)
@@ -218,7 +213,7 @@ def test_checkpoints_of_another_run_are_refused(checkpoints, run, settings):
     checkpoints.save(10, tiny_dalle(), STATISTICS, math.nan)
     other = dataclasses.replace(settings, swarm=dataclasses.replace(settings.swarm, data_fingerprint="f" * 64))
     with pytest.raises(ValueError, match="to another run"):
-        Checkpoints(run, other, on_notice=pytest.fail).restore(tiny_dalle())
+        Checkpoints(run, other, HostConfig(ports={}), pytest.fail).restore(tiny_dalle())
 
 
 def test_a_run_taken_back_goes_on_under_another_run_id_from_that_step(checkpoints, run, settings):
@@ -230,7 +225,7 @@ def test_a_run_taken_back_goes_on_under_another_run_id_from_that_step(checkpoint
     assert not back.differences(settings)
     assert steps(run) == [10, 20]
     assert (run / "checkpoints/given-up-emoji/step-000030/checkpoint.json").exists()
-    step, _ = Checkpoints(run, back, on_notice=pytest.fail).restore(tiny_dalle())
+    step, _ = Checkpoints(run, back, HostConfig(ports={}), pytest.fail).restore(tiny_dalle())
     assert step == 20
 
 

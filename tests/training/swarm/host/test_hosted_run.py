@@ -70,7 +70,12 @@ class Hosted:
         for path in [*self.run_dir.parent.glob("*.out"), *self.run_dir.glob("logs/*.log")]:
             print(f"== {path}\n{path.read_text(errors='replace')[-3000:]}")
 
-    def close(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind is not None:
+            self.report()
         for process in self.started:
             kill_family(process)
 
@@ -79,19 +84,12 @@ class Hosted:
 def hosted(shards, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("hosted") / "run"
     make(run_dir, shards)
-    (run_dir / ".run.lock").touch()
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    hosted = Hosted(run_dir, "--page", "--page-address", address)
-    hosted.page_address = address
-    try:
+    with Hosted(run_dir, "--page", "--page-address", address) as hosted:
+        hosted.page_address = address
         until("the host", lambda: hosted.said("dalle-lean join"))
         hosted.trainer = hosted.train("trainer")
         yield hosted
-    except BaseException:
-        hosted.report()
-        raise
-    finally:
-        hosted.close()
 
 
 @pytest.fixture
@@ -179,9 +177,7 @@ def test_kill_9_of_the_host_leaves_no_process(running):
 @pytest.mark.swarm
 def test_all_train_on_from_the_model_that_a_run_was_given(shards, given_model, tmp_path):
     settings = make(tmp_path / "run", shards, init=given_model)
-    (tmp_path / "run/.run.lock").touch()
-    hosted = Hosted(tmp_path / "run")
-    try:
+    with Hosted(tmp_path / "run") as hosted:
         until("the host", lambda: hosted.said("dalle-lean join"))
         trainer = hosted.train("trainer")
         until("step 3", lambda: hosted.step() >= 3 or trainer.poll() is not None)
@@ -189,9 +185,6 @@ def test_all_train_on_from_the_model_that_a_run_was_given(shards, given_model, t
         given, seeded = load_model(given_model).output.weight, build_model(settings).output.weight
         now = load_model(newest.folder / "model").output.weight
         assert 0 < (now - given).norm() < 0.2 * (now - seeded).norm()
-    finally:
-        hosted.report()
-        hosted.close()
 
 
 @pytest.mark.slow
@@ -199,26 +192,20 @@ def test_all_train_on_from_the_model_that_a_run_was_given(shards, given_model, t
 @pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_host_that_is_interrupted_ends_cleanly_and_goes_on_with_the_same_command(shards, tmp_path, ending, code):
     make(tmp_path / "run", shards)
-    (tmp_path / "run/.run.lock").touch()
     for _ in range(2):
-        hosted = Hosted(tmp_path / "run")
-        try:
+        with Hosted(tmp_path / "run") as hosted:
             until("the host", lambda hosted=hosted: hosted.said("dalle-lean join"))
             processes = psutil.Process(hosted.host.pid).children(recursive=True)
             hosted.host.send_signal(ending)
             assert hosted.host.wait(PATIENCE_S) == code
             until("the end of all", lambda those=processes: not any(is_alive(process) for process in those), 15)
             assert hosted.said("stopped; what was finished is kept" if code == 130 else "To go on: dalle-lean host")
-        finally:
-            hosted.report()
-            hosted.close()
         hosted.output.unlink()
 
 
 @pytest.mark.swarm
 def test_a_host_ends_on_sigint_where_its_shell_started_it_with_sigint_ignored(shards, tmp_path):
     make(tmp_path / "run", shards)
-    (tmp_path / "run/.run.lock").touch()
     output = tmp_path / "host.out"
     ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
     with open(output, "wb") as file:
@@ -260,8 +247,8 @@ def test_one_more_helper_elsewhere_lets_newcomers_in_and_goes_back_with_the_run(
     address = settings.swarm.addresses[0]
     options = ("--helper-of", address, "--port", "0", "--announce", "127.0.0.1", "--listen", "127.0.0.1")
     options = (*options, "--code", make_code(tmp_path / "run", "helper"))
-    hosted = Hosted(tmp_path / "helper", *options)
-    try:
+    with Hosted(tmp_path / "helper", *options) as hosted, contextlib.ExitStack() as ending:
+        ending.callback(lambda: node.shutdown())
         until("the helper", lambda: hosted.said("dalle-lean join"))
         host_config = HostConfig.load(hosted.run_dir)
         assert list(host_config.ports) == ["helper-0"]
@@ -273,12 +260,6 @@ def test_one_more_helper_elsewhere_lets_newcomers_in_and_goes_back_with_the_run(
         write_settings(tmp_path / "run/swarm.toml", back)
         node = open_helper(tmp_path / "run")
         until("the run of now", lambda: (fetched_by(own) or settings).run_id == back.run_id)
-    except BaseException:
-        hosted.report()
-        raise
-    finally:
-        hosted.close()
-        node.shutdown()
 
 
 @pytest.mark.swarm

@@ -11,8 +11,8 @@ from tests.training.swarm.host.test_checkpointer import make_checkpointer
 from training.swarm.averaging.robust_rules import RULES, TighterClipping, rule_of
 from training.swarm.config import read_settings
 from training.swarm.host import supervisor as host
+from training.swarm.host.checkpointer import MAX_ROLLBACKS, MEASURED, LossGuard
 from training.swarm.host.checkpoints import list_checkpoints
-from training.swarm.host.loss_guard import MAX_ROLLBACKS, MEASURED, LossGuard
 from training.swarm.host.status import RunStatus
 from training.swarm.peer.gradient_worker import build_model
 
@@ -78,10 +78,7 @@ def test_a_run_that_goes_wrong_again_and_again_is_left_to_its_host(spoilt, setti
 
 
 def test_all_go_back_under_another_name_with_tighter_clipping_and_the_bad_states_are_set_aside(
-    spoilt,
-    run,
-    settings,
-    monkeypatch,
+    spoilt, run, settings, monkeypatch
 ):
     asked, notices, began = iter([None, None, 10, 10, None, None]), [], []
 

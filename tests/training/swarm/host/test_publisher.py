@@ -7,23 +7,16 @@ import pytest
 import torch
 
 from dalle_lean.io.model_folder import check_parts
-from tests.tiny import DALLE_FIELDS, tiny_dalle
-from training.run.recipe import Recipe, ScheduleRecipe
-from training.swarm.config import SwarmSection, SwarmSettings, write_settings
+from tests.tiny import tiny_dalle
 from training.swarm.host.checkpoints import Checkpoints
+from training.swarm.host.host_config import HostConfig
 from training.swarm.host.publisher import CheckpointPublisher, publishing
 
 
 @pytest.fixture
-def checkpoints(tmp_path):
+def checkpoints(run, settings):
     """Checkpoints of a run that has none yet."""
-    schedule = ScheduleRecipe(total_steps=100, warmup_steps=0, checkpoint_every=10)
-    settings = SwarmSettings(swarm=SwarmSection(name="birds"), recipe=Recipe(model=DALLE_FIELDS, schedule=schedule))
-    run = tmp_path / "run"
-    run.mkdir()
-    write_settings(run / "swarm.toml", settings)
-    (run / "tokenizer.json").write_text("{}")
-    return Checkpoints(run, settings, on_notice=pytest.fail)
+    return Checkpoints(run, settings, HostConfig(ports={}), pytest.fail)
 
 
 def save(checkpoints, step, loss=math.nan):

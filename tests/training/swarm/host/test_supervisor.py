@@ -1,6 +1,7 @@
 """Setting up a run, supervising its peers, and the notices of `dalle-lean host`."""
 
 import dataclasses
+import ipaddress
 import json
 import math
 import shutil
@@ -18,6 +19,7 @@ from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vocabulary import Vocabulary
 from tests.foreign import foreign_folder
 from tests.training.swarm.host.small_run import ON_LOOPBACK, make, run_program, until
+from training.commands.host import who_joins
 from training.run.recipe import load_recipe
 from training.swarm.config import WireSection, read_settings
 from training.swarm.host import run_setup
@@ -169,7 +171,6 @@ def test_a_run_goes_on_by_its_folder_alone(shards, tmp_path):
 )
 def test_a_run_that_goes_on_by_its_folder_alone_is_given_no_settings(shards, tmp_path, capsys, monkeypatch, option):
     make(tmp_path / "run", shards)
-    (tmp_path / "run/.run.lock").touch()
     before = (tmp_path / "run/swarm.toml").read_bytes()
     monkeypatch.setattr(host, "host_run", lambda *_, **__: pytest.fail("the host began"))
     assert run_program("host", str(tmp_path / "run"), *option, "--donors", "2") == 2
@@ -379,8 +380,7 @@ def test_a_name_comes_from_the_folder(tmp_path):
 
 def test_the_command_line_lists_checkpoints_and_takes_a_run_back(shards, tmp_path, capsys):
     settings = make(tmp_path / "run", shards)
-    (tmp_path / "run/.run.lock").touch()
-    checkpoints = Checkpoints(tmp_path / "run", settings, on_notice=print)
+    checkpoints = Checkpoints(tmp_path / "run", settings, HostConfig(ports={}), print)
     model = build_model(settings)
     for step, loss in ((3, 5.5), (6, math.nan)):
         checkpoints.save(step, model, [], loss)
@@ -396,3 +396,10 @@ def test_the_command_line_lists_checkpoints_and_takes_a_run_back(shards, tmp_pat
     again = make(tmp_path / "run", shards)
     assert again.swarm.name == "run-back1"
     assert again.swarm.addresses == settings.swarm.addresses
+
+
+@pytest.mark.parametrize(("address", "who"), [("127.0.0.1", "on this machine, join"), ("203.0.113.5", "any machine")])
+def test_a_run_on_a_loopback_address_asks_no_other_machine_to_join(address, who):
+    said = who_joins(ipaddress.ip_address(address))
+    assert who in said
+    assert ("any machine" in said) == (who == "any machine")

@@ -15,6 +15,7 @@ pytest.importorskip("gradio")
 from dalle_lean.io.files import sha256_file
 from tests.training.swarm.observe.page.simulated import ADDRESS, open_site, settings_of, simulate
 from training.swarm.host.checkpoints import Checkpoints
+from training.swarm.host.host_config import HostConfig
 from training.swarm.observe.page import site as pages
 from training.swarm.observe.page.gallery import Gallery
 from training.swarm.observe.page.server import served
@@ -76,7 +77,7 @@ def test_the_newest_checkpoint_can_be_downloaded_with_its_hash(tmp_path):
     settings, run_dir = settings_of(100), tmp_path / "run"
     (run_dir / "public").mkdir(parents=True)
     tokenizer_of(run_dir)
-    checkpoints = Checkpoints(run_dir, settings, on_notice=print)
+    checkpoints = Checkpoints(run_dir, settings, HostConfig(ports={}), print)
     site = open_site(tmp_path, run_dir=run_dir)
     for step in (3, 6):
         checkpoints.save(step, build_model(settings), [], 2.0)
@@ -98,7 +99,7 @@ def test_a_page_elsewhere_hands_out_what_the_host_packed(tmp_path):
     settings, run_dir = settings_of(100), tmp_path / "run"
     (run_dir / "public").mkdir(parents=True)
     tokenizer_of(run_dir)
-    Checkpoints(run_dir, settings, on_notice=print).save(3, build_model(settings), [], 2.0)
+    Checkpoints(run_dir, settings, HostConfig(ports={}), print).save(3, build_model(settings), [], 2.0)
     host = open_site(tmp_path / "host", run_dir=run_dir)
     host.refresh(None, board_of(tmp_path), PeerRecords({}, 0))
     host.close()
