@@ -85,7 +85,10 @@ def join(
     options = JoinOptions(data, folder, listen, client, announce or (), batch_size, device, precision, name, code)
     while True:
         found = survey(target, options, show)
-        exit_on(found.problems)
+        if found.problems:
+            first, *others = found.problems
+            more = f" ({len(others)} more above)" if others else ""
+            raise UserError(f"{first.name}: {first.found}; {first.fix}{more}")
         say("measuring how fast this machine is ...")
         plan = measure(found, options)
         slow = "; slow for this model, but every sample counts" if plan.report_s > 60 else ""
@@ -133,7 +136,7 @@ def doctor(
     """Check what works on this machine, and say how to fix what does not; exit code 2 if there is a problem."""
     begin_loading()
     from dalle_lean.devices import pick_device
-    from training.swarm.preflight import checks, self_test
+    from training.swarm.preflight import checks
 
     found: list[Check] = []
 
@@ -153,23 +156,23 @@ def doctor(
     if not for_run:
         report(checks.check_versions(versions))
         report(checks.check_device(torch_device))
-    report(self_test.check_torch(torch_device))
-    report(self_test.check_numba())
+    report(checks.check_torch(torch_device))
+    report(checks.check_numba())
     if has_hivemind:
-        report(self_test.check_hivemind())
-    report(self_test.check_bundled_model())
+        report(checks.check_hivemind())
+    report(checks.check_bundled_model())
     if has_hivemind and listen is not None:
-        report(self_test.check_port(listen))
+        report(checks.check_port(listen))
     if for_run:
         options = JoinOptions(data, folder, listen, client, announce or (), batch_size, device, precision, code=code)
         survey(for_run, options, report)
     else:
-        report(self_test.check_free_memory(torch_device))
+        report(checks.check_free_memory(torch_device))
         report(checks.check_disk(folder or Path.home() / ".cache" / "dalle-lean", 0))
         if data:
             report(checks.check_data(data)[0])
     problems, warnings = (sum(check.level == level for check in found) for level in ("problem", "warning"))
-    counts = f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}"
+    counts = f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}"
     say(f"{len(found)} checks: {counts if problems or warnings else 'all well'}")
     if problems:
         raise typer.Exit(2)
@@ -191,14 +194,6 @@ def show(check: "Check") -> None:
 def wrapped(text: str, width: int) -> list[str]:
     """Wrap a text without breaking at hyphens, to keep paths whole."""
     return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
-
-
-def exit_on(problems: "list[Check]") -> None:
-    """UserError, in one line, if a problem prevents this machine from joining."""
-    if problems:
-        first = problems[0]
-        more = f" ({len(problems) - 1} more above)" if len(problems) > 1 else ""
-        raise UserError(f"{first.name}: {first.found}; {first.fix}{more}")
 
 
 class LiveLine:

@@ -16,7 +16,7 @@ from dalle_lean import DalleConfig
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import parse, read_text, write_bytes
 from dalle_lean.require import require
-from training.run.fields import check_at_least, check_one_of, typed_section
+from training.run.fields import check_fields, check_one_of, typed_section
 from training.run.recipe import MOST_RECIPE_BYTES, Recipe
 
 SWARM_TOML = "swarm.toml"
@@ -24,7 +24,6 @@ PROTOCOL = 2
 """Peers with different protocols cannot work together."""
 MODES = ("gradients", "diloco")
 COMPRESSIONS = ("fp32", "fp16", "8bit")
-ADMISSION_KEYS = ("run_key", "admission")
 ADMISSIONS = ("open", "invite", "list")
 AGGREGATIONS = ("centred_clipping", "trimmed_mean", "median", "mean")
 SHARED_SCHEDULE = ("peak_lr", "warmup_steps", "hold_steps", "total_steps", "length_warmup")
@@ -64,7 +63,7 @@ class SwarmSection:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,63}", self.name):
             raise UserError(f"name = {self.name!r}: must be 1..64 lower-case letters, digits and hyphens")
-        check_at_least(1, min_peers=self.min_peers)
+        check_fields(self, 1, "min_peers")
         check_one_of(ADMISSIONS, admission=self.admission)
         for key in ("first_weights", "run_key"):
             value = getattr(self, key)
@@ -113,8 +112,8 @@ class WireSection:
         check_one_of(MODES, mode=self.mode)
         check_one_of(COMPRESSIONS, compression=self.compression)
         check_one_of(AGGREGATIONS, aggregation=self.aggregation)
-        check_at_least(0, power_sgd_rank=self.power_sgd_rank, min_eight_bit_numel=self.min_eight_bit_numel)
-        check_at_least(1, average_state_every=self.average_state_every, inner_steps=self.inner_steps)
+        check_fields(self, 0, "power_sgd_rank", "min_eight_bit_numel")
+        check_fields(self, 1, "average_state_every", "inner_steps")
         if not (0 < self.outer_lr <= 2 and 0 <= self.outer_momentum < 1):
             raise UserError(
                 f"outer_lr = {self.outer_lr}, outer_momentum = {self.outer_momentum}: "
@@ -197,7 +196,6 @@ class SwarmSettings:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The sections, as `from_dict` reads them."""
         first = {name: dataclasses.asdict(getattr(self, name)) for name in ("swarm", "wire", "timing")}
         return {**first, **self.recipe.to_dict()}
 
@@ -226,7 +224,6 @@ class SwarmSettings:
 
     @property
     def last_epoch(self) -> int:
-        """The last step of the swarm."""
         return -(-self.total_steps // self.steps_per_epoch)
 
     @property
@@ -266,9 +263,7 @@ class SwarmSettings:
         return f"{self.swarm.name}-{digest(self.fingerprints)}"
 
     def differences(self, other: "SwarmSettings") -> list[str]:
-        """The parts on which the settings disagree."""
-        theirs = other.fingerprints
-        ours = self.fingerprints
+        ours, theirs = self.fingerprints, other.fingerprints
         return [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
 
 
@@ -308,7 +303,9 @@ def for_toml(sections: dict[str, Any]) -> dict[str, Any]:
         for section, values in sections.items()
     }
     # Left out if unused, so that older versions can read the file.
-    unused: tuple[str, ...] = ADMISSION_KEYS if not others["swarm"]["run_key"] else ()
-    unused += () if others["swarm"]["first_weights"] else ("first_weights",)
-    others["swarm"] = {name: value for name, value in others["swarm"].items() if name not in unused}
+    swarm = others["swarm"]
+    if not swarm["run_key"]:
+        del swarm["run_key"], swarm["admission"]
+    if not swarm["first_weights"]:
+        del swarm["first_weights"]
     return {**others, "model": model}

@@ -18,8 +18,7 @@ def clean(tmp_path_factory, nursery):
 
 
 @pytest.mark.parametrize(
-    "attack",
-    ["opposite gradient", "noise for weights", "garbage for an average", "ghost", "claims of the last step"],
+    "attack", ["opposite gradient", "noise for weights", "garbage for an average", "ghost", "claims of the last step"]
 )
 def test_an_enemy_costs_the_honest_little(tmp_path, nursery, clean, attack):
     found = fight(tmp_path, nursery, **ATTACKS[attack])

@@ -70,10 +70,7 @@ def learn_alone(settings, batches):
         torch.nn.utils.clip_grad_norm_(parameters, recipe.clip_norm)
         for group in lamb.param_groups:
             group["lr"] = learning_rate(
-                number,
-                peak=schedule.peak_lr,
-                warmup_steps=schedule.warmup_steps,
-                total_steps=schedule.total_steps,
+                number, peak=schedule.peak_lr, warmup_steps=schedule.warmup_steps, total_steps=schedule.total_steps
             )
         lamb.step()
         after.append(torch.cat([parameter.detach().flatten() for parameter in parameters]).numpy())

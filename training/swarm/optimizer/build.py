@@ -17,8 +17,8 @@ from training.swarm.averaging.robust_rules import rule_of
 from training.swarm.averaging.wire_checks import wire_compression
 from training.swarm.config import SwarmSettings
 from training.swarm.host_peers import host_peers
+from training.swarm.optimizer.checked_step import SwarmLamb
 from training.swarm.optimizer.diloco import DilocoOptimizer, PseudoGradientAverager, make_outer
-from training.swarm.optimizer.lamb import SwarmLamb
 from training.swarm.optimizer.swarm_optimizer import SwarmOptimizer
 
 
@@ -108,7 +108,6 @@ def averager_options(settings: SwarmSettings, max_weight: float) -> dict[str, An
 
 
 def gradient_averager(settings: SwarmSettings, attestation: Attestation | None) -> Callable[..., GradientAverager]:
-    """The factory of the gradient averager that the settings name."""
     options = {**averager_options(settings, float(settings.target_batch_size)), "attestation": attestation}
     if settings.wire.mode == "diloco":
         return partial(PseudoGradientAverager, **options)

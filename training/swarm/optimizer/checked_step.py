@@ -5,6 +5,9 @@ from typing import Any
 
 import torch
 
+from dalle_lean.optim.lamb import Lamb
+from dalle_lean.optim.lamb_step import new_statistics
+
 
 class CheckedStep(torch.optim.Optimizer):
     """Mixin of optimizers that counts and skips steps whose gradients are not finite.
@@ -38,3 +41,16 @@ class CheckedStep(torch.optim.Optimizer):
         except Exception as error:
             self.failure = error
             raise
+
+
+class SwarmLamb(CheckedStep, Lamb):
+    """Clips the norm of all gradients together, as a run on one machine does."""
+
+    def __init__(self, *arguments: Any, clip_norm: float, **settings: Any):
+        super().__init__(*arguments, **settings)
+        self.clip_norm = clip_norm
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                in_bytes = group["eight_bit"] and parameter.numel() >= group["min_eight_bit_numel"]
+                statistics = new_statistics(parameter.detach(), block_size=group["block_size"] if in_bytes else None)
+                self.state[parameter].update(statistics, step=0)

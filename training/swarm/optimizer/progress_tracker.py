@@ -40,13 +40,7 @@ class SwarmTracker(ProgressTracker):
     counts_itself = True
     """Whether this peer counts as one that takes steps."""
 
-    def __init__(
-        self,
-        *arguments: Any,
-        last_epoch: int,
-        donors: Collection[PeerID] = (),
-        **options: Any,
-    ):
+    def __init__(self, *arguments: Any, last_epoch: int, donors: Collection[PeerID] = (), **options: Any):
         self.last_epoch, self.donors = last_epoch, donors
         self.doubtful_until = -math.inf
         self.metadata: Any = None
@@ -85,7 +79,8 @@ class SwarmTracker(ProgressTracker):
             target_batch_size=self.target_batch_size,
             min_time=get_dht_time() - self.metadata_expiration,
         )
-        return self.believed_records(records, donor_epochs(records, self.donors))
+        donors = [record.epoch for key, record in records.items() if owner_peer(key) in self.donors]
+        return self.believed_records(records, donors)
 
     def believed_records(self, records: Records, donors: list[int]) -> Records:
         """The records of believed steps, given the steps that donors report now."""
@@ -188,7 +183,6 @@ def plausible_records(metadata: Any, *, last_epoch: int, target_batch_size: int,
 
 
 def is_trainer(record: LocalTrainingProgress) -> bool:
-    """Whether a peer contributes samples."""
     return bool(record.samples_per_second > MIN_TRAINER_SAMPLES_PER_S)
 
 
@@ -198,12 +192,7 @@ def middle_of_trainers(records: Records, default: int) -> int:
 
 
 def up_to(epoch: float, records: Records) -> Records:
-    """The records of steps up to `epoch`."""
     return {key: record for key, record in records.items() if record.epoch <= epoch}
-
-
-def donor_epochs(records: Records, donors: Collection[PeerID]) -> list[int]:
-    return [record.epoch for key, record in records.items() if owner_peer(key) in donors] if donors else []
 
 
 def lone_claim(records: Records, own_epoch: int, own_key: Any) -> Any | None:

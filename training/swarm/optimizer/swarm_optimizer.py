@@ -49,14 +49,7 @@ class SwarmOptimizer(hivemind.Optimizer):
     scheduled_state: Any
     _should_check_synchronization_on_update: bool
 
-    def __init__(
-        self,
-        *,
-        is_donor: bool,
-        load_state_attempts: int,
-        on_notice: OnNotice = silent,
-        **options: Any,
-    ):
+    def __init__(self, *, is_donor: bool, load_state_attempts: int, on_notice: OnNotice = silent, **options: Any):
         self.is_donor, self.load_state_attempts, self.on_notice = is_donor, load_state_attempts, on_notice
         self.resyncs = 0
         """Downloads of the state."""

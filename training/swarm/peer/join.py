@@ -39,7 +39,6 @@ INTERRUPTED_CODE = 130
 ON_STOP_TIMEOUT_S = 1.0
 LEAVE_S = 8.0
 """To leave after SIGTERM: some service managers send SIGKILL after ten seconds."""
-OnDownload = Callable[[int, int, str], None]
 
 
 class Volunteer(Peer):
@@ -86,7 +85,6 @@ class Volunteer(Peer):
 
 
 def measure(found: Survey, options: JoinOptions) -> BatchPlan:
-    """Measure the batch for this machine."""
     assert found.run is not None
     assert found.batch is not None
     settings = found.run.settings
@@ -104,7 +102,7 @@ def take_part(
     *,
     on_ready: Callable[[Volunteer], None],
     on_step: Callable[[], None],
-    on_download: OnDownload,
+    on_download: Callable[[int, int, str], None],
     on_notice: OnNotice,
     on_stop: Callable[[], None],
 ) -> str | None:

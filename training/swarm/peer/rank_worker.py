@@ -46,7 +46,6 @@ def open_peer(device: str) -> Processes:
 
 
 def run_rank(device: str) -> None:
-    """Work for rank 0 until it has no more work."""
     processes = open_peer(device)
     work: Work | None
     while (work := processes.from_first(None)) is not None:

@@ -48,8 +48,7 @@ class PeerStatus:
         loss = f"loss {self.own.loss:.3g}" if math.isfinite(self.own.loss) else ""
         mine = f"mine {100 * self.own_share:.0f} %"
         long = f"gave {counted(self.own.samples, 'sample')}, {100 * self.own_share:.0f} %"
-        solo = self.own.solo_steps
-        alone = f"{counted(solo, 'step')} alone" if solo else ""
+        alone = f"{counted(self.own.solo_steps, 'step')} alone" if self.own.solo_steps else ""
         full = [trainers, rate, loss, alone]
         for words in ([*full, long], [*full, mine], [rate, loss, mine], [rate], []):
             tail = "  ".join(filter(None, [gathered, *words]))
@@ -70,7 +69,6 @@ class Download:
     donor: str
 
     def line(self, width: int) -> str:
-        """One line of at most `width` columns."""
         share = min(1.0, self.received / max(1, self.total))
         rate = self.received / self.seconds if self.seconds else 0.0
         left = clock((self.total - self.received) / rate) if rate else "?"
@@ -95,7 +93,6 @@ def clock(seconds: float) -> str:
 
 
 def summary(status: PeerStatus, folder: Path) -> str:
-    """The final line."""
     gave = f"this machine gave {counted(status.own.samples, 'sample')}"
     if status.step >= status.total_steps:
         return f"the run finished at step {status.step}; {gave}"

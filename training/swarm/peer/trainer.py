@@ -74,7 +74,6 @@ class Peer(GradientWorker):
 
     @property
     def finished(self) -> bool:
-        """Whether the schedule has ended."""
         return self.optimizer.local_epoch * self.settings.steps_per_epoch >= self.settings.total_steps
 
     def go(self) -> None:
@@ -185,7 +184,6 @@ class Peer(GradientWorker):
         return self.learn_from(Batch(*self.processes.share(batch)), step)
 
     def report_metrics(self) -> None:
-        """Update the metrics and report them."""
         optimizer, metrics = self.optimizer, self.metrics
         metrics.epoch = optimizer.local_epoch
         metrics.dropped_tensors = optimizer.state_averager.dropped_tensors + optimizer.grad_averager.dropped_tensors
@@ -194,6 +192,5 @@ class Peer(GradientWorker):
         self.on_step(self, metrics)
 
     def leave(self) -> None:
-        """Leave; the swarm goes on."""
         self.processes.from_first(None)
         self.optimizer.shutdown()

@@ -16,7 +16,6 @@ import torch
 from dalle_lean import Dalle
 from dalle_lean.free_memory import free_bytes, free_ram_bytes
 from dalle_lean.memory import TrainingSetup, cost_of, fastest_plan
-from dalle_lean.memory.plan_search import human_bytes
 from training.data.loader import Batch
 from training.run.recipe import MemoryRecipe
 from training.step.data_parallel import replicated_plan
@@ -71,12 +70,10 @@ class BatchPlan:
 
     @property
     def report_s(self) -> float:
-        """Seconds of compute between two reports."""
         return self.seconds * self.memory.micro_batches
 
 
 def free_memory(device: torch.device) -> Memory:
-    """The free memory of this machine."""
     ram = free_ram_bytes()
     shared = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else ram
     return Memory(device_bytes=free_bytes(device) if device.type == "cuda" else ram, ram_bytes=ram, shared_bytes=shared)
@@ -146,19 +143,17 @@ def plan_batch(
     limit = batch_size or max_report_samples(settings, ranks)
     usable_bytes = USABLE_SHARE * free.device_bytes
 
-    def max_samples(plan: MemoryRecipe) -> int:
-        def peak_bytes(samples: int) -> int:
-            return memory_needed(settings, plan, samples, device.type).device_bytes
+    def needed(plan: MemoryRecipe, samples: int) -> Memory:
+        return memory_needed(settings, plan, samples, device.type)
 
-        return bisect_right(range(1, limit + 1), usable_bytes, key=peak_bytes)
+    def max_samples(plan: MemoryRecipe) -> int:
+        return bisect_right(range(1, limit + 1), usable_bytes, key=lambda samples: needed(plan, samples).device_bytes)
 
     samples = max_samples(memory)
     if samples == 0:
         setup = setup_of(settings, precision, 1)
-        needed = memory_needed(settings, memory, 1, device.type)
-        plan = fastest_plan(
-            config, setup, usable_bytes - needed.device_bytes + cost_of(config, memory, setup).peak_bytes
-        )
+        besides_bytes = needed(memory, 1).device_bytes - cost_of(config, memory, setup).peak_bytes
+        plan = fastest_plan(config, setup, usable_bytes - besides_bytes)
         lean = {**dataclasses.asdict(plan), "offload_optimizer": True, "master_weights": memory.master_weights}
         memory = dataclasses.replace(memory, **lean)
         if ranks > 1:
@@ -168,10 +163,7 @@ def plan_batch(
         memory = dataclasses.replace(memory, micro_batches=-(-batch_size // samples))
         samples = -(-batch_size // memory.micro_batches)
     return BatchPlan(
-        batch_size=batch_size or samples,
-        memory=memory,
-        samples_at_once=samples,
-        needed=memory_needed(settings, memory, samples, device.type),
+        batch_size=batch_size or samples, memory=memory, samples_at_once=samples, needed=needed(memory, samples)
     )
 
 
@@ -217,13 +209,3 @@ def batch_seconds(gradients: GradientComputer, samples: int) -> float:
         if sum(timings) > TIMINGS * MAX_REPORT_S:
             break
     return min(timings)
-
-
-def describe_memory(plan: BatchPlan, free: Memory, device: torch.device) -> str:
-    """The memory that the plan needs and that is free, in words."""
-    needed = plan.needed
-    ram = f"{human_bytes(needed.ram_bytes)} of {human_bytes(free.ram_bytes)} RAM"
-    if device.type == "cuda":
-        ram = f"{human_bytes(needed.device_bytes)} of {human_bytes(free.device_bytes)} on the GPU, {ram}"
-    samples = f"{plan.samples_at_once} sample{'s' * (plan.samples_at_once > 1)}"
-    return f"needs {ram}, for {samples} at once ({plan.memory.precision})"

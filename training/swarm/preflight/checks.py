@@ -1,22 +1,25 @@
-"""Checks of what a machine needs to join a run; each says what it found and how to fix it."""
+"""Checks of this machine, with or without a run to join; each says what it found and how to fix it."""
 
 import importlib.metadata
 import os
 import platform
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from dalle_lean.errors import UserError
+from dalle_lean.io.model_folder import bundled_model
 from dalle_lean.io.remote_io import Patience
 from dalle_lean.memory.plan_search import human_bytes
 from dalle_lean.words import counted
 from training.data.catalog import Codes, ShardSet, find_shards
 from training.data.reader import READ_ROWS, DamagedShard, read_rows
 from training.swarm.config import PROTOCOL, SwarmSettings
-from training.swarm.preflight.batch_size import BatchPlan, Memory, describe_memory
+from training.swarm.preflight.batch_size import BatchPlan, Memory, free_memory
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 PACKAGES = ("torch", "hivemind", "numpy", "bitsandbytes", "pyarrow")
@@ -27,6 +30,8 @@ NOTED_CLOCK_OFFSET_S = 1.0
 SPARE_DISK_BYTES = 200_000_000
 """For the log, the tokenizer, the position in the data and compiled kernels."""
 SHORT_PATIENCE = Patience(timeout_s=20, give_up_s=20)
+MIN_RAM_BYTES = 2_000_000_000
+"""For a tiny model and hivemind's processes."""
 INSTALL = "pip install 'dalle-lean[training]'"
 
 
@@ -60,25 +65,21 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def check_versions(versions: Mapping[str, str | None]) -> Check:
-    """Check the versions that `installed_versions` found."""
     found = ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
     found = f"{found}; protocol {PROTOCOL}"
-    missing = [name for name, version in versions.items() if version is None]
-    if missing:
-        return Check("versions", PROBLEM, found, INSTALL)
-    python, torch_version = versions.get("Python"), versions.get("torch")
-    if python and not (3, 11) <= release(python) < (3, 14):
-        return Check("versions", PROBLEM, found, "use Python 3.11, 3.12 or 3.13")
-    if torch_version and release(torch_version) < (2, 11):
-        return Check("versions", PROBLEM, found, "install torch 2.11 or newer: pip install --upgrade torch")
-    if release(versions.get("numpy") or "0.0") >= (2, 4):
-        return Check(
-            "versions", PROBLEM, found, "hivemind's 8-bit compression fails with this numpy: pip install 'numpy<2.4'"
-        )
-    hivemind = versions.get("hivemind") or TESTED_HIVEMIND
-    if not hivemind.startswith(TESTED_HIVEMIND):
+    known = {name: version for name, version in versions.items() if version is not None}
+    fix = ""
+    if len(known) < len(versions):
+        fix = INSTALL
+    elif not (3, 11) <= release(known["Python"]) < (3, 14):
+        fix = "use Python 3.11, 3.12 or 3.13"
+    elif release(known["torch"]) < (2, 11):
+        fix = "install torch 2.11 or newer: pip install --upgrade torch"
+    elif release(known["numpy"]) >= (2, 4):
+        fix = "hivemind's 8-bit compression fails with this numpy: pip install 'numpy<2.4'"
+    elif not known["hivemind"].startswith(TESTED_HIVEMIND):
         return Check("versions", WARNING, found, f"only hivemind {TESTED_HIVEMIND}x is tested: {INSTALL}")
-    return Check("versions", OK, found)
+    return Check("versions", PROBLEM if fix else OK, found, fix)
 
 
 def check_device(device: torch.device) -> Check:
@@ -102,22 +103,20 @@ def check_device(device: torch.device) -> Check:
 
 def check_memory(plan: BatchPlan, free: Memory, device: torch.device) -> Check:
     """Whether the memory for a step is free."""
-    found = describe_memory(plan, free, device)
-    if plan.needed.ram_bytes > free.ram_bytes:
-        return Check("memory", PROBLEM, found, "end other programs, or use a machine (or container) with more RAM")
-    if plan.needed.device_bytes > free.device_bytes:
-        return Check(
-            "memory", PROBLEM, found, "end other programs on the GPU, or set a smaller --batch-size or --precision bf16"
-        )
-    if plan.needed.shared_bytes > free.shared_bytes:
-        needed = human_bytes(plan.needed.shared_bytes)
-        return Check(
-            "memory",
-            PROBLEM,
-            f"{found}; {needed} of it shared, but /dev/shm has only {human_bytes(free.shared_bytes)} left",
-            "give the container more shared memory: docker run --shm-size=8g, or --ipc=host",
-        )
-    return Check("memory", OK, found)
+    needed, fix = plan.needed, ""
+    memory = f"{human_bytes(needed.ram_bytes)} of {human_bytes(free.ram_bytes)} RAM"
+    if device.type == "cuda":
+        memory = f"{human_bytes(needed.device_bytes)} of {human_bytes(free.device_bytes)} on the GPU, {memory}"
+    found = f"needs {memory}, for {counted(plan.samples_at_once, 'sample')} at once ({plan.memory.precision})"
+    if needed.ram_bytes > free.ram_bytes:
+        fix = "end other programs, or use a machine (or container) with more RAM"
+    elif needed.device_bytes > free.device_bytes:
+        fix = "end other programs on the GPU, or set a smaller --batch-size or --precision bf16"
+    elif needed.shared_bytes > free.shared_bytes:
+        shared, left = human_bytes(needed.shared_bytes), human_bytes(free.shared_bytes)
+        found += f"; {shared} of it shared, but /dev/shm has only {left} left"
+        fix = "give the container more shared memory: docker run --shm-size=8g, or --ipc=host"
+    return Check("memory", PROBLEM if fix else OK, found, fix)
 
 
 def check_disk(folder: Path, needed_bytes: int) -> Check:
@@ -142,16 +141,14 @@ def check_data(source: str, settings: SwarmSettings | None = None) -> tuple[Chec
         shards = find_shards(source, codes=codes, patience=SHORT_PATIENCE)
         difference = settings and data_difference(shards, settings)
         if difference:
-            return Check(
-                "data", PROBLEM, difference, "name the folder or URL of the run's own shards with --data"
-            ), None
+            fix = "name the folder or URL of the run's own shards with --data"
+            return Check("data", PROBLEM, difference, fix), None
         rows = next(read_rows(shards, 0, 0, READ_ROWS), None)
         if not rows:
             raise DamagedShard(f"{shards.paths[0]} holds no rows")
     except DamagedShard as damage:
-        return Check(
-            "data", PROBLEM, str(damage), "copy it again; dalle-lean shards verify FOLDER finds further damage"
-        ), None
+        fix = "copy it again; dalle-lean shards verify FOLDER finds further damage"
+        return Check("data", PROBLEM, str(damage), fix), None
     except (ValueError, OSError, ImportError) as error:
         reason = " ".join(str(error).split())
         return Check("data", PROBLEM, reason, "name a copy of the run's shards with --data FOLDER_OR_URL"), None
@@ -233,3 +230,80 @@ def check_fingerprint(given: SwarmSettings, theirs: SwarmSettings | None, tokeni
         )
         return Check("fingerprint", PROBLEM, f"swarm.toml {differ}", "use the run's swarm.toml, or join by its address")
     return Check("fingerprint", OK, f"{given.run_id}: model, data, tokenizer, wire and schedule are the run's")
+
+
+def check_torch(device: torch.device) -> Check:
+    """Whether a matrix product works in each precision, forward and backward."""
+    worked, failed = [], ""
+    precisions = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    if device.type == "cuda":
+        precisions["fp16"] = torch.float16
+    for name, dtype in precisions.items():
+        try:
+            factor = torch.ones(64, 64, dtype=dtype, device=device, requires_grad=True)
+            (factor @ factor).sum().backward()
+            assert factor.grad is not None
+            if float(factor.grad[0, 0]) == 128:
+                worked.append(name)
+        except RuntimeError as error:
+            failed = f"; {name}: {str(error).splitlines()[0]}"
+    found = f"{device} computes {', '.join(worked) or 'nothing'}{failed}"
+    if "fp32" in worked:
+        return Check("torch", OK if not failed else WARNING, found, "use --precision fp32, which works")
+    return Check("torch", PROBLEM, found, f"reinstall torch for this machine's driver: {INSTALL}")
+
+
+def check_numba() -> Check:
+    """Whether the optimizer's compiled step is available."""
+    try:
+        import dalle_lean.optim.lamb_numba  # noqa: F401
+    except Exception as error:  # a broken installation may raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        return Check("numba", WARNING, f"{reason}; the optimizer's step is several times slower without it", INSTALL)
+    return Check("numba", OK, "the optimizer's compiled step works")
+
+
+def check_hivemind() -> Check:
+    """Whether a DHT node starts on this machine."""
+    try:
+        from training.swarm.network.dht import log_to, open_dht
+
+        log_to(None)
+        with tempfile.TemporaryDirectory() as folder:
+            dht = open_dht([], client_mode=False, listen=["/ip4/127.0.0.1/tcp/0"], identity=Path(folder) / "identity")
+            found = f"a DHT node starts on this machine ({len(dht.get_visible_maddrs())} address)"
+            dht.shutdown()
+    except (ImportError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        return Check("hivemind", PROBLEM, reason, f"{INSTALL}; allow its p2pd to run and to use /tmp")
+    return Check("hivemind", OK, found)
+
+
+def check_bundled_model() -> Check:
+    """Whether `generate` and `demo` have a model to draw with."""
+    try:
+        folder = bundled_model()
+    except UserError as error:
+        return Check("model", WARNING, str(error), "training does not need it")
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return Check("model", OK, f"the bundled model is in {folder}, {human_bytes(size)}")
+
+
+def check_port(port: int) -> Check:
+    """Whether this machine can listen on it."""
+    from training.swarm.network.addresses import port_is_free
+
+    if port_is_free(port):
+        return Check("port", OK, f"{port} is free; only a helper of a run can tell whether others can connect")
+    return Check("port", PROBLEM, f"another program listens on {port}", "end it, or name another port with --listen")
+
+
+def check_free_memory(device: torch.device) -> Check:
+    """How much memory is free; only a run says how much it needs."""
+    free = free_memory(device)
+    on_gpu = f"{human_bytes(free.device_bytes)} free on the GPU, " if device.type == "cuda" else ""
+    found = f"{on_gpu}{human_bytes(free.ram_bytes)} RAM free, {human_bytes(free.shared_bytes)} of it can be shared"
+    if min(free.ram_bytes, free.shared_bytes) < MIN_RAM_BYTES:
+        fix = "end other programs; in a container: docker run --shm-size=8g; a run says how much it needs"
+        return Check("memory", WARNING, found, fix)
+    return Check("memory", OK, found)

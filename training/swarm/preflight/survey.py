@@ -18,6 +18,7 @@ from hivemind.dht.crypto import RSASignatureValidator
 from dalle_lean.devices import pick_device
 from dalle_lean.errors import UserError
 from dalle_lean.io.remote_io import Patience
+from dalle_lean.words import counted
 from training.data.catalog import ShardSet
 from training.run.folder import run_folder
 from training.swarm.admission.gate import Gate
@@ -170,12 +171,6 @@ def read_files(path: Path) -> RunFiles:
     return RunFiles(settings, path.read_text(encoding="utf-8"), tokenizer.read_bytes())
 
 
-def default_folder(run_id: str) -> Path:
-    """Where this machine stores its identity and position in the data by default."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "dalle-lean" / "runs" / run_id
-
-
 def ranks_here() -> int:
     """Number of processes that torchrun started for this peer."""
     return int(os.environ.get("WORLD_SIZE", 1))
@@ -210,29 +205,23 @@ def temporary_node(addresses: Sequence[str], options: JoinOptions, port: int) ->
 
 
 def listen_on(port: int) -> tuple[str, ...]:
-    """The port on all interfaces."""
     return (f"/ip4/{EVERYWHERE}/tcp/{port}",)
 
 
 def check_resources(
     found: Survey, settings: SwarmSettings, options: JoinOptions, report: Callable[[Check], None]
 ) -> None:
-    """Check memory, disk and data."""
     free = free_memory(found.device)
     try:
         found.batch = plan_batch(
-            settings,
-            found.device,
-            free,
-            precision=options.precision,
-            batch_size=options.batch_size,
-            ranks=ranks_here(),
+            settings, found.device, free, precision=options.precision, batch_size=options.batch_size, ranks=ranks_here()
         )
         report(check_memory(found.batch, free, found.device))
     except ValueError as error:
         fix = "use --precision bf16 on a GPU that has it, end other programs on the GPU, or use --device cpu"
         report(Check("memory", PROBLEM, str(error), fix))
-    found.folder = options.folder or default_folder(settings.run_id)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    found.folder = options.folder or cache / "dalle-lean" / "runs" / settings.run_id
     report(check_disk(found.folder, state_bytes(settings)))
     check, shards = check_data(options.data or settings.swarm.data, settings)
     found.shards = shards and dataclasses.replace(shards, patience=Patience())
@@ -276,5 +265,5 @@ def check_progress(metadata: Any, settings: SwarmSettings) -> Check:
     if not rates:
         known = f"nobody is training right now; the run is at step {step}" if step else "nobody is training yet"
         return Check("swarm", OK, f"a helper answers; {known}")
-    count = f"{len(rates)} trainer{'s' * (len(rates) > 1)}"
-    return Check("swarm", OK, f"{count} at step {step} of {settings.total_steps}, {sum(rates):,.3g} samples/s in total")
+    at = f"{counted(len(rates), 'trainer')} at step {step} of {settings.total_steps}"
+    return Check("swarm", OK, f"{at}, {sum(rates):,.3g} samples/s in total")

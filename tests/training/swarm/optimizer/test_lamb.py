@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dalle_lean.optim.lamb import Lamb
-from training.swarm.optimizer.lamb import SwarmLamb
+from training.swarm.optimizer.checked_step import SwarmLamb
 
 SETTINGS = {"lr": 0.01, "min_eight_bit_numel": 64, "block_size": 32}
 

@@ -18,13 +18,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 from dalle_lean.progress import silent
 from tests.training.swarm.optimizer.test_progress_tracker import LAST, TARGET, record, said
 from training.swarm.averaging.state_averager import SwarmStateAverager
-from training.swarm.averaging.state_validation import (
-    StateRefused,
-    check_epoch,
-    sign_state,
-    signer_of,
-    tensors_sha256,
-)
+from training.swarm.averaging.state_validation import StateRefused, check_epoch, sign_state, signer_of, tensors_sha256
 from training.swarm.host_peers import HostPeers, owner_peer
 from training.swarm.optimizer import swarm_optimizer as stepping
 from training.swarm.optimizer.progress_tracker import DonorTracker, SwarmTracker

@@ -17,17 +17,20 @@ from training.swarm.preflight.checks import (
     OK,
     PROBLEM,
     WARNING,
+    check_bundled_model,
     check_clock,
     check_data,
     check_device,
     check_disk,
     check_fingerprint,
     check_memory,
+    check_numba,
+    check_port,
     check_reach,
+    check_torch,
     check_versions,
     installed_versions,
 )
-from training.swarm.preflight.self_test import check_bundled_model, check_numba, check_port, check_torch
 from training.swarm.preflight.survey import JoinOptions, addresses_of, read_files, survey
 
 CPU = torch.device("cpu")
