@@ -5,17 +5,17 @@ Source: You et al. 2020, "Large Batch Optimization for Deep Learning", algorithm
 
 import importlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import chain
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from dalle_lean.errors import UserError
-from dalle_lean.optim.lamb_sharded import all_reduce_sum, is_sharded, local, local_state
-from dalle_lean.optim.lamb_state import check_state, sync_master
 from dalle_lean.optim.lamb_step import Rule, new_statistics, step_plain
 from dalle_lean.optim.quantize8 import CPU
 from dalle_lean.require import require
@@ -119,7 +119,7 @@ class Lamb(torch.optim.Optimizer):
             param_group["params"] = list(dict.fromkeys(params))
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        sharded = [parameter for parameter in group["params"] if is_sharded(parameter)]
+        sharded = [parameter for parameter in group["params"] if isinstance(parameter, DTensor)]
         if sharded and (group["eight_bit"] or self.offload or any(p.dtype != torch.float32 for p in sharded)):
             raise UserError("sharded parameters (FSDP): must be float32, with eight_bit=False and offload=False")
 
@@ -147,7 +147,7 @@ class Lamb(torch.optim.Optimizer):
             weight = local(parameter.detach()).to(device, precision).contiguous()
         if "step" not in state:
             in_bytes = group["eight_bit"] and parameter.numel() >= group["min_eight_bit_numel"]
-            like = parameter if is_sharded(parameter) else weight
+            like = parameter if isinstance(parameter, DTensor) else weight
             state.update(new_statistics(like, block_size=group["block_size"] if in_bytes else None), step=0)
         check_state(state, parameter, group["block_size"])
         gradient = parameter.grad
@@ -199,3 +199,76 @@ def rule_of(group: dict[str, Any], *, step: int) -> Rule:
         settings["mean_correction"] = 1 / (1 - beta_mean**step)
         settings["square_correction"] = 1 / (1 - beta_square**step)
     return Rule(lr=float(group["lr"]), beta_mean=beta_mean, beta_square=beta_square, **settings)
+
+
+def sync_master(state: dict[str, Any], low: Tensor) -> Tensor:
+    """The float32 master copy of low-precision weights `low`, set to their value wherever it does not round to it."""
+    master: Tensor | None = state.get("master")
+    if master is None:
+        master = state["master"] = low.to(torch.float32).contiguous()
+        return master
+    changed = master.to(low.dtype) != low
+    if changed.any():
+        torch.where(changed, low.to(torch.float32), master, out=master)
+    return master
+
+
+def check_state(state: dict[str, Any], parameter: Tensor, block_size: int) -> None:
+    """ValueError names what in the state does not fit `parameter` with blocks of `block_size`.
+
+    The state holds `step`, the number of steps taken; the two averages, in float32 or as codes and scales; and, if
+    there is one, the float32 `master` copy of the weights.
+    """
+    owner = f"of a parameter of shape {list(parameter.shape)}"
+    step = state.get("step")
+    if type(step) is not int or step < 0:
+        found = repr(step) if "step" in state else "missing"
+        raise UserError(f"optimizer state step {owner} is {found}; it must be a whole number, at least 0")
+    for name, (shape, dtype) in expected_tensors(state, parameter, block_size).items():
+        value = state.get(name)
+        if not (isinstance(value, Tensor) and tuple(value.shape) == shape and value.dtype == dtype):
+            found = f"{list(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else "missing"
+            raise UserError(
+                f"optimizer state {name} {owner} is {found}; "
+                f"with blocks of {block_size} it must be {list(shape)} of {dtype}"
+            )
+
+
+def expected_tensors(
+    state: dict[str, Any], parameter: Tensor, block_size: int
+) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of each tensor that a state of this kind must hold."""
+    shape = tuple(parameter.shape)
+    tensors = {}
+    for name in ("mean", "square"):
+        if "mean" in state:
+            tensors[name] = (shape, torch.float32)
+        else:
+            tensors[f"{name}_codes"] = (shape, torch.uint8)
+            tensors[f"{name}_scales"] = ((-(-parameter.numel() // block_size),), torch.float32)
+    if "master" in state:
+        tensors["master"] = (shape, torch.float32)
+    return tensors
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's shard of a tensor, in the same memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def local_state(state: dict[str, Any]) -> dict[str, Any]:
+    """This process's shards of a parameter's state, in the same memory."""
+    return {name: local(value) if isinstance(value, Tensor) else value for name, value in state.items()}
+
+
+def all_reduce_sum(parameter: Tensor) -> Callable[[list[float]], list[float]]:
+    """A function that sums numbers over the processes with a shard of the parameter; the identity if it is whole."""
+    if not isinstance(parameter, DTensor):
+        return list
+
+    def total(numbers: list[float]) -> list[float]:
+        sums = torch.tensor(numbers, dtype=torch.float64, device=parameter.device)
+        dist.all_reduce(sums, group=parameter.device_mesh.get_group())
+        return sums.tolist()
+
+    return total

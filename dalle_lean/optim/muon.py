@@ -27,7 +27,6 @@ class MuonAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One step of both."""
         assert closure is None
         parts = ((self.muon, self.param_groups[:1]), (self.adamw, self.param_groups[1:]))
         for optimizer, groups in parts:  # load_state_dict replaces both attributes
