@@ -5,9 +5,18 @@ from typing import Annotated
 
 import typer
 
-from dalle_lean.terminal import Device, StoredDtype, progress_bar, say
+from dalle_lean.terminal import Device, StoredDtype
 from training.clip.recipe import ClipRecipe
-from training.commands.options import LearningRate, MaxMinutes, Out, Precision, Seed, Steps, TokenizerFile
+from training.commands.options import (
+    LearningRate,
+    MaxMinutes,
+    Out,
+    Precision,
+    Seed,
+    Steps,
+    TokenizerFile,
+    train_on_pictures,
+)
 
 ALIKE = [",".join(fields) for fields in ClipRecipe.alike]
 
@@ -68,10 +77,8 @@ def train_clip(
     """Train a small CLIP on captioned pictures; OUT/clip ranks a model's pictures."""
     import torch
 
-    from dalle_lean.devices import pick_device
     from dalle_lean.tokenizer import find_tokenizer
     from training.clip.run import train_clip as run
-    from training.run.folder import run_folder
 
     recipe = ClipRecipe(
         steps=steps,
@@ -87,18 +94,18 @@ def train_clip(
         width=width,
         precision=precision,
     )
-    with run_folder(out), progress_bar("training CLIP", "pictures") as on_progress:
-        end = run(
-            data,
-            out,
-            recipe,
-            heldout=heldout,
-            tokenizer=find_tokenizer(tokenizer),
-            vqgan=vqgan,
-            init=init,
-            save_dtype=getattr(torch, save_dtype),
-            device=str(pick_device(device)),
-            max_minutes=max_minutes,
-            on_progress=on_progress,
-        )
-    say(end.end(recipe.steps, f"the CLIP is in {out / 'clip'}"))
+    train_on_pictures(
+        run,
+        data,
+        out,
+        recipe,
+        "CLIP",
+        out / "clip",
+        device=device,
+        heldout=heldout,
+        tokenizer=find_tokenizer(tokenizer),
+        vqgan=vqgan,
+        init=init,
+        save_dtype=getattr(torch, save_dtype),
+        max_minutes=max_minutes,
+    )

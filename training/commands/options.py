@@ -1,7 +1,7 @@
-"""Options that several commands share."""
+"""Options that several commands share, and what the trainings on pictures do with them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -35,3 +35,20 @@ Precision = Annotated[str, typer.Option(help="fp32 or bf16 (autocast).")]
 MaxMinutes = Annotated[
     float | None, typer.Option(help="Stop and save after this many minutes; the same command continues.")
 ]
+
+
+def train_on_pictures(
+    train: Any, data: Path, out: Path, recipe: Any, noun: str, result: Path, *, device: str, **inputs: Any
+) -> None:
+    """Train a `noun`, which goes to `result`, in the folder `out`, with a progress bar, and say how that ended.
+
+    Args:
+        train: the library's function, called with `data`, `out`, `recipe` and the `inputs`.
+    """
+    from dalle_lean.devices import pick_device
+    from dalle_lean.terminal import progress_bar, say
+    from training.run.folder import run_folder
+
+    with run_folder(out), progress_bar(f"training {noun}", "pictures") as on_progress:
+        end = train(data, out, recipe, device=str(pick_device(device)), on_progress=on_progress, **inputs)
+    say(end.end(recipe.steps, f"the {noun} is in {result}"))

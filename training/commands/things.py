@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from dalle_lean.terminal import Device, progress_bar, say
-from training.commands.options import LearningRate, MaxMinutes, Out, Precision, Seed, Steps
+from dalle_lean.terminal import Device
+from training.commands.options import LearningRate, MaxMinutes, Out, Precision, Seed, Steps, train_on_pictures
 from training.things.recipe import ThingRecipe
 
 
@@ -32,21 +32,12 @@ def train_things(
     device: Device = "auto",
 ) -> None:
     """Train a classifier on drawings whose listing names what they show; `evaluate` judges things by OUT/classifier."""
-    from dalle_lean.devices import pick_device
-    from training.run.folder import run_folder
     from training.things.run import train_things as run
 
     recipe = ThingRecipe(
         steps=steps, batch_size=batch_size, lr=lr, seed=seed, picture_side=picture_side, precision=precision
     )
-    with run_folder(out), progress_bar("training classifier", "pictures") as on_progress:
-        end = run(
-            data,
-            out,
-            recipe,
-            heldout=heldout,
-            device=str(pick_device(device)),
-            max_minutes=max_minutes,
-            on_progress=on_progress,
-        )
-    say(end.end(recipe.steps, f"the classifier is in {out / 'classifier'}"))
+    result = out / "classifier"
+    train_on_pictures(
+        run, data, out, recipe, "classifier", result, device=device, heldout=heldout, max_minutes=max_minutes
+    )

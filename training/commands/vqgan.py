@@ -7,14 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from dalle_lean.errors import UserError
-from dalle_lean.terminal import Device, StoredDtype, progress_bar, say
-from training.commands.options import LearningRate, MaxMinutes, Out, Precision, Seed, Steps
+from dalle_lean.terminal import Device, StoredDtype
+from training.commands.options import LearningRate, MaxMinutes, Out, Precision, Seed, Steps, train_on_pictures
 from training.vqgan.recipe import EMOJI, VQGANRecipe
 
 
 class Quantizer(StrEnum):
-    """How codes are chosen."""
-
     VQ = "vq"
     GUMBEL = "gumbel"
 
@@ -95,9 +93,7 @@ def train_vqgan(
 
     import torch
 
-    from dalle_lean.devices import pick_device
     from dalle_lean.images.vqgan import VQGAN, VQGANConfig
-    from training.run.folder import run_folder
     from training.vqgan.run import train_vqgan as run
 
     shape: dict[str, Any] = {
@@ -128,19 +124,19 @@ def train_vqgan(
         flip=flip,
         precision=precision,
     )
-    with run_folder(out), progress_bar("training VQGAN", "pictures") as on_progress:
-        end = run(
-            data,
-            out,
-            recipe,
-            heldout=heldout,
-            init_from=first,
-            save_dtype=getattr(torch, save_dtype),
-            device=str(pick_device(device)),
-            max_minutes=max_minutes,
-            on_progress=on_progress,
-        )
-    say(end.end(recipe.steps, f"the VQGAN is in {out}"))
+    train_on_pictures(
+        run,
+        data,
+        out,
+        recipe,
+        "VQGAN",
+        out,
+        device=device,
+        heldout=heldout,
+        init_from=first,
+        save_dtype=getattr(torch, save_dtype),
+        max_minutes=max_minutes,
+    )
 
 
 def parse_multipliers(text: str) -> tuple[int, ...]:
