@@ -1,12 +1,14 @@
-"""Shards small enough to train on in seconds."""
+"""Shards and a recipe small enough to train in seconds, and what else several tests of training take."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dalle_lean.tokenizer import Tokenizer
 from preprocessing.shards.files import Row, write_shard
 from preprocessing.shards.manifest import Counts, DatasetInfo, write_dataset_info
+from training.run.recipe import load_recipe
 
 COLOURS = ("red", "green", "blue", "black")
 THINGS = ("heart", "circle", "square", "book", "tree")
@@ -56,6 +58,22 @@ def write_shards(
 def shards(tmp_path_factory):
     """120 pictures of 4x4 codes out of 32, in four shards."""
     return write_shards(tmp_path_factory.mktemp("shards") / "train")
+
+
+@pytest.fixture
+def recipe():
+    return load_recipe("tiny")
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return Tokenizer.train(["a red heart", "a blue book"], 300)
+
+
+@pytest.fixture
+def noticed():
+    """The notices of a reader."""
+    return []
 
 
 class Clock:

@@ -27,11 +27,6 @@ from training.step.learner import Learner
 from training.trainer import DalleRun, train
 
 
-@pytest.fixture
-def recipe():
-    return load_recipe("tiny")
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(shards, tmp_path_factory):
     """The folder of a whole run."""

@@ -15,14 +15,7 @@ from tests.training.runs import Killed, at_step, kill, losses, weights
 from training.run.metrics import NAME as METRICS
 from training.run.metrics import read_metrics
 from training.run.progress import TrainingDiverged
-from training.run.recipe import load_recipe
 from training.trainer import DalleRun, train
-
-
-@pytest.fixture
-def recipe():
-    return load_recipe("tiny")
-
 
 CHANGES = {
     "fp16": {"memory": {"precision": "fp16"}},

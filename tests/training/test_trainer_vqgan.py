@@ -9,13 +9,7 @@ from dalle_lean.io.files import sha256_file
 from dalle_lean.io.model_folder import bundled_model, check_parts
 from tests.tiny import tiny_vqgan
 from tests.training.runs import relabelled
-from training.run.recipe import load_recipe
 from training.trainer import train
-
-
-@pytest.fixture
-def recipe():
-    return load_recipe("tiny")
 
 
 @pytest.fixture(scope="module")

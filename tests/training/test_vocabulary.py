@@ -13,11 +13,6 @@ from training.run.recipe import load_recipe
 from training.trainer import DalleRun, train
 
 
-@pytest.fixture
-def recipe():
-    return load_recipe("tiny")
-
-
 @pytest.fixture(scope="module")
 def finished(shards, tmp_path_factory):
     """The folder of a whole run of a few steps."""

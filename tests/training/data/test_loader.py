@@ -28,11 +28,6 @@ def training_data(folder, **settings):
     return TrainingData(shards=find_shards(folder), **{**defaults, **settings})
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return Tokenizer.train(["a red heart", "a blue book"], 300)
-
-
 def stored_keys(folder, share=0.1):
     return [row["key"] for row in stored_rows(folder) if not is_heldout(row["key"], share)]
 
@@ -168,11 +163,6 @@ def damage(folder, name, keep):
     """Cut a shard after a share of its bytes."""
     content = (folder / name).read_bytes()
     (folder / name).write_bytes(content[: int(len(content) * keep)])
-
-
-@pytest.fixture
-def noticed():
-    return []
 
 
 @pytest.fixture

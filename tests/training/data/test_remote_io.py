@@ -18,7 +18,6 @@ import torch
 from dalle_lean.errors import UserError
 from dalle_lean.io.remote_errors import Refused, Unreachable
 from dalle_lean.io.remote_io import Patience, RemoteFile, within
-from dalle_lean.tokenizer import Tokenizer
 from tests.training.conftest import write_shards
 from tests.training.runs import at_step, losses, saved_progress
 from training.data.catalog import Codes, find_shards, published_files
@@ -101,18 +100,8 @@ def server(shards):
 
 
 @pytest.fixture
-def noticed():
-    return []
-
-
-@pytest.fixture
 def remote(server, noticed):
     return find_shards(server.url, patience=HASTY, on_notice=noticed.append)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return Tokenizer.train(["a red heart", "a blue book"], 300)
 
 
 def training_data(shards):
