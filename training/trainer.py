@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import torch
 
@@ -26,7 +27,7 @@ from training.data.heldout import heldout_rows
 from training.data.loader import Batch, TrainingData, collate
 from training.data.sampler import Position
 from training.run.checkpoint import load_checkpoint
-from training.run.crops import crop_of_step
+from training.run.draws import crop_of_step
 from training.run.folder import place_tokenizer, place_vocabulary, placed_vocabulary, remove_leftovers
 from training.run.graceful_stop import TimeLimit
 from training.run.loop import TrainingRun
@@ -35,14 +36,7 @@ from training.run.previews import draw_codes, save_sheet
 from training.run.processes import ALONE, Processes, open_processes
 from training.run.progress import StepCount
 from training.run.recipe import DataRecipe, OptimizerRecipe, Recipe
-from training.step.build import (
-    build_model,
-    check_same_codes,
-    matching_vqgan,
-    new_config,
-    stated_codes,
-    with_model_of,
-)
+from training.step.build import build_model, check_same_codes, matching_vqgan, new_config, stated_codes, with_model_of
 from training.step.data_parallel import sharded, use_fsdp, whole_model
 from training.step.learner import Learner
 
@@ -52,8 +46,6 @@ NUM_SAMPLES = 8
 
 @dataclass
 class Progress(StepCount):
-    """Progress of a transformer's training."""
-
     position: Position = field(default_factory=Position)
     tokens: int = 0
     """Sequence positions trained on."""
@@ -78,30 +70,36 @@ class Progress(StepCount):
         return words
 
 
+class Inputs(TypedDict, total=False):
+    """What a run may have besides its data and recipe."""
+
+    tokenizer: Path | None
+    """A tokenizer.json; by default `init`'s, else one trained on the captions."""
+    heldout: str | Path | None
+    """Shards to measure on; by default a share of the data, which is not trained on."""
+    vqgan: Path | None
+    """Folder of the VQGAN that made the codes; it draws samples and goes into the model folder."""
+    init: Path | None
+    """A model folder to start from, whose model replaces the recipe's."""
+    parallel: str | None
+    """"ddp", "fsdp" or None; see training.step.data_parallel.use_fsdp."""
+
+
 def train(
     data: str | Path,
     out: Path,
     recipe: Recipe,
     *,
-    tokenizer: Path | None = None,
-    heldout: str | Path | None = None,
-    vqgan: Path | None = None,
-    init: Path | None = None,
     device: str = "cpu",
-    parallel: str | None = None,
     max_minutes: float | None = None,
     on_progress: OnProgress | None = None,
+    **inputs: Unpack[Inputs],
 ) -> Progress:
     """Train on the shards `data`, or continue the run that `out` holds, and return its progress.
 
     Args:
         data: a folder or its URL; see training.data.catalog.find_shards.
-        tokenizer: a tokenizer.json; by default `init`'s, else one trained on the captions.
-        heldout: shards to measure on; by default a share of `data`, which is not trained on.
-        vqgan: folder of the VQGAN that made the codes; it draws samples and goes into the model folder.
-        init: a model folder to start from, whose model replaces the recipe's.
         device: "cpu", "cuda" or a GPU; with torchrun, every process calls this and takes its own GPU.
-        parallel: "ddp", "fsdp" or None; see training.step.data_parallel.use_fsdp.
         max_minutes: time limit, start-up included; the run is saved then, and the same call continues it.
         on_progress: called after each step with (samples done, total samples, note).
 
@@ -113,22 +111,11 @@ def train(
     """
     limit, processes = TimeLimit(max_minutes), open_processes(device)
     with processes.together():
-        run = DalleRun(
-            data,
-            out,
-            recipe,
-            tokenizer=tokenizer,
-            heldout=heldout,
-            vqgan=vqgan,
-            init=init,
-            processes=processes,
-            parallel=parallel,
-        )
-        return run.go(on_progress, limit)
+        return DalleRun(data, out, recipe, processes, **inputs).go(on_progress, limit)
 
 
 class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
-    """A run with its parts checked against each other, in the state of its folder; see `train`."""
+    """A run with its parts checked against each other, in the state of its folder; see `train` and `Inputs`."""
 
     unit = "samples"
     model: Dalle
@@ -138,12 +125,12 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         data: str | Path,
         out: Path,
         recipe: Recipe,
+        processes: Processes = ALONE,
         *,
         tokenizer: Path | None = None,
         heldout: str | Path | None = None,
         vqgan: Path | None = None,
         init: Path | None = None,
-        processes: Processes = ALONE,
         parallel: str | None = None,
     ):
         recipe = with_model_of(recipe, init)
@@ -164,14 +151,8 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         if heldout_shards is not None:
             check_same_codes(heldout_shards, shards)
         self.vqgan = matching_vqgan(vqgan, self.info) if vqgan else None
-        self.data = TrainingData(
-            shards=shards,
-            heldout_share=0.0 if heldout_shards else recipe.data.heldout_share,
-            shuffle_buffer=recipe.data.shuffle_buffer,
-            shuffle_shards=recipe.data.shuffle_shards,
-            seed=recipe.data.seed,
-            caption_dropout=recipe.data.caption_dropout,
-        )
+        changes = {"heldout_share": 0.0} if heldout_shards else {}
+        self.data = TrainingData.of_recipe(shards, recipe.data, **changes)
         source = tokenizer or (init / "tokenizer.json" if init else None)
         largest_vocab = recipe.model.get("text_vocab_size", recipe.data.text_vocab_size)
         vocab_size = Tokenizer.from_file(source).vocab_size if source else largest_vocab
@@ -315,7 +296,6 @@ class DalleRun(TrainingRun[tuple[Batch, Position], Progress]):
         self.save_checkpoint()
 
     def write_result(self) -> None:
-        """Write the model folder."""
         model = whole_model(self.model, self.processes)
         if not self.processes.first:
             return

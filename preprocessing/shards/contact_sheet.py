@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from dalle_lean.draw.fonts import Font, lettering, wrapped_within
+from dalle_lean.images.files import to_uint8
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.progress import OnProgress, unwatched
 from preprocessing.shards.statistics import SampleRow, ShardStatistics
@@ -33,7 +34,7 @@ def decode_sample_rows(
     for first in range(0, len(sample_rows), DECODED_AT_ONCE):
         codes = np.stack([row.codes for row in sample_rows[first : first + DECODED_AT_ONCE]])
         images = vqgan.decode(torch.from_numpy(codes.astype(np.int64)))
-        pixels = (images * 255).round().to("cpu", torch.uint8).permute(0, 2, 3, 1).numpy()
+        pixels = to_uint8(images).cpu().permute(0, 2, 3, 1).numpy()
         pictures += [Image.fromarray(picture) for picture in pixels]
         on_progress(len(pictures), len(sample_rows), "")
     return pictures

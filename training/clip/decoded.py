@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dalle_lean.images.files import to_uint8
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.files import sha256_file
 from dalle_lean.progress import OnProgress
@@ -18,12 +19,7 @@ from training.data.pixels import Pixels, in_file
 
 
 def partly_decoded(
-    data: ImageTextPairs,
-    store: Path,
-    vqgan: Path,
-    recipe: ClipRecipe,
-    device: str,
-    on_progress: OnProgress | None,
+    data: ImageTextPairs, store: Path, vqgan: Path, recipe: ClipRecipe, device: str, on_progress: OnProgress | None
 ) -> ImageTextPairs:
     """`data` with a random share of its pictures replaced by VQGAN reconstructions, stored in the file `store`."""
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(recipe.seed))
@@ -51,6 +47,6 @@ def decode(
         part = slice(start, start + batch_size)
         with torch.autocast(torch.device(device).type, torch.bfloat16):
             images = vqgan.decode(vqgan.encode(pixels[part].to(device).float() / 255))
-        decoded[part] = (images.float() * 255).round().to("cpu", torch.uint8)
+        decoded[part] = to_uint8(images.float()).cpu()
         if on_progress is not None:
             on_progress(min(part.stop, len(pixels)), len(pixels), "pictures encoded and decoded")

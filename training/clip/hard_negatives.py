@@ -81,7 +81,6 @@ class HardNegatives:
         self.group_size = min(group_size, batch_size // 2)
         self.seed = seed
         self.groups = int(share * batch_size / self.group_size) if self.group_size > 1 else 0
-        """Groups in a batch."""
         self.kinds: list[SimilarPictures] = []
         for fields in kinds if self.groups else ():
             similar = SimilarPictures(data.captions, data.attributes, fields)
@@ -94,7 +93,6 @@ class HardNegatives:
         if not self.kinds:
             self.groups = 0
         self.num_anchors = batch_size - self.groups * (self.group_size - 1)
-        """Anchors in a batch."""
 
     def batch(self, step: int, anchors: Sequence[int]) -> list[int]:
         """The rows of a step: the anchors, which have distinct captions, then hard negatives of some of them and, if

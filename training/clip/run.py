@@ -32,6 +32,7 @@ from training.data.augmentation import jitter
 from training.data.image_text import ImageTextPairs, hold_out, read_captioned
 from training.data.picture_batches import distinct_batches
 from training.run.checkpoint import load_checkpoint
+from training.run.draws import step_generator
 from training.run.folder import place_tokenizer
 from training.run.graceful_stop import TimeLimit
 from training.run.loop import TrainingRun
@@ -112,7 +113,6 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
     """
 
     unit = "pictures"
-    optimizer: torch.optim.Optimizer
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
     def step(self, step: int, batch: list[int]) -> dict[str, float]:
         recipe, scorer = self.recipe, self.scorer
         model: Any = scorer.model
-        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+        generator = step_generator(recipe.seed, step)
         pixels = jitter(self.data.pixels[batch].float() / 255, generator)
         asked = [*batch, *self.hard_negatives.extra_captions(step, batch, recipe.extra_captions)]
 
@@ -226,11 +226,7 @@ def first_scorer(recipe: ClipRecipe, folder: Path, device: str) -> ClipScorer:
 
 
 def read_sets(
-    data: Path,
-    heldout: Path | None,
-    recipe: ClipRecipe,
-    out: Path,
-    on_progress: OnProgress | None,
+    data: Path, heldout: Path | None, recipe: ClipRecipe, out: Path, on_progress: OnProgress | None
 ) -> tuple[ImageTextPairs, ImageTextPairs]:
     """The pictures to train on and those to measure on, stored in `out`."""
     side, fields = recipe.picture_side, recipe.fields

@@ -74,11 +74,7 @@ class ShardSet:
 
 
 def find_shards(
-    source: str | Path,
-    *,
-    codes: Codes | None = None,
-    patience: Patience | None = None,
-    on_notice: OnNotice = silent,
+    source: str | Path, *, codes: Codes | None = None, patience: Patience | None = None, on_notice: OnNotice = silent
 ) -> ShardSet:
     """Find the shards of `source`, a folder or its URL, without reading them.
 
@@ -127,7 +123,6 @@ def is_url(source: str) -> bool:
 
 
 def read_file(url: str) -> bytes:
-    """Read a small remote file."""
     files, path = storage_of(url, extra="training")
     content: bytes = files.cat_file(path, start=0, end=MOST_BYTES + 1)
     if len(content) > MOST_BYTES:

@@ -40,14 +40,12 @@ class Rows:
 
     @classmethod
     def none(cls) -> Self:
-        """No rows."""
         return cls([], np.empty((0, 0), np.int16), [])
 
     def __len__(self) -> int:
         return len(self.captions)
 
     def take(self, indices: Sequence[int]) -> "Rows":
-        """The rows at these indices, in this order."""
         return Rows([self.captions[i] for i in indices], self.codes[indices], [self.keys[i] for i in indices])
 
     def part(self, start: int, end: int) -> "Rows":
@@ -56,7 +54,6 @@ class Rows:
 
 
 def join(parts: Sequence[Rows]) -> Rows:
-    """Concatenate one or more parts."""
     parts = [part for part in parts if len(part)] or parts[:1]
     if len(parts) == 1:
         return parts[0]

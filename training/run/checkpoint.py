@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import atomic_write
 from dalle_lean.model.grad_scales import BranchScales
 from training.run.processes import ALONE, Processes
-from training.run.spread import full_tensors, sharded_like, sharded_optimizer_state
 
 FORMAT = "dalle_lean_training/1"
 NAME = "checkpoint/state.pt"
@@ -52,7 +52,6 @@ def save_checkpoint(
 
 
 def has_checkpoint(out: Path) -> bool:
-    """Whether the folder holds a checkpoint."""
     return (out / NAME).exists()
 
 
@@ -108,7 +107,6 @@ def load_checkpoint(
 
 
 def random_state() -> dict[str, Any]:
-    """The state of torch's random generators."""
     return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
 
 
@@ -118,3 +116,33 @@ def set_random_state(state: dict[str, Any]) -> None:
     if torch.cuda.is_available():
         for device, generator in enumerate(state["cuda"][: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(generator, device)
+
+
+def full_tensors(value: Any, keep: bool) -> Any:
+    """A state dict with its sharded tensors gathered on the CPU; all processes call it, and those without `keep` get
+    None in their place."""
+    if isinstance(value, dict):
+        return {name: full_tensors(part, keep) for name, part in value.items()}
+    if not isinstance(value, DTensor):
+        return value
+    tensor = value.full_tensor()
+    return tensor.cpu() if keep else None
+
+
+def sharded_like(value: Any, like: Any) -> Any:
+    """Shard a whole tensor like `like`, if that is sharded and has its shape; return anything else unchanged."""
+    if not (isinstance(like, DTensor) and isinstance(value, Tensor) and value.shape == like.shape):
+        return value
+    # Every process has the whole tensor: nothing is sent.
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def sharded_optimizer_state(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """Shard an optimizer's state dict like the parameters of its groups."""
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    sharded = {
+        number: {name: sharded_like(value, parameters[number]) for name, value in statistics.items()}
+        for number, statistics in state["state"].items()
+        if number < len(parameters)
+    }
+    return {**state, "state": {**state["state"], **sharded}}

@@ -39,16 +39,12 @@ def typed(value: Any, hint: Any) -> Any:
     return value
 
 
-def check_at_least(minimum: float, **values: float) -> None:
-    """UserError if a value is below `minimum` or not finite, by name."""
-    for name, value in values.items():
-        if not minimum <= value < float("inf"):
-            raise UserError(f"{name} = {value}: must be a finite number of at least {minimum}")
-
-
 def check_fields(section: Any, minimum: float, *names: str) -> None:
     """UserError if one of these fields is below `minimum` or not finite, by name."""
-    check_at_least(minimum, **{name: getattr(section, name) for name in names})
+    for name in names:
+        value = getattr(section, name)
+        if not minimum <= value < float("inf"):
+            raise UserError(f"{name} = {value}: must be a finite number of at least {minimum}")
 
 
 def check_one_of(allowed: tuple[str, ...], **values: str) -> None:

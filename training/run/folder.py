@@ -80,6 +80,5 @@ def place_vocabulary(out: Path, init: Path | None, captions: Iterable[str]) -> N
 
 
 def placed_vocabulary(out: Path) -> Path | None:
-    """Path of the run's vocabulary.json, if it has one."""
     path = out / "vocabulary.json"
     return path if path.exists() else None

@@ -27,12 +27,10 @@ class TimeLimit:
         self.end_s = None if minutes is None else monotonic() + 60 * minutes
 
     def reached(self) -> bool:
-        """Whether the time is up."""
         return self.end_s is not None and monotonic() >= self.end_s
 
 
 def raise_interrupt() -> NoReturn:
-    """Raise KeyboardInterrupt, as Python does on Ctrl+C."""
     raise KeyboardInterrupt
 
 

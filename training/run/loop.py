@@ -70,7 +70,6 @@ class TrainingRun(ABC, Generic[Batch, P]):
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are done."""
         return self.progress.step >= self.settings.steps
 
     def due(self, interval: int) -> bool:
@@ -107,7 +106,7 @@ class TrainingRun(ABC, Generic[Batch, P]):
         with (
             interrupt_deferred(logger.info) as interrupted,
             closing(self.batches(lambda: interrupted() or limit.reached())) as batches,
-            MetricsLog(self.out if self.processes.first else None, self.progress.step) as self.metrics,
+            closing(MetricsLog(self.out if self.processes.first else None, self.progress.step)) as self.metrics,
         ):
             report()
             for batch in batches:

@@ -13,7 +13,6 @@ class LoopSettings:
     """What the training loop reads from a recipe."""
 
     steps: int
-    """Total optimizer steps."""
     batch_size: int
     max_skipped_in_row: int = 20
     """Consecutive non-finite steps that end the run."""

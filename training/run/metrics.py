@@ -4,7 +4,7 @@ import json
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 from dalle_lean.io.files import atomic_write
 from dalle_lean.require import require
@@ -41,27 +41,17 @@ class MetricsLog:
             self.writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Flush and close the files."""
         if self.file is not None:
             self.file.close()
             self.writer.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class Throughput:
-    """Measures rates of work."""
-
     def __init__(self) -> None:
         self.done: Counter[str] = Counter()
         self.started = time.perf_counter()
 
     def count(self, **amounts: int) -> None:
-        """Add to the work done."""
         self.done.update(amounts)
 
     def per_second(self) -> dict[str, float]:
@@ -81,7 +71,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def truncate_after(path: Path, step: int) -> None:
-    """Remove the lines after `step`."""
     kept = [line for line in read_metrics(path) if line["step"] <= step]
     with atomic_write(path) as temporary:
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")

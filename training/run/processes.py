@@ -35,7 +35,6 @@ class Processes:
         return self.rank == 0
 
     def wait(self) -> None:
-        """Wait for all processes."""
         if self.world > 1:
             dist.barrier()
 
@@ -52,7 +51,6 @@ class Processes:
         return numbers.bool()
 
     def mean(self, value: Tensor) -> Tensor:
-        """The mean over all processes."""
         if self.world > 1:
             dist.all_reduce(value)
             value /= self.world
@@ -97,7 +95,6 @@ class Processes:
             raise UserError("another of the processes has ended; its own message says why") from None
 
     def close(self) -> None:
-        """Leave the process group."""
         if self.world > 1:
             dist.destroy_process_group()
 

@@ -315,7 +315,6 @@ def replace_given(section: Any, **values: Any) -> Any:
 
 
 def recipe_names() -> list[str]:
-    """Names of the bundled recipes."""
     return sorted(path.stem for path in RECIPES.glob("*.toml"))
 
 

@@ -66,7 +66,6 @@ def find_subject(
 
 
 def recipe_at(name: str) -> Recipe:
-    """The recipe of this name, file or model folder."""
     path = Path(name)
     if name not in recipe_names() and not path.exists():
         known = ", ".join([*recipe_names(), *PRESETS])

@@ -1,4 +1,4 @@
-"""One model on several processes: replicated (DDP) or sharded (FSDP2); torch averages the gradients."""
+"""One model on several processes: replicated (DDP) or, if memory is short, sharded (FSDP2); torch averages."""
 
 import dataclasses
 import warnings
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed import init_device_mesh
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -14,12 +15,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dalle_lean import Dalle, DalleConfig
 from dalle_lean.errors import UserError
+from dalle_lean.free_memory import free_bytes, free_ram_bytes
+from dalle_lean.memory import cost_of
+from dalle_lean.memory.plan_search import human_bytes
+from training.data.loader import BATCHES_AHEAD
+from training.run.checkpoint import full_tensors
 from training.run.processes import Processes
 from training.run.recipe import MemoryRecipe, Recipe
-from training.run.spread import full_tensors
-from training.step.memory_budget import memory_shortage
 
 PARALLEL = ("ddp", "fsdp")
+ID_BYTES = 8
 
 
 class Losses(nn.Module):
@@ -100,6 +105,29 @@ def use_fsdp(parallel: str | None, config: DalleConfig, recipe: Recipe, processe
     if needed := missing_for_fsdp(recipe):
         raise UserError(f"--parallel fsdp needs {', '.join(needed)} in the recipe; {reason}")
     return True
+
+
+def memory_shortage(
+    config: DalleConfig, recipe: Recipe, device: torch.device, local_world: int = 1
+) -> UserError | None:
+    """The error, with both figures, if a step needs more memory than is free on the device, or `local_world` processes
+    need more than is free in RAM."""
+    setup = recipe.training_setup("cuda" if device.type == "cuda" else "cpu")
+    cost = cost_of(config, recipe.memory, setup)
+    # One in use, one in transfer, and the prefetched ones.
+    batches = (BATCHES_AHEAD + 2) * recipe.data.batch_size * (config.text_len + config.image_len) * ID_BYTES
+    ram = batches + (cost.host.total if device.type == "cuda" else cost.peak_bytes)
+    needs = [("RAM", local_world * ram, free_ram_bytes())]
+    if device.type == "cuda":
+        needs.append((f"memory on {device}", cost.peak_bytes, free_bytes(device)))
+    for what, need, free in needs:
+        if need > free:
+            return UserError(
+                f"a step of {recipe.data.batch_size:,} samples, {setup.batch:,} of them at once, of a model of "
+                f"{cost.parameters:,} parameters needs {human_bytes(need)} of {what}, and {human_bytes(free)} are "
+                "free: take a smaller batch_size or model, or more micro_batches"
+            )
+    return None
 
 
 def replicated_plan(memory: MemoryRecipe) -> MemoryRecipe:

@@ -43,7 +43,6 @@ class GradientComputer:
 
     @property
     def device(self) -> torch.device:
-        """The model's device."""
         return next(self.model.parameters()).device
 
     def accumulate_gradient(self, batch: Batch, crop: Crop | None = None) -> Tensor:
@@ -82,7 +81,6 @@ class GradientComputer:
         }
 
     def weigh(self, text_nats: Any, image_nats: Any) -> Any:
-        """The training loss from its two parts."""
         return self.model.weigh(text_nats, image_nats)
 
     def micro_batches(self, batch: Batch) -> list[Batch]:
@@ -94,5 +92,4 @@ class GradientComputer:
         return [Batch(*(part.to(self.device, non_blocking=True) for part in pair)) for pair in parts]
 
     def autocast(self) -> torch.autocast:
-        """Autocast to the recipe's precision."""
         return autocast(self.device.type, self.memory.precision)

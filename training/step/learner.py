@@ -27,8 +27,6 @@ def build_optimizer(model: torch.nn.Module, recipe: OptimizerRecipe, plan: Memor
 
 
 class Step(NamedTuple):
-    """The outcome of a step."""
-
     loss: float
     """In nats."""
     grad_norm: float

@@ -34,6 +34,6 @@ class ThingRecipe(PictureRecipe):
         super().__post_init__()
         for name in ("warmup_share", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)}: must be in 0..1")
+                raise UserError(f"{name}={getattr(self, name)}: must be at least 0 and below 1")
         if self.picture_side not in SIDES:
             raise UserError(f"picture_side={self.picture_side}: must be in {SIDES[0]}..{SIDES[-1]}")

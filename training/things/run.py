@@ -21,6 +21,7 @@ from training.data.augmentation import augment
 from training.data.image_text import ImageTextPairs, read_captioned, read_picture
 from training.data.picture_batches import shuffled_batches
 from training.run.checkpoint import load_checkpoint
+from training.run.draws import step_generator
 from training.run.graceful_stop import TimeLimit
 from training.run.loop import TrainingRun
 from training.run.progress import MeasuredProgress
@@ -72,7 +73,6 @@ class ThingRun(TrainingRun[Tensor, MeasuredProgress]):
     """A run in the state of its folder; see `train_things`. Random draws of step i follow from the seed and i alone."""
 
     unit = "pictures"
-    optimizer: torch.optim.Optimizer
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class ThingRun(TrainingRun[Tensor, MeasuredProgress]):
 
     def step(self, step: int, batch: Tensor) -> dict[str, float]:
         recipe, device = self.recipe, self.classifier.device
-        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+        generator = step_generator(recipe.seed, step)
         pixels = self.classifier.prepare(augment(self.pixels[batch].float(), generator))
         labels = self.labels[batch].to(device)
 
@@ -122,11 +122,7 @@ class ThingRun(TrainingRun[Tensor, MeasuredProgress]):
 
 
 def read_things(
-    folder: Path,
-    side: int,
-    on_progress: OnProgress | None = None,
-    *,
-    store: Path | None = None,
+    folder: Path, side: int, on_progress: OnProgress | None = None, *, store: Path | None = None
 ) -> ImageTextPairs:
     """Read the pictures of a folder that show one thing each, cropped to it at this side; captions are the names.
 

@@ -11,6 +11,11 @@ from torch.nn import functional as F
 
 from dalle_lean.images.vqgan import GumbelQuantizer, NearestQuantizer
 
+LAST_TEMPERATURE = 1 / 16
+"""Of Gumbel-softmax at the end of the run; it falls geometrically from 1."""
+DIVERGENCE_WEIGHT = 5e-4
+"""Of the divergence in the loss."""
+
 
 class NearestLearner(nn.Module):
     """Plain VQ: each code is the exponential moving average of the vectors assigned to it (van den Oord et al. 2017,
@@ -90,24 +95,12 @@ class GumbelLearner(nn.Module):
     """Straight-through Gumbel-softmax (Jang et al. 2016, arXiv 1611.01144) with a falling temperature; its loss, the
     Kullback-Leibler divergence from a uniform distribution, keeps the codebook from collapsing.
 
-    Args:
-        quantizer: learns by gradient.
-        first_temperature, last_temperature: at the beginning and end of the run, geometric in between.
-        divergence_weight: of the divergence in the loss.
+    The quantizer learns by gradient.
     """
 
-    def __init__(
-        self,
-        quantizer: GumbelQuantizer,
-        *,
-        first_temperature: float = 1.0,
-        last_temperature: float = 1 / 16,
-        divergence_weight: float = 5e-4,
-    ):
+    def __init__(self, quantizer: GumbelQuantizer):
         super().__init__()
         self.quantizers = (quantizer,)
-        self.first_temperature, self.last_temperature = first_temperature, last_temperature
-        self.divergence_weight = divergence_weight
 
     def forward(self, z: Tensor, progress: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """z [N, C, h, w] float32 -> (code vectors with a straight-through gradient [N, C, h, w], loss).
@@ -115,16 +108,15 @@ class GumbelLearner(nn.Module):
         `progress` is the completed share of the run, 0..1.
         """
         scores = self.quantizers[0].scores(z)  # [N, K, h, w]
-        temperature = self.first_temperature * (self.last_temperature / self.first_temperature) ** progress
+        temperature = LAST_TEMPERATURE**progress
         noise = -torch.empty(scores.shape).exponential_(generator=generator).log().to(scores.device)
         soft = ((scores + noise) / temperature).softmax(dim=1)
         hard = torch.zeros_like(soft).scatter_(1, soft.argmax(dim=1, keepdim=True), 1.0)
         chosen = hard + soft - soft.detach()
         log_shares = scores.log_softmax(dim=1)
         divergence = (log_shares.exp() * (log_shares + math.log(scores.shape[1]))).sum(dim=1).mean()
-        return torch.einsum("nkhw,kc->nchw", chosen, self.quantizers[0].table), self.divergence_weight * divergence
+        return torch.einsum("nkhw,kc->nchw", chosen, self.quantizers[0].table), DIVERGENCE_WEIGHT * divergence
 
 
 def codebook_learner(quantizer: GumbelQuantizer | NearestQuantizer) -> NearestLearner | GumbelLearner:
-    """The learner of this kind of quantizer."""
     return NearestLearner(quantizer) if isinstance(quantizer, NearestQuantizer) else GumbelLearner(quantizer)

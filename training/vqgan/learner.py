@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.require import require
+from training.run.draws import step_generator
 from training.run.rates import learning_rate
 from training.step.guarded_step import snapshot
 from training.step.precision import autocast
@@ -67,7 +68,7 @@ class VQGANLearner(nn.Module):
         """
         recipe = self.recipe
         restore = snapshot(self)
-        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+        generator = step_generator(recipe.seed, step)
         done = (step - 1) / recipe.steps
         rate = learning_rate(step, peak=recipe.lr, warmup_steps=recipe.warmup_steps, total_steps=recipe.steps)
         for group in self.optimizer.param_groups:

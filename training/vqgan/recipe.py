@@ -26,7 +26,6 @@ CROPS_TRIED = 4
 
 
 def emoji_config() -> "VQGANConfig":
-    """EMOJI as a VQGANConfig."""
     from dalle_lean.images.vqgan import VQGANConfig
 
     return VQGANConfig(**EMOJI)

@@ -32,8 +32,6 @@ HELD_OUT_ONE_IN = 50
 
 @dataclass
 class Progress(StepCount):
-    """Progress of a VQGAN's training."""
-
     psnr_db: float = math.nan
     """Of the held-out pictures, as last measured."""
     codes_used: float = math.nan

@@ -251,7 +251,7 @@ def test_a_step_with_an_infinite_gradient_changes_nothing_and_is_counted(folder,
     assert all(torch.equal(states[2][name], value) for name, value in states[3].items())
     assert not all(torch.equal(states[1][name], value) for name, value in states[2].items())
     assert (end.step, end.skipped, end.skipped_in_row) == (4, 1, 0)
-    assert "1 steps skipped (not finite)" in end.note(4)
+    assert "1 step skipped (not finite)" in end.note(4)
     assert [line["step"] for line in metrics(tmp_path) if "skipped" in line] == [3]
 
 

@@ -15,7 +15,7 @@ from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import ShardSet
 from training.data.loader import Batch, TrainingData
 from training.data.sampler import Position
-from training.run.crops import crop_of_step
+from training.run.draws import crop_of_step
 from training.run.processes import ALONE, Processes
 from training.run.recipe import MemoryRecipe
 from training.step.gradients import GradientComputer
@@ -99,16 +99,7 @@ class GradientWorker(StepWorker):
     ):
         super().__init__(settings, **options)
         self.tokenizer, self.folder, self.cursor = tokenizer, folder, folder / CURSOR
-        recipe = settings.recipe.data
-        self.data = TrainingData(
-            shards=shards,
-            heldout_share=recipe.heldout_share,
-            shuffle_buffer=recipe.shuffle_buffer,
-            shuffle_shards=recipe.shuffle_shards,
-            seed=recipe.seed,
-            identity=identity,
-            caption_dropout=recipe.caption_dropout,
-        )
+        self.data = TrainingData.of_recipe(shards, settings.recipe.data, identity=identity)
 
     @contextmanager
     def batches(self, stop_waiting: Callable[[], bool] | None = None) -> Iterator[Iterator[tuple[Batch, Position]]]:

@@ -1,6 +1,6 @@
 """A step may learn from a part of each sample."""
 
-from training.run.crops import crop_of_step
+from training.run.draws import crop_of_step
 
 STAGES = ((3, 4, 2), (5, 6, 3))
 
