@@ -98,10 +98,8 @@ def sample(items: Sequence[T], count: int, seed: str) -> list[T]:
 
 
 def match_kinds(lines: Sequence[Line], like: Sequence[Line]) -> list[int]:
-    """As many rows of `lines` as possible with the kinds in the proportions of `like`.
-
-    Kinds that are not in both are left out; without a common kind, all rows are taken.
-    """
+    """As many rows of `lines` as possible with the kinds in the proportions of `like`. Kinds that are not in both are
+    left out; without a common kind, all rows are taken."""
     rows = defaultdict(list)
     for row, line in enumerate(lines):
         rows[line.get("kind")].append(row)

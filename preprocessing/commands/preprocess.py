@@ -92,12 +92,7 @@ def preprocess(
 
     share = parse_part(part)
     pictures = open_source(
-        source,
-        shard_rows,
-        split=split,
-        config=config,
-        picture_column=picture_column,
-        caption_column=caption_column,
+        source, shard_rows, split=split, config=config, picture_column=picture_column, caption_column=caption_column
     )
     rules = Rules(
         min_caption_length=min_caption_length,

@@ -25,8 +25,7 @@ RELATIONS = {
 }
 OPPOSITES = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 NUMBERS = {2: ("two", "2"), 3: ("three", "3"), 4: ("four", "4")}
-SHARE_OF_SYNONYMS = 0.3
-"""Of the captions of things that have any."""
+SHARE_OF_SYNONYMS = 0.3  # of the captions of things that have any
 SHARE_WITHOUT_ARTICLE = 0.3
 
 

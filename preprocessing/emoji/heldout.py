@@ -37,12 +37,10 @@ SHARE_OF_THING_PAIRS = 0.1
 class HeldOut:
     """The five kinds of pictures kept out of training."""
 
-    concepts: frozenset[str] = frozenset()
-    """Things that training neither sees, in any set, nor reads of."""
+    concepts: frozenset[str] = frozenset()  # things that training neither sees, in any set, nor reads of
     drawings: frozenset[tuple[str, str]] = frozenset()
     """(thing, set): the drawing of one set; training sees the thing in other sets."""
-    grounds: frozenset[tuple[str, str]] = frozenset()
-    """(thing, ground colour): training sees both, never together."""
+    grounds: frozenset[tuple[str, str]] = frozenset()  # (thing, ground colour): training sees both, never together
     paints: frozenset[tuple[str, str]] = frozenset()
     """(thing, colour it is painted in): training sees both, never together."""
 

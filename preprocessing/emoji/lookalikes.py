@@ -10,8 +10,7 @@ from PIL import Image
 from preprocessing.emoji.sets import Drawing
 
 THUMBNAIL_PIXELS = 32
-SMALLEST_DISTANCE = 0.125
-"""Root of the mean squared difference of two thumbnails, channels in 0..1."""
+SMALLEST_DISTANCE = 0.125  # root of the mean squared difference of two thumbnails, channels in 0..1
 
 
 def without_lookalikes(

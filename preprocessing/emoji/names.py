@@ -63,8 +63,7 @@ RENAMED = {
 SUBGROUP_NOUNS = {"warning": "sign", "math": "sign", "religion": "symbol"}
 """The noun that a subgroup's bare labels lack: "no entry" is a sign."""
 
-LAST_NOUNS = ("symbol", "cross", "David")
-"""Labels that end in these lack none."""
+LAST_NOUNS = ("symbol", "cross", "David")  # labels that end in these lack none
 
 # fmt: off
 MASS = frozenset((

@@ -12,18 +12,12 @@ from preprocessing.emoji.sets import Drawing, Thing, by_thing
 
 COPIES = {"plain": 10, "scene": 40, "pair": 14, "count": 9}
 """Training pictures of each kind of a thing; of a pair it is the first."""
-PAINTED_COPIES = 18
-"""Training pictures of a thing that may be painted, in all its colours; every other one on white."""
-SHAPE_COPIES = 4
-"""Coloured shapes, of which there are few, have so many times as many."""
+PAINTED_COPIES = 18  # training pictures of a thing that may be painted, in all its colours; every other one on white
+SHAPE_COPIES = 4  # coloured shapes, of which there are few, have so many times as many
 
 
 def plan_training(
-    drawings: Sequence[Drawing],
-    held_out: HeldOut,
-    seed: int,
-    copies: int = 1,
-    painted_copies: int = PAINTED_COPIES,
+    drawings: Sequence[Drawing], held_out: HeldOut, seed: int, copies: int = 1, painted_copies: int = PAINTED_COPIES
 ) -> list[Picture]:
     """Every training picture, shuffled; `copies` multiplies all numbers, of the painted ones too."""
     pictures: list[Picture] = []

@@ -12,8 +12,7 @@ from preprocessing.emoji.heldout import GROUNDS
 from preprocessing.emoji.scenes import CELLS, Picture
 from preprocessing.emoji.sets import Drawing
 
-MARGIN_PIXELS = 1
-"""Of a thing's box, on each side."""
+MARGIN_PIXELS = 1  # of a thing's box, on each side
 
 
 class Layer(NamedTuple):
@@ -22,8 +21,7 @@ class Layer(NamedTuple):
     sprite: Image.Image
     cells: int
     corner: tuple[int, int]
-    paint: tuple[int, int, int] | None = None
-    """RGB in which all of it is painted."""
+    paint: tuple[int, int, int] | None = None  # RGB in which all of it is painted
 
 
 def sprite(drawing: Drawing, side: int) -> Image.Image:

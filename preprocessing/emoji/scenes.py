@@ -31,10 +31,8 @@ PLACE_SHIFTS = {
 }
 """Across and down from the centre, in cells times SHIFT_CELLS."""
 SHIFT_CELLS = 4
-SHARE_BIG = 0.6
-"""Of the things that stand alone; those always stand in the centre."""
-SHARE_IN_CENTRE = 0.25
-"""Of the small ones."""
+SHARE_BIG = 0.6  # of the things that stand alone; those always stand in the centre
+SHARE_IN_CENTRE = 0.25  # of the small ones
 
 PAIR_CORNERS = {
     "left of": ((1, 5), (9, 5)),
@@ -54,12 +52,9 @@ class Placed:
     """One drawing in a picture."""
 
     drawing: Drawing
-    cells: int
-    """Width and height of the box that it fills, all but a pixel or two."""
-    corner: tuple[int, int]
-    """Top left cell of the box: across and down."""
-    paint: str | None = None
-    """The colour in which all of it is painted, one of GROUNDS; None: its own colours."""
+    cells: int  # width and height of the box that it fills, all but a pixel or two
+    corner: tuple[int, int]  # top left cell of the box: across and down
+    paint: str | None = None  # the colour in which all of it is painted, one of GROUNDS; None: its own colours
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,8 +34,7 @@ class Drawing:
 
     thing: Thing
     set: str
-    body: str
-    """SVG elements without the outer <svg>."""
+    body: str  # SVG elements without the outer <svg>
     view_box: str
 
 

@@ -19,17 +19,12 @@ from preprocessing.encoding.worker_protocol import BadAnswer, from_bytes, max_by
 from preprocessing.sources import Sample
 
 MIN_MEMORY_BYTES = 128 * 2**20
-MEMORY_BYTES = 2**30
-"""What a worker may allocate for a picture, besides the 150 MB of an idle worker."""
-CPU_LIMIT_S = 30.0
-"""Processor time for one picture; the largest allowed need a few seconds."""
-TRIES = 3
-"""A picture is blamed only after this many workers have died, since something else may have killed them."""
-WAITING_BYTES = 256 * 2**20
-"""Undecoded pictures read ahead."""
+MEMORY_BYTES = 2**30  # what a worker may allocate for a picture, besides the 150 MB of an idle worker
+CPU_LIMIT_S = 30.0  # processor time for one picture; the largest allowed need a few seconds
+TRIES = 3  # a picture is blamed only after this many workers have died, since something else may have killed them
+WAITING_BYTES = 256 * 2**20  # undecoded pictures read ahead
 GROUP_SIZE = 8
-GROUP_BYTES = 2**21
-"""Limit for a group's picture files, and for their pixels; a larger picture is a group by itself."""
+GROUP_BYTES = 2**21  # limit for a group's picture files, and for their pixels; a larger picture is a group by itself
 
 Result = Candidate | Rejection
 Other = TypeVar("Other")
@@ -40,10 +35,8 @@ class WorkerDied(Exception):
 
 
 class DecodeWorker:
-    """One worker process, ready to decode.
-
-    Raises WorkerDied, or OSError with the cause if a process cannot even load its function.
-    """
+    """One worker process, ready to decode. Raises WorkerDied, or OSError with the cause if a process cannot even load
+    its function."""
 
     def __init__(self, decoding: Decoding, memory_bytes: int, cpu_limit_s: float):
         self.decoding = decoding
@@ -79,11 +72,7 @@ class DecodePool:
     """Worker processes that decode samples in order, ahead of the consumer."""
 
     def __init__(
-        self,
-        decoding: Decoding,
-        workers: int,
-        memory_bytes: int = MEMORY_BYTES,
-        cpu_limit_s: float = CPU_LIMIT_S,
+        self, decoding: Decoding, workers: int, memory_bytes: int = MEMORY_BYTES, cpu_limit_s: float = CPU_LIMIT_S
     ):
         self.decoding = decoding
         self.limits = memory_bytes, cpu_limit_s
@@ -106,10 +95,8 @@ class DecodePool:
                 worker.process.kill()
 
     def map(self, items: Iterable[Sample | Other]) -> Iterator[Result | Other]:
-        """The result of each sample, in order; anything else is passed through in its place.
-
-        At most `depth` groups of samples and WAITING_BYTES of pictures are read ahead.
-        """
+        """The result of each sample, in order; anything else is passed through in its place. At most `depth` groups of
+        samples and WAITING_BYTES of pictures are read ahead."""
         waiting: deque[tuple[int, Future[Any]]] = deque()
         for item in groups(items, self.group_size):
             if isinstance(item, list):
@@ -168,9 +155,7 @@ class DecodePool:
 
 def groups(items: Iterable[Sample | Other], size: int) -> Iterator[list[Sample] | Other]:
     """Consecutive samples in groups of at most `size` and GROUP_BYTES; anything else is passed through in its place.
-
-    Handing samples to a worker in groups costs much less than one by one.
-    """
+    Handing samples to a worker in groups costs much less than one by one."""
     group: list[Sample] = []
     for item in items:
         if group and not (

@@ -13,8 +13,7 @@ from preprocessing.encoding.filters import Rules
 from preprocessing.sources import Sample, utf8
 
 MAX_SIDE = 2**31 - 1  # shards hold sizes as int32
-MIN_CROP_STEP = 8
-"""Crops are at least one over this of their side apart."""
+MIN_CROP_STEP = 8  # crops are at least one over this of their side apart
 
 
 @dataclass(frozen=True)
@@ -34,13 +33,10 @@ class Candidate:
     caption: str
     nsfw: str | None
     url: str | None
-    width: int
-    """Of the original, in pixels, like height."""
+    width: int  # of the original, in pixels, like height
     height: int
-    pixels: NDArray[np.uint8]
-    """[views, side, side, 3], RGB; each view becomes a row."""
-    hash: int | None = None
-    """Perceptual hash of the first view, if duplicates are rejected."""
+    pixels: NDArray[np.uint8]  # [views, side, side, 3], RGB; each view becomes a row
+    hash: int | None = None  # perceptual hash of the first view, if duplicates are rejected
 
     @classmethod
     def of(cls, sample: Sample, *, width: int, height: int, pixels: NDArray[np.uint8], hash: int | None) -> Self:
@@ -61,14 +57,12 @@ class Candidate:
 class Decoding:
     """How a sample becomes pixels: all settings that affect them."""
 
-    side: int
-    """Pixels along a side."""
+    side: int  # pixels along a side
     rules: Rules = field(default_factory=Rules)
     max_pixels: int = MAX_PIXELS
     crops: int = 1
     """Squares cropped from a picture that is not square, evenly along its longer side; a single one is the centre."""
-    flip: bool = False
-    """Whether each square is followed by its mirror image."""
+    flip: bool = False  # whether each square is followed by its mirror image
 
     def __call__(self, sample: Sample) -> Candidate | Rejection:
         """Filter the sample, and decode its pixels unless it is rejected."""
@@ -103,10 +97,8 @@ class Decoding:
 
 
 def crop_places(width: int, height: int, crops: int) -> Sequence[float]:
-    """Where along the longer side to crop squares: 0 is its start, 1 its end.
-
-    They are spread evenly, and fewer if they would be closer than an eighth of their side; a single one is the centre.
-    """
+    """Where along the longer side to crop squares: 0 is its start, 1 its end. They are spread evenly, and fewer if they
+    would be closer than an eighth of their side; a single one is the centre."""
     shorter, longer = sorted((width, height))
     count = min(crops, 1 + MIN_CROP_STEP * (longer - shorter) // max(shorter, 1))
     return (0.5,) if count == 1 else [index / (count - 1) for index in range(count)]

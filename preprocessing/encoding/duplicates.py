@@ -33,11 +33,8 @@ def perceptual_hash(pixels: NDArray[np.uint8]) -> int:
 
 
 class NearDuplicates:
-    """The hashes seen so far, searched within a Hamming distance.
-
-    Two hashes that differ in at most d bits agree in at least one of d + 1 bands of bits, so only the hashes that share
-    a band are compared.
-    """
+    """The hashes seen so far, searched within a Hamming distance. Two hashes that differ in at most d bits agree in at
+    least one of d + 1 bands of bits, so only the hashes that share a band are compared."""
 
     def __init__(self, max_distance: int):
         if not 0 <= max_distance < HASH_BITS:

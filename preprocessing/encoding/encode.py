@@ -27,8 +27,7 @@ from preprocessing.shards.manifest import (
 )
 from preprocessing.sources import Source
 
-MAX_WORKERS = 16
-"""Of the default: this many decode as fast as a GPU encodes."""
+MAX_WORKERS = 16  # of the default: this many decode as fast as a GPU encodes
 
 MakeParts = Callable[[EncodingJob, VQGAN, Sequence[int], Report], None]
 """Encodes parts: here, or in other processes and on other machines."""

@@ -12,19 +12,15 @@ LAION_LABELS = (SAFE_LABEL, "UNSURE", "NSFW")
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Thresholds of the filter; the defaults are the paper's. Raises UserError for values out of range.
-
-    Captions are Unicode text in any language, measured in characters and never changed.
-    """
+    """Thresholds of the filter; the defaults are the paper's. Raises UserError for values out of range. Captions are
+    Unicode text in any language, measured in characters and never changed."""
 
     min_caption_length: int = 3
     """Characters, without leading and trailing blanks; 0 also takes pictures without a caption."""
     allowed_nsfw: Sequence[str] | None = (SAFE_LABEL,)
     """Labels to keep, as the data set spells them; None keeps all. A picture without a label is kept."""
-    min_side: int = 1
-    """Pixels of the original's shorter side; 0 also takes claimed sizes that are not positive."""
-    max_aspect_ratio: float | None = 2.0
-    """Longer : shorter side of the original; None for any."""
+    min_side: int = 1  # pixels of the original's shorter side; 0 also takes claimed sizes that are not positive
+    max_aspect_ratio: float | None = 2.0  # longer : shorter side of the original; None for any
     max_hash_distance: int | None = None
     """At most this many of 64 bits differ between the perceptual hashes of duplicates; None keeps duplicates."""
 

@@ -26,10 +26,8 @@ def records_folder(out: Path) -> Path:
 
 
 def begin(out: Path, settings: Mapping[str, Any]) -> None:
-    """Record the settings in a fresh folder, or check that they are those of the run to continue.
-
-    FileNotFoundError if another machine has just finished and removed the records.
-    """
+    """Record the settings in a fresh folder, or check that they are those of the run to continue. FileNotFoundError if
+    another machine has just finished and removed the records."""
     path = records_folder(out) / "settings.json"
     if not path.exists():
         if any(out.glob("shard-*.parquet")):
@@ -114,10 +112,8 @@ def finished_names(out: Path) -> set[str]:
 
 
 def gather(out: Path, names: Sequence[str]) -> tuple[Counts, tuple[Shard, ...]]:
-    """Add up the records: the counts and the shards of the whole.
-
-    FileNotFoundError if another machine has just gathered and removed the records.
-    """
+    """Add up the records: the counts and the shards of the whole. FileNotFoundError if another machine has just
+    gathered and removed the records."""
     kept = 0
     shards: list[Shard] = []
     reasons: Counter[str] = Counter()
@@ -143,10 +139,8 @@ def write_explanations(out: Path, names: Sequence[str]) -> None:
 
 
 def remove_leftovers(out: Path) -> None:
-    """Remove the records and the temporary files of killed runs.
-
-    The records go all at once: a few left without their settings could be mistaken for another run's.
-    """
+    """Remove the records and the temporary files of killed runs. The records go all at once: a few left without their
+    settings could be mistaken for another run's."""
     records = records_folder(out)
     with suppress(FileNotFoundError):  # another machine was faster
         records.rename(records.with_name(f"{records.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"))

@@ -27,15 +27,12 @@ from preprocessing.shards.files import Row, write_shard
 from preprocessing.sources import Sample, Source
 
 BATCHES_AHEAD = 2
-SHARDS_BEHIND = 4
-"""Written at once: one core compresses some 200 rows of 1024 codes a second, a GPU makes more."""
-SIDE_BY_SIDE_BYTES = 2**28
-"""Limit for the widest layers of all batches that a CPU encodes at the same time."""
+SHARDS_BEHIND = 4  # written at once: one core compresses some 200 rows of 1024 codes a second, a GPU makes more
+SIDE_BY_SIDE_BYTES = 2**28  # limit for the widest layers of all batches that a CPU encodes at the same time
 
 Report = Callable[[int, int, bool], None]
 """Called with (part, number of its samples that are done, whether these are all)."""
-PendingRow = partial[Row]
-"""A row that lacks only `codes=`."""
+PendingRow = partial[Row]  # a row that lacks only `codes=`
 T = TypeVar("T")
 
 
@@ -53,12 +50,9 @@ class EncodingJob:
     batch_size: int
     bf16: bool
     explain: bool
-    vqgan: str
-    """Fingerprint, stored in each shard."""
-    workers: int
-    """Decoding processes."""
-    memory_bytes: int
-    """What each may allocate for a picture."""
+    vqgan: str  # fingerprint, stored in each shard
+    workers: int  # decoding processes
+    memory_bytes: int  # what each may allocate for a picture
 
     @cached_property
     def parts(self) -> Sequence[str]:
@@ -78,8 +72,7 @@ class Encoder:
         self.device = next(vqgan.parameters()).device
         self.bf16 = bf16
         self.at_once = 1
-        self.torch_threads = torch.get_num_threads()
-        """Of this process, and of threads that start later."""
+        self.torch_threads = torch.get_num_threads()  # of this process, and of threads that start later
         if self.device.type == "cpu":
             widest_bytes = 4 * vqgan.config.channels * batch_size * picture_side**2
             self.at_once = min(self.torch_threads, max(1, SIDE_BY_SIDE_BYTES // widest_bytes))
@@ -120,10 +113,8 @@ class Batch:
 
     part: int
     rows: Sequence[PendingRow]
-    pixels: Tensor
-    """uint8 [B, side, side, 3]; B is the same for every batch of a job, with padding after the rows."""
-    seen: int
-    """Samples of the part that are done after this batch."""
+    pixels: Tensor  # uint8 [B, side, side, 3]; B is the same for every batch of a job, with padding after the rows
+    seen: int  # samples of the part that are done after this batch
 
 
 class Part:
@@ -133,10 +124,8 @@ class Part:
         self.number = number
         self.job = job
         self.pinned = pinned
-        self.error: OSError | None = None
-        """Why it could not be read to its end."""
-        self.pending: deque[tuple[PendingRow, NDArray[np.uint8]]] = deque()
-        """Still to encode, with their pixels."""
+        self.error: OSError | None = None  # why it could not be read to its end
+        self.pending: deque[tuple[PendingRow, NDArray[np.uint8]]] = deque()  # still to encode, with their pixels
         self.kept = 0
         self.rejected: Counter[str] = Counter()
         self.explained: list[Rejection] = []
@@ -183,9 +172,7 @@ class Part:
 
 def make_parts(job: EncodingJob, vqgan: VQGAN, parts: Iterable[int], report: Report) -> None:
     """Write the shard and the record of each part, on the VQGAN's device. `parts` is consumed as the work proceeds.
-
-    OSError if parts could not be read; all other parts are made first.
-    """
+    OSError if parts could not be read; all other parts are made first."""
     encoder = Encoder(vqgan, job.batch_size, job.decoding.side, job.bf16)
     with (
         ThreadPoolExecutor(SHARDS_BEHIND, thread_name_prefix="write") as writer,

@@ -25,8 +25,7 @@ from preprocessing.encoding.part_records import finished_names, is_finished, rea
 from preprocessing.encoding.pipeline import EncodingJob, Report, make_parts, no_report
 
 MAX_DEATHS = 3
-MAX_RUN = 16
-"""Parts in a run, which an actor makes without a pause and which are made again if it dies."""
+MAX_RUN = 16  # parts in a run, which an actor makes without a pause and which are made again if it dies
 POLL_S = 0.5
 ROOT = Path(__file__).parents[2]
 
@@ -54,10 +53,8 @@ def num_gpus() -> int:
 def make_on_devices(
     job: EncodingJob, vqgan: VQGAN, parts: Sequence[int], report: Report, *, devices: Sequence[torch.device]
 ) -> None:
-    """Like `make_on_ray`, with an actor for each of `devices` of this machine: all of them GPUs, or all the CPU.
-
-    Ray starts and ends with the call, unless the caller already uses it.
-    """
+    """Like `make_on_ray`, with an actor for each of `devices` of this machine: all of them GPUs, or all the CPU. Ray
+    starts and ends with the call, unless the caller already uses it."""
     starts = not require("ray", extra="ray").is_initialized()
     gpus = sorted({device.index or 0 for device in devices if device.type == "cuda"})
     with only_gpus(gpus):

@@ -18,10 +18,8 @@ END_TIMEOUT_S = 10.0
 
 
 class Process:
-    """A running function; talk to it through `connection`.
-
-    Its first message is an ImportError if the new process cannot load the function or its arguments.
-    """
+    """A running function; talk to it through `connection`. Its first message is an ImportError if the new process
+    cannot load the function or its arguments."""
 
     def __init__(self, function: Callable[..., None], *arguments: Any):
         """Start `function(connection, *arguments)`, all of which must be picklable; OSError if that fails."""

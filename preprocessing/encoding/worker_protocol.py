@@ -15,8 +15,7 @@ from preprocessing.sources import Sample
 from preprocessing.sources.sample import json_object
 
 MAX_DETAIL_LENGTH = 10_000
-MAX_LINE_BYTES = 2**16
-"""JSON writes a character in at most six bytes."""
+MAX_LINE_BYTES = 2**16  # JSON writes a character in at most six bytes
 REASON = re.compile("[a-z_]{1,40}")
 
 

@@ -40,10 +40,8 @@ T = TypeVar("T")
 class Pictures(NamedTuple):
     """The pictures of a shard, or of several."""
 
-    hashes: NDArray[np.uint64]
-    """[P], of the codes of each picture's first view."""
-    views: NDArray[np.uint16]
-    """[P], rows of each picture."""
+    hashes: NDArray[np.uint64]  # [P], of the codes of each picture's first view
+    views: NDArray[np.uint16]  # [P], rows of each picture
 
 
 def dedupe(
@@ -71,12 +69,7 @@ def dedupe(
 
 
 def make_shards(
-    info: DatasetInfo,
-    folder: Path,
-    out: Path,
-    settings: dict[str, Any],
-    threads: int,
-    on_progress: OnProgress,
+    info: DatasetInfo, folder: Path, out: Path, settings: dict[str, Any], threads: int, on_progress: OnProgress
 ) -> None:
     """Write all files in `out`, dataset.json last."""
     if not records_folder(out).exists() and any(out.glob("*.parquet")):

@@ -27,8 +27,7 @@ from preprocessing.shards.manifest import PACKED, Counts, DatasetInfo, Shard, pa
 __all__ = ["Counts", "DatasetInfo", "parse_manifest", "read_dataset_info"]
 
 COLUMNS = ("caption", "code", "NSFW", "original_width", "original_height", "url", "key")
-BROTLI_LEVEL = 11
-"""The highest: a shard is written once and read often."""
+BROTLI_LEVEL = 11  # the highest: a shard is written once and read often
 READ_ROWS = 256
 VQGAN_NOTE = b"dalle_lean_vqgan"
 
@@ -38,8 +37,7 @@ class Row:
     """One picture with its caption, as stored."""
 
     caption: str
-    codes: NDArray[np.int16]
-    """[I] in raster order."""
+    codes: NDArray[np.int16]  # [I] in raster order
     nsfw: str | None
     original_width: int
     original_height: int
@@ -51,8 +49,7 @@ class Block(NamedTuple):
     """Consecutive rows of a shard."""
 
     captions: list[str]
-    codes: NDArray[np.int16]
-    """[R, I]"""
+    codes: NDArray[np.int16]  # [R, I]
     keys: list[str]
 
 
@@ -61,15 +58,12 @@ class Header(NamedTuple):
 
     rows: int
     columns: tuple[str, ...]
-    vqgan: str | None
-    """Fingerprint of the VQGAN that made the codes, if the shard stores it."""
+    vqgan: str | None  # fingerprint of the VQGAN that made the codes, if the shard stores it
 
 
 def write_shard(path: Path, rows: Sequence[Row], *, vqgan: str | None = None) -> Shard:
-    """Write one shard atomically; the same rows give the same bytes.
-
-    `vqgan` is the fingerprint of the one that made the codes; the file stores it to reveal a shard in the wrong folder.
-    """
+    """Write one shard atomically; the same rows give the same bytes. `vqgan` is the fingerprint of the one that made
+    the codes; the file stores it to reveal a shard in the wrong folder."""
     pa = require("pyarrow", extra="preprocessing")
     columns = {
         "caption": pa.array([row.caption for row in rows], pa.string()),
@@ -134,10 +128,8 @@ def check_columns(file: Any) -> None:
 
 
 def code_batches(file: Any, *, columns: Sequence[str] = ("caption", "code", "key"), **options: Any) -> Iterator[Any]:
-    """Record batches of an open Parquet file, as pyarrow's `iter_batches` gives them.
-
-    Skips `columns` that the file does not have; UserError if it has no captions or no codes.
-    """
+    """Record batches of an open Parquet file, as pyarrow's `iter_batches` gives them. Skips `columns` that the file
+    does not have; UserError if it has no captions or no codes."""
     check_columns(file)
     yield from file.iter_batches(columns=columns, **options)
 
@@ -166,10 +158,8 @@ def read_blocks(path: str | Path, num_codes: int, codebook_size: int) -> Iterato
 def decode_rows(
     table: Any, numbers: Sequence[int], num_codes: int, codebook_size: int, *, with_codes: bool = True
 ) -> Block:
-    """Check and decode an Arrow table or batch whose row i is row `numbers[i]` of its shard.
-
-    The codes are [R, 0] unless `with_codes`. UserError for a missing caption or for codes of the wrong length or range.
-    """
+    """Check and decode an Arrow table or batch whose row i is row `numbers[i]` of its shard. The codes are [R, 0]
+    unless `with_codes`. UserError for a missing caption or for codes of the wrong length or range."""
     pa = require("pyarrow", extra="preprocessing")
     captions = table.column("caption")
     if pa.types.is_string(captions.type) or pa.types.is_large_string(captions.type):

@@ -15,8 +15,7 @@ from dalle_lean.io.files import read_json, write_json
 
 FORMAT = "dalle_lean_shards/1"
 NAME = "dataset.json"
-MAX_CODEBOOK_SIZE = 2**15
-"""Codes are stored as int16."""
+MAX_CODEBOOK_SIZE = 2**15  # codes are stored as int16
 MAX_IMAGE_SIDE = 2**10
 """Codes along one side of a picture: far beyond any VQGAN, and a row of them still fits in memory."""
 PACKED = "of the packed layout, which this version no longer reads; preprocess the pictures again, into another folder"
@@ -40,25 +39,20 @@ class Counts:
     seen: int = 0
     kept: int = 0
     rejected: Mapping[str, int] = field(default_factory=dict)
-    further_views: int = 0
-    """Rows beyond the first of each picture that was kept: more crops and mirror images."""
+    further_views: int = 0  # rows beyond the first of each picture that was kept: more crops and mirror images
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
     """The content of `dataset.json`."""
 
-    vqgan: str
-    """Fingerprint of the VQGAN that made the codes."""
-    image_side: int
-    """Codes along one side of a picture."""
+    vqgan: str  # fingerprint of the VQGAN that made the codes
+    image_side: int  # codes along one side of a picture
     codebook_size: int
-    picture_side: int
-    """Pixels along one side of a picture."""
+    picture_side: int  # pixels along one side of a picture
     counts: Counts
     shards: tuple[Shard, ...]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Everything else that affects the content of the shards."""
+    settings: Mapping[str, Any] = field(default_factory=dict)  # everything else that affects the content of the shards
 
     @property
     def num_codes(self) -> int:
@@ -111,11 +105,7 @@ def parse_manifest(content: Any, path: str | Path) -> DatasetInfo:
 def parse_dataset_info(content: Mapping[str, Any]) -> DatasetInfo:
     """Check every field; raises KeyError, TypeError or ValueError."""
     shards = tuple(
-        Shard(
-            file=text(shard, "file", SHARD_NAME),
-            rows=number(shard, "rows", 1),
-            sha256=text(shard, "sha256", SHA256),
-        )
+        Shard(file=text(shard, "file", SHARD_NAME), rows=number(shard, "rows", 1), sha256=text(shard, "sha256", SHA256))
         for shard in content["shards"]
     )
     if twice := [name for name, times in Counter(shard.file for shard in shards).items() if times > 1]:

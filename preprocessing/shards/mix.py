@@ -11,8 +11,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.io.files import fresh_folder
 from preprocessing.shards.manifest import Counts, DatasetInfo, Shard, read_dataset_info, write_dataset_info
 
-MIXED = "mixed"
-"""Key in the settings of such a folder: how many times each source counts."""
+MIXED = "mixed"  # key in the settings of such a folder: how many times each source counts
 
 
 def mix(sources: Sequence[tuple[Path, int]], out: Path) -> DatasetInfo:

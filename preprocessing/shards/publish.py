@@ -11,10 +11,8 @@ from preprocessing.shards.manifest import NAME, DatasetInfo, read_dataset_info
 
 
 def shard_files(folder: Path, name: str, *, license: str = "unknown", license_link: str | None = None) -> Files:
-    """The files of a folder of shards, dataset.json last; the card is the folder's README.md, if it has one.
-
-    Raises UserError if a shard is missing or is not the one in dataset.json.
-    """
+    """The files of a folder of shards, dataset.json last; the card is the folder's README.md, if it has one. Raises
+    UserError if a shard is missing or is not the one in dataset.json."""
     info = read_dataset_info(folder)
     for shard in info.shards:
         if sha256_file(folder / shard.file) != shard.sha256:

@@ -20,8 +20,7 @@ class SampleRow:
 
     key: str
     caption: str
-    codes: NDArray[np.int16]
-    """[I]"""
+    codes: NDArray[np.int16]  # [I]
 
 
 @dataclass
@@ -29,13 +28,10 @@ class ShardStatistics:
     """Statistics over all rows of a folder."""
 
     info: DatasetInfo
-    code_counts: NDArray[np.int64]
-    """[K]: how often each code is used."""
-    caption_lengths: Counter[int] = field(default_factory=Counter)
-    """In characters."""
+    code_counts: NDArray[np.int64]  # [K]: how often each code is used
+    caption_lengths: Counter[int] = field(default_factory=Counter)  # in characters
     sample_rows: list[SampleRow] = field(default_factory=list)
-    file_bytes: int = 0
-    """Of all shards together."""
+    file_bytes: int = 0  # of all shards together
 
     @property
     def codes_used(self) -> float:
@@ -76,10 +72,8 @@ class ShardStatistics:
 def collect_statistics(
     folder: str | Path, *, count: int, seed: int, on_progress: OnProgress = unwatched
 ) -> ShardStatistics:
-    """Read every row of a folder of shards, and keep a random sample of `count` rows, drawn with `seed`.
-
-    Progress counts rows. Raises UserError for a damaged shard.
-    """
+    """Read every row of a folder of shards, and keep a random sample of `count` rows, drawn with `seed`. Progress
+    counts rows. Raises UserError for a damaged shard."""
     folder = Path(folder)
     info = read_dataset_info(folder)
     statistics = ShardStatistics(info, np.zeros(info.codebook_size, np.int64))

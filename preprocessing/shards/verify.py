@@ -27,11 +27,7 @@ class Fault:
 
 
 def find_faults(
-    folder: str | Path,
-    *,
-    vqgan: VQGAN | None = None,
-    threads: int | None = None,
-    on_progress: OnProgress = unwatched,
+    folder: str | Path, *, vqgan: VQGAN | None = None, threads: int | None = None, on_progress: OnProgress = unwatched
 ) -> list[Fault]:
     """Everything wrong with a folder of shards, by file; empty if all is well.
 

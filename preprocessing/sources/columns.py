@@ -11,8 +11,7 @@ from preprocessing.sources.sample import CAPTION_NAMES, KEY_NAMES, METADATA_NAME
 PICTURE_NAMES = ("image", "jpg", "jpeg", "png", "webp", "picture", "img", "bytes", "image_bytes")
 URL_NAMES = ("url", "URL")
 
-Kind = Literal["picture", "bytes", "other"]
-"""What a column holds: pictures, bytes that may be pictures, or neither."""
+Kind = Literal["picture", "bytes", "other"]  # what a column holds: pictures, bytes that may be pictures, or neither
 
 
 class NoPictures(UserError):
@@ -29,8 +28,7 @@ class Columns:
 
     picture: str
     caption: str | None
-    others: tuple[str, ...]
-    """Key and metadata."""
+    others: tuple[str, ...]  # key and metadata
 
     @property
     def names(self) -> list[str]:
@@ -59,11 +57,8 @@ class Columns:
 
 
 def find_columns(kinds: Mapping[str, Kind], *, picture: str | None = None, caption: str | None = None) -> Columns:
-    """Find the columns of a table by their names and kinds.
-
-    `picture` and `caption` name columns with unusual names. Raises NoPictures, or UserError if there is no column of
-    that name.
-    """
+    """Find the columns of a table by their names and kinds. `picture` and `caption` name columns with unusual names.
+    Raises NoPictures, or UserError if there is no column of that name."""
     names, listed = list(kinds), ", ".join(kinds)
     for wanted in (picture, caption):
         if wanted is not None and wanted not in names:

@@ -18,8 +18,7 @@ RANGE = re.compile(r"(\d+)\.\.(\d+)")
 MAX_FILES = 1_000_000
 LOCAL = ("file://", "local://", "memory://")
 READ_AHEAD_BYTES = 5 * 2**20
-PATIENCE = Patience(timeout_s=600.0, give_up_s=60.0)
-"""Generous, since listing a pattern of a million names takes long."""
+PATIENCE = Patience(timeout_s=600.0, give_up_s=60.0)  # generous, since listing a pattern of a million names takes long
 
 T = TypeVar("T")
 
@@ -45,11 +44,8 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def list_files(pattern: str) -> list[str]:
-    """The files that match a pattern with braces, `*` or neither.
-
-    Names that are spelled out, also with braces, keep their order and need not exist; matches of `*` are sorted. Raises
-    Unreachable if a storage does not answer.
-    """
+    """The files that match a pattern with braces, `*` or neither. Names that are spelled out, also with braces, keep
+    their order and need not exist; matches of `*` are sorted. Raises Unreachable if a storage does not answer."""
     paths: list[str] = []
     for name in expand_braces(pattern):
         if "*" in name:
@@ -70,10 +66,8 @@ def part_names(paths: Sequence[str]) -> list[str]:
 
 
 def files_fingerprint(paths: Sequence[str]) -> str:
-    """A hash of the files' names and sizes in bytes: the same for a copy elsewhere.
-
-    Raises Unreachable if a storage does not answer: an unknown size would later look like a changed source.
-    """
+    """A hash of the files' names and sizes in bytes: the same for a copy elsewhere. Raises Unreachable if a storage
+    does not answer: an unknown size would later look like a changed source."""
     digest = hashlib.sha256()
     with ThreadPoolExecutor(16, thread_name_prefix="size") as pool:
         for path, size in zip(paths, pool.map(file_bytes, paths), strict=True):
@@ -100,10 +94,8 @@ def insist(path: str, action: Callable[[], T]) -> T:
 
 
 class File(io.BufferedReader):
-    """A file opened for reading; reads of a remote one are retried.
-
-    Raises FileNotFoundError, Unreachable for a remote file, OSError for a local one that cannot be read.
-    """
+    """A file opened for reading; reads of a remote one are retried. Raises FileNotFoundError, Unreachable for a remote
+    file, OSError for a local one that cannot be read."""
 
     def __init__(self, path: str):
         if is_remote(path):
@@ -115,8 +107,7 @@ class File(io.BufferedReader):
             files, name = storage_of(path, extra="preprocessing")
             raw, buffer_bytes = files.open(name, "rb"), io.DEFAULT_BUFFER_SIZE
         super().__init__(raw, buffer_bytes)
-        self.size = self.seek(0, io.SEEK_END)
-        """Bytes."""
+        self.size = self.seek(0, io.SEEK_END)  # bytes
         self.seek(0)
 
     def read(self, size: int | None = -1, /) -> bytes:

@@ -133,10 +133,8 @@ def kind_of(column_type: Any) -> Kind:
 
 
 def text_of(column: Any) -> Any:
-    """The value in a column of one row; text and bytes as bytes, at most MAX_CAPTION_BYTES of them.
-
-    Text that is not UTF-8 thus loses only the wrong bytes, not its row.
-    """
+    """The value in a column of one row; text and bytes as bytes, at most MAX_CAPTION_BYTES of them. Text that is not
+    UTF-8 thus loses only the wrong bytes, not its row."""
     pa = require("pyarrow", extra="preprocessing")
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         column = column.cast(pa.large_binary())

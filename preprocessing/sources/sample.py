@@ -17,8 +17,7 @@ METADATA_NAMES = {
     "original_width": ("original_width",),
     "original_height": ("original_height",),
 }
-MAX_CAPTION_BYTES = 64 * 2**10
-"""The rest of a longer caption is not read."""
+MAX_CAPTION_BYTES = 64 * 2**10  # the rest of a longer caption is not read
 SCALARS = (str, int, float, bytes)
 
 
@@ -26,8 +25,7 @@ SCALARS = (str, int, float, bytes)
 class Sample:
     """One picture as found, not yet decoded. Key and caption are made valid UTF-8."""
 
-    key: str
-    """Names the picture within its source."""
+    key: str  # names the picture within its source
     caption: str | None = None
     picture: bytes = b""
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -41,10 +39,8 @@ class Sample:
 
 
 class Source(Protocol):
-    """Pictures with captions in a fixed order, cut into parts.
-
-    Sources hold no open files and can be pickled: worker processes and other machines each read some of the parts.
-    """
+    """Pictures with captions in a fixed order, cut into parts. Sources hold no open files and can be pickled: worker
+    processes and other machines each read some of the parts."""
 
     @property
     def parts(self) -> Sequence[str]:
@@ -54,11 +50,8 @@ class Source(Protocol):
         """Number of samples in a part; None if it takes reading the part to know."""
 
     def samples(self, part: int) -> Iterator[Sample]:
-        """Read one part, lazily and in order, the same every time.
-
-        Whatever is damaged becomes a sample with a problem. An OSError means that a remote storage failed despite
-        retries: try the part again later.
-        """
+        """Read one part, lazily and in order, the same every time. Whatever is damaged becomes a sample with a problem.
+        An OSError means that a remote storage failed despite retries: try the part again later."""
 
     def fingerprint(self) -> str:
         """Equal for the same samples in the same order, to tell whether a source has changed since a run began."""

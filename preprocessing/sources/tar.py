@@ -16,8 +16,7 @@ LIMITS = {"picture": MAX_PICTURE_BYTES, "text": MAX_TEXT_BYTES, "json": MAX_TEXT
 KINDS = {".txt": "text", ".json": "json", **dict.fromkeys(PICTURE_SUFFIXES, "picture")}
 SAMPLE_NAME = re.compile(r"((?:.*/|)[^./][^./]*)(\.[^/]+)", re.DOTALL)
 """A key, which ends at the first dot of the file name, and a suffix."""
-MAX_HEADER_BYTES = 2**14
-"""Limit for `tarfile` in front of each member: it keeps extended headers in memory."""
+MAX_HEADER_BYTES = 2**14  # limit for `tarfile` in front of each member: it keeps extended headers in memory
 SCAN_BYTES = 2**20
 
 Contents = dict[str, bytes | None]
@@ -87,10 +86,8 @@ def read_samples(file: File, name: str) -> Iterator[Sample]:
 
 
 def read_members(file: File) -> Iterator[tarfile.TarInfo | int]:
-    """The complete regular files of a tar, and the byte at which each damaged stretch begins.
-
-    Anything between two members but zeros is damage, and so is an end without a block of zeros.
-    """
+    """The complete regular files of a tar, and the byte at which each damaged stretch begins. Anything between two
+    members but zeros is damage, and so is an end without a block of zeros."""
     place = end = 0  # where reading goes on, and where the last intact member ends
     while place < file.size:
         file.seek(place)

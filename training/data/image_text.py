@@ -29,12 +29,10 @@ class ImageTextPairs:
     """Pictures and their captions."""
 
     pixels: Pixels
-    captions: list[str]
-    """Or other labels."""
+    captions: list[str]  # or other labels
     skipped: Counter[str] = field(default_factory=Counter)
     """Unusable pictures or lines of the listing, counted by reason."""
-    attributes: list[Attributes] = field(default_factory=list)
-    """Of each picture; may be empty."""
+    attributes: list[Attributes] = field(default_factory=list)  # of each picture; may be empty
 
     def __len__(self) -> int:
         return len(self.captions)
@@ -111,10 +109,8 @@ def read_captioned(
 def read_pictures(
     folder: Path, side: int, on_progress: OnProgress | None = None, *, store: Path | None = None
 ) -> ImageTextPairs:
-    """Read all pictures below a folder in order of name, with empty captions; ValueError if none can be read.
-
-    Arguments as for `read_captioned`.
-    """
+    """Read all pictures below a folder in order of name, with empty captions; ValueError if none can be read. Arguments
+    as for `read_captioned`."""
     paths = (path for path in folder.rglob("*") if path.suffix.lower() in PICTURE_SUFFIXES)
     names = sorted(str(path.relative_to(folder)) for path in paths)
     lines = [json.dumps({"file_name": name}).encode() for name in names]
