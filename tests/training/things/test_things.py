@@ -8,10 +8,10 @@ import torch
 from PIL import Image, ImageDraw
 
 from dalle_lean.cli import main
+from dalle_lean.images.image_folder import Unusable
 from dalle_lean.images.thing_classifier import ThingClassifier
 from tests.training.picture_runs import kill_after_step_5, metrics
 from training.data.augmentation import augment
-from training.data.image_text import Unusable
 from training.run.progress import TrainingDiverged
 from training.things.recipe import ThingRecipe
 from training.things.run import ThingRun, only_thing, read_things, train_things
