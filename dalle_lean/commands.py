@@ -19,7 +19,7 @@ def pack(
         float | None, typer.Option(help="The model's default guidance; 1 is off.", show_default="MODEL's", min=0)
     ] = None,
     dtype: Annotated[
-        StoredDtype | None, typer.Option(help="Type of the transformer's stored weights.", show_default="MODEL's")
+        StoredDtype | None, typer.Option(help="Type of the stored weights.", show_default="MODEL's")
     ] = None,
     publish: Annotated[
         str | None, typer.Option(metavar="DESTINATION", help=f"Then publish it: {DESTINATIONS}", show_default=False)

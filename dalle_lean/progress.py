@@ -15,3 +15,10 @@ OnNotice = Callable[[str], None]  # called with a line that a person should read
 
 def silent(line: str) -> None:
     """An OnNotice that does nothing."""
+
+
+OnBatch = Callable[[int], None]  # called with the number of items newly done
+
+
+def uncounted(done: int) -> None:
+    """An OnBatch that does nothing."""

@@ -74,9 +74,8 @@ class Generator:
                 and bf16 on a GPU.
             scorer: what ranks the pictures, as in `make_scorer`; "none" ranks nothing.
 
-        Raises:
-            ValueError: a part is missing, altered, or not the one the transformer was trained with, or the precision
-                or scorer does not work here.
+        ValueError if a part is missing, altered, or not the one the transformer was trained with, or the precision or
+        scorer does not work here.
         """
         where = pick_device(device)
         precision = precision or ("fp32" if where.type == "cpu" else "bf16")
@@ -117,41 +116,27 @@ class Generator:
         prompt: str,
         num_images: int = 128,
         best: int | None = None,
-        top_k: int = 256,
-        top_p: float = 0.75,
-        temperature: float = 1.0,
-        seed: int = 0,
-        guidance: float | None = None,
+        *,
         batch_size: int | None = None,
         on_progress: OnProgress = unwatched,
+        **settings: Any,
     ) -> list[Picture]:
-        """Draw `num_images` pictures and return the `best` of them, best first.
+        """Draw `num_images` pictures and return the `best` of them, best first; None is 4, or all if fewer are drawn.
 
         Without a scorer nothing ranks the pictures: only the first `best` are drawn, and returned by index.
 
         Args:
             prompt: cut to the model's text length, with a warning; ValueError for an empty one.
-            best: at most `num_images`; None is 4, or all if fewer are drawn.
-            top_k, top_p: limit the codes that may be drawn; 0 and 1 are off.
-            temperature: 0 takes the most likely code each time.
-            seed: 0..2^64-1; picture i of a seed is the same for any batch size and number of pictures.
-            guidance: above 1 follows the prompt more closely, if the model was trained with caption dropout; 1 is off,
-                None is the model's default.
             batch_size: pictures drawn at once; None chooses by the free memory.
             on_progress: called with (codes drawn, codes in all, note).
+            settings: `top_k`, `top_p`, `temperature`, `seed` and `guidance`, as in `Settings`; without `guidance` the
+                model's default.
         """
-        settings = Settings(
-            num_images=num_images,
-            best=best,
-            top_k=top_k,
-            top_p=top_p,
-            temperature=temperature,
-            seed=seed,
-            guidance=self.guidance if guidance is None else guidance,
-        )
+        if settings.get("guidance") is None:
+            settings["guidance"] = self.guidance
         if excess := self.excess_tokens(prompt):
             warnings.warn(f"the last {excess} tokens of the prompt are cut off", stacklevel=2)
-        return self.run(prompt, settings, batch_size, on_progress)
+        return self.run(prompt, Settings(num_images=num_images, best=best, **settings), batch_size, on_progress)
 
     def run(
         self, prompt: str, settings: Settings, batch_size: int | None = None, on_progress: OnProgress = unwatched

@@ -52,7 +52,7 @@ class Scorer(Protocol):
 def make_scorer(
     spec: str, clip_folder: Path | None, device: torch.device, *, role: str = "scorer", checked: bool = False
 ) -> Scorer | None:
-    """The scorer that a user names; None ranks nothing.
+    """The scorer that a user names; None ranks nothing. ValueError, with what to do, if it does not exist or load.
 
     Args:
         spec: "clip", the CLIP of `clip_folder`, or None without one; "none"; "ViT-B-32:/path/weights.pt", any
@@ -61,9 +61,6 @@ def make_scorer(
             "my_scorers:Darkest", a class called with `device`; the path of a CLIP folder.
         role: its name in error messages.
         checked: the hashes of the files in `clip_folder` were already verified.
-
-    Raises:
-        ValueError: the scorer does not exist, cannot be loaded, or is not a scorer; the message says what to do.
     """
     if spec == "none":
         return None

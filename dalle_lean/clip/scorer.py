@@ -50,16 +50,14 @@ class ClipScorer:
         name: str = "CLIP",
         device: torch.device | str = "cpu",
     ):
-        """
+        """ValueError if the architecture is unknown or partly on the hub, or the weights do not fit it.
+
         Args:
             weights: a .safetensors file, a published .pt or .bin (loaded weights-only), or a state dict.
             tokenizer: the CLIP's own vocabulary; None is open_clip's for the architecture.
             image_mean, image_std: red, green and blue in 0..1.
             interpolation: how pictures are resized, "bicubic" or "bilinear", both antialiased.
             name: shown beside a score.
-
-        Raises:
-            ValueError: the architecture is unknown or partly on the hub, or the weights do not fit it.
         """
         self.architecture = architecture
         self.tokenizer = tokenizer

@@ -33,9 +33,7 @@ OUTPUT_KEYS = {
     "to_logits.1.weight": "output.weight",
     "to_logits.1.bias": "output.bias",
 }
-TIED_ALIASES = {
-    f"{kind}_emb.linear.{leaf}": f"output.{leaf}" for kind in ("text", "image") for leaf in ("weight", "bias")
-}
+TIED_ALIASES = {f"{kind}_emb.linear.{end}": f"output.{end}" for kind in ("text", "image") for end in ("weight", "bias")}
 
 
 def from_dalle_pytorch(state_dict: dict[str, Tensor], config: DalleConfig) -> Dalle:

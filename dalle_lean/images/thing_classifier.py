@@ -74,13 +74,8 @@ class ThingClassifier:
         """Write a classifier folder, config.json last."""
         folder = Path(folder)
         save_weights(self.model.state_dict(), folder / WEIGHTS)
-        content = {
-            "format": FORMAT,
-            "things": self.things,
-            "picture_side": self.picture_side,
-            "sha256": sha256_file(folder / WEIGHTS),
-        }
-        write_json(folder / "config.json", content)
+        content = {"format": FORMAT, "things": self.things, "picture_side": self.picture_side}
+        write_json(folder / "config.json", content | {"sha256": sha256_file(folder / WEIGHTS)})
 
     def rows(self, things: Sequence[str]) -> Tensor:
         """The columns [N] of known things in the scores."""

@@ -22,27 +22,19 @@ def evaluate(
     captions: Annotated[int, typer.Option(help="Held-out captions to draw and to tell apart.")] = 100,
     pictures: Annotated[int, typer.Option(help="Held-out pictures for the tokenizer, the bits, the distances.")] = 512,
     grid: Annotated[int, typer.Option(help="Prompts per attribute for each sampling setting; 0 is off.")] = 20,
-    nearest_among: Annotated[
-        int, typer.Option(help="Training pictures to search for the nearest to each drawn one; 0 is off.")
-    ] = 100_000,
+    nearest_among: Annotated[int, typer.Option(help="Training pictures searched for copies; 0 is off.")] = 100_000,
     judge: Annotated[
         str | None,
         typer.Option(help="CLIP that judges captions: a folder, or as in --scorer.", show_default="the one that ranks"),
     ] = None,
     classifier: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="OUT/classifier of train-things, to judge which thing is drawn; may be given several times.",
-            show_default="no judging",
-        ),
+        typer.Option(help="OUT/classifier of train-things, to judge the things; repeatable.", show_default="none"),
     ] = None,
     scorer: Annotated[str, typer.Option(help="What ranks the pictures: as in generate, or a CLIP folder.")] = "clip",
     inception: Annotated[
         Path | None,
-        typer.Option(
-            help="File pt_inception-2015-12-05-6726825d.pth, for the Frechet inception distance.",
-            show_default="not measured",
-        ),
+        typer.Option(help="pt_inception-2015-12-05-6726825d.pth, for the Frechet distance.", show_default="none"),
     ] = None,
     seed: Annotated[int, typer.Option(help="Chooses the prompts and their pictures.", min=0)] = 0,
     batch_size: BatchSize = None,

@@ -33,9 +33,7 @@ def generate(
     top_p: Annotated[
         float, typer.Option(help="Draw each code from the most likely ones that make up this probability; 1 is off.")
     ] = 0.75,
-    temperature: Annotated[
-        float, typer.Option(help="Above 1 wilder, below 1 tamer; 0 always takes the likeliest code.")
-    ] = 1.0,
+    temperature: Annotated[float, typer.Option(help="Above 1 wilder, below 1 tamer; 0 takes the likeliest.")] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed draws the same pictures, with any batch size.")] = 0,
     guidance: Annotated[
         float | None,

@@ -4,7 +4,6 @@ Shapes: N pictures, T text length, I codes in a picture, C codebook size.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dalle_lean.progress import OnBatch, uncounted
 from inference.generator import Generator
 
 BATCH = 32
@@ -34,7 +34,7 @@ def measure_bits(
     captions: list[str],
     codes: Tensor,
     train_codes: Tensor,
-    on_batch: Callable[[int], None] = lambda done: None,
+    on_batch: OnBatch = uncounted,
     seed: int = 0,
 ) -> BitsPerCode:
     """Measure on held-out captions and codes [N, I]; the count models learn from `train_codes` [M, I].
@@ -70,9 +70,7 @@ def derangement(text_ids: Tensor, generator: torch.Generator) -> Tensor:
     return order
 
 
-def model_bits(
-    generator: Generator, text_ids: Tensor, codes: Tensor, on_batch: Callable[[int], None] = lambda done: None
-) -> float:
+def model_bits(generator: Generator, text_ids: Tensor, codes: Tensor, on_batch: OnBatch = uncounted) -> float:
     """Mean cross-entropy, in bits, of an image code under the model, for text ids [N, T] and codes [N, I]."""
     nats = 0.0
     for text, image in zip(text_ids.split(BATCH), codes.split(BATCH), strict=True):

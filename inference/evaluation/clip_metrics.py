@@ -1,6 +1,6 @@
 """Measures by a CLIP, preferably one that neither ranked the pictures nor was trained on the same drawings."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dalle_lean.clip.scorer import ClipScorer, right_caption_first
 from dalle_lean.errors import UserError
+from dalle_lean.progress import OnBatch, uncounted
 from inference.evaluation.captions import open_drawing
 from inference.evaluation.distribution_metrics import Distances, kernel_distance, nearest
 from inference.evaluation.prompt_sampling import Samples
@@ -68,7 +69,7 @@ def measure_clip(
     drawings: Sequence[Path],
     sets: Mapping[str, Tensor],
     training: Sequence[Path] = (),
-    on_batch: Callable[[int], None] = lambda done: None,
+    on_batch: OnBatch = uncounted,
 ) -> ClipMetrics:
     """Compare pictures with captions, drawings and training pictures.
 

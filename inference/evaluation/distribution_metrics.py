@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.safetensors_io import refuse_infinite
+from dalle_lean.progress import OnBatch, uncounted
 from dalle_lean.require import require
 
 WEIGHTS = "pt_inception-2015-12-05"
@@ -118,7 +119,7 @@ class Inception:
         self.network = network.to(self.device)
 
     @torch.inference_mode()
-    def features(self, pixels: Tensor, on_batch: Callable[[int], None] = lambda done: None) -> Tensor:
+    def features(self, pixels: Tensor, on_batch: OnBatch = uncounted) -> Tensor:
         """uint8 [N, 3, S, S] -> [N, 2048] float32."""
         found = []
         for batch in pixels.split(BATCH):

@@ -79,15 +79,14 @@ def evaluate(
 ) -> Evaluation:
     """Measure a model on a folder that has train/ and heldout/, as `make data` writes it.
 
+    ValueError for another kind of folder, for too few pictures, and for a classifier that knows none of the things.
+
     Args:
         seed: chooses the prompts, pictures and noise.
         judge: a CLIP that did not rank the pictures, to judge captions; None is the one that ranked them.
         classifiers: by their names in the report; they recognise the things drawn and learnt from other pictures.
         inception: its features give the Frechet distance; None measures none.
         on_progress: called with (done, total, note) for prompts, pictures or captions.
-
-    Raises:
-        ValueError: the folder is of another kind or has too few pictures, or a classifier knows none of its things.
     """
     scorer = generator.scorer
     best_of = (1,) if scorer is None else config.best_of
@@ -104,9 +103,8 @@ def evaluate(
         generator.vqgan, data.heldout_pixels, sampler.counter("reconstructions", count)
     )
     kept = kept_on_other_ground(generator.vqgan, data.heldout_pixels, codes, sampler.counter("other grounds", count))
-    train_codes = encode(
-        generator.vqgan, data.train_pixels, sampler.counter("training pictures", len(data.train_pixels))
-    )
+    training = sampler.counter("training pictures", len(data.train_pixels))
+    train_codes = encode(generator.vqgan, data.train_pixels, training)
     captions = [line["text"] for line in data.heldout]
     bits = measure_bits(generator, captions, codes, train_codes, sampler.counter("held-out captions", 3 * count), seed)
     attributes = measure_attributes(sampler, questions, "questions", best_of)

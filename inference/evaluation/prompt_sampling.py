@@ -1,13 +1,13 @@
 """Draws pictures for many prompts and keeps only those that are judged or shown."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from PIL import Image
 
-from dalle_lean.progress import OnProgress, unwatched
+from dalle_lean.progress import OnBatch, OnProgress, unwatched
 from inference.generator import Generator
 from inference.request import Picture, Settings
 
@@ -52,7 +52,7 @@ class PromptSampler:
     batch_size: int | None = None
     on_progress: OnProgress = unwatched
 
-    def counter(self, note: str, total: int) -> Callable[[int], None]:
+    def counter(self, note: str, total: int) -> OnBatch:
         """A callback that takes the number of items newly done."""
         so_far = 0
 

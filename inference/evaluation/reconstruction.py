@@ -4,7 +4,6 @@ Shapes: N pictures, S side in pixels, I codes in a picture.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +15,7 @@ from dalle_lean.images.files import to_uint8
 from dalle_lean.images.ground import ground_rgb, thing_mask
 from dalle_lean.images.ground import pixels as rgb_pixels
 from dalle_lean.images.vqgan import VQGAN, codebook_use
+from dalle_lean.progress import OnBatch, uncounted
 
 BATCH = 16
 WINDOW = 11
@@ -34,9 +34,7 @@ class Reconstruction:
 
 
 @torch.inference_mode()
-def reconstruct(
-    vqgan: VQGAN, pixels: Tensor, on_batch: Callable[[int], None] = lambda done: None
-) -> tuple[Reconstruction, Tensor, Tensor]:
+def reconstruct(vqgan: VQGAN, pixels: Tensor, on_batch: OnBatch = uncounted) -> tuple[Reconstruction, Tensor, Tensor]:
     """uint8 [N, 3, S, S] -> (measures, codes [N, I], reconstructions uint8 [N, 3, S, S])."""
     made, squared, similar = [], 0.0, 0.0
     codes = encode(vqgan, pixels, on_batch)
@@ -57,7 +55,7 @@ def reconstruct(
 
 
 @torch.inference_mode()
-def encode(vqgan: VQGAN, pixels: Tensor, on_batch: Callable[[int], None] = lambda done: None) -> Tensor:
+def encode(vqgan: VQGAN, pixels: Tensor, on_batch: OnBatch = uncounted) -> Tensor:
     """uint8 [N, 3, S, S] -> codes [N, I]."""
     device = vqgan.quant_conv.weight.device
     codes = []
@@ -67,9 +65,7 @@ def encode(vqgan: VQGAN, pixels: Tensor, on_batch: Callable[[int], None] = lambd
     return torch.cat(codes)
 
 
-def kept_on_other_ground(
-    vqgan: VQGAN, pictures: Tensor, codes: Tensor, on_batch: Callable[[int], None] = lambda done: None
-) -> float | None:
+def kept_on_other_ground(vqgan: VQGAN, pictures: Tensor, codes: Tensor, on_batch: OnBatch = uncounted) -> float | None:
     """Share of the codes [N, I] of pictures, uint8 [N, 3, S, S], that stay the same when the ground gets its
     complementary colour, of the patches inside a thing; None if there are none. A model must learn the others for every
     ground."""

@@ -43,12 +43,8 @@ class Proportion:
         return f"{100 * self.value:.0f} % ({self.hits}/{self.trials}; {100 * low:.0f} to {100 * high:.0f})"
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "share": self.value if self.trials else None,
-            "hits": self.hits,
-            "of": self.trials,
-            "interval_95": list(self.interval),
-        }
+        share = self.value if self.trials else None
+        return {"share": share, "hits": self.hits, "of": self.trials, "interval_95": list(self.interval)}
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,6 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_malformed_json_is_refused_by_name(tmp_path):
-    (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(ValueError, match=r"broken\.json is not JSON"):
-        read_json(tmp_path / "broken.json")
-
-
 def sparse(path, size_bytes):
     """A file of zeros that takes no room."""
     with open(path, "wb") as file:
@@ -46,9 +40,9 @@ def test_a_file_that_says_it_is_huge_is_refused_before_it_is_read(tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
 
 
-@pytest.mark.parametrize("deep", ["[" * 100_000, '{"a":' * 100_000, "[" * 100_000 + "]" * 100_000])
-def test_json_nested_without_end_is_refused_by_name(tmp_path, deep):
-    (tmp_path / "config.json").write_text(deep)
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"a":' * 100_000, "[" * 100_000 + "]" * 100_000])
+def test_malformed_or_endlessly_nested_json_is_refused_by_name(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match=r"config\.json is not JSON: "):
         read_json(tmp_path / "config.json")
 
