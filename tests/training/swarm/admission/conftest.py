@@ -54,6 +54,23 @@ class Network:
         return node
 
 
+@pytest.fixture
+def run_key(tmp_path):
+    return SigningKey.load_or_create(tmp_path / "run.key")
+
+
+@pytest.fixture
+def other_key(tmp_path):
+    return SigningKey.load_or_create(tmp_path / "other.key")
+
+
+@pytest.fixture
+def gate(run_key, tmp_path, monkeypatch):
+    """The gate of a peer that reads its list of bans at each call."""
+    monkeypatch.setattr("training.swarm.admission.bans.RELOAD_S", 0.0)
+    return Gate(run_key.public, tmp_path / "pass", tmp_path / "bans")
+
+
 @pytest.fixture(scope="module")
 def network(tmp_path_factory):
     with ExitStack() as stack:

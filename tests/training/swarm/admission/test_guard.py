@@ -151,20 +151,14 @@ def test_a_stranger_is_refused_by_every_call_of_an_averager(network, averager, n
 
 
 @pytest.mark.parametrize("case", ["ended", "copied", "of another run"])
-def test_a_pass_that_does_not_hold_gets_nobody_in(network, case, tmp_path):
-    if case == "ended":
-        gate = network.gate("late", lasts_s=-1)
-        name = "late"
-    elif case == "copied":
-        name, gate = "copier", network.gate("copier")
+def test_a_pass_that_does_not_hold_gets_nobody_in(network, case, other_key):
+    changes = {"ended": {"lasts_s": -1}, "of another run": {"key": other_key}}
+    gate = network.gate(case, **changes.get(case, {}))
+    if case == "copied":
         gate.own.path.write_bytes(network.host.gate.own_statement)
-    else:
-        from training.swarm.admission.keys import SigningKey
-
-        name, gate = "foreign", network.gate("foreign", key=SigningKey.load_or_create(tmp_path / "key"))
     before = network.host.gate.refused
     with pytest.raises(ValueError, match="no peer there admits this machine"):
-        network.open(name, gate=gate)
+        network.open(case, gate=gate)
     assert network.host.gate.refused > before
 
 

@@ -17,17 +17,6 @@ HOME = "192.0.2.1"
 
 
 @pytest.fixture
-def run_key(tmp_path):
-    return SigningKey.load_or_create(tmp_path / "run.key")
-
-
-@pytest.fixture
-def gate(run_key, tmp_path, monkeypatch):
-    monkeypatch.setattr("training.swarm.admission.bans.RELOAD_S", 0.0)
-    return Gate(run_key.public, tmp_path / "pass", tmp_path / "bans")
-
-
-@pytest.fixture
 def issuer(gate, run_key, tmp_path):
     return lambda policy, **options: PassIssuer(gate, policy, tmp_path, tmp_path / "run.key", **options)
 
@@ -82,15 +71,14 @@ def test_a_join_that_is_replayed_under_another_identity_is_refused(issuer, run_k
 @pytest.mark.parametrize(
     ("made", "reason"), [({"lasts_s": -1}, "ended"), ({"key": "other"}, "forged"), ({"role": HELPER}, "")]
 )
-def test_codes_that_have_ended_or_are_forged_admit_nobody(gate, issuer, run_key, tmp_path, made, reason):
-    other = SigningKey.load_or_create(tmp_path / "other.key")
-    key = other if made.pop("key", None) else run_key
-    asked = Application(peer=ANNA, code=code(key, **made), key=other.public)
+def test_codes_that_have_ended_or_are_forged_admit_nobody(gate, issuer, run_key, other_key, made, reason):
+    key = other_key if made.pop("key", None) else run_key
+    asked = Application(peer=ANNA, code=code(key, **made), key=other_key.public)
     if reason:
         assert refused(issuer("open"), asked) == reason
     else:
         given = gate.check(ANNA, issuer("invite").admit(asked, HOME))
-        assert (given.role, given.key) == ("helper", other.public)
+        assert (given.role, given.key) == ("helper", other_key.public)
         assert abs(given.ends - time.time() - HELPER_PASS_S) < 60
 
 

@@ -17,21 +17,6 @@ def a_pass(peer=ANNA, role="trainer", lasts_s=60, **fields):
     return Pass(peer=peer, role=role, name="", ends=int(time.time() + lasts_s), **fields)
 
 
-@pytest.fixture
-def run_key(tmp_path):
-    return SigningKey.load_or_create(tmp_path / "run.key")
-
-
-@pytest.fixture
-def other_key(tmp_path):
-    return SigningKey.load_or_create(tmp_path / "other.key")
-
-
-@pytest.fixture
-def gate(run_key, tmp_path):
-    return Gate(run_key.public, tmp_path / "pass", tmp_path / "bans")
-
-
 def reason(gate, peer, statement):
     with pytest.raises(Refused) as refusal:
         gate.check(peer, statement)
@@ -137,9 +122,8 @@ def test_a_helper_of_another_run_admits_nobody(gate, run_key, other_key):
 
 @pytest.mark.parametrize("subject", [ANNA, "cafe0001", HELP])
 def test_a_ban_of_a_peer_its_invitation_or_its_helper_keeps_it_out_until_it_is_taken_back(
-    gate, helper, run_key, other_key, tmp_path, monkeypatch, subject
+    gate, helper, run_key, other_key, tmp_path, subject
 ):
-    monkeypatch.setattr("training.swarm.admission.bans.RELOAD_S", 0.0)
     statement = a_pass(issuer=HELP, lasts_s=30, invite="cafe0001").signed(other_key, helper)
     gate.check(ANNA, statement)
     assert change_bans(tmp_path, run_key, subject, banned=True)
