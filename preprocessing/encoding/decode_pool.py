@@ -119,7 +119,7 @@ class DecodePool:
                 worker = worker or self.start()
                 with suppress(WorkerDied):
                     for result in worker.decode(samples[len(results) :]):
-                        if is_out_of_memory(result):
+                        if isinstance(result, Rejection) and result.reason == "too_much_memory":
                             break
                         results.append(result)
                 if len(results) < len(samples):
@@ -173,10 +173,6 @@ def groups(items: Iterable[Sample | Other], size: int) -> Iterator[list[Sample] 
 
 def picture_bytes(samples: Sequence[Sample]) -> int:
     return sum(len(sample.picture) for sample in samples)
-
-
-def is_out_of_memory(result: Result) -> bool:
-    return isinstance(result, Rejection) and result.reason == "too_much_memory"
 
 
 def serve(connection: Connection, decoding: Decoding, memory_bytes: int, cpu_limit_s: float) -> None:

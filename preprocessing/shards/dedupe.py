@@ -170,15 +170,10 @@ def write_part(folder: Path, out: Path, shard: Shard, views: NDArray[np.uint16],
             shutil.copyfile(folder / shard.file, temporary)
         written: Shard | None = shard
     elif kept:
-        written = thin_out(folder / shard.file, out / shard.file, np.repeat(keep, views))
+        pa = require("pyarrow", extra="preprocessing")
+        with open_shard(folder / shard.file) as file:
+            rows = file.read().filter(pa.array(np.repeat(keep, views)))
+        written = write_table(out / shard.file, rows)
     else:
         written = None
     write_record(out, name, written, kept, {REASON: len(keep) - kept})
-
-
-def thin_out(source: Path, target: Path, keep: NDArray[np.bool_]) -> Shard:
-    """Write the rows of a shard where `keep` [R] is true, with all columns and metadata."""
-    pa = require("pyarrow", extra="preprocessing")
-    with open_shard(source) as file:
-        table = file.read()
-    return write_table(target, table.filter(pa.array(keep)))

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,7 +76,8 @@ def collect_statistics(
     folder = Path(folder)
     info = read_dataset_info(folder)
     statistics = ShardStatistics(info, np.zeros(info.codebook_size, np.int64))
-    wanted = draw(info.num_rows, count, seed)
+    drawn = np.random.default_rng(seed).choice(info.num_rows, min(count, info.num_rows), replace=False, shuffle=False)
+    wanted = iter(sorted(drawn.tolist()))
     next_wanted, done = next(wanted, None), 0
     for shard in info.shards:
         statistics.file_bytes += (folder / shard.file).stat().st_size
@@ -91,9 +91,3 @@ def collect_statistics(
             done += len(captions)
             on_progress(done, info.num_rows, shard.file)
     return statistics
-
-
-def draw(total: int, count: int, seed: int) -> Iterator[int]:
-    """`count` different random numbers in 0..total-1, in ascending order; all of them if there are fewer."""
-    chosen = np.random.default_rng(seed).choice(total, min(count, total), replace=False, shuffle=False)
-    return iter(sorted(int(number) for number in chosen))

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from dalle_lean.errors import UserError
 from dalle_lean.images.files import PICTURE_SUFFIXES, lies_in, read_picture
@@ -104,7 +104,8 @@ class CaptionedFolder(NumberedParts):
         path = self.folder / name
         if not all(lies_in(self.folder, file) for file in (path, path.with_suffix(".json"), path.with_suffix(".txt"))):
             return Sample(key=name, problem="picture_outside_folder")
-        metadata = read_metadata(path.with_suffix(".json"))
+        text = read_text(path.with_suffix(".json"))
+        metadata = {} if text is None else json_object(text)
         if metadata is None:
             return Sample(key=name, problem="metadata_broken")
         picture, problem = read_picture(path)
@@ -142,12 +143,6 @@ def file_size(path: Path) -> int | None:
 def read_caption(path: Path) -> str | None:
     text = read_text(path)
     return None if text is None else " ".join(text[:MAX_CAPTION_BYTES].decode("utf-8-sig", errors="replace").split())
-
-
-def read_metadata(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file, {} if there is no file, None if it is damaged."""
-    text = read_text(path)
-    return {} if text is None else json_object(text)
 
 
 def read_text(path: Path) -> bytes | None:
