@@ -68,3 +68,7 @@ def write_parquet(path: Path, rows: list[dict], **options) -> None:
 
 def read_all(source) -> list:
     return [sample for part in range(len(source.parts)) for sample in source.samples(part)]
+
+
+def problems(samples) -> list[str | None]:
+    return [sample.problem for sample in samples]

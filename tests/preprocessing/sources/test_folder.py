@@ -8,7 +8,7 @@ from dalle_lean.images import files as pictures
 from preprocessing.sources import folder as folder_source
 from preprocessing.sources import open_source
 from preprocessing.sources.files import expand_braces
-from tests.preprocessing.shards_of_pictures import emoji_rows, read_all, tar_members, write_parquet
+from tests.preprocessing.shards_of_pictures import emoji_rows, problems, read_all, tar_members, write_parquet
 
 
 def write_listing(folder, *rows):
@@ -97,7 +97,7 @@ def test_a_bad_line_is_passed_over_with_its_problem(folder, tmp_path_factory, ro
     (folder / "loop.png").symlink_to("loop.png")
     write_listing(folder, {"file_name": "a.JPG", "text": "before"}, row, {"file_name": "b.png", "text": "after"})
     samples = read_all(open_source(folder, 10))
-    assert [sample.problem for sample in samples] == [None, problem, None]
+    assert problems(samples) == [None, problem, None]
     assert samples[1].picture == b""
 
 
@@ -115,7 +115,7 @@ def test_an_endless_line_is_not_read_whole(folder, monkeypatch, filling):
         assert tracemalloc.get_traced_memory()[1] < 2**24
     finally:
         tracemalloc.stop()
-    assert [sample.problem for sample in samples] == [None, "metadata_broken", None, None]
+    assert problems(samples) == [None, "metadata_broken", None, None]
     assert samples[2].key == "b.png"
 
 
@@ -124,7 +124,7 @@ def test_a_line_of_just_the_limit_is_read_whole(folder, monkeypatch):
     for limit, problem in ((len(line), None), (len(line) - 1, "metadata_broken")):
         monkeypatch.setattr(folder_source, "MAX_TEXT_BYTES", limit)
         write_listing(folder, line, b"{}", line)
-        assert [sample.problem for sample in read_all(open_source(folder, 1))] == [problem, "metadata_broken", problem]
+        assert problems(read_all(open_source(folder, 1))) == [problem, "metadata_broken", problem]
 
 
 @pytest.mark.parametrize("suffix", [".png", ".txt", ".json"])
@@ -207,7 +207,7 @@ def test_what_img2dataset_wrote_as_files_is_a_folder_with_its_metadata(emoji, tm
     (tmp_path / "00000" / "000000003.json").write_text("{")
     samples = read_all(open_source(tmp_path, 10))
     assert [sample.caption for sample in samples] == [row["caption"] for row in rows[:3]] + [None]
-    assert [sample.problem for sample in samples] == [None, None, None, "metadata_broken"]
+    assert problems(samples) == [None, None, None, "metadata_broken"]
     assert samples[2].metadata["NSFW"] == "UNLIKELY"
     assert samples[2].metadata["original_width"] == 514
 

@@ -8,7 +8,7 @@ from dalle_lean.io.remote_errors import Unreachable
 from preprocessing.sources import open_source
 from preprocessing.sources.columns import Columns
 from preprocessing.sources.hub import StreamedDataset, read_rows
-from tests.preprocessing.shards_of_pictures import emoji_rows, read_all
+from tests.preprocessing.shards_of_pictures import problems, read_all
 
 COLUMNS = Columns("image", "text", ())
 
@@ -21,11 +21,6 @@ def failing(error: Exception):
     """One row, and then a failure."""
     yield {"image": b"picture", "text": "a cat"}
     raise error
-
-
-@pytest.fixture(scope="module")
-def rows(emoji):
-    return emoji_rows(emoji, 12)
 
 
 def table(rows) -> datasets.Dataset:
@@ -82,8 +77,8 @@ def test_where_a_shard_cannot_be_read_the_loss_is_counted(repository):
     damaged = repository / "data" / "train-00001-of-00003.parquet"
     source = StreamedDataset(str(repository))
     damaged.write_bytes(damaged.read_bytes()[:-100])
-    assert [sample.problem for sample in source.samples(1)] == ["dataset_broken"]
-    assert [sample.problem for sample in source.samples(2)] == [None] * 4
+    assert problems(source.samples(1)) == ["dataset_broken"]
+    assert problems(source.samples(2)) == [None] * 4
 
 
 @pytest.mark.parametrize(
@@ -103,7 +98,7 @@ def test_a_hub_that_fails_leaves_the_part_for_later_and_counts_no_loss(error):
 )
 def test_damage_is_counted_wherever_the_files_are(error, remote):
     samples = read_rows(failing(error), COLUMNS, "00000 row", 0, remote=remote)
-    assert [sample.problem for sample in samples] == [None, "dataset_broken"]
+    assert problems(samples) == [None, "dataset_broken"]
 
 
 def test_a_data_set_without_pictures_is_a_mistake(tmp_path):

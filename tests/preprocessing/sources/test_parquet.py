@@ -7,21 +7,12 @@ import pytest
 
 from preprocessing.sources import open_source
 from preprocessing.sources.parquet import ParquetShards
-from tests.preprocessing.shards_of_pictures import emoji_rows, read_all, write_parquet
-
-
-@pytest.fixture(scope="module")
-def rows(emoji):
-    return emoji_rows(emoji, 12)
+from tests.preprocessing.shards_of_pictures import problems, read_all, write_parquet
 
 
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "00000.parquet"
-
-
-def problems(samples) -> list[str | None]:
-    return [sample.problem for sample in samples]
 
 
 def test_the_samples_of_img2dataset_are_read_whole(rows, path):

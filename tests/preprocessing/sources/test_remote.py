@@ -14,7 +14,7 @@ import pytest
 from dalle_lean.io.remote_errors import Refused, Unreachable, meaning
 from preprocessing.encoding.encode import preprocess
 from preprocessing.sources import files, open_source
-from tests.preprocessing.shards_of_pictures import emoji_rows, read_all, tar_bytes, tar_members
+from tests.preprocessing.shards_of_pictures import emoji_rows, problems, read_all, tar_bytes, tar_members
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -126,7 +126,7 @@ def test_a_server_that_stays_away_leaves_the_part_for_later_and_counts_no_loss(s
 def test_a_shard_that_the_server_does_not_have_is_counted(server, pattern):
     source = open_source(pattern, 1000)
     del server.contents[next(name for name in server.contents if "00001" in name)]
-    assert [sample.problem for sample in source.samples(1)] == ["file_missing"]
+    assert problems(source.samples(1)) == ["file_missing"]
 
 
 def name_of(server, number):
@@ -159,7 +159,7 @@ def test_a_file_that_a_server_never_gives_is_left_for_later(server, pattern, sta
 def test_a_file_that_a_server_says_is_not_there_is_missing(server, pattern, status):
     source = open_source(pattern, 1000)
     server.broken[name_of(server, 1)] = status, 10**9
-    assert [sample.problem for sample in source.samples(1)] == ["file_missing"]
+    assert problems(source.samples(1)) == ["file_missing"]
     assert source.fingerprint() == source.fingerprint()
 
 

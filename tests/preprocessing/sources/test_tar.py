@@ -9,14 +9,9 @@ import pytest
 
 from preprocessing.sources import open_source, tar
 from preprocessing.sources.tar import TarShards
-from tests.preprocessing.shards_of_pictures import emoji_rows, read_all, tar_bytes, tar_members
+from tests.preprocessing.shards_of_pictures import problems, read_all, tar_bytes, tar_members
 
 BLOCK = 512
-
-
-@pytest.fixture(scope="module")
-def rows(emoji):
-    return emoji_rows(emoji, 12)
 
 
 @pytest.fixture
@@ -93,7 +88,7 @@ def test_a_sample_that_is_no_use_is_counted_and_the_next_is_read(rows, write, mo
     neighbour = tar_members(rows)
     small = [(name, content[:100] if name.endswith(".jpg") else content) for name, content in neighbour[:3]]
     samples = write(tar_bytes([*members, *small]))
-    assert [sample.problem for sample in samples] == [problem, None]
+    assert problems(samples) == [problem, None]
     assert samples[0].key == "7"
 
 
@@ -120,15 +115,15 @@ def test_a_truncated_tar_keeps_what_came_before_and_counts_the_damage(rows, writ
     place = content.index(rows[8]["jpg"])
     samples = write(content[: place + len(rows[8]["jpg"]) // 2])
     assert samples[:8] == whole[:8]
-    assert [sample.problem for sample in samples[8:]] == ["tar_broken"]
+    assert problems(samples[8:]) == ["tar_broken"]
 
 
 def test_a_tar_cut_between_two_files_is_counted_too(rows, write):
     content = tar_bytes(tar_members(rows))
     end = content.rindex(b"}") // BLOCK * BLOCK + BLOCK
     assert not any(content[end:])
-    assert [sample.problem for sample in write(content[:end])][-2:] == [None, "tar_broken"]
-    assert [sample.problem for sample in write(content[: end + BLOCK])][-2:] == [None, None]
+    assert problems(write(content[:end]))[-2:] == [None, "tar_broken"]
+    assert problems(write(content[: end + BLOCK]))[-2:] == [None, None]
 
 
 def test_behind_a_damaged_header_reading_goes_on_at_the_next(rows, write):
@@ -137,14 +132,14 @@ def test_behind_a_damaged_header_reading_goes_on_at_the_next(rows, write):
     header = content.index(b"000000004.jpg\0")
     content[header + 3] ^= 1
     samples = write(bytes(content))
-    assert [sample.problem for sample in samples].count("tar_broken") == 1
+    assert problems(samples).count("tar_broken") == 1
     assert [sample for sample in samples if sample.problem is None] == [*whole[:4], *whole[5:]]
-    assert [sample.problem for sample in samples if sample.key == "000000004"] == ["picture_missing"]
+    assert problems(sample for sample in samples if sample.key == "000000004") == ["picture_missing"]
 
 
 @pytest.mark.parametrize("content", [b"", b"no tar", b"x" * 5000, bytes(100)])
 def test_what_is_no_tar_is_one_broken_tar(write, content):
-    assert [sample.problem for sample in write(content)] == ["tar_broken"]
+    assert problems(write(content)) == ["tar_broken"]
 
 
 def test_a_length_that_lies_reads_nothing_large(rows, write, monkeypatch):
@@ -152,12 +147,12 @@ def test_a_length_that_lies_reads_nothing_large(rows, write, monkeypatch):
     info.size = 2**40
     lying = info.tobuf(tarfile.GNU_FORMAT)
     samples = write(lying + tar_bytes(tar_members(rows[:1])))
-    assert [sample.problem for sample in samples] == ["tar_broken", None]
+    assert problems(samples) == ["tar_broken", None]
     extension = tarfile.TarInfo("x")
     extension.type, extension.size = tarfile.XHDTYPE, 13
     negative = extension.tobuf() + b"13 size=-512\n".ljust(BLOCK, b"\0") + tarfile.TarInfo("2.jpg").tobuf()
     samples = write(negative + tar_bytes(tar_members(rows[:1])))
-    assert [sample.problem for sample in samples] == ["tar_broken", None]
+    assert problems(samples) == ["tar_broken", None]
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
@@ -169,7 +164,7 @@ def test_an_extended_header_of_many_megabytes_is_damage_and_stays_out_of_memory(
     samples = write(content)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert [sample.problem for sample in samples] == ["tar_broken", None]
+    assert problems(samples) == ["tar_broken", None]
     assert peak < 2**22
 
 
@@ -200,7 +195,7 @@ def test_a_pattern_names_tars_anywhere_fsspec_reaches(rows):
 def test_a_missing_tar_of_a_pattern_is_counted(rows, tmp_path):
     (tmp_path / "00001.tar").write_bytes(tar_bytes(tar_members(rows[:1])))
     source = open_source(f"{tmp_path}/{{00000..00001}}.tar", 1000)
-    assert [sample.problem for sample in read_all(source)] == ["file_missing", None]
+    assert problems(read_all(source)) == ["file_missing", None]
 
 
 def test_tars_of_the_same_name_have_parts_of_their_own(rows, tmp_path):
