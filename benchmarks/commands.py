@@ -86,8 +86,7 @@ BenchmarkName = StrEnum("BenchmarkName", [(name, name) for name in BENCHMARKS]) 
 
 def bench(
     what: Annotated[
-        list[BenchmarkName] | None,
-        typer.Argument(metavar="WHAT", help=f"{', '.join(BenchmarkName)}; all by default."),
+        list[BenchmarkName] | None, typer.Argument(metavar="WHAT", help=f"{', '.join(BenchmarkName)}; all by default.")
     ] = None,
     full: Annotated[
         bool, typer.Option("--full", help="Run them as published; otherwise each takes about a minute.")

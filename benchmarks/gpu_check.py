@@ -47,14 +47,7 @@ MODELS = {"small": SMALL, "paper": DalleConfig.paper()}
 TINY = {"hidden_size": 48, "num_layers": 4, "num_heads": 2, "head_size": 12, "text_len": 8, "image_side": 8}
 BATCHES = {"small": 256, "paper": 128}
 LARGE_PRODUCT = (8192, 8192, 8192)
-LIMITS_S = {
-    "tests": 90,
-    "train small": 45,
-    "train paper": 100,
-    "draw small": 45,
-    "draw paper": 120,
-    "recipe": 150,
-}
+LIMITS_S = {"tests": 90, "train small": 45, "train paper": 100, "draw small": 45, "draw paper": 120, "recipe": 150}
 """Seconds after which a part is killed; together under ten minutes."""
 COLUMNS = (
     Column("part", "part"),

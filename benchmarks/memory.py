@@ -205,11 +205,7 @@ TABLES: dict[str, tuple[str, Callable[[], list[Figures]], tuple[Column, ...]]] =
     "layers": (
         "Kept for backward by a layer, per token; what has no bytes was not measured here",
         lambda: layer_figures(PAPER_LAYERS),
-        (
-            Column("layer", "way"),
-            Column("widths", "widths", ".2f"),
-            Column("bytes", "live_bytes", ",.0f"),
-        ),
+        (Column("layer", "way"), Column("widths", "widths", ".2f"), Column("bytes", "live_bytes", ",.0f")),
     ),
     "peaks": (
         "Two layers of the paper's model, MB",

@@ -46,8 +46,7 @@ def main() -> None:
     if has_numba():
         optimizers = {"LAMB 8-bit, compiled": Lamb(parameters, lr=1e-3, fused=True), **optimizers}
     steps = in_turns(
-        {name: lambda optimizer=optimizer: timed(optimizer.step) for name, optimizer in optimizers.items()},
-        rounds + 1,
+        {name: lambda optimizer=optimizer: timed(optimizer.step) for name, optimizer in optimizers.items()}, rounds + 1
     )
     figures = {}
     for name, (first, *later) in steps.items():

@@ -83,14 +83,10 @@ class Figures:
     talk_bytes: float = measured("Training together", "peers on slow links sent {6.9} MB a step in all", 1e6 / 6)
     efficiency: float = measured("Training together", "| 4 | 57.7 | {90} % (aim: 90) |", 0.01)
     clip_s_per_value: float = measured(
-        "Training together",
-        "20 ms for a part of 524,288 values of 4 senders, {50} ms for 10",
-        1e-3 / 10 / 524_288,
+        "Training together", "20 ms for a part of 524,288 values of 4 senders, {50} ms for 10", 1e-3 / 10 / 524_288
     )
     clip_s_per_pair_value: float = measured(
-        "Training together",
-        "{52} ms of the 225 are the distances between all pairs",
-        1e-3 / 40**2 / 524_288,
+        "Training together", "{52} ms of the 225 are the distances between all pairs", 1e-3 / 40**2 / 524_288
     )
     rank_s: float = measured(
         "Sampling", "| 128 | fp32 | 4,188 | 13.03 | 19.4 | 26.14 | 4.46 | 1.85 | {0.15} |", 1 / 128

@@ -89,10 +89,7 @@ def shape_peak_points(shape: TransformerShape, setup: TrainingSetup, activations
             copies=all_copies,
         ),
         PeakPoint(
-            name="loss",
-            activations=layers_kept + end,
-            logits=3 * logits * wide,
-            copies=copies + converted * table,
+            name="loss", activations=layers_kept + end, logits=3 * logits * wide, copies=copies + converted * table
         ),
         PeakPoint(
             name="layer",
