@@ -34,14 +34,8 @@ def rotary_angles(num_text: int, side: int, head_size: int, device: torch.device
     axis = torch.linspace(-1.0, 1.0, side, device=device)
     row = torch.cat([outside, axis.repeat_interleave(side)])
     column = torch.cat([outside, axis.repeat(side)])
-    return torch.cat(
-        [
-            text_position[:, None] * text_frequency,
-            row[:, None] * picture_frequency,
-            column[:, None] * picture_frequency,
-        ],
-        dim=1,
-    )
+    picture = [row[:, None] * picture_frequency, column[:, None] * picture_frequency]
+    return torch.cat([text_position[:, None] * text_frequency, *picture], dim=1)
 
 
 def rotary_table(angles: Tensor, dtype: torch.dtype) -> Tensor:

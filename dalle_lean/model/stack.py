@@ -34,8 +34,7 @@ def run_keeping(x: Tensor, branches: Sequence[Branch], weights: ComputeWeights, 
 
 
 def run_selective(x: Tensor, branches: Sequence[Branch], weights: ComputeWeights) -> Tensor:
-    """One stream; autograd keeps the input of each layer and the outputs of its projections, and recomputes the
-    rest."""
+    """One stream; autograd keeps each layer's input and its projections' outputs, and recomputes the rest."""
     contexts = partial(create_selective_checkpoint_contexts, _keep_projections)
     for first in range(0, len(branches), 2):
         layer = branches[first : first + 2]
@@ -76,8 +75,7 @@ def run_recomputing(
 
 @dataclass(frozen=True)
 class _Recomputation:
-    """What the two autograd functions share. Parameters are among their inputs, to get gradients even if x needs
-    none."""
+    """What the two autograd functions share. Parameters are their inputs too, for gradients even if x needs none."""
 
     branches: Sequence[Branch]
     plan: MemoryPlan
