@@ -1,22 +1,13 @@
 """The command `dalle-lean train-clip`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dalle_lean.terminal import Device, StoredDtype
 from training.clip.recipe import ClipRecipe
-from training.commands.options import (
-    LearningRate,
-    MaxMinutes,
-    Out,
-    Precision,
-    Seed,
-    Steps,
-    TokenizerFile,
-    train_on_pictures,
-)
+from training.commands.options import LearningRate, MaxMinutes, Out, Precision, Seed, Steps, TokenizerFile, train_run
 
 ALIKE = [",".join(fields) for fields in ClipRecipe.alike]
 
@@ -94,18 +85,6 @@ def train_clip(
         width=width,
         precision=precision,
     )
-    train_on_pictures(
-        run,
-        data,
-        out,
-        recipe,
-        "CLIP",
-        out / "clip",
-        device=device,
-        heldout=heldout,
-        tokenizer=find_tokenizer(tokenizer),
-        vqgan=vqgan,
-        init=init,
-        save_dtype=getattr(torch, save_dtype),
-        max_minutes=max_minutes,
-    )
+    inputs: dict[str, Any] = {"heldout": heldout, "tokenizer": find_tokenizer(tokenizer), "vqgan": vqgan, "init": init}
+    inputs |= {"save_dtype": getattr(torch, save_dtype), "max_minutes": max_minutes}
+    train_run(run, data, out, recipe, "CLIP", out / "clip", device, **inputs)

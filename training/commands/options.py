@@ -37,8 +37,8 @@ MaxMinutes = Annotated[
 ]
 
 
-def train_on_pictures(
-    train: Any, data: Path, out: Path, recipe: Any, noun: str, result: Path, *, device: str, **inputs: Any
+def train_run(
+    train: Any, data: Path, out: Path, recipe: Any, noun: str, result: Path, device: str, **inputs: Any
 ) -> None:
     """Train a `noun`, which goes to `result`, in the folder `out`, with a progress bar, and say how that ended.
 

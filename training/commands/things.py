@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from dalle_lean.terminal import Device
-from training.commands.options import LearningRate, MaxMinutes, Out, Precision, Seed, Steps, train_on_pictures
+from training.commands.options import LearningRate, MaxMinutes, Out, Precision, Seed, Steps, train_run
 from training.things.recipe import ThingRecipe
 
 
@@ -37,7 +37,5 @@ def train_things(
     recipe = ThingRecipe(
         steps=steps, batch_size=batch_size, lr=lr, seed=seed, picture_side=picture_side, precision=precision
     )
-    result = out / "classifier"
-    train_on_pictures(
-        run, data, out, recipe, "classifier", result, device=device, heldout=heldout, max_minutes=max_minutes
-    )
+    inputs = {"heldout": heldout, "max_minutes": max_minutes}
+    train_run(run, data, out, recipe, "classifier", out / "classifier", device, **inputs)

@@ -8,7 +8,7 @@ import typer
 
 from dalle_lean.errors import UserError
 from dalle_lean.terminal import Device, StoredDtype
-from training.commands.options import LearningRate, MaxMinutes, Out, Precision, Seed, Steps, train_on_pictures
+from training.commands.options import LearningRate, MaxMinutes, Out, Precision, Seed, Steps, train_run
 from training.vqgan.recipe import EMOJI, VQGANRecipe
 
 
@@ -124,19 +124,8 @@ def train_vqgan(
         flip=flip,
         precision=precision,
     )
-    train_on_pictures(
-        run,
-        data,
-        out,
-        recipe,
-        "VQGAN",
-        out,
-        device=device,
-        heldout=heldout,
-        init_from=first,
-        save_dtype=getattr(torch, save_dtype),
-        max_minutes=max_minutes,
-    )
+    inputs = {"heldout": heldout, "init_from": first, "save_dtype": getattr(torch, save_dtype)}
+    train_run(run, data, out, recipe, "VQGAN", out, device, max_minutes=max_minutes, **inputs)
 
 
 def parse_multipliers(text: str) -> tuple[int, ...]:
