@@ -82,10 +82,12 @@ TRAIN_VQGAN := $(BIN)/dalle-lean train-vqgan --heldout data/emoji/heldout --disc
 PREPROCESS := $(BIN)/dalle-lean preprocess --vqgan $(RUN)/vqgan --bf16
 TRAIN := $(BIN)/dalle-lean train --heldout $(RUN)/shards/heldout --vqgan $(RUN)/vqgan
 bundled-model: install
-	@echo "some 8 hours on two CPU cores with fast bfloat16: VQGAN 3, drawing and codes 1/4, transformer 4, CLIP 1"
+	@echo "some 9 hours on two CPU cores with fast bfloat16: VQGAN 3, drawing and codes 1/4, transformer 5, CLIP 1"
 	test -e data/emoji/heldout.json || $(MAKE) data
 	test -e data/emoji-more/heldout.json || $(BIN)/python -m preprocessing.emoji data/emoji-more \
 		--packages data/npm/node_modules --side $(SIDE) --seed 1 --copies 2
+	test -e data/emoji-painted/heldout.json || $(BIN)/python -m preprocessing.emoji data/emoji-painted \
+		--packages data/npm/node_modules --side $(SIDE) --seed 2 --painted-copies 72
 	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan-crops --picture-side 64 --crop-from 128 --codebook-size 4096 \
 		--encoder-window 8 --batch-size 32 --steps 6000
 	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan --picture-side 128 --init-from $(RUN)/vqgan-crops --decoder-only \
@@ -93,8 +95,10 @@ bundled-model: install
 	$(PREPROCESS) data/emoji/heldout $(RUN)/shards/heldout
 	$(PREPROCESS) data/emoji/train $(RUN)/shards/train
 	$(PREPROCESS) data/emoji-more/train $(RUN)/shards/more
+	$(PREPROCESS) data/emoji-painted/train $(RUN)/shards/painted
 	$(TRAIN) $(RUN)/shards/train $(RUN)/dalle-first --config emoji128
-	$(TRAIN) $(RUN)/shards/more $(RUN)/dalle --config emoji128-more --init $(RUN)/dalle-first/model --seed 1
+	$(TRAIN) $(RUN)/shards/more $(RUN)/dalle-more --config emoji128-more --init $(RUN)/dalle-first/model --seed 1
+	$(TRAIN) $(RUN)/shards/painted $(RUN)/dalle --config emoji128-more --init $(RUN)/dalle-more/model --seed 2
 	$(BIN)/dalle-lean train-clip data/emoji/train $(RUN)/clip --heldout data/emoji/heldout \
 		--vqgan $(RUN)/vqgan --save-dtype bfloat16
 	$(BIN)/dalle-lean pack $(RUN)/dalle/model models/emoji --clip $(RUN)/clip/clip \
