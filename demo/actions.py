@@ -36,25 +36,19 @@ class Parts:
     draw: Any
     stop: Any
     status: Any
-    unknown: Any
-    """That the prompt was cut, and the words that the model has not learnt."""
-    stage: Any
-    """Takes the place of the gallery until the pictures are done."""
+    unknown: Any  # that the prompt was cut, and the words that the model has not learnt
+    stage: Any  # takes the place of the gallery until the pictures are done
     gallery: Any
     actions: Any
     download: Any
     more: Any
     keep: Any
-    inputs: dict[str, Any]
-    """The controls of the arguments of `read_request`, by name."""
+    inputs: dict[str, Any]  # the controls of the arguments of `read_request`, by name
     new_seed: Any
     estimate: Any
-    given: Any
-    """Shows the upload."""
-    drawn: Any
-    """The visitor's last Done."""
-    chosen: Any
-    """Index among its pictures of the one that the buttons act on."""
+    given: Any  # shows the upload
+    drawn: Any  # the visitor's last Done
+    chosen: Any  # index among its pictures of the one that the buttons act on
 
 
 class Actions:
@@ -65,8 +59,7 @@ class Actions:
 
     def __init__(self, service: DrawingService, parts: Parts, examples: Sequence[str] = ()):
         self.service, self.parts, self.examples = service, parts, examples
-        self.stops: dict[str, Event] = {}
-        """By tab, for each tab with a drawing in progress."""
+        self.stops: dict[str, Event] = {}  # by tab, for each tab with a drawing in progress
 
     def greet(self) -> Update:
         """The default number of candidates and the estimates, as the machine draws now."""

@@ -22,10 +22,8 @@ EMPTY = "Your pictures will grow here."
 STOPPING = "Stopping after this row."
 STOPPED = "Stopped. Change the prompt or press Draw to start again."
 OUT_OF_MEMORY = "Drawing failed because this machine lacks memory; try fewer candidates."
-FADED = 60
-"""Alpha of what is not kept of an upload, of 255."""
-LONGEST_ERROR = 200
-"""Characters of an exception's message to show."""
+FADED = 60  # alpha of what is not kept of an upload, of 255
+LONGEST_ERROR = 200  # characters of an exception's message to show
 
 
 def explanation(generator: Generator) -> str:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Okabe and Ito's palette, which colour-blind people can tell apart."""
-DASHES = ("", "6 3", "2 3")
-"""Tell lines of the same colour apart."""
+DASHES = ("", "6 3", "2 3")  # tell lines of the same colour apart
 WIDTH, LEFT, TOP, BOTTOM = 480, 56, 10, 44
 LINE_HEIGHT = 18
 

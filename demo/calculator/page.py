@@ -25,8 +25,7 @@ from training.run.subjects import find_subject
 
 GPU_GB = 8.0
 MOST_BATCH = 1_000_000
-LONGEST_RECIPE = 20_000
-"""Characters."""
+LONGEST_RECIPE = 20_000  # characters
 BEFORE, AFTER, HOST = "plain", "as chosen", "on the CPU"
 COLOURS = {
     "weights": "#4c78a8",
@@ -161,7 +160,8 @@ def show(
         if gpu_gb is None:
             raise UserError("enter the GPU's memory in GB")
         plain, chosen = (report_with(name, each, gpu_gb, **lengths) for each in (PLAIN, switches))
-        return summarise(plain, chosen), bars(plain, chosen), kinds_table(plain, chosen), holds_table(gpu_gb, switches)
+        shown = columns(plain, chosen)
+        return summarise(plain, chosen), bars(shown), kinds_table(shown), holds_table(gpu_gb, switches)
     except UserError as error:
         return f"**Not possible:** {error}", None, "", ""
 
@@ -198,20 +198,14 @@ def columns(plain: CostReport, chosen: CostReport) -> dict[str, dict[str, int]]:
     }
 
 
-def bars(plain: CostReport, chosen: CostReport) -> pd.DataFrame:
+def bars(shown: dict[str, dict[str, int]]) -> pd.DataFrame:
     """A row for each bar and each kind in it."""
-    rows = [
-        (where, kind, count / 1e9)
-        for where, parts in columns(plain, chosen).items()
-        for kind, count in parts.items()
-        if count
-    ]
+    rows = [(where, kind, count / 1e9) for where, parts in shown.items() for kind, count in parts.items() if count]
     return pd.DataFrame(rows, columns=["where", "kind", "GB"])
 
 
-def kinds_table(plain: CostReport, chosen: CostReport) -> str:
+def kinds_table(shown: dict[str, dict[str, int]]) -> str:
     """The bars' numbers, and what their colours mean."""
-    shown = columns(plain, chosen)
     rows = []
     for kind, colour in COLOURS.items():
         counts = [parts[kind] for parts in shown.values()]

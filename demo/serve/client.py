@@ -30,13 +30,10 @@ from inference.generator import Generator
 from inference.request import Request
 
 CONNECT_S = 5.0
-SILENCE_S = 60.0
-"""The engine sends something every half second; after a longer silence it counts as dead."""
-PATIENCE_S = 120.0
-"""How long to retry while the engine cannot be reached."""
+SILENCE_S = 60.0  # the engine sends something every half second; after a longer silence it counts as dead
+PATIENCE_S = 120.0  # how long to retry while the engine cannot be reached
 RETRY_INTERVAL_S = 0.5
-REFRESH_S = 10.0
-"""Age from which the engine's speed and model are asked for again before drawing."""
+REFRESH_S = 10.0  # age from which the engine's speed and model are asked for again before drawing
 
 
 class EngineAway(Exception):

@@ -34,8 +34,7 @@ from demo.service.scheduler import Busy, Scheduler, Ticket
 from inference.request import Request
 
 FRONT = "front"
-DRAWERS = "drawers-"
-"""Applications of Ray Serve: the front, and the replicas of a model, with its hash appended."""
+DRAWERS = "drawers-"  # applications of Ray Serve: the front, and the replicas of a model, with its hash appended
 WATCH_S = 0.5
 TURN_POLL_S = 0.05
 
@@ -58,8 +57,7 @@ class Front:
         # First come, first served, so that prompts drawn at the same time take turns.
         self.slots = asyncio.Semaphore(units_at_once)
         self.models: dict[str, Model] = {}
-        self.model: Model | None = None
-        """The newest, which draws the next prompts."""
+        self.model: Model | None = None  # the newest, which draws the next prompts
         self.replicas = 0
         self.prompts_total = Counter("dalle_lean_prompts", "Prompts by how they ended.", ("result",))
         self.pictures_total = Counter("dalle_lean_pictures", "Pictures drawn for finished prompts.")

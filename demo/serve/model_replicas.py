@@ -13,8 +13,7 @@ from demo.serve.wire import latency_from_json
 from inference.ranking import equal_ones_last
 from inference.request import Request
 
-TRIES = 10
-"""For each unit; a replica that dies takes its units with it."""
+TRIES = 10  # for each unit; a replica that dies takes its units with it
 RETRY_PAUSE_S = 0.2
 
 log = logging.getLogger(__name__)
@@ -24,11 +23,9 @@ log = logging.getLogger(__name__)
 class Drawing:
     """The state of a prompt being drawn."""
 
-    shares: list[float]
-    """Share drawn of each unit, 0..1."""
+    shares: list[float]  # share drawn of each unit, 0..1
     note: str
-    previews: list[str]
-    """Not sent yet, as PNGs in base64."""
+    previews: list[str]  # not sent yet, as PNGs in base64
     pictures: list[dict[str, Any]]
 
 
@@ -44,8 +41,7 @@ class Model:
         self.described = {name: description[name] for name in ("precision", "scorer")}
         """What determines the pictures and may have changed since the client asked."""
         self.described["model_sha256"] = content["parts"]["model.safetensors"]
-        self.prompts = 0
-        """Being drawn with this model."""
+        self.prompts = 0  # being drawn with this model
 
     def num_drawn(self, request: Request) -> int:
         """How many pictures of a request are drawn."""

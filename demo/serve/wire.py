@@ -20,11 +20,9 @@ from demo.service.drawing_service import Done, DrawingEvent, Queued, Running
 from demo.service.latency_model import LatencyModel
 from inference.request import Picture, Request, Settings
 
-MOST_REQUEST_BYTES = 2**20
-"""Of a request's JSON; a prompt and a picture's codes take far less."""
+MOST_REQUEST_BYTES = 2**20  # of a request's JSON; a prompt and a picture's codes take far less
 BUSY_STATUS, MISTAKE_STATUS = 503, 422
-FAILED = "failed"
-"""State in the last line of a drawing that the engine gave up."""
+FAILED = "failed"  # state in the last line of a drawing that the engine gave up
 
 
 def request_to_json(request: Request) -> dict[str, Any]:

@@ -35,10 +35,8 @@ LOWEST_GUIDANCE, HIGHEST_GUIDANCE = 1, 8
 class Queued:
     """Waiting in the queue."""
 
-    line: int
-    """Place in the queue; 1 is next."""
-    seconds: float
-    """Estimated, until its turn comes."""
+    line: int  # place in the queue; 1 is next
+    seconds: float  # estimated, until its turn comes
 
 
 @dataclass(frozen=True)
@@ -46,12 +44,9 @@ class Running:
     """Being drawn, in turns with others."""
 
     note: str
-    share: float
-    """Of the codes, 0..1."""
-    seconds: float
-    """Estimated, until it is done."""
-    others: int
-    """Other prompts being drawn at the same time."""
+    share: float  # of the codes, 0..1
+    seconds: float  # estimated, until it is done
+    others: int  # other prompts being drawn at the same time
     previews: list[Image.Image] = field(default_factory=list)
     """The first few pictures, transparent where not drawn yet; empty if unchanged."""
 
@@ -61,12 +56,9 @@ class Done:
     """Drawn and ranked."""
 
     request: Request
-    pictures: list[Picture]
-    """Best first."""
-    seconds: float
-    """Since it left the queue."""
-    described: dict[str, Any]
-    """What determines the pictures besides the prompt, as `Generator.describe` gives it."""
+    pictures: list[Picture]  # best first
+    seconds: float  # since it left the queue
+    described: dict[str, Any]  # what determines the pictures besides the prompt, as `Generator.describe` gives it
 
 
 DrawingEvent = Queued | Running | Done
@@ -79,11 +71,8 @@ class DrawingService:
         self.generator = generator
         self.scheduler = Scheduler() if scheduler is None else scheduler
         self.uploads = Scheduler(at_once=1, waiting=UPLOADS_WAITING)
-        self.upload_s = FIRST_UPLOAD_S
-        """Seconds that the last upload took."""
-        self.latency = (
-            self.scheduler.run(lambda: measure(generator, self.scheduler.at_once)) if latency is None else latency
-        )
+        self.upload_s = FIRST_UPLOAD_S  # seconds that the last upload took
+        self.latency = latency or self.scheduler.run(lambda: measure(generator, self.scheduler.at_once))
 
     @classmethod
     def load(cls, make_generator: Callable[[], Generator]) -> Self:

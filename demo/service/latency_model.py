@@ -12,12 +12,10 @@ from inference.request import Progress, Request, Settings
 
 PAPER_NUM_IMAGES = 128
 COUNTS = (8, 16, 32, 64, PAPER_NUM_IMAGES)
-PATIENCE_S = 10.0
-"""The longest that a prompt may take by default if nobody else draws."""
+PATIENCE_S = 10.0  # the longest that a prompt may take by default if nobody else draws
 LONGEST_TURN_S = 2.0
 SMALL_BATCH = 8
-NEWEST_WEIGHT = 0.2
-"""Of the newest measurement in the moving averages."""
+NEWEST_WEIGHT = 0.2  # of the newest measurement in the moving averages
 
 
 class LatencyModel:

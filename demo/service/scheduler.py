@@ -19,8 +19,7 @@ class Busy(Exception):
     def __init__(self, served: int, waiting: int, seconds: float):
         super().__init__(f"{served} being served, {waiting} waiting")
         self.served, self.waiting = served, waiting
-        self.seconds = seconds
-        """Estimated, until there is room again."""
+        self.seconds = seconds  # estimated, until there is room again
 
 
 class Ticket:
@@ -28,8 +27,7 @@ class Ticket:
 
     def __init__(self, scheduler: "Scheduler", left_s: float):
         self.scheduler = scheduler
-        self.left_s = left_s
-        """Estimated seconds of work left, without waiting; the holder keeps it up to date."""
+        self.left_s = left_s  # estimated seconds of work left, without waiting; the holder keeps it up to date
 
     @property
     def line(self) -> int:
@@ -55,8 +53,7 @@ class Scheduler:
     def __init__(self, at_once: int = 3, waiting: int = 20):
         self.at_once, self.waiting = at_once, waiting
         self.changed = threading.Condition()
-        self.tickets: list[Ticket] = []
-        """In the order of arrival; guarded by `changed`."""
+        self.tickets: list[Ticket] = []  # in the order of arrival; guarded by `changed`
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="turns")
 
     def __len__(self) -> int:

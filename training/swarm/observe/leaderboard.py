@@ -11,8 +11,7 @@ from training.swarm.averaging.attestation import Credit
 from training.swarm.observe.peer_metrics import PeerRecord
 
 CONTRIBUTIONS = "contributions.json"
-MOST_CONTRIBUTORS = 4096
-"""The peers with the fewest samples are dropped."""
+MOST_CONTRIBUTORS = 4096  # the peers with the fewest samples are dropped
 
 
 @dataclass
@@ -20,17 +19,12 @@ class Contributor:
     """A peer's contribution over all its sessions."""
 
     user: str | None = None
-    earlier_samples: int = 0
-    """Claimed in sessions before the current one."""
+    earlier_samples: int = 0  # claimed in sessions before the current one
     started: float = 0.0
-    samples: int = 0
-    """Claimed in the current session, since `started`."""
-    seen: float = 0.0
-    """When its latest record was written."""
-    averaged_samples: float = 0.0
-    """Samples that the run's helpers averaged into steps."""
-    averaged_s: float = 0.0
-    """Seconds of the steps that it took part in, measured by the helpers."""
+    samples: int = 0  # claimed in the current session, since `started`
+    seen: float = 0.0  # when its latest record was written
+    averaged_samples: float = 0.0  # samples that the run's helpers averaged into steps
+    averaged_s: float = 0.0  # seconds of the steps that it took part in, measured by the helpers
 
     @property
     def total_samples(self) -> int:

@@ -26,8 +26,7 @@ from training.swarm.observe.overview import Overview, StepPace, summarize
 from training.swarm.observe.peer_metrics import PeerRecords, read_records
 
 RUN = "run.json"
-SILENT_POLLS = 3
-"""Polls without any trainer before the monitor reconnects."""
+SILENT_POLLS = 3  # polls without any trainer before the monitor reconnects
 
 
 class Outputs:
@@ -94,8 +93,7 @@ class Monitor:
             raise UserError(f"{sources[0]} names no address of the run; pass one that `dalle-lean host` printed")
         self.dht = open_dht(self.addresses, client_mode=True, must_bootstrap=False)
         self.pace, self.silent_polls = StepPace(), 0
-        self.credits: dict[str, Credit] = {}
-        """By peer id, from the latest `fetch_credits`."""
+        self.credits: dict[str, Credit] = {}  # by peer id, from the latest `fetch_credits`
         settings = self.fetch_settings() or given
         if settings is None:
             self.dht.shutdown()

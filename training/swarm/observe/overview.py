@@ -13,8 +13,7 @@ from training.swarm.config import SwarmSettings
 from training.swarm.observe.peer_metrics import PeerRecords
 
 PACE_STEPS = 20
-COUNTERS = ("dropped_batches", "dropped_tensors", "skipped_steps", "solo_steps", "resyncs")
-"""Counters of a PeerRecord."""
+COUNTERS = ("dropped_batches", "dropped_tensors", "skipped_steps", "solo_steps", "resyncs")  # counters of a PeerRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,15 +27,13 @@ class Overview:
     step: int
     total_steps: int
     loss: float | None
-    heldout_loss: float | None
-    """As published by the run's donors."""
+    heldout_loss: float | None  # as published by the run's donors
     peers: int
     clients: int
     samples_per_s: float | None
     reported_samples_per_s: float
     left_s: float | None
-    counters: dict[str, int]
-    """Sums of COUNTERS, `refused_records`, and the helpers' counts of passes and bans."""
+    counters: dict[str, int]  # sums of COUNTERS, `refused_records`, and the helpers' counts of passes and bans
 
     def metrics(self) -> dict[str, float]:
         """The metrics for the logs."""

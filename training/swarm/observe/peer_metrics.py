@@ -31,11 +31,9 @@ from pydantic.v1 import BaseModel, ConstrainedFloat, ConstrainedInt, Constrained
 
 from dalle_lean.errors import UserError
 
-EXPIRATION_S = 90.0
-"""A peer without a newer record after this time has left."""
+EXPIRATION_S = 90.0  # a peer without a newer record after this time has left
 MAX_CLOCK_ERROR_S = 30.0
-MAX_PEERS = 4096
-"""Per run, since identities are free."""
+MAX_PEERS = 4096  # per run, since identities are free
 OWNER = re.compile(rb"\[owner:(ssh-rsa [A-Za-z0-9+/=]{100,2000})\]")
 
 
@@ -108,24 +106,16 @@ class PeerRecord(BaseModel):
 class PeerMetrics:
     """The metrics of a peer since it started."""
 
-    epoch: int = 0
-    """Steps of the swarm so far."""
-    loss: float = math.nan
-    """Mean over this peer's samples since the previous step, in nats."""
+    epoch: int = 0  # steps of the swarm so far
+    loss: float = math.nan  # mean over this peer's samples since the previous step, in nats
     samples: int = 0
     samples_per_s: float = 0.0
-    dropped_batches: int = 0
-    """Batches whose loss or gradient was not finite."""
-    dropped_tensors: int = 0
-    """Averages from others that were not finite, or not plausible."""
-    skipped_steps: int = 0
-    """Steps whose averaged gradient was not finite."""
-    solo_steps: int = 0
-    """Steps taken with this peer's gradients alone although others are there."""
-    rescaled: int = 0
-    """Batches dropped because they overflowed in float16; each one lowers its scales."""
-    resyncs: int = 0
-    """Downloads of the state."""
+    dropped_batches: int = 0  # batches whose loss or gradient was not finite
+    dropped_tensors: int = 0  # averages from others that were not finite, or not plausible
+    skipped_steps: int = 0  # steps whose averaged gradient was not finite
+    solo_steps: int = 0  # steps taken with this peer's gradients alone although others are there
+    rescaled: int = 0  # batches dropped because they overflowed in float16; each one lowers its scales
+    resyncs: int = 0  # downloads of the state
 
     def record_fields(self) -> dict[str, Any]:
         """The metrics as fields of a PeerRecord."""

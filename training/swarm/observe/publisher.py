@@ -42,8 +42,7 @@ class Publisher:
         }
         self.latest: dict[str, Any] | None = None
         self.published = 0
-        self.failures = 0
-        """How many records could not be stored."""
+        self.failures = 0  # how many records could not be stored
         self.due, self.closed = threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self.keep_publishing, name="metrics", daemon=True)
 

@@ -25,8 +25,7 @@ from training.swarm.preflight.checks import codes_of
 NAME = "gallery.json"
 PROMPTS = 6
 LONGEST_PROMPT = 200
-MOST_STEPS = 12
-"""Checkpoints whose pictures are kept: the first, the newest, and evenly spaced ones in between."""
+MOST_STEPS = 12  # checkpoints whose pictures are kept: the first, the newest, and evenly spaced ones in between
 SIDE = 256
 DRAWING_LIMIT_S = 3600.0
 FILE = re.compile(r"drawn-[0-9]{6,12}-[0-9]\.webp")

@@ -26,8 +26,7 @@ class History:
         self.run_id: str | None = saved["run_id"]
         self.looks: int = saved["looks"]
         self.points: list[Point] = saved["points"]
-        self.open: list[Point] = []
-        """Observations of the next point."""
+        self.open: list[Point] = []  # observations of the next point
 
     def add(self, overview: Overview, run_id: str, now: float | None = None) -> None:
         """Add an observation. Another run id means a rollback, which removes the points after its step."""

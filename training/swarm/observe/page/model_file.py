@@ -18,8 +18,7 @@ from training.swarm.host.checkpoints import Checkpoint
 NAME = "model.json"
 FILE = re.compile(r"model-step-[0-9]{6,12}\.zip")
 MOST_BYTES = 2**34
-FETCH_S = 20.0
-"""Time limit of a call of `mirror`; the next call continues the download."""
+FETCH_S = 20.0  # time limit of a call of `mirror`; the next call continues the download
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,10 @@ from dalle_lean.require import require
 from training.swarm.host.checkpoints import Checkpoint
 from training.swarm.observe.page.gallery import last_line, start_program
 
-PATH = "draw"
-"""Its path on the run's page."""
-RESTART_S = 600.0
-"""Least time between two starts, since a restart interrupts visitors who are drawing."""
+PATH = "draw"  # its path on the run's page
+RESTART_S = 600.0  # least time between two starts, since a restart interrupts visitors who are drawing
 PROGRAM_BYTES = 2 * 10**9
-COPIES = 3
-"""Of the model's files, while it loads."""
+COPIES = 3  # of the model's files, while it loads
 FIRST_PORT = 17860
 STARTED = re.compile(r"the prompt page is at (http://127\.0\.0\.1:[0-9]+)")
 OWN_HEADERS = (b"connection", b"keep-alive", b"transfer-encoding", b"upgrade")
