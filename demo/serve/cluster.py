@@ -14,20 +14,15 @@ from dalle_lean.errors import UserError
 from dalle_lean.io.model_folder import check_parts
 from dalle_lean.require import require
 
-OBJECT_STORE_BYTES = 2**28
-"""For a cluster started on this machine; holds only pictures on their way to a client."""
+OBJECT_STORE_BYTES = 2**28  # for a cluster started on this machine; holds only pictures on their way to a client
 LARGEST_BATCH = {"cuda": 128, "cpu": 32}
-PROMPTS_PER_REPLICA = 3
-"""Drawn at once, so that every replica always has work."""
-BATCHES_PER_REPLICA = 2
-"""Given to a replica at once: one to draw, and one to follow without a pause."""
+PROMPTS_PER_REPLICA = 3  # drawn at once, so that every replica always has work
+BATCHES_PER_REPLICA = 2  # given to a replica at once: one to draw, and one to follow without a pause
 SLOW_START_S = 120
 START_TRIES = 3
 DRAIN_POLL_S = 0.5
-SWITCH_S = 300.0
-"""Left to the front to find a new model and learn its speed."""
-STOP_S = 10.0
-"""Left to drawings in progress when the engine ends."""
+SWITCH_S = 300.0  # left to the front to find a new model and learn its speed
+STOP_S = 10.0  # left to drawings in progress when the engine ends
 
 
 @dataclass(frozen=True)
@@ -43,16 +38,11 @@ class EngineSettings:
     device: str = "auto"
     scorer: str = "clip"
     precision: str | None = None
-    batch_size: int | None = None
-    """Pictures that a replica draws at once; None is 128 on a GPU, 32 on a CPU."""
+    batch_size: int | None = None  # pictures that a replica draws at once; None is 128 on a GPU, 32 on a CPU
 
     def __post_init__(self) -> None:
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise UserError(f"max_replicas={self.max_replicas} is less than replicas={self.replicas}")
-
-    @property
-    def most_replicas(self) -> int:
-        return self.max_replicas or self.replicas
 
 
 @contextmanager
@@ -119,13 +109,18 @@ class RunningEngine:
     def __init__(self, settings: EngineSettings):
         import ray
 
+        from demo.serve.drawer import UNIT
+
         self.settings = settings
+        self.most_replicas = settings.max_replicas or settings.replicas
         resources = ray.cluster_resources()
         self.gpus = 0 if settings.device == "cpu" else resources.get("GPU", 0)
         if settings.device.startswith("cuda") and not self.gpus:
             raise UserError(f"device={settings.device}: this cluster has no GPU")
         self.cpus = resources.get("CPU", 1)
-        self.batch_size = settings.batch_size or LARGEST_BATCH["cuda" if self.gpus else "cpu"]
+        self.device = "cuda" if self.gpus else "cpu"
+        self.batch_size = settings.batch_size or LARGEST_BATCH[self.device]
+        self.units_per_replica = BATCHES_PER_REPLICA * max(1, self.batch_size // UNIT)  # the most given at once
 
     def load(self, folder: Path) -> None:
         """Draw with the model in this folder from now on. Prompts in progress finish with the previous model.
@@ -147,16 +142,16 @@ class RunningEngine:
             serve.delete(name)
             raise UserError(f"no replica could load {folder}: {' '.join(str(error).split())[:500]}") from None
         if FRONT not in serve.status().applications:
-            most, units = self.settings.most_replicas, self.units_per_replica
+            at_once, waiting = PROMPTS_PER_REPLICA * self.most_replicas, self.settings.waiting
             front: Any = serve.deployment(
                 Front,
                 name="Front",
-                max_ongoing_requests=2 * (PROMPTS_PER_REPLICA * most + self.settings.waiting) + 16,
-                max_queued_requests=self.settings.waiting,
+                max_ongoing_requests=2 * (at_once + waiting) + 16,
+                max_queued_requests=waiting,
                 ray_actor_options={"num_cpus": 0},
                 graceful_shutdown_timeout_s=STOP_S,
             )
-            serve.run(front.bind(PROMPTS_PER_REPLICA * most, self.settings.waiting, most * units), name=FRONT)
+            serve.run(front.bind(at_once, waiting, self.most_replicas * self.units_per_replica), name=FRONT)
         handle, due_s = serve.get_app_handle(FRONT), time.monotonic() + SWITCH_S
         while True:
             newest, prompts = handle.in_use.remote().result()
@@ -171,13 +166,6 @@ class RunningEngine:
                 raise UserError(f"the engine's front did not switch to {folder} in {SWITCH_S:.0f} s; try again")
             time.sleep(DRAIN_POLL_S)
 
-    @property
-    def units_per_replica(self) -> int:
-        """The most units that a replica is given at once."""
-        from demo.serve.drawer import UNIT
-
-        return BATCHES_PER_REPLICA * max(1, self.batch_size // UNIT)
-
     def drawers(self, folder: Path, sha256: str) -> Any:
         """The replicas of a model.
 
@@ -188,27 +176,21 @@ class RunningEngine:
 
         from demo.serve.drawer import Drawer
 
-        most = self.settings.most_replicas
-        threads = max(1, int(self.cpus // most))
-        share = (
-            {"num_gpus": min(1.0, self.gpus / most) / 2, "num_cpus": 0}
-            if self.gpus
-            else {"num_cpus": min(1.0, self.cpus / most) / 2}
-        )
-        scaling: dict[str, Any] = {"num_replicas": self.settings.replicas}
-        if most > self.settings.replicas:
-            bounds = {"min_replicas": self.settings.replicas, "max_replicas": most}
+        settings, most = self.settings, self.most_replicas
+        kind, count = ("num_gpus", self.gpus) if self.gpus else ("num_cpus", self.cpus)
+        scaling: dict[str, Any] = {"num_replicas": settings.replicas}
+        if most > settings.replicas:
+            bounds = {"min_replicas": settings.replicas, "max_replicas": most}
             # A replica with one batch to draw and another to follow is at its limit.
             scaling = {"autoscaling_config": {**bounds, "target_ongoing_requests": self.units_per_replica / 2}}
         drawers: Any = serve.deployment(
             Drawer,
             name="Drawer",
             max_ongoing_requests=self.units_per_replica,
-            ray_actor_options=share,
+            ray_actor_options={"num_cpus": 0, kind: min(1.0, count / most) / 2},
             graceful_shutdown_timeout_s=STOP_S,
             **scaling,
         )
-        device, settings = "cuda" if self.gpus else "cpu", self.settings
-        return drawers.bind(
-            *(str(folder), sha256, device, settings.precision, settings.scorer, threads, self.batch_size)
-        )
+        threads = max(1, int(self.cpus // most))
+        where = str(folder), sha256, self.device
+        return drawers.bind(*where, settings.precision, settings.scorer, threads, self.batch_size)

@@ -25,10 +25,8 @@ from inference.generator import Generator
 from inference.ranking import DECODE_BATCH
 from inference.request import Progress, Request
 
-UNIT = DECODE_BATCH
-"""Pictures."""
-GATHER_S = 0.01
-"""How long the first unit of a batch waits for others."""
+UNIT = DECODE_BATCH  # pictures
+GATHER_S = 0.01  # how long the first unit of a batch waits for others
 FILES = ("config.json", "tokenizer.json", "vocabulary.json", "vqgan/config.json", "README.md")
 """The files of a model folder that a client needs: all but the weights."""
 
@@ -38,10 +36,8 @@ class Unit:
     """Some pictures of a prompt while they are drawn here."""
 
     request: Request
-    previews: bool
-    """Whether to send previews."""
-    wanted: bool = True
-    """Whether its caller still waits for it."""
+    previews: bool  # whether to send previews
+    wanted: bool = True  # whether its caller still waits for it
     previewed_s: float = 0.0
 
 
@@ -49,14 +45,11 @@ class Unit:
 class Step:
     """The progress of a unit."""
 
-    share: float = 0.0
-    """Of the codes, 0..1."""
+    share: float = 0.0  # of the codes, 0..1
     note: str = ""
     previews: Sequence[str] = ()
-    pictures: Sequence[dict[str, Any]] | None = None
-    """The best of the unit, at the end."""
-    mistake: str | None = None
-    """Why it cannot be drawn, in a sentence for its user."""
+    pictures: Sequence[dict[str, Any]] | None = None  # the best of the unit, at the end
+    mistake: str | None = None  # why it cannot be drawn, in a sentence for its user
     learned: tuple[int, float, float] | None = None
     """At the end: pictures drawn together, seconds for a row of their codes, seconds for decoding and ranking."""
 
@@ -171,9 +164,8 @@ class Drawer:
         unit, config = units[progress.request], self.generator.model.config
         learned = timer.add(progress, time.perf_counter() - started_s)
         if progress.pictures is not None:
-            return unit, Step(
-                1.0, progress.note, (), [picture_to_json(one) for one in progress.pictures], None, learned
-            )
+            pictures = [picture_to_json(picture) for picture in progress.pictures]
+            return unit, Step(1.0, progress.note, pictures=pictures, learned=learned)
         if progress.codes is None:
             return unit, Step(1.0, progress.note)
         given = 0 if unit.request.start is None else len(unit.request.start)
