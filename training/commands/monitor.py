@@ -154,17 +154,20 @@ def duration(seconds: float) -> str:
 
 
 def table_of(board: Leaderboard, records: PeerRecords) -> Table:
-    """The leaderboard by the peers' own counts, with the speed of those present."""
+    """The leaderboard by the samples that helpers averaged; what peers claim, and of those present speed and step."""
     ranked = board.ranked()
-    total = sum(peer.total_samples for _, peer in ranked) or 1
-    table = Table("peer", "name", "samples", "share", "samples/s", "step", title="contributions, as counted by peers")
+    total = sum(peer.averaged_samples for _, peer in ranked) or 1
+    columns = ("peer", "name", "samples", "share", "hours", "claimed", "samples/s", "step")
+    table = Table(*columns, title="contributions: averaged by the helpers, then claimed by the peers")
     for peer_id, peer in ranked[:SHOWN_PEERS]:
         record = records.by_peer.get(peer_id)
         table.add_row(
             f"..{peer_id[-8:]}",  # all ids begin alike
             peer.user or "",
+            f"{peer.averaged_samples:,.0f}",
+            f"{peer.averaged_samples / total:.1%}",
+            f"{peer.averaged_s / 3600:.1f}",
             f"{peer.total_samples:,}",
-            f"{peer.total_samples / total:.1%}",
             "away" if record is None else f"{record.samples_per_s:.1f}",
             "" if record is None else str(record.step),
         )

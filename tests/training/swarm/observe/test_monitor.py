@@ -19,7 +19,7 @@ from hivemind.p2p import PeerID
 from dalle_lean.cli import main
 from dalle_lean.tokenizer import Tokenizer
 from tests.children import PROGRAM, start
-from training.commands.monitor import duration, headline
+from training.commands.monitor import duration, headline, table_of
 from training.run.metrics import NAME as METRICS
 from training.run.metrics import read_metrics
 from training.run.recipe import load_recipe
@@ -152,6 +152,17 @@ def test_what_helpers_averaged_comes_before_what_is_claimed(tmp_path):
         [(first, one), (second, other)] = kept.ranked()
         assert (first, one.averaged_samples, one.averaged_s, one.total_samples) == ("a", 80.0, 60.0, 90)
         assert (second, other.averaged_samples) == ("liar", 0.0)
+
+
+def test_the_table_shows_what_was_averaged_beside_what_is_claimed(tmp_path):
+    board = Leaderboard(tmp_path / CONTRIBUTIONS, "run")
+    records = {"liar": record(samples=5000), "a": record(samples=90, user="Ada")}
+    board.update(records, {"a": Credit(samples=80.0, seconds=5400.0)})
+    columns = {column.header: list(column.cells) for column in table_of(board, PeerRecords(records, 0)).columns}
+    assert columns["samples"] == ["80", "0"]
+    assert columns["share"] == ["100.0%", "0.0%"]
+    assert columns["hours"] == ["1.5", "0.0"]
+    assert columns["claimed"] == ["90", "5,000"]
 
 
 def test_made_up_identities_do_not_make_the_board_grow(tmp_path, monkeypatch):
@@ -288,7 +299,7 @@ def test_the_command_shows_and_writes_a_run(run, tmp_path, capsys, by):
     assert stop.value.code == 0
     shown = capsys.readouterr().out
     assert "step 7 of 100 · loss 1.5000 · 2 trainers (2 in client mode) · 16.0 samples/s, as reported by peers" in shown
-    assert re.search(r"Ada.*300.*75\.0%", shown)
+    assert re.search(r"Ada.* 0\.0% .* 300 ", shown)
     assert steps_in(out) == [7]
     board = json.loads((out / CONTRIBUTIONS).read_text())
     assert sorted(peer["samples"] for peer in board["peers"].values()) == [100, 300]

@@ -108,7 +108,7 @@ function showJoin(run) {
     place("line").textContent = `pip install 'dalle-lean[training]'\ndalle-lean join ${run.addresses.join(" ")}${run.admission === "invite" ? " --code CODE" : ""}`;
     place("admission").textContent = ADMISSION[run.admission] ?? "";
     for (const id of ["method", "security"]) place(id).replaceChildren(...run[id].map(text => element("p", text)));
-    place("needs").textContent = `a clock set by the network, and ${megabytes(run.download_bytes)} to fetch the model's state at first:`;
+    place("needs").textContent = `${megabytes(run.needs.ram_bytes)} of free memory (${megabytes(run.needs.gpu_bytes)} on a GPU), a clock set by the network, and ${megabytes(run.needs.download_bytes)} to fetch the model's state at first:`;
     place("model").hidden = !run.checkpoint && !run.prompt_page;
     const link = place("prompt-page");
     link.hidden = !/^(https?:\/\/|draw\/$)/.test(run.prompt_page ?? "");

@@ -5,7 +5,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from training.swarm.observe.page.history import History
 from training.swarm.observe.page.model_file import Download
 from training.swarm.observe.page.prompt_page import PATH, PromptPage
 from training.swarm.observe.peer_metrics import PeerRecord, PeerRecords
-from training.swarm.preflight.batch_size import state_bytes
+from training.swarm.preflight.batch_size import memory_needed, state_bytes
 
 HERE = Path(__file__).parent
 NOTEBOOK = "join.ipynb"
@@ -64,7 +64,12 @@ class Site:
             write_bytes(folder / f"{name}.js", bokeh_file(name).read_bytes())
         self.addresses = watcher.settings.swarm.addresses or watcher.addresses
         copy_notebook(folder / NOTEBOOK, self.addresses)
-        self.download_bytes = state_bytes(watcher.settings)
+        settings, memory = watcher.settings, watcher.settings.recipe.memory
+        self.needs = {  # of a newcomer, for one sample at once
+            "download_bytes": state_bytes(settings),
+            "ram_bytes": memory_needed(settings, replace(memory, precision="fp32"), 1, "cpu").ram_bytes,
+            "gpu_bytes": memory_needed(settings, memory, 1, "cuda").device_bytes,
+        }
         self.history = History(out / "history.json")
         self.download: Download | None = None
         self.packed_step: int | None = None
@@ -127,7 +132,7 @@ class Site:
             "admission": settings.swarm.admission,
             "method": [words.how_it_trains(settings), words.what_it_trains(settings)],
             "security": words.security(settings),
-            "download_bytes": self.download_bytes,  # of a newcomer
+            "needs": self.needs,
             "gallery": asdict(self.pictures()),
             "checkpoint": self.download and asdict(self.download),
             "prompt_page": prompt_page,  # an address, possibly relative to the page

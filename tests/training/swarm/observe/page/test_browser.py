@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from dataclasses import replace
 
@@ -118,6 +119,9 @@ def test_the_page_says_how_the_run_is_and_how_to_join(visit):
     assert shown["Step"] == "30,000 of 31,000"
     assert (shown["Loss"], shown["Held-out loss"], shown["Participants"]) == ("2.000", "2.100", "300")
     assert f"dalle-lean join {ADDRESS}" in page.locator("#line").inner_text()
+    assert re.fullmatch(
+        r"1\.\d\d GB of free memory \(.* MB on a GPU\), a clock .*", page.locator("#needs").inner_text()
+    )
     assert page.locator("#prompt-page a").get_attribute("href") == "https://example.org/draw"
 
 
