@@ -45,6 +45,8 @@ A transformer that draws pictures from captions; `config.json` has the SHA-256 o
 {markdown_table(rows)}
 
     dalle-lean generate "a red heart" --model FOLDER_OR_HUB_ID --out out
+
+dalle-lean follows ["Training Transformers Together"](https://arxiv.org/abs/2207.03481) (Borzunov et al., 2022).
 """
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dalle_lean import save_model
-from dalle_lean.io.model_card import markdown_table, model_files
+from dalle_lean.io.model_card import CARD, markdown_table, model_files
 from dalle_lean.io.model_folder import DamagedFolder
 from tests.hub import loopback_hub
 from tests.tiny import tiny_dalle
@@ -65,6 +65,12 @@ def test_a_damaged_model_is_not_published(folders):
     (folders[0] / "tokenizer.json").write_text("[]")
     with pytest.raises(DamagedFolder, match=r"tokenizer\.json is not the file"):
         model_files(folders[0], "m")
+
+
+def test_cards_name_the_paper(folders):
+    generated = model_files(folders[0], "m")[CARD].decode()
+    for card in (generated, (ROOT / "models/emoji" / CARD).read_text()):
+        assert "https://arxiv.org/abs/2207.03481" in card
 
 
 def test_what_a_table_says_is_text():
