@@ -117,14 +117,18 @@ def serve_calculator(name: str = "paper", host: str = "127.0.0.1", port: int = 7
     return launch(page, host, free_port(host, port), footer_links=[])
 
 
-def launch(page: Any, host: str, port: int, **options: Any) -> Any:
-    """Start a page in background threads, in Gradio's own theme with the machine's fonts, and return it."""
+def launch(page: Any, host: str, port: int, *, share: bool = False, **options: Any) -> Any:
+    """Start a page in background threads, in Gradio's own theme with the machine's fonts, and return it.
+
+    It gets a public address only if asked to `share`; Gradio's own default shares from hosted notebooks.
+    """
     theme = gr.themes.Default(
         primary_hue="indigo", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
     )
     page.launch(
         server_name=host,
         server_port=port,
+        share=share,
         quiet=True,
         prevent_thread_lock=True,
         ssr_mode=False,

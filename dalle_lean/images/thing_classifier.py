@@ -66,7 +66,7 @@ class ThingClassifier:
         if sha256_file(folder / WEIGHTS) != config["sha256"]:
             raise UserError(f"{folder}: {WEIGHTS} is not the file this classifier was saved with; get a complete copy")
         load_strictly(classifier.model, weights, f"{folder / WEIGHTS}")
-        refuse_infinite(weights, f"{folder / WEIGHTS}")
+        refuse_infinite(classifier.model.state_dict(), f"{folder / WEIGHTS}")
         classifier.sha256 = config["sha256"]
         return classifier
 

@@ -21,7 +21,7 @@ BATCHES_PER_REPLICA = 2  # given to a replica at once: one to draw, and one to f
 SLOW_START_S = 120
 START_TRIES = 3
 DRAIN_POLL_S = 0.5
-SWITCH_S = 300.0  # left to the front to find a new model and learn its speed
+SWITCH_S = 1800.0  # left to the front to find a new model and learn its speed
 STOP_S = 10.0  # left to drawings in progress when the engine ends
 
 

@@ -195,7 +195,7 @@ def make_parts(job: EncodingJob, vqgan: VQGAN, parts: Iterable[int], report: Rep
         finally:
             preparer.shutdown(cancel_futures=True)
     if shards.failed:
-        listed = "; ".join(f"{job.parts[part.number]}: {part.error}" for part in shards.failed)
+        listed = "; ".join(f"{job.parts[number]}: {error}" for number, error in shards.failed)
         raise OSError(f"parts of the source could not be read; the same command tries them again ({listed})")
 
 
@@ -208,7 +208,7 @@ class ShardWriter:
     report: Report
     rows: list[Row] = field(default_factory=list)
     writing: deque[Future[None]] = field(default_factory=deque)
-    failed: list[Part] = field(default_factory=list)
+    failed: list[tuple[int, OSError]] = field(default_factory=list)
 
     def take(self, event: Batch | Part, codes: Future[Tensor] | None) -> None:
         """The next batch of a part with its codes [B, I], or the part at its end."""
@@ -220,7 +220,7 @@ class ShardWriter:
             return
         rows, self.rows = self.rows, []
         if event.error is not None:
-            self.failed.append(event)
+            self.failed.append((event.number, event.error))
             return
         self.wait(SHARDS_BEHIND - 1)
         self.writing.append(self.writer.submit(write_part, self.job, event, rows))

@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 
 from dalle_lean.cli import main
-from demo.server import free_port, read_auth, read_card, read_root_path
+from demo.server import free_port, read_auth, read_card, read_root_path, serve_calculator
 from tests.demo.conftest import served
 
 
@@ -22,6 +22,13 @@ def test_the_page_is_served_and_asks_no_other_host(page_url):
     loaded = re.findall(r'<(?:script|link)[^>]*(?:src|href)="(https?://[^"]+)"', text)
     preconnect = re.findall(r'<link[^>]*rel="preconnect"[^>]*>', text)
     assert [address for address in loaded if not any(address in tag for tag in preconnect)] == []
+
+
+def test_a_page_gets_no_public_address_unless_it_is_asked_for(monkeypatch):
+    launched = {}
+    monkeypatch.setattr("gradio.Blocks.launch", lambda _, **options: launched.update(options))
+    serve_calculator()
+    assert launched["share"] is False
 
 
 def test_the_model_card_has_an_address_of_its_own(page_url):

@@ -45,6 +45,14 @@ def test_weights_that_are_not_finite_are_refused(folder):
         ThingClassifier.load(folder)
 
 
+def test_weights_that_are_finite_only_in_float64_are_refused(folder):
+    classifier = ThingClassifier.load(folder)
+    classifier.model.double().conv1.weight.data[0] = 1e300
+    classifier.save(folder)
+    with pytest.raises(ValueError, match=r"conv1\.weight holds numbers that are not finite"):
+        ThingClassifier.load(folder)
+
+
 def test_a_cut_file_of_weights_is_refused(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-8])

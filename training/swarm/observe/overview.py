@@ -14,6 +14,7 @@ from training.swarm.observe.peer_metrics import PeerRecords
 
 PACE_STEPS = 20
 COUNTERS = ("dropped_batches", "dropped_tensors", "skipped_steps", "solo_steps", "resyncs")  # counters of a PeerRecord
+MOST_FAULTS = 10  # that each counter of a peer counts per step, so that no lie drowns what others report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ def summarize(
 
     Step and loss are medians over the trainers, so a minority cannot change them by false claims. Once helpers have
     averaged gradients of some trainers present, only those count, since identities are free, and each as much as the
-    samples averaged: who did less than half of the work cannot change them. A peer's counters are limited to the steps.
+    samples averaged: who did less than half of the work cannot change them. Counters: see MOST_FAULTS.
     """
     by_peer = {peer: record for peer, record in records.by_peer.items() if record.role == "trainer"}
     averaged = [peer for peer in by_peer if peer in credits]
@@ -104,7 +105,10 @@ def summarize(
         reported_samples_per_s=reported,
         left_s=max(0, settings.total_steps - step) / pace if pace else None,
         counters={
-            **{name: sum(min(getattr(record, name), epoch) for record in trainers) for name in COUNTERS},
+            **{
+                name: sum(min(getattr(record, name), MOST_FAULTS * (epoch + 1)) for record in trainers)
+                for name in COUNTERS
+            },
             "refused_records": records.refused,
             **admission,
         },

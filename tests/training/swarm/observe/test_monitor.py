@@ -99,9 +99,10 @@ def test_credited_liars_move_step_and_loss_only_with_half_of_the_work():
     assert (seen.step, seen.loss, seen.peers) == (10, 2.0, 12)
 
 
-def test_a_liar_counts_at_most_one_fault_a_step():
+def test_a_liar_counts_at_most_ten_faults_a_step_and_an_honest_peer_before_the_first_step():
     seen = overview(record(step=10), record(step=10, dropped_batches=3), record(step=10, dropped_batches=2**50))
-    assert seen.counters["dropped_batches"] == 3 + 10
+    assert seen.counters["dropped_batches"] == 3 + 10 * (10 + 1)
+    assert overview(record(step=0, dropped_batches=7)).counters["dropped_batches"] == 7
 
 
 def test_of_as_many_liars_as_others_no_huge_loss_is_believed():
