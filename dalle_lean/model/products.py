@@ -29,7 +29,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def takes_onednn(x: Tensor) -> bool:
     """Whether oneDNN multiplies this tensor."""
-    return x.dtype == torch.float32 and x.device.type == "cpu" and onednn_is_faster()
+    compiled = torch.compiler.is_compiling()  # Inductor takes constant weights only, and chooses by itself
+    return not compiled and x.dtype == torch.float32 and x.device.type == "cpu" and onednn_is_faster()
 
 
 @cache
