@@ -14,7 +14,7 @@ from training.swarm.observe.peer_metrics import PeerRecords
 
 PACE_STEPS = 20
 COUNTERS = ("dropped_batches", "dropped_tensors", "skipped_steps", "solo_steps", "resyncs")  # counters of a PeerRecord
-MOST_FAULTS = 10  # that each counter of a peer counts per step, so that no lie drowns what others report
+MAX_FAULTS_PER_STEP = 10  # of each counter of a peer, so that no lie drowns what others report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def summarize(
 
     Step and loss are medians over the trainers, so a minority cannot change them by false claims. Once helpers have
     averaged gradients of some trainers present, only those count, since identities are free, and each as much as the
-    samples averaged: who did less than half of the work cannot change them. Counters: see MOST_FAULTS.
+    samples averaged: who did less than half of the work cannot change them. Nor can a lie fill the counters.
     """
     by_peer = {peer: record for peer, record in records.by_peer.items() if record.role == "trainer"}
     averaged = [peer for peer in by_peer if peer in credits]
@@ -106,7 +106,7 @@ def summarize(
         left_s=max(0, settings.total_steps - step) / pace if pace else None,
         counters={
             **{
-                name: sum(min(getattr(record, name), MOST_FAULTS * (epoch + 1)) for record in trainers)
+                name: sum(min(getattr(record, name), MAX_FAULTS_PER_STEP * (epoch + 1)) for record in trainers)
                 for name in COUNTERS
             },
             "refused_records": records.refused,
