@@ -85,9 +85,9 @@ bundled-model: install
 	@echo "some 9 hours on two CPU cores with fast bfloat16: VQGAN 3, drawing and codes 1/4, transformer 5, CLIP 1"
 	test -e data/emoji/heldout.json || $(MAKE) data
 	test -e data/emoji-more/heldout.json || $(BIN)/python -m preprocessing.emoji data/emoji-more \
-		--packages data/npm/node_modules --side $(SIDE) --seed 1 --copies 2
+		--packages data/npm/node_modules --side $(SIDE) --seed 1 --copies plain=20,scene=80,painted=36,pair=28,count=18
 	test -e data/emoji-painted/heldout.json || $(BIN)/python -m preprocessing.emoji data/emoji-painted \
-		--packages data/npm/node_modules --side $(SIDE) --seed 2 --painted-copies 72
+		--packages data/npm/node_modules --side $(SIDE) --seed 2 --copies plain=10,scene=40,painted=72,pair=14,count=9
 	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan-crops --picture-side 64 --crop-from 128 --codebook-size 4096 \
 		--encoder-window 8 --batch-size 32 --steps 6000
 	$(TRAIN_VQGAN) data/emoji/train $(RUN)/vqgan --picture-side 128 --init-from $(RUN)/vqgan-crops --decoder-only \

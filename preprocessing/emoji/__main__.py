@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from dalle_lean.errors import UserError
 from dalle_lean.terminal import explain, progress_bar, say, tell
 from preprocessing.emoji.build import build
-from preprocessing.emoji.plan import PAINTED_COPIES
+from preprocessing.emoji.plan import COPIES
 from preprocessing.emoji.sets import BUNDLED_SET
 
 
@@ -24,10 +25,9 @@ def command(
     ] = False,
     side: Annotated[int, typer.Option(help="Width and height of the pictures, in pixels.")] = 128,
     seed: Annotated[int, typer.Option(help="The same seed writes the same bytes.")] = 0,
-    copies: Annotated[int, typer.Option(min=1, help="Multiplies the number of training pictures.")] = 1,
-    painted_copies: Annotated[
-        int, typer.Option(min=0, help="Training pictures in other colours, of each thing that may have them.")
-    ] = PAINTED_COPIES,
+    copies: Annotated[
+        str, typer.Option(help="Training pictures of each kind that a thing has; kinds left out have none.")
+    ] = ",".join(f"{kind}={number}" for kind, number in COPIES.items()),
     processes: Annotated[int, typer.Option(help="Processes that draw.")] = os.cpu_count() or 1,
 ) -> None:
     """Draw the emoji picture set: things alone, on coloured grounds, painted, in pairs, counted."""
@@ -41,8 +41,7 @@ def command(
                 processes=processes,
                 sets=sets.split(","),
                 only_pairs_held_out=only_pairs_held_out,
-                copies=copies,
-                painted_copies=painted_copies,
+                copies=read_copies(copies),
                 on_progress=on_progress,
             )
     except Exception as failure:
@@ -52,6 +51,19 @@ def command(
         sys.exit(130)
     for part, numbers in counts.items():
         say(f"{part}: " + ", ".join(f"{number} {what}" for what, number in numbers.items()))
+
+
+def read_copies(text: str) -> dict[str, int]:
+    """ "scene=40,pair=14" as numbers by kind, 0 for the kinds left out; UserError if it is anything else."""
+    copies = dict.fromkeys(COPIES, 0)
+    for part in text.split(","):
+        kind, _, number = part.strip().partition("=")
+        if kind not in copies or not number.isdecimal():
+            raise UserError(
+                f"--copies {text!r}: {part!r} is not a kind of {', '.join(COPIES)} with a number, like pair=14"
+            )
+        copies[kind] = int(number)
+    return copies
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from dalle_lean.io.files import read_json, write_json
 from dalle_lean.progress import OnProgress, unwatched
 from preprocessing.emoji.heldout import HeldOut, hold_out
 from preprocessing.emoji.lookalikes import without_lookalikes
-from preprocessing.emoji.plan import PAINTED_COPIES, plan_held_out, plan_training
+from preprocessing.emoji.plan import COPIES, plan_held_out, plan_training
 from preprocessing.emoji.render import layered, png_bytes, sprite
 from preprocessing.emoji.scenes import Picture
 from preprocessing.emoji.sets import BUNDLED_SET, Drawing, read_drawings, read_things
@@ -36,16 +36,15 @@ def build(
     processes: int,
     sets: Sequence[str] = (BUNDLED_SET,),
     only_pairs_held_out: bool = False,
-    copies: int = 1,
-    painted_copies: int = PAINTED_COPIES,
+    copies: Mapping[str, int] = COPIES,
     on_progress: OnProgress = unwatched,
 ) -> dict[str, dict[str, int]]:
     """Write OUT/train, OUT/heldout, OUT/heldout.json and OUT/LICENSES; count what is in and what is left out.
 
     `packages` is npm's node_modules; pictures are side x side pixels, of the drawings in `sets`. The same seed writes
     the same bytes. `only_pairs_held_out`: training sees every thing, drawing, ground and colour, as a judge of others'
-    pictures should. `copies` multiplies the number of training pictures; of a thing that may be
-    painted, `painted_copies` are. Everything is drawn beside OUT first and takes its place at the end.
+    pictures should. `copies` says how many training pictures of each kind a thing has. Everything is drawn beside OUT
+    first and takes its place at the end.
 
     Raises ValueError if OUT holds something else, or a set is not among the packages.
     """
@@ -73,7 +72,7 @@ def build(
         drawings = without_lookalikes(drawings, sprites, dropped)
         held_out = HeldOut() if only_pairs_held_out else hold_out(drawings)
         parts = {
-            "train": plan_training(drawings, held_out, seed, copies, painted_copies),
+            "train": plan_training(drawings, held_out, seed, copies),
             "heldout": plan_held_out(drawings, held_out, seed),
         }
         total += sum(map(len, parts.values()))

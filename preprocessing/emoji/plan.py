@@ -1,6 +1,6 @@
 """Which pictures the set has: how many of each kind for training, and all that is held out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -10,29 +10,28 @@ from preprocessing.emoji.names import contains_words, plural
 from preprocessing.emoji.scenes import Picture, pair, plain, scene, several
 from preprocessing.emoji.sets import Drawing, Thing, by_thing
 
-COPIES = {"plain": 10, "scene": 40, "pair": 14, "count": 9}
-"""Training pictures of each kind of a thing; of a pair it is the first."""
-PAINTED_COPIES = 18  # training pictures of a thing that may be painted, in all its colours; every other one on white
+COPIES = {"plain": 10, "scene": 40, "painted": 18, "pair": 14, "count": 9}
+"""Training pictures of each kind of a thing: of a pair it is the first; painted, if it may be, in all its colours."""
 SHAPE_COPIES = 4  # coloured shapes, of which there are few, have so many times as many
 
 
 def plan_training(
-    drawings: Sequence[Drawing], held_out: HeldOut, seed: int, copies: int = 1, painted_copies: int = PAINTED_COPIES
+    drawings: Sequence[Drawing], held_out: HeldOut, seed: int, copies: Mapping[str, int] = COPIES
 ) -> list[Picture]:
-    """Every training picture, shuffled; `copies` multiplies all numbers, of the painted ones too."""
+    """Every training picture, shuffled; `copies` says how many of each kind a thing has."""
     pictures: list[Picture] = []
     known = [d for d in drawings if held_out.reason([d.thing.name], [d.set], "white") is None]
     shapes = [d for d in known if d.thing.group == "shape"]
     for drawing in known:
         name = drawing.thing.name
         random = Random(f"{seed}/train/{drawing.set}/{name}")
-        times = copies * (SHAPE_COPIES if drawing.thing.group == "shape" else 1)
+        times = SHAPE_COPIES if drawing.thing.group == "shape" else 1
         tags = safe_tags(drawing.thing, held_out)
         grounds = [g for g in allowed_grounds(drawing.thing) if (name, g) not in held_out.grounds]
         on_white = grounds if contains_words(name, "white") else [*grounds, "white"]
-        pictures += [plain(drawing, tags, random) for _ in range(times * COPIES["plain"])]
-        pictures += [scene(drawing, ground, random) for ground in cycled(on_white, times * COPIES["scene"], random)]
-        for _ in range(times * COPIES["pair"]):
+        pictures += [plain(drawing, tags, random) for _ in range(times * copies["plain"])]
+        pictures += [scene(drawing, ground, random) for ground in cycled(on_white, times * copies["scene"], random)]
+        for _ in range(times * copies["pair"]):
             # Of coloured shapes pixels alone can tell which stands where, so half of theirs are with another shape.
             second = random.choice(shapes if drawing.thing.group == "shape" and random.random() < 0.5 else known)
             shared = [g for g in on_white if g == "white" or g in allowed_grounds(second.thing)]
@@ -41,11 +40,11 @@ def plan_training(
             if picture and different and held_out.reason(picture.things, picture.sets, picture.ground) is None:
                 pictures.append(picture)
         if many := plural(name):
-            grounds_of_counts = cycled(on_white, times * COPIES["count"], random)
+            grounds_of_counts = cycled(on_white, times * copies["count"], random)
             pictures += [
                 several(drawing, many, 2 + i % 3, ground, random) for i, ground in enumerate(grounds_of_counts)
             ]
-        pictures += painted(drawing, held_out, copies * painted_copies, Random(f"{seed}/painted/{drawing.set}/{name}"))
+        pictures += painted(drawing, held_out, copies["painted"], Random(f"{seed}/painted/{drawing.set}/{name}"))
     Random(f"{seed}/order").shuffle(pictures)
     return pictures
 

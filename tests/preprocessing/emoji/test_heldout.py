@@ -4,9 +4,11 @@ from collections import Counter
 
 import pytest
 
+from dalle_lean.errors import UserError
+from preprocessing.emoji.__main__ import read_copies
 from preprocessing.emoji.heldout import hold_out
 from preprocessing.emoji.names import contains_words
-from preprocessing.emoji.plan import PAINTED_COPIES, plan_held_out, plan_training
+from preprocessing.emoji.plan import COPIES, plan_held_out, plan_training
 from preprocessing.emoji.sets import CODE_POINT_SETS, read_drawings, read_things
 
 
@@ -99,13 +101,26 @@ def test_no_thing_is_on_a_ground_of_its_own_name(training):
 
 
 def test_copies_multiply_the_pictures_of_every_kind(drawings, held_out, training):
-    doubled = Counter(picture.kind for picture in plan_training(drawings, held_out, seed=0, copies=2))
+    twice = {kind: 2 * number for kind, number in COPIES.items()}
+    doubled = Counter(picture.kind for picture in plan_training(drawings, held_out, seed=0, copies=twice))
     once = Counter(picture.kind for picture in training)
     assert all(doubled[kind] == 2 * once[kind] for kind in once if kind != "pair")
     assert once["pair"] < doubled["pair"] < 4 * once["pair"]  # held-out pairs that come up are left out
 
 
-def test_painted_copies_change_the_number_of_painted_pictures_alone(drawings, held_out, training):
+@pytest.mark.parametrize("kind", ["plain", "scene", "painted", "count"])
+def test_copies_of_a_kind_change_that_kind_alone(drawings, held_out, training, kind):
     once = Counter(picture.kind for picture in training)
-    more = Counter(picture.kind for picture in plan_training(drawings, held_out, 0, painted_copies=3 * PAINTED_COPIES))
-    assert more == {**once, "painted": 3 * once["painted"]}
+    more = Counter(p.kind for p in plan_training(drawings, held_out, 0, {**COPIES, kind: 3 * COPIES[kind]}))
+    # One stream of random numbers draws all of a thing: more of one kind changes which pairs come up held out.
+    assert {**more, "pair": 0} == {**once, kind: 3 * once[kind], "pair": 0}
+
+
+def test_copies_are_read_by_kind():
+    assert read_copies("scene=3, pair=0") == {"plain": 0, "scene": 3, "painted": 0, "pair": 0, "count": 0}
+
+
+@pytest.mark.parametrize("text", ["2", "scene", "scene=", "scene=-1", "ship=3", ""])
+def test_copies_of_no_kind_or_number_are_refused(text):
+    with pytest.raises(UserError, match="like pair=14"):
+        read_copies(text)
