@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from benchmarks.crowd import Load, run_crowd
 from benchmarks.report import make_parser, print_json, print_table
@@ -32,6 +33,7 @@ from inference.request import Request, Settings
 
 SLOW, FAST = "benchmarks.slow_scorer:Slow", "benchmarks.slow_scorer:Fast"
 PROMPTS = 5
+CROWD_REPLICAS = 2
 MEMORY_INTERVAL_S = 20.0
 
 
@@ -86,7 +88,7 @@ def measure_scaling(folder: Path, counts: Sequence[int], seconds: float, unit_s:
     for replicas in counts:
         with engine(folder, replicas, batch_size=UNIT) as service:
             asked = [make_request(unit_s, UNIT, number) for number in range(PROMPTS)]
-            right = answers(folder, asked)
+            right = answers(folder, asked, replicas)
             # More people than a replica draws for at once: some always wait.
             load = run_people(service, 4 * replicas, seconds, asked, right)
             first, last = sorted(load.ended_s)[2 * replicas], sorted(load.ended_s)[-4 * replicas]
@@ -122,8 +124,9 @@ def measure_latency(folder: Path, repeats: int = 20) -> dict[str, Any]:
     }
 
 
-def answers(folder: Path, asked: Sequence[Request]) -> list[Any]:
-    """What each request gives alone."""
+def answers(folder: Path, asked: Sequence[Request], replicas: int) -> list[Any]:
+    """What each request gives alone, with as many threads as one of `replicas` has: more may round otherwise."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // replicas))
     generator = Generator.from_folder(folder, "cpu", scorer=FAST)
     return [fingerprint(generator.run(request.prompt, request.settings)) for request in asked]
 
@@ -142,8 +145,8 @@ def engine(folder: Path, replicas: int, batch_size: int) -> Iterator[RemoteServi
 def measure_load(folder: Path, people: int, seconds: float, kill_interval_s: float, unit_s: float) -> dict[str, Any]:
     """Serve a crowd while replicas are killed."""
     asked = [make_request(unit_s, 2 * UNIT, number) for number in range(PROMPTS)]
-    right, memory, kills = answers(folder, asked), [], []
-    with engine(folder, 2, batch_size=2 * UNIT) as service:
+    right, memory, kills = answers(folder, asked, CROWD_REPLICAS), [], []
+    with engine(folder, CROWD_REPLICAS, batch_size=2 * UNIT) as service:
         stop = threading.Event()
         watcher = threading.Thread(target=kill_replicas, args=(stop, kill_interval_s, memory, kills))
         watcher.start()
