@@ -38,7 +38,7 @@ class Unit:
     request: Request
     previews: bool  # whether to send previews
     wanted: bool = True  # whether its caller still waits for it
-    previewed_s: float = 0.0
+    told_s: float = 0.0  # when its caller was last told of its progress
 
 
 @dataclass(frozen=True)
@@ -150,12 +150,14 @@ class Drawer:
                 found = await self.run(self.step, drawing, units, timer)
                 if found is None:
                     return
-                yield found
+                if found[1] is not None:
+                    yield found
         finally:
             await self.run(cast(Any, drawing).close)
 
-    def step(self, drawing: Iterator[Progress], units: list[Unit], timer: "Timer") -> tuple[Unit, Step] | None:
-        """The next step of one of the units; None at the end."""
+    def step(self, drawing: Iterator[Progress], units: list[Unit], timer: "Timer") -> tuple[Unit, Step | None] | None:
+        """Draw on; a step of one of the units, or None in its place if its caller was told only just now. None at the
+        end."""
         started_s = time.perf_counter()
         progress = next(drawing, None)
         if progress is None:
@@ -166,15 +168,16 @@ class Drawer:
         if progress.pictures is not None:
             pictures = [picture_to_json(picture) for picture in progress.pictures]
             return unit, Step(1.0, progress.note, pictures=pictures, learned=learned)
+        # A message between processes takes milliseconds, and the front passes nothing on sooner.
+        if time.monotonic() - unit.told_s < PREVIEW_INTERVAL_S:
+            return unit, None
+        unit.told_s = time.monotonic()
         if progress.codes is None:
             return unit, Step(1.0, progress.note)
         given = 0 if unit.request.start is None else len(unit.request.start)
         share = (progress.codes.shape[1] - given) / (config.image_len - given)
-        previews: list[str] = []
-        if unit.previews and time.monotonic() - unit.previewed_s >= PREVIEW_INTERVAL_S:
-            previews = [png(image) for image in self.generator.preview(progress.codes[:PREVIEWS])]
-            unit.previewed_s = time.monotonic()
-        return unit, Step(share, progress.note, previews)
+        previews = self.generator.preview(progress.codes[:PREVIEWS]) if unit.previews else []
+        return unit, Step(share, progress.note, [png(image) for image in previews])
 
     def __del__(self) -> None:
         if hasattr(self, "worker"):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from dalle_lean.errors import UserError
+from dalle_lean.precision import onednn_multiplies_bf16
 
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
 """Of weights and their inputs; int8 rounds the inputs too, with one scale for all rows of a product."""
@@ -65,7 +66,7 @@ def can_pack(dtype: torch.dtype) -> bool:
     """Whether oneDNN multiplies packed weights of this dtype on this processor."""
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")):
         return False
-    return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype != torch.bfloat16 or onednn_multiplies_bf16()
 
 
 def _converted(layer: nn.Module, dtype: torch.dtype) -> Projection:

@@ -13,6 +13,8 @@ from preprocessing.emoji.build import build
 from preprocessing.emoji.plan import COPIES
 from preprocessing.emoji.sets import BUNDLED_SET
 
+ALL_COPIES = ",".join(f"{kind}={number}" for kind, number in COPIES.items())
+
 
 def command(
     out: Annotated[Path, typer.Argument(help="Folder to write: train, heldout, heldout.json and LICENSES.")],
@@ -27,7 +29,7 @@ def command(
     seed: Annotated[int, typer.Option(help="The same seed writes the same bytes.")] = 0,
     copies: Annotated[
         str, typer.Option(help="Training pictures of each kind that a thing has; kinds left out have none.")
-    ] = ",".join(f"{kind}={number}" for kind, number in COPIES.items()),
+    ] = ALL_COPIES,
     processes: Annotated[int, typer.Option(help="Processes that draw.")] = os.cpu_count() or 1,
 ) -> None:
     """Draw the emoji picture set: things alone, on coloured grounds, painted, in pairs, counted."""

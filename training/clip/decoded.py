@@ -12,6 +12,7 @@ from torch import Tensor
 from dalle_lean.images.files import to_uint8
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.files import sha256_file
+from dalle_lean.precision import autocast
 from dalle_lean.progress import OnProgress
 from training.clip.recipe import ClipRecipe
 from training.data.image_text import ImageTextPairs
@@ -45,7 +46,7 @@ def decode(
     """Encode and decode pictures, and write them into `decoded`, uint8 [N, 3, S, S]."""
     for start in range(0, len(pixels), batch_size):
         part = slice(start, start + batch_size)
-        with torch.autocast(torch.device(device).type, torch.bfloat16):
+        with autocast(torch.device(device).type, "bf16"):
             images = vqgan.decode(vqgan.encode(pixels[part].to(device).float() / 255))
         decoded[part] = to_uint8(images.float()).cpu()
         if on_progress is not None:

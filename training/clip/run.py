@@ -22,6 +22,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.files import sha256_file
 from dalle_lean.optim.make_optimizer import parameter_groups
+from dalle_lean.precision import autocast
 from dalle_lean.progress import OnProgress
 from dalle_lean.tokenizer import Tokenizer
 from training.clip.decoded import decode, partly_decoded
@@ -39,7 +40,6 @@ from training.run.loop import TrainingRun
 from training.run.progress import MeasuredProgress
 from training.run.rates import cosine_rate
 from training.step.guarded_step import guarded_step
-from training.step.precision import autocast
 
 PIXEL_MEAN = PIXEL_STD = (0.5, 0.5, 0.5)
 # Section 2.5 of the paper scales similarities by at most 100.

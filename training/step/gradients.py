@@ -10,11 +10,11 @@ from torch.distributed.fsdp import FSDPModule
 from dalle_lean import Dalle
 from dalle_lean.model.dalle import Crop
 from dalle_lean.model.grad_scales import BranchScales
+from dalle_lean.precision import autocast
 from training.data.loader import Batch
 from training.run.processes import ALONE, Processes
 from training.run.recipe import MemoryRecipe
 from training.step.data_parallel import gradient_sync, replicated, replicated_plan
-from training.step.precision import autocast
 
 
 class GradientComputer:

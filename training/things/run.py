@@ -16,6 +16,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.images.image_folder import Line, Unusable
 from dalle_lean.images.thing_classifier import READ_SIDE, ThingClassifier, picture_of_thing
 from dalle_lean.optim.make_optimizer import parameter_groups
+from dalle_lean.precision import autocast
 from dalle_lean.progress import OnProgress
 from training.data.augmentation import augment
 from training.data.image_text import ImageTextPairs, read_captioned, read_picture
@@ -27,7 +28,6 @@ from training.run.loop import TrainingRun
 from training.run.progress import MeasuredProgress
 from training.run.rates import cosine_rate
 from training.step.guarded_step import guarded_step
-from training.step.precision import autocast
 from training.things.recipe import ThingRecipe
 
 

@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN
+from dalle_lean.precision import autocast
 from dalle_lean.require import require
 from training.run.draws import step_generator
 from training.run.rates import learning_rate
 from training.step.guarded_step import snapshot
-from training.step.precision import autocast
 from training.vqgan.codebook import NearestLearner, codebook_learner
 from training.vqgan.recipe import CROPS_TRIED, VQGANRecipe
 

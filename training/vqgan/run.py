@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN, codebook_use
+from dalle_lean.precision import autocast
 from dalle_lean.progress import OnProgress
 from training.data.image_text import ImageTextPairs, read_pictures
 from training.data.picture_batches import shuffled_batches
@@ -23,7 +24,6 @@ from training.run.graceful_stop import TimeLimit
 from training.run.loop import TrainingRun
 from training.run.previews import save_sheet
 from training.run.progress import StepCount, skipped_by_reason
-from training.step.precision import autocast
 from training.vqgan.learner import VQGANLearner
 from training.vqgan.recipe import VQGANRecipe
 
