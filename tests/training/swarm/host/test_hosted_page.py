@@ -1,7 +1,12 @@
 """The page of a real run, hosted and trained by real processes on loopback, in headless Chromium."""
 
+import contextlib
+import http.server
 import math
+import threading
+import time
 import zipfile
+from functools import partial
 
 import pytest
 
@@ -13,8 +18,10 @@ from tests.tiny import tiny_vqgan
 from tests.training.conftest import write_shards
 from tests.training.swarm.host.small_run import Hosted, make, until
 from training.swarm.config import read_settings
+from training.swarm.host.checkpoints import list_checkpoints
 from training.swarm.network.addresses import free_ports
-from training.swarm.observe.page.gallery import heldout_prompts
+from training.swarm.network.bootstrap_service import PUBLIC
+from training.swarm.observe.page.gallery import heldout_prompts, read_gallery
 
 pytestmark = [pytest.mark.swarm, pytest.mark.browser, pytest.mark.timeout(900)]
 
@@ -130,3 +137,78 @@ def see_all(page, pictures):
 def number(text):
     """A number as the page writes it, such as 1,234 or "step 1,234"."""
     return float(text.removeprefix("step ").replace(",", ""))
+
+
+def files_of(run):
+    """The pictures and the model that a page names."""
+    pictures = [name for drawn in run["gallery"]["drawn"] for name in drawn["files"]]
+    return [*pictures, *([run["checkpoint"]["file"]] if run["checkpoint"] else [])]
+
+
+def check_whole(site):
+    """Whatever the page names is there, whole."""
+    run = run_of(site)
+    for name in ("index.html", "page.css", "page.js", "bokeh.js", "bokeh-api.js", "join.ipynb", *files_of(run)):
+        assert (site / name).stat().st_size > 0, name
+    if run["checkpoint"]:
+        assert sha256_file(site / run["checkpoint"]["file"]) == run["checkpoint"]["sha256"]
+    return run
+
+
+@contextlib.contextmanager
+def http_server(folder):
+    """Python's http.server for a folder; yields its URL, and the paths that it did not find."""
+    missing = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def send_error(self, code, *arguments):
+            missing.append((code, self.path))
+            super().send_error(code, *arguments)
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/", missing
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_a_host_exports_a_static_site_that_is_whole_at_every_moment_while_the_run_goes_on(running, visit, tmp_path):
+    site, run_dir = tmp_path / "www" / "site", running.run_dir
+    until("pictures", lambda: list_checkpoints(run_dir, print) and read_gallery(run_dir / PUBLIC).drawn, PATIENCE_S)
+    running.stop()
+    with Hosted(run_dir, "--export", str(site)) as hosted:
+        until("the host", lambda: (site / "index.html").exists())
+        hosted.train("trainer")
+        first = until("a page with pictures", lambda: (run := run_of(site)) and files_of(run) and run, PATIENCE_S)
+        now, due_s = first, time.monotonic() + PATIENCE_S
+        while now["overview"] is None or now["overview"]["step"] <= first["checkpoint"]["step"]:
+            assert time.monotonic() < due_s, f"step {first['checkpoint']['step']} is the last on the page"
+            seen = check_whole(site)
+            for name in files_of(now):
+                assert (site / name).exists(), f"a tab opened before the refresh names {name}"
+            now = seen
+            time.sleep(0.05)
+        with http_server(site.parent) as (url, missing):
+            page = visit(f"{url}site/", console=True)
+            page.wait_for_function(READY)
+            for name in ("loss", "peers", "speed"):
+                page.locator(f"#{name}").scroll_into_view_if_needed()
+                page.wait_for_function("id => document.getElementById(id).firstElementChild", arg=name)
+            see_all(page, page.locator("#gallery img"))
+            with page.expect_download() as begun:
+                page.locator("#download").click()
+            assert sha256_file(begun.value.path()) == page.locator("#sha256").inner_text()
+            assert not page.locator("#prompt-page").is_visible()  # a static site has none
+            assert missing == []
+    written = "".join((site / name).read_text() for name in ("index.html", "page.css", "page.js", "run.json"))
+    for address in read_settings(run_dir).swarm.addresses:  # as announced: only these may name this machine
+        written = written.replace(address, "")
+    assert "127.0.0.1" not in written
+    assert "localhost" not in written
