@@ -31,8 +31,8 @@ LOSS = "Bokeh.documents[0].roots()[0].renderers[0].data_source.data"
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory):
-    """A run without end, with the VQGAN of its codes, so that its checkpoints draw."""
+def run_dir(browser, tmp_path_factory):
+    """A run without end, with the VQGAN of its codes, so that its checkpoints draw; none starts without a browser."""
     folder = tmp_path_factory.mktemp("shown")
     vqgan = tiny_vqgan()
     vqgan.save(folder / "vqgan")
