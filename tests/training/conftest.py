@@ -21,8 +21,12 @@ def write_shards(
     shard_rows: int = 32,
     image_side: int = 4,
     codebook_size: int = 32,
+    vqgan: str = "a" * 64,
 ) -> Path:
-    """Captions "a COLOUR THING" with codes that follow from them, so that there is something to learn."""
+    """Captions "a COLOUR THING" with codes that follow from them, so that there is something to learn.
+
+    vqgan: fingerprint of the one that is said to have made the codes.
+    """
     folder.mkdir(parents=True)
     random = np.random.default_rng(0)
     content = []
@@ -43,7 +47,7 @@ def write_shards(
     parts = [content[start : start + shard_rows] for start in range(0, rows, shard_rows)]
     shards = [write_shard(folder / f"shard-{number:05d}.parquet", part) for number, part in enumerate(parts)]
     info = DatasetInfo(
-        vqgan="a" * 64,
+        vqgan=vqgan,
         image_side=image_side,
         codebook_size=codebook_size,
         picture_side=8 * image_side,

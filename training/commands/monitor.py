@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -73,6 +74,7 @@ def monitor(
     """
     if page and once:
         raise UserError("--page serves until Ctrl+C, but --once exits at once: leave out one of them")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes start with it ignored
     begin_loading()
     from training.run.folder import run_folder
     from training.swarm.host.checkpoints import first_name

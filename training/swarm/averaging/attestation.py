@@ -4,8 +4,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dalle_lean.errors import UserError
@@ -26,6 +26,8 @@ class Credit:
     """The samples of its latest step over the time since its previous one; 0 if that is more than MOST_STEP_S."""
     time: float = 0.0
     """When it took its latest step, in seconds since 1970."""
+    counted_samples: float = 0.0
+    """Of the samples, those that this reducer counts for all: one reducer does in each step, so that they add up."""
 
     def __post_init__(self) -> None:
         if not all(type(value) in (int, float) and 0 <= value < math.inf for value in vars(self).values()):
@@ -41,8 +43,11 @@ class Attestation:
         self.last_step_s: float | None = None
         self.last_peers: frozenset[str] = frozenset()
 
-    def add(self, samples: Mapping[str, float]) -> None:
-        """Credit a step's samples, by peer id, and write the file."""
+    def add(self, samples: Mapping[str, float], counts: bool = True) -> None:
+        """Credit a step's samples, by peer id, and write the file.
+
+        counts: whether this reducer, of those that average the step, is the one that counts its samples for all.
+        """
         now = time.time()
         seconds = 0.0 if self.last_step_s is None else min(max(0.0, now - self.last_step_s), MOST_STEP_S)
         for peer, count in samples.items():
@@ -50,13 +55,30 @@ class Attestation:
             own_s = seconds if peer in self.last_peers else 0.0
             since_s = now - before.time  # it may have missed steps in between
             rate = count / since_s if 0 < since_s <= MOST_STEP_S else 0.0
-            self.credits[peer] = Credit(before.samples + count, before.seconds + own_s, rate, now)
+            counted = before.counted_samples + (count if counts else 0.0)
+            self.credits[peer] = Credit(before.samples + count, before.seconds + own_s, rate, now, counted)
         self.last_step_s, self.last_peers = now, frozenset(samples)
         self.credits = dict(sorted(self.credits.items(), key=lambda item: -item[1].samples)[:MOST_PEERS])
         try:
             write_json(self.path, {peer: asdict(credit) for peer, credit in self.credits.items()})
         except OSError as error:  # a full disk must not end the round
             logging.getLogger("hivemind").warning(f"{self.path} could not be written: {error}")
+
+
+def merge(credits: Sequence[Credit]) -> Credit:
+    """A peer's credit from those of several reducers; no step counts twice.
+
+    Samples are the sum of the `counted_samples`, but at least those of the reducer that averaged most: a file from
+    before reducers counted for all has none. Seconds are of the reducer that measured most, the speed of the latest.
+    """
+    latest = max(credits, key=lambda credit: credit.time)
+    counted = sum(credit.counted_samples for credit in credits)
+    return replace(
+        latest,
+        samples=max(counted, *(credit.samples for credit in credits)),
+        seconds=max(credit.seconds for credit in credits),
+        counted_samples=counted,
+    )
 
 
 def parse_credits(text: str) -> dict[str, Credit]:

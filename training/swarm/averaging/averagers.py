@@ -66,6 +66,7 @@ class FilteredAverager(DecentralizedAverager):
         self.rule, self.max_weight, self.host, self.attestation = rule, max_weight, host, attestation
         self.unreliable = UnreliablePeers()
         self.averaged_weights: dict[str, float] = {}  # by peer id, of the latest round; in the averager's process
+        self.counts_round = False  # whether this peer counts the samples of that round for all helpers
         self._dropped_tensors = mp.Value("q", 0)  # shared with the averager's process
         super().__init__(*arguments, **options)
 
@@ -106,7 +107,7 @@ class FilteredAverager(DecentralizedAverager):
         group_info = with_checked_reports(group_info, self.host)
         gathered = await super()._aggregate_with_group(group_info, min_vector_size, **options)
         if self.attestation is not None and self.averaged_weights:
-            self.attestation.add(self.averaged_weights)
+            self.attestation.add(self.averaged_weights, counts=self.counts_round)
         return gathered
 
     async def _run_allreduce_inplace_(
@@ -127,7 +128,7 @@ class FilteredAverager(DecentralizedAverager):
         failed = runner.banned_senders | runner.impossible
         self.unreliable.update(set(runner.active_senders) - failed, failed)
         self.complaints.round_over(group_id, len(group_info.peer_ids), runner.complete_receipts)
-        self.averaged_weights = runner.averaged_weights()
+        self.averaged_weights, self.counts_round = runner.averaged_weights(), runner.is_first_helper
 
     @property
     def preferred(self) -> frozenset[PeerID]:
@@ -165,7 +166,7 @@ class RuleRunner(AllReduceRunner):
             excluded=[index for index, peer in enumerate(self.sender_peer_ids) if peer in excluded],
             preferred=[index for index, peer in enumerate(self.sender_peer_ids) if peer in preferred],
         )
-        self.trusted, self.max_shift = averager.host.all, averager.max_shift
+        self.trusted, self.helpers, self.max_shift = averager.host.all, averager.host.helpers, averager.max_shift
         self.judges_trusted = self.weight >= LEAST_OWN_WEIGHT and not preferred.intersection(self.ordered_peer_ids)
         """Of two senders, an honest reducer returns half of a lie; next to a donor nobody else has weight."""
         self.kept_parts = 0  # own parts kept in place of averages that were too far away
@@ -243,6 +244,12 @@ class RuleRunner(AllReduceRunner):
         counted = zip(self.sender_peer_ids, reducer.counted_weights, strict=True)
         # Sending parts twice does not exceed the largest weight either.
         return {peer.to_base58(): min(weight / parts, reducer.max_weight) for peer, weight in counted if weight}
+
+    @property
+    def is_first_helper(self) -> bool:
+        """Whether this peer is the first of the run's helpers that reduce in this round; the same for all of them."""
+        parts = zip(self.ordered_peer_ids, self.tensor_part_container.num_parts_by_peer, strict=True)
+        return self.peer_id == min((peer for peer, count in parts if count and peer in self.helpers), default=None)
 
     def _get_peer_stub(self, peer: PeerID) -> Any:
         stub = super()._get_peer_stub(peer)

@@ -1,6 +1,7 @@
 """Monitors a run through its helpers, and logs its progress."""
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from training.run.metrics import NAME as METRICS
 from training.run.metrics import MetricsLog, read_metrics
 from training.swarm.admission.gate import Gate
 from training.swarm.admission.service import IDENTITY, begin_admission, counts_of, enter_by_pass
-from training.swarm.averaging.attestation import Credit, parse_credits
+from training.swarm.averaging.attestation import Credit, merge, parse_credits
 from training.swarm.config import SwarmSettings, read_settings
 from training.swarm.host.host_gate import run_key_file
 from training.swarm.network.addresses import addresses_of, peer_of
@@ -94,6 +95,7 @@ class Monitor:
         self.dht = open_dht(self.addresses, client_mode=True, must_bootstrap=False)
         self.pace, self.silent_polls = StepPace(), 0
         self.credits: dict[str, Credit] = {}  # by peer id, from the latest `fetch_credits`
+        self.helper_credits: dict[str, dict[str, Credit]] = {}  # the latest of each helper, by its address
         settings = self.fetch_settings() or given
         if settings is None:
             self.dht.shutdown()
@@ -139,14 +141,18 @@ class Monitor:
         return first_answer(self.dht, self.addresses, partial(fetch_public, name=name, start=start))
 
     def fetch_credits(self) -> None:
-        """Fetch the helpers' credits; for each peer, the largest of several helpers counts."""
+        """Fetch the helpers' credits, and merge those of each peer."""
         for address in self.settings.swarm.addresses:
             try:
                 found = parse_credits(fetch_public(self.dht, address, credits_name(peer_of(address))).decode())
-            except ValueError:  # it is offline, or has not averaged anything yet
+            except ValueError:  # it is offline, or has not averaged anything yet: what it last said counts
                 continue
+            self.helper_credits[address] = found
+        by_peer: dict[str, list[Credit]] = defaultdict(list)
+        for found in self.helper_credits.values():
             for peer, credit in found.items():
-                self.credits[peer] = max(credit, self.credits.get(peer, Credit()), key=lambda known: known.samples)
+                by_peer[peer].append(credit)
+        self.credits = {peer: merge(credits) for peer, credits in by_peer.items()}
 
     def poll(self) -> tuple[PeerRecords, Overview | None]:
         """The current records, and their summary or None without trainers."""

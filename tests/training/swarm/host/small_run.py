@@ -1,12 +1,16 @@
-"""Creates a small run on loopback, and waits for it."""
+"""Creates a small run on loopback, hosts it with real processes, and waits for it."""
 
+import signal
+import subprocess
 import time
 
 import pytest
 
 from dalle_lean.cli import main
+from dalle_lean.io.files import read_json
+from tests.children import PROGRAM, kill_family, start
 from training.run.recipe import load_recipe
-from training.swarm.config import TimingSection
+from training.swarm.config import TimingSection, read_settings
 from training.swarm.host.run_setup import HostOptions, make_run
 
 TIMING = TimingSection(
@@ -42,3 +46,56 @@ def run_program(*arguments):
     with pytest.raises(SystemExit) as end:
         main(arguments)
     return end.value.code
+
+
+class Hosted:
+    """A run that `dalle-lean host` keeps alive, and a trainer of it."""
+
+    def __init__(self, run_dir, *options):
+        self.run_dir = run_dir
+        self.started = []
+        self.output = run_dir.parent / "host.out"
+        self.host = self.start("host", str(run_dir), *options, output=self.output)
+
+    def start(self, *arguments, output):
+        with open(output, "ab") as file:
+            process = start(
+                [*PROGRAM, *arguments], stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            )
+        self.started.append(process)
+        return process
+
+    def train(self, name):
+        addresses = read_settings(self.run_dir).swarm.addresses
+        options = ("--client", "--batch-size", "8", "--folder", str(self.run_dir.parent / name))
+        return self.start("join", *addresses, *options, output=self.run_dir.parent / f"{name}.out")
+
+    def stop(self):
+        """End the trainers, then the host as Ctrl+C does."""
+        for trainer in self.started[1:]:
+            kill_family(trainer)
+        self.host.send_signal(signal.SIGINT)
+        assert self.host.wait(PATIENCE_S) == 130
+
+    def status(self, name):
+        path = self.run_dir / "status" / f"{name}.json"
+        return read_json(path) if path.exists() else {}
+
+    def step(self):
+        return self.status("donor-0").get("step") or 0
+
+    def said(self, words):
+        return words in self.output.read_text()
+
+    def report(self):
+        for path in [*self.run_dir.parent.glob("*.out"), *self.run_dir.glob("logs/*.log")]:
+            print(f"== {path}\n{path.read_text(errors='replace')[-3000:]}")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind is not None:
+            self.report()
+        for process in self.started:
+            kill_family(process)

@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -18,7 +19,7 @@ from hivemind.p2p import PeerID
 
 from dalle_lean.cli import main
 from dalle_lean.tokenizer import Tokenizer
-from tests.children import PROGRAM, start
+from tests.children import PROGRAM
 from training.commands.monitor import duration, headline, table_of
 from training.run.metrics import NAME as METRICS
 from training.run.metrics import read_metrics
@@ -365,9 +366,11 @@ def is_gone(process):
 
 @pytest.mark.slow
 @pytest.mark.swarm
-def test_a_monitor_goes_on_until_ctrl_c_and_leaves_nothing_behind(run, tmp_path):
+def test_a_monitor_goes_on_until_ctrl_c_even_in_a_shells_background_and_leaves_nothing_behind(run, tmp_path):
     command = [*PROGRAM, "monitor", run[0], "--out", str(tmp_path / "out"), "--interval-s", "1"]
-    with start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as monitor:
+    ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)  # as shells do for background processes
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, preexec_fn=ignore, **pipes) as monitor:
         lines = [monitor.stdout.readline() for _ in range(3)]
         children = psutil.Process(monitor.pid).children(recursive=True)
         monitor.send_signal(signal.SIGINT)

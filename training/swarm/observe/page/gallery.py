@@ -178,7 +178,6 @@ def remove_others(folder: Path, wanted: Iterable[str]) -> None:
 
 def mirror(folder: Path, gallery: Gallery, fetch: Callable[[str], bytes | None]) -> Gallery:
     """Fetch missing pictures into `folder`; returns the gallery of the checkpoints whose pictures are complete."""
-    remove_others(folder, gallery.files)
     for name in gallery.files:
         if not (folder / name).exists() and (content := fetch(name)) and content[8:12] == b"WEBP":
             write_bytes(folder / name, content)

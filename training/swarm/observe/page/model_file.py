@@ -98,5 +98,4 @@ def mirror(
         say(f"{wanted.file} does not match its hash; downloading it again")
         return shown
     os.replace(part, path)
-    remove_others(folder, path)
     return wanted

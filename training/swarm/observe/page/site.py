@@ -72,6 +72,8 @@ class Site:
         }
         self.history = History(out / "history.json")
         self.download: Download | None = None
+        self.named = self.changing_files()
+        """The pictures and the model that the latest run.json names, at first all that are there."""
         self.packed_step: int | None = None
         self.due_s = -math.inf
         watcher.fetch_credits()
@@ -108,7 +110,7 @@ class Site:
                     model_file.pack(newest, self.run_dir / PUBLIC)
                 except (ValueError, OSError) as error:  # removed meanwhile, or the disk is full: wait for the next
                     self.on_notice(f"the checkpoint of step {newest.step} is not on the page: {error}")
-        prompt_page = self.prompt_page
+        prompt_page, pictures = self.prompt_page, self.pictures()
         if isinstance(prompt_page, PromptPage):
             prompt_page.poll(newest)
             prompt_page = None if prompt_page.url is None else f"{PATH}/"
@@ -133,12 +135,20 @@ class Site:
             "method": [words.how_it_trains(settings), words.what_it_trains(settings)],
             "security": words.security(settings),
             "needs": self.needs,
-            "gallery": asdict(self.pictures()),
+            "gallery": asdict(pictures),
             "checkpoint": self.download and asdict(self.download),
             "prompt_page": prompt_page,  # an address, possibly relative to the page
         }
         self.history.save()
         write_bytes(self.folder / "run.json", json.dumps(shown, separators=(",", ":")).encode())
+        named = {*pictures.files, *([] if self.download is None else [self.download.file])}
+        for name in self.changing_files() - named - self.named:  # open tabs still show the previous run.json
+            (self.folder / name).unlink()
+        self.named = named
+
+    def changing_files(self) -> set[str]:
+        """The names of the pictures and models in the page's folder."""
+        return {path.name for pattern in ("drawn-*.webp", "model-step-*.zip") for path in self.folder.glob(pattern)}
 
     def pictures(self) -> Gallery:
         """The gallery, with its pictures fetched into the page's folder."""

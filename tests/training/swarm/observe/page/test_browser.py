@@ -1,5 +1,6 @@
 """The run's page in headless Chromium: a run of 300 peers and 30,000 steps, with as many liars."""
 
+import copy
 import json
 import os
 import re
@@ -11,8 +12,11 @@ import pytest
 pytest.importorskip("hivemind")
 pytest.importorskip("gradio")
 
+from PIL import Image
+
 from tests.training.swarm.observe.page.simulated import ADDRESS, MARKUP, open_site, simulate
 from training.swarm.observe.leaderboard import CONTRIBUTIONS, Leaderboard
+from training.swarm.observe.page.gallery import MOST_STEPS
 from training.swarm.observe.page.server import served
 from training.swarm.observe.peer_metrics import PeerRecords
 
@@ -21,6 +25,9 @@ pytestmark = pytest.mark.browser
 PHONE = {"viewport": {"width": 360, "height": 780}, "is_mobile": True, "has_touch": True}
 OPEN_S = 2.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 """Until the plots are visible, best of three visits; scaled up on a busy machine."""
+WARM_UP, REFRESHES = 20, 200
+LEAST_LEAK_BYTES = 25_000
+"""Of a tab that kept its earlier tables or a copy of run.json at each refresh: far less than either takes."""
 DRAWN = "id => document.getElementById(id).firstElementChild"
 
 
@@ -211,6 +218,68 @@ def lightness(colour):
     """Brightness of rgb(r, g, b), 0..255."""
     red, green, blue = (int(value) for value in colour.removeprefix("rgb(").removesuffix(")").split(","))
     return (red + green + blue) / 3
+
+
+def grown(run, refreshes):
+    """What a run's page says so many minutes later: all that changes from refresh to refresh has changed."""
+    run = copy.deepcopy(run)
+    last = {name: values[-1] for name, values in run["history"].items()}
+    for number in range(1, refreshes + 1):
+        later = {**last, "time": last["time"] + 60 * number, "step": last["step"] + number}
+        for name, values in run["history"].items():
+            values.append(later[name])
+    run["updated"] += 60 * refreshes
+    run["overview"]["step"] += refreshes
+    for peer in run["peers"]:
+        peer["samples"] += refreshes
+    return run
+
+
+def held_by(page):
+    """What an open tab holds after a garbage collection, by kind."""
+    page.wait_for_timeout(500)  # the last painting
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable")
+    session.send("HeapProfiler.collectGarbage")
+    metrics = {metric["name"]: metric["value"] for metric in session.send("Performance.getMetrics")["metrics"]}
+    session.detach()
+    roots = "Bokeh.documents.flatMap(one => one.roots())"
+    return {
+        "live nodes": metrics["Nodes"],
+        "listeners": metrics["JSEventListeners"],
+        "elements": page.evaluate("document.querySelectorAll('*').length"),
+        "Bokeh's documents": page.evaluate("Bokeh.documents.length"),
+        "renderers": page.evaluate(f"{roots}.flatMap(root => root.renderers).length"),
+        "heap bytes": metrics["JSHeapUsedSize"],
+    }
+
+
+def test_an_open_tab_does_not_grow_with_the_refreshes_of_a_growing_run(visit, tmp_path):
+    site = simulate(tmp_path, peers=150, steps=100)
+    run = json.loads((site.folder / "run.json").read_text())
+    steps = [10 * number for number in range(1, MOST_STEPS + 1)]
+    run["gallery"] = {"prompts": ["a heart"], "drawn": [{"step": n, "files": [f"drawn-{n:06d}-0.webp"]} for n in steps]}
+    for step in steps:
+        Image.new("RGB", (8, 8), (step, 0, 0)).save(site.folder / f"drawn-{step:06d}-0.webp")
+    with served(site.folder, "127.0.0.1:0") as url:
+        page = visit(url)
+        for name in ("loss", "peers", "speed"):
+            page.locator(f"#{name}").scroll_into_view_if_needed()
+            page.wait_for_function(DRAWN, arg=name)
+        for refreshes in range(1, WARM_UP + REFRESHES + 1):
+            (site.folder / "run.json").write_text(json.dumps(grown(run, refreshes)))
+            page.evaluate("refresh()")  # as the page does once a minute
+            if refreshes == WARM_UP:
+                before = held_by(page)
+        after = held_by(page)
+        points = page.evaluate("Bokeh.documents[0].roots()[0].renderers[0].data_source.data.step.length")
+        assert points == len(grown(run, WARM_UP + REFRESHES)["history"]["step"])
+        assert page.locator("#tiles dd").first.inner_text() == f"{100 + WARM_UP + REFRESHES} of 1,100"
+    for name in ("elements", "Bokeh's documents", "renderers"):
+        assert after[name] == before[name], (name, before, after)
+    for name in ("live nodes", "listeners"):
+        assert after[name] <= 1.1 * before[name], (name, before, after)
+    assert after["heap bytes"] - before["heap bytes"] < REFRESHES * LEAST_LEAK_BYTES, (before, after)
 
 
 def test_colours_follow_the_system_while_the_page_is_open(visit):

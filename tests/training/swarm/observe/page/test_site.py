@@ -5,6 +5,8 @@ import shutil
 import tomllib
 import urllib.request
 import zipfile
+from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,8 @@ from tests.training.swarm.observe.page.simulated import ADDRESS, open_site, sett
 from training.swarm.host.checkpoints import Checkpoints
 from training.swarm.host.host_config import HostConfig
 from training.swarm.observe.page import site as pages
-from training.swarm.observe.page.gallery import Gallery
+from training.swarm.observe.page.gallery import Drawn, Gallery
+from training.swarm.observe.page.model_file import Download
 from training.swarm.observe.page.server import served
 from training.swarm.observe.page.site import SHOWN_PEERS
 from training.swarm.observe.peer_metrics import PeerRecords
@@ -83,8 +86,7 @@ def test_the_newest_checkpoint_can_be_downloaded_with_its_hash(tmp_path):
         checkpoints.save(step, build_model(settings), [], 2.0)
         site.refresh(None, board_of(tmp_path), PeerRecords({}, 0))
     site.close()
-    [path] = site.folder.glob("model-step-*.zip")
-    run = shown(site)
+    path, run = site.folder / "model-step-000006.zip", shown(site)
     assert run["checkpoint"] == {
         "step": 6,
         "file": path.name,
@@ -147,6 +149,26 @@ def test_pictures_come_from_a_helper_each_once(tmp_path):
         assert [one.step for one in site.pictures().drawn] == [1, 2]  # the third's are not there yet
     assert asked.count("drawn-000001-0.webp") == 1
     assert (site.folder / "drawn-000002-0.webp").read_bytes() == files["drawn-000002-0.webp"]
+
+
+def test_a_tab_that_was_opened_before_a_refresh_still_finds_its_files_and_older_ones_go(tmp_path):
+    site, board = open_site(tmp_path), board_of(tmp_path)
+    for step in (1, 2, 3):
+        picture, content = f"drawn-00000{step}-0.webp", bytes([step])
+        model = Download(
+            step=step, file=f"model-step-00000{step}.zip", size_bytes=1, sha256=sha256(content).hexdigest()
+        )
+        gallery = Gallery(["a heart"], [Drawn(step, [picture])])
+        public = {picture: b"RIFF....WEBP", model.file: content}
+        public |= {
+            "gallery.json": json.dumps(asdict(gallery)).encode(),
+            "model.json": json.dumps(asdict(model)).encode(),
+        }
+        site.watcher.public = public
+        site.refresh(None, board, PeerRecords({}, 0))
+        assert shown(site)["checkpoint"] == asdict(model)
+    for kind in ("drawn-00000{}-0.webp", "model-step-00000{}.zip"):
+        assert [(site.folder / kind.format(step)).exists() for step in (1, 2, 3)] == [False, True, True]
 
 
 def test_the_server_compresses_allows_no_scripts_of_others_and_lists_nothing(tmp_path):
