@@ -43,6 +43,34 @@ def hub_cache(monkeypatch, tmp_path):
     return put
 
 
+@pytest.fixture
+def s3(tmp_path):
+    """An S3 server with a bucket, pictures."""
+    from tests.storages import S3
+
+    (tmp_path / "s3").mkdir()
+    server = S3(tmp_path / "s3")
+    yield server
+    server.process.kill()
+    server.process.wait()
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """The hub's client and a hub without repositories."""
+    from tests.hub import loopback_hub
+    from tests.storages import HubStorage
+
+    with loopback_hub() as hub:
+        yield HubStorage(hub, tmp_path / "hub-home")
+
+
+@pytest.fixture(params=["s3", "hub"])
+def storage(request):
+    """Each of the two."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture(scope="module")
 def browser():
     """A headless Chromium; the test is skipped where there is none."""

@@ -29,6 +29,8 @@ class Hub:
     """SHA-256 of each large file that arrived."""
     hold_after: int | None = None
     """Uploads after which the next one waits until `go_on`."""
+    down: bool = False
+    """Whether it ends every connection without an answer."""
     begun: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     held: threading.Event = field(default_factory=threading.Event)
@@ -59,6 +61,11 @@ def loopback_hub():
 
         def log_message(self, *_):
             pass
+
+        def parse_request(self):
+            if hub.down:
+                self.close_connection = True
+            return not hub.down and super().parse_request()
 
         def answer(self, content=b"", status=200, **headers):
             body = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -97,8 +104,9 @@ def loopback_hub():
         def do_POST(self):
             path, content = unquote(urlsplit(self.path).path), self.body()
             if path == "/api/validate-yaml":
-                assert json.loads(content)["content"].startswith("---\n")
-                return self.answer({"errors": [], "warnings": []})
+                has_metadata = json.loads(content)["content"].startswith("---\n")
+                message = {"message": "empty or missing yaml metadata in repo card"}
+                return self.answer({"errors": [], "warnings": [] if has_metadata else [message]})
             if self.headers.get("Authorization") != f"Bearer {TOKEN}":
                 return self.answer({"error": "Invalid username or password."}, 401)
             if path == "/api/repos/create":

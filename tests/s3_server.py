@@ -1,6 +1,7 @@
-"""`python tests/s3_server.py LOG HOLD`: moto's S3 on a free port of loopback, which is the first line of LOG.
+"""`python tests/s3_server.py LOG HOLD DOWN`: moto's S3 on a free port of loopback, which is the first line of LOG.
 
-Each write is a line of LOG before it happens. While the file HOLD is there, writes of shards after the second one wait.
+Each write is a line of LOG before it happens. While HOLD is there, writes to keys that end with its content wait. While
+DOWN is there, no request is served.
 """
 
 import sys
@@ -10,18 +11,25 @@ from pathlib import Path
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-log, hold = Path(sys.argv[1]), Path(sys.argv[2])
+log, hold, down = map(Path, sys.argv[1:])
 moto = DomainDispatcherApplication(create_backend_app)
-shards = 0
+
+
+def is_held(key):
+    try:
+        return key.endswith(hold.read_text())
+    except FileNotFoundError:
+        return False
 
 
 def app(environ, start_response):
-    global shards
+    if down.exists():
+        start_response("503 Service Unavailable", [])
+        return [b""]
     if environ["REQUEST_METHOD"] in ("PUT", "DELETE", "POST"):
         with log.open("a") as file:
             print(environ["REQUEST_METHOD"], environ["PATH_INFO"], file=file)
-        shards += environ["PATH_INFO"].endswith(".parquet")
-        while hold.exists() and shards > 2:
+        while is_held(environ["PATH_INFO"]):
             time.sleep(0.05)
     return moto(environ, start_response)
 

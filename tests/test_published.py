@@ -1,10 +1,15 @@
-"""docs/published.md, walked: files named, built and sized like the published ones, with random weights."""
+"""docs/published.md, walked with files named and built like the published ones, of their sizes and of small ones, with
+random weights."""
 
+import contextlib
 import json
 import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import open_clip
@@ -20,17 +25,22 @@ from dalle_lean.convert import to_dalle_pytorch
 from dalle_lean.convert.taming import taming_config
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.model_folder import check_parts
-from tests.children import PROGRAM
+from tests.children import PROGRAM, kill_family, start
 from tests.dalle_lean.clip.archives import write_archive
 from tests.hub import loopback_hub
 from tests.preprocessing.shard_folders import random_codes, write_published
+from training.swarm.config import read_settings
+from training.swarm.network.addresses import free_ports
 
 ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "docs" / "published.md").read_text(encoding="utf-8")
-CLIP = "ViT-B-32-quickgelu"
-WORDS = 32_100
-# Fewer pictures and steps than by default, and weights that are read faster.
-REDUCED = {"--out out": "--out out --num-images 2 --best 1 --precision int8", "--config paper": "--config recipe.toml"}
+COMMANDS = re.findall(r"^    dalle-lean (.*)$", GUIDE.replace("\\\n", " "), flags=re.MULTILINE)
+# Fewer pictures and steps than by default, weights that are read faster, and a host on loopback.
+REDUCED = {
+    "--out out": "--out out --num-images 2 --best 1 --precision int8",
+    "--config paper": "--config recipe.toml",
+    "--announce 203.0.113.5": "--announce 127.0.0.1 --listen 127.0.0.1 --port 0 --steps 3",
+}
 RECIPE = """
 [memory]
 activations = "reversible"
@@ -53,27 +63,63 @@ batch_size = 1
 heldout_samples = 1
 heldout_share = 0.1
 """
-VQGAN_YAML = {
-    "target": "taming.models.vqgan.GumbelVQ",
-    "params": {
-        "kl_weight": 1e-08,
-        "embed_dim": 256,
-        "n_embed": 8192,
-        "monitor": "val/rec_loss",
-        "ddconfig": {
-            **{"double_z": False, "z_channels": 256, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 128},
-            **{"ch_mult": [1, 1, 2, 4], "num_res_blocks": 2, "attn_resolutions": [32], "dropout": 0.0},
+
+
+def vqgan_yaml(embed_dim, n_embed, resolution, ch, ch_mult, num_res_blocks, attn_resolutions):
+    return {
+        "target": "taming.models.vqgan.GumbelVQ",
+        "params": {
+            "kl_weight": 1e-08,
+            "embed_dim": embed_dim,
+            "n_embed": n_embed,
+            "monitor": "val/rec_loss",
+            "ddconfig": {
+                **{"double_z": False, "z_channels": embed_dim, "resolution": resolution, "in_channels": 3, "out_ch": 3},
+                **{"ch": ch, "ch_mult": ch_mult, "num_res_blocks": num_res_blocks},
+                **{"attn_resolutions": attn_resolutions, "dropout": 0.0},
+            },
+            "lossconfig": {"target": "taming.modules.losses.vqperceptual.VQLPIPSWithDiscriminator", "params": {}},
         },
-        "lossconfig": {"target": "taming.modules.losses.vqperceptual.VQLPIPSWithDiscriminator", "params": {}},
+    }
+
+
+@dataclass(frozen=True)
+class Size:
+    """What the downloads contain, and the options that files of another size than the published ones need."""
+
+    model: DalleConfig
+    vqgan: dict
+    clip: str
+    options: dict = field(default_factory=dict)
+
+
+WORDS = 32_100
+FULL = Size(DalleConfig(), vqgan_yaml(256, 8192, 256, 128, [1, 1, 2, 4], 2, [32]), "ViT-B-32-quickgelu")
+SMALL = Size(
+    DalleConfig(
+        text_vocab_size=WORDS,
+        text_len=16,
+        image_vocab_size=64,
+        image_side=4,
+        hidden_size=32,
+        num_layers=4,
+        num_heads=2,
+        head_size=16,
+    ),
+    vqgan_yaml(8, 64, 32, 32, [1, 1, 1, 1], 1, []),
+    "ViT-S-32-alt",
+    {
+        "--kind clip": "--kind clip --architecture ViT-S-32-alt",
+        "downloads/dalle.pt paper": "downloads/dalle.pt paper --config dalle.json",
     },
-}
+)
 
 
-def write_vqgan(folder: Path) -> VQGAN:
+def write_vqgan(folder: Path, content: dict) -> VQGAN:
     """As PyTorch Lightning 1.0 wrote it: weights, those of the loss, and the state of training and its callbacks."""
-    vqgan = VQGAN(taming_config(VQGAN_YAML))
+    vqgan = VQGAN(taming_config(content))
     callback = type("ModelCheckpoint", (), {"__module__": "pytorch_lightning.callbacks.model_checkpoint"})
-    content = {
+    checkpoint = {
         "epoch": 12,
         "global_step": 345,
         "pytorch-lightning_version": "1.0.8",
@@ -90,8 +136,8 @@ def write_vqgan(folder: Path) -> VQGAN:
         ):
             patch.setitem(sys.modules, name, type(sys)(name))
         sys.modules["pytorch_lightning.callbacks.model_checkpoint"].ModelCheckpoint = callback
-        torch.save(content, folder / "vqgan.gumbelf8.ckpt")
-    (folder / "vqgan.gumbelf8.config.yml").write_text(yaml.safe_dump({"model": VQGAN_YAML}))
+        torch.save(checkpoint, folder / "vqgan.gumbelf8.ckpt")
+    (folder / "vqgan.gumbelf8.config.yml").write_text(yaml.safe_dump({"model": content}))
     return vqgan
 
 
@@ -112,17 +158,27 @@ def write_tokenizer(path: Path) -> None:
     tokenizer.save(str(path))
 
 
+@pytest.fixture(
+    scope="module",
+    params=[SMALL, pytest.param(FULL, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])],
+    ids=["small", "full"],
+)
+def size(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def home(size, tmp_path_factory):
     """A folder with the downloads."""
     home = tmp_path_factory.mktemp("published")
     (home / "downloads" / "data").mkdir(parents=True)
     torch.manual_seed(0)
-    vqgan = write_vqgan(home / "downloads")
-    model = Dalle(DalleConfig())
+    vqgan = write_vqgan(home / "downloads", size.vqgan)
+    model = Dalle(size.model)
     torch.save(to_dalle_pytorch(model, "fork", "model."), home / "downloads" / "dalle.pt")
+    (home / "dalle.json").write_text(json.dumps(size.model.to_dict()))
     (home / "recipe.toml").write_text(RECIPE)
-    write_archive(open_clip.create_model(CLIP).half().state_dict(), home / "downloads" / "ViT-B-32.pt")
+    write_archive(open_clip.create_model(size.clip).half().state_dict(), home / "downloads" / "ViT-B-32.pt")
     write_tokenizer(home / "downloads" / "tokenizer.json")
     for number in range(2):
         file = home / "downloads" / "data" / f"train-{number:05d}-of-00002.parquet"
@@ -131,56 +187,66 @@ def home(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def walked(home):
-    """The page's commands, one after the other; the prompt page is opened and ended, and `host` is left out."""
-    published = {
-        f"data/{path.name}": path.read_bytes() for path in sorted((home / "downloads" / "data").glob("*.parquet"))
-    }
-    done = []
-    with pytest.MonkeyPatch.context() as patch, loopback_hub() as hub:
-        hub.repos["dataset", "laion/laion_100m_vqgan_f8"] = [published]
-        client = os.environ | {"PYTHONPATH": str(ROOT)} | hub.environment(home / "home")
-        patch.chdir(home)
-        for command in re.findall(r"^    dalle-lean (.*)$", GUIDE.replace("\\\n", " "), flags=re.MULTILINE):
-            for there, here in REDUCED.items():
-                command = command.replace(there, here)
-            words = re.findall(r'"[^"]*"|\S+', command)
-            words = [word.strip('"') for word in words]
-            if words[0] == "demo":
-                see_the_page(words, client)
-            elif "hf://" in command and words[0] == "train":
-                subprocess.run([*PROGRAM, *words], env=client, cwd=home, check=True)
-            elif words[0] != "host":
-                with pytest.raises(SystemExit) as end:
-                    main(words)
-                assert end.value.code == 0, command
-            done.append(words[0])
-    assert done == ["convert"] * 3 + ["generate", "demo", "pack", "shards", "shards", "train", "train", "host"]
+def client(home):
+    """The environment of a program that sees a hub with the published shards."""
+    shards = sorted((home / "downloads" / "data").glob("*.parquet"))
+    with loopback_hub() as hub:
+        hub.repos["dataset", "laion/laion_100m_vqgan_f8"] = [
+            {f"data/{path.name}": path.read_bytes() for path in shards}
+        ]
+        yield os.environ | {"PYTHONPATH": str(ROOT)} | hub.environment(home / "home")
+
+
+def reduced(command, size):
+    """The words of one of the page's commands."""
+    for there, here in (REDUCED | size.options).items():
+        command = command.replace(there, here)
+    return shlex.split(command)
+
+
+@pytest.fixture(scope="module")
+def walked(home, size, client):
+    """The page's commands but the last one, one after the other; the prompt page is ended once it is there."""
+    *commands, last = COMMANDS
+    assert last.startswith("host ")
+    for command in commands:
+        words = reduced(command, size)
+        if words[0] == "demo":
+            until_said("the prompt page is at", [*words, "--port", str(free_ports(1)[0])], home, client)
+        elif "hf://" in command:
+            subprocess.run([*PROGRAM, *words], env=client, cwd=home, check=True)
+        else:
+            with contextlib.chdir(home), pytest.raises(SystemExit) as end:
+                main(words)
+            assert end.value.code == 0, command
     return home
 
 
-def see_the_page(words, environment):
-    page = subprocess.Popen(
-        [*PROGRAM, *words, "--port", "17860"],
+def until_said(sentence, words, folder, environment):
+    """Run a command until it says this, then end it as Ctrl+C does."""
+    program = start(
+        [*PROGRAM, *words],
         env=environment,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
     try:
         said = []
-        for line in page.stdout:
+        for line in program.stdout:
             said.append(line)
-            if "the prompt page is at" in line:
+            if sentence in line:
+                program.send_signal(signal.SIGINT)
+                program.communicate(timeout=120)
                 return
         pytest.fail("".join(said))
     finally:
-        page.kill()
-        page.communicate()
+        kill_family(program)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
 def test_the_way_ends_in_pictures_a_page_and_a_continued_training(walked):
     assert (walked / "out" / "00.png").is_file()
     assert json.loads((walked / "out" / "results.json").read_text())["settings"]["scorer"].startswith("CLIP")
@@ -193,10 +259,15 @@ def test_the_way_ends_in_pictures_a_page_and_a_continued_training(walked):
     assert "VQGAN that made the codes" in (walked / "published" / "README.md").read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-def test_the_converted_clip_has_the_archives_weights(walked):
-    archived = open_clip.create_model(CLIP).half()
+def test_the_converted_clip_has_the_archives_weights(walked, size):
+    archived = open_clip.create_model(size.clip).half()
     clip = ClipScorer.load(walked / "parts" / "clip").model.state_dict()
     assert clip.keys() == archived.state_dict().keys()
     assert all(torch.equal(value, value.half().float()) for value in clip.values() if value.is_floating_point())
+
+
+@pytest.mark.slow
+@pytest.mark.swarm
+def test_others_can_be_let_in(walked, size, client):
+    until_said("dalle-lean join /ip4/127.0.0.1/", reduced(COMMANDS[-1], size), walked, client)
+    assert read_settings(walked / "runs" / "paper").swarm.data == "hf://datasets/laion/laion_100m_vqgan_f8"

@@ -200,11 +200,13 @@ def tied_buffer(step: TrainingStep) -> int:
 def recomputed_peaks(step: TrainingStep) -> Iterator[PeakPoint]:
     """Each branch's backward, with the gradient buffers of all branches from the last to this one.
 
-    reversible: the two streams, which are rebuilt in place, their two gradients and the incoming one.
-    checkpoint: the kept inputs, the incoming gradient and two of the branch.
+    reversible: the two streams, which are rebuilt in place, their two gradients and the incoming one; at the end also
+    the sum of the two gradients.
+    checkpoint: the kept inputs, the incoming gradient and two of the branch, of which one is left at the end.
     """
     config, plan, number = step.config, step.plan, step.number
-    streams = 5 if step.activations == "reversible" else 2 * config.num_layers + 3
+    kept = 2 * config.num_layers
+    streams, last_streams = (5, 6) if step.activations == "reversible" else (kept + 3, kept + 2)
     branches = branches_of(config)
     batch = step.setup.batch
     peaks = {branch: recomputed_branch_peak(config, number, plan, branch, batch) for branch in set(branches)}
@@ -225,7 +227,7 @@ def recomputed_peaks(step: TrainingStep) -> Iterator[PeakPoint]:
         yield PeakPoint(
             name="hand-over",  # buffers, and their copies in the weights' type
             gradient_buffers=tied_buffer(step) + elements * (number.buffer + number.weight),
-            activations=(streams + 1) * step.stream,
+            activations=last_streams * step.stream,
             copies=rotary_bytes(step) + block_copies(step),
         )
 

@@ -1,6 +1,7 @@
 """A peer of the host as a process, which `dalle-lean host` starts: `python -m training.swarm helper|donor RUN_DIR`.
 
-It logs to RUN_DIR/logs/NAME.log and writes its status to RUN_DIR/status/NAME.json. SIGTERM or SIGINT ends it cleanly.
+It logs to RUN_DIR/logs/NAME.log and writes its status to RUN_DIR/status/NAME.json. SIGTERM, SIGINT or the death of its
+parent ends it cleanly.
 """
 
 import argparse
@@ -47,10 +48,12 @@ def main() -> None:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--name", help="the peer's name in host.json")
     parser.add_argument("--device", default="cpu", help="the device on which a donor measures")
+    # From the host: it may die while this process still imports, and getppid() would then name another.
+    parser.add_argument("--parent", type=int, default=os.getppid(), help="the process whose death ends this peer")
     arguments = parser.parse_args()
     run_dir, name = arguments.run_dir, arguments.name or f"{arguments.role}-0"
     (run_dir / "logs").mkdir(exist_ok=True)
-    stop, parent = threading.Event(), os.getppid()
+    stop = threading.Event()
     prepare_process()
     # Not earlier: the process that ends orphans must itself end by SIGTERM.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -61,7 +64,7 @@ def main() -> None:
         ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # set by hivemind
         if ignored and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, lambda *_: stop.set())
-        return stop.wait(seconds) or os.getppid() != parent
+        return stop.wait(seconds) or os.getppid() != arguments.parent
 
     status = StatusFile(run_dir, name)
     try:

@@ -220,6 +220,13 @@ def test_a_damaged_folder_is_refused_by_part(folder, spoil, words):
         load_model(folder)
 
 
+def test_what_is_hidden_in_a_folder_is_no_part_of_the_model(folder):
+    notes = folder / ".cache" / "huggingface"
+    notes.mkdir(parents=True)
+    (notes / "tree.json").write_text("[]")
+    load_model(folder)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

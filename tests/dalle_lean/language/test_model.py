@@ -14,6 +14,7 @@ from dalle_lean.memory import TrainingSetup, cost_of, fastest_plan
 from dalle_lean.memory.parameters import parameter_sizes
 from dalle_lean.memory.published_models import gpt
 from dalle_lean.memory.shape_cost import shape_cost
+from dalle_lean.model.grad_scales import BranchScales
 from dalle_lean.model.rope import rotary_table, rotate
 
 TINY = LanguageConfig(text_vocab_size=30, text_len=10, hidden_size=24, num_layers=4, num_heads=3, head_size=8)
@@ -26,6 +27,8 @@ VARIANTS = {
     "reversible": {"reversible": True, "rotary": True, "shared_blocks": 1},
 }
 CHUNKS = {"samples": 1, "attention_heads": 2, "feed_forward_tokens": 7, "loss_tokens": 3}
+KEPT = MemoryPlan(activations="keep", loss_tokens=None)
+LEAN = MemoryPlan(**CHUNKS, grads_in_place=True)
 
 
 def model_of(dtype=torch.float64, **fields):
@@ -41,24 +44,92 @@ def random_ids(length=11, batch=2):
     return torch.randint(TINY.text_vocab_size, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
-def results(model, plan):
-    model.plan = plan
+def results(model, plan, autocast=None, scales=None):
+    """The loss, and the gradient of every parameter in one vector."""
+    model.plan, model.scales = plan, scales
     model.zero_grad()
-    loss = model.loss(random_ids())
+    with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+        loss = model.loss(random_ids())
     loss.backward()
-    return loss.detach(), torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    return loss.detach(), torch.cat([parameter.grad.flatten().double() for parameter in model.parameters()])
+
+
+def relative_error(ours, kept):
+    return float((ours[1] - kept[1]).norm() / kept[1].norm())
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_plan_gives_the_loss_and_gradients_of_the_plain_model(variant):
     model = model_of(**VARIANTS[variant])
-    kept = results(model, MemoryPlan(activations="keep", loss_tokens=None))
+    kept = results(model, KEPT)
     reversible = model.config.reversible
     for activations in ("keep", "reversible") if reversible else ("keep", "selective", "checkpoint"):
         for chunks in ({"loss_tokens": None}, CHUNKS, {**CHUNKS, "grads_in_place": True}):
             ours = results(model, MemoryPlan(activations=activations, **chunks))
             torch.testing.assert_close(ours[0], kept[0], rtol=1e-10, atol=0)
             torch.testing.assert_close(ours[1], kept[1], rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 0.02), (torch.float16, 0.003)])
+def test_autocast_keeps_the_gradients_direction_under_every_plan(variant, dtype, bound):
+    model = model_of(torch.float32, **VARIANTS[variant])
+    exact = results(model, KEPT)
+    for plan in (KEPT, LEAN):
+        ours = results(model, plan, autocast=dtype)
+        assert bound / 100 < relative_error(ours, exact) < bound
+        assert abs(float(ours[0] - exact[0])) < bound
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_weights_of_bfloat16_have_float32_streams_and_gradients_near_the_float32_ones(variant):
+    model = model_of(torch.float32, **VARIANTS[variant])
+    exact = results(model, KEPT)
+    model.bfloat16()
+    assert model(random_ids(10)).dtype == torch.bfloat16
+    assert model.hidden(random_ids(10)).dtype == torch.float32
+    for plan in (KEPT, LEAN):
+        ours = results(model, plan)
+        assert ours[0].dtype == torch.float32
+        assert 1e-4 < relative_error(ours, exact) < 0.03
+
+
+@pytest.mark.parametrize("variant", ["gpt2", "rotary"])
+def test_residual_streams_have_the_dtype_of_the_plan(variant):
+    model = model_of(torch.float32, num_layers=32, **VARIANTS[variant])
+    exact = results(model, KEPT)
+    for activations in ("keep", "selective", "checkpoint"):
+        narrow = MemoryPlan(activations=activations, residual_dtype="bfloat16")
+        assert 1e-4 < relative_error(results(model, narrow), exact) < 0.1
+        wide = MemoryPlan(activations=activations, residual_dtype="float64")
+        assert relative_error(results(model, wide), exact) < 1e-4
+
+
+def test_reversible_backward_refuses_streams_that_it_could_not_rebuild():
+    with pytest.raises(ValueError, match="residual_dtype='bfloat16'"):
+        model_of(reversible=True).plan = MemoryPlan(residual_dtype="bfloat16")
+
+
+@pytest.mark.parametrize("variant", ["gpt2", "reversible"])
+def test_with_branch_scales_float16_has_the_gradients_of_branches_that_barely_count(variant):
+    """What enters a branch of scale 1e-7 is below float16's smallest number."""
+    model = model_of(torch.float32, **VARIANTS[variant])
+    for layer in model.layers:
+        for branch in (layer.attention, layer.feed_forward):
+            branch.scale.data.fill_(1e-7)
+
+    def of_blocks(found):
+        sizes = [parameter.numel() for parameter in model.parameters()]
+        names = [name for name, _ in model.named_parameters()]
+        parts = zip(names, found[1].split(sizes), strict=True)
+        return found[0], torch.cat([part for name, part in parts if name.startswith("blocks.")])
+
+    exact = of_blocks(results(model, KEPT))
+    assert relative_error(of_blocks(results(model, LEAN, torch.float16)), exact) > 0.3
+    scales = BranchScales(2 * TINY.num_layers, initial=2.0**20)
+    scaled = of_blocks(results(model, LEAN, torch.float16, scales))
+    assert scales.update()
+    assert relative_error(scaled, exact) < 0.003
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -115,13 +186,15 @@ SMALL = LanguageConfig(text_vocab_size=1000, text_len=128, hidden_size=128, num_
         ({}, {"activations": "checkpoint", "samples": 1, "loss_tokens": 64, "grads_in_place": True}),
         ({"reversible": True}, {"activations": "reversible", "loss_tokens": None}),
         ({"reversible": True}, {"activations": "reversible", "samples": 1, "loss_tokens": 64, "grads_in_place": True}),
+        ({}, {"activations": "selective", "residual_dtype": "bfloat16"}),
     ],
 )
-def test_it_needs_the_memory_that_is_predicted(fields, plan, batch):
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-weights"])
+def test_it_needs_the_memory_that_is_predicted(fields, plan, batch, precision):
     config, plan = dataclasses.replace(SMALL, **fields), MemoryPlan(**plan)
-    predicted = cost_of(config, plan, TrainingSetup(batch=batch, device="cpu")).device
-    predicted = dataclasses.replace(predicted, optimizer_state=0).total
-    assert predicted == pytest.approx(measured_bytes(config, plan, batch), rel=0.05)
+    setup = TrainingSetup.of_precision(precision, batch=batch, device="cpu")
+    predicted = dataclasses.replace(cost_of(config, plan, setup).device, optimizer_state=0).total
+    assert predicted == pytest.approx(measured_bytes(config, plan, setup), rel=0.05)
 
 
 @pytest.mark.parametrize("batch", [1, 8])
@@ -129,16 +202,22 @@ def test_a_reversible_shape_is_priced_as_this_model_runs_it(batch):
     shape = dataclasses.replace(gpt(4, 128, 4, tokens=128), vocabulary=1000)
     cost = shape_cost(shape, MemoryPlan(activations="reversible"), TrainingSetup(batch=batch, device="cpu"))
     plan = MemoryPlan(activations="reversible", loss_tokens=None, grads_in_place=True)
-    measured = measured_bytes(dataclasses.replace(SMALL, reversible=True), plan, batch)
+    measured = measured_bytes(dataclasses.replace(SMALL, reversible=True), plan, TrainingSetup(batch=batch))
     assert dataclasses.replace(cost.device, optimizer_state=0).total == pytest.approx(measured, rel=0.05)
 
 
-def measured_bytes(config, plan, batch):
+def measured_bytes(config, plan, setup):
     """Weights, gradients and the peak of a step."""
-    model = LanguageModel(config, plan)
-    ids = torch.randint(config.text_vocab_size, (batch, config.text_len + 1))
+    model = LanguageModel(config, plan, dtype=getattr(torch, setup.weight_dtype))
+    ids = torch.randint(config.text_vocab_size, (setup.batch, config.text_len + 1))
+    autocast = getattr(torch, setup.compute_dtype or "bfloat16")
+
+    def loss():
+        with torch.autocast("cpu", autocast, enabled=setup.compute_dtype is not None):
+            return model.loss(ids)
+
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    return 2 * weights + step_bytes(lambda: model.loss(ids), model.parameters()).peak_bytes
+    return 2 * weights + step_bytes(loss, model.parameters()).peak_bytes
 
 
 def test_a_plan_is_found_for_a_budget():

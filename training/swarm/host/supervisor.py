@@ -1,5 +1,6 @@
 """Runs the host's peers as processes and restarts them."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -128,7 +129,8 @@ class Supervisor:
     def start(self, peer: ManagedProcess) -> None:
         # -P: the current folder may hold a package named `training`.
         command = [sys.executable, "-P", "-m", "training.swarm", peer.name.partition("-")[0], str(self.run_dir)]
-        self.launch(peer, [*command, "--name", peer.name, "--device", self.device])
+        options = ["--name", peer.name, "--device", self.device, "--parent", str(os.getpid())]
+        self.launch(peer, [*command, *options])
 
     def start_page(self) -> None:
         """Start the process of the run's page, at low priority."""

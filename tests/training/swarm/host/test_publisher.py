@@ -2,12 +2,17 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
 
+from dalle_lean import load_model
 from dalle_lean.io.model_folder import check_parts
-from tests.tiny import tiny_dalle
+from tests.children import kill_family, start
+from tests.tiny import tiny_dalle, tiny_vqgan
+from tests.training.swarm.host.small_run import until
 from training.swarm.host.checkpoints import Checkpoints
 from training.swarm.host.host_config import HostConfig
 from training.swarm.host.publisher import CheckpointPublisher, publishing
@@ -75,3 +80,86 @@ def test_an_interrupted_host_does_not_wait_for_what_is_being_sent(checkpoints, t
     with pytest.raises(KeyboardInterrupt), publishing(checkpoints.run_dir, str(tmp_path / "out"), pytest.fail):
         raise KeyboardInterrupt
     assert not (tmp_path / "out").exists()
+
+
+PUBLISHER = """
+import sys
+from pathlib import Path
+from training.swarm.host.publisher import CheckpointPublisher
+
+publisher = CheckpointPublisher(Path(sys.argv[1]), sys.argv[2], lambda line: print(line, flush=True))
+for _ in sys.stdin:
+    print(publisher.publish_newest(), flush=True)
+"""
+
+
+class Publisher:
+    """A host's publisher in a process of its own, which publishes whenever it is told to."""
+
+    def __init__(self, run_dir, storage):
+        self.process = start(
+            [sys.executable, "-c", PUBLISHER, str(run_dir), storage.model],
+            env=storage.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.said = []
+
+    def begin(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def publish(self):
+        """Whether it is published, and what it says."""
+        self.begin()
+        lines = []
+        for line in self.process.stdout:
+            self.said.append(line)
+            if line in ("True\n", "False\n"):
+                return line == "True\n", lines
+            lines.append(line)
+        raise AssertionError("".join(self.said))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        kill_family(self.process)
+
+
+def test_checkpoints_go_to_a_storage_that_fails_once_in_between(checkpoints, storage, tmp_path):
+    with Publisher(checkpoints.run_dir, storage) as publisher:
+        save(checkpoints, 10, 4.5)
+        assert publisher.publish() == (True, [])
+        assert "| step | 10 |" in card(storage.fetch(tmp_path / "one"))
+        save(checkpoints, 20)
+        with storage.away():
+            done, [line] = publisher.publish()
+            assert not done
+            assert line.startswith(f"the checkpoint of step 20 was not published: {storage.model} could not be written")
+            assert publisher.publish() == (False, [])
+        assert publisher.publish() == (True, [])
+        assert publisher.publish() == (True, [])
+    fetched = storage.fetch(tmp_path / "two")
+    assert "| step | 20 |" in card(fetched)
+    assert set(load_model(fetched).norm.weight.tolist()) == {20.0}
+    assert storage.weight_files() == 2
+    assert storage.secret not in "".join(publisher.said)
+
+
+def test_a_publisher_that_is_killed_continues(run, settings, storage, tmp_path):
+    tiny_vqgan().save(tmp_path / "vqgan")
+    checkpoints = Checkpoints(run, settings, HostConfig(ports={}, vqgan=str(tmp_path / "vqgan")), pytest.fail)
+    save(checkpoints, 10)
+    with Publisher(run, storage) as killed, storage.held("vqgan/model.safetensors") as is_held:
+        killed.begin()
+        until("the second file of weights", is_held)
+        kill_family(killed.process)
+    before = storage.weight_files()
+    with Publisher(run, storage) as publisher:
+        assert publisher.publish() == (True, [])
+    assert storage.weight_files() == before + 1
+    check_parts(storage.fetch(tmp_path / "copy"))
+    assert "| step | 10 |" in card(tmp_path / "copy")

@@ -1,5 +1,6 @@
 """Setting up a run, supervising its peers, and the notices of `dalle-lean host`."""
 
+import contextlib
 import dataclasses
 import ipaddress
 import json
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 
+import psutil
 import pytest
 
 from dalle_lean import load_model, save_model
@@ -19,6 +21,7 @@ from dalle_lean.tokenizer import Tokenizer
 from dalle_lean.vocabulary import Vocabulary
 from tests.foreign import foreign_folder
 from tests.training.swarm.host.small_run import ON_LOOPBACK, make, run_program, until
+from tests.training.swarm.nursery import is_alive
 from training.commands.host import who_joins
 from training.run.recipe import load_recipe
 from training.swarm.config import WireSection, read_settings
@@ -285,6 +288,31 @@ def test_a_peer_runs_no_code_of_the_current_folder(supervisor, monkeypatch, tmp_
         assert member.process.poll() is None, (supervisor.run_dir / "logs/helper-0.log").read_text()
     finally:
         supervisor.stop()
+
+
+STARTS_A_DONOR_AND_DIES = """
+import os, sys
+from pathlib import Path
+from training.swarm.host.host_config import HostConfig
+from training.swarm.host.supervisor import Supervisor
+
+supervisor = Supervisor(Path(sys.argv[1]), HostConfig.load(Path(sys.argv[1])), on_notice=print)
+supervisor.start(supervisor.processes["donor-0"])
+print(supervisor.processes["donor-0"].process.pid, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.swarm
+def test_a_peer_whose_host_dies_before_it_has_imported_anything_ends(supervisor):
+    command = [sys.executable, "-c", STARTS_A_DONOR_AND_DIES, str(supervisor.run_dir)]
+    died = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    orphan = psutil.Process(int(died.stdout))
+    try:
+        until("its end", lambda: not is_alive(orphan), 60)  # it would wait for the helpers for 90 s
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            orphan.kill()
 
 
 DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)"
