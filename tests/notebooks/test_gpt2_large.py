@@ -13,6 +13,7 @@ from tokenizers import ByteLevelBPETokenizer
 from dalle_lean import MemoryPlan
 from dalle_lean.language import LanguageConfig
 from dalle_lean.memory import TrainingSetup, cost_of
+from docs.notebook_page import NOTEBOOK, PAGE, page_of
 from tests.notebooks.running import NOTEBOOKS, filled_in, run
 
 TECHNIQUES = ("baseline", "eight-bit", "sharing", "checkpoint", "reversible", "pieces", "alone")
@@ -99,3 +100,7 @@ def test_the_texts_figures_are_the_calculators():
     for name, (config, plan, optimizer) in ways.items():
         cost = cost_of(config, plan, TrainingSetup(batch=4, optimizer=optimizer))
         assert said[name] == [f"{cost.peak_bytes / 1e9:.3g}"], name
+
+
+def test_the_page_is_that_of_the_notebook():
+    assert PAGE.read_text(encoding="utf-8") == page_of(NOTEBOOK), "run: python docs/notebook_page.py"
