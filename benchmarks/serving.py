@@ -105,6 +105,7 @@ def measure_scaling(folder: Path, counts: Sequence[int], seconds: float, unit_s:
 def measure_latency(folder: Path, repeats: int = 20) -> dict[str, Any]:
     """How long one prompt of eight pictures takes in this process and through the engine, in ms."""
     request = make_request(0, UNIT, 1)
+    torch.set_num_threads(os.cpu_count() or 1)
     generator = Generator.from_folder(folder, "cpu", scorer=FAST)
     with engine(folder, 1, batch_size=UNIT) as service:
         here, there = [], []

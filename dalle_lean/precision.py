@@ -11,21 +11,21 @@ logger = logging.getLogger(__name__)
 
 
 def autocast(device_type: str, precision: str) -> torch.autocast:
-    """Autocast for "bf16" and "fp16"; disabled for "fp32" and "bf16-weights", and for "bf16" where it is not usable."""
-    enabled = precision in AUTOCAST and (precision != "bf16" or can_use_bf16(device_type))
-    return torch.autocast(device_type, AUTOCAST.get(precision), enabled=enabled)
+    """Autocast for "bf16" and "fp16", if `effective_precision` leaves them; disabled for "fp32" and "bf16-weights"."""
+    dtype = AUTOCAST.get(effective_precision(device_type, precision))
+    return torch.autocast(device_type, dtype, enabled=dtype is not None)
 
 
-def can_use_bf16(device_type: str) -> bool:
-    """False for a CPU on which bfloat16 products would take many times as long as float32 ones; logged once."""
-    return device_type != "cpu" or _cpu_can_use_bf16()
+def effective_precision(device_type: str, precision: str) -> str:
+    """The precision, but "fp32" for "bf16" on a CPU where that would take many times as long; logged once."""
+    return "fp32" if precision == "bf16" and device_type == "cpu" and not _cpu_can_use_bf16() else precision
 
 
 @cache
 def _cpu_can_use_bf16() -> bool:
     if onednn_multiplies_bf16():
         return True
-    logger.warning("This CPU has no instructions for bfloat16; what asks for bf16 is computed in float32.")
+    logger.warning("This CPU has no fast bfloat16; what asks for bf16 is computed in fp32.")
     return False
 
 

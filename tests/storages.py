@@ -88,15 +88,19 @@ class S3(Storage):
     @contextmanager
     def away(self):
         self.down.touch()
-        yield
-        self.down.unlink()
+        try:
+            yield
+        finally:
+            self.down.unlink()
 
     @contextmanager
     def held(self, weight_file):
         """This file of a model does not arrive. Yields a function that says whether it is held."""
         self.hold.write_text(weight_file)
-        yield lambda: f"/{weight_file}\n" in self.log.read_text()
-        self.hold.unlink()
+        try:
+            yield lambda: f"/{weight_file}\n" in self.log.read_text()
+        finally:
+            self.hold.unlink()
 
 
 class HubStorage(Storage):
@@ -121,12 +125,16 @@ class HubStorage(Storage):
     @contextmanager
     def away(self):
         self.server.down = True
-        yield
-        self.server.down = False
+        try:
+            yield
+        finally:
+            self.server.down = False
 
     @contextmanager
     def held(self, _):
         """The second file of weights does not arrive. Yields a function that says whether it is held."""
         self.server.hold_after = 1
-        yield lambda: self.server.held.is_set() and len(self.server.uploads) == 1
-        self.server.hold_after = None
+        try:
+            yield lambda: self.server.held.is_set() and len(self.server.uploads) == 1
+        finally:
+            self.server.hold_after = None

@@ -227,8 +227,10 @@ def check_sizes(folder: Path, parts: Iterable[str], config: DalleConfig) -> None
 
 
 def hashed_parts(folder: Path) -> list[str]:
-    """Paths, relative to the folder, of the parts with a hash: JSON and safetensors files except config.json and hidden
-    ones, such as what the hub's client leaves in .cache."""
+    """Paths, relative to the folder, of the parts with a hash: JSON and safetensors files except config.json.
+
+    Hidden files are no parts: the hub's client leaves some in .cache.
+    """
     files = (path for path in folder.rglob("*") if path.suffix in HASHED_SUFFIXES and path.is_file())
     parts = [path.relative_to(folder) for path in files if path != folder / "config.json"]
     return sorted(part.as_posix() for part in parts if not any(name.startswith(".") for name in part.parts))

@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ BATCHES_PER_REPLICA = 2  # given to a replica at once: one to draw, and one to f
 SLOW_START_S = 120
 START_TRIES = 3
 DRAIN_POLL_S = 0.5
+FRONT_ANSWER_S = 30.0  # left to the front for a short answer
 SWITCH_S = 1800.0  # left to the front to find a new model and learn its speed
 STOP_S = 10.0  # left to drawings in progress when the engine ends
 
@@ -130,6 +131,8 @@ class RunningEngine:
                 previous model stays.
         """
         from ray import serve
+        from ray.exceptions import RayError
+        from ray.serve.exceptions import RayServeException
 
         from demo.serve.front import DRAWERS, FRONT, Front
 
@@ -154,7 +157,9 @@ class RunningEngine:
             serve.run(front.bind(at_once, waiting, self.most_replicas * self.units_per_replica), name=FRONT)
         handle, due_s = serve.get_app_handle(FRONT), time.monotonic() + SWITCH_S
         while True:
-            newest, prompts = handle.in_use.remote().result()
+            newest, prompts = None, {}
+            with suppress(TimeoutError, RayError, RayServeException):  # it is busy, or it has died and another starts
+                newest, prompts = handle.in_use.remote().result(timeout_s=FRONT_ANSWER_S)
             if newest == name:
                 idle = [old for old in prompts if old != name and prompts[old] == 0]
                 for old in idle:

@@ -86,7 +86,6 @@ def preprocess(
     ] = None,
 ) -> None:
     """Turn pictures with captions into shards of VQGAN codes."""
-    from dalle_lean.precision import can_use_bf16
     from preprocessing.encoding.encode import preprocess as run
     from preprocessing.encoding.filters import Rules
     from preprocessing.sources import open_source
@@ -126,7 +125,7 @@ def preprocess(
             memory_bytes=max_memory * 2**20,
             explain=explain,
             batch_size=batch_size,
-            bf16=gpu if bf16 is None else bf16 and can_use_bf16("cuda" if gpu else "cpu"),
+            bf16=gpu if bf16 is None else bf16,
             workers=workers,
             share=share,
             make=make,

@@ -56,16 +56,17 @@ def command(
 
 
 def read_copies(text: str) -> dict[str, int]:
-    """ "scene=40,pair=14" as numbers by kind, 0 for the kinds left out; UserError if it is anything else."""
-    copies = dict.fromkeys(COPIES, 0)
+    """Numbers such as "scene=40,pair=14" by kind, 0 for the kinds left out; UserError if it is anything else."""
+    copies: dict[str, int] = {}
     for part in text.split(","):
         kind, _, number = part.strip().partition("=")
-        if kind not in copies or not number.isdecimal():
-            raise UserError(
-                f"--copies {text!r}: {part!r} is not a kind of {', '.join(COPIES)} with a number, like pair=14"
-            )
+        if kind not in COPIES or kind in copies or not number.isdecimal():
+            kinds = ", ".join(COPIES)
+            raise UserError(f"--copies {text!r}: {part!r} must be one of {kinds}, once, with a number, like pair=14")
         copies[kind] = int(number)
-    return copies
+    if not any(copies.values()):
+        raise UserError(f"--copies {text!r}: nothing to draw; give a kind a number of at least 1, like pair=14")
+    return dict.fromkeys(COPIES, 0) | copies
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dalle_lean.images.vqgan import VQGAN
+from dalle_lean.precision import autocast
 from preprocessing.encoding.decode_pool import DecodePool
 from preprocessing.encoding.decoding import Candidate, Decoding, Rejection
 from preprocessing.encoding.duplicates import NearDuplicates
@@ -102,7 +103,7 @@ class Encoder:
             torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
             if self.device.type == "cuda"
             else nullcontext(),
-            torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16),
+            autocast(self.device.type, "bf16" if self.bf16 else "fp32"),
         ):
             return self.vqgan.most_likely_codes(images).to(torch.int16)
 

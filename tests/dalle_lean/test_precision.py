@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dalle_lean import precision
-from dalle_lean.precision import autocast, can_use_bf16
+from dalle_lean.precision import autocast, effective_precision
 
 
 @pytest.fixture
@@ -39,12 +39,12 @@ def test_other_precisions_do_not_ask_for_autocast(cpu, name):
 def test_a_cpu_without_bf16_is_reported_once(cpu, caplog):
     cpu(False)
     with caplog.at_level(logging.WARNING):
-        assert not can_use_bf16("cpu")
-        assert not can_use_bf16("cpu")
+        assert effective_precision("cpu", "bf16") == "fp32"
+        assert effective_precision("cpu", "bf16") == "fp32"
     assert len(caplog.messages) == 1
-    assert "no instructions for bfloat16" in caplog.text
+    assert "no fast bfloat16" in caplog.text
 
 
 def test_a_gpu_is_asked_for_bf16_whatever_the_cpu_has(cpu):
     cpu(False)
-    assert can_use_bf16("cuda")
+    assert effective_precision("cuda", "bf16") == "bf16"

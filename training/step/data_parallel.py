@@ -18,6 +18,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.free_memory import free_bytes, free_ram_bytes
 from dalle_lean.memory import cost_of
 from dalle_lean.memory.plan_search import human_bytes
+from dalle_lean.precision import effective_precision
 from training.data.loader import BATCHES_AHEAD
 from training.run.checkpoint import full_tensors
 from training.run.processes import Processes
@@ -112,8 +113,10 @@ def memory_shortage(
 ) -> UserError | None:
     """The error, with both figures, if a step needs more memory than is free on the device, or `local_world` processes
     need more than is free in RAM."""
+    memory = dataclasses.replace(recipe.memory, precision=effective_precision(device.type, recipe.memory.precision))
+    recipe = dataclasses.replace(recipe, memory=memory)
     setup = recipe.training_setup("cuda" if device.type == "cuda" else "cpu")
-    cost = cost_of(config, recipe.memory, setup)
+    cost = cost_of(config, memory, setup)
     # One in use, one in transfer, and the prefetched ones.
     batches = (BATCHES_AHEAD + 2) * recipe.data.batch_size * (config.text_len + config.image_len) * ID_BYTES
     ram = batches + (cost.host.total if device.type == "cuda" else cost.peak_bytes)

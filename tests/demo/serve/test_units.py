@@ -8,6 +8,7 @@ pytest.importorskip("ray.serve", reason="pip install 'dalle-lean[serve]'")
 
 from benchmarks.serving import fingerprint
 from dalle_lean.io.model_folder import check_parts
+from demo.serve.drawer import Drawer, Timer, Unit
 from demo.serve.model_replicas import Model, best_of
 from demo.serve.wire import event_from_json, latency_to_json, picture_to_json, request_from_json, request_to_json
 from demo.service.latency_model import LatencyModel
@@ -46,6 +47,19 @@ def test_units_drawn_apart_and_merged_are_what_one_machine_draws(generator, mode
     merged = event_from_json(json.loads(json.dumps(event)), asked).pictures
     alone = generator.run("a red heart", settings)
     assert fingerprint(merged) == fingerprint(alone)
+
+
+def test_a_caller_is_told_of_the_first_row_then_at_most_every_preview_interval_and_of_the_end(generator):
+    drawer = Drawer.__new__(Drawer)  # Ray Serve starts the real ones
+    drawer.generator = generator
+    request = Request("a red heart", Settings(num_images=2, seed=3))
+    steps = []
+    drawing, units, timer = generator.draw([request]), [Unit(request, previews=False)], Timer(2)
+    while found := drawer.step(drawing, units, timer):
+        steps.append(found[1])
+    assert steps[0].share > 0
+    assert steps[1] is None
+    assert len(steps[-1].pictures) == 2
 
 
 def test_a_prompt_takes_as_long_as_the_largest_share_of_a_replica():

@@ -120,7 +120,7 @@ def test_copies_are_read_by_kind():
     assert read_copies("scene=3, pair=0") == {"plain": 0, "scene": 3, "painted": 0, "pair": 0, "count": 0}
 
 
-@pytest.mark.parametrize("text", ["2", "scene", "scene=", "scene=-1", "ship=3", ""])
+@pytest.mark.parametrize("text", ["2", "scene", "scene=", "scene=-1", "ship=3", "", "scene=0", "pair=1,pair=2"])
 def test_copies_of_no_kind_or_number_are_refused(text):
     with pytest.raises(UserError, match="like pair=14"):
         read_copies(text)

@@ -2,16 +2,16 @@
 
 import json
 import logging
-import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import parse, read_text, write_json
 
 MOST_PEERS = 2048  # the peers with the fewest samples are dropped, since identities are free
+MOST_VALUE = 1e15  # of what a helper says: sums of such numbers stay finite
 MOST_STEP_S = 3600.0  # cap on the time between two steps: a longer pause was not all spent computing
 
 
@@ -30,8 +30,8 @@ class Credit:
     """Of the samples, those that this reducer counts for all: one reducer does in each step, so that they add up."""
 
     def __post_init__(self) -> None:
-        if not all(type(value) in (int, float) and 0 <= value < math.inf for value in vars(self).values()):
-            raise UserError(f"{self}: must be numbers of at least 0")
+        if not all(type(value) in (int, float) and 0 <= value <= MOST_VALUE for value in vars(self).values()):
+            raise UserError(f"{self}: must be numbers from 0 to {MOST_VALUE:g}")
 
 
 class Attestation:
@@ -82,9 +82,16 @@ def merge(credits: Sequence[Credit]) -> Credit:
 
 
 def parse_credits(text: str) -> dict[str, Credit]:
-    """Credits by peer id, from an Attestation's file; ValueError if it is malformed."""
+    """Credits by peer id, from an Attestation's file; ValueError if it is malformed.
+
+    Fields of a later version are ignored.
+    """
     content = parse(json.loads, text, "the credits are not JSON")
+    known = [spec.name for spec in fields(Credit)]
     try:
-        return {str(peer): Credit(**values) for peer, values in list(content.items())[:MOST_PEERS]}
+        return {
+            str(peer): Credit(**{name: values[name] for name in known if name in values})
+            for peer, values in list(content.items())[:MOST_PEERS]
+        }
     except (AttributeError, TypeError) as error:
         raise UserError(f"the credits are malformed: {error}") from None

@@ -95,7 +95,7 @@ class Monitor:
         self.dht = open_dht(self.addresses, client_mode=True, must_bootstrap=False)
         self.pace, self.silent_polls = StepPace(), 0
         self.credits: dict[str, Credit] = {}  # by peer id, from the latest `fetch_credits`
-        self.helper_credits: dict[str, dict[str, Credit]] = {}  # the latest of each helper, by its address
+        self.helper_credits: dict[str, dict[str, Credit]] = {}  # the latest of each helper, by its peer id
         settings = self.fetch_settings() or given
         if settings is None:
             self.dht.shutdown()
@@ -143,11 +143,12 @@ class Monitor:
     def fetch_credits(self) -> None:
         """Fetch the helpers' credits, and merge those of each peer."""
         for address in self.settings.swarm.addresses:
+            helper = peer_of(address)
             try:
-                found = parse_credits(fetch_public(self.dht, address, credits_name(peer_of(address))).decode())
+                found = parse_credits(fetch_public(self.dht, address, credits_name(helper)).decode())
             except ValueError:  # it is offline, or has not averaged anything yet: what it last said counts
                 continue
-            self.helper_credits[address] = found
+            self.helper_credits[helper] = found
         by_peer: dict[str, list[Credit]] = defaultdict(list)
         for found in self.helper_credits.values():
             for peer, credit in found.items():

@@ -16,6 +16,7 @@ import torch
 from dalle_lean import Dalle
 from dalle_lean.free_memory import free_bytes, free_ram_bytes
 from dalle_lean.memory import TrainingSetup, cost_of, fastest_plan
+from dalle_lean.precision import effective_precision
 from training.data.loader import Batch
 from training.run.recipe import MemoryRecipe
 from training.step.data_parallel import replicated_plan
@@ -133,7 +134,9 @@ def plan_batch(
     Raises ValueError if nothing fits; it says what is needed.
     """
     config = settings.model
-    precision = precision or usable_precision(settings.recipe.memory.precision, device)
+    precision = effective_precision(
+        device.type, precision or usable_precision(settings.recipe.memory.precision, device)
+    )
     memory = dataclasses.replace(settings.recipe.memory, precision=precision, offload_optimizer=True, micro_batches=1)
     if ranks > 1:
         memory = replicated_plan(memory)

@@ -81,11 +81,25 @@ def test_merged_credits_have_the_speed_of_the_latest_and_the_seconds_of_the_one_
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[1]", '{"a": 1}', '{"a": {"lies": 1}}', '{"a": {"samples": -1}}', '{"a": {"seconds": NaN}}']
+    "text",
+    [
+        "",
+        "[1]",
+        '{"a": 1}',
+        '{"a": ["samples"]}',
+        '{"a": {"samples": -1}}',
+        '{"a": {"seconds": NaN}}',
+        '{"a": {"samples": 1e300}}',
+        '{"a": {"counted_samples": 1' + 400 * "0" + "}}",
+    ],
 )
 def test_what_makes_no_sense_is_refused(text):
     with pytest.raises(ValueError, match=r"credits|Credit"):
         parse_credits(text)
+
+
+def test_fields_of_a_later_version_are_ignored():
+    assert parse_credits('{"a": {"samples": 8.0, "medals": 3}}') == {"a": Credit(8.0)}
 
 
 def test_the_file_is_plain_json(tmp_path, clock):

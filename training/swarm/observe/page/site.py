@@ -72,6 +72,8 @@ class Site:
         }
         self.history = History(out / "history.json")
         self.download: Download | None = None
+        self.wanted_pictures: Sequence[str] = ()
+        """Those of the latest gallery, fetched or not."""
         self.named = self.changing_files()
         """The pictures and the model that the latest run.json names, at first all that are there."""
         self.packed_step: int | None = None
@@ -141,7 +143,7 @@ class Site:
         }
         self.history.save()
         write_bytes(self.folder / "run.json", json.dumps(shown, separators=(",", ":")).encode())
-        named = {*pictures.files, *([] if self.download is None else [self.download.file])}
+        named = {*self.wanted_pictures, *([] if self.download is None else [self.download.file])}
         for name in self.changing_files() - named - self.named:  # open tabs still show the previous run.json
             (self.folder / name).unlink()
         self.named = named
@@ -154,9 +156,11 @@ class Site:
         """The gallery, with its pictures fetched into the page's folder."""
         content = self.public(gallery.NAME)
         try:
-            return gallery.mirror(self.folder, Gallery.parse((content or b"{}").decode()), self.public)
+            wanted = Gallery.parse((content or b"{}").decode())
         except ValueError:  # none yet, or malformed
-            return Gallery()
+            wanted = Gallery()
+        self.wanted_pictures = wanted.files
+        return gallery.mirror(self.folder, wanted, self.public)
 
     def newest_download(self) -> Download | None:
         """The newest model that is complete in the page's folder; None before the first."""

@@ -151,6 +151,18 @@ def test_pictures_come_from_a_helper_each_once(tmp_path):
     assert (site.folder / "drawn-000002-0.webp").read_bytes() == files["drawn-000002-0.webp"]
 
 
+def test_pictures_of_a_checkpoint_that_is_not_complete_are_kept(tmp_path):
+    site, board, asked = open_site(tmp_path), board_of(tmp_path), []
+    drawn = [{"step": 1, "files": ["drawn-000001-0.webp", "drawn-000001-1.webp"]}]
+    content = json.dumps({"prompts": ["a heart", "a star"], "drawn": drawn}).encode()
+    public = {"gallery.json": content, "drawn-000001-0.webp": b"RIFF....WEBP"}
+    site.watcher.fetch_public = lambda name, start=0: asked.append(name) or public.get(name)
+    for _ in range(3):
+        site.refresh(None, board, PeerRecords({}, 0))
+    assert asked.count("drawn-000001-0.webp") == 1
+    assert shown(site)["gallery"]["drawn"] == []
+
+
 def test_a_tab_that_was_opened_before_a_refresh_still_finds_its_files_and_older_ones_go(tmp_path):
     site, board = open_site(tmp_path), board_of(tmp_path)
     for step in (1, 2, 3):
