@@ -35,9 +35,6 @@ from training.swarm.averaging.wire_checks import CheckedStub, checked_parts
 from training.swarm.host_peers import HostPeers
 from training.swarm.observe.peer_metrics import owner_key
 
-LEAST_OWN_WEIGHT = 1e-3
-"""A peer with less, without samples or with stale weights, cannot judge an average by its own tensors."""
-
 logger = logging.getLogger("hivemind")
 
 
@@ -53,6 +50,8 @@ class FilteredAverager(DecentralizedAverager):
 
     max_shift = math.inf
     """Largest distance of an average from what this peer sent, relative to the norm of that."""
+    least_own_weight = 1e-3
+    """A peer that sent with less, such as one without samples, cannot judge an average by its own tensors."""
 
     def __init__(
         self,
@@ -167,7 +166,8 @@ class RuleRunner(AllReduceRunner):
             preferred=[index for index, peer in enumerate(self.sender_peer_ids) if peer in preferred],
         )
         self.trusted, self.helpers, self.max_shift = averager.host.all, averager.host.helpers, averager.max_shift
-        self.judges_trusted = self.weight >= LEAST_OWN_WEIGHT and not preferred.intersection(self.ordered_peer_ids)
+        self.judges = self.weight >= averager.least_own_weight
+        self.judges_trusted = self.judges and not preferred.intersection(self.ordered_peer_ids)
         """Of two senders, an honest reducer returns half of a lie; next to a donor nobody else has weight."""
         self.kept_parts = 0  # own parts kept in place of averages that were too far away
         self.impossible: set[PeerID] = set()
@@ -218,7 +218,7 @@ class RuleRunner(AllReduceRunner):
     def check(self, peer: PeerID, peer_index: int, part_index: int, delta: Tensor) -> None:
         """Keep the receipt for a part; ValueError if it has no valid one, or cannot be an average."""
         own, info = self.tensor_part_container._input_parts_by_peer[peer_index][part_index]
-        if self.weight >= LEAST_OWN_WEIGHT and not is_possible(own, delta, self.root_mean_square, self.max_shift):
+        if self.judges and not is_possible(own, delta, self.root_mean_square, self.max_shift):
             raise ValueError("what cannot be an average of the group's tensors")
         answer, before = self.answers[peer].popleft(), self.receipts.get(peer)
         self.receipts[peer] = check_statement(

@@ -57,6 +57,8 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
 
     max_shift = 0.5
     """Weights of one step are close to each other."""
+    least_own_weight = STALE_WEIGHT
+    """Weights that miss a few steps are close enough to judge; a group of enemies must not replace them."""
     local_epoch: int
     validate: Callable[[Sequence[Tensor]], None] | None = None
     """Takes downloaded parameters in the order of `main_parameters`; raises StateRefused if they are bad."""
@@ -125,12 +127,13 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
         self._control = averaging_control
         if self.stale and averaging_control is not None and not averaging_control.began_allreduce:
             averaging_control.weight = STALE_WEIGHT
+        dropped = self.dropped_tensors
         super()._do(
             wait_for_trigger, optimizer_step, zero_grad, averaging_round, averaging_control, *arguments, timeout=timeout
         )
         if skipped:
             self.finished_averaging_round.set()
-        if averaging_control is not None and has_succeeded(averaging_control):
+        if averaging_control is not None and has_succeeded(averaging_control) and self.dropped_tensors == dropped:
             self.mark_current()
 
     def mark_current(self) -> None:

@@ -245,6 +245,20 @@ def test_weights_that_became_stale_after_their_round_was_found_count_for_nothing
     assert round_of(state_averager).weight == 1.0
 
 
+def test_weights_stay_stale_where_the_average_was_not_taken(state_averager):
+    state_averager.skip_to(3)
+    state_averager._dropped_tensors.value = 0
+    control = step_control()
+
+    def refuse(_):
+        state_averager._dropped_tensors.value += 1
+        control.set_result({})
+
+    control._trigger.add_done_callback(refuse)
+    state_averager._do(None, False, False, True, control, None, True, timeout=5.0)
+    assert state_averager.stale
+
+
 def test_stale_weights_whose_round_found_nobody_count_for_nothing_in_the_next_one(state_averager, monkeypatch):
     failed, next_one = step_control(), step_control()
     failed.allow_allreduce()

@@ -15,6 +15,7 @@ from training.swarm.admission.service import issue_own
 from training.swarm.averaging.averagers import FilteredAverager
 from training.swarm.averaging.complaints import EVIDENCE, read_evidence
 from training.swarm.averaging.robust_rules import FiniteMean
+from training.swarm.averaging.state_averager import STALE_WEIGHT
 from training.swarm.host_peers import HostPeers
 from training.swarm.network.dht import open_dht
 from training.swarm.observe.peer_metrics import protect_records
@@ -44,7 +45,9 @@ def averagers(tmp_path):
     """A helper and listening peers; all values of each are its index; each may have its own rule."""
     with ExitStack() as stack:
 
-        def make(*rules, ghost=None, two_faced=None, enemy=FiniteMean, hosted=True, max_shift=math.inf):
+        def make(
+            *rules, ghost=None, two_faced=None, enemy=FiniteMean, hosted=True, max_shift=math.inf, least_own_weight=1e-3
+        ):
             nodes, run_key = [], SigningKey.load_or_create(tmp_path / "run.key")
             for number in range(1 + len(rules)):
                 addresses = [str(nodes[0].get_visible_maddrs()[0])] if nodes else []
@@ -69,7 +72,8 @@ def averagers(tmp_path):
                     start=False,
                     **TIMES,
                 )
-                averager.max_shift = max_shift
+                for name, value in judgement.items():
+                    setattr(averager, name, value)
                 if number == ghost:
                     averager._run_allreduce_inplace_ = say_nothing
                 with pytest.MonkeyPatch.context() as patch:  # for its own process
@@ -113,6 +117,14 @@ def test_an_average_far_from_what_was_sent_is_not_taken_whoever_reduced_it(avera
     torch.testing.assert_close(near, torch.ones(TENSORS, SIZE))
     torch.testing.assert_close(far, torch.full((TENSORS, SIZE), 1.5))
     assert [peer.dropped_tensors > 0 for peer in peers] == [False, True, False]
+
+
+@pytest.mark.parametrize(("least_own_weight", "kept"), [(1e-3, False), (STALE_WEIGHT, True)])
+def test_a_peer_with_stale_weights_keeps_them_where_the_average_is_far_away(averagers, least_own_weight, kept):
+    peers = averagers(FiniteMean, FiniteMean, max_shift=0.4, least_own_weight=least_own_weight)
+    _, (_, stale, far) = average(peers, (0.0, STALE_WEIGHT, 1.0))
+    torch.testing.assert_close(stale, torch.full((TENSORS, SIZE), 1.0 if kept else 2.0), atol=1e-5, rtol=0)
+    torch.testing.assert_close(far, torch.full((TENSORS, SIZE), 2.0), atol=1e-5, rtol=0)
 
 
 @pytest.mark.timeout(280)
