@@ -1,7 +1,6 @@
 """Real averagers on loopback: who leads and reduces, and who is avoided."""
 
 import asyncio
-import math
 from contextlib import ExitStack
 
 import pytest
@@ -45,9 +44,7 @@ def averagers(tmp_path):
     """A helper and listening peers; all values of each are its index; each may have its own rule."""
     with ExitStack() as stack:
 
-        def make(
-            *rules, ghost=None, two_faced=None, enemy=FiniteMean, hosted=True, max_shift=math.inf, least_own_weight=1e-3
-        ):
+        def make(*rules, ghost=None, two_faced=None, enemy=FiniteMean, hosted=True, **judgement):
             nodes, run_key = [], SigningKey.load_or_create(tmp_path / "run.key")
             for number in range(1 + len(rules)):
                 addresses = [str(nodes[0].get_visible_maddrs()[0])] if nodes else []
