@@ -16,9 +16,16 @@ from demo.service.drawing_service import UPLOADS_WAITING
 from demo.service.scheduler import Busy
 
 
-def test_a_model_that_the_front_never_switches_to_is_removed_again_and_an_error(model_folder, monkeypatch):
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_model_that_the_front_never_switches_to_is_removed_again_and_an_error(model_folder, monkeypatch, dead):
     old, deleted = f"{DRAWERS}old", []
-    in_use = SimpleNamespace(remote=lambda: SimpleNamespace(result=lambda: (old, {old: 0})))
+
+    def result(timeout_s):
+        if dead:
+            raise TimeoutError
+        return old, {old: 0}
+
+    in_use = SimpleNamespace(remote=lambda: SimpleNamespace(result=result))
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1})
     monkeypatch.setattr(serve, "run", lambda *given, **options: None)
     monkeypatch.setattr(serve, "delete", deleted.append)
