@@ -41,3 +41,12 @@ def given_model(shards, tmp_path_factory):
     torch.manual_seed(123)
     save_model(Dalle(config), folder / "model", tokenizer=folder / "tokenizer.json", vqgan_fingerprint="a" * 64)
     return folder / "model"
+
+
+@pytest.fixture
+def running(hosted, request):
+    """The module's hosted run; prints the output of its processes if a test fails."""
+    before = request.session.testsfailed
+    yield hosted
+    if request.session.testsfailed > before:
+        hosted.report()

@@ -52,15 +52,6 @@ def hosted(run_dir):
         yield hosted
 
 
-@pytest.fixture
-def running(hosted, request):
-    """The same run; prints the output of its processes if a test fails."""
-    before = request.session.testsfailed
-    yield hosted
-    if request.session.testsfailed > before:
-        hosted.report()
-
-
 def run_of(page_folder):
     """What the page's run.json says; empty before the first."""
     path = page_folder / "run.json"

@@ -44,15 +44,6 @@ def hosted(shards, tmp_path_factory):
         yield hosted
 
 
-@pytest.fixture
-def running(hosted, request):
-    """The same run; prints the output of its processes if a test fails."""
-    before = request.session.testsfailed
-    yield hosted
-    if request.session.testsfailed > before:
-        hosted.report()
-
-
 @pytest.mark.swarm
 def test_a_hosted_run_that_is_joined_takes_steps_and_keeps_checkpoints(running):
     until("step 2", lambda: running.step() >= 2)
