@@ -1,37 +1,49 @@
 """What tests of runs on pictures share: their metrics, and a run that is killed."""
 
-import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
-from dataclasses import asdict
 
 import torch
 
+from training.run.loop import train_on_pictures
+from training.run.metrics import NAME as METRICS
+from training.run.metrics import read_metrics
+
 KILLED = """
-import importlib, json, os, signal, sys
-from pathlib import Path
+import os, pickle, signal, sys
+from training.run.loop import train_on_pictures
 
 def on_progress(done, total, note):
-    if note.startswith("step 5/"):
+    if note.startswith(f"step {step}/"):
         os.kill(os.getpid(), signal.SIGKILL)
 
-train_module, train, recipe_module, recipe, data, out, fields = sys.argv[1:]
-recipe = getattr(importlib.import_module(recipe_module), recipe)(**json.loads(fields))
-getattr(importlib.import_module(train_module), train)(Path(data), Path(out), recipe, on_progress=on_progress)
+step, arguments, inputs = pickle.load(sys.stdin.buffer)
+train_on_pictures(*arguments, on_progress=on_progress, **inputs)
 """
 
 
 def metrics(out):
     """The lines of a run's metrics, without what depends on the clock."""
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(out / METRICS)
     return [{name: value for name, value in line.items() if name != "pictures_per_s"} for line in lines]
 
 
-def kill_after_step_5(train, data, out, recipe):
-    """Call `train` in another process, which is killed with signal 9 after its fifth step."""
-    names = [train.__module__, train.__name__, type(recipe).__module__, type(recipe).__name__]
-    command = [sys.executable, "-c", KILLED, *names, str(data), str(out), json.dumps(asdict(recipe))]
+def killed_after(step, *arguments, **inputs):
+    """Train in another process, which is killed with signal 9 after this step."""
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    assert subprocess.run(command, env={**os.environ, **threads}).returncode == -signal.SIGKILL
+    content = pickle.dumps((step, arguments, inputs))
+    done = subprocess.run([sys.executable, "-c", KILLED], input=content, env={**os.environ, **threads})
+    assert done.returncode == -signal.SIGKILL
+
+
+def cut_after(step, clock, *arguments, **inputs):
+    """Train for a minute that is over after this step; returns the progress."""
+
+    def on_progress(done, total, note):
+        if note.startswith(f"step {step}/"):
+            clock.advance(61)
+
+    return train_on_pictures(*arguments, max_minutes=1, on_progress=on_progress, **inputs)

@@ -35,7 +35,6 @@ from training.data.picture_batches import distinct_batches
 from training.run.checkpoint import load_checkpoint
 from training.run.draws import step_generator
 from training.run.folder import place_tokenizer
-from training.run.graceful_stop import TimeLimit
 from training.run.loop import TrainingRun
 from training.run.progress import MeasuredProgress
 from training.run.rates import cosine_rate
@@ -53,23 +52,8 @@ AMONG = {
 }
 
 
-def train_clip(
-    data: Path,
-    out: Path,
-    recipe: ClipRecipe,
-    *,
-    heldout: Path | None = None,
-    tokenizer: Path | None = None,
-    vqgan: Path | None = None,
-    init: Path | None = None,
-    save_dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    max_minutes: float | None = None,
-    on_progress: OnProgress | None = None,
-) -> MeasuredProgress:
-    """Train on the folder `data`, or continue the run that `out` holds from its checkpoint.
-
-    Other arguments, and exceptions, are those of `training.vqgan.run.train_vqgan`.
+class ClipRun(TrainingRun[list[int], MeasuredProgress]):
+    """A run on captioned pictures. Random draws of step i follow from the seed and i alone.
 
     Args:
         heldout: a folder to measure on; by default a share of the captions, which is not trained on.
@@ -79,62 +63,51 @@ def train_clip(
         init: a CLIP folder of the recipe's shape, with the initial weights and the tokenizer.
         save_dtype: type of the weights in OUT/clip.
     """
-    if init is not None and tokenizer is not None:
-        raise UserError(f"the CLIP in {init} has a tokenizer of its own; leave --tokenizer out")
-    limit = TimeLimit(max_minutes)
-    train_set, heldout_set = read_sets(data, heldout, recipe, out, on_progress)
-    identity = {
-        "recipe": recipe.identity(),
-        "training pictures": train_set.digest(),
-        "tokenizer": sha256_file(tokenizer) if tokenizer else None,
-        "vqgan": sha256_file(vqgan / "config.json") if vqgan else None,
-        **({"init": sha256_file(init / "config.json")} if init else {}),
-    }
-    views = {"": heldout_set.pixels[:]}
-    if vqgan is not None:
-        views["decoded_"] = torch.empty_like(views[""])
-        decode(VQGAN.load(vqgan).to(device), heldout_set.pixels, views["decoded_"], device)
-        train_set = partly_decoded(train_set, out / "decoded.npy", vqgan, recipe, device, on_progress)
-    if init is None:
-        words = place_tokenizer(out, tokenizer, train_set.captions, recipe.vocab_size)
-        scorer = new_scorer(recipe, words, device)
-    else:
-        scorer = first_scorer(recipe, init, device)
-    run = ClipRun(out, recipe, scorer, train_set, heldout_set, views, identity, save_dtype)
-    return run.go(on_progress, limit)
-
-
-class ClipRun(TrainingRun[list[int], MeasuredProgress]):
-    """A run in the state of its folder; see `train_clip`. Random draws of step i follow from the seed and i alone.
-
-    Args:
-        views: the held-out pictures, uint8 [N, 3, S, S], and perhaps their reconstructions, by the prefix of their
-            measurements.
-    """
-
-    unit = "pictures"
 
     def __init__(
         self,
+        data: Path,
         out: Path,
         recipe: ClipRecipe,
-        scorer: ClipScorer,
-        train_set: ImageTextPairs,
-        heldout: ImageTextPairs,
-        views: dict[str, Tensor],
-        identity: dict[str, Any],
-        save_dtype: torch.dtype,
+        *,
+        heldout: Path | None = None,
+        tokenizer: Path | None = None,
+        vqgan: Path | None = None,
+        init: Path | None = None,
+        save_dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        on_progress: OnProgress | None = None,
     ):
+        if init is not None and tokenizer is not None:
+            raise UserError(f"the CLIP in {init} has a tokenizer of its own; leave --tokenizer out")
         self.out, self.result, self.save_dtype = out, out / "clip" / "config.json", save_dtype
-        self.settings, self.recipe, self.identity = recipe, recipe, identity
-        self.scorer, self.data, self.heldout, self.views = scorer, train_set, heldout, views
-        self.model = scorer.model
-        scorer.model.visual.to(memory_format=torch.channels_last)  # faster convolutions
+        self.settings = self.recipe = recipe
+        self.data, self.heldout = read_sets(data, heldout, recipe, out, on_progress)
+        self.identity = {
+            "recipe": recipe.identity(),
+            "training pictures": self.data.digest(),
+            "tokenizer": sha256_file(tokenizer) if tokenizer else None,
+            "vqgan": sha256_file(vqgan / "config.json") if vqgan else None,
+            **({"init": sha256_file(init / "config.json")} if init else {}),
+        }
+        self.views = {"": self.heldout.pixels[:]}
+        """Of the held-out pictures, uint8 [N, 3, S, S], by the prefix of their measurements."""
+        if vqgan is not None:
+            self.views["decoded_"] = torch.empty_like(self.views[""])
+            decode(VQGAN.load(vqgan).to(device), self.heldout.pixels, self.views["decoded_"], device)
+            self.data = partly_decoded(self.data, out / "decoded.npy", vqgan, recipe, device, on_progress)
+        if init is None:
+            words = place_tokenizer(out, tokenizer, self.data.captions, recipe.vocab_size)
+            self.scorer = new_scorer(recipe, words, device)
+        else:
+            self.scorer = first_scorer(recipe, init, device)
+        self.model = self.scorer.model
+        self.scorer.model.visual.to(memory_format=torch.channels_last)  # faster convolutions
         groups = parameter_groups(self.model, recipe.weight_decay)
         self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-6)
-        self.caption_ids = scorer.caption_ids(train_set.captions)
+        self.caption_ids = self.scorer.caption_ids(self.data.captions)
         self.hard_negatives = HardNegatives(
-            train_set,
+            self.data,
             recipe.alike,
             batch_size=recipe.batch_size,
             share=recipe.hard_negative_share,
@@ -143,9 +116,9 @@ class ClipRun(TrainingRun[list[int], MeasuredProgress]):
         )
         self.ranking: RankingQuestions | None = None
         if recipe.alike:
-            self.ranking = ranking_questions(heldout, train_set, recipe.alike[0], THING_CHOICES, recipe.seed)
-        saved = load_checkpoint(out, model=self.model, optimizer=self.optimizer, run=identity)
-        self.progress = MeasuredProgress(**{**(saved or {"unusable": dict(train_set.skipped)}), "among": AMONG})
+            self.ranking = ranking_questions(self.heldout, self.data, recipe.alike[0], THING_CHOICES, recipe.seed)
+        saved = load_checkpoint(out, model=self.model, optimizer=self.optimizer, run=self.identity)
+        self.progress = MeasuredProgress(**{**(saved or {"unusable": dict(self.data.skipped)}), "among": AMONG})
 
     def batches(self, stopping: Callable[[], bool]) -> Generator[list[int], None, None]:
         anchors = distinct_batches(self.data.captions, self.hard_negatives.num_anchors, self.recipe.seed)

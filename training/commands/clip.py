@@ -69,7 +69,7 @@ def train_clip(
     import torch
 
     from dalle_lean.tokenizer import find_tokenizer
-    from training.clip.run import train_clip as run
+    from training.clip.run import ClipRun
 
     recipe = ClipRecipe(
         steps=steps,
@@ -87,4 +87,4 @@ def train_clip(
     )
     inputs: dict[str, Any] = {"heldout": heldout, "tokenizer": find_tokenizer(tokenizer), "vqgan": vqgan, "init": init}
     inputs |= {"save_dtype": getattr(torch, save_dtype), "max_minutes": max_minutes}
-    train_run(run, data, out, recipe, "CLIP", out / "clip", device, **inputs)
+    train_run(ClipRun, data, out, recipe, "CLIP", out / "clip", device, **inputs)

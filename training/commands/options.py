@@ -38,17 +38,18 @@ MaxMinutes = Annotated[
 
 
 def train_run(
-    train: Any, data: Path, out: Path, recipe: Any, noun: str, result: Path, device: str, **inputs: Any
+    run: Any, data: Path, out: Path, recipe: Any, noun: str, result: Path, device: str, **inputs: Any
 ) -> None:
     """Train a `noun`, which goes to `result`, in the folder `out`, with a progress bar, and say how that ended.
 
-    Args:
-        train: the library's function, called with `data`, `out`, `recipe` and the `inputs`.
+    Other arguments are those of `training.run.loop.train_on_pictures`.
     """
     from dalle_lean.devices import pick_device
     from dalle_lean.terminal import progress_bar, say
     from training.run.folder import run_folder
+    from training.run.loop import train_on_pictures
 
     with run_folder(out), progress_bar(f"training {noun}", "pictures") as on_progress:
-        end = train(data, out, recipe, device=str(pick_device(device)), on_progress=on_progress, **inputs)
+        inputs |= {"device": str(pick_device(device)), "on_progress": on_progress}
+        end = train_on_pictures(run, data, out, recipe, **inputs)
     say(end.end(recipe.steps, f"the {noun} is in {result}"))

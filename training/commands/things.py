@@ -32,10 +32,10 @@ def train_things(
     device: Device = "auto",
 ) -> None:
     """Train a classifier on drawings whose listing names what they show; `evaluate` judges things by OUT/classifier."""
-    from training.things.run import train_things as run
+    from training.things.run import ThingRun
 
     recipe = ThingRecipe(
         steps=steps, batch_size=batch_size, lr=lr, seed=seed, picture_side=picture_side, precision=precision
     )
     inputs = {"heldout": heldout, "max_minutes": max_minutes}
-    train_run(run, data, out, recipe, "classifier", out / "classifier", device, **inputs)
+    train_run(ThingRun, data, out, recipe, "classifier", out / "classifier", device, **inputs)

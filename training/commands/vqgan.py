@@ -94,7 +94,7 @@ def train_vqgan(
     import torch
 
     from dalle_lean.images.vqgan import VQGAN, VQGANConfig
-    from training.vqgan.run import train_vqgan as run
+    from training.vqgan.run import VQGANRun
 
     shape: dict[str, Any] = {
         "picture_side": picture_side,
@@ -125,7 +125,7 @@ def train_vqgan(
         precision=precision,
     )
     inputs = {"heldout": heldout, "init_from": first, "save_dtype": getattr(torch, save_dtype)}
-    train_run(run, data, out, recipe, "VQGAN", out, device, max_minutes=max_minutes, **inputs)
+    train_run(VQGANRun, data, out, recipe, "VQGAN", out, device, max_minutes=max_minutes, **inputs)
 
 
 def parse_multipliers(text: str) -> tuple[int, ...]:

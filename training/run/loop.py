@@ -16,7 +16,7 @@ from dalle_lean.model.grad_scales import BranchScales
 from dalle_lean.progress import OnProgress
 from training.run.checkpoint import save_checkpoint
 from training.run.graceful_stop import TimeLimit, interrupt_deferred
-from training.run.loop_settings import LoopSettings
+from training.run.loop_settings import LoopSettings, PictureRecipe
 from training.run.metrics import MetricsLog, Throughput
 from training.run.processes import ALONE, Processes
 from training.run.progress import StepCount
@@ -32,7 +32,7 @@ class TrainingRun(ABC, Generic[Batch, P]):
     Attributes:
         result: the file or folder that `write_result` writes last.
         identity: settings and data of the run; see `run` of `save_checkpoint`.
-        unit: what a batch holds, such as "pictures".
+        unit: what a batch holds.
         processes: those that share the steps; all run this loop, and the first one writes the files.
     """
 
@@ -44,7 +44,7 @@ class TrainingRun(ABC, Generic[Batch, P]):
     scales: BranchScales | None = None
     identity: dict[str, Any]
     progress: P
-    unit: str
+    unit: str = "pictures"
     metrics: MetricsLog
     processes: Processes = ALONE
 
@@ -166,6 +166,33 @@ class TrainingRun(ABC, Generic[Batch, P]):
             run=self.identity,
         )
         self.saved_step = self.progress.step
+
+
+def train_on_pictures(
+    run: Callable[..., TrainingRun[Any, P]],
+    data: Path,
+    out: Path,
+    recipe: PictureRecipe,
+    *,
+    max_minutes: float | None = None,
+    on_progress: OnProgress | None = None,
+    **inputs: Any,
+) -> P:
+    """Train a `run` on the pictures in `data`, or continue the one that `out` holds from its checkpoint.
+
+    Args:
+        run: its class; `inputs` are its other arguments.
+        max_minutes: time limit, reading included; the run is saved then, with a result of its current weights, and the
+            same call continues it.
+        on_progress: called with (done, total, note) in pictures, first those read, then those trained on.
+
+    Raises:
+        TrainingDiverged: see LoopSettings.max_skipped_in_row; the last checkpoint is kept.
+        ValueError: the data or the run in `out` do not match the arguments.
+        KeyboardInterrupt, Terminated: on Ctrl+C or SIGTERM, once the step is finished and saved.
+    """
+    limit = TimeLimit(max_minutes)
+    return run(data, out, recipe, on_progress=on_progress, **inputs).go(on_progress, limit)
 
 
 def warn_of_too_many_threads() -> None:

@@ -23,7 +23,6 @@ from training.data.image_text import ImageTextPairs, read_captioned, read_pictur
 from training.data.picture_batches import shuffled_batches
 from training.run.checkpoint import load_checkpoint
 from training.run.draws import step_generator
-from training.run.graceful_stop import TimeLimit
 from training.run.loop import TrainingRun
 from training.run.progress import MeasuredProgress
 from training.run.rates import cosine_rate
@@ -31,65 +30,45 @@ from training.step.guarded_step import guarded_step
 from training.things.recipe import ThingRecipe
 
 
-def train_things(
-    data: Path,
-    out: Path,
-    recipe: ThingRecipe,
-    *,
-    heldout: Path | None = None,
-    device: str = "cpu",
-    max_minutes: float | None = None,
-    on_progress: OnProgress | None = None,
-) -> MeasuredProgress:
-    """Train on the lines of `data` that name one thing, or continue the run that `out` holds from its checkpoint.
-
-    Other arguments, and exceptions, are those of `training.vqgan.run.train_vqgan`.
+class ThingRun(TrainingRun[Tensor, MeasuredProgress]):
+    """A run on the lines of `data` that name one thing. Random draws of step i follow from the seed and i alone.
 
     Args:
         heldout: a folder to measure on, ideally with drawings in other styles; None measures nothing.
     """
-    limit, side = TimeLimit(max_minutes), recipe.picture_side
-    train_set = read_things(data, side, on_progress, store=out / "pictures.npy")
-    names = sorted({*train_set.captions})
-    if len(names) < 2:
-        raise UserError(f"{data} shows only {names[0]!r}; at least two things are needed")
-    with torch.random.fork_rng():
-        torch.manual_seed(recipe.seed)
-        classifier = ThingClassifier(names, side, device)
-    heldout_set = None
-    if heldout is not None:
-        found = read_things(heldout, side, on_progress, store=out / "heldout.npy")
-        known = [row for row, thing in enumerate(found.captions) if thing in classifier.row_of]
-        if not known:
-            raise UserError(
-                f"{heldout} shows none of the {len(classifier.things)} things that are learnt; name another"
-            )
-        heldout_set = found.take(known).subsample(recipe.heldout_pictures)
-    run = ThingRun(out, recipe, classifier, train_set, heldout_set)
-    return run.go(on_progress, limit)
-
-
-class ThingRun(TrainingRun[Tensor, MeasuredProgress]):
-    """A run in the state of its folder; see `train_things`. Random draws of step i follow from the seed and i alone."""
-
-    unit = "pictures"
 
     def __init__(
         self,
+        data: Path,
         out: Path,
         recipe: ThingRecipe,
-        classifier: ThingClassifier,
-        train_set: ImageTextPairs,
-        heldout: ImageTextPairs | None,
+        *,
+        heldout: Path | None = None,
+        device: str = "cpu",
+        on_progress: OnProgress | None = None,
     ):
-        self.out, self.result, self.settings = out, out / "classifier" / "config.json", recipe
-        self.recipe, self.classifier, self.heldout = recipe, classifier, heldout
-        self.pixels, self.labels = train_set.pixels, classifier.rows(train_set.captions)
-        self.model = classifier.model
+        self.out, self.result = out, out / "classifier" / "config.json"
+        self.settings = self.recipe = recipe
+        train_set = read_things(data, recipe.picture_side, on_progress, store=out / "pictures.npy")
+        names = sorted({*train_set.captions})
+        if len(names) < 2:
+            raise UserError(f"{data} shows only {names[0]!r}; at least two things are needed")
+        with torch.random.fork_rng():
+            torch.manual_seed(recipe.seed)
+            self.classifier = ThingClassifier(names, recipe.picture_side, device)
+        self.heldout: ImageTextPairs | None = None
+        if heldout is not None:
+            found = read_things(heldout, recipe.picture_side, on_progress, store=out / "heldout.npy")
+            known = [row for row, thing in enumerate(found.captions) if thing in self.classifier.row_of]
+            if not known:
+                raise UserError(f"{heldout} shows none of the {len(names)} things that are learnt; name another")
+            self.heldout = found.take(known).subsample(recipe.heldout_pictures)
+        self.pixels, self.labels = train_set.pixels, self.classifier.rows(train_set.captions)
+        self.model = self.classifier.model
         self.optimizer = torch.optim.AdamW(parameter_groups(self.model, recipe.weight_decay))
         self.identity = {"recipe": recipe.identity(), "training pictures": train_set.digest()}
         saved = load_checkpoint(out, model=self.model, optimizer=self.optimizer, run=self.identity)
-        among = {"right_thing_first": len(classifier.things)}
+        among = {"right_thing_first": len(names)}
         self.progress = MeasuredProgress(**{**(saved or {"unusable": dict(train_set.skipped)}), "among": among})
 
     def batches(self, stopping: Callable[[], bool]) -> Generator[Tensor, None, None]:

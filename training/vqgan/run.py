@@ -20,7 +20,6 @@ from dalle_lean.progress import OnProgress
 from training.data.image_text import ImageTextPairs, read_pictures
 from training.data.picture_batches import shuffled_batches
 from training.run.checkpoint import load_checkpoint
-from training.run.graceful_stop import TimeLimit
 from training.run.loop import TrainingRun
 from training.run.previews import save_sheet
 from training.run.progress import StepCount, skipped_by_reason
@@ -46,78 +45,52 @@ class Progress(StepCount):
         return words + skipped_by_reason(self.unusable)
 
 
-def train_vqgan(
-    data: Path,
-    out: Path,
-    recipe: VQGANRecipe,
-    *,
-    heldout: Path | None = None,
-    init_from: VQGAN | None = None,
-    save_dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    max_minutes: float | None = None,
-    on_progress: OnProgress | None = None,
-) -> Progress:
-    """Train on all pictures below `data`, or continue the run that `out` holds from its checkpoint.
+class VQGANRun(TrainingRun[Tensor, Progress]):
+    """A run on all pictures below `data`.
 
     Args:
         heldout: a folder to measure on; by default every 50th picture, which is not trained on.
         init_from: a VQGAN with the initial weights, whose config may differ in picture_side only.
         save_dtype: type of the final weights; the last line of the metrics measures them after rounding.
-        max_minutes: time limit, reading included; the run is saved then, with a result of its current weights, and the
-            same call continues it.
-        on_progress: called with (done, total, note) in pictures, first those read, then those trained on.
-
-    Raises:
-        TrainingDiverged: see LoopSettings.max_skipped_in_row; the last checkpoint is kept.
-        ValueError: the data or the run in `out` do not match the arguments.
-        KeyboardInterrupt, Terminated: on Ctrl+C or SIGTERM, once the step is finished and saved.
     """
-    limit = TimeLimit(max_minutes)
-    if recipe.decoder_only and init_from and init_from.codes_fingerprint(save_dtype) != init_from.codes_fingerprint():
-        raise UserError(
-            f"save_dtype={save_dtype} would round the encoder and invalidate the codes in shards: leave it out, or "
-            "start from a VQGAN saved in that type"
-        )
-    train_set, heldout_set = read_sets(data, heldout, recipe, out, on_progress)
-    learner = VQGANLearner(recipe).to(device)
-    if init_from is not None:
-        learner.start_from(init_from)
-    run = VQGANRun(out, learner, train_set, heldout_set, init_from, save_dtype)
-    return run.go(on_progress, limit)
-
-
-class VQGANRun(TrainingRun[Tensor, Progress]):
-    """A run in the state of its folder; see `train_vqgan`."""
-
-    unit = "pictures"
 
     def __init__(
         self,
+        data: Path,
         out: Path,
-        learner: VQGANLearner,
-        train_set: ImageTextPairs,
-        heldout_set: ImageTextPairs,
-        init_from: VQGAN | None,
-        save_dtype: torch.dtype,
+        recipe: VQGANRecipe,
+        *,
+        heldout: Path | None = None,
+        init_from: VQGAN | None = None,
+        save_dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        on_progress: OnProgress | None = None,
     ):
+        encoder = init_from if recipe.decoder_only else None
+        if encoder is not None and encoder.codes_fingerprint(save_dtype) != encoder.codes_fingerprint():
+            raise UserError(
+                f"save_dtype={save_dtype} would round the encoder and invalidate the codes in shards: leave it out, or "
+                "start from a VQGAN saved in that type"
+            )
         self.out, self.result, self.save_dtype = out, out / "config.json", save_dtype
-        self.learner = self.model = learner
-        self.optimizer, self.settings = learner.optimizer, learner.recipe
+        self.settings = self.recipe = recipe
+        train_set, heldout_set = read_sets(data, heldout, recipe, out, on_progress)
         self.pixels, self.heldout = train_set.pixels, heldout_set.pixels
-        self.identity = {"recipe": learner.recipe.identity(), "pictures": self.pixels.digest()}
+        self.learner = self.model = VQGANLearner(recipe).to(device)
+        if init_from is not None:
+            self.learner.start_from(init_from)
+        self.optimizer = self.learner.optimizer
+        self.identity = {"recipe": recipe.identity(), "pictures": self.pixels.digest()}
         if init_from is not None:
             self.identity["init_from"] = init_from.fingerprint()
         defaults = {"recipe": {"decoder_only": False}}
-        saved = load_checkpoint(out, model=learner, optimizer=learner.optimizer, run=self.identity, defaults=defaults)
+        saved = load_checkpoint(out, model=self.model, optimizer=self.optimizer, run=self.identity, defaults=defaults)
         self.progress = Progress(**(saved or {}))
         self.progress.unusable = dict(train_set.skipped + heldout_set.skipped)
 
     def batches(self, stopping: Callable[[], bool]) -> Generator[Tensor, None, None]:
-        recipe = self.learner.recipe
-        return shuffled_batches(
-            len(self.pixels), recipe.batch_size, recipe.seed, start=self.progress.step, steps=recipe.steps
-        )
+        recipe, start = self.recipe, self.progress.step
+        return shuffled_batches(len(self.pixels), recipe.batch_size, recipe.seed, start=start, steps=recipe.steps)
 
     def step(self, step: int, batch: Tensor) -> dict[str, float]:
         return self.learner.step(step, self.pixels[batch])
@@ -133,7 +106,7 @@ class VQGANRun(TrainingRun[Tensor, Progress]):
 
     def measure(self, vqgan: VQGAN, name: str) -> None:
         """Write PSNR and codebook usage for the held-out pictures to the metrics, and a sheet to reconstructions/."""
-        measured, shown = measure(vqgan, self.heldout[:], self.learner.recipe)
+        measured, shown = measure(vqgan, self.heldout[:], self.recipe)
         self.progress.psnr_db, self.progress.codes_used = measured["heldout_psnr_db"], measured["heldout_codes_used"]
         self.metrics.write(self.progress.step, **measured)
         save_sheet(self.out / "reconstructions" / f"{name}.png", shown)

@@ -1,4 +1,5 @@
 import json
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -14,15 +15,17 @@ from dalle_lean.errors import UserError
 from dalle_lean.require import require
 from dalle_lean.tokenizer import Tokenizer
 from tests.tiny import tiny_vqgan
-from tests.training.picture_runs import kill_after_step_5, metrics
+from tests.training.picture_runs import cut_after, killed_after, metrics
 from training.clip.hard_negatives import HardNegatives
 from training.clip.recipe import ClipRecipe
-from training.clip.run import ClipRun, contrastive_loss, train_clip
+from training.clip.run import ClipRun, contrastive_loss
 from training.data.augmentation import jitter
 from training.data.image_text import hold_out, read_captioned
 from training.data.picture_batches import distinct_batches
+from training.run.loop import train_on_pictures
 from training.run.progress import TrainingDiverged
 
+train_clip = partial(train_on_pictures, ClipRun)
 COLOURS = ("red", "green", "blue", "black")
 SHAPES = ("circle", "square")
 TINY = {
@@ -81,7 +84,7 @@ def test_a_trained_clip_ranks_the_picture_that_fits_first(folder, tmp_path):
 
 def test_a_killed_run_continues_exactly_where_its_checkpoint_stood(folder, tmp_path):
     recipe = ClipRecipe(**{**TINY, "steps": 8, "precision": "bf16"})
-    kill_after_step_5(train_clip, folder, tmp_path / "killed", recipe)
+    killed_after(5, ClipRun, folder, tmp_path / "killed", recipe)
     assert metrics(tmp_path / "killed")[-1]["step"] == 5
     assert not (tmp_path / "killed/clip").exists()
 
@@ -96,12 +99,7 @@ def test_a_killed_run_continues_exactly_where_its_checkpoint_stood(folder, tmp_p
 
 def test_a_run_whose_time_is_up_leaves_a_clip_and_goes_on_to_the_same_one(folder, tmp_path, clock):
     recipe = ClipRecipe(**{**TINY, "steps": 6})
-
-    def at_step_3(done, total, note):
-        if note.startswith("step 3/"):
-            clock.advance(61)
-
-    assert train_clip(folder, tmp_path / "cut", recipe, max_minutes=1, on_progress=at_step_3).step == 3
+    assert cut_after(3, clock, ClipRun, folder, tmp_path / "cut", recipe).step == 3
     assert ClipScorer.load(tmp_path / "cut/clip")
     train_clip(folder, tmp_path / "cut", recipe, max_minutes=1)
     train_clip(folder, tmp_path / "whole", recipe)
@@ -141,8 +139,7 @@ def test_a_run_learns_from_hard_negatives_and_measures_how_often_it_tells_them_a
             learnt.append(rows)
             return super().step(step, rows)
 
-    monkeypatch.setattr("training.clip.run.ClipRun", Watched)
-    end = train_clip(folder, tmp_path, ClipRecipe(**{**TINY, "steps": 4}), heldout=folder)
+    end = train_on_pictures(Watched, folder, tmp_path, ClipRecipe(**{**TINY, "steps": 4}), heldout=folder)
     data = read_captioned(folder, 32, fields=("paint", "place", "things"))
     negatives = HardNegatives(data, TINY["alike"], batch_size=6, share=0.5, group_size=8, seed=0)
     assert (negatives.groups, negatives.num_anchors) == (1, 4)
@@ -230,7 +227,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(folder,
     assert not (tmp_path / "clip").exists()
 
 
-def test_a_step_with_an_infinite_gradient_changes_nothing_and_is_counted(folder, tmp_path, monkeypatch):
+def test_a_step_with_an_infinite_gradient_changes_nothing_and_is_counted(folder, tmp_path):
     recipe = ClipRecipe(**{**TINY, "steps": 4, "checkpoint_every": 1})
     states = []
 
@@ -246,8 +243,7 @@ def test_a_step_with_an_infinite_gradient_changes_nothing_and_is_counted(folder,
             hook.remove()
             return numbers
 
-    monkeypatch.setattr("training.clip.run.ClipRun", Overflowing)
-    end = train_clip(folder, tmp_path, recipe)
+    end = train_on_pictures(Overflowing, folder, tmp_path, recipe)
     assert all(torch.equal(states[2][name], value) for name, value in states[3].items())
     assert not all(torch.equal(states[1][name], value) for name, value in states[2].items())
     assert (end.step, end.skipped, end.skipped_in_row) == (4, 1, 0)
@@ -329,10 +325,7 @@ def test_a_folder_without_anything_usable_is_refused_by_name(tmp_path, listing, 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"steps": 0},
         {"width": 100},
-        {"lr": 0.0},
-        {"precision": "fp8"},
         {"picture_side": 60},
         {"image_layers": (1, 1)},
         {"heldout_share": 1.5},

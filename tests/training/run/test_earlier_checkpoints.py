@@ -13,18 +13,19 @@ import pytest
 from dalle_lean.images.vqgan import VQGANConfig
 from tests.training.runs import losses
 from training.clip.recipe import ClipRecipe
-from training.clip.run import train_clip
+from training.clip.run import ClipRun
+from training.run.loop import train_on_pictures
 from training.run.metrics import read_metrics
 from training.run.recipe import Recipe
 from training.things.recipe import ThingRecipe
-from training.things.run import train_things
+from training.things.run import ThingRun
 from training.trainer import train
 from training.vqgan.recipe import VQGANRecipe
-from training.vqgan.run import train_vqgan
+from training.vqgan.run import VQGANRun
 
 EARLIER = Path(__file__).parent / "earlier_runs"
 RECIPES = {"train-vqgan": VQGANRecipe, "train-clip": ClipRecipe, "train-things": ThingRecipe}
-TRAIN = {"train-vqgan": train_vqgan, "train-clip": train_clip, "train-things": train_things}
+RUNS = {"train-vqgan": VQGANRun, "train-clip": ClipRun, "train-things": ThingRun}
 
 
 def tupled(value):
@@ -53,11 +54,12 @@ def test_an_earlier_run_of_train_goes_on_as_it_did_there(tmp_path):
     assert (out / "model/model.safetensors").exists()
 
 
-@pytest.mark.parametrize("word", TRAIN)
+@pytest.mark.parametrize("word", RUNS)
 def test_an_earlier_run_on_pictures_goes_on_from_its_checkpoint(word, tmp_path):
     out = copy_of(word, tmp_path)
     notes = []
-    end = TRAIN[word](EARLIER / "pictures", out, recipe_of(word), on_progress=lambda *at: notes.append(at[2]))
+    progress = {"on_progress": lambda *at: notes.append(at[2])}
+    end = train_on_pictures(RUNS[word], EARLIER / "pictures", out, recipe_of(word), **progress)
     assert not any(note.startswith(("step 1/", "step 2/")) for note in notes)
     assert end.step == 6
     assert math.isfinite(end.loss)

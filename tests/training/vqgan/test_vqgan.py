@@ -1,14 +1,9 @@
 """train-vqgan on the emoji of tests/data: it learns, survives a kill, and uses its codes."""
 
 import dataclasses
-import json
 import math
-import os
-import signal
-import subprocess
-import sys
-import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,14 +13,18 @@ from torch.nn import functional as F
 
 from dalle_lean.images.vqgan import VQGAN, GumbelQuantizer, NearestQuantizer, codebook_use
 from tests.tiny import VQGAN_CONFIG
+from tests.training.picture_runs import cut_after, killed_after
 from training.data.image_text import read_pictures
 from training.data.picture_batches import shuffled_batches
+from training.run.loop import train_on_pictures
+from training.run.metrics import read_metrics
 from training.run.progress import TrainingDiverged
 from training.vqgan.codebook import GumbelLearner, NearestLearner
 from training.vqgan.learner import VQGANLearner
 from training.vqgan.recipe import VQGANRecipe
-from training.vqgan.run import side_by_side, train_vqgan
+from training.vqgan.run import VQGANRun, side_by_side
 
+train_vqgan = partial(train_on_pictures, VQGANRun)
 EMOJI = Path(__file__).parents[2] / "data" / "emoji"
 SHAPE = dataclasses.replace(VQGAN_CONFIG, picture_side=16)
 TINY = VQGANRecipe(
@@ -34,7 +33,7 @@ TINY = VQGANRecipe(
 
 
 def lines(out: Path) -> list[dict]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return read_metrics(out / "metrics.jsonl")
 
 
 def losses(out: Path) -> list[float]:
@@ -83,18 +82,7 @@ def test_originals_stand_above_their_reconstructions(trained):
 
 @pytest.mark.slow
 def test_a_killed_run_continues_where_it_stopped(trained, tmp_path):
-    script = (
-        "from pathlib import Path; from tests.training.vqgan.test_vqgan import *; "
-        f"torch.set_num_threads({torch.get_num_threads()}); "
-        f"train_vqgan(EMOJI, Path({str(tmp_path)!r}), TINY, save_dtype=torch.bfloat16)"
-    )
-    root = Path(__file__).parents[3]
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
-    while not (tmp_path / "metrics.jsonl").exists() or len(losses(tmp_path)) < 12:
-        assert process.poll() is None, "the run ended before it could be killed"
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    killed_after(12, VQGANRun, EMOJI, tmp_path, TINY, save_dtype=torch.bfloat16)
     assert not (tmp_path / "model.safetensors").exists()
 
     train_vqgan(EMOJI, tmp_path, TINY, save_dtype=torch.bfloat16)
@@ -290,12 +278,7 @@ def test_a_wrong_recipe_says_what_is_wrong(changes, complaint):
 
 
 def test_a_run_whose_time_is_up_leaves_a_vqgan_and_goes_on_to_the_same_one(trained, tmp_path, clock):
-    def at_step_7(done: int, total: int, note: str) -> None:
-        if note.startswith("step 7/"):
-            clock.advance(61)
-
-    end = train_vqgan(EMOJI, tmp_path, TINY, save_dtype=torch.bfloat16, max_minutes=1, on_progress=at_step_7)
-    assert end.step == 7
+    assert cut_after(7, clock, VQGANRun, EMOJI, tmp_path, TINY, save_dtype=torch.bfloat16).step == 7
     assert VQGAN.load(tmp_path).config == SHAPE
     train_vqgan(EMOJI, tmp_path, TINY, save_dtype=torch.bfloat16, max_minutes=1)
     assert losses(tmp_path) == losses(trained)
