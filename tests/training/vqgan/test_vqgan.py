@@ -270,7 +270,12 @@ def test_a_sheet_of_any_number_of_pictures_has_full_rows():
 
 @pytest.mark.parametrize(
     ("changes", "complaint"),
-    [({"steps": 0}, "steps=0"), ({"precision": "fp8"}, "precision='fp8'"), ({"lr": 2.0}, "lr=2.0")],
+    [
+        ({"steps": 0}, "steps=0: must be at least 1"),
+        ({"precision": "fp16"}, "precision='fp16': must be bf16 or fp32"),
+        ({"lr": 0.0}, r"lr=0\.0: must be between 0 and 1"),
+        ({"lr": 1.5}, r"lr=1\.5: must be between 0 and 1"),
+    ],
 )
 def test_a_wrong_recipe_says_what_is_wrong(changes, complaint):
     with pytest.raises(ValueError, match=complaint):
