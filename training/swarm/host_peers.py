@@ -1,14 +1,11 @@
 """The peers that a whole run trusts: the host's own, as swarm.toml names them."""
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
 from hivemind.p2p import PeerID
 
 from training.swarm.config import SwarmSection
 from training.swarm.network.addresses import peer_of
-from training.swarm.observe.peer_metrics import peer_id_of
 
 
 @dataclass(frozen=True)
@@ -28,12 +25,3 @@ def host_peers(swarm: SwarmSection) -> HostPeers:
     return HostPeers(
         donors=frozenset(map(PeerID.from_base58, swarm.donors)), helpers=frozenset(map(peer_of, swarm.addresses))
     )
-
-
-@lru_cache(maxsize=4096)
-def owner_peer(owner: Any) -> PeerID | None:
-    """The peer whose public key is this subkey of a record; None for any other subkey."""
-    try:
-        return PeerID.from_base58(peer_id_of(owner))
-    except Exception:  # untrusted bytes may raise anything
-        return None

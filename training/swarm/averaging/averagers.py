@@ -33,7 +33,7 @@ from training.swarm.averaging.receipts import Receipt, SignedGroups, Signer, che
 from training.swarm.averaging.robust_rules import REJECT_RADII, FiniteMean
 from training.swarm.averaging.wire_checks import CheckedStub, checked_parts
 from training.swarm.host_peers import HostPeers
-from training.swarm.observe.peer_metrics import owner_key
+from training.swarm.network.owner_keys import owner_key
 
 logger = logging.getLogger("hivemind")
 

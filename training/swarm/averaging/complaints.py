@@ -27,8 +27,7 @@ from training.swarm.admission.keys import Forged
 from training.swarm.admission.passes import Refused
 from training.swarm.averaging.matchmaking import UnreliablePeers
 from training.swarm.averaging.receipts import Receipt, contradiction
-from training.swarm.host_peers import owner_peer
-from training.swarm.observe.peer_metrics import owner_key
+from training.swarm.network.owner_keys import owner_key, owner_peer
 
 RECORD_S = 300.0  # lifetime of a record, and of an exclusion by it
 INTERVAL_S, SETTLE_S = 10.0, 2.0

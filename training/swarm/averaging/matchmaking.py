@@ -14,8 +14,7 @@ from hivemind.averaging.matchmaking import PotentialLeaders
 from hivemind.p2p import PeerID
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from training.swarm.host_peers import owner_peer
-from training.swarm.observe.peer_metrics import owner_key
+from training.swarm.network.owner_keys import owner_key, owner_peer
 
 LOOKUP_INTERVAL_S = 0.2
 AWAY_AFTER = 2  # searches in a row that found none of the host's peers, after which other peers may lead

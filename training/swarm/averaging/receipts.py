@@ -19,12 +19,11 @@ import torch
 from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
-from hivemind.utils.crypto import RSAPrivateKey, RSAPublicKey
+from hivemind.utils.crypto import RSAPrivateKey
 from torch import Tensor
 
 from dalle_lean.io.files import read_json, write_json
-from training.swarm.host_peers import owner_peer
-from training.swarm.observe.peer_metrics import OWNER
+from training.swarm.network.owner_keys import signer_of
 
 HASH_BYTES = 16
 SAMPLED = 256  # values per part in a receipt
@@ -59,11 +58,7 @@ class Receipt:
     @property
     def reducer(self) -> PeerID | None:
         """The peer whose key signed it; None if the signature is invalid."""
-        peer = owner_peer(self.owner)
-        if peer is None:
-            return None
-        key = RSAPublicKey.from_bytes(*OWNER.findall(self.owner))
-        return peer if key.verify(signed_bytes(self.group, self.time, self.part, self.digest), self.signature) else None
+        return signer_of(self.owner, signed_bytes(self.group, self.time, self.part, self.digest), self.signature)
 
     @property
     def part_id(self) -> tuple[bytes, bytes, int]:

@@ -30,7 +30,7 @@ from training.swarm.averaging.state_validation import (
     check_epoch,
     check_state,
     sign_state,
-    signer_of,
+    state_signer,
     tensors_sha256,
 )
 from training.swarm.averaging.wire_checks import check_tensor
@@ -240,7 +240,7 @@ class SwarmStateAverager(FilteredAverager, TrainingStateAverager):
                 continue
             try:
                 metadata, tensors = self.download(donor, timeout if named else left_s, max(self.first_epoch, min_epoch))
-                signed = signer_of(metadata, self.prefix) in self.host.donors
+                signed = state_signer(metadata, self.prefix) in self.host.donors
                 if not signed and self.host.donors:
                     self.check_unsigned(metadata, max_epoch)
                 self.adopt(metadata, tensors)

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import PeerID
-from hivemind.utils.crypto import RSAPrivateKey, RSAPublicKey
+from hivemind.utils.crypto import RSAPrivateKey
 from torch import Tensor
 
 from training.data.loader import Batch
 from training.step.gradients import GradientComputer
-from training.swarm.host_peers import owner_peer
-from training.swarm.observe.peer_metrics import OWNER
+from training.swarm.network.owner_keys import signer_of
 
 MAX_LOSS_RATIO = 1.2  # the held-out loss of a downloaded state may be this many times that of the current weights
 
@@ -59,12 +58,10 @@ def sign_state(metadata: dict[str, Any], run: str, key: RSAPrivateKey) -> dict[s
     return {**metadata, "owner": owner, "signature": key.sign(signed_content(metadata, run))}
 
 
-def signer_of(metadata: Any, run: str) -> PeerID | None:
+def state_signer(metadata: Any, run: str) -> PeerID | None:
     """The peer that signed a state's metadata for this run; None without a valid signature."""
     try:
-        [key] = OWNER.findall(metadata["owner"])
-        valid = RSAPublicKey.from_bytes(key).verify(signed_content(metadata, run), metadata["signature"])
-        return owner_peer(metadata["owner"]) if valid else None
+        return signer_of(metadata["owner"], signed_content(metadata, run), metadata["signature"])
     except Exception:  # untrusted bytes may raise anything
         return None
 

@@ -22,9 +22,9 @@ from training.swarm.admission.gate import Gate
 from training.swarm.network.addresses import peer_of
 from training.swarm.network.node import Node
 from training.swarm.network.orphan_reaper import guard_children
+from training.swarm.network.owner_keys import IdentityKey, IdentitySigner
 from training.swarm.network.reconnect import reconnect_lost_peers
 from training.swarm.observe.log import BoundedFileHandler
-from training.swarm.observe.peer_metrics import IdentityKey, IdentitySigner
 
 LOGGERS = ("hivemind", "asyncio", "py.warnings")
 HANDLER = "dalle-lean"

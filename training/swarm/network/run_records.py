@@ -10,7 +10,8 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 from training.swarm.config import SwarmSettings
-from training.swarm.host_peers import host_peers, owner_peer
+from training.swarm.host_peers import host_peers
+from training.swarm.network.owner_keys import owner_peer
 
 MAX_VALUE_BYTES = 4096
 MAX_AGE_S = 600.0

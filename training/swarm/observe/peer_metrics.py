@@ -10,12 +10,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import hivemind
-import multihash
-from cryptography.hazmat.primitives import hashes, serialization
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import DHTProtocol
@@ -23,18 +20,15 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import CompositeValidator, DHTRecord, RecordValidatorBase
-from hivemind.p2p import PeerID
-from hivemind.proto import crypto_pb2
 from hivemind.utils import get_dht_time
-from hivemind.utils.crypto import RSAPrivateKey
 from pydantic.v1 import BaseModel, ConstrainedFloat, ConstrainedInt, ConstrainedStr, StrictBool
 
 from dalle_lean.errors import UserError
+from training.swarm.network.owner_keys import OWNER, owner_peer
 
 EXPIRATION_S = 90.0  # a peer without a newer record after this time has left
 MAX_CLOCK_ERROR_S = 30.0
 MAX_PEERS = 4096  # per run, since identities are free
-OWNER = re.compile(rb"\[owner:(ssh-rsa [A-Za-z0-9+/=]{100,2000})\]")
 
 
 class Count(ConstrainedInt):
@@ -137,37 +131,6 @@ class PeerRecords:
     refused: int
 
 
-class IdentityKey(RSAPrivateKey):
-    """The private key of an identity file that hivemind wrote."""
-
-    def __init__(self, identity: Path):
-        saved = crypto_pb2.PrivateKey.FromString(identity.read_bytes())
-        self._private_key = serialization.load_der_private_key(saved.data, password=None)
-
-
-class IdentitySigner(RecordValidatorBase):
-    """Signs records whose subkey is this node's identity key.
-
-    A node keeps only one RSASignatureValidator of hivemind's, which may sign with another key.
-    """
-
-    def __init__(self, key: RSAPrivateKey):
-        self.inner = RSASignatureValidator(key)
-
-    @property
-    def priority(self) -> int:
-        return int(self.inner.priority) + 1
-
-    def sign_value(self, record: DHTRecord) -> bytes:
-        if self.inner.strip_value(record) != record.value:
-            return record.value  # the node's own validator has signed it with the same key
-        signed: bytes = self.inner.sign_value(record)
-        return signed
-
-    def validate(self, record: DHTRecord) -> bool:
-        return True
-
-
 def metrics_key(run_id: str) -> str:
     return f"{run_id}_metrics"
 
@@ -185,24 +148,6 @@ def protect_records(dht: hivemind.DHT, run_id: str) -> None:
     dht.add_validators(record_validators(run_id))
 
 
-def owner_key(dht: hivemind.DHT) -> bytes:
-    """The subkey of a node's records: its public key. The node must come from `open_dht`."""
-    return bytes(RSASignatureValidator(dht.private_key).local_public_key)
-
-
-def peer_id_of(owner: bytes) -> str:
-    """The peer id of a record's owner (github.com/libp2p/specs, peer-ids); ValueError unless it is a public key."""
-    match = OWNER.fullmatch(owner)
-    if match is None:
-        raise ValueError("a record's owner must be a public key")
-    key = serialization.load_ssh_public_key(match[1])
-    encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    digest = hashes.Hash(hashes.SHA256())
-    digest.update(crypto_pb2.PublicKey(key_type=crypto_pb2.RSA, data=encoded).SerializeToString())
-    peer_id: str = PeerID(multihash.encode(digest.finalize(), "sha2-256")).to_base58()
-    return peer_id
-
-
 def read_records(dht: hivemind.DHT, run_id: str, timeout_s: float = 60.0) -> PeerRecords:
     """The current records that are well-formed and signed by their owners; counts the others.
 
@@ -210,7 +155,7 @@ def read_records(dht: hivemind.DHT, run_id: str, timeout_s: float = 60.0) -> Pee
     """
     future = dht.run_coroutine(partial(collect, run_id=run_id), return_future=True)
     found, refused = future.result(timeout=timeout_s)
-    return PeerRecords({peer_id_of(owner): PeerRecord(**content) for owner, content in found.items()}, refused)
+    return PeerRecords({str(owner_peer(owner)): PeerRecord(**content) for owner, content in found.items()}, refused)
 
 
 async def collect(_dht: hivemind.DHT, node: DHTNode, run_id: str) -> tuple[dict[bytes, dict[str, Any]], int]:
@@ -254,7 +199,6 @@ def checked(record: DHTRecord, checks: CompositeValidator) -> tuple[bytes | None
             return None, {}
         owner: bytes = DHTProtocol.serializer.loads(record.subkey)
         content: dict[str, Any] = DHTProtocol.serializer.loads(checks.strip_value(record))
-        peer_id_of(owner)
+        return (None, {}) if owner_peer(owner) is None else (owner, content)
     except Exception:  # untrusted bytes may raise anything
         return None, {}
-    return owner, content

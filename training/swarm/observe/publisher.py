@@ -7,13 +7,13 @@ from typing import Any
 import hivemind
 from hivemind.utils import get_dht_time
 
+from training.swarm.network.owner_keys import owner_key
 from training.swarm.observe.peer_metrics import (
     EXPIRATION_S,
     PeerMetrics,
     PeerRecord,
     check_user_name,
     metrics_key,
-    owner_key,
     protect_records,
 )
 

@@ -11,7 +11,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from training.swarm.host_peers import owner_peer
+from training.swarm.network.owner_keys import owner_peer
 
 MAX_BATCHES_PER_STEP = 100
 """No peer gathers this many target batches for one step: such a record is invalid."""

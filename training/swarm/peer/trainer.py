@@ -18,7 +18,8 @@ from training.data.sampler import Position
 from training.run.graceful_stop import Interruption, interrupt_deferred, raise_interrupt
 from training.swarm.averaging.state_validation import validate_state
 from training.swarm.config import SwarmSettings
-from training.swarm.observe.peer_metrics import PeerMetrics, owner_key
+from training.swarm.network.owner_keys import owner_key
+from training.swarm.observe.peer_metrics import PeerMetrics
 from training.swarm.optimizer.build import swarm_optimizer
 from training.swarm.optimizer.swarm_optimizer import OutOfSync
 from training.swarm.peer.gradient_worker import GradientWorker

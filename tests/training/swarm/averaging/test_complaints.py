@@ -27,9 +27,8 @@ from training.swarm.averaging.complaints import (
 from training.swarm.averaging.matchmaking import UnreliablePeers
 from training.swarm.averaging.receipts import Receipt, signed_bytes
 from training.swarm.host.host_gate import ban_proven
-from training.swarm.host_peers import owner_peer
+from training.swarm.network.owner_keys import owner_key, owner_peer
 from training.swarm.network.run_records import MAX_VALUE_BYTES
-from training.swarm.observe.peer_metrics import owner_key
 
 GHOST = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 

@@ -26,7 +26,7 @@ from training.swarm.averaging.matchmaking import (
     HostFirstLeaders,
     UnreliablePeers,
 )
-from training.swarm.host_peers import owner_peer
+from training.swarm.network.owner_keys import owner_peer
 
 HELPER, STRANGER = (RSASignatureValidator(RSAPrivateKey()).local_public_key for _ in "ab")
 

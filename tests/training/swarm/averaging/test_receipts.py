@@ -25,7 +25,7 @@ from training.swarm.averaging.receipts import (
 )
 from training.swarm.averaging.wire_checks import wire_compression
 from training.swarm.config import WireSection
-from training.swarm.observe.peer_metrics import IdentityKey, owner_key
+from training.swarm.network.owner_keys import IdentityKey, owner_key
 
 GROUP = b"group"
 SIZE = 20_000

@@ -8,11 +8,11 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
 from training.swarm.config import SwarmSettings
-from training.swarm.host_peers import owner_peer
 from training.swarm.network import run_records
 from training.swarm.network.dht import open_dht
+from training.swarm.network.owner_keys import owner_key, owner_peer
 from training.swarm.network.run_records import MAX_AGE_S, MAX_VALUE_BYTES, RunRecords, keep_own_records, key_of
-from training.swarm.observe.peer_metrics import owner_key, protect_records
+from training.swarm.observe.peer_metrics import protect_records
 
 RUN = "emoji-0123456789abcdef"
 GROUP = f"{RUN}_grad_averager.0b"

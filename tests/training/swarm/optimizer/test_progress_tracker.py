@@ -8,7 +8,7 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from training.swarm.host_peers import owner_peer
+from training.swarm.network.owner_keys import owner_peer
 from training.swarm.optimizer.progress_tracker import MAX_BATCHES_PER_STEP, DonorTracker, HelperTracker, SwarmTracker
 
 TARGET = 128

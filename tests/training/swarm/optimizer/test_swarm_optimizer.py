@@ -18,8 +18,15 @@ from hivemind.utils.crypto import RSAPrivateKey
 from dalle_lean.progress import silent
 from tests.training.swarm.optimizer.test_progress_tracker import LAST, TARGET, record, said
 from training.swarm.averaging.state_averager import SwarmStateAverager
-from training.swarm.averaging.state_validation import StateRefused, check_epoch, sign_state, signer_of, tensors_sha256
-from training.swarm.host_peers import HostPeers, owner_peer
+from training.swarm.averaging.state_validation import (
+    StateRefused,
+    check_epoch,
+    sign_state,
+    state_signer,
+    tensors_sha256,
+)
+from training.swarm.host_peers import HostPeers
+from training.swarm.network.owner_keys import owner_peer
 from training.swarm.optimizer import swarm_optimizer as stepping
 from training.swarm.optimizer.progress_tracker import DonorTracker, SwarmTracker
 from training.swarm.optimizer.swarm_optimizer import NoGroup, OutOfSync, ProcessEnded, SwarmOptimizer
@@ -218,8 +225,8 @@ def test_the_weights_that_a_run_began_with_are_taken_from_a_donor_alone(averager
 def test_a_donor_signs_what_it_hands_out(averager, monkeypatch):
     averager.host = HostPeers(donors=frozenset({averager.peer_id}))
     metadata, _, _ = averager.get_current_state()
-    assert signer_of(metadata, "test") == averager.peer_id
-    assert signer_of(metadata, "another run") is None
+    assert state_signer(metadata, "test") == averager.peer_id
+    assert state_signer(metadata, "another run") is None
 
 
 def test_a_peer_whose_averager_has_crashed_takes_no_further_step(newcomer, dht):
