@@ -15,6 +15,7 @@ import torch
 from dalle_lean import load_model
 from dalle_lean.vocabulary import Vocabulary
 from tests.tiny import DALLE_FIELDS, tiny_dalle
+from tests.training.swarm.host.small_run import make, run_program
 from training.run.recipe import Recipe, ScheduleRecipe
 from training.swarm.config import SwarmSection, SwarmSettings, read_settings
 from training.swarm.host.checkpoints import (
@@ -27,6 +28,7 @@ from training.swarm.host.checkpoints import (
     successor,
 )
 from training.swarm.host.host_config import HostConfig
+from training.swarm.peer.gradient_worker import build_model
 
 EVERY = 10
 STATISTICS = [torch.arange(6.0), torch.arange(256, dtype=torch.uint8)]
@@ -257,3 +259,23 @@ def test_names_count_how_often_a_run_went_back():
         "emoji-back10",
     ]
     assert {first_name(name) for name in ("emoji", "emoji-back1", "emoji-back10")} == {"emoji"}
+
+
+def test_the_command_line_lists_checkpoints_and_takes_a_run_back(shards, tmp_path, capsys):
+    settings = make(tmp_path / "run", shards)
+    checkpoints = Checkpoints(tmp_path / "run", settings, HostConfig(ports={}), print)
+    model = build_model(settings)
+    for step, loss in ((3, 5.5), (6, math.nan)):
+        checkpoints.save(step, model, [], loss)
+    capsys.readouterr()
+    assert run_program("rollback", str(tmp_path / "run")) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert "step       3  held-out loss        5.5" in listed[0]
+    assert "step       6  held-out loss          -" in listed[1]
+    assert run_program("rollback", str(tmp_path / "run"), "--to", "4") == 2
+    assert "no checkpoint of step 4; it has 3, 6" in capsys.readouterr().err
+    assert run_program("rollback", str(tmp_path / "run"), "--to", "3") == 0
+    assert "goes on as run-back1" in capsys.readouterr().out
+    again = make(tmp_path / "run", shards)
+    assert again.swarm.name == "run-back1"
+    assert again.swarm.addresses == settings.swarm.addresses

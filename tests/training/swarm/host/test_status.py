@@ -1,6 +1,7 @@
 """A host shows its run's progress from the donors' status files."""
 
 import math
+import threading
 
 from training.swarm.host.status import RunStatus, StatusFile, read_status
 
@@ -33,3 +34,14 @@ def test_a_loss_that_is_not_a_number_is_not_shown(tmp_path):
 
 def test_before_any_report_the_run_is_at_its_beginning(tmp_path):
     assert RunStatus.of_peers(tmp_path, ["donor-0"]) == RunStatus()
+
+
+def test_no_notice_is_lost_where_two_threads_give_theirs(tmp_path):
+    status = StatusFile(tmp_path, "donor-0")
+    (tmp_path / "status").mkdir()
+    threads = [threading.Thread(target=lambda: [status.notice("x") for _ in range(100)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert status.content["noticed"] == 400
