@@ -11,7 +11,7 @@ from PIL import Image
 from dalle_lean.errors import is_out_of_memory
 from dalle_lean.vocabulary import enumerated, named
 from dalle_lean.words import counted
-from demo.service.drawing_service import PREVIEWS, Done, DrawingService, Queued, Running
+from demo.service.drawing_service import OUT_OF_MEMORY, PREVIEWS, Done, DrawingService, Queued, Running
 from demo.service.latency_model import PAPER_NUM_IMAGES, PATIENCE_S
 from demo.service.scheduler import Busy
 from inference.generator import Generator
@@ -21,7 +21,6 @@ QUOTES = ("“", "”")
 EMPTY = "Your pictures will grow here."
 STOPPING = "Stopping after this row."
 STOPPED = "Stopped. Change the prompt or press Draw to start again."
-OUT_OF_MEMORY = "Drawing failed because this machine lacks memory; try fewer candidates."
 FADED = 60  # alpha of what is not kept of an upload, of 255
 LONGEST_ERROR = 200  # characters of an exception's message to show
 

@@ -15,11 +15,11 @@ from typing import Any, cast
 import torch
 from ray import serve
 
-from dalle_lean.errors import UserError
+from dalle_lean.errors import UserError, is_out_of_memory
 from dalle_lean.io.files import read_text
 from dalle_lean.io.model_folder import check_parts
 from demo.serve.wire import latency_to_json, picture_to_json, png
-from demo.service.drawing_service import PREVIEW_INTERVAL_S, PREVIEWS
+from demo.service.drawing_service import OUT_OF_MEMORY, PREVIEW_INTERVAL_S, PREVIEWS
 from demo.service.latency_model import LatencyModel, measure, wait_for_device
 from inference.generator import Generator
 from inference.ranking import DECODE_BATCH
@@ -118,6 +118,10 @@ class Drawer:
                         return
         except UserError as mistake:
             yield Step(mistake=str(mistake))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            yield Step(mistake=OUT_OF_MEMORY)
         finally:
             unit.wanted = False
 

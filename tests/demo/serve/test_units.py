@@ -1,12 +1,15 @@
 """Prompts cut into units, drawn apart and merged, without a cluster."""
 
+import asyncio
 import json
 
 import pytest
+import torch
 
 pytest.importorskip("ray.serve", reason="pip install 'dalle-lean[serve]'")
 
 from benchmarks.serving import fingerprint
+from dalle_lean.errors import UserError
 from dalle_lean.io.model_folder import check_parts
 from demo.serve.drawer import Drawer, Timer, Unit
 from demo.serve.model_replicas import Model, best_of
@@ -60,6 +63,35 @@ def test_a_caller_is_told_of_the_first_row_then_at_most_every_preview_interval_a
     assert steps[0].share > 0
     assert steps[1] is None
     assert len(steps[-1].pictures) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "lacks memory; try fewer candidates"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "lacks memory; try fewer candidates"),
+        (UserError("codes of another VQGAN"), "codes of another VQGAN"),
+    ],
+)
+def test_what_its_user_can_help_is_said_in_a_sentence(error, said):
+    [step] = asyncio.run(steps_of_a_failure(error))
+    assert said in step.mistake
+
+
+def test_a_bug_is_no_mistake_of_its_user():
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(steps_of_a_failure(ZeroDivisionError()))
+
+
+async def steps_of_a_failure(error):
+    """What a replica answers where drawing raises `error`."""
+
+    async def fails(_unit):
+        yield error
+
+    drawer = Drawer.__new__(Drawer)
+    drawer.draw_together = fails
+    return [step async for step in drawer.draw(Request("a red heart", Settings()), previews=False)]
 
 
 def test_a_prompt_takes_as_long_as_the_largest_share_of_a_replica():
