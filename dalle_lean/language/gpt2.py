@@ -16,7 +16,7 @@ from dalle_lean.io.safetensors_io import read_weights, refuse_other_shapes
 from dalle_lean.language.model import LanguageConfig, LanguageModel
 from dalle_lean.memory import MemoryPlan
 
-ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
+FFN_ACTIVATION_OF = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 """Name in published configurations -> name here."""
 EXPECTED: dict[str, Any] = {
     "model_type": "gpt2",
@@ -68,8 +68,8 @@ def read_config(path: Path) -> LanguageConfig:
         if content.get(name, value) != value:
             raise UserError(f"{path}: {name} = {content[name]!r}; only {value!r} is supported")
     activation = content.get("activation_function", "gelu_new")
-    if activation not in ACTIVATIONS:
-        raise UserError(f"{path}: activation_function = {activation!r}; must be one of {', '.join(ACTIVATIONS)}")
+    if activation not in FFN_ACTIVATION_OF:
+        raise UserError(f"{path}: activation_function = {activation!r}; must be one of {', '.join(FFN_ACTIVATION_OF)}")
     try:
         width, heads = content["n_embd"], content["n_head"]
         inner = content.get("n_inner") or 4 * width
@@ -84,7 +84,7 @@ def read_config(path: Path) -> LanguageConfig:
             num_heads=heads,
             head_size=width // heads,
             ffn_multiplier=inner // width,
-            ffn_activation=ACTIVATIONS[activation],
+            ffn_activation=FFN_ACTIVATION_OF[activation],
         )
     except KeyError as error:
         raise UserError(f"{path}: {error} is missing") from None

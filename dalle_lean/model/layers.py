@@ -49,7 +49,7 @@ class _Geglu(torch.autograd.Function):
         return out
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+FFN_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
     "silu": functional.silu,
@@ -124,7 +124,7 @@ class FeedForward(nn.Module):
         super().__init__()
         inner = config.ffn_multiplier * config.hidden_size
         self.gated = config.ffn_gated
-        self.activation = ACTIVATIONS[config.ffn_activation]
+        self.activation = FFN_FUNCTIONS[config.ffn_activation]
         self.up = projection(config, config.hidden_size, (1 + self.gated) * inner, **factory)
         self.down = projection(config, inner, config.hidden_size, **factory)
 
