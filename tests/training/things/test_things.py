@@ -74,7 +74,7 @@ def other(tmp_path_factory):
 def test_it_tells_things_in_colours_and_on_grounds_it_never_saw(folder, other, tmp_path):
     end = train_things(folder, tmp_path, ThingRecipe(**TINY), heldout=other)
     assert end.step == 120
-    assert end.measured["right_thing_first"] >= 0.8
+    assert end.measured["right_thing_first"] > 2 / 3  # chance is a third; machines round differently
     assert end.among == {"right_thing_first": 3}
     assert end.unusable == {"not exactly one thing": 1, "no things named": 1, "picture missing": 1}
     classifier = ThingClassifier.load(tmp_path / "classifier")
