@@ -11,7 +11,7 @@ from PIL import Image
 from dalle_lean.errors import is_out_of_memory
 from dalle_lean.vocabulary import enumerated, named
 from dalle_lean.words import counted
-from demo.service.drawing_service import OUT_OF_MEMORY, PREVIEWS, Done, DrawingService, Queued, Running
+from demo.service.drawing_service import LACK_OF_MEMORY, PREVIEWS, Done, DrawingService, Queued, Running
 from demo.service.latency_model import PAPER_NUM_IMAGES, PATIENCE_S
 from demo.service.scheduler import Busy
 from inference.generator import Generator
@@ -147,7 +147,7 @@ def busy(error: Busy) -> str:
 def broken(error: Exception) -> str:
     """Why drawing failed, if neither the visitor nor a full queue is the reason: one sentence, not HTML."""
     if is_out_of_memory(error):
-        return OUT_OF_MEMORY
+        return LACK_OF_MEMORY
     first, *_ = str(error).strip().splitlines() or [""]
     message = textwrap.shorten(first, LONGEST_ERROR, placeholder=" ...")
     cause = f"{type(error).__name__}: {message}" if message else type(error).__name__

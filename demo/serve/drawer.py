@@ -19,7 +19,7 @@ from dalle_lean.errors import UserError, is_out_of_memory
 from dalle_lean.io.files import read_text
 from dalle_lean.io.model_folder import check_parts
 from demo.serve.wire import latency_to_json, picture_to_json, png
-from demo.service.drawing_service import OUT_OF_MEMORY, PREVIEW_INTERVAL_S, PREVIEWS
+from demo.service.drawing_service import LACK_OF_MEMORY, PREVIEW_INTERVAL_S, PREVIEWS
 from demo.service.latency_model import LatencyModel, measure, wait_for_device
 from inference.generator import Generator
 from inference.ranking import DECODE_BATCH
@@ -121,7 +121,7 @@ class Drawer:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            yield Step(mistake=OUT_OF_MEMORY)
+            yield Step(mistake=LACK_OF_MEMORY)
         finally:
             unit.wanted = False
 

@@ -28,7 +28,7 @@ FIRST_UPLOAD_S = 1.0
 LINE_INTERVAL_S = 0.5
 PREVIEW_INTERVAL_S = 0.3
 PREVIEWS = 4
-OUT_OF_MEMORY = "Drawing failed because this machine lacks memory; try fewer candidates."
+LACK_OF_MEMORY = "Drawing failed because this machine lacks memory; try fewer candidates."
 LOWEST_GUIDANCE, HIGHEST_GUIDANCE = 1, 8
 
 

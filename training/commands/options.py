@@ -38,7 +38,7 @@ MaxMinutes = Annotated[
 
 
 def train_run(
-    run: Any, data: Path, out: Path, recipe: Any, noun: str, result: Path, device: str, **inputs: Any
+    run_class: Any, data: Path, out: Path, recipe: Any, noun: str, result: Path, device: str, **inputs: Any
 ) -> None:
     """Train a `noun`, which goes to `result`, in the folder `out`, with a progress bar, and say how that ended.
 
@@ -51,5 +51,5 @@ def train_run(
 
     with run_folder(out), progress_bar(f"training {noun}", "pictures") as on_progress:
         inputs |= {"device": str(pick_device(device)), "on_progress": on_progress}
-        end = train_on_pictures(run, data, out, recipe, **inputs)
+        end = train_on_pictures(run_class, data, out, recipe, **inputs)
     say(end.end(recipe.steps, f"the {noun} is in {result}"))

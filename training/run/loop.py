@@ -169,7 +169,7 @@ class TrainingRun(ABC, Generic[Batch, P]):
 
 
 def train_on_pictures(
-    run: Callable[..., TrainingRun[Any, P]],
+    run_class: Callable[..., TrainingRun[Any, P]],
     data: Path,
     out: Path,
     recipe: PictureRecipe,
@@ -178,10 +178,10 @@ def train_on_pictures(
     on_progress: OnProgress | None = None,
     **inputs: Any,
 ) -> P:
-    """Train a `run` on the pictures in `data`, or continue the one that `out` holds from its checkpoint.
+    """Train on the pictures in `data`, or continue the run that `out` holds from its checkpoint.
 
     Args:
-        run: its class; `inputs` are its other arguments.
+        run_class: the kind of run; `inputs` are its other arguments.
         max_minutes: time limit, reading included; the run is saved then, with a result of its current weights, and the
             same call continues it.
         on_progress: called with (done, total, note) in pictures, first those read, then those trained on.
@@ -192,7 +192,7 @@ def train_on_pictures(
         KeyboardInterrupt, Terminated: on Ctrl+C or SIGTERM, once the step is finished and saved.
     """
     limit = TimeLimit(max_minutes)
-    return run(data, out, recipe, on_progress=on_progress, **inputs).go(on_progress, limit)
+    return run_class(data, out, recipe, on_progress=on_progress, **inputs).go(on_progress, limit)
 
 
 def warn_of_too_many_threads() -> None:
