@@ -1,14 +1,28 @@
 """What tests of runs on pictures share: their metrics, and a run that is killed."""
 
-import multiprocessing
 import os
+import pickle
 import signal
+import subprocess
+import sys
 
 import torch
 
 from training.run.loop import train_on_pictures
 from training.run.metrics import NAME as METRICS
 from training.run.metrics import read_metrics
+
+KILLED = """
+import os, pickle, signal, sys
+from training.run.loop import train_on_pictures
+
+def on_progress(done, total, note):
+    if note.startswith(f"step {step}/"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+step, arguments, inputs = pickle.load(sys.stdin.buffer)
+train_on_pictures(*arguments, on_progress=on_progress, **inputs)
+"""
 
 
 def metrics(out):
@@ -19,20 +33,10 @@ def metrics(out):
 
 def killed_after(step, *arguments, **inputs):
     """Train in another process, which is killed with signal 9 after this step."""
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=train_and_die, args=(step, torch.get_num_threads(), arguments, inputs))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-
-
-def train_and_die(step, threads, arguments, inputs):
-    def on_progress(done, total, note):
-        if note.startswith(f"step {step}/"):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    torch.set_num_threads(threads)
-    train_on_pictures(*arguments, on_progress=on_progress, **inputs)
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    content = pickle.dumps((step, arguments, inputs))
+    done = subprocess.run([sys.executable, "-c", KILLED], input=content, env={**os.environ, **threads})
+    assert done.returncode == -signal.SIGKILL
 
 
 def cut_after(step, clock, *arguments, **inputs):
