@@ -153,7 +153,6 @@ function makePlot(id) {
     const tooltips = [timed ? ["time", "@time{%F %H:%M}"] : ["step", "@step{0,0}"],
         ...lines.map(([column, name]) => [name, `@${column}{0,0.[000]}`])];
     figure.add_tools(new Bokeh.HoverTool({renderers: [glyphs[0]], mode: "vline", tooltips, formatters: {"@time": "datetime"}}));
-    place(id).replaceChildren();
     Bokeh.Plotting.show(figure, place(id));
     return source;
 }
@@ -211,10 +210,7 @@ for (const [id, {lines}] of Object.entries(PLOTS)) {
     }) : [];
     place(id).previousElementSibling.append(...key);
 }
-dark.addEventListener("change", () => {
-    for (const id of Object.keys(drawn)) delete drawn[id];
-    showPlots();
-});
+dark.addEventListener("change", () => location.reload());  // Bokeh would keep the plots of the other colours
 place("copy").hidden = !navigator.clipboard;  // absent without HTTPS
 place("copy").addEventListener("click", async () => {
     await navigator.clipboard.writeText(place("line").textContent);

@@ -286,6 +286,8 @@ def test_colours_follow_the_system_while_the_page_is_open(visit):
     page = visit(color_scheme="light")
     page.wait_for_function(DRAWN, arg="loss")
     before = page.evaluate("Bokeh.documents.length")
-    page.emulate_media(color_scheme="dark")
-    page.wait_for_function("before => Bokeh.documents.length > before", arg=before)
-    assert lightness(page.evaluate("Bokeh.documents.at(-1).roots()[0].below[0].major_label_text_color")) > 120
+    with page.expect_navigation():
+        page.emulate_media(color_scheme="dark")
+    page.wait_for_function(DRAWN, arg="loss")
+    page.wait_for_function("before => Bokeh.documents.length === before", arg=before)
+    assert lightness(page.evaluate("Bokeh.documents[0].roots()[0].below[0].major_label_text_color")) > 120
