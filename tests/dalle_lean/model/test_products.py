@@ -1,5 +1,7 @@
 """Products by oneDNN are torch's products, and so are their gradients."""
 
+import time
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -26,6 +28,18 @@ def test_the_product_and_its_gradients_are_torchs(rows, has_bias, part):
     torch.testing.assert_close(ours, torchs)
     grad = torch.randn(torchs.shape, generator=generator).transpose(0, -1).contiguous().transpose(0, -1)
     torch.testing.assert_close(torch.autograd.grad(ours, inputs, grad), torch.autograd.grad(torchs, inputs, grad))
+
+
+def test_some_columns_of_a_weight_cost_no_more_than_their_copy():
+    x, weight = torch.randn(256, 96), torch.randn(192, 192)[:, :96]
+
+    def seconds(weight):
+        started_s = time.perf_counter()
+        products.linear(x, weight)
+        return time.perf_counter() - started_s
+
+    best = [min(seconds(way) for _ in range(5)) for way in (weight.contiguous(), weight)]
+    assert best[1] < 20 * best[0]
 
 
 def test_a_gradient_that_nobody_wants_is_not_computed():
