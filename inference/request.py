@@ -27,7 +27,7 @@ class Settings:
     temperature: float = 1.0  # 0 takes the most likely code each time
     seed: int = 0  # 0..2^64-1
     guidance: float = 1.0
-    """Scale of classifier-free guidance (Ho and Salimans 2022), for models trained with caption dropout; 1 is off."""
+    """Scale of classifier-free guidance, for models trained with caption dropout; 1 is off. See `filtering.guide`."""
     num_images: int = 128
     best: int | None = None  # how many to keep; None is 4, or all if fewer are drawn
 

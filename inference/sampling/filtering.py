@@ -1,11 +1,27 @@
-"""Top-k, top-p and temperature: which codes may be drawn, and with what probability.
+"""Guidance, top-k, top-p and temperature: which codes may be drawn, and with what probability.
 
 B batch, C codebook.
 """
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
+
+LEAST_PLAUSIBLE = 0.1  # share of the likeliest code's probability
+
+
+def guide(conditional_BC: Tensor, null_BC: Tensor, guidance: float | Tensor) -> Tensor:
+    """Logits moved away from those of the empty caption (classifier-free guidance, Ho and Salimans 2022).
+
+    Codes that are less than LEAST_PLAUSIBLE times as likely after the caption as the likeliest become -inf (the
+    plausibility constraint of contrastive decoding, Li et al. 2022, arXiv 2210.15097): otherwise a code that is
+    unlikely with the caption and still less likely without it, such as the first of a second thing, may win.
+    """
+    logits_BC = null_BC + (conditional_BC - null_BC) * guidance
+    least_B1 = conditional_BC.amax(dim=1, keepdim=True) + math.log(LEAST_PLAUSIBLE)
+    return logits_BC.masked_fill_(conditional_BC < least_B1, -torch.inf)
 
 
 def filter_logits(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from inference.request import Settings
-from inference.sampling.filtering import filter_logits, sample
+from inference.sampling.filtering import filter_logits, guide, sample
 from inference.sampling.kv_cache import kv_cache
 from inference.sampling.noise import GumbelNoise
 from inference.sampling.packed_decoder import PackedDecoder
@@ -52,8 +52,7 @@ def sample_codes(decoder: PackedDecoder, prompts: Prompts, rows: Sequence[Row]) 
     with kv_cache(decoder, prompts, copies * len(rows)) as cache:
         for step in range(given, config.image_len):
             if guided:
-                conditional, null = logits.chunk(2)
-                logits = null + (conditional - null) * guidance
+                logits = guide(*logits.chunk(2), guidance)
             if not unfiltered:
                 logits = filter_logits(logits, top_k, top_p, largest_k)
             codes[:, step] = sample(logits, noise.at_kept(step, logits), temperature)

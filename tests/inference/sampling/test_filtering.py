@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from inference.sampling.filtering import filter_logits, sample
+from inference.sampling.filtering import filter_logits, guide, sample
 from inference.sampling.noise import GumbelNoise
 
 NAN = float("nan")
@@ -17,6 +17,19 @@ def kept(logits):
 @pytest.mark.parametrize(("top_k", "expected"), [(1, [1]), (2, [1, 2]), (4, [0, 1, 2, 3]), (99, [0, 1, 2, 3])])
 def test_top_k_keeps_the_k_largest(top_k, expected):
     assert kept(filter_logits(LOGITS, top_k=top_k)) == [expected]
+
+
+@pytest.mark.parametrize("guidance", [0.5, 1.0, 3.0])
+def test_guidance_moves_logits_away_from_those_of_the_empty_caption(guidance):
+    null = LOGITS.flip(1)
+    torch.testing.assert_close(guide(LOGITS, null, guidance), null + guidance * (LOGITS - null))
+
+
+def test_guidance_draws_no_code_that_the_caption_makes_implausible():
+    conditional = torch.tensor([[0.80, 0.12, 0.06, 0.02], [0.30, 0.30, 0.20, 0.20]]).log()
+    null = torch.tensor([[0.80, 0.1989, 0.001, 0.0001], [0.01, 0.01, 0.01, 0.97]]).log()
+    assert (null + 3 * (conditional - null)).argmax(dim=1).tolist() == [3, 0]
+    assert kept(guide(conditional, null, torch.tensor([[3.0], [3.0]]))) == [[0, 1], [0, 1, 2, 3]]
 
 
 def test_top_k_keeps_ties():

@@ -9,7 +9,7 @@ import torch
 
 from dalle_lean.convert import from_dalle_pytorch
 from inference.request import Settings
-from inference.sampling.filtering import filter_logits, sample
+from inference.sampling.filtering import LEAST_PLAUSIBLE, filter_logits, sample
 from inference.sampling.kv_cache import KVCache
 from inference.sampling.packed_decoder import PackedDecoder
 from inference.sampling.prefill import read_prompts
@@ -116,6 +116,8 @@ def best_codes(decoder, text, codes, null_share=0.0):
         logits = decoder.model(text.expand(len(codes), -1), codes)
         null = decoder.model(torch.zeros_like(text).expand(len(codes), -1), codes)
     guided = logits + null_share * (logits - null)
+    if null_share:
+        guided[logits.softmax(-1) < LEAST_PLAUSIBLE * logits.softmax(-1).amax(-1, keepdim=True)] = -torch.inf
     return guided[:, config.text_len :].argmax(dim=-1) - config.num_text_tokens
 
 
