@@ -47,7 +47,7 @@ def onednn_is_faster() -> bool:
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not (weight.is_contiguous() or weight.t().is_contiguous()):
-        weight = weight.contiguous()  # for some columns of a matrix, oneDNN falls back to plain loops, 700 times as slow
+        weight = weight.contiguous()  # oneDNN multiplies some columns of a matrix by plain loops, 700 times as slow
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
