@@ -52,7 +52,8 @@ def sample_codes(decoder: PackedDecoder, prompts: Prompts, rows: Sequence[Row]) 
     with kv_cache(decoder, prompts, copies * len(rows)) as cache:
         for step in range(given, config.image_len):
             if guided:
-                logits = guide(*logits.chunk(2), guidance)
+                conditional, null = logits.chunk(2)
+                logits = guide(conditional, null, guidance)
             if not unfiltered:
                 logits = filter_logits(logits, top_k, top_p, largest_k)
             codes[:, step] = sample(logits, noise.at_kept(step, logits), temperature)
