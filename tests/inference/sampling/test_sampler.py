@@ -117,7 +117,8 @@ def best_codes(decoder, text, codes, null_share=0.0):
         null = decoder.model(torch.zeros_like(text).expand(len(codes), -1), codes)
     guided = logits + null_share * (logits - null)
     if null_share:
-        guided[logits.softmax(-1) < LEAST_PLAUSIBLE * logits.softmax(-1).amax(-1, keepdim=True)] = -torch.inf
+        likely = logits.softmax(dim=-1)
+        guided[likely < LEAST_PLAUSIBLE * likely.amax(dim=-1, keepdim=True)] = -torch.inf
     return guided[:, config.text_len :].argmax(dim=-1) - config.num_text_tokens
 
 

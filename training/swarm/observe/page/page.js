@@ -10,7 +10,6 @@ const ADMISSION = {
     list: "This run admits the machines on its host's list: the line below names your machine's peer id, for you to send to the host.",
 };
 const place = id => document.getElementById(id);
-const dark = matchMedia("(prefers-color-scheme: dark)");
 const PLOTS = {
     loss: {x: "step", lines: [["loss", "training", "#0f7fd6"], ["heldout_loss", "held-out", "#e07b00"]], range: {}},
     peers: {x: "time", lines: [["peers", "participants", "#0f9d6b"]], range: {start: 0}},
@@ -210,7 +209,8 @@ for (const [id, {lines}] of Object.entries(PLOTS)) {
     }) : [];
     place(id).previousElementSibling.append(...key);
 }
-dark.addEventListener("change", () => location.reload());  // Bokeh would keep the plots of the other colours
+// Reloaded, not drawn again: Bokeh would keep the plots of the other colours.
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => location.reload());
 place("copy").hidden = !navigator.clipboard;  // absent without HTTPS
 place("copy").addEventListener("click", async () => {
     await navigator.clipboard.writeText(place("line").textContent);
