@@ -22,6 +22,7 @@ from inference.gallery import picture_metadata, png_bytes, prompt_metadata
 from inference.request import Request
 
 EXAMPLES_NAMED = 3
+MOST_SEED_DIGITS = 20
 
 Update = dict[Any, Any]
 
@@ -105,8 +106,8 @@ class Actions:
             yield gr.skip()
             return
         values = self.values(controls)
-        if asked.get("seed", "").isdecimal():
-            fresh, values["seed"] = False, int(asked["seed"])
+        if (seed := asked.get("seed", "")).isdecimal() and len(seed) <= MOST_SEED_DIGITS:
+            fresh, values["seed"] = False, int(seed)
         for update in self.draw(tab, asked["prompt"], fresh, *values.values()):
             yield {self.parts.prompt: cut_prompt(asked["prompt"]), **update}
 

@@ -26,8 +26,9 @@ ESCAPE_STOPS = """() => document.addEventListener("keydown", event => {
 })"""
 
 
-def free_port(host: str, first: int, tries: int = PORTS_TRIED) -> int:
-    """The first free port of the `tries` ports from `first` on; OSError, in one sentence, if all are taken."""
+def free_port(host: str, first: int, tries: int = PORTS_TRIED, option: str = "--port") -> int:
+    """The first free port of the `tries` ports from `first` on; OSError, in one sentence that names the option, if all
+    are taken."""
     last = min(first + tries - 1, 65535)
     for port in range(first, last + 1):
         try:
@@ -39,7 +40,8 @@ def free_port(host: str, first: int, tries: int = PORTS_TRIED) -> int:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise OSError(f"cannot listen on {host}, port {port}: {error.strerror}") from None
-    raise OSError(f"cannot listen on {host}: ports {first} to {last} are all taken; choose another with --port")
+    ports = f"port {first} is" if first == last else f"ports {first} to {last} are all"
+    raise OSError(f"cannot listen on {host}: {ports} taken; choose another with {option}")
 
 
 def read_auth(auth: str | None) -> tuple[str, str] | None:

@@ -29,7 +29,7 @@ def model_card(name: str, content: Mapping[str, Any], facts: Mapping[str, str]) 
         "layers, width": f"{config.num_layers}, {config.hidden_size}",
         "caption": f"at most {config.text_len} of {config.text_vocab_size:,} tokens",
         "picture": f"{config.image_side} x {config.image_side} of {config.image_vocab_size:,} codes",
-        "VQGAN that made the codes": f"`{content['vqgan_fingerprint'] or 'not recorded'}`",
+        "VQGAN that made the codes": f"`{content.get('vqgan_fingerprint') or 'not recorded'}`",
         **facts,
     }
     return f"""---

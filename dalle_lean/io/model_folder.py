@@ -154,7 +154,7 @@ def pack_model(
     content = check_parts(model)
     if vocabulary is not None:
         Vocabulary.load(vocabulary)
-    expected = content["vqgan_fingerprint"]
+    expected = content.get("vqgan_fingerprint")
     if vqgan is not None and expected is not None:
         from dalle_lean.images.vqgan import VQGAN
 
@@ -240,7 +240,7 @@ def find_model(name: str | None = None) -> Path:
     """The folder of a model: `name` is a folder or a hub id; None is $DALLE_LEAN_MODEL, else the bundled model. Only a
     hub id ("owner/name") is downloaded, without its code and pickles."""
     name = name or os.environ.get("DALLE_LEAN_MODEL")
-    if name is None:
+    if not name:
         return bundled_model()
     if Path(name).is_dir():
         return Path(name)

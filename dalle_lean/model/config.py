@@ -129,8 +129,9 @@ class DalleConfig:
     def _check_sharing(self) -> None:
         shared = self.shared_blocks
         if isinstance(shared, tuple):
-            if len(shared) != self.num_layers or any(not isinstance(block, int) or block < 0 for block in shared):
-                raise UserError(f"shared_blocks={shared}: a tuple names a block of at least 0 for each layer")
+            most = self.num_layers - 1
+            if len(shared) != most + 1 or any(not isinstance(block, int) or not 0 <= block <= most for block in shared):
+                raise UserError(f"shared_blocks={shared}: a tuple names a block in 0..{most} for each layer")
             if set(shared) != set(range(max(shared) + 1)):
                 raise UserError(f"shared_blocks={shared}: blocks must be numbered from 0 without gaps")
         elif shared is not None and not is_whole(shared):

@@ -33,7 +33,9 @@ def calculator(
             help="lamb8bit, lamb, adamw, adamw8bit, muon. [default: the recipe's, else lamb8bit]", show_default=False
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="cuda, or cpu, where host and device are one.")] = "cuda",
+    device: Annotated[
+        str | None, typer.Option(help="cuda, or cpu, where host and device are one.", show_default="cuda")
+    ] = None,
     plan: Annotated[
         str | None, typer.Option(help="Such as reversible,samples=1,loss_tokens=128. [default: the recipe's]")
     ] = None,
@@ -58,7 +60,7 @@ def calculator(
     from training.run.subjects import find_subject
 
     if page:
-        others = (batch, precision, optimizer, plan, budget, tokens, shared_blocks, tflops)
+        others = (batch, precision, optimizer, device, plan, budget, tokens, shared_blocks, tflops)
         if json or any(value is not None for value in others):
             raise UserError("--page takes MODEL, --host and --port only: the rest is set on the page")
         require("gradio", extra="demo")
@@ -71,7 +73,9 @@ def calculator(
     fields = {"tokens": tokens, "shared_blocks": shared_blocks}
     given = {name: value for name, value in fields.items() if value is not None}
     subject = find_subject(model, precision=precision, optimizer=optimizer, plan=plan, model=given)
-    setup = dataclasses.replace(subject.setup, batch=subject.setup.batch if batch is None else batch, device=device)
+    setup = dataclasses.replace(
+        subject.setup, batch=subject.setup.batch if batch is None else batch, device=device or "cuda"
+    )
     report = report_cost(subject, setup=setup, plan=plan, budget=budget, tflops=tflops)
     for line in [json_format.dumps(report.to_dict())] if json else report_lines(report):
         say(line)

@@ -43,8 +43,8 @@ def serve(
     settings = EngineSettings(
         *(replicas, max_replicas, waiting, host, port, metrics_port, device, scorer, precision, batch_size)
     )
-    for wanted in (port, metrics_port):
-        free_port(host, wanted, tries=1)
+    for wanted, option in ((port, "--port"), (metrics_port, "--metrics-port")):
+        free_port(host, wanted, tries=1, option=option)
     folder = find_model(model)
     check_parts(folder)
     reload = threading.Event()

@@ -61,6 +61,9 @@ def evaluate(
         nearest_among=nearest_among,
     )
     check_output_folder(out)
+    names = [short_name(folder) for folder in classifier or ()]
+    if len({*names}) < len(names):
+        raise UserError(f"--classifier: their runs are called {', '.join(names)}; must be different names")
     generator = Generator.from_folder(model, device, scorer=scorer)
     clip = None if judge is None else make_judge(judge, generator.device)
     classifiers = {short_name(folder): ThingClassifier.load(folder, generator.device) for folder in classifier or ()}

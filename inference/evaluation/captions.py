@@ -6,6 +6,7 @@ Shapes: N pictures, S side in pixels.
 import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TypeVar
 
@@ -106,5 +107,5 @@ def match_kinds(lines: Sequence[Line], like: Sequence[Line]) -> list[int]:
     wanted = Counter(kind for line in like if (kind := line.get("kind")) in rows)
     if not wanted:
         return list(range(len(lines)))
-    scale = min(len(rows[kind]) / count for kind, count in wanted.items())
+    scale = min(Fraction(len(rows[kind]), count) for kind, count in wanted.items())
     return sorted(row for kind, count in wanted.items() for row in rows[kind][: int(scale * count)])

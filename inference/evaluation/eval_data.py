@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from dalle_lean.errors import UserError
-from inference.evaluation.captions import Line, drawing_path, read_lines, read_pixels, sample
+from inference.evaluation.captions import Line, drawing_path, match_kinds, read_lines, read_pixels, sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,7 @@ class EvalData:
     real: list[int]  # rows of `heldout` that could be in `to_draw`: the set "real" of `Distances`
     floor: list[int]  # other such rows, whose reconstructions are the set "floor"
     train: list[Line]
+    trained: list[int]  # rows of `train` of the kinds of `to_draw`, in the same proportions: the set "trained"
     train_pixels: Tensor  # uint8 [N, 3, S, S]
     neighbours: list[Path]  # training pictures in which the nearest to a drawn one is searched
 
@@ -84,6 +85,12 @@ def choose_data(folder: Path, config: EvalConfig, seed: int, side: int) -> EvalD
         return [drawing_path(folder / part, line) for line in lines]
 
     train_lines = sample(train, config.train_pictures, f"{seed}/train")
+    trained = match_kinds(train_lines, to_draw)
+    if len(trained) < 2:
+        raise UserError(
+            f"{folder / 'train'}: {len(trained)} of {len(train_lines)} pictures are left with the kinds of captions "
+            "to draw, in the same proportions; at least 2 are needed"
+        )
     return EvalData(
         to_draw=to_draw,
         drawings=paths("heldout", to_draw),
@@ -92,6 +99,7 @@ def choose_data(folder: Path, config: EvalConfig, seed: int, side: int) -> EvalD
         real=real,
         floor=floor,
         train=train_lines,
+        trained=trained,
         train_pixels=read_pixels(paths("train", train_lines), side),
         neighbours=paths("train", sample(train, config.nearest_among, f"{seed}/nearest")),
     )

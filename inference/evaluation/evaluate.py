@@ -22,7 +22,6 @@ from inference.evaluation.attribute_accuracy import (
     measure_grid,
 )
 from inference.evaluation.bits_per_code import BitsPerCode, measure_bits
-from inference.evaluation.captions import match_kinds
 from inference.evaluation.classification import (
     HELD_OUT_PAIRS,
     ThingAccuracy,
@@ -170,7 +169,7 @@ def measure_captions(
         "real": data.heldout_pixels[data.real],
         "drawn": to_pixels([each.best_of[best_of[-1]] for each in samples]),
         "floor": reconstructed[data.floor],
-        "trained": data.train_pixels[match_kinds(data.train, data.to_draw)],
+        "trained": data.train_pixels[data.trained],
     }
     metrics = distances = None
     if isinstance(clip, ClipScorer):

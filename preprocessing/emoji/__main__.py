@@ -30,7 +30,7 @@ def command(
     copies: Annotated[
         str, typer.Option(help="Training pictures of each kind that a thing has; kinds left out have none.")
     ] = ALL_COPIES,
-    processes: Annotated[int, typer.Option(help="Processes that draw.")] = os.cpu_count() or 1,
+    processes: Annotated[int, typer.Option(help="Processes that draw.", min=1)] = os.cpu_count() or 1,
 ) -> None:
     """Draw the emoji picture set: things alone, on coloured grounds, painted, in pairs, counted."""
     try:

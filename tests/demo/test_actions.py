@@ -278,3 +278,10 @@ def test_the_foot_tells_size_and_grid(generator):
     assert f"{parameters:,} parameters" in views.facts(generator)
     assert "32 × 32 pixels" in views.facts(generator)
     assert "16 codes" in views.facts(generator)
+
+
+def test_a_seed_in_the_address_that_is_too_long_for_a_number_is_passed_over(service):
+    tab = SimpleNamespace(query_params={"prompt": "a red heart", "seed": "9" * 5000}, session_hash="tab")
+    updates = list(named_actions(service).open(tab, False, *WISH.values()))
+    assert updates[0]["seed"] == WISH["seed"]
+    assert any("drawn" in update for update in updates)

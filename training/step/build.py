@@ -34,7 +34,7 @@ def build_model(recipe: Recipe, info: DatasetInfo, vocab_size: int, init: Path |
 
 def load_init(init: Path, info: DatasetInfo) -> Dalle:
     """The model of a folder, to continue training; ValueError if it was trained on codes of another VQGAN."""
-    recorded = read_json(init / "config.json")["vqgan_fingerprint"]
+    recorded = read_json(init / "config.json").get("vqgan_fingerprint")
     if recorded not in (None, info.vqgan) and not holds_vqgan_of(init, info):
         raise UserError(
             f"{init} was trained on codes of the VQGAN {recorded[:12]}, but the data has codes of {info.vqgan[:12]}; "

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from dalle_lean import Dalle, DalleConfig, load_model, save_model
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import fresh_folder, host_name
-from dalle_lean.io.model_folder import DamagedFolder, check_parts, find_model, pack_model, replace_folder
+from dalle_lean.io.model_folder import DamagedFolder, bundled_model, check_parts, find_model, pack_model, replace_folder
 from dalle_lean.vocabulary import Vocabulary
 from tests.tiny import DALLE_FIELDS
 
@@ -261,6 +261,19 @@ def test_a_model_is_found_by_folder_or_environment(folder, monkeypatch):
     assert find_model() == folder
     with pytest.raises(ValueError, match="no model folder at"):
         find_model("./nowhere")
+
+
+def test_an_empty_environment_variable_names_no_model(monkeypatch):
+    monkeypatch.setenv("DALLE_LEAN_MODEL", "")
+    assert find_model() == bundled_model()
+
+
+def test_a_folder_that_does_not_name_its_vqgan_is_packed(folder, tmp_path):
+    content = json.loads((folder / "config.json").read_text())
+    del content["vqgan_fingerprint"]
+    (folder / "config.json").write_text(json.dumps(content))
+    pack_model(folder, tmp_path / "packed")
+    assert check_parts(tmp_path / "packed")["vqgan_fingerprint"] is None
 
 
 def test_a_folder_that_is_not_there_is_said_before_the_failure_to_download(monkeypatch):

@@ -178,6 +178,7 @@ def test_other_precisions_optimizers_and_devices_cost_what_they_should(capsys):
         (["paper", "--shared-blocks", "3"], "shares block"),
         (["paper", "--tflops", "0"], "--tflops"),
         (["paper", "--page", "--batch", "4"], "--page takes MODEL"),
+        (["paper", "--page", "--device", "cpu"], "--page takes MODEL"),
         (["nothing", "--page"], "no model 'nothing'"),
     ],
 )

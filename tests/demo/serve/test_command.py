@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 import subprocess
 import time
 
@@ -10,6 +11,7 @@ import psutil
 import pytest
 from gradio_client import Client
 
+from dalle_lean.cli import main
 from demo.server import free_port
 from tests.children import PROGRAM, kill_family, start
 
@@ -24,6 +26,17 @@ def wait_for(process, log, words):
             return found
         time.sleep(0.2)
     raise AssertionError(log.read_text())
+
+
+def test_a_taken_port_is_said_with_the_option_that_chooses_it(folder, capsys):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        ports = ["--port", str(free_port("127.0.0.1", 28400, 100)), "--metrics-port", str(port)]
+        with pytest.raises(SystemExit):
+            main(["serve", str(folder), *ports])
+    assert f"port {port} is taken; choose another with --metrics-port" in capsys.readouterr().err
 
 
 @pytest.mark.slow

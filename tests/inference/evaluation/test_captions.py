@@ -75,3 +75,4 @@ def test_kinds_are_chosen_in_the_same_shares():
     assert [lines[row]["kind"] for row in match_kinds(lines, like)] == ["a", "b", "b"]
     assert match_kinds([{}, {}], [{}]) == [0, 1]
     assert match_kinds(lines, [{"kind": "d"}]) == list(range(9))
+    assert len(match_kinds([{"kind": "a"}] * 49 + [{"kind": "b"}], [{"kind": "b"}] * 49)) == 1

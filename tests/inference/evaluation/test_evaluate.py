@@ -1,6 +1,7 @@
 """The whole evaluation of a tiny model, from the command line to the page."""
 
 import json
+import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -219,6 +220,23 @@ def test_numbers_of_pictures_that_make_no_curve_are_refused(counts):
 def test_too_few_drawings_of_known_things_are_told_before_anything_is_drawn(generator, data):
     with pytest.raises(ValueError, match=r"at least 2 and 4 are needed"):
         evaluate(generator, data, EvalConfig(pictures=4, captions=2, train_pictures=2), seed=3)
+
+
+def test_too_few_training_pictures_of_the_kinds_to_draw_are_told_before_anything_is_drawn(generator, data, tmp_path):
+    folder = shutil.copytree(data, tmp_path / "data")
+    lines = [json.loads(text) for text in (folder / "train" / "metadata.jsonl").read_text().splitlines()]
+    for number, facts in enumerate(lines):
+        facts["kind"] = "counted" if number else "scene"
+    (folder / "train" / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(ValueError, match=r"train: [01] of \d+ pictures are left"):
+        evaluate(generator, folder, EvalConfig(questions=1, captions=4, pictures=8))
+
+
+def test_two_classifiers_of_one_name_are_one_line(model_folder, data, tmp_path, capsys):
+    folders = [tmp_path / name / "judge" / "classifier" for name in ("a", "b")]
+    options = [word for folder in folders for word in ("--classifier", folder)]
+    assert run(model_folder, "--data", data, "--out", tmp_path / "report", *options) == 2
+    assert "their runs are called judge, judge; must be different" in capsys.readouterr().err
 
 
 def test_a_file_in_the_reports_place_is_one_line(model_folder, data, tmp_path, capsys):

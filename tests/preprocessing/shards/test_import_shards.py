@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from pyarrow import parquet
 
 from preprocessing.shards.files import write_shard
 from preprocessing.shards.import_shards import import_shards
@@ -49,6 +50,15 @@ def test_training_takes_adopted_files(published, vqgan, vqgan_folder, tmp_path):
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
 
 
+def spoil_first_codes(path):
+    """Overwrite the first page of the column of codes; what the footer says stays right."""
+    column = parquet.ParquetFile(path).metadata.row_group(0)
+    index = next(index for index in range(column.num_columns) if column.column(index).path_in_schema == "code")
+    with path.open("r+b") as file:
+        file.seek(column.column(index).data_page_offset + 30)
+        file.write(b"\xff" * 40)
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -57,6 +67,7 @@ def test_training_takes_adopted_files(published, vqgan, vqgan_folder, tmp_path):
         (lambda folder: [path.unlink() for path in folder.iterdir()], "holds no Parquet files"),
         (lambda folder: (folder / "part 3.parquet").write_bytes(b""), "'part 3.parquet' is no name for a shard"),
         (lambda folder: (folder / "x.parquet").write_bytes(b""), "x.parquet is damaged or no shard"),
+        (lambda folder: spoil_first_codes(folder / "part-00000-of-00002.parquet"), "00000-of-00002.parquet is damaged"),
         (lambda folder: write_published(folder / "a.parquet", np.zeros((0, 4))), "a.parquet has no rows"),
         (lambda folder: write_published(folder / "a.parquet", np.zeros((5, 3))), "a.parquet: the first picture has 6"),
         (lambda folder: write_published(folder / "z.parquet", np.zeros((5, 9))), "18 bytes of codes; must be 8"),
