@@ -51,9 +51,9 @@ class Tokenizer:
         self._backend.encode_special_tokens = True
 
     @classmethod
-    def from_file(cls, path: str | Path, padding_id: int | None = None) -> Self:
-        """Read a `tokenizer.json`. The padding id is `padding_id`, else that of the file, else 1 (T5's `</s>`, as in
-        the paper's run). ValueError if the file is not a tokenizer or its padding id is outside its vocabulary."""
+    def from_file(cls, path: str | Path) -> Self:
+        """Read a `tokenizer.json`. The padding id is that of the file, else 1 (T5's `</s>`, as in the paper's run).
+        ValueError if the file is not a tokenizer or its padding id is outside its vocabulary."""
         complaint = f"{path} is not a tokenizer.json"
         content = read_bytes(path, MOST_TOKENIZER_BYTES)
         try:
@@ -63,10 +63,8 @@ class Tokenizer:
                 backend = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the package raises bare Exception
             raise UserError(f"{complaint}: {error}") from None
-        if padding_id is None:
-            padding_id = backend.padding["pad_id"] if backend.padding else DEFAULT_PADDING_ID
         try:
-            return cls(backend, padding_id)
+            return cls(backend, backend.padding["pad_id"] if backend.padding else DEFAULT_PADDING_ID)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
 

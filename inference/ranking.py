@@ -35,18 +35,16 @@ class Ranked(NamedTuple):
 
 @torch.inference_mode()
 def decode_and_score(
-    codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer | None = None, batch: int | None = None, bf16: bool = False
+    codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer | None = None, bf16: bool = False
 ) -> Iterator[Ranked]:
-    """Pictures and scores of codes [N, I], `batch` at a time (None is `decode_batch_size`); `collect` gathers them.
+    """Pictures and scores of codes [N, I], `decode_batch_size` at a time; `collect` gathers them.
 
     If a batch does not fit the device's memory, it and all later ones are halved, with a warning. `bf16` decodes in
     bfloat16; scores keep their precision. ValueError for codes that this VQGAN does not have, scores of a wrong shape,
     or no memory for even one picture.
     """
     side = vqgan.check_codes(codes)
-    size = decode_batch_size(vqgan.config, side) if batch is None else batch
-    if size < 1:
-        raise ValueError(f"batch={batch}: it must be at least 1")
+    size = decode_batch_size(vqgan.config, side)
     codes, start = codes.to(vqgan.quantize.table.device), 0
     # Nothing in the loop waits for a CUDA device, so the next batch is queued while it still scores. On a CPU, decoding
     # and scoring alternate: with a thread for scoring, two cores took 10 % longer with the bundled CLIP and 18 % less

@@ -23,7 +23,6 @@ from dalle_lean.io.files import (
     write_json,
 )
 from dalle_lean.io.safetensors_io import MOST_HEADER_BYTES, load_strictly, read_shapes, read_weights, save_weights
-from dalle_lean.memory import MemoryPlan
 from dalle_lean.memory.parameters import parameters
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.dalle import Dalle
@@ -94,16 +93,10 @@ def save_model(
         replace_folder(fresh, folder)
 
 
-def load_model(
-    folder: str | Path,
-    *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-    plan: MemoryPlan | None = None,
-) -> Dalle:
-    """The transformer of a model folder, in eval mode. DamagedFolder if a part is missing or altered, ValueError if the
-    configuration or the weights do not fit this program."""
-    return read_model(folder, check_parts(folder), device=device, dtype=dtype, plan=plan)
+def load_model(folder: str | Path) -> Dalle:
+    """The transformer of a model folder, in float32 and eval mode. DamagedFolder if a part is missing or altered,
+    ValueError if the configuration or the weights do not fit this program."""
+    return read_model(folder, check_parts(folder))
 
 
 def read_model(
@@ -112,14 +105,13 @@ def read_model(
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = torch.float32,
-    plan: MemoryPlan | None = None,
 ) -> Dalle:
     """`load_model` for a folder that `check_parts` has verified; `checked` is its result. Nothing is hashed again.
 
     dtype: None keeps the stored one.
     """
     path = Path(folder) / WEIGHTS
-    model = Dalle(DalleConfig.from_dict(checked["dalle"]), plan, device="meta")
+    model = Dalle(DalleConfig.from_dict(checked["dalle"]), device="meta")
     weights = {
         name: tensor.to(device, dtype if tensor.is_floating_point() else None)
         for name, tensor in read_weights(path, model.state_dict()).items()

@@ -17,27 +17,18 @@ from torch import Tensor
 from dalle_lean.errors import UserError
 from dalle_lean.model.compute_weights import ComputeWeights
 
+FIRST = 2.0**13
 LARGEST = 2.0**24
+GROWTH = 2.0 ** (1 / 1000)
 
 
 class BranchScales:
-    """The scales of all branches; each doubles over `growth_steps` steps without overflow and halves at an overflow.
+    """The scales of `count` branches, two per layer; each doubles over 1000 steps without overflow, growing a little at
+    each, and halves at an overflow."""
 
-    Args:
-        count: number of branches, two per layer.
-        initial: first scale of each.
-        growth_steps: steps without overflow over which a scale doubles, growing a little at each.
-    """
-
-    def __init__(self, count: int, initial: float = 2.0**13, growth_steps: int = 1000):
-        if count < 1 or growth_steps < 1 or not 1 <= initial <= LARGEST:
-            raise ValueError(
-                f"count={count}, growth_steps={growth_steps}, initial={initial}: the first two must be at least 1, "
-                f"initial in 1..{LARGEST:.0f}"
-            )
+    def __init__(self, count: int):
         self.count = count
-        self.values = [float(initial)] * count
-        self.growth = 2.0 ** (1 / growth_steps)
+        self.values = [FIRST] * count
         self._overflow = torch.zeros(count, dtype=torch.bool)
 
     def apply(self, weights: ComputeWeights, branch: int, device: torch.device) -> ComputeWeights:
@@ -54,7 +45,7 @@ class BranchScales:
         overflowed = agreed(self._overflow).tolist()
         self._overflow.zero_()
         for branch, (value, too_large) in enumerate(zip(self.values, overflowed, strict=True)):
-            self.values[branch] = max(value / 2, 1.0) if too_large else min(value * self.growth, LARGEST)
+            self.values[branch] = max(value / 2, 1.0) if too_large else min(value * GROWTH, LARGEST)
         return not any(overflowed)
 
     def state_dict(self) -> dict[str, Any]:

@@ -52,9 +52,8 @@ class Lamb(torch.optim.Optimizer):
         master_weights: keep a float32 copy of bfloat16 and float16 parameters, update it, round it into the parameter.
             If a weight is changed from outside, its copy follows.
         fused: compiled by numba, for 8-bit statistics on the CPU; None is if numba is installed.
-        chunk_size: elements processed at once without numba; None is what suits the device.
 
-    These four change the result by rounding only and are not part of the state dict.
+    These three change the result by rounding only and are not part of the state dict.
 
     Raises:
         ValueError: a setting out of its range; at a step, a number that is not finite.
@@ -77,7 +76,6 @@ class Lamb(torch.optim.Optimizer):
         offload: bool = True,
         master_weights: bool = False,
         fused: bool | None = None,
-        chunk_size: int | None = None,
     ):
         for name, value in {"lr": lr, "eps": eps, "weight_decay": weight_decay}.items():
             if not 0 <= value < float("inf"):
@@ -86,15 +84,13 @@ class Lamb(torch.optim.Optimizer):
             raise UserError(f"betas={betas}: each must be at least 0 and below 1")
         if not clamp_weight_norm > 0:
             raise UserError(f"clamp_weight_norm={clamp_weight_norm}: must be above 0")
-        for name, size in {"block_size": block_size, "chunk_size": chunk_size}.items():
-            if size is not None and size < 1:
-                raise UserError(f"{name}={size}: must be at least 1")
+        if block_size < 1:
+            raise UserError(f"block_size={block_size}: must be at least 1")
         if fused:
             require("numba", "training")
         self.offload = offload
         self.master_weights = master_weights
         self.fused = fused
-        self.chunk_size = chunk_size
         defaults = {
             "lr": lr,
             "betas": tuple(betas),
@@ -109,7 +105,7 @@ class Lamb(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("offload", "master_weights", "fused", "chunk_size")}
+        own = {name: getattr(self, name) for name in ("offload", "master_weights", "fused")}
         return {**super().__getstate__(), **own}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -164,8 +160,8 @@ class Lamb(torch.optim.Optimizer):
 
                 step_fused(weight.view(-1), gradient.view(-1), state, rule)
             else:
-                shards, total = local_state(state), all_reduce_sum(parameter)
-                step_plain(weight.view(-1), gradient.view(-1), shards, rule, self.chunk_size, total)
+                total = all_reduce_sum(parameter)
+                step_plain(weight.view(-1), gradient.view(-1), local_state(state), rule, total=total)
         except UserError as error:
             raise UserError(f"parameter of shape {list(parameter.shape)}: {error}") from None
         state["step"] += 1

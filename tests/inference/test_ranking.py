@@ -138,12 +138,12 @@ def cramped(vqgan):
 
 
 @pytest.mark.filterwarnings("ignore:out of memory on cpu. decoding 4")
-def test_out_of_memory_halves_the_batch_and_loses_no_picture(vqgan, cramped, clip):
+def test_out_of_memory_halves_the_batch_and_loses_no_picture(vqgan, cramped, clip, monkeypatch):
     with pytest.warns(UserWarning, match="out of memory on cpu: decoding 2 pictures at once from here on"):
         images, scores = ranked(some_codes(5), PROMPT, cramped, clip)
     assert cramped.tried == [8, 4, 2, 2, 2]
-    by_twos = ranked(some_codes(5), PROMPT, vqgan, clip, batch=2)
-    assert (images, scores) == by_twos
+    monkeypatch.setattr("inference.ranking.DECODE_BATCH", 2)
+    assert (images, scores) == ranked(some_codes(5), PROMPT, vqgan, clip)
 
 
 @pytest.mark.filterwarnings("ignore:out of memory")
@@ -177,11 +177,9 @@ def test_scores_that_rank_nothing_are_refused(vqgan, scores, message):
         ranked(some_codes(2), PROMPT, vqgan, Wrong(scores))
 
 
-def test_wrong_codes_and_batches_are_refused_before_anything_is_decoded(cramped):
+def test_wrong_codes_are_refused_before_anything_is_decoded(cramped):
     with pytest.raises(ValueError, match=r"codes: .*must be in 0\.\.31"):
         ranked(some_codes(2) + 32, PROMPT, cramped)
-    with pytest.raises(ValueError, match="batch=0"):
-        ranked(some_codes(2), PROMPT, cramped, batch=0)
     assert cramped.tried == []
 
 

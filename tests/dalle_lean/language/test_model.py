@@ -126,7 +126,8 @@ def test_with_branch_scales_float16_has_the_gradients_of_branches_that_barely_co
 
     exact = of_blocks(results(model, KEPT))
     assert relative_error(of_blocks(results(model, LEAN, torch.float16)), exact) > 0.3
-    scales = BranchScales(2 * TINY.num_layers, initial=2.0**20)
+    scales = BranchScales(2 * TINY.num_layers)
+    scales.values = [2.0**20] * scales.count
     scaled = of_blocks(results(model, LEAN, torch.float16, scales))
     assert scales.update()
     assert relative_error(scaled, exact) < 0.003

@@ -37,6 +37,12 @@ def gradients(model, dtype=None, loss_scale=1.0, scales=None):
     ]
 
 
+def scales_of(count, value):
+    scales = BranchScales(count)
+    scales.values = [value] * count
+    return scales
+
+
 def error(ours, exact):
     return float((ours - exact).norm() / exact.norm())
 
@@ -49,7 +55,7 @@ def deep():
 
 def settled(model):
     """Scales after the first step that nothing overflowed in."""
-    scales = BranchScales(2 * model.config.num_layers, initial=2.0**24)
+    scales = scales_of(2 * model.config.num_layers, 2.0**24)
     for _ in range(24):
         gradients(model, torch.float16, scales=scales)
         if scales.update():
@@ -84,7 +90,7 @@ def test_no_single_loss_scale_does_it(deep):
 
 
 def test_an_overflow_halves_the_scale_of_its_branch_alone_and_calls_the_step_off(deep):
-    scales = BranchScales(128, initial=2.0)
+    scales = scales_of(128, 2.0)
     scales.values[5] = 2.0**40
     gradients(deep, torch.float16, scales=scales)
     assert not scales.update()
@@ -93,14 +99,14 @@ def test_an_overflow_halves_the_scale_of_its_branch_alone_and_calls_the_step_off
 
 
 def test_what_follows_an_overflow_in_backward_stays_finite(deep):
-    scales = BranchScales(128, initial=2.0)
+    scales = scales_of(128, 2.0)
     scales.values[5] = 2.0**40
     first, _ = gradients(deep, torch.float16, scales=scales)
     assert first.isfinite().all()
 
 
 def test_scales_go_through_a_checkpoint():
-    scales, restored = BranchScales(4, initial=8.0), BranchScales(4)
+    scales, restored = scales_of(4, 8.0), BranchScales(4)
     scales.values[2] = 64.0
     restored.load_state_dict(scales.state_dict())
     assert restored.values == scales.values

@@ -287,7 +287,7 @@ def test_a_master_copy_that_does_not_fit_is_refused_by_name(wrong):
 
 
 def test_a_copied_optimizer_keeps_how_it_computes():
-    settings = {"master_weights": True, "offload": False, "fused": False, "chunk_size": 7}
+    settings = {"master_weights": True, "offload": False, "fused": False}
     optimizer = Lamb([nn.Parameter(torch.ones(3))], lr=LR, **settings)
     twin = copy.deepcopy(optimizer)
     assert {name: getattr(twin, name) for name in settings} == settings
@@ -345,7 +345,7 @@ def test_parameters_without_a_gradient_are_left_alone():
 
 
 def test_wrong_settings_are_refused_by_name():
-    wrong: dict[str, Any] = {"lr": -1.0, "eps": float("nan"), "betas": (0.9, 1.0), "block_size": 0, "chunk_size": 0}
+    wrong: dict[str, Any] = {"lr": -1.0, "eps": float("nan"), "betas": (0.9, 1.0), "block_size": 0}
     for name, value in wrong.items():
         settings = {"lr": LR, name: value}
         with pytest.raises(ValueError, match=name):

@@ -56,7 +56,8 @@ def test_a_checkpoint_without_gradient_scales_leaves_them_as_they_are(tmp_path):
     state = torch.load(tmp_path / NAME, weights_only=True)
     del state["scales"]
     torch.save(state, tmp_path / NAME)
-    scales = BranchScales(2, initial=64.0)
+    scales = BranchScales(2)
+    scales.values = [64.0, 64.0]
     load_checkpoint(tmp_path, **parts(), run=RUN, scales=scales)
     assert scales.values == [64.0, 64.0]
 
