@@ -69,11 +69,8 @@ class Decoder(nn.Module):
         """Run the layers over x [B, S, D] as the plan says -> their normalised output [B, S, D]."""
         activations, reversible = self.plan.activations_for(self.config), self.config.reversible
         recomputes = self.plan.recomputes(self.config)
-        if self.scales is not None and not (recomputes and self.scales.count == 2 * self.config.num_layers):
-            raise ValueError(
-                f"{self.scales.count} gradient scales with activations={activations!r}: they need checkpoint or "
-                f"reversible, and two for each of {self.config.num_layers} layers"
-            )
+        if self.scales is not None and not recomputes:
+            raise ValueError(f"gradient scales with activations={activations!r}: they need checkpoint or reversible")
         branches = self.branches(layout, x.dtype)
         dtype = self._compute_dtype()  # read before autocast, which may define it, is disabled
         with without_autocast(x.device):

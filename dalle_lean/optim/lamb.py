@@ -56,7 +56,7 @@ class Lamb(torch.optim.Optimizer):
     These three change the result by rounding only and are not part of the state dict.
 
     Raises:
-        ValueError: a setting out of its range; at a step, a number that is not finite.
+        ValueError: at a step, a number that is not finite.
         MissingPackage: `fused=True` without numba.
     """
 
@@ -77,15 +77,6 @@ class Lamb(torch.optim.Optimizer):
         master_weights: bool = False,
         fused: bool | None = None,
     ):
-        for name, value in {"lr": lr, "eps": eps, "weight_decay": weight_decay}.items():
-            if not 0 <= value < float("inf"):
-                raise UserError(f"{name}={value}: must be finite and at least 0")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise UserError(f"betas={betas}: each must be at least 0 and below 1")
-        if not clamp_weight_norm > 0:
-            raise UserError(f"clamp_weight_norm={clamp_weight_norm}: must be above 0")
-        if block_size < 1:
-            raise UserError(f"block_size={block_size}: must be at least 1")
         if fused:
             require("numba", "training")
         self.offload = offload

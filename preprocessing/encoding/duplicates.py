@@ -10,8 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dalle_lean.errors import UserError
-
 HASH_BITS = 64
 SIDE = 32
 GRID = 8
@@ -37,8 +35,6 @@ class NearDuplicates:
     least one of d + 1 bands of bits, so only the hashes that share a band are compared."""
 
     def __init__(self, max_distance: int):
-        if not 0 <= max_distance < HASH_BITS:
-            raise UserError(f"max_distance={max_distance}: must be 0..{HASH_BITS - 1} bits")
         self.max_distance = max_distance
         edges = [HASH_BITS * band // (max_distance + 1) for band in range(max_distance + 2)]
         self.bands = [(low, (1 << (high - low)) - 1) for low, high in pairwise(edges)]

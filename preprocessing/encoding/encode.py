@@ -86,8 +86,6 @@ def preprocess(
         raise UserError(f"memory_bytes={memory_bytes}: must be at least {MIN_MEMORY_BYTES}")
     if not source.parts:
         raise UserError("the source has no parts: there is nothing to read in it")
-    if not 1 <= share[0] <= share[1]:
-        raise UserError(f"part {share[0]}/{share[1]}: must be I/N with I from 1 to N")
 
     decoding = Decoding(side=side, rules=rules or Rules(), max_pixels=max_pixels, crops=crops, flip=flip)
     job = EncodingJob(

@@ -76,8 +76,3 @@ def test_what_the_bands_find_is_what_comparing_all_finds(max_distance):
         else:
             found += 1
     assert found > 5
-
-
-def test_a_distance_that_makes_no_sense_is_refused():
-    with pytest.raises(ValueError, match="max_distance=64"):
-        NearDuplicates(64)
