@@ -7,7 +7,7 @@ from dalle_lean.errors import UserError, is_whole
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 OPTIMIZERS = ("lamb", "adamw", "adamw8bit", "muon")
-"""By their names in recipes; see dalle_lean.optim.make_optimizer."""
+"""By their names in recipes."""
 STATISTICS = ("lamb8bit", *OPTIMIZERS)
 """Optimizers by the statistics that they keep: "lamb8bit" is LAMB with 8-bit ones."""
 DEVICES = ("cuda", "cpu")

@@ -13,7 +13,7 @@ MOMENTUM = 0.95
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Muon over the first of `make_optimizer.muon_groups`, AdamW over the others, with one state dict.
+    """Muon over the first of `muon_groups`, AdamW over the others, with one state dict.
 
     Args:
         betas, eps: AdamW's; Muon has Nesterov momentum MOMENTUM.

@@ -21,7 +21,7 @@ from dalle_lean.clip.scorer import ClipScorer, right_caption_first
 from dalle_lean.errors import UserError
 from dalle_lean.images.vqgan import VQGAN
 from dalle_lean.io.files import sha256_file
-from dalle_lean.optim.make_optimizer import parameter_groups
+from dalle_lean.optim.parameter_groups import parameter_groups
 from dalle_lean.precision import autocast
 from dalle_lean.progress import OnProgress
 from dalle_lean.tokenizer import Tokenizer

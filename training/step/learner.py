@@ -8,7 +8,10 @@ from torch.distributed.tensor import DTensor
 
 from dalle_lean import Dalle, MemoryPlan
 from dalle_lean.model.dalle import Crop
-from dalle_lean.optim.make_optimizer import make_optimizer, muon_groups, parameter_groups
+from dalle_lean.optim.lamb import Lamb
+from dalle_lean.optim.muon import MuonAdamW
+from dalle_lean.optim.parameter_groups import muon_groups, parameter_groups
+from dalle_lean.require import require
 from training.data.loader import Batch
 from training.run.processes import ALONE, Processes
 from training.run.recipe import LAMB_ONLY, OptimizerRecipe, Recipe
@@ -16,14 +19,21 @@ from training.step.gradients import GradientComputer
 
 
 def build_optimizer(model: torch.nn.Module, recipe: OptimizerRecipe, plan: MemoryPlan) -> torch.optim.Optimizer:
-    """Build the recipe's optimizer for `model`; each step sets the learning rate."""
-    settings: dict[str, Any] = {}
-    if recipe.name == "lamb":
-        settings = {name: getattr(recipe, name) for name in LAMB_ONLY}
-        settings |= {"offload": plan.offload_optimizer, "master_weights": plan.master_weights}
-    beta_mean, beta_square = recipe.betas
+    """Build the recipe's optimizer for `model`; each step sets the learning rate.
+
+    "adamw8bit" is bitsandbytes', for small runs: its 8-bit statistics do not keep exact zeros on a CPU, so weights that
+    never get a gradient drift a little. MissingPackage without bitsandbytes.
+    """
     groups = (muon_groups if recipe.name == "muon" else parameter_groups)(model, recipe.weight_decay)
-    return make_optimizer(recipe.name, groups, betas=(beta_mean, beta_square), eps=recipe.eps, **settings)
+    settings: dict[str, Any] = {"lr": 0.0, "betas": recipe.betas, "eps": recipe.eps}
+    if recipe.name == "lamb":
+        settings |= {name: getattr(recipe, name) for name in LAMB_ONLY}
+        return Lamb(groups, offload=plan.offload_optimizer, master_weights=plan.master_weights, **settings)
+    if recipe.name == "adamw":
+        return torch.optim.AdamW(groups, fused=True, **settings)
+    if recipe.name == "muon":
+        return MuonAdamW(groups, **settings)
+    return require("bitsandbytes", "training").optim.AdamW8bit(groups, **settings)
 
 
 class Step(NamedTuple):

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from dalle_lean.errors import UserError
 from dalle_lean.images.image_folder import Line, Unusable
 from dalle_lean.images.thing_classifier import READ_SIDE, ThingClassifier, picture_of_thing
-from dalle_lean.optim.make_optimizer import parameter_groups
+from dalle_lean.optim.parameter_groups import parameter_groups
 from dalle_lean.precision import autocast
 from dalle_lean.progress import OnProgress
 from training.data.augmentation import augment

@@ -10,8 +10,9 @@ from dalle_lean import Dalle, DalleConfig, MemoryPlan
 from dalle_lean.memory import TrainingSetup, cost_of
 from dalle_lean.memory.cost import Bytes, optimizer_state_bytes, persistent_bytes
 from dalle_lean.memory.parameters import muon_sizes, parameter_sizes
-from dalle_lean.optim.make_optimizer import make_optimizer, muon_groups, parameter_groups
 from tests.dalle_lean.memory.variants import TINY, batch
+from training.run.recipe import OptimizerRecipe
+from training.step.learner import build_optimizer
 
 TOLERANCE = 0.05
 TWO_STREAMS = DalleConfig(
@@ -134,8 +135,7 @@ def test_the_predicted_optimizer_state_is_what_a_step_leaves(optimizer, weight_d
     name, settings = OPTIMIZERS[optimizer]
     config = changed(num_layers=2)
     model = Dalle(config, dtype=getattr(torch, weight_dtype))
-    groups = (muon_groups if name == "muon" else parameter_groups)(model, 0.01)
-    made = make_optimizer(name, groups, lr=0.0, **settings)
+    made = build_optimizer(model, OptimizerRecipe(name=name, **settings), MemoryPlan())
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     made.step()

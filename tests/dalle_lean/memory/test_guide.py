@@ -13,7 +13,8 @@ from dalle_lean.language import LanguageConfig, LanguageModel
 from dalle_lean.memory import TrainingSetup, cost_of
 from dalle_lean.memory.branch_bytes import branches_of, recomputed_branch_peak
 from dalle_lean.memory.operations import NumberBytes
-from dalle_lean.optim.make_optimizer import make_optimizer, parameter_groups
+from dalle_lean.optim.lamb import Lamb
+from dalle_lean.optim.parameter_groups import parameter_groups
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "memory.md").read_text()
 PLAIN = LanguageConfig(text_vocab_size=8192, text_len=256, hidden_size=256, num_heads=8, head_size=32)
@@ -71,7 +72,7 @@ def test_low_precision_weights_are_computed_as_the_text_says():
 def test_low_precision_weights_take_the_measured_bytes_that_the_text_says(dtype, group):
     found = re.search(r"computed and (\S+) MB measured, instead of \S+ and (\S+) MB with float32 weights", SAID)
     model, ids = LanguageModel(PLAIN, KEEP, dtype=dtype), torch.randint(8192, (4, 257))
-    optimizer = make_optimizer("lamb", parameter_groups(model, 0.01), lr=1e-3, master_weights=True)
+    optimizer = Lamb(parameter_groups(model, 0.01), lr=1e-3, master_weights=True)
     model.loss(ids).backward()
     optimizer.step()
     values = [value for state in optimizer.state.values() for value in state.values()]

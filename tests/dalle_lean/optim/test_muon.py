@@ -4,14 +4,15 @@ import pytest
 import torch
 
 from dalle_lean import Dalle, DalleConfig
-from dalle_lean.optim.make_optimizer import make_optimizer, muon_groups, parameter_groups
-from dalle_lean.optim.muon import MOMENTUM
+from dalle_lean.optim.muon import MOMENTUM, MuonAdamW
+from dalle_lean.optim.parameter_groups import muon_groups, parameter_groups
 
 CONFIG = DalleConfig(
     text_vocab_size=50, text_len=4, image_vocab_size=20, image_side=3, hidden_size=16, num_layers=5, num_heads=2,
     head_size=8, attention_pattern=("row", "column"),
 )  # fmt: skip
 LR, DECAY = 0.01, 0.1
+SETTINGS = {"lr": LR, "betas": (0.9, 0.96), "eps": 1e-6}
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_muon_takes_the_matrices_of_the_blocks_and_each_parameter_stands_once(mo
 def test_a_step_of_muon_turns_the_momentum_into_a_matrix_of_like_singular_values(model):
     weight = model.blocks[0].feed_forward.up.weight
     before, momentum = weight.detach().clone(), torch.zeros_like(weight)
-    optimizer = make_optimizer("muon", muon_groups(model, DECAY), lr=LR)
+    optimizer = MuonAdamW(muon_groups(model, DECAY), **SETTINGS)
     for seed in range(2):
         before = weight.detach().clone()
         randn_gradients(model, seed)
@@ -60,8 +61,8 @@ def test_everything_else_takes_the_steps_of_adamw(model):
     twin = Dalle(CONFIG)
     twin.load_state_dict(model.state_dict())
     optimizers = [
-        make_optimizer("muon", muon_groups(model, DECAY), lr=LR),
-        make_optimizer("adamw", parameter_groups(twin, DECAY), lr=LR),
+        MuonAdamW(muon_groups(model, DECAY), **SETTINGS),
+        torch.optim.AdamW(parameter_groups(twin, DECAY), **SETTINGS, fused=True),
     ]
     for seed in range(3):
         for each, optimizer in zip((model, twin), optimizers, strict=True):

@@ -2,9 +2,12 @@ import pytest
 import torch
 from torch import nn
 
+from dalle_lean import MemoryPlan
 from dalle_lean.model.grad_scales import BranchScales
 from dalle_lean.optim.lamb import Lamb
 from training.run.checkpoint import NAME, has_checkpoint, load_checkpoint, save_checkpoint
+from training.run.recipe import OptimizerRecipe
+from training.step.learner import build_optimizer
 
 RUN = {"model": {"num_layers": 2}, "betas": (0.9, 0.96)}
 
@@ -30,6 +33,29 @@ def test_everything_comes_back(tmp_path):
     assert torch.equal(loaded["model"].weight, saved["model"].weight)
     for one, other in zip(loaded["optimizer"].state.values(), saved["optimizer"].state.values(), strict=True):
         assert all(torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name])) for name in other)
+
+
+def take_steps(optimizer, parameter, gradients):
+    for gradient in gradients:
+        parameter.grad = gradient.clone()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["lamb", "adamw", "adamw8bit"])
+def test_each_optimizer_resumes_bit_for_bit(tmp_path, name):
+    if name == "adamw8bit":
+        pytest.importorskip("bitsandbytes")
+    gradients = [torch.randn(170, 180, generator=torch.Generator().manual_seed(step)) for step in range(4)]
+    models = [nn.Linear(180, 170) for _ in range(2)]
+    optimizers = [build_optimizer(model, OptimizerRecipe(name=name), MemoryPlan()) for model in models]
+    take_steps(optimizers[0], models[0].weight, gradients[:2])
+    save_checkpoint(tmp_path, model=models[0], optimizer=optimizers[0], progress={}, run={})
+    load_checkpoint(tmp_path, model=models[1], optimizer=optimizers[1], run={})
+    for model, optimizer in zip(models, optimizers, strict=True):
+        take_steps(optimizer, model.weight, gradients[2:])
+    assert torch.equal(models[0].weight, models[1].weight)
 
 
 def test_a_new_folder_has_no_checkpoint(tmp_path):

@@ -1,8 +1,11 @@
 import dataclasses
+import sys
 
 import pytest
+import torch
 
 from dalle_lean import Dalle, DalleConfig, MemoryPlan
+from dalle_lean.require import MissingPackage
 from training.run.recipe import OptimizerRecipe, Recipe, load_recipe, recipe_names
 from training.step.learner import build_optimizer
 
@@ -145,3 +148,9 @@ def test_the_recipe_names_the_optimizer(name):
     optimizer = build_optimizer(model, Recipe.from_dict({"optimizer": {"name": name}}).optimizer, recipe.memory)
     assert type(optimizer).__name__.lower() == name
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.045, 0.0]
+
+
+def test_a_missing_bitsandbytes_is_one_clear_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(MissingPackage, match=r"bitsandbytes is not installed; install it with: pip install .*training"):
+        build_optimizer(torch.nn.Linear(3, 1), OptimizerRecipe(name="adamw8bit"), MemoryPlan())

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch._dynamo  # slow, so before joining
 
-from dalle_lean.optim.make_optimizer import parameter_groups
+from dalle_lean.optim.parameter_groups import parameter_groups
 from dalle_lean.tokenizer import Tokenizer
 from training.data.catalog import find_shards
 from training.swarm.config import read_settings

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dalle_lean.optim.lamb import Lamb
-from dalle_lean.optim.make_optimizer import parameter_groups
+from dalle_lean.optim.parameter_groups import parameter_groups
 from dalle_lean.tokenizer import Tokenizer
 from tests.training.swarm.harness import TIMING, Swarm
 from training.data.catalog import find_shards

@@ -8,7 +8,7 @@ import hivemind
 from hivemind.optim.grad_averager import GradientAverager
 
 from dalle_lean import Dalle
-from dalle_lean.optim.make_optimizer import parameter_groups
+from dalle_lean.optim.parameter_groups import parameter_groups
 from dalle_lean.progress import OnNotice, silent
 from training.run.recipe import LAMB_ONLY
 from training.swarm.averaging.attestation import Attestation

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from dalle_lean.optim.make_optimizer import parameter_groups
+from dalle_lean.optim.parameter_groups import parameter_groups
 from dalle_lean.tokenizer import Tokenizer
 from tests.training.conftest import write_shards
 from tests.training.swarm.harness import TIMING, make_settings
