@@ -14,7 +14,7 @@ CARD = "README.md"
 
 def model_files(folder: Path, name: str, facts: Mapping[str, str] | None = None) -> Files:
     """The files of a model folder, config.json last. If it has no card, one is generated that also lists `facts`.
-    DamagedFolder if a part is missing or altered."""
+    ValueError if a part is missing or altered."""
     content = check_parts(folder)
     card = folder / CARD if (folder / CARD).is_file() else model_card(name, content, facts or {}).encode()
     parts = {part: folder / part for part in hashed_parts(folder)}

@@ -36,10 +36,6 @@ HASHED_SUFFIXES = (".json", ".safetensors")
 PART_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
-class DamagedFolder(UserError):
-    """A part of a model folder is missing, or is not the one that the folder was saved with."""
-
-
 def save_model(
     model: Dalle,
     folder: str | Path,
@@ -94,8 +90,8 @@ def save_model(
 
 
 def load_model(folder: str | Path) -> Dalle:
-    """The transformer of a model folder, in float32 and eval mode. DamagedFolder if a part is missing or altered,
-    ValueError if the configuration or the weights do not fit this program."""
+    """The transformer of a model folder, in float32 and eval mode. ValueError if a part is missing or altered, or
+    the configuration or the weights do not fit this program."""
     return read_model(folder, check_parts(folder))
 
 
@@ -167,40 +163,37 @@ def pack_model(
 
 
 def check_parts(folder: str | Path) -> dict[str, Any]:
-    """The content of config.json; DamagedFolder unless every part has a possible size and the recorded SHA-256."""
+    """The content of config.json; ValueError unless every part has a possible size and the recorded SHA-256."""
     folder = Path(folder)
     if not (folder / "config.json").is_file():
-        raise DamagedFolder(f"{folder} is not a model folder: it has no config.json")
+        raise UserError(f"{folder} is not a model folder: it has no config.json")
     content = read_json(folder / "config.json")
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise DamagedFolder(f"{folder}/config.json is not of the format {FORMAT}")
+        raise UserError(f"{folder}/config.json is not of the format {FORMAT}")
     parts = content.get("parts")
     if not isinstance(content.get("dalle"), dict) or not isinstance(parts, dict) or WEIGHTS not in parts:
-        raise DamagedFolder(f"{folder}/config.json does not name the model's configuration and its parts")
+        raise UserError(f"{folder}/config.json does not name the model's configuration and its parts")
     if not isinstance(content.get("vqgan_fingerprint"), str | None):
-        raise DamagedFolder(f"{folder}/config.json: vqgan_fingerprint must be a string or null")
+        raise UserError(f"{folder}/config.json: vqgan_fingerprint must be a string or null")
     dropout, guidance = content.get("caption_dropout"), content.get("guidance", 1.0)
     if dropout is not None and not (isinstance(dropout, float | int) and 0 <= dropout <= 1):
-        raise DamagedFolder(f"{folder}/config.json: caption_dropout must be a share in 0..1 or null")
+        raise UserError(f"{folder}/config.json: caption_dropout must be a share in 0..1 or null")
     if not isinstance(guidance, float | int):
-        raise DamagedFolder(f"{folder}/config.json: guidance must be a number")
+        raise UserError(f"{folder}/config.json: guidance must be a number")
     try:
         check_guidance(guidance)
     except ValueError as error:
-        raise DamagedFolder(f"{folder}/config.json: {error}") from None
+        raise UserError(f"{folder}/config.json: {error}") from None
     on_disk = set(hashed_parts(folder))
     for name in sorted(on_disk | set(parts)):
         if name not in on_disk:
-            raise DamagedFolder(f"{folder}: {name} is missing; get a complete copy of the folder")
+            raise UserError(f"{folder}: {name} is missing; get a complete copy of the folder")
         if name not in parts:
-            raise DamagedFolder(f"{folder}: {name} does not belong to this model; remove it or save the folder again")
-    try:
-        check_sizes(folder, on_disk, DalleConfig.from_dict(content["dalle"]))
-    except UserError as error:
-        raise DamagedFolder(str(error)) from None
+            raise UserError(f"{folder}: {name} does not belong to this model; remove it or save the folder again")
+    check_sizes(folder, on_disk, DalleConfig.from_dict(content["dalle"]))
     for name in sorted(on_disk):
         if sha256_file(folder / name) != parts[name]:
-            raise DamagedFolder(f"{folder}: {name} is not the file this model was saved with; get a complete copy")
+            raise UserError(f"{folder}: {name} is not the file this model was saved with; get a complete copy")
     return content
 
 

@@ -30,10 +30,6 @@ POLL_S = 0.5
 ROOT = Path(__file__).parents[2]
 
 
-class WorkersDied(OSError):
-    """Several actors died at the same part."""
-
-
 def connect(**options: Any) -> ModuleType:
     """Join the cluster named by RAY_ADDRESS or running on this machine; if there is none, start one here."""
     ray = require("ray", extra="ray")
@@ -87,7 +83,7 @@ def make_on_ray(
 ) -> None:
     """Like `make_parts`, with `workers` actors: by default one for each GPU, or without GPUs one for each machine.
 
-    An actor that dies is replaced, and what it left undone follows when the rest is made. Raises WorkersDied for a part
+    An actor that dies is replaced, and what it left undone follows when the rest is made. Raises OSError for a part
     at which three have died.
     """
     ray = connect()
@@ -128,7 +124,7 @@ def make_on_ray(
             deaths.update(parts)
             if deadly := [part for part in parts if deaths[part] >= MAX_DEATHS]:
                 where = f"at parts {deadly[0]} to {deadly[-1]} of the source"
-                raise WorkersDied(
+                raise OSError(
                     f"{MAX_DEATHS} processes that encode have died {where}; is there enough memory?"
                 ) from cause
     if failure:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dalle_lean import save_model
+from dalle_lean.errors import UserError
 from dalle_lean.io.model_card import CARD, markdown_table, model_files
-from dalle_lean.io.model_folder import DamagedFolder
 from tests.hub import loopback_hub
 from tests.tiny import tiny_dalle
 
@@ -63,7 +63,7 @@ def test_a_model_on_the_hub_is_its_newest_state_and_loads_by_its_id(folders, tmp
 
 def test_a_damaged_model_is_not_published(folders):
     (folders[0] / "tokenizer.json").write_text("[]")
-    with pytest.raises(DamagedFolder, match=r"tokenizer\.json is not the file"):
+    with pytest.raises(UserError, match=r"tokenizer\.json is not the file"):
         model_files(folders[0], "m")
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from dalle_lean import Dalle, DalleConfig, load_model, save_model
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import fresh_folder, host_name
-from dalle_lean.io.model_folder import DamagedFolder, bundled_model, check_parts, find_model, pack_model, replace_folder
+from dalle_lean.io.model_folder import bundled_model, check_parts, find_model, pack_model, replace_folder
 from dalle_lean.vocabulary import Vocabulary
 from tests.tiny import DALLE_FIELDS
 
@@ -94,7 +94,7 @@ def test_a_packed_model_keeps_its_caption_dropout_and_its_guidance_unless_it_get
 def test_facts_that_cannot_be_are_refused(folder, fact, message):
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(content | fact))
-    with pytest.raises(DamagedFolder, match=message):
+    with pytest.raises(UserError, match=message):
         check_parts(folder)
 
 
@@ -177,7 +177,7 @@ def test_a_vocabulary_is_hashed_and_kept_by_packing_which_can_add_one_too(folder
     assert "vocabulary.json" in check_parts(tmp_path / "again")["parts"]
     assert Vocabulary.load(tmp_path / "again" / "vocabulary.json").words == {"heart": 7}
     (tmp_path / "again" / "vocabulary.json").write_bytes((tmp_path / "words.json").read_bytes() + b" ")
-    with pytest.raises(DamagedFolder, match=r"vocabulary\.json is not the file"):
+    with pytest.raises(UserError, match=r"vocabulary\.json is not the file"):
         check_parts(tmp_path / "again")
 
 
@@ -250,7 +250,7 @@ def test_weights_larger_than_the_model_are_refused_without_reading_them(folder):
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     os.truncate(folder / "model.safetensors", 8 + len(header) + 4 * numbers)
     started_s = time.monotonic()
-    with pytest.raises(DamagedFolder, match=r"model\.safetensors has 68,719,.* bytes: the model's weights have"):
+    with pytest.raises(UserError, match=r"model\.safetensors has 68,719,.* bytes: the model's weights have"):
         load_model(folder)
     assert time.monotonic() - started_s < 5
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from preprocessing.encoding.encode import preprocess
-from preprocessing.encoding.ray_data import MAX_RUN, WorkersDied, make_on_devices, make_on_ray, only_gpus, runs
+from preprocessing.encoding.ray_data import MAX_RUN, make_on_devices, make_on_ray, only_gpus, runs
 from preprocessing.sources import open_source
 from tests.preprocessing.processes import ray_actors, wait_for
 from tests.preprocessing.runs import contents
@@ -131,7 +131,7 @@ def test_a_part_that_ends_every_worker_ends_the_run(second_node, emoji, vqgan, t
     def samples():
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(WorkersDied, match=r"3 processes that encode have died at parts \d to \d of the source"):
+    with pytest.raises(OSError, match=r"3 processes that encode have died at parts \d to \d of the source"):
         preprocess(misbehaving(emoji, samples), tmp_path / "out", vqgan, make=partial(make_on_ray, workers=2))
 
 
