@@ -10,46 +10,13 @@ from typing import Any
 
 from dalle_lean.memory.flops import Flop, forward_flop, step_flop
 from dalle_lean.memory.parameters import muon_sizes, parameter_sizes
-from dalle_lean.memory.peak_memory import PeakPoint, peak_points
+from dalle_lean.memory.peak_memory import Bytes, PeakPoint, peak_points
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.model.config import DalleConfig
 from dalle_lean.model.memory_plan import MemoryPlan
 
 BITSANDBYTES_BLOCK, BITSANDBYTES_SMALLEST = 256, 4096
 """Elements per scale; the smallest tensor with 8-bit statistics."""
-KINDS = ("gradient_buffers", "activations", "layer", "logits", "copies")
-"""Kinds of bytes that exist for a part of a step only."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bytes:
-    """Bytes by kind at one moment."""
-
-    weights: int = 0
-    gradients: int = 0
-    gradient_buffers: int = 0
-    """Gradients that backward accumulates before it hands them over."""
-    master_weights: int = 0
-    optimizer_state: int = 0
-    activations: int = 0
-    """Saved for backward; during backward also the residual streams and their gradients."""
-    layer: int = 0
-    """Peak bytes of one branch's backward."""
-    logits: int = 0
-    """Logits, their softmax and gradient."""
-    copies: int = 0
-    """Low-precision copies of weights, the rotary table."""
-    transfer: int = 0
-    """Float32 weights and gradients on their way to LAMB."""
-
-    @property
-    def total(self) -> int:
-        """Their sum."""
-        return sum(self.by_kind().values())
-
-    def by_kind(self) -> dict[str, int]:
-        """Name of each kind and its bytes."""
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +75,8 @@ def cost_at_peak(
     muon: sizes of the tensors that Muon takes.
     """
     host, resident = persistent_bytes(sizes, plan, setup, muon)
-    filled = [(m.name, dataclasses.replace(resident, **{kind: getattr(m, kind) for kind in KINDS})) for m in at]
-    name, device = max(filled, key=lambda named: named[1].total)
-    return Cost(parameters=sum(sizes), forward=forward, step=step, moment=name, device=device, host=host)
+    moment, peak = max(at, key=lambda point: point[1].total)
+    return Cost(parameters=sum(sizes), forward=forward, step=step, moment=moment, device=resident + peak, host=host)
 
 
 def persistent_bytes(

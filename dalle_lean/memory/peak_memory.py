@@ -3,10 +3,10 @@
 B batch, S positions, L layers, D hidden size, V rows of the vocabulary, v of a section of it (text or image).
 """
 
-import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from dalle_lean.memory.branch_bytes import BranchSpec, branches_of, recomputed_branch_peak, whole_chain
 from dalle_lean.memory.operations import STATISTIC_BYTES, NumberBytes, backward_peak, saved_bytes
@@ -17,15 +17,41 @@ from dalle_lean.model.memory_plan import MemoryPlan
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeakPoint:
-    """Bytes at one point besides weights, their gradients and the optimizer's; kinds as in `dalle_lean.memory.cost`."""
+class Bytes:
+    """Bytes by kind at one moment."""
 
-    name: str
+    weights: int = 0
+    gradients: int = 0
     gradient_buffers: int = 0
+    """Gradients that backward accumulates before it hands them over."""
+    master_weights: int = 0
+    optimizer_state: int = 0
     activations: int = 0
+    """Saved for backward; during backward also the residual streams and their gradients."""
     layer: int = 0
+    """Peak bytes of one branch's backward."""
     logits: int = 0
+    """Logits, their softmax and gradient."""
     copies: int = 0
+    """Low-precision copies of weights, the rotary table."""
+    transfer: int = 0
+    """Float32 weights and gradients on their way to LAMB."""
+
+    def __add__(self, other: Self) -> Self:
+        return replace(self, **{kind: number + getattr(other, kind) for kind, number in vars(self).items()})
+
+    @property
+    def total(self) -> int:
+        """Their sum."""
+        return sum(self.by_kind().values())
+
+    def by_kind(self) -> dict[str, int]:
+        """Name of each kind and its bytes."""
+        return dict(vars(self))
+
+
+PeakPoint = tuple[str, Bytes]
+"""The name of a point, and its bytes besides weights, their gradients and the optimizer's."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +86,7 @@ class TrainingStep:
 def peak_points(config: DalleConfig, plan: MemoryPlan, setup: TrainingSetup) -> Iterator[PeakPoint]:
     """The loss, each branch's backward from the last to the first, the embedding's backward."""
     if setup.weight_bytes < 4:  # gradients of low-precision weights are accumulated in float32 first
-        plan = dataclasses.replace(plan, grads_in_place=False)
+        plan = replace(plan, grads_in_place=False)
     step = TrainingStep(config, plan, setup)
     yield from loss_peaks(step)
     yield from recomputed_peaks(step) if step.recomputes else kept_peaks(step)
@@ -135,6 +161,7 @@ def loss_peaks(step: TrainingStep) -> Iterator[PeakPoint]:
     if step.plan.loss_tokens is None:
         yield from whole_loss_peaks(step, standing, copies)
         return
+    held = Bytes(activations=standing + step.stream, copies=copies)
     buffers = 0 if step.plan.grads_in_place else output_buffer(step, number.buffer)
     for positions, rows in sections(config):
         samples = min(step.setup.batch, max(1, step.plan.loss_tokens // positions))
@@ -143,16 +170,10 @@ def loss_peaks(step: TrainingStep) -> Iterator[PeakPoint]:
         mixed = number.compute + number.mixed if number.compute != number.buffer else 0
         product = rows * config.hidden_size * mixed
         cast = rows * (config.hidden_size + 1) * number.compute if number.casts else 0
-        yield PeakPoint(
-            name="loss",
-            gradient_buffers=buffers,
-            activations=standing + step.stream,
-            logits=logits * number.wide + max(logits * number.wide, narrow + product),
-            copies=copies + cast,
-        )
+        at_once = logits * number.wide + max(logits * number.wide, narrow + product)
+        yield "loss", held + Bytes(gradient_buffers=buffers, logits=at_once, copies=cast)
     if number.buffer != number.weight:
-        both = output_buffer(step, number.buffer + number.weight)
-        yield PeakPoint(name="hand-over", gradient_buffers=both, activations=standing + step.stream, copies=copies)
+        yield "hand-over", held + Bytes(gradient_buffers=output_buffer(step, number.buffer + number.weight))
 
 
 def whole_loss_peaks(step: TrainingStep, standing: int, copies: int) -> Iterator[PeakPoint]:
@@ -168,26 +189,12 @@ def whole_loss_peaks(step: TrainingStep, standing: int, copies: int) -> Iterator
     inputs = batch * config.sequence_len * width * number.compute
     image = batch * math.prod(sections(config)[-1])
     narrow = image * number.compute if number.compute < number.wide else 0
-    kept_bytes = standing + inputs
-    yield PeakPoint(
-        name="loss",
-        activations=kept_bytes,
-        logits=log_probabilities + image * number.wide + narrow,
-        copies=copies + cast,
-    )
-    yield PeakPoint(
-        name="loss backward",
-        activations=kept_bytes,
-        logits=log_probabilities + 2 * image * number.wide,
-        copies=copies + cast,
-    )
+    kept = Bytes(activations=standing + inputs, copies=copies + cast)
+    yield "loss", kept + Bytes(logits=log_probabilities + image * number.wide + narrow)
+    yield "loss backward", kept + Bytes(logits=log_probabilities + 2 * image * number.wide)
     text_rows = sections(config)[0][1] * width * number.weight if config.image_len else 0
-    yield PeakPoint(
-        name="output layer",
-        gradient_buffers=2 * output_buffer(step, number.weight) + text_rows,
-        activations=standing,
-        copies=copies,
-    )
+    buffers = 2 * output_buffer(step, number.weight) + text_rows
+    yield "output layer", Bytes(gradient_buffers=buffers, activations=standing, copies=copies)
 
 
 def tied_buffer(step: TrainingStep) -> int:
@@ -195,6 +202,11 @@ def tied_buffer(step: TrainingStep) -> int:
     place."""
     waits = step.config.tie_embeddings and not (step.plan.grads_in_place and step.plan.loss_tokens is not None)
     return step.config.num_tokens * step.config.hidden_size * step.number.weight if waits else 0
+
+
+def held_bytes(step: TrainingStep) -> Bytes:
+    """What is held through the backward of all branches."""
+    return Bytes(gradient_buffers=tied_buffer(step), copies=rotary_bytes(step) + block_copies(step))
 
 
 def recomputed_peaks(step: TrainingStep) -> Iterator[PeakPoint]:
@@ -211,25 +223,16 @@ def recomputed_peaks(step: TrainingStep) -> Iterator[PeakPoint]:
     batch = step.setup.batch
     peaks = {branch: recomputed_branch_peak(config, number, plan, branch, batch) for branch in set(branches)}
     own, touched = sum(layer_sizes(config)) // 2, set[tuple[int, bool]]()
-    elements = 0
+    held, elements = held_bytes(step), 0
     for branch in reversed(branches):
         part = (branch.block, branch.kind is None)
         elements += own + (0 if part in touched else sum(branch_sizes(config, branch)))
         touched.add(part)
-        yield PeakPoint(
-            name="branch",
-            gradient_buffers=tied_buffer(step) + (0 if plan.grads_in_place else elements * number.buffer),
-            activations=streams * step.stream,
-            layer=peaks[branch],
-            copies=rotary_bytes(step) + block_copies(step),
-        )
+        buffers = 0 if plan.grads_in_place else elements * number.buffer
+        yield "branch", held + Bytes(gradient_buffers=buffers, activations=streams * step.stream, layer=peaks[branch])
     if number.buffer != number.weight:
-        yield PeakPoint(
-            name="hand-over",  # buffers, and their copies in the weights' type
-            gradient_buffers=tied_buffer(step) + elements * (number.buffer + number.weight),
-            activations=last_streams * step.stream,
-            copies=rotary_bytes(step) + block_copies(step),
-        )
+        buffers = elements * (number.buffer + number.weight)  # and their copies in the weights' type
+        yield "hand-over", held + Bytes(gradient_buffers=buffers, activations=last_streams * step.stream)
 
 
 def branch_sizes(config: DalleConfig, branch: BranchSpec) -> list[int]:
@@ -248,27 +251,25 @@ def kept_peaks(step: TrainingStep) -> Iterator[PeakPoint]:
     config, number = step.config, step.number
     branches = branches_of(config)
     kept_by = selective_kept if step.activations == "selective" else branch_kept
-    before = [0]
+    held, before = held_bytes(step), [0]
     for branch in branches:
         before.append(before[-1] + kept_by(step, branch))
     for index in reversed(range(len(branches))):
         branch, first_of_layer = branches[index], index - index % 2
         beside = 0 if index == first_of_layer else branch_kept(step, branches[first_of_layer])
         later, earlier = {b.block for b in branches[index + 1 :]}, {b.block for b in branches[: index + 1]}
-        yield PeakPoint(
-            name="branch",
-            gradient_buffers=tied_buffer(step) + len(later & earlier) * sum(block_sizes(config)) * number.compute,
+        own = Bytes(
+            gradient_buffers=len(later & earlier) * sum(block_sizes(config)) * number.compute,
             activations=before[first_of_layer] + beside,
             layer=backward_peak(whole_chain(config, number, branch, step.setup.batch), step.stream) + step.stream,
-            copies=rotary_bytes(step) + block_copies(step),
         )
+        yield "branch", held + own
 
 
 def embedding_peak(step: TrainingStep) -> PeakPoint:
     """The gradient of the table, [V, D], beside the tied output layer's; in place, only the stream's."""
     table = step.config.num_tokens * step.config.hidden_size * step.number.weight
-    return PeakPoint(
-        name="embedding",
+    return "embedding", Bytes(
         gradient_buffers=tied_buffer(step) + (0 if step.plan.grads_in_place else table),
         activations=step.stream,
         copies=rotary_bytes(step),

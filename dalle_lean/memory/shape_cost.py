@@ -10,7 +10,7 @@ from dalle_lean.errors import UserError
 from dalle_lean.memory.cost import Cost, cost_at_peak
 from dalle_lean.memory.flops import Flop
 from dalle_lean.memory.operations import STATISTIC_BYTES, Op, backward_peak, saved_bytes
-from dalle_lean.memory.peak_memory import PeakPoint
+from dalle_lean.memory.peak_memory import Bytes, PeakPoint
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.memory.shapes import TransformerShape, attention_sizes, feed_forward_sizes, shape_parameter_sizes
 from dalle_lean.model.memory_plan import MemoryPlan
@@ -75,30 +75,19 @@ def shape_peak_points(shape: TransformerShape, setup: TrainingSetup, activations
     converted = setup.compute_bytes if setup.compute_bytes != setup.weight_bytes else 0
     all_copies = converted * (block * blocks + table)
     copies = 0 if activations == "checkpoint" else converted * block * blocks
+    layer_copies = copies or converted * block // shape.stacks
     logits = setup.batch * shape.tokens * shape.vocabulary
     wide = max(4, setup.compute_bytes)
+    narrow = setup.compute_bytes if setup.compute_bytes < wide else 0
     # Gradients of shared blocks and tied tables stay until backward has passed their first use.
     shared = setup.compute_bytes * block * blocks if shape.shared_blocks and activations != "reversible" else 0
     tied = setup.weight_bytes * table if shape.tied else 0
     return [
         # Logits, again in at least float32, and log-probabilities; then the latter and two gradients.
-        PeakPoint(
-            name="forward",
-            activations=layers_kept + end,
-            logits=logits * (2 * wide + (setup.compute_bytes if setup.compute_bytes < wide else 0)),
-            copies=all_copies,
-        ),
-        PeakPoint(
-            name="loss", activations=layers_kept + end, logits=3 * logits * wide, copies=copies + converted * table
-        ),
-        PeakPoint(
-            name="layer",
-            gradient_buffers=tied + shared,
-            activations=around,
-            layer=at_once,
-            copies=copies or converted * block // shape.stacks,
-        ),
-        PeakPoint(name="embedding", gradient_buffers=tied + setup.weight_bytes * table, activations=stream),
+        ("forward", Bytes(activations=layers_kept + end, logits=logits * (2 * wide + narrow), copies=all_copies)),
+        ("loss", Bytes(activations=layers_kept + end, logits=3 * logits * wide, copies=copies + converted * table)),
+        ("layer", Bytes(gradient_buffers=tied + shared, activations=around, layer=at_once, copies=layer_copies)),
+        ("embedding", Bytes(gradient_buffers=tied + setup.weight_bytes * table, activations=stream)),
     ]
 
 

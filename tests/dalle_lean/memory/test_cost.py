@@ -7,8 +7,8 @@ import torch
 
 from benchmarks.allocations import step_bytes
 from dalle_lean import Dalle, DalleConfig, MemoryPlan
-from dalle_lean.memory import TrainingSetup, cost_of
-from dalle_lean.memory.cost import Bytes, optimizer_state_bytes, persistent_bytes
+from dalle_lean.memory import Bytes, TrainingSetup, cost_of
+from dalle_lean.memory.cost import optimizer_state_bytes, persistent_bytes
 from dalle_lean.memory.parameters import muon_sizes, parameter_sizes
 from tests.dalle_lean.memory.variants import TINY, batch
 from training.run.recipe import OptimizerRecipe
