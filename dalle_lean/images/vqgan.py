@@ -350,8 +350,7 @@ class CodebookUse:
     perplexity: float  # exp of the entropy in nats: the number of equally frequent codes with the same entropy, 1..K
 
 
-def codebook_use(codes: Tensor, size: int) -> CodebookUse:
-    """Measure codes of any shape from a codebook of `size` codes."""
-    shares = torch.bincount(codes.flatten(), minlength=size).double() / codes.numel()
-    used = shares[shares > 0]
-    return CodebookUse(share=len(used) / size, perplexity=float((-used * used.log()).sum().exp()))
+def codebook_use(counts: Tensor) -> CodebookUse:
+    """Of a codebook whose codes occur so often, integers [K]."""
+    used = counts[counts > 0].double() / counts.sum()
+    return CodebookUse(share=len(used) / len(counts), perplexity=float((-used * used.log()).sum().exp()))

@@ -44,7 +44,7 @@ def reconstruct(vqgan: VQGAN, pixels: Tensor, on_batch: OnBatch = uncounted) -> 
         squared += float((decoded - original).double().square().sum())
         similar += float(ssim(decoded, original).sum())
         made.append(to_uint8(decoded).cpu())
-    use = codebook_use(codes, vqgan.config.codebook_size)
+    use = codebook_use(torch.bincount(codes.flatten(), minlength=vqgan.config.codebook_size))
     measured = Reconstruction(
         psnr_db=-10 * math.log10(max(squared / pixels.numel(), 1e-10)),
         ssim=similar / len(pixels),

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from dalle_lean.images.vqgan import codebook_use
 from dalle_lean.progress import OnProgress, unwatched
 from preprocessing.shards.files import read_blocks
 from preprocessing.shards.manifest import DatasetInfo, read_dataset_info
@@ -32,17 +34,6 @@ class ShardStatistics:
     sample_rows: list[SampleRow] = field(default_factory=list)
     file_bytes: int = 0  # of all shards together
 
-    @property
-    def codes_used(self) -> float:
-        """Share of the codebook that is used at all, 0..1."""
-        return float((self.code_counts > 0).mean())
-
-    @property
-    def perplexity(self) -> float:
-        """2 to the power of the codes' entropy in bits: the number of equally frequent codes with this entropy."""
-        shares = self.code_counts[self.code_counts > 0] / self.code_counts.sum()
-        return float(2 ** -(shares * np.log2(shares)).sum())
-
     def caption_length(self, share: float) -> int:
         """The length in characters that this share of the captions, 0..1, does not exceed."""
         wanted, seen, length = math.ceil(share * self.caption_lengths.total()), 0, 0
@@ -54,7 +45,7 @@ class ShardStatistics:
 
     def facts(self) -> list[tuple[str, str]]:
         """Name and value of each statistic, for people."""
-        counts = self.info.counts
+        counts, use = self.info.counts, codebook_use(torch.from_numpy(self.code_counts))
         kept, seen = counts.kept, max(counts.seen, 1)
         lengths = [self.caption_length(share) for share in (0, 0.1, 0.5, 0.9, 1)]
         return [
@@ -63,7 +54,7 @@ class ShardStatistics:
             *((f"rejected: {reason}", f"{count:,} ({count / seen:.1%})") for reason, count in counts.rejected.items()),
             ("shards", f"{len(self.info.shards):,}, {self.file_bytes / self.info.num_rows:.1f} bytes a picture"),
             ("codes a picture", f"{self.info.image_side} x {self.info.image_side} of {self.info.codebook_size:,}"),
-            ("codebook used", f"{self.codes_used:.1%}, perplexity {self.perplexity:,.1f}"),
+            ("codebook used", f"{use.share:.1%}, perplexity {use.perplexity:,.1f}"),
             ("caption lengths", "shortest {}, 10 % {}, half {}, 90 % {}, longest {} characters".format(*lengths)),
         ]
 

@@ -128,7 +128,7 @@ def measure(
         squared_error += float((reconstruction - original).double().square().sum())
         if not shown:
             shown = side_by_side(original, reconstruction)
-    use = codebook_use(torch.cat(codes), vqgan.config.codebook_size)
+    use = codebook_use(torch.bincount(torch.cat(codes).flatten(), minlength=vqgan.config.codebook_size))
     psnr_db = -10 * math.log10(max(squared_error / pixels.numel(), 1e-10))
     return {
         "heldout_psnr_db": psnr_db,
