@@ -118,12 +118,8 @@ class Tokenizer:
 
     def count(self, caption: str) -> int:
         """Number of ids of a caption, without padding or truncation."""
-        return len(self._ids(caption))
-
-    def _ids(self, caption: str) -> list[int]:
         with panics_as_user_errors():
-            ids: list[int] = self._backend.encode(encodable(caption), add_special_tokens=False).ids
-        return ids
+            return len(self._backend.encode(encodable(caption), add_special_tokens=False).ids)
 
 
 def find_tokenizer(name: str | None) -> Path | None:

@@ -78,7 +78,7 @@ def try_batch(codes: Tensor, prompt: str, vqgan: VQGAN, scorer: Scorer | None, s
                 shape = list(scores.shape)
                 raise UserError(f"scorer {scorer.name}: scores of shape {shape} for {size} pictures; must be [{size}]")
             scores = scores[:wanted]
-        return Ranked(to_bytes(pixels[:wanted]), scores)
+        return Ranked(to_uint8(pixels[:wanted]).permute(0, 2, 3, 1), scores)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -127,11 +127,6 @@ def equal_ones_last(ranked: Iterable[T], codes_of: Callable[[T], Hashable]) -> l
         (equal if codes in seen else different).append(picture)
         seen.add(codes)
     return different + equal
-
-
-def to_bytes(pixels: Tensor) -> Tensor:
-    """[N, 3, H, W] in 0..1 -> [N, H, W, 3] uint8."""
-    return to_uint8(pixels).permute(0, 2, 3, 1)
 
 
 def decode_batch_size(config: VQGANConfig, side: int, budget_bytes: int = DECODE_BUDGET_BYTES) -> int:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 from dalle_lean.memory.cost import Cost, cost_of
-from dalle_lean.memory.published_models import PRESETS
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.memory.shape_cost import shape_cost
 from dalle_lean.memory.shapes import TransformerShape
@@ -31,8 +30,3 @@ class PricedModel:
         if isinstance(self.model, DalleConfig):
             return cost_of(self.model, plan, setup)
         return shape_cost(self.model, plan, setup)
-
-
-def of_preset(name: str) -> PricedModel:
-    """A published model, with all activations kept."""
-    return PricedModel(name, PRESETS[name], MemoryPlan(activations="keep", loss_tokens=None))

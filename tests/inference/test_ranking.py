@@ -8,9 +8,10 @@ from PIL import Image
 
 from benchmarks.allocations import allocated
 from dalle_lean.clip.scorer import ClipScorer
+from dalle_lean.images.files import to_uint8
 from dalle_lean.images.vqgan import VQGAN, VQGANConfig
 from dalle_lean.io.model_folder import bundled_model
-from inference.ranking import best_pictures, collect, decode_and_score, decode_batch_size, decode_bytes, to_bytes
+from inference.ranking import best_pictures, collect, decode_and_score, decode_batch_size, decode_bytes
 from tests.tiny import VQGAN_CONFIG, tiny_vqgan
 
 PROMPT = "a red heart"
@@ -39,7 +40,8 @@ def test_pictures_and_scores_are_the_decoders_and_the_scorers(vqgan, clip):
     codes = some_codes(8)
     images, scores = collect(decode_and_score(codes, PROMPT, vqgan, clip))
     pixels = vqgan.decode(codes)
-    assert [image.tobytes() for image in images] == [values.tobytes() for values in to_bytes(pixels).numpy()]
+    as_bytes = to_uint8(pixels).permute(0, 2, 3, 1).numpy()
+    assert [image.tobytes() for image in images] == [values.tobytes() for values in as_bytes]
     assert scores == clip.score(pixels, PROMPT).tolist()
 
 

@@ -9,7 +9,7 @@ from dalle_lean import DalleConfig, MemoryPlan
 from dalle_lean.errors import UserError
 from dalle_lean.io.files import read_json
 from dalle_lean.memory.plan_search import parse_plan
-from dalle_lean.memory.priced_model import PricedModel, of_preset
+from dalle_lean.memory.priced_model import PricedModel
 from dalle_lean.memory.published_models import PRESETS
 from dalle_lean.memory.setup import TrainingSetup
 from dalle_lean.memory.shapes import TransformerShape
@@ -47,7 +47,7 @@ def find_subject(
     """
     TrainingSetup.of_precision(precision or "fp32", optimizer=optimizer or "lamb")
     if name in PRESETS:
-        subject = of_preset(name)
+        subject = PricedModel(name, PRESETS[name], MemoryPlan(activations="keep", loss_tokens=None))
         subject = dataclasses.replace(subject, model=changed_model(subject, model or {}))
         setup = TrainingSetup.of_precision(precision or "fp32", optimizer=optimizer or subject.setup.optimizer)
         return dataclasses.replace(subject, setup=setup, precision=precision or "fp32")
