@@ -3,17 +3,13 @@
 from dalle_lean.memory.shapes import TransformerShape
 from dalle_lean.model.config import DalleConfig
 
-BERT_SOURCE = "Devlin et al. 2019, section 3; the uncased English checkpoints, without the heads of pretraining"
-T5_SOURCE = "Raffel et al. 2020, section 3.7; the checkpoints of version 1.0, 32,128 rows of vocabulary"
-GPT2_SOURCE = "Radford et al. 2019, table 2"
-GPT3_SOURCE = "Brown et al. 2020, table 2.1; dense attention in every layer"
-GPTJ_SOURCE = "Wang and Komatsuzaki 2021, GPT-J-6B, its configuration file"
-
 
 def bert(layers: int, hidden: int) -> TransformerShape:
-    """Post-norm encoder with heads of 64, segments and a pooler."""
+    """Post-norm encoder with heads of 64, segments and a pooler.
+
+    Source: Devlin et al. 2019, section 3; the uncased English checkpoints, without the heads of pretraining.
+    """
     return TransformerShape(
-        source=BERT_SOURCE,
         layers=layers,
         hidden=hidden,
         ffn=4 * hidden,
@@ -30,9 +26,11 @@ def bert(layers: int, hidden: int) -> TransformerShape:
 
 
 def t5(layers: int, hidden: int, ffn: int, heads: int, head_size: int = 64) -> TransformerShape:
-    """Encoder and decoder without biases, with relative positions; 512 tokens on either side."""
+    """Encoder and decoder without biases, with relative positions; 512 tokens on either side.
+
+    Source: Raffel et al. 2020, section 3.7; the checkpoints of version 1.0, 32,128 rows of vocabulary.
+    """
     return TransformerShape(
-        source=T5_SOURCE,
         layers=layers,
         hidden=hidden,
         ffn=ffn,
@@ -49,10 +47,12 @@ def t5(layers: int, hidden: int, ffn: int, heads: int, head_size: int = 64) -> T
     )
 
 
-def gpt(layers: int, hidden: int, heads: int, tokens: int = 1024, source: str = GPT2_SOURCE) -> TransformerShape:
-    """Pre-norm decoder with learnt positions."""
+def gpt(layers: int, hidden: int, heads: int, tokens: int = 1024) -> TransformerShape:
+    """Pre-norm decoder with learnt positions.
+
+    Sources: Radford et al. 2019, table 2; for GPT-3 Brown et al. 2020, table 2.1, with dense attention in every layer.
+    """
     return TransformerShape(
-        source=source,
         layers=layers,
         hidden=hidden,
         ffn=4 * hidden,
@@ -65,7 +65,7 @@ def gpt(layers: int, hidden: int, heads: int, tokens: int = 1024, source: str = 
 
 
 GPT_J = TransformerShape(
-    source=GPTJ_SOURCE,
+    # Wang and Komatsuzaki 2021, GPT-J-6B, its configuration file.
     layers=28,
     hidden=4096,
     ffn=16384,
@@ -104,7 +104,7 @@ PRESETS: dict[str, TransformerShape | DalleConfig] = {
     "gpt2-medium": gpt(24, 1024, 16),
     "gpt2-large": gpt(36, 1280, 20),
     "gpt2-xl": gpt(48, 1600, 25),
-    "gpt3": gpt(96, 12288, 96, tokens=2048, source=GPT3_SOURCE),
+    "gpt3": gpt(96, 12288, 96, tokens=2048),
     "gpt-j": GPT_J,
     "dalle-12b": DALLE_12B,
 }

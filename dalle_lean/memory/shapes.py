@@ -15,7 +15,6 @@ class TransformerShape:
     """The structure of a published transformer; the defaults are GPT-2's.
 
     Args:
-        source: citation for the numbers.
         layers: of each stack.
         hidden, ffn, heads, head_size: D, F and the factors of A.
         vocabulary: rows V of the token table.
@@ -34,7 +33,6 @@ class TransformerShape:
         shared_blocks: sets of weights, norms included, that the layers of a stack use in turn; None is one per layer.
     """
 
-    source: str
     layers: int
     hidden: int
     ffn: int
