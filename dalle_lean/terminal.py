@@ -8,8 +8,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -22,14 +21,9 @@ from dalle_lean.progress import OnProgress
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; auto is CUDA if there is a GPU.")]
 BatchSize = Annotated[int | None, typer.Option(help="Pictures drawn at once.", show_default="by the free memory")]
+StoredDtype = Literal["float32", "bfloat16"]
+"""Types of stored weights, by torch's names."""
 DESTINATIONS = "hf://datasets/OWNER/NAME, hf://OWNER/NAME, a folder, or a URL for fsspec such as s3://BUCKET/NAME."
-
-
-class StoredDtype(StrEnum):
-    """Types of stored weights, by torch's names."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
 
 
 out = Console(highlight=False, soft_wrap=True)

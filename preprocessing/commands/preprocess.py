@@ -1,10 +1,9 @@
 """The command `dalle-lean preprocess`."""
 
 import time
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,12 +16,6 @@ if TYPE_CHECKING:
     from dalle_lean.images.vqgan import VQGAN
     from preprocessing.encoding.encode import MakeParts
     from preprocessing.shards.manifest import DatasetInfo
-
-
-class Cluster(StrEnum):
-    """Systems that spread the work over machines."""
-
-    RAY = "ray"
 
 
 def preprocess(
@@ -79,7 +72,9 @@ def preprocess(
     gather: Annotated[
         bool, typer.Option("--gather", help="Encode nothing; write dataset.json if every shard is there.")
     ] = False,
-    cluster: Annotated[Cluster | None, typer.Option(help="Spread the shards over a Ray cluster's machines.")] = None,
+    cluster: Annotated[
+        Literal["ray"] | None, typer.Option(help="Spread the shards over a Ray cluster's machines.")
+    ] = None,
     cluster_workers: Annotated[
         int | None,
         typer.Option(help="Encoding processes of the cluster. [default: one per GPU, or without GPUs per machine]"),
@@ -175,7 +170,7 @@ def load_vqgan(folder: Path | None) -> "VQGAN":
 
 
 def pick_makers(
-    device: str, cluster: Cluster | None, cluster_workers: int | None, gather: bool
+    device: str, cluster: str | None, cluster_workers: int | None, gather: bool
 ) -> tuple["MakeParts | None", str, bool]:
     """The function that encodes (None to gather), what it runs on, in words, and whether that is GPUs."""
     import torch

@@ -61,7 +61,7 @@ def train_clip(
     ] = ClipRecipe.image_width,
     width: Annotated[int, typer.Option(help="Width of text tower and features, a multiple of 32.")] = ClipRecipe.width,
     precision: Precision = ClipRecipe.precision,
-    save_dtype: Annotated[StoredDtype, typer.Option(help="Type of the stored weights.")] = StoredDtype.FLOAT32,
+    save_dtype: Annotated[StoredDtype, typer.Option(help="Type of the stored weights.")] = "float32",
     max_minutes: MaxMinutes = None,
     device: Device = "auto",
 ) -> None:

@@ -1,8 +1,7 @@
 """The command `dalle-lean train-vqgan`."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -10,11 +9,6 @@ from dalle_lean.errors import UserError
 from dalle_lean.terminal import Device, StoredDtype
 from training.commands.options import LearningRate, MaxMinutes, Out, Precision, Seed, Steps, train_run
 from training.vqgan.recipe import EMOJI, VQGANRecipe
-
-
-class Quantizer(StrEnum):
-    VQ = "vq"
-    GUMBEL = "gumbel"
 
 
 def shape_option(name: str, text: str, *, least: int | None = None) -> Any:
@@ -45,7 +39,8 @@ def train_vqgan(
         int | None, shape_option("picture_side", "Side in pixels to which pictures are resized.")
     ] = None,
     quantizer: Annotated[
-        Quantizer | None, shape_option("quantizer", "vq: the nearest code; gumbel: the code with the highest score.")
+        Literal["vq", "gumbel"] | None,
+        shape_option("quantizer", "vq: the nearest code; gumbel: the code with the highest score."),
     ] = None,
     codebook_size: Annotated[int | None, shape_option("codebook_size", "Number of codes.", least=1)] = None,
     code_width: Annotated[int | None, shape_option("code_width", "Dimension of the code vectors.", least=1)] = None,
@@ -84,7 +79,7 @@ def train_vqgan(
         bool, typer.Option(help="Mirror half of the pictures; not if left and right matter.")
     ] = VQGANRecipe.flip,
     precision: Precision = VQGANRecipe.precision,
-    save_dtype: Annotated[StoredDtype, typer.Option(help="Type of the stored weights.")] = StoredDtype.FLOAT32,
+    save_dtype: Annotated[StoredDtype, typer.Option(help="Type of the stored weights.")] = "float32",
     max_minutes: MaxMinutes = None,
     device: Device = "auto",
 ) -> None:
@@ -98,7 +93,7 @@ def train_vqgan(
 
     shape: dict[str, Any] = {
         "picture_side": picture_side,
-        "quantizer": quantizer and quantizer.value,
+        "quantizer": quantizer,
         "codebook_size": codebook_size,
         "code_width": code_width,
         "z_channels": z_channels,
