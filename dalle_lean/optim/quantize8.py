@@ -5,7 +5,6 @@ each element one byte: the index of the nearest value in a fixed map over [-1, 1
 Source: Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization", section 2.
 """
 
-import importlib.util
 from functools import cache
 
 import torch
@@ -16,7 +15,6 @@ DECADES = 7
 CPU = torch.device("cpu")
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 """A block whose largest magnitude is below this becomes zeros: subnormals have no inverse and slow a CPU down."""
-BITSANDBYTES_BLOCK_SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 
 
 @cache
@@ -60,14 +58,12 @@ def nearest_code(signed: bool, device: torch.device = CPU) -> Tensor:
 def quantize(x: Tensor, *, signed: bool, block_size: int) -> tuple[Tensor, Tensor]:
     """Finite floats of any shape, layout and device -> (codes uint8, of x's shape; scales float32, one per block).
 
-    The last block may be shorter. Zeros stay exactly zero. Unsigned needs x >= 0. On a CUDA device it uses
-    bitsandbytes, if installed and capable of the block size.
+    The last block may be shorter. Zeros stay exactly zero. Unsigned needs x >= 0.
     """
-    if x.is_cuda and has_bitsandbytes(block_size):
-        return quantize_with_bitsandbytes(x, signed=signed, block_size=block_size)
     flat = x.reshape(-1).float()
     blocks = functional.pad(flat, (0, -flat.numel() % block_size)).view(-1, block_size)
-    scales = without_subnormals(blocks.abs().amax(dim=1))
+    scales = blocks.abs().amax(dim=1)
+    scales = torch.where(scales < SMALLEST_SCALE, 0, scales)
     inverses = torch.where(scales > 0, 1 / scales, 0)
     bits = (blocks * inverses[:, None]).bfloat16().view(torch.int16)
     codes = nearest_code(signed, x.device).index_select(0, bits.view(-1).int() + 2**15)
@@ -79,30 +75,3 @@ def dequantize(codes: Tensor, scales: Tensor, *, signed: bool, block_size: int) 
     flat = functional.pad(codes.view(-1), (0, -codes.numel() % block_size))
     values = functional.embedding(flat.int(), dynamic_map(signed, codes.device)[:, None]).view(-1, block_size)
     return (values * scales[:, None]).view(-1)[: codes.numel()].view(codes.shape)
-
-
-def without_subnormals(scales: Tensor) -> Tensor:
-    """Scales too small to be inverted become zero, and with them their blocks."""
-    return torch.where(scales < SMALLEST_SCALE, 0, scales)
-
-
-@cache
-def has_bitsandbytes(block_size: int) -> bool:
-    """Whether bitsandbytes is installed and has kernels for blocks of this size."""
-    return block_size in BITSANDBYTES_BLOCK_SIZES and importlib.util.find_spec("bitsandbytes") is not None
-
-
-def quantize_with_bitsandbytes(x: Tensor, *, signed: bool, block_size: int) -> tuple[Tensor, Tensor]:
-    """`quantize` by bitsandbytes' kernel for x's device, with two guarantees that not all of its kernels give.
-
-    In version 0.50, an exact zero beside other numbers becomes a small number on a CPU, and a small second moment
-    becomes zero on all devices.
-    """
-    from bitsandbytes import functional as bitsandbytes
-
-    flat = x.reshape(-1).float()
-    codes, state = bitsandbytes.quantize_blockwise(flat, code=dynamic_map(signed, x.device), blocksize=block_size)
-    if not signed:
-        codes = codes.clamp(min=1)
-    codes = torch.where(flat == 0, zero_code(signed), codes)
-    return codes.view(x.shape), without_subnormals(state.absmax)
