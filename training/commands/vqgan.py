@@ -63,6 +63,9 @@ def train_vqgan(
             show_default=False,
         ),
     ] = None,
+    squared_weight: Annotated[
+        float, typer.Option(help="Weight of the mean squared error beside the mean absolute error; for PSNR.")
+    ] = VQGANRecipe.squared_weight,
     discriminator_start: Annotated[
         float, typer.Option(help="Share of the steps before the discriminator starts; 1 disables it.")
     ] = VQGANRecipe.discriminator_start,
@@ -112,6 +115,7 @@ def train_vqgan(
         batch_size=batch_size,
         lr=lr,
         seed=seed,
+        squared_weight=squared_weight,
         discriminator_start=discriminator_start,
         discriminator_weight=discriminator_weight,
         crop_from=crop_from,

@@ -1,5 +1,6 @@
 """How a VQGAN is built and trained. Imports no torch: --help is fast."""
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -68,5 +69,7 @@ class VQGANRecipe(PictureRecipe):
         super().__post_init__()
         if self.crop_from is not None and self.crop_from < self.config.picture_side:
             raise UserError(f"crop_from={self.crop_from}: must be at least picture_side={self.config.picture_side}")
+        if not 0 <= self.squared_weight < math.inf:
+            raise UserError(f"squared_weight={self.squared_weight}: must be finite and at least 0")
         if not 0 <= self.discriminator_start <= 1:
             raise UserError(f"discriminator_start={self.discriminator_start}: must be in 0..1")

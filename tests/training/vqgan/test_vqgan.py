@@ -273,6 +273,7 @@ def test_a_sheet_of_any_number_of_pictures_has_full_rows():
     [
         ({"steps": 0}, "steps=0: must be at least 1"),
         ({"precision": "fp16"}, "precision='fp16': must be bf16 or fp32"),
+        ({"squared_weight": math.nan}, "squared_weight=nan: must be finite"),
         ({"lr": 0.0}, r"lr=0\.0: must be between 0 and 1"),
         ({"lr": 1.5}, r"lr=1\.5: must be between 0 and 1"),
     ],
