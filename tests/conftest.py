@@ -10,6 +10,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
+os.fsync = lambda descriptor: None  # no test cuts the power, and disks are slow
+
 PEERS = ("tests/training/swarm/", "tests/notebooks/test_join.py")
 
 

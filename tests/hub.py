@@ -11,6 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import PurePosixPath
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tests.serving import serving
+
 TOKEN = "hf_ThisTokenIsForTestsAlone"
 REPO = r"[\w.-]+/[\w.-]+"
 API = re.compile(rf"/api/(model|dataset)s/({REPO})(?:/(preupload|commit|tree|paths-info|revision|refs)\b/?(.*))?")
@@ -228,12 +230,10 @@ def loopback_hub():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield hub
-    finally:
-        hub.go_on.set()
+    with serving(server) as hub.url:
+        try:
+            yield hub
+        finally:
+            hub.go_on.set()
         server.shutdown()
         server.server_close()

@@ -26,7 +26,7 @@ from training.step.learner import Learner
 from training.trainer import train
 
 ROOT = Path(__file__).parents[2]
-STEPS = 20
+STEPS = 10
 LAMB = OptimizerRecipe(eight_bit=False)
 ADAMW = OptimizerRecipe(name="adamw")
 PLANS = {

@@ -133,7 +133,7 @@ def empty_caption_nats(run):
 
 
 def test_a_model_learns_the_empty_caption_where_captions_are_dropped(shards, recipe, tmp_path):
-    recipe = changed(recipe.override(steps=60), {"schedule": {"checkpoint_every": 0, "heldout_every": 0}})
+    recipe = changed(recipe.override(steps=40), {"schedule": {"checkpoint_every": 0, "heldout_every": 0}})
     runs = [
         DalleRun(shards, tmp_path / str(share), changed(recipe, {"data": {"caption_dropout": share}}))
         for share in (0.0, 0.5)

@@ -17,8 +17,9 @@ def test_what_waits_for_the_gpu_or_stays_on_the_cpu_is_found():
             there + torch.zeros(2)
 
 
-@pytest.mark.parametrize("pattern", [("row", "column", "row", "row"), ("full",)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "pattern"), [(torch.float32, ("row", "column", "row", "row")), (torch.bfloat16, ("full",))]
+)
 @pytest.mark.parametrize(
     ("reversible", "activations"),
     [(True, "keep"), (True, "reversible"), (False, "keep"), (False, "selective"), (False, "checkpoint")],

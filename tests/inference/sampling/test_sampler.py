@@ -49,15 +49,14 @@ def test_the_references_sampled_codes_come_out_of_the_cache(name):
     decoder = PackedDecoder(from_dalle_pytorch(golden.state_dict(name), config).eval())
     kept = max(int((1 - facts["sample"]["filter_thres"]) * config.num_tokens), 1)
     noise = stored["sample_noise"][:, :, config.num_text_tokens :]
-    for row, text in enumerate(stored["text"]):
-        prompts = read_prompts(decoder, text[None])
-        cache = KVCache(decoder, prompts, batch=1)
-        logits, codes = prompts.logits, []
-        for step in range(config.image_len):
-            codes.append(sample(filter_logits(logits, kept), noise[step, row][None], facts["sample"]["temperature"]))
-            if step + 1 < config.image_len:
-                logits = cache.decode_step(codes[-1])
-        assert torch.equal(torch.cat(codes), stored["sample_codes"][row])
+    prompts = read_prompts(decoder, stored["text"])
+    cache = KVCache(decoder, prompts, batch=len(stored["text"]))
+    logits, codes = prompts.logits, []
+    for step in range(config.image_len):
+        codes.append(sample(filter_logits(logits, kept), noise[step], facts["sample"]["temperature"]))
+        if step + 1 < config.image_len:
+            logits = cache.decode_step(codes[-1])
+    assert torch.equal(torch.stack(codes, dim=1), stored["sample_codes"])
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8, 11])

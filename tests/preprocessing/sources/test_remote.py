@@ -3,7 +3,6 @@
 import re
 import socket
 import ssl
-import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -15,6 +14,7 @@ from dalle_lean.io.remote_errors import Refused, Unreachable, meaning
 from preprocessing.encoding.encode import preprocess
 from preprocessing.sources import files, open_source
 from tests.preprocessing.shards_of_pictures import emoji_rows, problems, read_all, tar_bytes, tar_members
+from tests.serving import serving
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -67,12 +67,11 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(files, "PATIENCE", replace(files.PATIENCE, first_wait_s=0.001))
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.contents, server.failures, server.broken = {}, 0, {}
-        server.gives_parts = server.tells_sizes = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.contents, server.failures, server.broken = {}, 0, {}
+    server.gives_parts = server.tells_sizes = True
+    with serving(server):
         yield server
-        server.shutdown()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import logging
 import os
 import re
 import signal
-import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -18,6 +17,7 @@ import torch
 from dalle_lean.errors import UserError
 from dalle_lean.io.remote_errors import Refused, Unreachable
 from dalle_lean.io.remote_io import Patience, RemoteFile, within
+from tests.serving import serving
 from tests.training.conftest import write_shards
 from tests.training.runs import at_step, losses, saved_progress
 from training.data.catalog import Codes, find_shards, published_files
@@ -89,14 +89,10 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(shards):
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.folder, server.faults = shards, Faults()
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        server.url = f"http://127.0.0.1:{server.server_port}"
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.folder, server.faults = shards, Faults()
+    with serving(server) as server.url:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from training.swarm.observe.peer_metrics import protect_records
 
 pytestmark = pytest.mark.swarm
 LISTEN = ["/ip4/127.0.0.1/tcp/0"]
-TIMES = {"min_matchmaking_time": 6.0, "request_timeout": 4.0, "next_chunk_timeout": 8.0, "allreduce_timeout": 60.0}
+TIMES = {"min_matchmaking_time": 6.0, "request_timeout": 4.0, "next_chunk_timeout": 4.0, "allreduce_timeout": 60.0}
 TENSORS, SIZE = 12, 1000
 """Enough tensors for each member to reduce some."""
 
@@ -67,6 +67,7 @@ def averagers(tmp_path):
                     rule=rule,
                     host=host,
                     start=False,
+                    target_group_size=1 + len(rules),  # a full group begins at once
                     **TIMES,
                 )
                 for name, value in judgement.items():

@@ -3,7 +3,6 @@
 import contextlib
 import http.server
 import math
-import threading
 import time
 import zipfile
 from functools import partial
@@ -14,6 +13,7 @@ pytest.importorskip("gradio")
 
 from dalle_lean import load_model
 from dalle_lean.io.files import read_json, sha256_file
+from tests.serving import serving
 from tests.tiny import tiny_vqgan
 from tests.training.conftest import write_shards
 from tests.training.swarm.host.small_run import Hosted, make, until
@@ -169,14 +169,8 @@ def http_server(folder):
             super().send_error(code, *arguments)
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/", missing
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(server) as url:
+        yield f"{url}/", missing
 
 
 # The last, since it ends the run's host.

@@ -126,7 +126,7 @@ def sleeper(code):
 
 def test_a_donor_that_saves_is_waited_for_and_that_is_said(supervisor, monkeypatch):
     monkeypatch.setattr(host, "SILENT_WAIT_S", 0.2)
-    saves = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(3), sys.exit(7)))"
+    saves = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(7)))"
     process = supervisor.processes["donor-0"].process = sleeper(saves)
     supervisor.stop()
     assert process.returncode == 7

@@ -10,7 +10,10 @@ import pytest
 pytest.importorskip("hivemind")
 pytest.importorskip("gradio")
 
+from types import SimpleNamespace
+
 from tests.inference.tiny_model import save_tiny_model
+from tests.serving import serving
 from tests.training.swarm.observe.page.simulated import checkpoint
 from training.swarm.observe.page import prompt_page as pages
 from training.swarm.observe.page.prompt_page import PromptPage
@@ -45,16 +48,10 @@ def behind(tmp_path):
     """A server in place of the prompt page, and the address of the run's page in front of it."""
     echo = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Echo)
     echo.may_end = threading.Event()
-    threading.Thread(target=echo.serve_forever, daemon=True).start()
-
-    class Started:
-        url = f"http://127.0.0.1:{echo.server_port}"
-
-    started = Started()
+    started = SimpleNamespace()
     (tmp_path / "page").mkdir()
-    with served(tmp_path / "page", "127.0.0.1:0", started) as url:
+    with serving(echo) as started.url, served(tmp_path / "page", "127.0.0.1:0", started) as url:
         yield echo, started, url
-    echo.shutdown()
 
 
 def test_visitors_are_passed_on_and_pieces_arrive_as_they_come(behind):
