@@ -62,7 +62,7 @@ def monitor(
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the run, if this machine hosts it; the page then draws with its checkpoints.",
+            help="Folder of the run, if this machine hosts it: needs no code, and the page draws with its checkpoints.",
             show_default=False,
         ),
     ] = None,
@@ -85,7 +85,7 @@ def monitor(
     prepare_process()
     log_to(None)
     with ExitStack() as stack:
-        watcher = stack.enter_context(closing(Monitor(source, warn)))
+        watcher = stack.enter_context(closing(Monitor(source, warn, run_dir)))
         run = first_name(watcher.settings.swarm.name)  # a rollback renames the run
         out = out or Path("runs") / f"monitor-{run}"
         stack.enter_context(run_folder(out))

@@ -196,7 +196,7 @@ def enter_by_pass(
     make_identity(folder / IDENTITY)
     gate = Gate(settings.swarm.run_key, folder / PASS, folder / BANS)
     peer = peer_id_in(folder / IDENTITY)
-    if run_key_file is not None and run_key_file.exists():
+    if run_key_file is not None:
         issue_own(gate, SigningKey.load(run_key_file), peer, TRAINER)
     else:
         apply(dht, addresses, gate, Application(peer=peer, name=name, code=code))

@@ -75,23 +75,25 @@ class Monitor:
 
     Args:
         sources: addresses of its helpers, or its swarm.toml.
+        run_dir: the run's folder, if this machine hosts it; by default that of the swarm.toml.
 
     Raises ValueError if no helper answers.
     """
 
-    def __init__(self, sources: Sequence[str], on_notice: OnNotice):
+    def __init__(self, sources: Sequence[str], on_notice: OnNotice, run_dir: Path | None = None):
         self.on_notice = on_notice
         self.gate: Gate | None = None
         self.identity: Path | None = None
-        self.run_key_file: Path | None = None
         self.addresses, given = addresses_of(sources), None
         if not self.addresses:
             path = Path(sources[0])
             given = read_settings(path)
             self.addresses = given.swarm.addresses
-            self.run_key_file = run_key_file(path if path.is_dir() else path.parent)
+            run_dir = run_dir or (path if path.is_dir() else path.parent)
         if not self.addresses:
             raise UserError(f"{sources[0]} names no address of the run; pass one that `dalle-lean host` printed")
+        key_file = None if run_dir is None else run_key_file(run_dir)
+        self.run_key_file = key_file if key_file is not None and key_file.exists() else None
         self.dht = open_dht(self.addresses, client_mode=True, must_bootstrap=False)
         self.pace, self.silent_polls = StepPace(), 0
         self.credits: dict[str, Credit] = {}  # by peer id, from the latest `fetch_credits`
@@ -124,7 +126,7 @@ class Monitor:
         """A node in client mode; ValueError if no helper answers."""
         dht = open_dht(self.addresses, client_mode=True, identity=self.identity, gate=self.gate)
         if self.gate is not None:
-            begin_admission(dht, self.addresses)
+            begin_admission(dht, self.addresses, run_key_file=self.run_key_file)
         return dht
 
     def fetch_settings(self) -> SwarmSettings | None:

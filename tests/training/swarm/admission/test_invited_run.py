@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shutil
 import signal
 import subprocess
 
@@ -120,11 +121,13 @@ def test_a_code_that_was_used_lets_nobody_else_in(people, anna):
 def test_the_host_sees_passes_and_what_was_refused(people, anna):
     watch = ("--once", "--out", people.folder / "watch")
 
-    def sees_passes():  # not while the trainer's record is on its way
-        assert people.run("monitor", "monitor", people.run_dir, *watch) == 0
+    def sees_passes(*source):  # not while the trainer's record is on its way
+        assert people.run("monitor", "monitor", *source, *watch) == 0
         return re.search(r"\d+ passes", people.said("monitor"))
 
-    wait_for(sees_passes, TIMEOUT_S, "a monitor that sees a trainer")
+    wait_for(lambda: sees_passes(people.run_dir), TIMEOUT_S, "a monitor that sees a trainer")
+    shutil.rmtree(people.folder / "watch")
+    assert sees_passes(*people.addresses, "--run-dir", people.run_dir)  # as the process of the host's page
 
 
 def test_a_ban_of_a_code_ends_who_came_with_it(people, anna):
